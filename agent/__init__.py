@@ -1,0 +1,1 @@
+"""The agent: protocol, environment, rollout engine, tools and sandbox."""

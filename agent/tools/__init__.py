@@ -1,0 +1,1 @@
+"""The tools that an agent may call, each returning a structured outcome."""

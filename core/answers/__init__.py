@@ -1,0 +1,1 @@
+"""Taking answers out of trajectories and comparing them with gold answers; one implementation for all uses."""

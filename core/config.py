@@ -1,0 +1,189 @@
+"""Typed configuration: sections, the split into semantic and operational keys, files and overrides.
+
+A configuration is one tree of frozen pydantic models. Every key is *semantic* (it changes what comes out, so it is
+part of a stage's fingerprint) unless its type is wrapped in `Operational` (URLs, concurrency, connection time-outs).
+Sources, later ones win: defaults, TOML files in the order given (tables merged, lists replaced), `--set a.b=value`.
+Secrets are never configuration: sections name environment variables.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import tomllib
+import types
+import typing
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import orjson
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from treadle.core.errors import ConfigError
+
+T = TypeVar("T")
+T_Section = TypeVar("T_Section", bound="Section")
+
+
+class _OperationalMarker:
+    """Marks a field whose value does not change what a stage produces."""
+
+
+OPERATIONAL = _OperationalMarker()
+Operational = Annotated[T, OPERATIONAL]
+"""`timeout_s: Operational[float] = 30.0` keeps the key out of fingerprints; such a key may change between resumes."""
+
+
+class Section(BaseModel):
+    """Base of every configuration section: unknown keys are errors, values are immutable."""
+
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, use_attribute_docstrings=True, protected_namespaces=()
+    )
+
+
+def _is_operational(metadata: Iterable[object]) -> bool:
+    return any(isinstance(item, _OperationalMarker) for item in metadata)
+
+
+def semantic_dump(value: Any) -> Any:
+    """Turn a section (or a container of sections) into JSON-able data without its operational keys."""
+    if isinstance(value, BaseModel):
+        return {
+            name: semantic_dump(getattr(value, name))
+            for name, field in type(value).model_fields.items()
+            if not _is_operational(field.metadata)
+        }
+    if isinstance(value, Mapping):
+        return {str(key): semantic_dump(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [semantic_dump(item) for item in value]
+    if isinstance(value, Path):
+        return str(value)
+    return value
+
+
+def canonical_json(value: Any) -> bytes:
+    """Serialise JSON-able data with sorted keys, so that equal data gives equal bytes."""
+    return orjson.dumps(value, option=orjson.OPT_SORT_KEYS | orjson.OPT_NON_STR_KEYS)
+
+
+def digest_json(value: Any) -> str:
+    """Hex SHA-256 of `canonical_json(value)`."""
+    return hashlib.sha256(canonical_json(value)).hexdigest()
+
+
+def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Merge two nested tables; `over` wins, lists are replaced as a whole."""
+    merged = dict(base)
+    for key, value in over.items():
+        old = merged.get(key)
+        merged[key] = merge(old, value) if isinstance(old, Mapping) and isinstance(value, Mapping) else value
+    return merged
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """Read one TOML file; raises ConfigError naming the file."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"config file {path} does not exist") from None
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(f"config file {path} cannot be read: {error}") from error
+
+
+def parse_override(text: str) -> dict[str, Any]:
+    """Parse one `a.b=value` of `--set`; the value is TOML, or a plain string where it is not valid TOML.
+
+    A quoted part may hold dots, as in `overrides."1/rollouts@base".max_questions=5`.
+    """
+    key, separator, value = text.partition("=")
+    if not separator or not key.strip():
+        raise ConfigError(f"--set {text!r} is not of the form section.key=value")
+    for candidate in (f"{key}={value}", f"{key}={orjson.dumps(value).decode()}"):
+        try:
+            return tomllib.loads(candidate)
+        except tomllib.TOMLDecodeError:
+            continue
+    raise ConfigError(f"--set {text!r} is not of the form section.key=value")
+
+
+def load_config(
+    schema: type[T_Section],
+    files: Sequence[Path] = (),
+    overrides: Sequence[str] = (),
+    data: Mapping[str, Any] | None = None,
+) -> T_Section:
+    """Build a configuration from files, `--set` overrides and, last, a mapping; raises ConfigError.
+
+    The error names each wrong key with its place and, for an unknown one, the nearest known key.
+    """
+    tree: dict[str, Any] = {}
+    for path in files:
+        tree = merge(tree, read_toml(path))
+    for text in overrides:
+        tree = merge(tree, parse_override(text))
+    return validate(schema, merge(tree, data or {}))
+
+
+def validate(schema: type[T_Section], tree: Mapping[str, Any], where: str = "") -> T_Section:
+    """Validate a mapping against a section; raises ConfigError with one sentence per wrong key."""
+    try:
+        return schema.model_validate(tree)
+    except ValidationError as error:
+        problems = [_explain(schema, detail, where) for detail in error.errors(include_url=False)]
+        raise ConfigError("; ".join(dict.fromkeys(problems))) from None
+
+
+def _explain(schema: type[BaseModel], detail: Any, where: str) -> str:
+    loc = [str(part) for part in detail["loc"]]
+    name = ".".join([where, *loc] if where else loc) or "config"
+    if detail["type"] == "extra_forbidden":
+        known = _keys_at(schema, loc[:-1])
+        near = difflib.get_close_matches(loc[-1], known, n=1, cutoff=0.5)
+        hint = f"; did you mean {near[0]!r}?" if near else f"; known keys: {', '.join(sorted(known))}"
+        return f"unknown config key {name!r}{hint}"
+    message = str(detail["msg"]).removeprefix("Value error, ")
+    return f"config key {name!r}: {message}"
+
+
+def _keys_at(schema: Any, path: Sequence[str]) -> list[str]:
+    """Names of the keys that are allowed in the table at `path` (union members are searched in turn)."""
+    models = [schema]
+    for part in path:
+        models = [inner for model in models for inner in _step(model, part)]
+    return sorted({name for model in models if _is_model(model) for name in model.model_fields})
+
+
+def _step(annotation: Any, part: str) -> list[Any]:
+    if _is_model(annotation):
+        field = annotation.model_fields.get(part)
+        # A union's tag stands in the location where a field name would.
+        return _flatten(field.annotation) if field else [annotation]
+    arguments = typing.get_args(annotation)
+    return _flatten(arguments[-1]) if arguments else []
+
+
+def _flatten(annotation: Any) -> list[Any]:
+    origin = typing.get_origin(annotation)
+    if origin is Annotated:
+        return _flatten(typing.get_args(annotation)[0])
+    if origin in (typing.Union, types.UnionType):
+        return [inner for argument in typing.get_args(annotation) for inner in _flatten(argument)]
+    return [annotation]
+
+
+def _is_model(annotation: Any) -> bool:
+    return isinstance(annotation, type) and issubclass(annotation, BaseModel)
+
+
+def differing_keys(old: Any, new: Any, prefix: str = "") -> list[str]:
+    """Dotted paths with `old -> new`, for two JSON-able trees; empty where they are equal."""
+    if isinstance(old, Mapping) and isinstance(new, Mapping):
+        return [
+            line
+            for key in sorted({*old, *new})
+            for line in differing_keys(old.get(key), new.get(key), f"{prefix}.{key}" if prefix else str(key))
+        ]
+    return [] if old == new else [f"{prefix}: {old!r} -> {new!r}"]

@@ -1,0 +1,1 @@
+"""Engine environments, child processes and their supervisor, model serving, and the checks of `treadle doctor`."""

@@ -1,0 +1,1 @@
+"""Access to OpenAI-compatible model servers: requests, endpoint pools, retries and deadlines."""

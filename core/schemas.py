@@ -1,0 +1,229 @@
+"""Arrow schemas of every table that Treadle writes, in one place, each with a version.
+
+Free-form parts (segments, tool calls, meta data) are JSON text, so that no schema is ever inferred from the first
+rows. All keys are always present; what can be missing is nullable. A change of meaning or of columns raises the
+table's version.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A kind of table: its name in the run store, its columns, and what identifies a row."""
+
+    kind: str
+    version: int
+    key: tuple[str, ...]
+    schema: pa.Schema
+    description: str
+    required: bool = True
+    """Whether a stage that produces it must write at least one row."""
+
+
+def _field(name: str, type_: pa.DataType, doc: str, *, nullable: bool = False) -> pa.Field:
+    return pa.field(name, type_, nullable=nullable, metadata={"doc": doc})
+
+
+_STRINGS = pa.list_(pa.string())
+
+QUESTIONS = Table(
+    "questions",
+    1,
+    ("question_key",),
+    pa.schema(
+        [
+            _field("question_key", pa.string(), "16 hex digits: digest of question, answers and choices"),
+            _field("dataset", pa.string(), "data set that the question came from"),
+            _field("domain", pa.string(), "math, qa or choice; decides the scorer"),
+            _field("question", pa.string(), "what the agent is asked"),
+            _field("answers", _STRINGS, "accepted gold answers, at least one"),
+            _field("choices", _STRINGS, "texts of the options A, B, ...; empty if not multiple choice"),
+            _field("split", pa.string(), "train or heldout"),
+            _field("source_file", pa.string(), "file name or hub id that the row was read from"),
+            _field("source_row", pa.int64(), "1-based row in that file"),
+            _field("meta", pa.string(), "JSON object: the row's other fields"),
+        ]
+    ),
+    "Questions with accepted answers, validated and free of duplicates.",
+)
+
+QUARANTINE = Table(
+    "quarantine",
+    1,
+    ("source_file", "source_row"),
+    pa.schema(
+        [
+            _field("source_file", pa.string(), "file name or hub id"),
+            _field("source_row", pa.int64(), "1-based row in that file; 0 where the whole file is meant"),
+            _field("dataset", pa.string(), "data set that the row was meant for"),
+            _field("reason", pa.string(), "reason code, such as missing_field or near_duplicate"),
+            _field("detail", pa.string(), "one sentence"),
+            _field("raw", pa.string(), "the row as read, cut to 2,000 characters"),
+        ]
+    ),
+    "Rows that did not become questions, each with its reason.",
+    required=False,
+)
+
+ROLLOUTS = Table(
+    "rollouts",
+    1,
+    ("rollout_key",),
+    pa.schema(
+        [
+            _field(
+                "rollout_key", pa.string(), "16 hex digits: digest of question, model, sample and operator"
+            ),
+            _field("question_key", pa.string(), "the question"),
+            _field("dataset", pa.string(), "copied from the question"),
+            _field("domain", pa.string(), "copied from the question"),
+            _field("model", pa.string(), "name of the model in the configuration"),
+            _field("sample_index", pa.int32(), "0 to K-1"),
+            _field("operator", pa.string(), "what made the trajectory; `rollout` for a fresh one"),
+            _field("parents", _STRINGS, "keys of the trajectories it was made from"),
+            _field("round", pa.int32(), "flywheel round; 0 for a fresh rollout"),
+            _field("seed", pa.int64(), "seed of the rollout; turn t is sampled with a seed derived from it"),
+            _field(
+                "status",
+                pa.string(),
+                "how it ended: answered, no_answer, limit, max_turns, context_full, "
+                "length, timeout, budget, or failed (infrastructure, accepted by the user)",
+            ),
+            _field("error", pa.string(), "cause, for failed rollouts", nullable=True),
+            _field("text", pa.string(), "the assistant turn, results included"),
+            _field(
+                "segments",
+                pa.string(),
+                "JSON list of {kind, text, start, end}; start and end index output_ids",
+            ),
+            _field(
+                "prompt_ids", pa.list_(pa.int32()), "token ids before the assistant turn; empty in text mode"
+            ),
+            _field("output_ids", pa.list_(pa.int32()), "token ids of the assistant turn; empty in text mode"),
+            _field(
+                "token_origin",
+                pa.list_(pa.int8()),
+                "per output id: 0 tool result, 1 sampled, 2 model text "
+                "re-encoded after a cut inside a token (no log-prob loss)",
+            ),
+            _field("tool_calls", pa.string(), "JSON list of {tool, argument, status, turn, result_chars}"),
+            _field("num_turns", pa.int32(), "generation calls that made it"),
+            _field("calls_requested", pa.int32(), "tool calls the agent asked for"),
+            _field("calls_executed", pa.int32(), "tool calls that ran"),
+            _field("python_calls", pa.int32(), "python calls requested"),
+            _field("search_calls", pa.int32(), "search calls requested"),
+            _field("failed_calls", pa.int32(), "calls with status error, timeout, invalid or empty"),
+            _field("prompt_tokens", pa.int64(), "summed over its requests"),
+            _field("completion_tokens", pa.int64(), "summed over its requests"),
+            _field("environment_digest", pa.string(), "prompt, tags, tools and limits"),
+            _field("tokenizer_digest", pa.string(), "tokenizer and chat template; empty in text mode"),
+        ]
+    ),
+    "Trajectories of an agent, nothing scored.",
+)
+
+ROLLOUT_TELEMETRY = Table(
+    "rollout_telemetry",
+    1,
+    ("rollout_key",),
+    pa.schema(
+        [
+            _field("rollout_key", pa.string(), "the rollout"),
+            _field("attempt", pa.int32(), "attempt of the stage in which it was finished"),
+            _field("finished_at", pa.string(), "UTC, ISO 8601"),
+            _field("seconds", pa.float64(), "wall time of the rollout in its last attempt"),
+            _field("model_seconds", pa.float64(), "of these, waiting for the model"),
+            _field("tool_seconds", pa.float64(), "of these, in tools"),
+            _field("num_requests", pa.int32(), "requests that were answered"),
+            _field("num_retries", pa.int32(), "requests that were sent again"),
+            _field("endpoint", pa.string(), "URL that answered last"),
+        ]
+    ),
+    "Volatile facts about rollouts, outside any digest.",
+    required=False,
+)
+
+SCORES = Table(
+    "scores",
+    1,
+    ("rollout_key",),
+    pa.schema(
+        [
+            _field("rollout_key", pa.string(), "the rollout"),
+            _field("question_key", pa.string(), "the question"),
+            _field("dataset", pa.string(), "copied from the rollout"),
+            _field("domain", pa.string(), "copied from the rollout"),
+            _field("model", pa.string(), "copied from the rollout"),
+            _field("sample_index", pa.int32(), "copied from the rollout"),
+            _field("status", pa.string(), "copied from the rollout"),
+            _field("prediction", pa.string(), "extracted answer; empty where there is none"),
+            _field("is_valid_answer", pa.bool_(), "answered, with a non-empty prediction"),
+            _field(
+                "correct",
+                pa.bool_(),
+                "the verdict of the domain's scorer; null where it failed",
+                nullable=True,
+            ),
+            _field(
+                "score",
+                pa.float64(),
+                "P: 1 or 0 for math and choice, F1 for qa; null where the scorer failed",
+                nullable=True,
+            ),
+            _field("em", pa.float64(), "exact match after normalisation"),
+            _field("acc", pa.float64(), "a gold answer occurs in the prediction, on token boundaries"),
+            _field("f1", pa.float64(), "token F1, best over the gold answers"),
+            _field(
+                "scorer", pa.string(), "rule that decided, such as choice, qa_f1, math_text, math_symbolic"
+            ),
+            _field("error", pa.string(), "why the scorer failed", nullable=True),
+            _field(
+                "efficiency",
+                pa.float64(),
+                "score divided by requested calls (by 1 without calls); null where the score is",
+                nullable=True,
+            ),
+            _field("calls_requested", pa.int32(), "copied from the rollout"),
+            _field("calls_executed", pa.int32(), "copied from the rollout"),
+            _field("failed_calls", pa.int32(), "copied from the rollout"),
+            _field("completion_tokens", pa.int64(), "copied from the rollout"),
+        ]
+    ),
+    "One verdict per rollout.",
+)
+
+SUMMARY = Table(
+    "summary",
+    1,
+    ("model", "dataset"),
+    pa.schema(
+        [
+            _field("model", pa.string(), "model of the rollouts"),
+            _field("dataset", pa.string(), "data set, or `all`"),
+            _field("num_rollouts", pa.int64(), "rows scored"),
+            _field("num_questions", pa.int64(), "different questions"),
+            _field("num_scorer_failed", pa.int64(), "rows without a verdict, left out of the means"),
+            _field("num_failed", pa.int64(), "rollouts with status failed, counted as wrong"),
+            _field("accuracy", pa.float64(), "share correct"),
+            _field("accuracy_low", pa.float64(), "95 % interval, lower end"),
+            _field("accuracy_high", pa.float64(), "95 % interval, upper end"),
+            _field("interval", pa.string(), "how the interval was made: wilson, or clustered where K > 1"),
+            _field("f1", pa.float64(), "mean token F1"),
+            _field("efficiency", pa.float64(), "mean of score divided by calls"),
+            _field("calls_requested", pa.float64(), "mean requested calls per rollout"),
+            _field("tool_use", pa.float64(), "share of rollouts with at least one call"),
+            _field("completion_tokens", pa.float64(), "mean sampled tokens per rollout"),
+            _field("statuses", pa.string(), "JSON object: status -> count"),
+        ]
+    ),
+    "Scores per model and data set.",
+)
+
+TABLES: dict[str, Table] = {
+    table.kind: table for table in (QUESTIONS, QUARANTINE, ROLLOUTS, ROLLOUT_TELEMETRY, SCORES, SUMMARY)
+}

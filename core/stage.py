@@ -1,0 +1,150 @@
+"""What a stage is, and how its instances are addressed.
+
+A stage is data plus one function. `core.execute.execute` is the only way to run one; the Prefect tasks, the
+deployments, the command line and the key reference are all derived from this one definition.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import pyarrow as pa
+
+from treadle.core.config import Section
+from treadle.core.errors import ConfigError
+from treadle.core.schemas import Table
+
+_ADDRESS = re.compile(
+    r"(?P<iteration>[1-9]\d*)/(?P<stage>[a-z][a-z_]*)(?:@(?P<qualifier>[A-Za-z0-9][A-Za-z0-9._-]*))?"
+)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Address:
+    """`<iteration>/<stage>[@<phase or model>]`, such as `1/rollouts@base`."""
+
+    iteration: int
+    stage: str
+    qualifier: str | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> Address:
+        """Read an address; raises ConfigError."""
+        match = _ADDRESS.fullmatch(text)
+        if match is None:
+            raise ConfigError(
+                f"{text!r} is not a stage instance; write <iteration>/<stage>[@<model>], as in 1/rollouts@base"
+            )
+        return cls(int(match["iteration"]), match["stage"], match["qualifier"])
+
+    def __str__(self) -> str:
+        return f"{self.iteration}/{self.stage}" + (f"@{self.qualifier}" if self.qualifier else "")
+
+
+class Rows(Protocol):
+    """A committed table, read as a stream."""
+
+    kind: str
+    digest: str
+    num_rows: int
+
+    def batches(self, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
+        """Record batches in the stored order, never the whole table at once."""
+        ...
+
+    def rows(self, columns: Sequence[str] | None = None) -> Iterator[dict[str, Any]]:
+        """The same as dictionaries."""
+        ...
+
+
+class Progress(Protocol):
+    """Where a stage says how far it is; the terminal and the Prefect UI listen."""
+
+    def start(self, total: int, done: int, unit: str) -> None:
+        """Work of `total` units begins, of which `done` were finished in earlier attempts."""
+        ...
+
+    def advance(self, count: int = 1, **facts: str | int | float) -> None:
+        """`count` more units are finished; `facts` are shown beside the bar."""
+        ...
+
+
+class JournalView(Protocol):
+    """Durable memory of one stage instance; see `core.journal`."""
+
+    def is_finished(self, owner: str) -> bool:
+        """Whether `finish` was called for this owner."""
+        ...
+
+    def get(self, owner: str, unit: str) -> bytes | None:
+        """Value of one unit, or None if it is owed."""
+        ...
+
+    def append(self, owner: str, unit: str, value: bytes) -> None:
+        """Record one finished unit (an LLM answer, a tool outcome); survives SIGKILL on return."""
+        ...
+
+    def finish(self, owner: str, value: bytes) -> None:
+        """Record the final row of an owner; its units are no longer needed."""
+        ...
+
+    def finished(self, owner: str) -> bytes:
+        """The final row; raises KeyError if there is none."""
+        ...
+
+
+class StageContext(Protocol):
+    """What a running stage may touch, and nothing else: it sees no path of the run."""
+
+    address: Address
+    attempt: int
+    settings: Any
+    inputs: Mapping[str, tuple[Rows, ...]]
+    journal: JournalView
+    progress: Progress
+    accept_failures: bool
+    scratch: Path
+
+    def write(self, kind: str, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Append rows to the output table `kind`; they are checked against its schema."""
+        ...
+
+    def write_telemetry(self, kind: str, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Append rows to a table that is kept beside the attempt, outside every digest."""
+        ...
+
+    def add_file(self, kind: str, name: str, content: bytes) -> None:
+        """Put a further file, such as `report.md`, into the artifact of table `kind`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """One step of the flywheel: what it reads and makes, and the function that does it.
+
+    `run` returns metrics: a flat mapping of counts and numbers that goes into the stage record and the UI.
+    """
+
+    name: str
+    version: int
+    """Raise it when the meaning of the output changes: older results are then not reused."""
+    settings: type[Section]
+    consumes: Mapping[str, str] = field(default_factory=dict)
+    """Input name -> kind of table."""
+    produces: tuple[Table, ...]
+    telemetry: tuple[Table, ...] = ()
+    run: Callable[[StageContext], Mapping[str, Any]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Instance:
+    """A stage at an address, with all the settings it may read and the instances whose outputs it reads."""
+
+    address: Address
+    stage: Stage
+    settings: Section
+    inputs: Mapping[str, tuple[Address, ...]] = field(default_factory=dict)

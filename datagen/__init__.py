@@ -1,0 +1,1 @@
+"""Training data: question ingest, and the operators of the self-evolving flywheel."""

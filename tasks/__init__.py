@@ -1,0 +1,1 @@
+"""The stage catalogue and its Prefect task wrappers."""
