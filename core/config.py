@@ -38,9 +38,7 @@ Operational = Annotated[T, OPERATIONAL]
 class Section(BaseModel):
     """Base of every configuration section: unknown keys are errors, values are immutable."""
 
-    model_config = ConfigDict(
-        extra="forbid", frozen=True, use_attribute_docstrings=True, protected_namespaces=()
-    )
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, protected_namespaces=())
 
 
 def _is_operational(metadata: Iterable[object]) -> bool:

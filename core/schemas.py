@@ -76,9 +76,7 @@ ROLLOUTS = Table(
     ("rollout_key",),
     pa.schema(
         [
-            _field(
-                "rollout_key", pa.string(), "16 hex digits: digest of question, model, sample and operator"
-            ),
+            _field("rollout_key", pa.string(), "16 hex digits: digest of question, model, sample and operator"),
             _field("question_key", pa.string(), "the question"),
             _field("dataset", pa.string(), "copied from the question"),
             _field("domain", pa.string(), "copied from the question"),
@@ -101,9 +99,7 @@ ROLLOUTS = Table(
                 pa.string(),
                 "JSON list of {kind, text, start, end}; start and end index output_ids",
             ),
-            _field(
-                "prompt_ids", pa.list_(pa.int32()), "token ids before the assistant turn; empty in text mode"
-            ),
+            _field("prompt_ids", pa.list_(pa.int32()), "token ids before the assistant turn; empty in text mode"),
             _field("output_ids", pa.list_(pa.int32()), "token ids of the assistant turn; empty in text mode"),
             _field(
                 "token_origin",
@@ -178,9 +174,7 @@ SCORES = Table(
             _field("em", pa.float64(), "exact match after normalisation"),
             _field("acc", pa.float64(), "a gold answer occurs in the prediction, on token boundaries"),
             _field("f1", pa.float64(), "token F1, best over the gold answers"),
-            _field(
-                "scorer", pa.string(), "rule that decided, such as choice, qa_f1, math_text, math_symbolic"
-            ),
+            _field("scorer", pa.string(), "rule that decided, such as choice, qa_f1, math_text, math_symbolic"),
             _field("error", pa.string(), "why the scorer failed", nullable=True),
             _field(
                 "efficiency",
