@@ -1,0 +1,66 @@
+# Everything is installed into .venv (Treadle) and $TREADLE_CACHE or ~/.cache/treadle (engines, models).
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+PYTEST := $(BIN)/python -m pytest -q --durations=5
+E2E_ARGS ?=
+
+.PHONY: help install demo test lint unit stages flows test-e2e sweep benchmarks docs clean
+
+help: ## Show this list
+	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
+
+$(INSTALLED): requirements.lock pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11) and "Treadle is tried with Python 3.11; set PYTHON=/path/to/python3.11 (this is " + sys.version.split()[0] + ")")'
+	@echo "==> Installing Treadle and its locked dependencies into $(VENV) (about 1 minute, 1 GB)"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/pip install -q --no-deps -r requirements.lock
+	@$(BIN)/pip install -q --no-deps --no-build-isolation -e .
+	@touch $@
+
+install: $(INSTALLED) ## Install Treadle into .venv
+
+demo: $(INSTALLED) ## Answer questions of a sample world with the tutor and a small real model
+	@$(BIN)/treadle demo
+
+lint: $(INSTALLED) ## Formatting, lint, types, import contracts
+	@echo "==> lint, types, import contracts"
+	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+
+unit: $(INSTALLED) ## Tests without network or processes
+	@echo "==> unit tests"
+	@$(PYTEST) -n 2 tests/unit
+
+stages: $(INSTALLED) ## Tests with real processes, sandbox and servers on loopback
+	@echo "==> stage tests"
+	@$(PYTEST) -n 2 tests/stages
+
+flows: $(INSTALLED) ## Tests with a real Prefect server and worker
+	@echo "==> flow tests"
+	@$(PYTEST) tests/flows
+
+test: ## lint, unit, stages and flows (no engines; about 4 minutes on 2 cores)
+	@echo "make test: lint, unit, stage and flow tests; about 4 minutes on 2 cores, plus 1 for the first installation"
+	@for part in lint unit stages flows; do SECONDS=0; $(MAKE) --no-print-directory $$part; echo "==> $$part took $$SECONDS s"; done
+
+test-e2e: $(INSTALLED) ## Tests with real engines (vLLM on the CPU; installs it on first use)
+	@echo "make test-e2e: tests with a real model on vLLM; the first run installs it (about 5 minutes, 3 GB in the cache)"
+	@SECONDS=0; $(PYTEST) -s tests/e2e $(E2E_ARGS); echo "==> e2e took $$SECONDS s"
+
+sweep: $(INSTALLED) ## The crash test at 200 kill points
+	@TREADLE_KILL_POINTS=200 $(PYTEST) tests/stages/test_crash.py
+
+docs: $(INSTALLED) ## Generate docs/reference from the code
+	@$(BIN)/python -m treadle.tasks.reference docs/reference
+
+clean: ## Remove the environment and caches of this checkout
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache build *.egg-info

@@ -1,0 +1,15 @@
+"""What all tests share."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """With TREADLE_FAIL_ON_SKIP set, a skipped test fails the whole run: nothing may go unchecked in CI."""
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if os.environ.get("TREADLE_FAIL_ON_SKIP") and reporter is not None and reporter.stats.get("skipped"):
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+        reporter.write_line("skipped tests count as failures here", red=True)
