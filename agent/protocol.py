@@ -1,0 +1,209 @@
+"""The tags of an agent's turn: text to typed segments and calls, and back.
+
+Everything the agent writes is one flat text. Tags are data (a `Protocol`), so that a further protocol is a further
+table. This module is pure: no ids, no tools, no limits. It never decides what happened in a rollout (the ledger of the
+environment does); it reads text. Rules: docs/behaviour/agent.md; the five tags are those of arXiv 2601.06860.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Literal
+
+TEXT = "text"
+"""Kind of a segment outside all tags."""
+
+RESULT = "result"
+"""Name of the tag, and kind of the segments, that only the system writes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tag:
+    """One row of the table: who writes it, whether it calls a tool, whether generation stops at its closing marker."""
+
+    name: str
+    author: Literal["model", "system"] = "model"
+    is_tool: bool = False
+    stop: bool = False
+
+    @property
+    def opening(self) -> str:
+        """The marker that begins a block."""
+        return f"<{self.name}>"
+
+    @property
+    def closing(self) -> str:
+        """The marker that ends a block."""
+        return f"</{self.name}>"
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A piece of text with its markers. `start` and `end` are offsets: characters, or token ids where so stated."""
+
+    kind: str
+    text: str
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A tool call as written: the tool's tag and the stripped text between its markers."""
+
+    tool: str
+    argument: str
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """A table of tags and which tags may follow which (for validators; the engine does not enforce it)."""
+
+    tags: tuple[Tag, ...]
+    answer: str = "answer"
+    successors: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    @cached_property
+    def by_name(self) -> dict[str, Tag]:
+        """Tags by their names."""
+        return {tag.name: tag for tag in self.tags}
+
+    @cached_property
+    def tools(self) -> tuple[str, ...]:
+        """Names of the tags that call a tool, in the order of the table."""
+        return tuple(tag.name for tag in self.tags if tag.is_tool)
+
+    @cached_property
+    def stops(self) -> tuple[str, ...]:
+        """Closing markers at which generation stops; they are kept in the text."""
+        return tuple(tag.closing for tag in self.tags if tag.stop)
+
+    @cached_property
+    def markers(self) -> re.Pattern[str]:
+        """Any marker of the table; group 1 is `/` for a closing one, group 2 the name."""
+        return re.compile(f"<(/?)({'|'.join(re.escape(tag.name) for tag in self.tags)})>")
+
+    @cached_property
+    def closing_stops(self) -> re.Pattern[str]:
+        """Any closing marker at which generation stops."""
+        return re.compile("|".join(re.escape(stop) for stop in self.stops))
+
+    def as_json(self) -> dict[str, object]:
+        """The table as data, for the environment's digest."""
+        return {
+            "tags": [[tag.name, tag.author, tag.is_tool, tag.stop] for tag in self.tags],
+            "answer": self.answer,
+            "successors": {name: list(after) for name, after in self.successors.items()},
+        }
+
+
+TOOL_PROTOCOL = Protocol(
+    tags=(
+        Tag("think"),
+        Tag("python", is_tool=True, stop=True),
+        Tag("search", is_tool=True, stop=True),
+        Tag(RESULT, author="system"),
+        Tag("answer", stop=True),
+    ),
+    successors={
+        "think": ("python", "search", "answer"),
+        "python": (RESULT,),
+        "search": (RESULT,),
+        RESULT: ("think",),
+        "answer": (),
+    },
+)
+"""Think, call, read the result, think, answer."""
+
+
+def cut_after_first_close(text: str, protocol: Protocol = TOOL_PROTOCOL) -> str:
+    """Drop everything after the earliest closing marker at which generation should have stopped."""
+    match = protocol.closing_stops.search(text)
+    return text[: match.end()] if match else text
+
+
+def parse_call(text: str, protocol: Protocol = TOOL_PROTOCOL) -> Call | None:
+    """Read the call that ends a piece of model text, as left by `cut_after_first_close`; None if it ends otherwise.
+
+    The argument is what stands between the first opening marker and the closing one, stripped; without an opening
+    marker it is empty, and the tool reports it as invalid.
+    """
+    for name in protocol.tools:
+        tag = protocol.by_name[name]
+        if text.endswith(tag.closing):
+            start = text.find(tag.opening)
+            body = text[start + len(tag.opening) : -len(tag.closing)] if start >= 0 else ""
+            return Call(name, body.strip())
+    return None
+
+
+def is_answer(text: str, protocol: Protocol = TOOL_PROTOCOL) -> bool:
+    """Whether a piece of model text ends the rollout with an answer."""
+    return text.endswith(protocol.by_name[protocol.answer].closing)
+
+
+def neutralise(text: str, protocol: Protocol = TOOL_PROTOCOL) -> str:
+    """Make text of a tool harmless: `<` of every known marker becomes `&lt;`, nothing else is touched.
+
+    A result can then neither end its own block nor forge a call or an answer, however the text is read again.
+    """
+    return protocol.markers.sub(lambda match: f"&lt;{match[0][1:]}", text)
+
+
+def result_block(text: str, spaced: bool = False, protocol: Protocol = TOOL_PROTOCOL) -> str:
+    """Wrap the text of a tool; `spaced` sets a blank before the block and newlines inside its markers."""
+    tag = protocol.by_name[RESULT]
+    inner = neutralise(text, protocol)
+    return f" {tag.opening}\n{inner}\n{tag.closing}" if spaced else f"{tag.opening}{inner}{tag.closing}"
+
+
+def tokenise(text: str, protocol: Protocol = TOOL_PROTOCOL, *, model_text: bool = False) -> list[Segment]:
+    """Split text into typed segments that cover it without gaps or overlaps; `start` and `end` are characters.
+
+    Tolerant of anything: a block of reasoning ends at its closing marker or before any other marker; the content of
+    other blocks is opaque up to their own closing marker; an unclosed block ends before the next opening marker; a
+    closing marker of a tool or the answer without an opening one is a block by itself; other stray markers are text.
+    With `model_text`, a result block is text too: a model cannot write results.
+    """
+    segments: list[Segment] = []
+    position = loose = 0
+    while (match := protocol.markers.search(text, position)) is not None:
+        tag = protocol.by_name[match[2]]
+        end = _block_end(text, match, tag, protocol)
+        if end is None or (model_text and tag.author == "system"):
+            position = match.end() if end is None else end
+            continue
+        _append(segments, TEXT, text, loose, match.start())
+        _append(segments, tag.name, text, match.start(), end)
+        position = loose = end
+    _append(segments, TEXT, text, loose, len(text))
+    return segments
+
+
+def _append(segments: list[Segment], kind: str, text: str, start: int, end: int) -> None:
+    if end > start:
+        segments.append(Segment(kind, text[start:end], start, end))
+
+
+def _block_end(text: str, match: re.Match[str], tag: Tag, protocol: Protocol) -> int | None:
+    """End of the block that begins at a marker; None if the marker begins none."""
+    if match[1]:
+        return match.end() if tag.stop else None
+    if tag.stop or tag.author == "system":
+        closing = text.find(tag.closing, match.end())
+        if closing >= 0:
+            return closing + len(tag.closing)
+    for other in protocol.markers.finditer(text, match.end()):
+        if other[1] and other[2] == tag.name:
+            return other.end()
+        if not other[1] or protocol.by_name[other[2]].stop:
+            return other.start()
+    return len(text)
+
+
+def render(segments: Iterable[Segment]) -> str:
+    """Put segments together again: `render(tokenise(text)) == text`."""
+    return "".join(segment.text for segment in segments)
