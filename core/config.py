@@ -111,18 +111,21 @@ def load_config(
     schema: type[T_Section],
     files: Sequence[Path] = (),
     overrides: Sequence[str] = (),
+    *,
+    base: Mapping[str, Any] | None = None,
     data: Mapping[str, Any] | None = None,
 ) -> T_Section:
-    """Build a configuration from files, `--set` overrides and, last, a mapping; raises ConfigError.
+    """Build a configuration from `base`, files, `data` and `--set` overrides, later ones winning.
 
-    The error names each wrong key with its place and, for an unknown one, the nearest known key.
+    Raises ConfigError, which names each wrong key with its place and, for an unknown one, the nearest known key.
     """
-    tree: dict[str, Any] = {}
+    tree: dict[str, Any] = dict(base or {})
     for path in files:
         tree = merge(tree, read_toml(path))
+    tree = merge(tree, data or {})
     for text in overrides:
         tree = merge(tree, parse_override(text))
-    return validate(schema, merge(tree, data or {}))
+    return validate(schema, tree)
 
 
 def validate(schema: type[T_Section], tree: Mapping[str, Any], where: str = "") -> T_Section:
