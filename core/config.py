@@ -13,12 +13,13 @@ import hashlib
 import tomllib
 import types
 import typing
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import orjson
 from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic.fields import FieldInfo
 
 from treadle.core.errors import ConfigError
 
@@ -41,8 +42,9 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, protected_namespaces=())
 
 
-def _is_operational(metadata: Iterable[object]) -> bool:
-    return any(isinstance(item, _OperationalMarker) for item in metadata)
+def is_operational(field: FieldInfo) -> bool:
+    """Whether a key of a section is operational."""
+    return any(isinstance(item, _OperationalMarker) for item in field.metadata)
 
 
 def semantic_dump(value: Any) -> Any:
@@ -51,7 +53,7 @@ def semantic_dump(value: Any) -> Any:
         return {
             name: semantic_dump(getattr(value, name))
             for name, field in type(value).model_fields.items()
-            if not _is_operational(field.metadata)
+            if not is_operational(field)
         }
     if isinstance(value, Mapping):
         return {str(key): semantic_dump(item) for key, item in value.items()}
