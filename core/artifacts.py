@@ -1,0 +1,256 @@
+"""Artifacts: immutable tables, named by what they contain.
+
+An artifact is a folder `artifacts/<kind>/<digest>` with parquet parts, further files, a data set card and
+`artifact.json`. It appears by one rename and never changes. Its digest covers the data files alone, so the same rows
+give the same name, however and whenever they were made.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from treadle.core.errors import ArtifactError
+from treadle.core.parquet import TableWriter
+from treadle.core.schemas import TABLES, Table
+from treadle.core.storage import Storage, storage_errors
+
+_MANIFEST = "artifact.json"
+_CARD = "README.md"
+_BATCH_ROWS = 1024
+
+
+class ArtifactRef(BaseModel):
+    """What a record says of an artifact; enough to find and to check it."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    kind: str
+    digest: str
+    """16 hex digits."""
+    num_rows: int
+    num_bytes: int
+    """Of the data files."""
+
+    @property
+    def folder(self) -> str:
+        """Key of the artifact's folder, relative to the root."""
+        return f"artifacts/{self.kind}/{self.digest}"
+
+
+class FileEntry(BaseModel):
+    """One data file of an artifact."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str
+    sha256: str
+    num_bytes: int
+
+
+class Manifest(BaseModel):
+    """Content of `artifact.json`, written last."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    kind: str
+    schema_version: int
+    digest: str
+    num_rows: int
+    num_bytes: int
+    made_by: str
+    """Fingerprint of the stage instance that made it first."""
+    files: tuple[FileEntry, ...]
+
+    def ref(self) -> ArtifactRef:
+        """The reference that a record keeps."""
+        return ArtifactRef(kind=self.kind, digest=self.digest, num_rows=self.num_rows, num_bytes=self.num_bytes)
+
+
+class ArtifactWriter:
+    """Writes one artifact: rows as they come, then `commit` (or `abandon`)."""
+
+    def __init__(self, storage: Storage, table: Table, *, made_by: str) -> None:
+        self._storage = storage
+        self._table = table
+        self._made_by = made_by
+        self._folder = storage.prepare(f"artifacts/{table.kind}")
+        self._writer = TableWriter(table, self._folder)
+        self._extra: list[str] = []
+
+    @property
+    def num_rows(self) -> int:
+        """Rows taken so far."""
+        return self._writer.num_rows
+
+    def write(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Append rows; raises ArtifactError for one that does not fit the table or repeats a key."""
+        self._writer.write(rows)
+
+    def add_file(self, name: str, content: bytes) -> None:
+        """Add a further file, which is part of the digest; raises ArtifactError for a name that is not plain."""
+        if Path(name).name != name or name.startswith((".", "part-")) or name in (_MANIFEST, _CARD, *self._extra):
+            raise ArtifactError(f"{name!r} cannot be the name of a further file in artifact {self._table.kind}")
+        with storage_errors("write", self._folder / name):
+            (self._folder / name).write_bytes(content)
+        self._extra.append(name)
+
+    def commit(self) -> ArtifactRef:
+        """Make the artifact appear under its digest; where it is there already, ours is dropped."""
+        self._writer.close()
+        with storage_errors("write", self._folder):
+            entries = tuple(_entry(self._folder / name) for name in sorted([*self._writer.files, *self._extra]))
+            manifest = Manifest(
+                kind=self._table.kind,
+                schema_version=self._table.version,
+                digest=_digest(entries),
+                num_rows=self.num_rows,
+                num_bytes=sum(entry.num_bytes for entry in entries),
+                made_by=self._made_by,
+                files=entries,
+            )
+            (self._folder / _CARD).write_text(_card(self._table, manifest), encoding="utf-8")
+            (self._folder / _MANIFEST).write_text(manifest.model_dump_json(indent=2) + "\n", encoding="utf-8")
+        self._storage.publish(self._folder, manifest.ref().folder, _MANIFEST)
+        return manifest.ref()
+
+    def abandon(self) -> None:
+        """Remove what was written."""
+        self._writer.abandon()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+class ArtifactReader:
+    """A committed table, read as a stream; implements `core.stage.Rows`."""
+
+    def __init__(self, storage: Storage, ref: ArtifactRef) -> None:
+        """Raises ArtifactError if it is missing, damaged, or of a schema version that is not read here."""
+        self._storage = storage
+        self._ref = ref
+        self.manifest = read_manifest(storage, ref)
+        self.kind = ref.kind
+        self.digest = ref.digest
+        self.num_rows = self.manifest.num_rows
+        table = TABLES.get(ref.kind)
+        if table is not None and self.manifest.schema_version != table.version:
+            raise ArtifactError(
+                f"{ref.folder} holds table {ref.kind} in version {self.manifest.schema_version}; "
+                f"this Treadle reads version {table.version}: run the stage that makes it again"
+            )
+
+    def batches(self, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
+        """Record batches of up to 1,024 rows in the stored order; one row group is held at a time."""
+        import pyarrow.parquet as pq
+
+        for entry in self.manifest.files:
+            if not entry.name.endswith(".parquet"):
+                continue
+            key = f"{self._ref.folder}/{entry.name}"
+            with storage_errors("read", key), self._storage.open(key) as file:
+                try:
+                    parquet = pq.ParquetFile(file, pre_buffer=False)
+                    yield from parquet.iter_batches(_BATCH_ROWS, columns=list(columns) if columns else None)
+                except pa.ArrowException as error:
+                    raise ArtifactError(f"{key} cannot be read: {error}; `treadle verify` shows more") from error
+
+    def rows(self, columns: Sequence[str] | None = None) -> Iterator[dict[str, Any]]:
+        """The same as dictionaries."""
+        for batch in self.batches(columns):
+            yield from batch.to_pylist()
+
+    def read_file(self, name: str) -> bytes:
+        """Content of a further file; raises ArtifactError if there is none of that name."""
+        content = self._storage.get(f"{self._ref.folder}/{name}") if name in self.file_names() else None
+        if content is None:
+            raise ArtifactError(f"{self._ref.folder} has no file {name!r}; it has {', '.join(self.file_names())}")
+        return content
+
+    def file_names(self) -> list[str]:
+        """Names of the data files."""
+        return [entry.name for entry in self.manifest.files]
+
+
+def read_manifest(storage: Storage, ref: ArtifactRef) -> Manifest:
+    """Read `artifact.json`; raises ArtifactError where it is missing or not one."""
+    content = storage.get(f"{ref.folder}/{_MANIFEST}")
+    if content is None:
+        raise ArtifactError(f"artifact {ref.folder} is missing; run the stage that makes it again")
+    try:
+        return Manifest.model_validate_json(content)
+    except ValidationError as error:
+        raise ArtifactError(f"{ref.folder}/{_MANIFEST} is damaged: {error.errors()[0]['msg']}") from None
+
+
+def artifact_exists(storage: Storage, ref: ArtifactRef) -> bool:
+    """Whether the artifact has been published."""
+    return storage.exists(f"{ref.folder}/{_MANIFEST}")
+
+
+def verify_artifact(storage: Storage, ref: ArtifactRef) -> list[str]:
+    """Hash the data files again; one sentence per difference, empty where all is as it was written."""
+    try:
+        manifest = read_manifest(storage, ref)
+    except ArtifactError as error:
+        return [str(error)]
+    problems = []
+    for entry in manifest.files:
+        key = f"{ref.folder}/{entry.name}"
+        if not storage.exists(key):
+            problems.append(f"{key} is missing")
+            continue
+        with storage.open(key) as file:
+            if hashlib.file_digest(file, "sha256").hexdigest() != entry.sha256:
+                problems.append(f"{key} has changed since it was written")
+    if _digest(manifest.files) != ref.digest:
+        problems.append(f"{ref.folder}/{_MANIFEST} does not list the files that gave the digest")
+    return problems
+
+
+def _entry(path: Path) -> FileEntry:
+    with path.open("rb") as file:
+        return FileEntry(
+            name=path.name, sha256=hashlib.file_digest(file, "sha256").hexdigest(), num_bytes=path.stat().st_size
+        )
+
+
+def _digest(entries: Sequence[FileEntry]) -> str:
+    """16 hex digits over the sorted names and hashes of the data files."""
+    lines = sorted(f"{entry.name} {entry.sha256}\n" for entry in entries)
+    return hashlib.sha256("".join(lines).encode()).hexdigest()[:16]
+
+
+def _card(table: Table, manifest: Manifest) -> str:
+    """A data set card: the front matter makes `datasets.load_dataset(folder)` work."""
+    doc = {field.name: (field.metadata or {}).get(b"doc", b"").decode() for field in table.schema}
+    lines = [
+        "---",
+        "configs:",
+        "- config_name: default",
+        '  data_files: "part-*.parquet"',
+        "---",
+        "",
+        f"# {table.kind}",
+        "",
+        table.description,
+        "",
+        f"{manifest.num_rows} rows; table version {manifest.schema_version}; digest `{manifest.digest}`; "
+        f"a row is identified by {', '.join(f'`{name}`' for name in table.key)}.",
+        "",
+        "| column | type | may be null | meaning |",
+        "|---|---|---|---|",
+        *(
+            f"| `{field.name}` | {field.type} | {'yes' if field.nullable else 'no'} | {doc[field.name]} |"
+            for field in table.schema
+        ),
+        "",
+        "Read it with `datasets.load_dataset(folder)`, `pandas.read_parquet`,",
+        "`polars.read_parquet(\"part-*.parquet\")` or `SELECT * FROM 'part-*.parquet'` in DuckDB.",
+        "",
+    ]
+    return "\n".join(lines)

@@ -1,0 +1,103 @@
+"""What a running stage holds in its hands: its inputs, its journal, and where its rows go."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from treadle.core.artifacts import ArtifactRef, ArtifactWriter
+from treadle.core.errors import ArtifactError
+from treadle.core.parquet import TableWriter
+from treadle.core.stage import Address, JournalView, Progress, Rows, Stage
+from treadle.core.storage import Storage
+
+
+class NullProgress:
+    """A listener that shows nothing."""
+
+    def start(self, total: int, done: int, unit: str) -> None:
+        """See `core.stage.Progress.start`."""
+
+    def advance(self, count: int = 1, **facts: str | int | float) -> None:
+        """See `core.stage.Progress.advance`."""
+
+
+class Outputs:
+    """The tables that a stage instance is writing; what is not committed at the end of the block is removed."""
+
+    def __init__(self, storage: Storage, stage: Stage, fingerprint: str, attempt_folder: Path) -> None:
+        self._stage = stage
+        self._telemetry = {
+            table.kind: TableWriter(table, attempt_folder, name=f"{table.kind}.parquet", unique=False)
+            for table in stage.telemetry
+        }
+        self._tables: dict[str, ArtifactWriter] = {}
+        try:
+            for table in stage.produces:
+                self._tables[table.kind] = ArtifactWriter(storage, table, made_by=fingerprint)
+        except BaseException:
+            self._abandon()
+            raise
+
+    def __enter__(self) -> Outputs:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._abandon()
+
+    def _abandon(self) -> None:
+        for table in self._tables.values():
+            table.abandon()
+        for telemetry in self._telemetry.values():
+            telemetry.abandon()
+
+    def num_rows(self) -> dict[str, int]:
+        """Rows written so far, per table."""
+        return {kind: table.num_rows for kind, table in self._tables.items()}
+
+    def table(self, kind: str) -> ArtifactWriter:
+        """The output table `kind`; raises ArtifactError if the stage does not declare it."""
+        if kind not in self._tables:
+            raise ArtifactError(f"stage {self._stage.name} does not make {kind!r}; it makes {', '.join(self._tables)}")
+        return self._tables[kind]
+
+    def telemetry(self, kind: str) -> TableWriter:
+        """The telemetry table `kind`; raises ArtifactError if the stage does not declare it."""
+        if kind not in self._telemetry:
+            raise ArtifactError(f"stage {self._stage.name} declares no telemetry {kind!r}")
+        return self._telemetry[kind]
+
+    def commit(self) -> dict[str, ArtifactRef]:
+        """Write the telemetry and make all tables appear."""
+        for telemetry in self._telemetry.values():
+            telemetry.close()
+        return {kind: table.commit() for kind, table in self._tables.items()}
+
+
+@dataclass(slots=True, kw_only=True)
+class Context:
+    """Implements `core.stage.StageContext`."""
+
+    address: Address
+    attempt: int
+    settings: Any
+    inputs: Mapping[str, tuple[Rows, ...]]
+    journal: JournalView
+    progress: Progress
+    accept_failures: bool
+    scratch: Path
+    outputs: Outputs
+
+    def write(self, kind: str, rows: Sequence[Mapping[str, Any]]) -> None:
+        """See `StageContext.write`."""
+        self.outputs.table(kind).write(rows)
+
+    def write_telemetry(self, kind: str, rows: Sequence[Mapping[str, Any]]) -> None:
+        """See `StageContext.write_telemetry`."""
+        self.outputs.telemetry(kind).write(rows)
+
+    def add_file(self, kind: str, name: str, content: bytes) -> None:
+        """See `StageContext.add_file`."""
+        self.outputs.table(kind).add_file(name, content)

@@ -1,0 +1,263 @@
+"""The only way to run a stage instance: bind, fingerprint, skip if done, run, check, commit, record.
+
+The record is written last, so its existence means that the result is complete. The command line and Prefect call the
+same function and therefore see the same state.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import shutil
+import socket
+import traceback
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from treadle.core.artifacts import ArtifactRef, artifact_exists
+from treadle.core.config import digest_json, semantic_dump
+from treadle.core.context import Context, NullProgress, Outputs
+from treadle.core.errors import ConfigError, RunError, StageFailed, StorageError, TreadleError
+from treadle.core.journal import Journal
+from treadle.core.locks import Lease, hold
+from treadle.core.provenance import package_versions
+from treadle.core.records import AttemptRecord, AttemptState, InputRef, StageRecord
+from treadle.core.runs import Run, utc_now
+from treadle.core.stage import Instance, Progress, Stage
+from treadle.core.storage import storage_errors
+
+_log = logging.getLogger(__name__)
+
+Plan = Literal["reuse", "run", "missing input"]
+
+
+def execute(
+    instance: Instance,
+    run: Run,
+    *,
+    force: bool = False,
+    accept_failures: bool = False,
+    progress: Progress | None = None,
+) -> StageRecord:
+    """Run a stage instance, or return its record (`reused`) when nothing that it depends on has changed.
+
+    `force` runs it again from nothing; where a forced attempt was cut off, forcing again continues it.
+    `accept_failures` lets the stage write failed rows for what infrastructure kept from finishing. Raises RunError
+    (an input is missing, another process is at it), StageFailed (also for a bug in the stage: its traceback is in the
+    attempt's log) and whatever TreadleError the stage raises. After any failure the next call continues.
+    """
+    with hold(run.lock_path(instance.address), f"{instance.address} of run {run.run_id}") as lease:
+        inputs = _bind(instance, run)
+        fingerprint = fingerprint_of(instance, inputs)
+        record = run.record(instance.address)
+        if not force and record is not None and _is_current(record, fingerprint, run):
+            _log.info("%s is done already, with artifacts %s", instance.address, _describe(record.outputs))
+            return record.model_copy(update={"reused": True})
+        return _Attempt(instance, run, inputs, fingerprint, lease, force).make(accept_failures, progress)
+
+
+def state_of(instance: Instance, run: Run) -> Plan:
+    """What `execute` would do now, without doing it."""
+    try:
+        inputs = _bind(instance, run)
+    except RunError:
+        return "missing input"
+    record = run.record(instance.address)
+    current = record is not None and _is_current(record, fingerprint_of(instance, inputs), run)
+    return "reuse" if current else "run"
+
+
+def fingerprint_of(instance: Instance, inputs: Mapping[str, tuple[InputRef, ...]]) -> str:
+    """Hex digest of what would be done: stage, versions, semantic settings, digests of the inputs."""
+    stage = instance.stage
+    return digest_json(
+        {
+            "stage": stage.name,
+            "version": stage.version,
+            "produces": {table.kind: table.version for table in stage.produces},
+            "settings": semantic_dump(instance.settings),
+            "inputs": {name: [ref.artifact.digest for ref in refs] for name, refs in inputs.items()},
+        }
+    )
+
+
+def _bind(instance: Instance, run: Run) -> dict[str, tuple[InputRef, ...]]:
+    """The artifacts behind the instance's inputs; raises RunError naming the instance to run first."""
+    stage, given = instance.stage, instance.inputs
+    if given.keys() != stage.consumes.keys():
+        raise ConfigError(
+            f"{instance.address}: stage {stage.name} reads {sorted(stage.consumes)}, bound are {sorted(given)}"
+        )
+    bound = {}
+    for name, kind in stage.consumes.items():
+        refs = []
+        for producer in given[name]:
+            record = run.record(producer)
+            if record is None:
+                raise RunError(
+                    f"{instance.address} reads {kind} of {producer}, which has not been run; run {producer} first"
+                )
+            if kind not in record.outputs:
+                raise RunError(
+                    f"{instance.address} reads {kind} of {producer}, which makes only {', '.join(record.outputs)}"
+                )
+            refs.append(InputRef(address=str(producer), artifact=record.outputs[kind]))
+        bound[name] = tuple(refs)
+    return bound
+
+
+def _is_current(record: StageRecord, fingerprint: str, run: Run) -> bool:
+    return record.fingerprint == fingerprint and all(
+        artifact_exists(run.storage, ref) for ref in record.outputs.values()
+    )
+
+
+class _Attempt:
+    """One try at a stage instance, with the lease held."""
+
+    def __init__(
+        self,
+        instance: Instance,
+        run: Run,
+        inputs: Mapping[str, tuple[InputRef, ...]],
+        fingerprint: str,
+        lease: Lease,
+        force: bool,
+    ) -> None:
+        self._instance, self._run, self._inputs, self._fingerprint = instance, run, inputs, fingerprint
+        earlier = run.attempts(instance.address)
+        number = earlier[-1].number + 1 if earlier else 1
+        self._record = AttemptRecord(
+            address=str(instance.address),
+            number=number,
+            state="running",
+            fingerprint=fingerprint,
+            forced=force,
+            pid=os.getpid(),
+            host=socket.gethostname(),
+            token=lease.token,
+            started_at=utc_now(),
+        )
+        self._folder = run.storage.directory(run.attempt_key(instance.address, number, "log.txt")).parent
+        self._journal_key = run.journal_key(instance.address, fingerprint)
+        if force and not _continues_forced(earlier, fingerprint):
+            run.storage.delete(self._journal_key)
+
+    def make(self, accept_failures: bool, progress: Progress | None) -> StageRecord:
+        """Run the stage; whatever happens, the attempt says how it ended."""
+        self._run.write_attempt(self._record)
+        with _log_to(self._folder / "log.txt") as log_path:
+            try:
+                record = self._make(accept_failures, progress or NullProgress())
+            except TreadleError as error:
+                _log.error("%s: %s", self._record.address, error)
+                self._end("failed", str(error))
+                raise
+            # The one place that turns what nobody foresaw into a failure of the stage.
+            except Exception as error:
+                _log.error("%s failed unexpectedly\n%s", self._record.address, traceback.format_exc())
+                what = f"{type(error).__name__}: {error}"
+                self._end("failed", what)
+                raise StageFailed(f"{self._record.address} failed: {what}; the traceback is in {log_path}") from error
+            except BaseException as error:
+                _log.warning("%s was interrupted (%s)", self._record.address, type(error).__name__)
+                self._end("interrupted", type(error).__name__)
+                raise
+            self._end("completed")
+        return record
+
+    def _make(self, accept_failures: bool, progress: Progress) -> StageRecord:
+        run, address = self._run, self._instance.address
+        scratch = self._folder / "scratch"
+        with storage_errors("write", scratch):
+            scratch.mkdir(parents=True)
+        stage = self._instance.stage
+        with Outputs(run.storage, stage, self._fingerprint, self._folder) as outputs:
+            with Journal(run.storage.directory(self._journal_key)) as journal:
+                _log.info("%s: attempt %d, %d finished before", address, self._record.number, journal.num_finished)
+                context = Context(
+                    address=address,
+                    attempt=self._record.number,
+                    settings=self._instance.settings,
+                    inputs={name: tuple(run.rows(ref.artifact) for ref in refs) for name, refs in self._inputs.items()},
+                    journal=journal,
+                    progress=progress,
+                    accept_failures=accept_failures,
+                    scratch=scratch,
+                    outputs=outputs,
+                )
+                metrics = dict(stage.run(context))
+            _check_rows(stage, self._record.address, outputs.num_rows())
+            committed = outputs.commit()
+        record = self._result(committed, metrics)
+        run.write_record(record)
+        shutil.rmtree(scratch, ignore_errors=True)
+        run.storage.delete(self._journal_key)
+        _log.info("%s is done: %s", address, _describe(committed))
+        return record
+
+    def _result(self, outputs: Mapping[str, ArtifactRef], metrics: dict[str, Any]) -> StageRecord:
+        instance, address, number = self._instance, self._instance.address, self._record.number
+        return StageRecord(
+            address=self._record.address,
+            stage=instance.stage.name,
+            version=instance.stage.version,
+            fingerprint=self._fingerprint,
+            settings=semantic_dump(instance.settings),
+            inputs=dict(self._inputs),
+            outputs=dict(outputs),
+            telemetry={
+                table.kind: self._run.attempt_key(address, number, f"{table.kind}.parquet")
+                for table in instance.stage.telemetry
+            },
+            metrics=metrics,
+            attempt=number,
+            started_at=self._record.started_at,
+            finished_at=utc_now(),
+            versions=package_versions(),
+        )
+
+    def _end(self, state: AttemptState, error: str | None = None) -> None:
+        update = {"state": state, "error": error, "finished_at": utc_now()}
+        try:
+            self._run.write_attempt(self._record.model_copy(update=update))
+        except StorageError as failure:
+            # The failure that ends the attempt matters more; the lease shows that nobody works on it.
+            _log.error("the state of the attempt could not be written: %s", failure)
+
+
+def _continues_forced(earlier: list[AttemptRecord], fingerprint: str) -> bool:
+    last = earlier[-1] if earlier else None
+    return last is not None and last.forced and last.state != "completed" and last.fingerprint == fingerprint
+
+
+def _check_rows(stage: Stage, address: str, num_rows: Mapping[str, int]) -> None:
+    empty = [table.kind for table in stage.produces if table.required and not num_rows[table.kind]]
+    if empty:
+        raise StageFailed(f"{address} made no rows of {', '.join(empty)}; see what it read and its settings")
+
+
+def _describe(outputs: Mapping[str, ArtifactRef]) -> str:
+    return ", ".join(f"{ref.folder} ({ref.num_rows} rows)" for ref in outputs.values())
+
+
+@contextlib.contextmanager
+def _log_to(path: Path) -> Iterator[Path]:
+    """Write what the `treadle` loggers say into a file as well."""
+    logger = logging.getLogger("treadle")
+    with storage_errors("write", path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handler = logging.FileHandler(path, encoding="utf-8", errors="backslashreplace")
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    level = logger.level
+    if not logger.isEnabledFor(logging.INFO):
+        logger.setLevel(logging.INFO)
+    logger.addHandler(handler)
+    try:
+        yield path
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
+        handler.close()

@@ -1,0 +1,414 @@
+"""The journal: durable memory of a running stage instance, so that a crash costs only what was in flight.
+
+A directory of append-only segments. Each record belongs to an *owner* (a rollout key) and is either one of its
+finished *units* (an LLM answer, a tool outcome) or, with an empty unit name, its final row. Why there is one journal
+and not a file per rollout or a database: `docs/decisions/0002-journal.md`. The format and the promises:
+`docs/behaviour/runs.md`.
+
+Only locations are held in memory: one per finished owner, and one per unit of each unfinished owner.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import mmap
+import os
+import struct
+import threading
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from treadle.core.errors import StorageError
+from treadle.core.storage import storage_errors
+
+_log = logging.getLogger(__name__)
+
+_FILE_HEADER = struct.Struct("<7sBI")
+_FILE_MAGIC = b"TRDLJNL"
+_VERSION = 1
+_RECORD_HEADER = struct.Struct("<4sIHHI")
+# Not valid UTF-8, so that it occurs in no text that a model wrote.
+_MARKER = b"\xffTJ\xfe"
+_CHECKED_FROM = 8
+_LENGTHS = struct.Struct("<HHI")
+_MAX_KEY = 0xFFFF
+
+SEGMENT_BYTES = 64 * 1024 * 1024
+SYNC_INTERVAL_S = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a record lies: segment number, offset, length in bytes with its header."""
+
+    segment: int
+    offset: int
+    length: int
+
+
+class Journal:
+    """Durable records by owner and unit; implements `core.stage.JournalView`.
+
+    `append` and `finish` hand the record to the kernel before they return, so it survives SIGKILL; a thread forces
+    the data to disk every 100 ms, which bounds what a power loss costs. The first record of an owner and unit wins.
+    One process at a time may have a journal open (the lease of the stage instance sees to that); its methods may be
+    called from several threads.
+    """
+
+    def __init__(
+        self, directory: Path, *, segment_bytes: int = SEGMENT_BYTES, sync_interval_s: float = SYNC_INTERVAL_S
+    ) -> None:
+        """Open or create a journal and index what it holds; raises StorageError."""
+        self._directory = directory
+        self._segment_bytes = segment_bytes
+        self._lock = threading.Lock()
+        self._finished: dict[str, _Place] = {}
+        self._units: dict[str, dict[str, _Place]] = {}
+        self._readers: dict[int, tuple[int, int]] = {}
+        self._writer: int | None = None
+        self._segment = 0
+        self._size = 0
+        self._salt = 0
+        self._closed = False
+        self.num_damaged = 0
+        """Damaged stretches found on opening; what they held is owed again."""
+        with storage_errors("open journal", directory):
+            directory.mkdir(parents=True, exist_ok=True)
+            self._load()
+        self._sync = _SyncThread(sync_interval_s)
+
+    def __enter__(self) -> Journal:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def num_finished(self) -> int:
+        """Number of owners whose final row is recorded."""
+        return len(self._finished)
+
+    @property
+    def num_unfinished(self) -> int:
+        """Number of owners with recorded units and no final row."""
+        return len(self._units)
+
+    def finished_owners(self) -> Iterator[str]:
+        """Owners whose final row is recorded, in the order of finishing."""
+        return iter(self._finished)
+
+    def is_finished(self, owner: str) -> bool:
+        """Whether the final row of this owner is recorded."""
+        return owner in self._finished
+
+    def get(self, owner: str, unit: str) -> bytes | None:
+        """Value of one unit; None if it is owed or its owner is finished."""
+        place = self._units.get(owner, {}).get(unit)
+        return None if place is None else self._read(place)
+
+    def finished(self, owner: str) -> bytes:
+        """The final row of an owner, read from disk; raises KeyError if there is none."""
+        return self._read(self._finished[owner])
+
+    def append(self, owner: str, unit: str, value: bytes) -> None:
+        """Record a finished unit; nothing happens if it, or its owner's final row, is there already.
+
+        Raises StorageError where the disk refuses; what was recorded before stays readable.
+        """
+        if not unit:
+            raise ValueError("a unit needs a name")
+        with self._lock:
+            if owner not in self._finished and unit not in self._units.get(owner, {}):
+                place = self._write(owner, unit, value)
+                self._units.setdefault(owner, {})[unit] = place
+
+    def finish(self, owner: str, value: bytes) -> None:
+        """Record the final row of an owner, whose units are forgotten; the first final row wins."""
+        with self._lock:
+            if owner not in self._finished:
+                self._finished[owner] = self._write(owner, "", value)
+                self._units.pop(owner, None)
+
+    def flush(self) -> None:
+        """Force everything recorded so far to disk; raises StorageError."""
+        with self._lock, storage_errors("force to disk", self._directory):
+            if self._writer is not None:
+                os.fsync(self._writer)
+
+    def close(self) -> None:
+        """Force to disk and close; a second call does nothing."""
+        with self._lock, storage_errors("force to disk", self._directory):
+            if self._closed:
+                return
+            self._closed = True
+            writer, self._writer = self._writer, None
+            if writer is not None:
+                self._sync.retire(writer)
+            self._sync.stop()
+            while self._readers:
+                os.close(self._readers.popitem()[1][0])
+
+    def _write(self, owner: str, unit: str, value: bytes) -> _Place:
+        if self._closed:
+            raise ValueError("the journal is closed")
+        owner_bytes, unit_bytes = owner.encode(), unit.encode()
+        if not owner_bytes or len(owner_bytes) > _MAX_KEY or len(unit_bytes) > _MAX_KEY:
+            raise ValueError(f"owner and unit names take 1 to {_MAX_KEY} bytes")
+        with storage_errors("write journal", self._directory):
+            self._sync.check()
+            if self._writer is None or self._size >= self._segment_bytes:
+                self._open_segment()
+            assert self._writer is not None
+            lengths = _LENGTHS.pack(len(owner_bytes), len(unit_bytes), len(value))
+            checked = b"".join((lengths, owner_bytes, unit_bytes, value))
+            record = b"".join((_MARKER, struct.pack("<I", zlib.crc32(checked, self._salt)), checked))
+            self._append_whole(record)
+            self._sync.wake(self._writer)
+        place = _Place(self._segment, self._size, len(record))
+        self._size += len(record)
+        return place
+
+    def _append_whole(self, record: bytes) -> None:
+        """Write all of a record; on failure remove the part that was written, so that the next can follow."""
+        assert self._writer is not None
+        try:
+            written = os.write(self._writer, record)
+            while written < len(record):
+                written += os.write(self._writer, record[written:])
+        except OSError:
+            try:
+                os.ftruncate(self._writer, self._size)
+            except OSError:
+                # The torn record must stay the last of its segment.
+                self._sync.retire(self._writer)
+                self._writer = None
+            raise
+
+    def _open_segment(self) -> None:
+        if self._writer is not None:
+            self._sync.retire(self._writer)
+            self._writer = None
+        number = self._segment + 1
+        salt = int.from_bytes(os.urandom(4), "little")
+        path = _segment_path(self._directory, number)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o666)
+        try:
+            os.write(descriptor, _FILE_HEADER.pack(_FILE_MAGIC, _VERSION, salt))
+            _sync_directory(self._directory)
+        except OSError:
+            os.close(descriptor)
+            with contextlib.suppress(OSError):
+                path.unlink()
+            raise
+        self._writer, self._segment, self._salt, self._size = descriptor, number, salt, _FILE_HEADER.size
+
+    def _read(self, place: _Place) -> bytes:
+        path = _segment_path(self._directory, place.segment)
+        with self._lock, storage_errors("read journal", path):
+            if place.segment not in self._readers:
+                descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+                self._readers[place.segment] = descriptor, _salt_of(os.pread(descriptor, _FILE_HEADER.size, 0), path)
+            descriptor, salt = self._readers[place.segment]
+            record = os.pread(descriptor, place.length, place.offset)
+        if _checked_length(record, 0, salt) != place.length:
+            raise StorageError(
+                f"journal segment {path} was damaged at byte {place.offset} while in use; check the disk"
+            )
+        _, _, owner_length, unit_length, _ = _RECORD_HEADER.unpack_from(record)
+        return record[_RECORD_HEADER.size + owner_length + unit_length :]
+
+    def _load(self) -> None:
+        finished, units = self._finished, self._units
+        for number, path in _segments(self._directory):
+            self._segment = number
+
+            def keep(owner: str, unit: str, offset: int, length: int, number: int = number) -> None:
+                if owner in finished:
+                    return
+                if unit:
+                    units.setdefault(owner, {}).setdefault(unit, _Place(number, offset, length))
+                else:
+                    finished[owner] = _Place(number, offset, length)
+                    units.pop(owner, None)
+
+            self.num_damaged += _scan(path, keep)
+        if self.num_damaged:
+            _log.warning(
+                "journal %s: %d damaged stretches skipped; what they held is done again",
+                self._directory,
+                self.num_damaged,
+            )
+
+
+def count_finished(directory: Path) -> int:
+    """Number of finished owners in a journal that another process may be writing; 0 where there is none."""
+    finished: set[str] = set()
+
+    def keep(owner: str, unit: str, _offset: int, _length: int) -> None:
+        if not unit:
+            finished.add(owner)
+
+    with storage_errors("read journal", directory):
+        for _, path in _segments(directory):
+            _scan(path, keep)
+    return len(finished)
+
+
+class _SyncThread:
+    """Forces written data to disk in groups; sleeps while nothing is written."""
+
+    def __init__(self, interval_s: float) -> None:
+        self._interval_s = interval_s
+        self._lock = threading.Lock()
+        self._written = threading.Event()
+        self._stopped = threading.Event()
+        self._current: int | None = None
+        self._retired: list[int] = []
+        self._failure: OSError | None = None
+        self._thread = threading.Thread(target=self._run, name="treadle-journal-sync", daemon=True)
+        self._thread.start()
+
+    def wake(self, descriptor: int) -> None:
+        """Something was written to this segment."""
+        self._current = descriptor
+        if not self._written.is_set():
+            self._written.set()
+
+    def retire(self, descriptor: int) -> None:
+        """Force a segment to disk a last time, and close it, in the background."""
+        with self._lock:
+            self._retired.append(descriptor)
+            self._current = None
+        self._written.set()
+
+    def check(self) -> None:
+        """Raise the failure of an earlier round: the medium lost data that it had taken."""
+        if self._failure is not None:
+            raise self._failure
+
+    def stop(self) -> None:
+        """Finish the last round; raises its failure."""
+        self._stopped.set()
+        self._written.set()
+        self._thread.join()
+        self.check()
+
+    def _run(self) -> None:
+        while True:
+            self._written.wait()
+            self._stopped.wait(self._interval_s)
+            stopping = self._stopped.is_set()
+            self._written.clear()
+            self._sync_once()
+            if stopping:
+                return
+
+    def _sync_once(self) -> None:
+        with self._lock:
+            retired, self._retired = self._retired, []
+            current = self._current
+            # A copy, because the writer may be retired (and closed by nobody else) while this one is synced.
+            descriptors = [*retired, os.dup(current)] if current is not None else retired
+        for descriptor in descriptors:
+            try:
+                os.fsync(descriptor)
+            except OSError as error:
+                self._failure = error
+            finally:
+                os.close(descriptor)
+
+
+def _segment_path(directory: Path, number: int) -> Path:
+    return directory / f"{number:08d}.journal"
+
+
+def _segments(directory: Path) -> list[tuple[int, Path]]:
+    return sorted((int(path.stem), path) for path in directory.glob("*.journal") if path.stem.isdigit())
+
+
+def _sync_directory(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _salt_of(header: bytes, path: Path) -> int:
+    magic, version, salt = _FILE_HEADER.unpack(header)
+    if magic != _FILE_MAGIC:
+        raise StorageError(f"{path} is not a journal segment; move it out of the way")
+    if version != _VERSION:
+        raise StorageError(f"journal segment {path} has version {version}; this Treadle reads version {_VERSION}")
+    assert isinstance(salt, int)
+    return salt
+
+
+def _checked_length(data: bytes | mmap.mmap, offset: int, salt: int) -> int:
+    """Length of the sound record at an offset, or 0 where there is none."""
+    if offset + _RECORD_HEADER.size > len(data):
+        return 0
+    marker, crc, owner_length, unit_length, value_length = _RECORD_HEADER.unpack_from(data, offset)
+    end = offset + _RECORD_HEADER.size + owner_length + unit_length + value_length
+    if marker != _MARKER or end > len(data):
+        return 0
+    with memoryview(data) as view, view[offset + _CHECKED_FROM : end] as checked:
+        return end - offset if zlib.crc32(checked, salt) == crc else 0
+
+
+def _scan(path: Path, keep: Callable[[str, str, int, int], None]) -> int:
+    """Call `keep(owner, unit, offset, length)` per sound record; returns the number of damaged stretches.
+
+    A record that was being written when its writer died is dropped without a word.
+    """
+    with path.open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        if size < _FILE_HEADER.size:
+            return 0
+        header = file.read(_FILE_HEADER.size)
+        if header == bytes(_FILE_HEADER.size):
+            return 0  # After a power loss a file may have its length and none of its content.
+        salt = _salt_of(header, path)
+        with mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ) as data:
+            data.madvise(mmap.MADV_SEQUENTIAL)
+            return _scan_records(data, salt, keep)
+
+
+def _scan_records(data: mmap.mmap, salt: int, keep: Callable[[str, str, int, int], None]) -> int:
+    offset, size, num_damaged = _FILE_HEADER.size, len(data), 0
+    header_size, unpack = _RECORD_HEADER.size, _RECORD_HEADER.unpack_from
+    while offset < size:
+        length = _checked_length(data, offset, salt)
+        if not length:
+            following = _next_sound(data, offset + 1, salt)
+            if following < 0:
+                return num_damaged + _is_whole(data, offset)
+            num_damaged += 1
+            offset = following
+            continue
+        _, _, owner_length, unit_length, _ = unpack(data, offset)
+        start = offset + header_size
+        middle = start + owner_length
+        keep(data[start:middle].decode(), data[middle : middle + unit_length].decode(), offset, length)
+        offset += length
+    return num_damaged
+
+
+def _is_whole(data: mmap.mmap, offset: int) -> bool:
+    """Whether a record that is not sound has all its bytes, so that it was damaged and not cut off."""
+    if offset + _RECORD_HEADER.size > len(data):
+        return False
+    marker, _, owner_length, unit_length, value_length = _RECORD_HEADER.unpack_from(data, offset)
+    end = offset + _RECORD_HEADER.size + owner_length + unit_length + value_length
+    return bool(marker == _MARKER and end <= len(data))
+
+
+def _next_sound(data: mmap.mmap, start: int, salt: int) -> int:
+    """Offset of the next sound record at or after `start`, or -1."""
+    offset = data.find(_MARKER, start)
+    while offset >= 0 and not _checked_length(data, offset, salt):
+        offset = data.find(_MARKER, offset + 1)
+    return offset

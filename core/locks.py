@@ -1,0 +1,139 @@
+"""Leases: at most one process at a time works on a stage instance.
+
+A lease has a fencing token, a number that grows with every holder of the same name, so that a later storage can
+refuse writes of a holder that lost its lease without noticing. The local lease stands on `flock`: the kernel drops it
+with its process, so nothing of a dead holder has to be cleaned up or waited for. A lease on an object store (a
+conditional put and an expiry) fits the same `Lease`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import socket
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Protocol
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from treadle.core.errors import RunError
+from treadle.core.storage import storage_errors
+
+_HOLDER_BYTES = 512
+# Looking who holds a lease takes a shared lock for an instant; taking it must not fail over that.
+_TRIES = 5
+_PAUSE_S = 0.02
+
+
+class Holder(BaseModel):
+    """Who holds a lease, or held it last."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    token: int
+    pid: int
+    host: str
+    started_at: str
+    """UTC, ISO 8601."""
+
+
+class Lease(Protocol):
+    """Permission to work on one thing until it is released, lost or expired."""
+
+    token: int
+    """Grows with every holder of the same lease."""
+
+    def is_held(self) -> bool:
+        """Whether work may go on."""
+        ...
+
+    def release(self) -> None:
+        """Give it back; a second call does nothing."""
+        ...
+
+
+class FileLease:
+    """A lease held by `flock` on one file, which also names its holder. The file stays when it is released."""
+
+    def __init__(self, path: Path, what: str) -> None:
+        """Take the lease on `path`, for the thing named `what`; raises RunError naming a living holder."""
+        self._path = path
+        with storage_errors("lock", path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._descriptor: int | None = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            try:
+                self._lock(what)
+                self.token = self._announce()
+            except BaseException:
+                self.release()
+                raise
+
+    def _lock(self, what: str) -> None:
+        assert self._descriptor is not None
+        for _ in range(_TRIES):
+            try:
+                return fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                time.sleep(_PAUSE_S)
+        holder = _read(self._path)
+        who = f"process {holder.pid} on {holder.host} since {holder.started_at}" if holder else "another process"
+        raise RunError(f"{what} is being run by {who}; wait until it ends, or stop it, then try again")
+
+    def _announce(self) -> int:
+        assert self._descriptor is not None
+        last = _read(self._path)
+        holder = Holder(
+            token=last.token + 1 if last else 1,
+            pid=os.getpid(),
+            host=socket.gethostname(),
+            started_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        )
+        # One write of one size: a kill leaves the old holder or the new one, and the token never goes back.
+        os.pwrite(self._descriptor, holder.model_dump_json().encode().ljust(_HOLDER_BYTES), 0)
+        return holder.token
+
+    def is_held(self) -> bool:
+        """See `Lease.is_held`; a local lease is never lost before it is released."""
+        return self._descriptor is not None
+
+    def release(self) -> None:
+        """See `Lease.release`."""
+        descriptor, self._descriptor = self._descriptor, None
+        if descriptor is not None:
+            os.close(descriptor)
+
+
+@contextlib.contextmanager
+def hold(path: Path, what: str) -> Iterator[Lease]:
+    """Hold the lease on `path` for the length of a block; raises RunError where a living process has it."""
+    lease = FileLease(path, what)
+    try:
+        yield lease
+    finally:
+        lease.release()
+
+
+def living_holder(path: Path) -> Holder | None:
+    """Who holds the lease on `path` now, or None where nobody does."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return _read(path) or Holder(token=0, pid=0, host="unknown", started_at="unknown")
+    finally:
+        os.close(descriptor)
+    return None
+
+
+def _read(path: Path) -> Holder | None:
+    try:
+        return Holder.model_validate_json(path.read_bytes())
+    except (FileNotFoundError, ValidationError):
+        return None

@@ -1,0 +1,182 @@
+"""Rows to parquet files whose bytes depend on the rows alone, in bounded memory.
+
+However the rows arrive (one by one, in batches, over several attempts), row groups and parts are cut at the same
+places, so equal rows give equal files.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from treadle.core.errors import ArtifactError
+from treadle.core.schemas import Table
+from treadle.core.storage import storage_errors
+
+ROW_GROUP_ROWS = 4096
+ROW_GROUP_BYTES = 32 * 1024 * 1024
+PART_ROW_GROUPS = 64
+_CHUNK_ROWS = 256
+
+
+class TableWriter:
+    """Writes checked rows into `<folder>/<name>` or, with several parts, `part-00000.parquet`, ...
+
+    A row group ends after 4,096 rows or 32 MiB of text and numbers, a part after 64 row groups. Rows must have all
+    columns of the table and no others.
+    """
+
+    def __init__(self, table: Table, folder: Path, *, name: str | None = None, unique: bool = True) -> None:
+        """`name`: one file of that name. `unique`: refuse a second row with the same key."""
+        self._table = table
+        self._folder = folder
+        self._name = name
+        self._columns = table.schema.names
+        self._schema = _stored_schema(table)
+        self._keys: set[bytes] | None = set() if unique else None
+        self._rows: list[Mapping[str, Any]] = []
+        self._chunks: list[pa.RecordBatch] = []
+        self._group_rows = 0
+        self._group_bytes = 0
+        self._part_groups = 0
+        self._file: Any = None
+        self.num_rows = 0
+        """Rows taken so far."""
+        self.files: list[str] = []
+        """Names of the files, in order."""
+
+    def write(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Append rows; raises ArtifactError naming row and column, StorageError where the disk refuses."""
+        for row in rows:
+            self._check(row)
+            self._rows.append(row)
+            self.num_rows += 1
+            self._group_rows += 1
+            self._group_bytes += _row_bytes(row)
+            if self._group_rows == ROW_GROUP_ROWS or self._group_bytes >= ROW_GROUP_BYTES:
+                self._end_group()
+            elif len(self._rows) == _CHUNK_ROWS:
+                self._convert()
+
+    def close(self) -> None:
+        """Write what is left; a table without rows becomes a file with the schema alone."""
+        if self._group_rows:
+            self._end_group()
+        if not self.files:
+            self._open_part()
+        self._close_part()
+
+    def abandon(self) -> None:
+        """Close the open file, whatever its state."""
+        if self._file is not None:
+            file, self._file = self._file, None
+            file.close()
+
+    def _check(self, row: Mapping[str, Any]) -> None:
+        if row.keys() != set(self._columns):
+            missing, unknown = set(self._columns) - row.keys(), row.keys() - set(self._columns)
+            raise self._error(self.num_rows, f"missing columns {sorted(missing)}, unknown columns {sorted(unknown)}")
+        if self._keys is None:
+            return
+        # repr escapes what cannot be encoded; such a row is refused when it is converted.
+        key = repr([row[name] for name in self._table.key])
+        digest = hashlib.blake2b(key.encode(), digest_size=16).digest()
+        if digest in self._keys:
+            raise self._error(self.num_rows, f"a row with {self._describe_key(row)} was written before")
+        self._keys.add(digest)
+
+    def _convert(self) -> None:
+        rows, self._rows = self._rows, []
+        if not rows:
+            return
+        first = self.num_rows - len(rows)
+        columns = [self._column(field, rows, first) for field in self._schema]
+        self._chunks.append(pa.RecordBatch.from_arrays(columns, schema=self._schema))
+
+    def _column(self, field: pa.Field, rows: Sequence[Mapping[str, Any]], first: int) -> pa.Array:
+        values = [row[field.name] for row in rows]
+        try:
+            column = pa.array(values, field.type)
+        except (pa.ArrowException, ValueError, TypeError, OverflowError):
+            raise self._explain(field, values, first) from None
+        if column.null_count and not field.nullable:
+            raise self._error(first + values.index(None), f"column {field.name!r} is null", rows[values.index(None)])
+        if pa.types.is_list(field.type) and column.flatten().null_count:
+            index = next(i for i, value in enumerate(values) if value is not None and None in list(value))
+            raise self._error(first + index, f"column {field.name!r} holds a null", rows[index])
+        return column
+
+    def _explain(self, field: pa.Field, values: Sequence[Any], first: int) -> ArtifactError:
+        for index, value in enumerate(values):
+            try:
+                pa.array([value], field.type)
+            except UnicodeError:
+                what = "is text that cannot be encoded (a lone surrogate); clean it where it enters"
+            except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
+                what = f"does not fit {field.type}: {error}"
+            else:
+                continue
+            return self._error(first + index, f"column {field.name!r} {what}")
+        return self._error(first, f"column {field.name!r} does not fit {field.type}")
+
+    def _error(self, index: int, what: str, row: Mapping[str, Any] | None = None) -> ArtifactError:
+        where = f" ({self._describe_key(row)})" if row is not None else ""
+        return ArtifactError(f"table {self._table.kind}, row {index + 1}{where}: {what}")
+
+    def _describe_key(self, row: Mapping[str, Any]) -> str:
+        return ", ".join(f"{name}={row[name]!r:.60}" for name in self._table.key)
+
+    def _end_group(self) -> None:
+        self._convert()
+        # One chunk per column: page boundaries would depend on how many there are.
+        group = pa.Table.from_batches(self._chunks, schema=self._schema).combine_chunks()
+        with storage_errors("write", self._folder):
+            if self._file is None:
+                self._open_part()
+            self._file.write_table(group, row_group_size=group.num_rows)
+        self._chunks, self._group_rows, self._group_bytes = [], 0, 0
+        self._part_groups += 1
+        if self._part_groups == PART_ROW_GROUPS and self._name is None:
+            self._close_part()
+
+    def _open_part(self) -> None:
+        import pyarrow.parquet as pq
+
+        name = self._name or f"part-{len(self.files):05d}.parquet"
+        with storage_errors("write", self._folder / name):
+            self._file = pq.ParquetWriter(str(self._folder / name), self._schema, compression="zstd")
+        self.files.append(name)
+        self._part_groups = 0
+
+    def _close_part(self) -> None:
+        if self._file is not None:
+            with storage_errors("write", self._folder):
+                file, self._file = self._file, None
+                file.close()
+                descriptor = os.open(self._folder / self.files[-1], os.O_RDONLY)
+                os.fsync(descriptor)
+                os.close(descriptor)
+
+
+def _stored_schema(table: Table) -> pa.Schema:
+    """The schema as files carry it: kind and version, and no column texts, whose wording may change."""
+    fields = [field.remove_metadata() for field in table.schema]
+    return pa.schema(fields, {"treadle.kind": table.kind, "treadle.schema_version": str(table.version)})
+
+
+def _row_bytes(row: Mapping[str, Any]) -> int:
+    """About the memory that a row takes; it must depend on nothing but the row."""
+    total = 0
+    for value in row.values():
+        if isinstance(value, str):
+            total += len(value)
+        elif isinstance(value, (list, tuple)):
+            total += sum(map(len, value)) if value and isinstance(value[0], str) else 4 * len(value)
+        else:
+            total += 8
+    return total

@@ -1,0 +1,101 @@
+"""What a run writes down about itself: its identity, the stage records, the attempts.
+
+These models are the format of the JSON files; `docs/behaviour/runs.md` says which file means what.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from treadle.core.artifacts import ArtifactRef
+
+AttemptState = Literal["running", "completed", "failed", "interrupted"]
+InstanceState = Literal["completed", "running", "failed", "interrupted", "crashed", "absent"]
+
+
+class _Record(BaseModel):
+    # `ignore`: a newer Treadle may add keys; status and lineage of an older one go on working.
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class RunInfo(_Record):
+    """`run.json`: written once, when the run is created."""
+
+    run_id: str
+    created_at: str
+    """UTC, ISO 8601."""
+    seed: int | None
+    treadle_version: str
+    git: str | None
+    """Commit of the source tree, `-dirty` if changed; None outside of a checkout."""
+    packages: dict[str, str]
+    semantic: dict[str, Any]
+    """The configuration without operational keys; locked."""
+
+
+class InputRef(_Record):
+    """One artifact that a stage instance read, and the instance that made it."""
+
+    address: str
+    artifact: ArtifactRef
+
+
+class StageRecord(_Record):
+    """The result of a stage instance; exists only when everything that it names has been committed."""
+
+    address: str
+    stage: str
+    version: int
+    fingerprint: str
+    """Hex digits: what was done."""
+    settings: Any
+    """The semantic settings."""
+    inputs: dict[str, tuple[InputRef, ...]]
+    outputs: dict[str, ArtifactRef]
+    telemetry: dict[str, str]
+    """Kind -> file below the root."""
+    metrics: dict[str, Any]
+    attempt: int
+    """Number of the attempt that completed it."""
+    started_at: str
+    finished_at: str
+    versions: dict[str, str]
+    reused: bool = False
+    """Set on the copy that `execute` returns when nothing had to be done; never stored."""
+
+
+class AttemptRecord(_Record):
+    """`attempt.json`: one try at a stage instance."""
+
+    address: str
+    number: int
+    state: AttemptState
+    fingerprint: str
+    forced: bool
+    pid: int
+    host: str
+    token: int
+    """Fencing token of the lease under which it ran."""
+    started_at: str
+    finished_at: str | None = None
+    error: str | None = None
+    """One line."""
+
+
+class InstanceStatus(_Record):
+    """What is known of a stage instance at one moment."""
+
+    address: str
+    state: InstanceState
+    num_rows: dict[str, int]
+    """Per output table of the record in force; empty where there is none."""
+    num_finished: int
+    """Owners finished in the journal of an attempt that has not completed."""
+    num_attempts: int
+    error: str | None
+    log: str | None
+    """Log of the last attempt, below the root."""
+    started_at: str | None
+    finished_at: str | None

@@ -1,0 +1,279 @@
+"""A run: one configuration, and what its stage instances have done so far.
+
+    <root>/artifacts/<kind>/<digest>/                    shared by all runs
+    <root>/runs/<run_id>/run.json                        identity and locked configuration
+                         config.json, config.input.toml  as resolved, and as given
+                         records/<address>.json          one result per stage instance
+                         attempts/<address>/<n>/         attempt.json, log.txt, telemetry
+                         journal/<address>/<fingerprint> work in progress
+                         locks/<address>.lock
+
+Everything is readable without this program, and paths inside are relative to the root, so that it can be moved.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, TypeVar
+
+import orjson
+from pydantic import BaseModel, ValidationError
+
+from treadle.core.artifacts import ArtifactReader, ArtifactRef, verify_artifact
+from treadle.core.config import differing_keys
+from treadle.core.errors import ConfigError, RunError
+from treadle.core.journal import count_finished
+from treadle.core.locks import living_holder
+from treadle.core.provenance import git_state, package_versions
+from treadle.core.records import AttemptRecord, InstanceState, InstanceStatus, RunInfo, StageRecord
+from treadle.core.stage import Address
+from treadle.core.storage import LocalStorage, Storage
+
+T_Model = TypeVar("T_Model", bound=BaseModel)
+
+_RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+_SHOWN_DIFFERENCES = 20
+FINGERPRINT_DIGITS = 12
+
+
+class Run:
+    """A run on a root; get one with `create`, `open` or `create_or_open`."""
+
+    def __init__(self, storage: Storage, info: RunInfo) -> None:
+        self.storage = storage
+        self.info = info
+
+    @property
+    def run_id(self) -> str:
+        """Name of the run."""
+        return self.info.run_id
+
+    @classmethod
+    def create(
+        cls,
+        root: Path,
+        run_id: str,
+        config_json: Mapping[str, Any],
+        semantic_json: Mapping[str, Any],
+        config_input: str = "",
+        *,
+        seed: int | None = None,
+    ) -> Run:
+        """Create a run; raises RunError where it exists, StorageError where the root cannot be written.
+
+        `config_json` is the resolved configuration, `semantic_json` the same without operational keys,
+        `config_input` the file as the user wrote it.
+        """
+        storage = LocalStorage(root)
+        info = RunInfo(
+            run_id=_checked_id(run_id),
+            created_at=utc_now(),
+            seed=seed,
+            treadle_version=package_versions(("treadle",)).get("treadle", "unknown"),
+            git=git_state(),
+            packages=package_versions(),
+            semantic=dict(semantic_json),
+        )
+        run = cls(storage, info)
+        if storage.exists(run.key("run.json")):
+            raise RunError(f"run {run_id} exists already in {root}; resume it, or choose another run id")
+        run._write_config(config_json, config_input)
+        if not storage.put_if(run.key("run.json"), _as_json(info), None):
+            raise RunError(f"run {run_id} was created by another process just now; try again to resume it")
+        return run
+
+    @classmethod
+    def open(cls, root: Path, run_id: str) -> Run:
+        """Open a run; raises RunError where there is none."""
+        storage = LocalStorage(root)
+        info = _load(storage, f"runs/{_checked_id(run_id)}/run.json", RunInfo)
+        if info is None:
+            known = ", ".join(list_runs(root)) or "none"
+            raise RunError(f"there is no run {run_id} in {root}; runs there: {known}")
+        return cls(storage, info)
+
+    @classmethod
+    def create_or_open(
+        cls,
+        root: Path,
+        run_id: str,
+        config_json: Mapping[str, Any],
+        semantic_json: Mapping[str, Any],
+        config_input: str = "",
+        *,
+        seed: int | None = None,
+    ) -> Run:
+        """Create a run, or resume one made with the same semantic configuration.
+
+        Raises RunError listing the keys that differ. Operational differences are taken over.
+        """
+        storage = LocalStorage(root)
+        if not storage.exists(f"runs/{_checked_id(run_id)}/run.json"):
+            return cls.create(root, run_id, config_json, semantic_json, config_input, seed=seed)
+        run = cls.open(root, run_id)
+        differences = differing_keys(run.info.semantic, _plain(semantic_json))
+        if differences:
+            more = len(differences) - _SHOWN_DIFFERENCES
+            shown = "; ".join(differences[:_SHOWN_DIFFERENCES]) + (f"; and {more} more" if more > 0 else "")
+            raise RunError(
+                f"run {run_id} was made with another configuration ({shown}); "
+                f"choose a new run id, or resume with the configuration in {run.key('config.json')}"
+            )
+        if run.config() != _plain(config_json):
+            run._write_config(config_json, config_input)
+        return run
+
+    def key(self, name: str) -> str:
+        """Key of something that belongs to this run, relative to the root."""
+        return f"runs/{self.run_id}/{name}"
+
+    def config(self) -> dict[str, Any]:
+        """The resolved configuration as last written."""
+        content = self.storage.get(self.key("config.json"))
+        return {} if content is None else orjson.loads(content)
+
+    def record(self, address: Address) -> StageRecord | None:
+        """The result of a stage instance, or None."""
+        return _load(self.storage, self.key(f"records/{address}.json"), StageRecord)
+
+    def records(self) -> list[StageRecord]:
+        """All results, by address."""
+        found = (self.record(address) for address in self._addresses("records"))
+        return [record for record in found if record is not None]
+
+    def write_record(self, record: StageRecord) -> None:
+        """Put the result of a stage instance in force."""
+        self.storage.put(self.key(f"records/{record.address}.json"), _as_json(record, exclude={"reused"}))
+
+    def rows(self, ref: ArtifactRef) -> ArtifactReader:
+        """Open an artifact; raises ArtifactError."""
+        return ArtifactReader(self.storage, ref)
+
+    def attempts(self, address: Address) -> list[AttemptRecord]:
+        """All attempts at a stage instance, oldest first."""
+        prefix = self.key(f"attempts/{address}")
+        numbers = sorted(
+            int(match[1])
+            for key in self.storage.keys(prefix)
+            if (match := re.fullmatch(re.escape(prefix) + r"/(\d+)/attempt\.json", key))
+        )
+        found = (_load(self.storage, self.attempt_key(address, number), AttemptRecord) for number in numbers)
+        return [attempt for attempt in found if attempt is not None]
+
+    def attempt_key(self, address: Address, number: int, name: str = "attempt.json") -> str:
+        """Key of a file of an attempt."""
+        return self.key(f"attempts/{address}/{number}/{name}")
+
+    def write_attempt(self, attempt: AttemptRecord) -> None:
+        """Write the state of an attempt."""
+        address = Address.parse(attempt.address)
+        self.storage.put(self.attempt_key(address, attempt.number), _as_json(attempt))
+
+    def journal_key(self, address: Address, fingerprint: str) -> str:
+        """Key of the journal of a stage instance for one fingerprint."""
+        return self.key(f"journal/{address}/{fingerprint[:FINGERPRINT_DIGITS]}")
+
+    def lock_path(self, address: Address) -> Path:
+        """File of the lease of a stage instance."""
+        return self.storage.directory(self.key("locks")) / f"{address}.lock"
+
+    def verify(self) -> dict[str, list[str]]:
+        """Hash every artifact that a record names again: folder -> what is wrong with it (empty: nothing)."""
+        refs = {ref.folder: ref for record in self.records() for ref in record.outputs.values()}
+        return {folder: verify_artifact(self.storage, ref) for folder, ref in sorted(refs.items())}
+
+    def statuses(self, known: Iterable[Address] = ()) -> list[InstanceStatus]:
+        """State of each instance in `known`, and of each further one that has a record or an attempt."""
+        addresses = dict.fromkeys(known)
+        for name in ("records", "attempts"):
+            addresses.update(dict.fromkeys(self._addresses(name)))
+        return [self.status(address) for address in addresses]
+
+    def status(self, address: Address) -> InstanceStatus:
+        """State of one instance; an attempt that says running and holds no lease has crashed."""
+        record, attempts = self.record(address), self.attempts(address)
+        last = attempts[-1] if attempts else None
+        state: InstanceState = "completed" if record else "absent"
+        if last is not None:
+            state = last.state
+            if state == "running" and living_holder(self.lock_path(address)) is None:
+                # Killed between its record and its last word: the work is done.
+                state = "completed" if record and record.attempt == last.number else "crashed"
+        num_finished = 0
+        if last is not None and state not in ("completed", "absent"):
+            num_finished = count_finished(self.storage.directory(self.journal_key(address, last.fingerprint)))
+        return InstanceStatus(
+            address=str(address),
+            state=state,
+            num_rows={kind: ref.num_rows for kind, ref in record.outputs.items()} if record else {},
+            num_finished=num_finished,
+            num_attempts=len(attempts),
+            error=last.error if last else None,
+            log=self.attempt_key(address, last.number, "log.txt") if last else None,
+            started_at=last.started_at if last else None,
+            finished_at=last.finished_at if last else record.finished_at if record else None,
+        )
+
+    def _addresses(self, name: str) -> Iterator[Address]:
+        """Addresses below `records` or `attempts`, in order; files of other origin are passed over."""
+        prefix = self.key(name) + "/"
+        texts = {
+            "/".join(key.removeprefix(prefix).removesuffix(".json").split("/")[:2])
+            for key in self.storage.keys(self.key(name))
+        }
+        found = []
+        for text in texts:
+            try:
+                found.append(Address.parse(text))
+            except ConfigError:
+                continue
+        yield from sorted(found, key=lambda address: (address.iteration, address.stage, address.qualifier or ""))
+
+    def _write_config(self, config_json: Mapping[str, Any], config_input: str) -> None:
+        self.storage.put(self.key("config.json"), _as_json(dict(config_json)))
+        self.storage.put(self.key("config.input.toml"), config_input.encode())
+
+
+def list_runs(root: Path) -> list[str]:
+    """Names of the runs on a root."""
+    folder = LocalStorage(root).path("runs")
+    return sorted(path.parent.name for path in folder.glob("*/run.json") if _RUN_ID.fullmatch(path.parent.name))
+
+
+def utc_now() -> str:
+    """The time as all records write it: UTC, ISO 8601, milliseconds."""
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
+
+
+def _checked_id(run_id: str) -> str:
+    if not _RUN_ID.fullmatch(run_id):
+        raise RunError(
+            f"{run_id[:100]!r} cannot be a run id; use 1 to 100 letters, digits, dots, dashes and underscores, "
+            "beginning with a letter or digit"
+        )
+    return run_id
+
+
+def _plain(value: Mapping[str, Any]) -> Any:
+    """As it reads back from a file, so that tuples and paths compare equal to what was stored."""
+    return orjson.loads(orjson.dumps(value, default=str))
+
+
+def _as_json(value: BaseModel | dict[str, Any], exclude: set[str] | None = None) -> bytes:
+    data = value.model_dump(mode="json", exclude=exclude) if isinstance(value, BaseModel) else value
+    return orjson.dumps(data, default=str, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
+
+
+def _load(storage: Storage, key: str, model: type[T_Model]) -> T_Model | None:
+    content = storage.get(key)
+    if content is None:
+        return None
+    try:
+        return model.model_validate_json(content)
+    except ValidationError as error:
+        detail = error.errors()[0]
+        where = ".".join(str(part) for part in detail["loc"])
+        raise RunError(f"{key} cannot be read ({where}: {detail['msg']}); restore it or delete it") from None

@@ -1,0 +1,222 @@
+"""Where runs and artifacts are kept: whole objects under keys, on a local folder today and an object store later.
+
+A key is a relative POSIX path such as `runs/r1/run.json`. The protocol asks only for what an object store can also
+promise: an object appears whole or not at all, a conditional put decides races, a folder of files is published by
+making its manifest appear last. What needs a POSIX directory (journal, logs) asks for one with `directory`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import io
+import os
+import shutil
+import uuid
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+from typing import Protocol
+
+from treadle.core.errors import StorageError
+
+_REMEDIES = {
+    errno.ENOSPC: "the disk is full: free space, then run the same command again; what was finished is kept",
+    errno.EDQUOT: "the disk quota is used up: free space, then run the same command again; what was finished is kept",
+    errno.EROFS: "the file system is read-only: choose another root",
+    errno.EACCES: "permission denied: choose a root that this user may write, or change its owner",
+    errno.EPERM: "operation not permitted: choose a root that this user may write",
+    errno.EMFILE: "too many open files: raise the limit with `ulimit -n`",
+    errno.ENAMETOOLONG: "the name is too long for this file system: use shorter run and model names",
+    errno.ENOTDIR: "a file lies where a folder is expected: choose another root",
+    errno.EIO: "the disk reports a read or write failure: check the device",
+}
+
+
+@contextlib.contextmanager
+def storage_errors(action: str, path: Path | str) -> Iterator[None]:
+    """Turn an OSError into a StorageError that names the action, the path, its meaning and what to do."""
+    try:
+        yield
+    except OSError as error:
+        meaning = _REMEDIES.get(error.errno or 0, os.strerror(error.errno) if error.errno else str(error))
+        raise StorageError(f"cannot {action} {path}: {meaning}") from error
+
+
+class Storage(Protocol):
+    """A root under which objects are kept. All methods raise StorageError where the medium fails."""
+
+    def put(self, key: str, data: bytes) -> None:
+        """Write a whole object; readers see the old one or the new one, never a part."""
+        ...
+
+    def put_if(self, key: str, data: bytes, expected: bytes | None) -> bool:
+        """Write an object if it now equals `expected` (None: if there is none); False if it does not."""
+        ...
+
+    def get(self, key: str) -> bytes | None:
+        """Content of an object, or None where there is none."""
+        ...
+
+    def open(self, key: str) -> io.BufferedIOBase:
+        """Open an object for reading with random access; raises StorageError where there is none."""
+        ...
+
+    def exists(self, key: str) -> bool:
+        """Whether there is such an object."""
+        ...
+
+    def keys(self, prefix: str) -> Iterator[str]:
+        """Keys of all objects below a folder, sorted; unpublished work is left out."""
+        ...
+
+    def delete(self, key: str) -> None:
+        """Remove an object or all objects below it; nothing happens where there is none."""
+        ...
+
+    def prepare(self, prefix: str) -> Path:
+        """Create an empty local folder in which objects for a folder below `prefix` can be prepared."""
+        ...
+
+    def publish(self, staged: Path, folder: str, manifest: str) -> bool:
+        """Make a staged folder appear as `folder`, its file `manifest` last.
+
+        Returns False, and drops the staged files, where the folder has been published before.
+        """
+        ...
+
+    def directory(self, key: str) -> Path:
+        """Path of a POSIX directory, which may not exist yet, for files that grow: journals, logs, locks."""
+        ...
+
+
+class LocalStorage:
+    """A root on a local or network file system with POSIX rename and flock."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = Path(os.path.abspath(root))
+
+    def path(self, key: str) -> Path:
+        """The file of a key; refuses keys that would leave the root."""
+        pure = PurePosixPath(key)
+        if pure.is_absolute() or ".." in pure.parts or "\0" in key:
+            raise StorageError(f"{key!r} is not a key inside of {self.root}")
+        return self.root / pure
+
+    def put(self, key: str, data: bytes) -> None:
+        """See `Storage.put`."""
+        target = self.path(key)
+        with storage_errors("write", target):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            _write_atomically(target, data)
+
+    def put_if(self, key: str, data: bytes, expected: bytes | None) -> bool:
+        """See `Storage.put_if`; decided under one lock per root."""
+        guard = self.path(".put_if.lock")
+        with storage_errors("write", self.path(key)):
+            self.root.mkdir(parents=True, exist_ok=True)
+            with guard.open("ab") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                if self.get(key) != expected:
+                    return False
+                self.put(key, data)
+                return True
+
+    def get(self, key: str) -> bytes | None:
+        """See `Storage.get`."""
+        path = self.path(key)
+        with storage_errors("read", path):
+            try:
+                return path.read_bytes()
+            except FileNotFoundError:
+                return None
+
+    def open(self, key: str) -> io.BufferedIOBase:
+        """See `Storage.open`."""
+        path = self.path(key)
+        with storage_errors("read", path):
+            return path.open("rb")
+
+    def exists(self, key: str) -> bool:
+        """See `Storage.exists`."""
+        path = self.path(key)
+        with storage_errors("look up", path):
+            return path.is_file()
+
+    def keys(self, prefix: str) -> Iterator[str]:
+        """See `Storage.keys`."""
+        start = self.path(prefix)
+        with storage_errors("list", start):
+            for folder, folders, files in os.walk(start):
+                folders[:] = sorted(name for name in folders if not name.startswith(".tmp-"))
+                place = Path(folder).relative_to(self.root)
+                yield from sorted((place / name).as_posix() for name in files if not name.startswith(".tmp-"))
+
+    def delete(self, key: str) -> None:
+        """See `Storage.delete`."""
+        path = self.path(key)
+        with storage_errors("delete", path), contextlib.suppress(FileNotFoundError):
+            if path.is_dir():
+                # Renamed first: a kill in the middle leaves no half of it behind under its own name.
+                doomed = path.parent / _temporary_name()
+                path.rename(doomed)
+                shutil.rmtree(doomed)
+            else:
+                path.unlink()
+
+    def prepare(self, prefix: str) -> Path:
+        """See `Storage.prepare`."""
+        parent = self.path(prefix)
+        with storage_errors("write", parent):
+            parent.mkdir(parents=True, exist_ok=True)
+            folder = parent / _temporary_name()
+            folder.mkdir()
+            return folder
+
+    def publish(self, staged: Path, folder: str, manifest: str) -> bool:
+        """See `Storage.publish`: everything is forced to disk, then one rename makes it appear."""
+        target = self.path(folder)
+        with storage_errors("write", target):
+            for path in staged.iterdir():
+                _fsync(path)
+            _fsync(staged)
+            try:
+                os.rename(staged, target)
+            except OSError as error:
+                if error.errno not in (errno.EEXIST, errno.ENOTEMPTY) or not (target / manifest).is_file():
+                    raise
+                shutil.rmtree(staged)
+                return False
+            _fsync(target.parent)
+            return True
+
+    def directory(self, key: str) -> Path:
+        """See `Storage.directory`."""
+        return self.path(key)
+
+
+def _temporary_name() -> str:
+    return f".tmp-{uuid.uuid4().hex}"
+
+
+def _write_atomically(target: Path, data: bytes) -> None:
+    temporary = target.parent / _temporary_name()
+    try:
+        with temporary.open("xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, target)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise
+    _fsync(target.parent)
+
+
+def _fsync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,237 @@
+"""A stage instance runs once, resumes after anything, and leaves a record only when its result is complete."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from treadle.core.config import Operational, Section
+from treadle.core.errors import ConfigError, RolloutsOwed, RunError, StageFailed
+from treadle.core.execute import execute, state_of
+from treadle.core.runs import Run
+from treadle.core.schemas import Table
+from treadle.core.stage import Address, Instance, Stage, StageContext
+
+NUMBERS = Table("numbers", 1, ("number",), pa.schema([pa.field("number", pa.int64(), nullable=False)]), "Numbers.")
+TIMES = Table("times", 1, ("number",), pa.schema([pa.field("number", pa.int64(), nullable=False)]), "Times.")
+
+
+class Settings(Section):
+    count: int = 3
+    url: Operational[str] = "a"
+
+
+def count(context: StageContext) -> Mapping[str, Any]:
+    """Each number is worked out once, whatever happens to the attempts."""
+    for number in range(context.settings.count):
+        owner = f"n{number}"
+        if not context.journal.is_finished(owner):
+            CALLS.append(number)
+            context.journal.finish(owner, str(number).encode())
+    for number in range(context.settings.count):
+        context.write("numbers", [{"number": int(context.journal.finished(f"n{number}"))}])
+    context.write_telemetry("times", [{"number": context.attempt}])
+    return {"count": context.settings.count}
+
+
+def double(context: StageContext) -> Mapping[str, Any]:
+    numbers = [row["number"] for rows in context.inputs["numbers"] for row in rows.rows()]
+    context.write("doubles", [{"number": 2 * number} for number in numbers])
+    return {}
+
+
+DOUBLES = Table("doubles", 1, ("number",), NUMBERS.schema, "Doubles.")
+CALLS: list[int] = []
+COUNT = Stage(name="count", version=1, settings=Settings, produces=(NUMBERS,), telemetry=(TIMES,), run=count)
+DOUBLE = Stage(
+    name="double", version=1, settings=Section, consumes={"numbers": "numbers"}, produces=(DOUBLES,), run=double
+)
+
+
+@pytest.fixture(autouse=True)
+def _no_calls() -> None:
+    CALLS.clear()
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    return Run.create(tmp_path, "r1", {}, {})
+
+
+def counting(body: Callable[[StageContext], Mapping[str, Any]] = count, **settings: Any) -> Instance:
+    stage = Stage(name="count", version=1, settings=Settings, produces=(NUMBERS,), telemetry=(TIMES,), run=body)
+    return Instance(address=Address(1, "count"), stage=stage, settings=Settings(**settings))
+
+
+DOUBLING = Instance(
+    address=Address(1, "double"), stage=DOUBLE, settings=Section(), inputs={"numbers": (Address(1, "count"),)}
+)
+
+
+def numbers_of(run: Run, address: str = "1/count", kind: str = "numbers") -> list[int]:
+    record = run.record(Address.parse(address))
+    assert record is not None
+    return [row["number"] for row in run.rows(record.outputs[kind]).rows()]
+
+
+def test_a_finished_instance_is_not_run_again(run: Run) -> None:
+    assert state_of(counting(), run) == "run"
+    first = execute(counting(), run)
+    assert (first.reused, first.metrics, numbers_of(run), CALLS) == (False, {"count": 3}, [0, 1, 2], [0, 1, 2])
+    assert state_of(counting(), run) == "reuse"
+    again = execute(counting(url="b"), run)
+    assert again.reused
+    assert again.fingerprint == first.fingerprint
+    assert CALLS == [0, 1, 2]
+    assert run.record(Address(1, "count")) == first
+
+
+def test_a_changed_setting_runs_it_again(run: Run) -> None:
+    execute(counting(), run)
+    assert state_of(counting(count=4), run) == "run"
+    execute(counting(count=4), run)
+    assert numbers_of(run) == [0, 1, 2, 3]
+
+
+def test_a_changed_input_runs_it_again_and_an_equal_one_does_not(run: Run) -> None:
+    execute(counting(), run)
+    execute(DOUBLING, run)
+    execute(counting(), run, force=True)
+    assert execute(DOUBLING, run).reused
+    execute(counting(count=2), run)
+    assert not execute(DOUBLING, run).reused
+    assert numbers_of(run, "1/double", "doubles") == [0, 2]
+
+
+def test_a_missing_input_names_what_to_run_first(run: Run) -> None:
+    assert state_of(DOUBLING, run) == "missing input"
+    with pytest.raises(RunError, match="run 1/count first"):
+        execute(DOUBLING, run)
+
+
+def test_inputs_that_the_stage_does_not_read_are_refused(run: Run) -> None:
+    with pytest.raises(ConfigError, match="reads \\['numbers'\\], bound are \\[\\]"):
+        execute(Instance(address=Address(1, "double"), stage=DOUBLE, settings=Section()), run)
+
+
+def test_a_lost_artifact_is_made_again(run: Run, tmp_path: Path) -> None:
+    record = execute(counting(), run)
+    (tmp_path / record.outputs["numbers"].folder / "artifact.json").unlink()
+    assert state_of(counting(), run) == "run"
+
+
+def test_a_failure_leaves_no_record_and_the_next_attempt_continues(run: Run, tmp_path: Path) -> None:
+    def fail_once(context: StageContext) -> Mapping[str, Any]:
+        context.journal.finish("n0", b"0")
+        raise RolloutsOwed("2 rollouts are owed")
+
+    with pytest.raises(RolloutsOwed, match="2 rollouts are owed"):
+        execute(counting(fail_once), run)
+    assert run.record(Address(1, "count")) is None
+    status = run.status(Address(1, "count"))
+    assert (status.state, status.error, status.num_finished) == ("failed", "2 rollouts are owed", 1)
+    assert not list(tmp_path.glob("artifacts/*/*"))
+    record = execute(counting(), run)
+    assert CALLS == [1, 2]
+    assert record.attempt == 2
+    assert run.status(Address(1, "count")).state == "completed"
+    assert not list(tmp_path.glob("runs/r1/journal/**/*.journal"))
+
+
+def test_a_bug_in_a_stage_becomes_one_line_and_a_traceback_in_the_log(run: Run, tmp_path: Path) -> None:
+    def stumble(context: StageContext) -> Mapping[str, Any]:
+        raise ZeroDivisionError("nothing to divide by")
+
+    with pytest.raises(StageFailed, match="1/count failed: ZeroDivisionError: nothing to divide by; the traceback"):
+        execute(counting(stumble), run)
+    log = tmp_path / "runs/r1/attempts/1/count/1/log.txt"
+    assert "Traceback (most recent call last)" in log.read_text()
+
+
+def test_an_interrupt_is_recorded_and_passed_on(run: Run) -> None:
+    def interrupt(context: StageContext) -> Mapping[str, Any]:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        execute(counting(interrupt), run)
+    assert run.status(Address(1, "count")).state == "interrupted"
+
+
+def test_a_stage_that_makes_nothing_fails(run: Run) -> None:
+    with pytest.raises(StageFailed, match="1/count made no rows of numbers"):
+        execute(counting(count=0), run)
+    assert run.record(Address(1, "count")) is None
+
+
+def test_force_starts_from_nothing(run: Run) -> None:
+    execute(counting(), run)
+    CALLS.clear()
+    record = execute(counting(), run, force=True)
+    assert CALLS == [0, 1, 2]
+    assert (record.reused, record.attempt) == (False, 2)
+
+
+def test_forcing_again_continues_a_forced_attempt_that_was_cut_off(run: Run) -> None:
+    execute(counting(), run)
+
+    def cut_off(context: StageContext) -> Mapping[str, Any]:
+        context.journal.finish("n0", b"0")
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        execute(counting(cut_off), run, force=True)
+    assert execute(counting(), run).reused
+    CALLS.clear()
+    execute(counting(), run, force=True)
+    assert CALLS == [1, 2]
+
+
+def test_a_killed_attempt_shows_as_crashed_and_is_continued(run: Run) -> None:
+    """A kill leaves the attempt saying `running` with nobody holding its lease."""
+
+    def leave_off(context: StageContext) -> Mapping[str, Any]:
+        context.journal.finish("n0", b"0")
+        assert run.status(Address(1, "count")).state == "running"
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        execute(counting(leave_off), run)
+    (attempt,) = run.attempts(Address(1, "count"))
+    run.write_attempt(attempt.model_copy(update={"state": "running", "finished_at": None, "error": None}))
+    status = run.status(Address(1, "count"))
+    assert (status.state, status.num_finished) == ("crashed", 1)
+    execute(counting(), run)
+    assert CALLS == [1, 2]
+
+
+def test_two_at_once_are_refused(run: Run) -> None:
+    def start_another(context: StageContext) -> Mapping[str, Any]:
+        with pytest.raises(RunError, match="1/count of run r1 is being run by process"):
+            execute(counting(), run)
+        return count(context)
+
+    execute(counting(start_another), run)
+
+
+def test_telemetry_lies_beside_the_attempt_and_not_in_the_digest(run: Run, tmp_path: Path) -> None:
+    first = execute(counting(), run)
+    second = execute(counting(), run, force=True)
+    assert first.outputs == second.outputs
+    assert second.telemetry == {"times": "runs/r1/attempts/1/count/2/times.parquet"}
+    assert (tmp_path / second.telemetry["times"]).is_file()
+
+
+def test_stage_logs_go_to_the_attempt(run: Run, tmp_path: Path) -> None:
+    def speak(context: StageContext) -> Mapping[str, Any]:
+        logging.getLogger("treadle.somewhere").info("heard \ud800")
+        return count(context)
+
+    before = logging.getLogger("treadle").handlers[:]
+    execute(counting(speak), run)
+    assert "heard \\ud800" in (tmp_path / "runs/r1/attempts/1/count/1/log.txt").read_text()
+    assert logging.getLogger("treadle").handlers == before
