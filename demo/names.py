@@ -1,0 +1,116 @@
+"""Invented names and seeded draws by index: the sample world has no global state and fits any size.
+
+A name is onset, vowel, middle cluster, vowel, last group, vowel. Vowels are single letters and the groups between them
+hold only consonants, so a name can be taken apart in one way only: different digits give different names. The middle
+clusters are rare in real languages, which keeps the names off the map. Names end in a, o or u, which stemmers of
+English leave alone.
+"""
+
+from __future__ import annotations
+
+_MASK = (1 << 64) - 1
+_ONSETS = ["B", "Br", "D", "Dr", "F", "G", "Gr", "H", "K", "Kr", "L", "M", "N", "P", "Pr", "R", "S", "T", "Tr", "V"]
+_MIDDLES = [
+    "rz",
+    "zm",
+    "kv",
+    "dv",
+    "vl",
+    "zd",
+    "mz",
+    "lz",
+    "gv",
+    "vn",
+    "zg",
+    "zv",
+    "tv",
+    "bz",
+    "kz",
+    "dz",
+    "vr",
+    "zr",
+    "zn",
+    "vd",
+    "gz",
+    "pz",
+    "vg",
+    "zl",
+    "zb",
+    "zk",
+    "vz",
+    "mv",
+    "nv",
+    "bv",
+]
+_LASTS = [
+    "b",
+    "d",
+    "f",
+    "g",
+    "k",
+    "l",
+    "m",
+    "n",
+    "p",
+    "r",
+    "s",
+    "t",
+    "v",
+    "z",
+    "br",
+    "dr",
+    "gr",
+    "kr",
+    "pr",
+    "tr",
+    "nd",
+    "nt",
+    "mp",
+    "mb",
+    "rk",
+    "rt",
+    "rd",
+    "lt",
+    "lk",
+    "ld",
+]
+_HEADS = [onset + vowel for onset in _ONSETS for vowel in "aeiou"]
+_CENTRES = [group + vowel for group in _MIDDLES for vowel in "aeiou"]
+_TAILS = [group + vowel for group in _LASTS for vowel in "aou"]
+
+_LEFT, _RIGHT = 1350, 1000
+NUM_NAMES = _LEFT * _RIGHT
+"""How many different names there are: 1,350,000."""
+assert len(_HEADS) * len(_CENTRES) * len(_TAILS) == NUM_NAMES
+
+
+def mix(seed: int, index: int, salt: int) -> int:
+    """Return 64 pseudo-random bits that depend on nothing but the three integers (splitmix64 finaliser)."""
+    x = (
+        seed * 0x9E3779B97F4A7C15 + index * 0xD1342543DE82EF95 + salt * 0xA24BAED4963EE407 + 0x632BE59BD9B4E019
+    ) & _MASK
+    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _MASK
+    return x ^ (x >> 31)
+
+
+def name_parts(seed: int, index: int) -> tuple[str, str, str]:
+    """Return the three syllables of the `index`-th name of a world, 0 <= index < NUM_NAMES.
+
+    A Feistel-like walk over (index // 1000, index % 1000) permutes the indices, so that names are unique by
+    construction and neighbours have nothing in common.
+    """
+    if not 0 <= index < NUM_NAMES:
+        raise ValueError(f"index {index} is outside 0..{NUM_NAMES - 1}")
+    left, right = divmod(index, _RIGHT)
+    for turn in range(3):
+        left = (left + mix(seed, right, 2 * turn + 1)) % _LEFT
+        right = (right + mix(seed, left, 2 * turn + 2)) % _RIGHT
+    rest, tail = divmod(left * _RIGHT + right, len(_TAILS))
+    head, centre = divmod(rest, len(_CENTRES))
+    return _HEADS[head], _CENTRES[centre], _TAILS[tail]
+
+
+def name(seed: int, index: int) -> str:
+    """Return the `index`-th name of a world, such as Tazmero."""
+    return "".join(name_parts(seed, index))

@@ -1,0 +1,203 @@
+"""The sample world: a seeded encyclopedia of things that do not exist, and its files.
+
+Nothing in it can be known by heart, so an agent needs its tools. Every entity is a pure function of (seed, size,
+index): documents are streamed in bounded memory, and any part can be made again. See docs/behaviour/demo.md.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import orjson
+
+from treadle.core.errors import ConfigError, StorageError
+from treadle.demo.names import mix, name
+
+Split = Literal["train", "heldout"]
+Kind = Literal["town", "person", "river", "mountain", "book", "island", "firm", "lake"]
+
+MIN_DOCUMENTS = 100
+MAX_DOCUMENTS = 1_000_000
+
+_BLOCK: tuple[Kind, ...] = (
+    "town", "person", "river", "town", "person", "mountain", "book", "island", "firm", "lake",
+)  # fmt: skip
+_HELDOUT_EVERY = 5
+
+SENTENCES: Mapping[Kind, str] = {
+    "town": "The town of {name} has {population} people and lies on the river {river}.",
+    "person": "{name} was a {profession} born in {birth_year} in {hometown}.",
+    "river": "The river {name} is {length} km long and rises on Mount {mountain}.",
+    "mountain": "Mount {name} is {height} metres high and was first climbed by {climber}.",
+    "book": "The book {name} was written by {author} in {written}.",
+    "island": "The island of {name} covers {area} square km and its capital is {capital}.",
+    "firm": "The firm {name} makes {product} in {seat} and employs {employees} people.",
+    "lake": "Lake {name} is {depth} metres deep and lies near {shore}.",
+}
+"""The one sentence of each document. The fields other than `name` are the attributes that can be asked for."""
+
+PROFESSIONS = ("painter", "baker", "poet", "doctor", "sailor", "singer", "lawyer", "weaver", "potter", "judge")
+PRODUCTS = ("lamps", "boats", "clocks", "chairs", "ropes", "bells", "gloves", "paper", "soap", "knives")
+
+_RANGES: Mapping[str, tuple[int, int]] = {
+    "population": (1100, 9899),
+    "birth_year": (1700, 1899),
+    "length": (60, 899),
+    "height": (1100, 6899),
+    "area": (20, 989),
+    "employees": (20, 989),
+    "depth": (12, 389),
+}
+_WORDS: Mapping[str, tuple[str, ...]] = {"profession": PROFESSIONS, "product": PRODUCTS}
+RELATIONS: Mapping[str, Kind] = {
+    "river": "river",
+    "hometown": "town",
+    "mountain": "mountain",
+    "climber": "person",
+    "author": "person",
+    "capital": "town",
+    "seat": "town",
+    "shore": "town",
+}
+"""Attributes whose value is another entity, with its kind."""
+
+_ATTRIBUTES: Mapping[Kind, tuple[str, ...]] = {
+    "town": ("population", "river"),
+    "person": ("profession", "birth_year", "hometown"),
+    "river": ("length", "mountain"),
+    "mountain": ("height", "climber"),
+    "book": ("author", "written"),
+    "island": ("area", "capital"),
+    "firm": ("product", "seat", "employees"),
+    "lake": ("depth", "shore"),
+}
+_SALTS = {name: 100 + number for number, name in enumerate([*_RANGES, *_WORDS, *RELATIONS, "written"])}
+
+
+class Encyclopedia:
+    """The entities of one world: index -> kind, name, attributes, document. Holds no state but its parameters."""
+
+    def __init__(self, documents: int, seed: int) -> None:
+        if not MIN_DOCUMENTS <= documents <= MAX_DOCUMENTS:
+            raise ConfigError(f"a world has {MIN_DOCUMENTS} to {MAX_DOCUMENTS} documents, not {documents}")
+        self.documents = documents
+        self.seed = seed
+        self._blocks = documents // len(_BLOCK)
+        self._heldout_blocks = self._blocks // _HELDOUT_EVERY
+
+    def kind(self, index: int) -> Kind:
+        """Return the kind of an entity; ten neighbours make one block with a fixed mixture."""
+        return _BLOCK[index % len(_BLOCK)]
+
+    def split(self, index: int) -> Split:
+        """Return the side of an entity: every fifth block is held out. Relations never cross sides."""
+        return "heldout" if index // len(_BLOCK) % _HELDOUT_EVERY == _HELDOUT_EVERY - 1 else "train"
+
+    def name(self, index: int) -> str:
+        """Return the name of an entity, unique in its world."""
+        return name(self.seed, index)
+
+    def pick(self, split: Split, kind: Kind, bits: int) -> int:
+        """Choose an entity of a side and kind by pseudo-random bits."""
+        if split == "heldout":
+            block = bits % self._heldout_blocks * _HELDOUT_EVERY + _HELDOUT_EVERY - 1
+        else:
+            group, place = divmod(bits % (self._blocks - self._heldout_blocks), _HELDOUT_EVERY - 1)
+            block = group * _HELDOUT_EVERY + place
+        places = [place for place, other in enumerate(_BLOCK) if other == kind]
+        return block * len(_BLOCK) + places[(bits >> 40) % len(places)]
+
+    def related(self, index: int, attribute: str) -> int:
+        """Return the entity that a relation of `RELATIONS` points to."""
+        bits = mix(self.seed, index, _SALTS[attribute])
+        return self.pick(self.split(index), RELATIONS[attribute], bits)
+
+    def value(self, index: int, attribute: str) -> int | str:
+        """Return an attribute: a number, a word, or the name of a related entity."""
+        if attribute in RELATIONS:
+            return self.name(self.related(index, attribute))
+        bits = mix(self.seed, index, _SALTS[attribute])
+        if attribute == "written":
+            born = self.value(self.related(index, "author"), "birth_year")
+            assert isinstance(born, int)
+            return born + 21 + bits % 40
+        if attribute in _WORDS:
+            return _WORDS[attribute][bits % len(_WORDS[attribute])]
+        low, high = _RANGES[attribute]
+        return low + bits % (high - low + 1)
+
+    def document(self, index: int) -> dict[str, str]:
+        """Return the document of an entity: {id, title, text}, one sentence."""
+        kind, title = self.kind(index), self.name(index)
+        values = {attribute: self.value(index, attribute) for attribute in _ATTRIBUTES[kind]}
+        return {"id": f"w{index:07d}", "title": title, "text": SENTENCES[kind].format(name=title, **values)}
+
+    def stream(self) -> Iterator[dict[str, str]]:
+        """Yield all documents in order of index."""
+        return (self.document(index) for index in range(self.documents))
+
+
+def attributes(kind: Kind) -> tuple[str, ...]:
+    """Return the attributes of a kind of entity."""
+    return _ATTRIBUTES[kind]
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """The files of a written world."""
+
+    folder: Path
+    corpus: Path
+    questions: Path
+    num_documents: int
+    num_train: int
+    num_heldout: int
+
+
+def write_world(
+    folder: Path,
+    *,
+    documents: int = 1000,
+    questions: int = 200,
+    heldout_questions: int = 100,
+    tiers: Sequence[int] = (0,),
+    seed: int = 0,
+) -> World:
+    """Write `corpus.jsonl` and `questions.jsonl`; equal parameters give equal bytes.
+
+    Args:
+        folder: where to write; made if missing. Files of an earlier world there are replaced.
+        documents: 100 to 1,000,000; one entity and one sentence each.
+        questions: number of questions about the training entities.
+        heldout_questions: number of questions about the held-out entities, which no training question touches.
+        tiers: 0 (one call) and 1 (two to four calls), taken in turn.
+        seed: another seed is another world.
+
+    Raises:
+        ConfigError: a size out of range, or more questions than the documents give.
+        StorageError: the folder cannot be written.
+    """
+    from treadle.demo.world_questions import make_questions
+
+    world = Encyclopedia(documents, seed)
+    sides: tuple[tuple[Split, int], ...] = (("train", questions), ("heldout", heldout_questions))
+    rows = [row for split, count in sides for row in make_questions(world, split, count, tiers)]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        _write_jsonl(folder / "corpus.jsonl", world.stream())
+        _write_jsonl(folder / "questions.jsonl", (row.to_json() for row in rows))
+    except OSError as error:
+        raise StorageError(f"the sample world cannot be written to {folder}: {error}") from error
+    return World(folder, folder / "corpus.jsonl", folder / "questions.jsonl", documents, questions, heldout_questions)
+
+
+def _write_jsonl(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    with part.open("wb") as file:
+        for row in rows:
+            file.write(orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE))
+    part.replace(path)

@@ -1,0 +1,163 @@
+"""Questions over the sample world with their gold answers: a seeded walk over templates and entities."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from treadle.core.errors import ConfigError
+from treadle.demo.names import mix, name_parts
+from treadle.demo.world import RELATIONS, Encyclopedia, Kind, Split
+from treadle.demo.world_templates import TEMPLATES, TITLES, UNITS, Template
+
+_MAX_MISSES = 2000
+_COMPUTE_SHARE = 40
+_SALTS: Mapping[Split, int] = {"train": 1001, "heldout": 1002}
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """One line of questions.jsonl."""
+
+    question: str
+    answer: tuple[str, ...]
+    source: str
+    split: Split
+    tier: int
+    template: str
+    num_calls: int
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the line as data."""
+        return {
+            "question": self.question,
+            "answer": list(self.answer),
+            "source": self.source,
+            "split": self.split,
+            "tier": self.tier,
+            "template": self.template,
+            "num_calls": self.num_calls,
+        }
+
+
+def make_questions(world: Encyclopedia, split: Split, count: int, tiers: Sequence[int]) -> Iterator[Question]:
+    """Yield `count` questions about one side of a world, the tiers in turn.
+
+    No two ask the same of entities whose names share two of three syllables, so that none is a near duplicate of
+    another by its characters. Raises ConfigError when the documents do not give as many.
+    """
+    if not tiers or any(tier not in (0, 1) for tier in tiers):
+        raise ConfigError(f"tiers are 0 and 1, not {list(tiers)}")
+    taken: set[tuple[str, str, str]] = set()
+    made = misses = attempt = 0
+    while made < count and misses < _MAX_MISSES:
+        attempt, misses = attempt + 1, misses + 1
+        bits = mix(world.seed, attempt, _SALTS[split])
+        template = _choose(tiers[made % len(tiers)], bits)
+        entities = _choose_entities(world, template, split, bits)
+        keys = _keys(world, template, entities)
+        if keys & taken or len(set(entities.values())) < len(entities):
+            continue
+        taken |= keys
+        question = _fill(world, template, entities, split, bits)
+        if question is None:
+            continue
+        made, misses = made + 1, 0
+        yield question
+    if made < count:
+        raise ConfigError(
+            f"{world.documents} documents give only {made} {split} questions of tiers {list(tiers)} that differ "
+            f"enough; ask for fewer than {count}, or for more documents"
+        )
+
+
+def _choose(tier: int, bits: int) -> Template:
+    compute = tier == 0 and bits % 100 < _COMPUTE_SHARE
+    group = [template for template in TEMPLATES if template.tier == tier and bool(template.expression) == compute]
+    return group[(bits >> 8) % len(group)]
+
+
+def _choose_entities(world: Encyclopedia, template: Template, split: Split, bits: int) -> dict[str, int]:
+    if template.expression:
+        return {"a": world.pick(split, "person", mix(world.seed, bits, 1))}
+    slots = sorted({path[0] for path in template.paths})
+    return {
+        slot: world.pick(split, template.start_kind(slot), mix(world.seed, bits, salt))
+        for salt, slot in enumerate(slots, 1)
+    }
+
+
+def _keys(world: Encyclopedia, template: Template, entities: Mapping[str, int]) -> set[tuple[str, str, str]]:
+    keys = set()
+    for index in entities.values():
+        head, centre, tail = name_parts(world.seed, index)
+        keys |= {(template.id, head, centre), (template.id, centre, tail)}
+    return keys
+
+
+def _fill(
+    world: Encyclopedia, template: Template, entities: Mapping[str, int], split: Split, bits: int
+) -> Question | None:
+    fields: dict[str, str | int] = {slot: world.name(index) for slot, index in entities.items()}
+    if template.expression:
+        for salt, (slot, (low, high)) in enumerate(zip("xyz", template.ranges, strict=True), 10):
+            fields[slot] = low + mix(world.seed, bits, salt) % (high - low + 1)
+        answer: tuple[str, ...] | None = (str(_compute(template, fields)),)
+    else:
+        answer = _solve(world, template, entities)
+    if answer is None:
+        return None
+    wording = template.wordings[(bits >> 24) % len(template.wordings)]
+    return Question(
+        wording.format(**fields), answer, template.source, split, template.tier, template.id, template.num_calls
+    )
+
+
+def _compute(template: Template, fields: Mapping[str, str | int]) -> int:
+    x, y, z = (int(fields[slot]) for slot in "xyz")
+    return {
+        "compute-boxes": x * y + z,
+        "compute-shelves": x * y - z,
+        "compute-teams": (x + y) * z,
+        "compute-weeks": x - y * z,
+        "compute-squares": x**2 + y**2 - z,
+        "compute-remainder": x * y % z,
+    }[template.id]
+
+
+def _solve(world: Encyclopedia, template: Template, entities: Mapping[str, int]) -> tuple[str, ...] | None:
+    """Gold answers of a lookup question; None where the answer would be a tie or trivial."""
+    values = [_follow(world, entities[path[0]], path[1:]) for path in template.paths]
+    last = template.paths[0][-1]
+    if template.combine == "value":
+        return _aliases(values[0], last)
+    first, second = values
+    assert isinstance(first, int) and isinstance(second, int)
+    if first == second:
+        return None
+    if template.combine == "difference":
+        return _aliases(abs(first - second), "" if template.id == "difference-age" else last)
+    if template.combine == "sum":
+        return _aliases(first + second, last)
+    winner = "a" if (first > second) == (template.combine == "larger") else "b"
+    return _name_aliases(world.name(entities[winner]), template.start_kind(winner))
+
+
+def _follow(world: Encyclopedia, index: int, attributes: Sequence[str]) -> int | str:
+    for attribute in attributes[:-1]:
+        index = world.related(index, attribute)
+    return world.value(index, attributes[-1])
+
+
+def _aliases(value: int | str, attribute: str) -> tuple[str, ...]:
+    if attribute in RELATIONS:
+        return _name_aliases(str(value), RELATIONS[attribute])
+    spellings = [str(value)]
+    if isinstance(value, int) and attribute in UNITS:
+        spellings += [f"{value:,}", f"{value} {UNITS[attribute]}"]
+    return tuple(dict.fromkeys(spellings))
+
+
+def _name_aliases(name: str, kind: Kind) -> tuple[str, ...]:
+    return (name, TITLES[kind].format(name)) if kind in TITLES else (name,)
