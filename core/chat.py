@@ -1,0 +1,274 @@
+"""A model's tokenizer and chat template, without transformers.
+
+Prompts are made and continued as token ids, so three things must hold: plain text never turns into control tokens
+(model output, tool results and questions are hostile), a rendered prompt has the ids that the model was trained on,
+and decoding what was encoded gives the text back. See `docs/behaviour/llm.md`.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import hashlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from treadle.core.config import canonical_json
+from treadle.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    import jinja2
+    import jinja2.sandbox
+    from tokenizers import Tokenizer
+
+TEMPLATE_DATE = dt.date(2024, 7, 26)
+"""What templates that print today's date are told: the clock must not change a prompt when a run is resumed."""
+
+
+class ChatTokenizer:
+    """A tokenizer and chat template. Not changed after loading; safe to share between tasks and threads.
+
+    Attributes:
+        folder: Where it was loaded from.
+        digest: Hex SHA-256 over the tokenizer's file, the template and the named special tokens.
+        eos_ids: Ids that end a turn, from the tokenizer's and the generation configuration.
+        vocab_size: Number of ids, added tokens included.
+    """
+
+    def __init__(self, folder: Path, tokenizer_json: bytes, template: str, config: Mapping[str, Any]) -> None:
+        self.folder = folder
+        self._with_specials = _build_tokenizer(folder, tokenizer_json)
+        self._plain = _build_tokenizer(folder, tokenizer_json)
+        self._plain.encode_special_tokens = True
+        names = _named_special_tokens(config)
+        self._named = names
+        self._template = _compile_template(folder, template)
+        self.digest = hashlib.sha256(
+            b"\0".join([hashlib.sha256(tokenizer_json).digest(), template.encode(), canonical_json(names)])
+        ).hexdigest()
+        self.vocab_size: int = self._plain.get_vocab_size(with_added_tokens=True)
+        added = self._plain.get_added_tokens_decoder()
+        special = {index: token for index, token in added.items() if token.special and token.content}
+        self._special_ids: dict[str, int] = {token.content: index for index, token in special.items()}
+        # Such a token also matches text that merely normalises to its spelling.
+        self._normalizes_specials = any(token.normalized for token in special.values())
+        # Longest first: one spelling may begin with another.
+        spellings = sorted(self._special_ids, key=len, reverse=True)
+        self._special_pattern = re.compile("|".join(map(re.escape, spellings)) or r"(?!)")
+        self.eos_ids = self._find_eos(config.get("generation_eos"))
+
+    @classmethod
+    def load(cls, folder: Path) -> ChatTokenizer:
+        """Load `tokenizer.json`, `tokenizer_config.json` and the chat template from a model's folder.
+
+        The template is `chat_template.jinja` where that file exists, else the key in `tokenizer_config.json`.
+        Raises ConfigError naming the file that is missing or damaged.
+        """
+        folder = Path(folder)
+        tokenizer_json = _read(folder / "tokenizer.json")
+        config = _read_object(folder / "tokenizer_config.json")
+        generation = folder / "generation_config.json"
+        if generation.exists():
+            config["generation_eos"] = _read_object(generation).get("eos_token_id")
+        return cls(folder, tokenizer_json, _find_template(folder, config), config)
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of plain text. Spellings of special tokens in it stay text; nothing is added before or after.
+
+        Lone surrogates, which no tokenizer can hold, become U+FFFD.
+        """
+        return self._encode(self._plain, text)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of ids, special tokens included. A cut multi-byte character becomes U+FFFD."""
+        return self._plain.decode(ids if isinstance(ids, list) else list(ids), skip_special_tokens=False)
+
+    def render(self, messages: Sequence[Mapping[str, str]]) -> str:
+        """The prompt as text, with the assistant's turn opened; raises ConfigError where the template refuses.
+
+        For display and for servers that take text only: the text does not tell a control token from its spelling.
+        """
+        import jinja2
+
+        try:
+            return self._template.render(
+                messages=[dict(message) for message in messages],
+                tools=None,
+                documents=None,
+                add_generation_prompt=True,
+                **self._named,
+            )
+        except (jinja2.TemplateError, TypeError, ValueError) as error:
+            raise ConfigError(f"chat template of {self.folder} refused the messages: {error}") from error
+
+    def prompt_ids(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+        """Ids of the rendered prompt: the template's control tokens become ids, those spelled in a message do not.
+
+        For messages without such spellings the ids are those of the rendered text as a whole.
+        """
+        if not any(self._has_special(value) for message in messages for value in message.values()):
+            return self._encode(self._with_specials, self.render(messages))
+        return self._guarded_prompt_ids(messages)
+
+    def _guarded_prompt_ids(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+        """Render with stand-ins for the spellings, cut at the template's own control tokens, encode the rest plain."""
+        nonce = _unused_marker(messages)
+        spelled: list[str] = []
+
+        def hide(match: re.Match[str]) -> str:
+            spelled.append(match[0])
+            return f"{nonce}{len(spelled) - 1}{nonce}"
+
+        hidden = [
+            {key: self._special_pattern.sub(hide, _well_formed(value)) for key, value in message.items()}
+            for message in messages
+        ]
+        rendered = self.render(hidden)
+        marker = re.compile(f"{re.escape(nonce)}(\\d+){re.escape(nonce)}")
+        ids: list[int] = []
+        position = 0
+        for match in [*self._special_pattern.finditer(rendered), None]:
+            piece = rendered[position : match.start() if match else len(rendered)]
+            if piece:
+                ids += self.encode(marker.sub(lambda found: spelled[int(found[1])], piece))
+            if match:
+                ids.append(self._special_ids[match[0]])
+                position = match.end()
+        return ids
+
+    def _has_special(self, text: str) -> bool:
+        if self._special_pattern.search(text) is not None:
+            return True
+        return self._normalizes_specials and not set(self._special_ids.values()).isdisjoint(
+            self._encode(self._with_specials, text)
+        )
+
+    def _find_eos(self, from_generation: object) -> frozenset[int]:
+        listed = from_generation if isinstance(from_generation, list) else [from_generation]
+        ids = {item for item in listed if isinstance(item, int)}
+        eos = self._named.get("eos_token")
+        named = self._plain.token_to_id(eos) if isinstance(eos, str) else None
+        return frozenset(ids | ({named} if named is not None else set()))
+
+    @staticmethod
+    def _encode(tokenizer: Tokenizer, text: str) -> list[int]:
+        try:
+            ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
+        except (UnicodeEncodeError, TypeError):
+            ids = tokenizer.encode(_well_formed(text), add_special_tokens=False).ids
+        return ids
+
+
+def _well_formed(text: str) -> str:
+    return re.sub("[\ud800-\udfff]", "\ufffd", text)
+
+
+def _unused_marker(messages: Sequence[Mapping[str, str]]) -> str:
+    """A short run of private-use characters that occurs in no message."""
+    marker = "\ue000"
+    while any(marker in value for message in messages for value in message.values()):
+        marker += "\ue001"
+    return marker
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"tokenizer file {path} cannot be read: {error.strerror}") from error
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(_read(path))
+    except ValueError as error:
+        raise ConfigError(f"tokenizer file {path} is not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise ConfigError(f"tokenizer file {path} does not hold a JSON object")
+    return value
+
+
+def _build_tokenizer(folder: Path, tokenizer_json: bytes) -> Tokenizer:
+    from tokenizers import Tokenizer
+
+    try:
+        tokenizer = Tokenizer.from_buffer(tokenizer_json)
+    # The library raises bare Exception for every defect of the file.
+    except Exception as error:
+        raise ConfigError(f"tokenizer file {folder / 'tokenizer.json'} cannot be used: {error}") from error
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    return tokenizer
+
+
+def _named_special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
+    """`bos_token`, `eos_token` and the like, which templates may print."""
+    named = {}
+    for key in ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"):
+        value = config.get(key)
+        text = value.get("content") if isinstance(value, Mapping) else value
+        if isinstance(text, str):
+            named[key] = text
+    return named
+
+
+def _find_template(folder: Path, config: Mapping[str, Any]) -> str:
+    file = folder / "chat_template.jinja"
+    if file.exists():
+        return _read(file).decode("utf-8", "replace")
+    template = config.get("chat_template")
+    if isinstance(template, list):
+        named = {item.get("name"): item.get("template") for item in template if isinstance(item, Mapping)}
+        template = named.get("default")
+    if not isinstance(template, str):
+        raise ConfigError(
+            f"model folder {folder} has no chat template; use the tokenizer of an instruction-tuned model"
+        )
+    return template
+
+
+def _compile_template(folder: Path, source: str) -> jinja2.Template:
+    import jinja2
+
+    try:
+        return _environment().from_string(source)
+    except jinja2.TemplateError as error:
+        raise ConfigError(f"chat template of {folder} is not valid: {error}") from error
+
+
+def _environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:
+    """The environment that chat templates are written for: block trimming and a handful of helpers."""
+    import jinja2.ext
+    import jinja2.nodes
+    import jinja2.parser
+    import jinja2.sandbox
+
+    class GenerationBlock(jinja2.ext.Extension):
+        """`{% generation %}` marks the assistant's text for training masks; here its body is simply printed."""
+
+        tags = {"generation"}
+
+        def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.Node | list[jinja2.nodes.Node]:
+            next(parser.stream)
+            return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[GenerationBlock, jinja2.ext.loopcontrols]
+    )
+    environment.filters["tojson"] = _tojson
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = TEMPLATE_DATE.strftime
+    return environment
+
+
+def _tojson(value: Any, ensure_ascii: bool = False, indent: int | None = None, **options: Any) -> str:
+    """JSON as templates expect it: no HTML escapes, characters kept."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **options)
+
+
+def _raise_exception(message: str) -> NoReturn:
+    import jinja2
+
+    raise jinja2.TemplateError(message)

@@ -1,0 +1,120 @@
+"""HTTP to model servers: one aiohttp session per pool, set up for many long requests.
+
+aiohttp's defaults are wrong here: a limit of 100 connections, five minutes for everything, proxies from the
+environment, a cookie jar. Deadlines are the pool's business; this module turns whatever goes wrong into a `Failure`.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+from collections.abc import Mapping
+
+import aiohttp
+from multidict import CIMultiDict, istr
+from yarl import URL
+
+from treadle.core.errors import ConfigError
+from treadle.core.llm.config import EndpointSettings, ModelSettings
+from treadle.core.llm.wire import Failure, excerpt
+
+KEEPALIVE_S = 4.0
+"""Idle connections are dropped before uvicorn drops them at 5 s: a request after a longer tool call meets no reset."""
+
+_READ_BUFFER_BYTES = 256 << 10
+
+
+class Target:
+    """One endpoint's addresses and headers, prepared once."""
+
+    def __init__(self, settings: EndpointSettings) -> None:
+        self.url = settings.url
+        self.models = URL(f"{settings.url}/models")
+        self.completions = URL(f"{settings.url}/completions")
+        self.chat = URL(f"{settings.url}/chat/completions")
+        self.headers = CIMultiDict({istr("Content-Type"): "application/json", istr("Accept-Encoding"): "identity"})
+        if settings.api_key_env is not None:
+            key = os.environ.get(settings.api_key_env, "")
+            if not key or not key.isprintable() or not key.isascii():
+                raise ConfigError(
+                    f"endpoint {settings.url} wants a key, but environment variable {settings.api_key_env} "
+                    + ("does not hold a usable one" if key else "is not set")
+                )
+            self.headers[istr("Authorization")] = f"Bearer {key}"
+
+
+class HttpClient:
+    """One session; used inside a running event loop and closed by `close`."""
+
+    def __init__(self, settings: ModelSettings) -> None:
+        raise_open_file_limit()
+        self._limit = settings.max_response_bytes
+        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_S, ttl_dns_cache=300)
+        self._session = aiohttp.ClientSession(
+            connector=connector,
+            cookie_jar=aiohttp.DummyCookieJar(),
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=settings.connect_timeout_s),
+            trust_env=False,
+            auto_decompress=False,
+            read_bufsize=_READ_BUFFER_BYTES,
+            skip_auto_headers=("User-Agent", "Accept"),
+        )
+
+    async def post(self, url: URL, body: bytes, headers: CIMultiDict[str]) -> tuple[int, Mapping[str, str], bytes]:
+        """Send a JSON body; return status, headers and body. Raises Failure for everything below HTTP."""
+        return await self._exchange("POST", url, body, headers)
+
+    async def get(self, url: URL, headers: CIMultiDict[str]) -> tuple[int, Mapping[str, str], bytes]:
+        """Like `post`, without a body."""
+        return await self._exchange("GET", url, None, headers)
+
+    async def close(self) -> None:
+        """Close the session and its connections."""
+        await self._session.close()
+
+    async def _exchange(
+        self, method: str, url: URL, body: bytes | None, headers: CIMultiDict[str]
+    ) -> tuple[int, Mapping[str, str], bytes]:
+        try:
+            async with self._session.request(
+                method, url, data=body, headers=headers, allow_redirects=False
+            ) as response:
+                return response.status, response.headers, await self._read(response)
+        except aiohttp.ClientError as error:
+            raise _failure(error) from error
+
+    async def _read(self, response: aiohttp.ClientResponse) -> bytes:
+        length = response.content_length
+        if length is not None and length <= self._limit:
+            return await response.read()
+        parts: list[bytes] = []
+        size = 0
+        # Without a length, or with one that lies beyond the limit, stop as soon as the limit is passed.
+        async for part in response.content.iter_any():
+            size += len(part)
+            if size > self._limit:
+                response.close()
+                raise Failure("malformed", f"the answer is larger than {self._limit} bytes")
+            parts.append(part)
+        return b"".join(parts)
+
+
+def _failure(error: aiohttp.ClientError) -> Failure:
+    words = excerpt(str(error).encode("utf-8", "replace")) if str(error) else type(error).__name__
+    if isinstance(error, (aiohttp.ClientConnectorCertificateError, aiohttp.ClientConnectorSSLError)):
+        return Failure("refused", f"TLS: {words}")
+    if isinstance(error, (aiohttp.ClientConnectorError, aiohttp.ServerTimeoutError)):
+        return Failure("connect", words)
+    if isinstance(error, aiohttp.ClientResponseError):
+        return Failure("malformed", f"not HTTP: {words}")
+    return Failure("reset", words)
+
+
+def raise_open_file_limit() -> None:
+    """Raise the soft limit of open files to the hard one: each request in flight holds a connection."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        except (ValueError, OSError):  # some kernels refuse an infinite limit; then the old one stays
+            return

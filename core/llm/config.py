@@ -1,0 +1,86 @@
+"""Settings of model access: how to sample, which model, which endpoints."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+from urllib.parse import urlsplit
+
+from pydantic import Field, field_validator
+
+from treadle.core.config import Operational, Section
+
+
+class Sampling(Section):
+    """How completions are drawn. Every value is sent in every request, so no server default decides."""
+
+    temperature: float = Field(default=1.0, ge=0.0)
+    """Softmax temperature; 0 means greedy."""
+    top_p: float = Field(default=0.95, gt=0.0, le=1.0)
+    """Share of probability mass that is sampled from."""
+    top_k: int = Field(default=-1, ge=-1)
+    """Number of most likely tokens that are sampled from; -1 means all."""
+    min_p: float = Field(default=0.0, ge=0.0, le=1.0)
+    """Least probability of a token, relative to the likeliest one."""
+    repetition_penalty: float = Field(default=1.0, gt=0.0)
+    """Divides the scores of tokens that already occur in prompt or answer; 1 means none."""
+    max_tokens: int = Field(default=4096, ge=1)
+    """Most new tokens of one request."""
+
+
+class EndpointSettings(Section):
+    """One OpenAI-compatible server."""
+
+    url: str
+    """Base URL up to and including the version, such as `http://localhost:8000/v1`."""
+    api_key_env: str | None = None
+    """Name of the environment variable that holds the key; nothing is sent where it is not given."""
+
+    @field_validator("url")
+    @classmethod
+    def _check_url(cls, value: str) -> str:
+        parts = urlsplit(value)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError(f"{value!r} is not an http(s) URL such as http://localhost:8000/v1")
+        if parts.username or parts.password or parts.query or parts.fragment:
+            raise ValueError("an endpoint URL carries no credentials, query or fragment; name the key in api_key_env")
+        return value.rstrip("/")
+
+
+class ModelSettings(Section):
+    """One model and the endpoints that serve it: `[models.<name>]`."""
+
+    model: str = Field(min_length=1)
+    """The model's name in requests."""
+    revision: str = ""
+    """Which weights stand behind the name, where the name does not say it; changing it makes results new ones."""
+    tokenizer: Operational[Path | None] = None
+    """Folder with the model's tokenizer and chat template; none means text mode. Its digest, not its path, counts."""
+    endpoints: Operational[tuple[EndpointSettings, ...]] = ()
+    """Servers of this model; a question's requests stay on one of them while it is healthy."""
+    max_model_len: int | None = Field(default=None, ge=1)
+    """The window in tokens; none means what the server says."""
+    token_ids: Literal["auto", "required", "off"] = "auto"
+    """Whether requests and answers carry token ids: `auto` asks the server, `required` refuses one that cannot."""
+    max_in_flight: Operational[int] = Field(default=256, ge=1)
+    """Most requests in flight per endpoint; fewer are sent while the server says it is overloaded."""
+    connect_timeout_s: Operational[float] = Field(default=10.0, gt=0)
+    """Most time for opening a connection."""
+    request_timeout_s: Operational[float] = Field(default=600.0, gt=0)
+    """Most time for one attempt of one request; then it is tried again."""
+    retry_limit: Operational[int] = Field(default=6, ge=0)
+    """Most retries of one request after failures of the server or the connection."""
+    rate_limit_retries: Operational[int] = Field(default=60, ge=0)
+    """Most retries of one request after the server asked to slow down (429, or 503 with Retry-After)."""
+    backoff_base_s: Operational[float] = Field(default=0.5, ge=0)
+    """Pause before the first retry; each further one doubles it, and jitter shortens it by up to a half."""
+    backoff_max_s: Operational[float] = Field(default=30.0, ge=0)
+    """Longest pause between retries, unless the server asks for a longer one."""
+    outage_wait_s: Operational[float] = Field(default=120.0, ge=0)
+    """How long a request waits for any endpoint while all are down; then its work is owed to a resumed run."""
+    probe_base_s: Operational[float] = Field(default=1.0, gt=0)
+    """First pause between checks whether an endpoint that was down is back; doubles up to `probe_max_s`."""
+    probe_max_s: Operational[float] = Field(default=30.0, gt=0)
+    """Longest pause between those checks."""
+    max_response_bytes: Operational[int] = Field(default=64 << 20, ge=1024)
+    """Largest accepted answer; a larger one counts as malformed."""

@@ -1,0 +1,161 @@
+"""One endpoint as the pool sees it: its health, and how many requests it may hold now.
+
+The in-flight limit follows the server: halved when it says that it is overloaded, raised by one per round of
+successes, never above the configured cap. Nothing here sends a request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections import deque
+from enum import Enum
+
+from treadle.core.llm.client import Target
+from treadle.core.llm.config import EndpointSettings
+
+FAILURES_UNTIL_DOWN = 3
+"""Consecutive failures after which an endpoint counts as down; a refused connection or a failed trial needs one."""
+
+
+class Health(Enum):
+    """Whether an endpoint gets requests."""
+
+    HEALTHY = "healthy"
+    TRIAL = "trial"
+    """Back after an outage: gets requests, but the next failure takes it down again."""
+    DRAINING = "draining"
+    """Finishes what it has and gets nothing new, until it is resumed."""
+    DOWN = "down"
+    """Gets nothing until a check finds it back."""
+
+
+class Endpoint:
+    """State of one endpoint. All times are the event loop's."""
+
+    def __init__(self, settings: EndpointSettings, max_in_flight: int) -> None:
+        self.target = Target(settings)
+        self.url = settings.url
+        self.health = Health.HEALTHY
+        self.in_flight = 0
+        self.paused_until = 0.0
+        self.last_error = ""
+        self.probe_count = 0
+        self._cap = max_in_flight
+        self._limit = float(max_in_flight)
+        self._failures = 0
+        self._waiters: deque[asyncio.Future[bool]] = deque()
+        self._idle: asyncio.Event | None = None
+        # Requests sent before the last cut say nothing about the limit after it.
+        self._cut_at = 0.0
+        self._salt = hashlib.blake2b(settings.url.encode(), digest_size=8).digest()
+
+    @property
+    def limit(self) -> int:
+        """Requests that may be in flight now."""
+        return max(1, int(self._limit))
+
+    @property
+    def load(self) -> int:
+        """Requests in flight or waiting for a slot."""
+        return self.in_flight + len(self._waiters)
+
+    @property
+    def usable(self) -> bool:
+        """Whether new requests may be placed here."""
+        return self.health is Health.HEALTHY or self.health is Health.TRIAL
+
+    def rank(self, session: bytes) -> bytes:
+        """Rendezvous weight of a session here: the endpoint with the largest one is its home."""
+        return hashlib.blake2b(session, key=self._salt, digest_size=8).digest()
+
+    def try_acquire(self) -> bool:
+        """Take a slot if one is free and nobody waits for it."""
+        if self._waiters or self.in_flight >= self.limit:
+            return False
+        self.in_flight += 1
+        return True
+
+    async def acquire(self) -> bool:
+        """Wait for a slot in order of arrival; False if the endpoint stopped taking requests meanwhile."""
+        waiter: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self._waiters.append(waiter)
+        try:
+            return await waiter
+        except asyncio.CancelledError:
+            if waiter.done() and not waiter.cancelled():
+                if waiter.result():
+                    self.release()
+            elif waiter in self._waiters:
+                self._waiters.remove(waiter)
+            raise
+
+    def release(self) -> None:
+        """Give a slot back and hand it on."""
+        self.in_flight -= 1
+        if self._waiters:
+            self._hand_out()
+        if self._idle is not None and self.load == 0:
+            self._idle.set()
+
+    def _hand_out(self) -> None:
+        while self._waiters and self.in_flight < self.limit:
+            waiter = self._waiters.popleft()
+            if not waiter.done():
+                self.in_flight += 1
+                waiter.set_result(True)
+
+    def _send_waiters_away(self) -> None:
+        while self._waiters:
+            waiter = self._waiters.popleft()
+            if not waiter.done():
+                waiter.set_result(False)
+
+    async def wait_idle(self) -> None:
+        """Return once nothing is in flight or waiting here."""
+        while self.load:
+            self._idle = self._idle or asyncio.Event()
+            self._idle.clear()
+            await self._idle.wait()
+
+    def succeeded(self) -> None:
+        """An answer came: healthy, and one more request may be held per round of answers."""
+        self._failures = 0
+        if self.health is Health.TRIAL:
+            self.health = Health.HEALTHY
+            self.probe_count = 0
+        if self._limit < self._cap:
+            self._limit = min(float(self._cap), self._limit + 1.0 / self._limit)
+            self._hand_out()
+
+    def overloaded(self, sent_at: float, now: float) -> None:
+        """The server asked to slow down, or did not answer in time: hold half as many from now on."""
+        if sent_at >= self._cut_at:
+            self._limit = max(1.0, min(self._limit, float(max(self.in_flight, 1))) / 2)
+            self._cut_at = now
+
+    def failed(self, at_once: bool) -> bool:
+        """Count a failure; returns whether it took the endpoint down just now."""
+        self._failures += 1
+        limit = 1 if at_once or self.health is Health.TRIAL else FAILURES_UNTIL_DOWN
+        if not self.usable or self._failures < limit:
+            return False
+        self.health = Health.DOWN
+        self._failures = 0
+        self._send_waiters_away()
+        return True
+
+    def drain(self) -> None:
+        """Place nothing new here until `resume`."""
+        self.health = Health.DRAINING
+        self._send_waiters_away()
+
+    def resume(self) -> None:
+        """End a drain; the first failure takes the endpoint down."""
+        if self.health is Health.DRAINING:
+            self.health = Health.TRIAL
+
+    def readmit(self) -> None:
+        """A check found the endpoint back."""
+        if self.health is Health.DOWN:
+            self.health = Health.TRIAL

@@ -1,0 +1,391 @@
+"""The endpoints of one model as one thing that completes requests, or says in bounded time that it cannot.
+
+Which endpoint, how often, how long: placement keeps a question on one server (its prefix cache), failures are retried
+by class, and every wait ends at a deadline. The rules are in `docs/behaviour/llm.md`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Self, TypeVar
+
+from yarl import URL
+
+from treadle.core.errors import ConfigError, ContextTooLong, DeadlineExceeded, EndpointUnavailable, ModelError
+from treadle.core.llm.client import HttpClient
+from treadle.core.llm.config import ModelSettings, Sampling
+from treadle.core.llm.endpoint import Endpoint, Health
+from treadle.core.llm.preflight import inspect_endpoints
+from treadle.core.llm.types import Completion, CompletionRequest, PoolStats, ServerFacts
+from treadle.core.llm.wire import (
+    FINAL_KINDS,
+    Answer,
+    Failure,
+    chat_body,
+    completion_body,
+    failure_of,
+    parse_chat,
+    parse_completion,
+)
+
+T = TypeVar("T")
+Sleep = Callable[[float], Awaitable[object]]
+_ATTEMPTS_PER_ENDPOINT = 2
+"""Failed attempts of one request on one endpoint before it prefers another."""
+
+
+@dataclass(slots=True)
+class _Trouble:
+    """What one request has met so far."""
+
+    failures: int = 0
+    rate_limited: int = 0
+    kinds: set[str] = field(default_factory=set)
+    per_endpoint: dict[str, int] = field(default_factory=dict)
+    outage_until: float | None = None
+    last: str = ""
+
+    @property
+    def retries(self) -> int:
+        return self.failures + self.rate_limited
+
+
+class ModelPool:
+    """Use as an async context manager; `complete` and `chat` may be called by thousands of tasks of one loop.
+
+    Attributes:
+        name: The model's name in the configuration, for messages.
+        stats: Running counts.
+        facts: What `check` found out, None before.
+    """
+
+    def __init__(self, name: str, settings: ModelSettings, *, seed: int = 0, sleep: Sleep = asyncio.sleep) -> None:
+        """`seed` feeds the jitter of pauses only; `sleep` is replaced in tests."""
+        self.name = name
+        self.settings = settings
+        self.stats = PoolStats()
+        self.facts: ServerFacts | None = None
+        self._random = random.Random(seed)
+        self._sleep = sleep
+        self._endpoints: list[Endpoint] = []
+        self._by_url: dict[str, Endpoint] = {}
+        self._http: HttpClient | None = None
+        self._placeable = asyncio.Event()
+        self._scopes: set[asyncio.Timeout] = set()
+        self._probes: set[asyncio.Task[None]] = set()
+        self._closing = False
+
+    async def __aenter__(self) -> Self:
+        if not self.settings.endpoints:
+            raise ConfigError(f"models.{self.name} has no endpoints; give their URLs, or a server to start")
+        self._endpoints = [Endpoint(item, self.settings.max_in_flight) for item in self.settings.endpoints]
+        self._by_url = {endpoint.url: endpoint for endpoint in self._endpoints}
+        self._http = HttpClient(self.settings)
+        self._placeable.set()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Cut off every request in flight or waiting (they raise EndpointUnavailable), then close connections."""
+        self._closing = True
+        for probe in self._probes:
+            probe.cancel()
+        await asyncio.gather(*self._probes, return_exceptions=True)
+        now = asyncio.get_running_loop().time()
+        for scope in self._scopes:
+            if not scope.expired():
+                scope.reschedule(now)
+        if self._http is not None:
+            await asyncio.gather(*(endpoint.wait_idle() for endpoint in self._endpoints))
+            await self._http.close()
+
+    async def check(self) -> ServerFacts:
+        """Preflight: every endpoint answers, serves the model, and agrees with the configuration.
+
+        Sends each endpoint GET /models and one completion of one token. Raises ConfigError or EndpointUnavailable with
+        one line naming the endpoint.
+        """
+        self.facts = await inspect_endpoints(
+            self._client(), self.name, self.settings, [endpoint.target for endpoint in self._endpoints], self._sleep
+        )
+        return self.facts
+
+    async def complete(self, request: CompletionRequest, *, session: str, deadline: float) -> Completion:
+        """Complete a prompt.
+
+        Args:
+            request: What to ask.
+            session: Requests with the same one stay on one endpoint; empty means the least loaded.
+            deadline: When to give up, in the event loop's time.
+
+        Raises:
+            ContextTooLong: The prompt does not fit; was asked once.
+            DeadlineExceeded: The deadline came while a healthy server was working or the queue was full.
+            EndpointUnavailable: Servers kept failing until retries, waiting time or the deadline ran out, or the pool
+                was closed; the work is owed.
+            ModelError: The server refuses the request or answers with something unusable.
+        """
+        want_ids = self.settings.token_ids != "off" and isinstance(request.prompt, list)
+        body = completion_body(self.settings.model, request, want_ids)
+        completion = await self._call(_completions_url, body, parse_completion, session, deadline)
+        if want_ids and completion.token_ids is None and self._ids_promised():
+            raise ModelError(
+                f"models.{self.name}: {completion.endpoint} returned no token ids; use a server that can (vLLM: "
+                'return_token_ids), or set token_ids = "off"'
+            )
+        return completion
+
+    async def chat(
+        self, messages: Sequence[Mapping[str, str]], sampling: Sampling, *, seed: int, session: str, deadline: float
+    ) -> Completion:
+        """Like `complete` over the chat route: the server renders the messages, and there are no token ids."""
+        body = chat_body(self.settings.model, messages, sampling, seed)
+        return await self._call(_chat_url, body, parse_chat, session, deadline)
+
+    async def drain(self, url: str) -> None:
+        """Place nothing new on one endpoint and return when it is idle; sessions move until `resume`."""
+        endpoint = self._by_url[url.rstrip("/")]
+        endpoint.drain()
+        self._note_placeable()
+        await endpoint.wait_idle()
+
+    def resume(self, url: str) -> None:
+        """End a drain."""
+        self._by_url[url.rstrip("/")].resume()
+        self._note_placeable()
+
+    def _ids_promised(self) -> bool:
+        return self.settings.token_ids == "required" or (self.facts is not None and self.facts.token_ids)
+
+    async def _call(
+        self,
+        url_of: Callable[[Endpoint], URL],
+        body: bytes,
+        parse: Callable[[bytes], Answer],
+        session: str,
+        deadline: float,
+    ) -> Completion:
+        started = asyncio.get_running_loop().time()
+        self.stats.requests += 1
+        trouble = _Trouble()
+        while True:
+            endpoint = self._place(session, trouble)
+            if endpoint is None:
+                await self._wait_for_endpoint(trouble, deadline)
+                continue
+            try:
+                data = await self._attempt(endpoint, url_of(endpoint), body, deadline, trouble)
+                if data is None:
+                    continue
+                answer = parse(data)
+            except Failure as failure:
+                pause = self._after_failure(failure, endpoint, trouble)
+                await self._pause(pause, deadline, trouble)
+                continue
+            endpoint.succeeded()
+            return self._completion(answer, endpoint, started, trouble)
+
+    def _completion(self, answer: Answer, endpoint: Endpoint, started: float, trouble: _Trouble) -> Completion:
+        self.stats.completions += 1
+        self.stats.prompt_tokens += answer.prompt_tokens
+        self.stats.completion_tokens += answer.completion_tokens
+        return Completion(
+            text=answer.text,
+            token_ids=answer.token_ids,
+            finish_reason=answer.finish_reason,
+            stop_reason=answer.stop_reason,
+            prompt_tokens=answer.prompt_tokens,
+            completion_tokens=answer.completion_tokens,
+            endpoint=endpoint.url,
+            seconds=asyncio.get_running_loop().time() - started,
+            retries=trouble.retries,
+        )
+
+    def _place(self, session: str, trouble: _Trouble) -> Endpoint | None:
+        """The endpoint for the next attempt: the session's home unless it is down, paused or has failed twice."""
+        usable = [endpoint for endpoint in self._endpoints if endpoint.usable]
+        if len(usable) < 2:
+            return usable[0] if usable else None
+        tried = trouble.per_endpoint
+        candidates = [item for item in usable if tried.get(item.url, 0) < _ATTEMPTS_PER_ENDPOINT]
+        if not candidates:
+            tried.clear()
+            candidates = usable
+        now = asyncio.get_running_loop().time()
+        ready = [endpoint for endpoint in candidates if endpoint.paused_until <= now]
+        if not ready:
+            return min(candidates, key=lambda endpoint: endpoint.paused_until)
+        if not session:
+            return min(ready, key=lambda endpoint: endpoint.load)
+        key = session.encode("utf-8", "surrogatepass")
+        return max(ready, key=lambda endpoint: endpoint.rank(key))
+
+    async def _attempt(
+        self, endpoint: Endpoint, url: URL, body: bytes, deadline: float, trouble: _Trouble
+    ) -> bytes | None:
+        """One request; returns the body of a 200, or None if the endpoint went away while it waited for a slot."""
+        if not endpoint.try_acquire():
+            try:
+                if not await self._bounded(endpoint.acquire(), deadline):
+                    return None
+            except TimeoutError:
+                raise self._out_of_time(trouble, f"waiting for a free slot on {endpoint.url}") from None
+        try:
+            now = asyncio.get_running_loop().time()
+            if endpoint.paused_until > now:
+                await self._pause(endpoint.paused_until - now, deadline, trouble)
+            return await self._send(endpoint, url, body, deadline, trouble)
+        finally:
+            endpoint.release()
+
+    async def _send(self, endpoint: Endpoint, url: URL, body: bytes, deadline: float, trouble: _Trouble) -> bytes:
+        sent_at = asyncio.get_running_loop().time()
+        if sent_at >= deadline:
+            raise self._out_of_time(trouble, "before the request was sent")
+        limit = sent_at + self.settings.request_timeout_s
+        stats = self.stats
+        stats.in_flight += 1
+        stats.peak_in_flight = max(stats.peak_in_flight, stats.in_flight)
+        try:
+            exchange = self._client().post(url, body, endpoint.target.headers)
+            status, headers, data = await self._bounded(exchange, min(deadline, limit))
+        except TimeoutError:
+            endpoint.overloaded(sent_at, asyncio.get_running_loop().time())
+            if deadline <= limit:
+                raise self._out_of_time(trouble, f"waiting for {endpoint.url}") from None
+            raise Failure("timeout", f"no answer within {self.settings.request_timeout_s:g} s") from None
+        finally:
+            stats.in_flight -= 1
+        if status != 200:
+            if status in (429, 503):
+                endpoint.overloaded(sent_at, asyncio.get_running_loop().time())
+            raise failure_of(status, headers, data)
+        return data
+
+    def _after_failure(self, failure: Failure, endpoint: Endpoint, trouble: _Trouble) -> float:
+        """Book a failed attempt; returns the pause before the next one, or raises what ends the request."""
+        message = f"models.{self.name}: {endpoint.url}: {failure}"
+        if failure.kind in FINAL_KINDS:
+            endpoint.succeeded()
+            raise (ContextTooLong if failure.kind == "context" else ModelError)(message) from failure
+        trouble.last = message
+        endpoint.last_error = str(failure)
+        trouble.kinds.add(failure.kind)
+        if failure.kind == "rate_limit":
+            trouble.rate_limited += 1
+            if trouble.rate_limited > self.settings.rate_limit_retries:
+                raise EndpointUnavailable(f"{message}; gave up after {trouble.retries} attempts") from failure
+            self.stats.retries[failure.kind] += 1
+            pause = max(self._backoff(trouble.rate_limited), failure.retry_after_s or 0.0)
+            endpoint.paused_until = max(endpoint.paused_until, asyncio.get_running_loop().time() + pause)
+            return 0.0
+        return self._after_fault(failure, endpoint, trouble)
+
+    def _after_fault(self, failure: Failure, endpoint: Endpoint, trouble: _Trouble) -> float:
+        """The same for failures that speak against the endpoint's health."""
+        if endpoint.failed(at_once=failure.kind == "connect"):
+            self._note_placeable()
+            self._start_probe(endpoint)
+        trouble.failures += 1
+        tried = trouble.per_endpoint[endpoint.url] = trouble.per_endpoint.get(endpoint.url, 0) + 1
+        if trouble.failures > self.settings.retry_limit + len(self._endpoints) - 1:
+            kind = ModelError if trouble.kinds == {"malformed"} else EndpointUnavailable
+            raise kind(f"{trouble.last}; gave up after {trouble.retries} attempts") from failure
+        self.stats.retries[failure.kind] += 1
+        # An idle connection that the server closed looks like this once: nothing is wrong with the server. A refused
+        # connection goes elsewhere at once, or waits for the endpoint's return.
+        if failure.kind == "connect" or (failure.kind == "reset" and tried == 1):
+            return 0.0
+        return max(self._backoff(trouble.failures), failure.retry_after_s or 0.0)
+
+    def _backoff(self, count: int) -> float:
+        pause = min(self.settings.backoff_max_s, self.settings.backoff_base_s * 2.0 ** min(count - 1, 30))
+        return pause * self._random.uniform(0.5, 1.0)
+
+    async def _pause(self, seconds: float, deadline: float, trouble: _Trouble) -> None:
+        if seconds <= 0:
+            return
+        if asyncio.get_running_loop().time() + seconds >= deadline:
+            raise EndpointUnavailable(f"{trouble.last or self._outage()}; the next attempt would be past the deadline")
+        try:
+            await self._bounded(self._sleep(seconds), deadline)
+        except TimeoutError:
+            raise self._out_of_time(trouble, "between attempts") from None
+
+    async def _wait_for_endpoint(self, trouble: _Trouble, deadline: float) -> None:
+        """Return when an endpoint is back; raises EndpointUnavailable after `outage_wait_s` or at the deadline."""
+        if trouble.outage_until is None:
+            trouble.outage_until = asyncio.get_running_loop().time() + self.settings.outage_wait_s
+        try:
+            await self._bounded(self._placeable.wait(), min(deadline, trouble.outage_until))
+        except TimeoutError:
+            raise EndpointUnavailable(self._outage()) from None
+
+    def _outage(self) -> str:
+        states = "; ".join(f"{item.url} ({item.last_error or item.health.value})" for item in self._endpoints)
+        return f"models.{self.name}: no endpoint answers: {states}"
+
+    def _out_of_time(self, trouble: _Trouble, where: str) -> ModelError:
+        if trouble.retries:
+            return EndpointUnavailable(f"{trouble.last}; the deadline came {where}, after {trouble.retries} failures")
+        return DeadlineExceeded(f"models.{self.name}: the deadline came {where}")
+
+    async def _bounded(self, work: Awaitable[T], when: float) -> T:
+        """Await something until a time; raises TimeoutError then, or EndpointUnavailable if the pool closes."""
+        scope = asyncio.timeout_at(when)
+        self._scopes.add(scope)
+        try:
+            async with scope:
+                return await work
+        except TimeoutError:
+            if self._closing:
+                raise EndpointUnavailable(f"models.{self.name}: stopped while requests were in flight") from None
+            raise
+        finally:
+            self._scopes.discard(scope)
+
+    def _client(self) -> HttpClient:
+        if self._http is None or self._closing:
+            raise EndpointUnavailable(f"models.{self.name}: the pool is not open")
+        return self._http
+
+    def _note_placeable(self) -> None:
+        if any(endpoint.usable for endpoint in self._endpoints):
+            self._placeable.set()
+        else:
+            self._placeable.clear()
+
+    def _start_probe(self, endpoint: Endpoint) -> None:
+        if not self._closing:
+            probe = asyncio.get_running_loop().create_task(self._probe(endpoint))
+            self._probes.add(probe)
+            probe.add_done_callback(self._probes.discard)
+
+    async def _probe(self, endpoint: Endpoint) -> None:
+        """Ask an endpoint that is down, at growing intervals, until it answers anything but a server error."""
+        while endpoint.health is Health.DOWN:
+            if endpoint.probe_count:
+                pause = self.settings.probe_base_s * 2.0 ** min(endpoint.probe_count - 1, 30)
+                await asyncio.sleep(min(self.settings.probe_max_s, pause) * self._random.uniform(0.5, 1.0))
+            endpoint.probe_count += 1
+            try:
+                async with asyncio.timeout(self.settings.connect_timeout_s):
+                    status, _, _ = await self._client().get(endpoint.target.models, endpoint.target.headers)
+            except (Failure, TimeoutError):
+                continue
+            if status < 500:
+                endpoint.readmit()
+        self._note_placeable()
+
+
+def _completions_url(endpoint: Endpoint) -> URL:
+    return endpoint.target.completions
+
+
+def _chat_url(endpoint: Endpoint) -> URL:
+    return endpoint.target.chat
