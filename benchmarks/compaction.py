@@ -1,0 +1,72 @@
+"""Compaction: rows into an artifact beside plain pyarrow writing of the same rows.
+
+    python benchmarks/compaction.py [--rollouts 20000]
+
+Target: at least a third of the floor's rate, in memory that does not grow with the rows. The floor turns all rows into
+one table and writes it with zstd: no checks, no keys, no hashes, no fsync.
+"""
+
+from __future__ import annotations
+
+import argparse
+import resource
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from treadle.core.artifacts import ArtifactWriter
+from treadle.core.schemas import ROLLOUTS
+from treadle.core.storage import LocalStorage
+
+
+def rows(num_rollouts: int) -> Iterator[dict[str, Any]]:
+    """Rollouts of about 400 tokens."""
+    sizes = {pa.string(): "word ", pa.int32(): 7, pa.int64(): 7}
+    for index in range(num_rollouts):
+        row: dict[str, Any] = {}
+        for field in ROLLOUTS.schema:
+            if pa.types.is_list(field.type):
+                text = pa.types.is_string(field.type.value_type)
+                row[field.name] = [] if text else [index % 127, 1, 2, 3] * 100
+            else:
+                row[field.name] = sizes[field.type]
+        row |= {"rollout_key": f"{index:016x}", "text": f"step {index} " * 150, "segments": f"[{index}]" * 100}
+        yield row
+
+
+def main() -> None:
+    """Print one line."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--rollouts", type=int, default=20_000)
+    num_rollouts = parser.parse_args().rollouts
+    with tempfile.TemporaryDirectory() as folder:
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        started = time.perf_counter()
+        made = list(rows(1000))
+        making = (time.perf_counter() - started) * num_rollouts / 1000
+        started = time.perf_counter()
+        writer = ArtifactWriter(LocalStorage(Path(folder)), ROLLOUTS, made_by="benchmark")
+        for row in rows(num_rollouts):
+            writer.write([row])
+        writer.commit()
+        ours = time.perf_counter() - started - making
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        made = list(rows(num_rollouts))
+        started = time.perf_counter()
+        pq.write_table(
+            pa.Table.from_pylist(made, schema=ROLLOUTS.schema), f"{folder}/plain.parquet", compression="zstd"
+        )
+        plain = time.perf_counter() - started
+        print(
+            f"compaction: plain {num_rollouts / plain:.0f} rows/s, ours {num_rollouts / ours:.0f} rows/s, "
+            f"ratio {plain / ours:.2f}; memory grew by {(peak - before) / 1024:.0f} MiB"
+        )
+
+
+if __name__ == "__main__":
+    main()
