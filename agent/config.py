@@ -1,0 +1,165 @@
+"""The one environment: which tools, limits, times and texts an agent works with.
+
+Flywheel, rollouts, RL and evaluation share this section, so that a policy meets everywhere what it was trained on.
+Everything here is semantic: it decides what comes out. Normative table: docs/behaviour/agent.md.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal, Self
+
+from pydantic import Field, model_validator
+
+from treadle.agent.prompts import system_prompt
+from treadle.agent.protocol import TOOL_PROTOCOL, Protocol
+from treadle.agent.sandbox.config import SandboxSettings
+from treadle.agent.tools.search import SearchToolSettings
+from treadle.core.config import Section, digest_json, semantic_dump, validate
+
+ENVIRONMENT_VERSION = 1
+"""Raised when the meaning of an environment's settings changes."""
+
+ET_AGENT_RL: dict[str, Any] = {
+    "max_total_calls": 6,
+    "on_limit": "silent",
+    "result_format": "spaced",
+    "python": {"time_limit_s": 120.0, "max_output_chars": None},
+}
+"""Preset `et-agent-rl`: the RL phase of arXiv 2601.06860, as the settings in which it differs from the default."""
+
+
+class PythonSettings(Section):
+    """The Python tool, as the agent meets it."""
+
+    enabled: bool = True
+    """Whether the agent may run programs."""
+    max_calls: int = Field(default=6, ge=0)
+    """Most executed calls of one rollout."""
+    time_limit_s: float = Field(default=30.0, gt=0)
+    """Wall time of one program."""
+    max_output_chars: int | None = Field(default=1000, ge=16)
+    """Longest result in characters, head and tail kept; none means untruncated."""
+    sandbox: SandboxSettings = SandboxSettings()
+    """How programs are isolated."""
+
+
+class SearchSettings(SearchToolSettings):
+    """The search tool, as the agent meets it."""
+
+    enabled: bool = True
+    """Whether the agent may search."""
+    max_calls: int = Field(default=6, ge=0)
+    """Most executed calls of one rollout."""
+
+
+class EnvironmentSettings(Section):
+    """Tools, limits, prompt and result text of every rollout."""
+
+    PRESETS: ClassVar[dict[str, dict[str, Any]]] = {"et-agent-rl": ET_AGENT_RL}
+
+    preset: str | None = None
+    """Named settings to start from, such as `et-agent-rl`; keys given beside it win."""
+    prompt: Literal["auto", "both", "search", "python", "none"] = "auto"
+    """System prompt: which tools it speaks of. `auto` follows the enabled tools."""
+    system_prompt: str | None = None
+    """A text that replaces the system prompt; empty means no system message."""
+    python: PythonSettings = PythonSettings()
+    """The Python tool."""
+    search: SearchSettings = SearchSettings()
+    """The search tool."""
+    max_total_calls: int | None = Field(default=None, ge=0)
+    """Most executed calls of one rollout over all tools; none means only the limits per tool."""
+    continuation_calls: int = Field(default=4, ge=0)
+    """Calls that a continuation after an edit may make beyond each limit."""
+    on_limit: Literal["notice", "silent", "stop"] = "notice"
+    """What a call over the limit meets: a result block that says so (a second such call of the same tool ends the
+    rollout), nothing at all, or the end of the rollout."""
+    max_turns: int | None = Field(default=None, ge=1)
+    """Most generation calls of one rollout; none means the sum of the tools' limits plus 4."""
+    max_trajectory_tokens: int | None = Field(default=None, ge=1)
+    """Longest assistant turn in tokens, results included; reaching it ends the rollout with `budget`."""
+    on_unmarked: Literal["end", "continue"] = "end"
+    """What follows a turn without call or answer: the end (`no_answer`, or `length` if it was cut), or a next turn."""
+    result_format: Literal["plain", "spaced"] = "plain"
+    """`plain`: `<result>text</result>` directly after the call; `spaced`: a blank before it, newlines inside it."""
+    rollout_time_s: float = Field(default=1200.0, gt=0)
+    """Wall time of one rollout; passing it ends the rollout with `timeout`."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _apply_preset(cls, data: Any) -> Any:
+        if not isinstance(data, dict) or data.get("preset") is None:
+            return data
+        preset = cls.PRESETS.get(data["preset"])
+        if preset is None:
+            raise ValueError(f"unknown preset {data['preset']!r}; known presets: {', '.join(cls.PRESETS)}")
+        return _under(preset, data)
+
+    @classmethod
+    def from_preset(cls, name: str) -> Self:
+        """The environment of a named preset; raises ConfigError for an unknown name."""
+        return validate(cls, {"preset": name}, "environment")
+
+    @property
+    def protocol(self) -> Protocol:
+        """The table of tags."""
+        return TOOL_PROTOCOL
+
+    @property
+    def system_text(self) -> str:
+        """The system message; empty for none."""
+        return system_prompt(self.prompt_name) if self.system_prompt is None else self.system_prompt
+
+    @property
+    def prompt_name(self) -> str:
+        """Name of the prompt in force."""
+        if self.prompt != "auto":
+            return self.prompt
+        enabled = {"search": self.search.enabled, "python": self.python.enabled}
+        names = [name for name, on in enabled.items() if on]
+        return "both" if len(names) == 2 else names[0] if names else "none"
+
+    @property
+    def enabled_tools(self) -> tuple[str, ...]:
+        """Names of the tools that may be called, in the order of the protocol."""
+        return tuple(name for name in self.protocol.tools if self.call_limit(name) > 0)
+
+    def call_limit(self, tool: str, additional: int = 0) -> int:
+        """Most executed calls of one tool; 0 where it is switched off."""
+        tools: dict[str, PythonSettings | SearchSettings] = {"python": self.python, "search": self.search}
+        limits = tools.get(tool)
+        return limits.max_calls + additional if limits is not None and limits.enabled and limits.max_calls else 0
+
+    def total_limit(self, additional: int = 0) -> int | None:
+        """Most executed calls over all tools, or None."""
+        return None if self.max_total_calls is None else self.max_total_calls + additional
+
+    def turn_limit(self, additional: int = 0) -> int:
+        """Most generation calls of one rollout."""
+        if self.max_turns is not None:
+            return self.max_turns + additional * len(self.enabled_tools)
+        return sum(self.call_limit(tool, additional) for tool in self.protocol.tools) + 4
+
+    def with_digests(self) -> Self:
+        """Fill in the content of the search corpus as part of the fingerprint; raises ConfigError or DataError."""
+        if not self.call_limit("search"):
+            return self
+        return self.model_copy(update={"search": self.search.with_digests()})
+
+    def digest(self) -> str:
+        """Hex digest of all that decides what an agent meets: prompt text, tags, tools, limits."""
+        data = semantic_dump(self)
+        data.pop("preset")
+        parts = {"version": ENVIRONMENT_VERSION, "settings": data, "tags": self.protocol.as_json()}
+        return digest_json({**parts, "system": self.system_text})
+
+
+def _under(preset: dict[str, Any], data: dict[str, Any]) -> dict[str, Any]:
+    """The preset with the given keys on top, tables merged."""
+    merged = dict(preset)
+    for key, value in data.items():
+        if isinstance(value, Section):
+            value = value.model_dump(exclude_unset=True)
+        old = merged.get(key)
+        merged[key] = {**old, **value} if isinstance(old, dict) and isinstance(value, dict) else value
+    return merged

@@ -1,0 +1,209 @@
+"""What a rollout talks to: it turns model text into calls, outcomes and the text that is appended to the context.
+
+`Environment` is the contract of the engine. `ToolEnvironment` implements it with tools and limits; a dialogue partner
+or a remote service implements it elsewhere. One observation may hold several calls and several blocks, so a protocol
+with more than one call per turn, or a plan of calls, needs no other engine. Limits: docs/behaviour/agent.md.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol
+
+import orjson
+
+from treadle.agent.config import EnvironmentSettings
+from treadle.agent.protocol import Call, is_answer, parse_call, result_block
+from treadle.agent.tools.outcome import OutcomeStatus, Tool, ToolOutcome
+
+FAILED_STATUSES = frozenset({"error", "timeout", "invalid", "empty"})
+"""Outcomes that count as failed calls; a refused call did not run and is counted apart."""
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What an environment is reset with: one row of the `questions` table, without its gold answers."""
+
+    key: str
+    text: str
+    choices: tuple[str, ...] = ()
+    dataset: str = ""
+    domain: str = ""
+
+    @classmethod
+    def from_row(cls, row: Mapping[str, Any]) -> Question:
+        """Build from a row of the `questions` table."""
+        return cls(row["question_key"], row["question"], tuple(row["choices"]), row["dataset"], row["domain"])
+
+    @property
+    def user_message(self) -> str:
+        """The question and, for multiple choice, a blank line and one `A. text` line per option."""
+        if not self.choices:
+            return self.text
+        options = [f"{_option_letter(index)}. {choice}" for index, choice in enumerate(self.choices)]
+        return "\n".join([self.text, "", *options])
+
+
+def _option_letter(index: int) -> str:
+    """A to Z, then AA, AB, ..."""
+    high, low = divmod(index, 26)
+    return (_option_letter(high - 1) if high else "") + chr(ord("A") + low)
+
+
+@dataclass(frozen=True, slots=True)
+class CallRecord:
+    """Entry of the ledger: one call, what became of it, and in which turn. `text` is the tool's own text."""
+
+    tool: str
+    argument: str
+    status: OutcomeStatus
+    turn: int
+    text: str = ""
+    seconds: float = 0.0
+    cached: bool = False
+
+    @property
+    def executed(self) -> bool:
+        """Whether the tool ran."""
+        return self.status != "refused"
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """Reaction to one piece of model text.
+
+    `blocks` are appended to the context in order and unchanged. `status` ends the rollout; None lets the model go on.
+    """
+
+    calls: tuple[CallRecord, ...] = ()
+    blocks: tuple[str, ...] = ()
+    status: str | None = None
+
+    def to_json(self) -> bytes:
+        """Bytes for the journal."""
+        return orjson.dumps(
+            {"calls": [asdict(call) for call in self.calls], "blocks": self.blocks, "status": self.status}
+        )
+
+    @classmethod
+    def from_json(cls, data: bytes) -> Observation:
+        """Read `to_json` back."""
+        raw = orjson.loads(data)
+        return cls(tuple(CallRecord(**call) for call in raw["calls"]), tuple(raw["blocks"]), raw["status"])
+
+
+class Environment(Protocol):
+    """One episode. Made per rollout; `reset`, then `step` or `replay` once per turn, then `close`."""
+
+    async def reset(self, question: Question, history: Sequence[CallRecord] = ()) -> list[dict[str, str]]:
+        """Begin, or begin after the calls of a prefix; returns the messages before the assistant's turn."""
+        ...
+
+    async def step(self, text: str, *, turn: int, deadline: float) -> Observation:
+        """React to model text since the last block; `deadline` is in the event loop's clock.
+
+        Raises ToolError only for what is not the agent's doing.
+        """
+        ...
+
+    def replay(self, observation: Observation) -> None:
+        """Take over an earlier observation instead of making it again: no tool runs."""
+        ...
+
+    async def close(self) -> None:
+        """Release what the episode holds; called exactly once, also after errors."""
+        ...
+
+
+class Ledger:
+    """Counts of one rollout's calls: the only source for limits and metrics, never the text."""
+
+    def __init__(self, calls: Iterable[CallRecord] = ()) -> None:
+        self.requested: Counter[str] = Counter()
+        self.executed: Counter[str] = Counter()
+        self.failed = 0
+        for call in calls:
+            self.add(call)
+
+    def add(self, call: CallRecord) -> None:
+        """Count one call."""
+        self.requested[call.tool] += 1
+        self.executed[call.tool] += call.executed
+        self.failed += call.status in FAILED_STATUSES
+
+    def refused(self, tool: str) -> int:
+        """Calls of a tool that were over its limit."""
+        return self.requested[tool] - self.executed[tool]
+
+
+class ToolEnvironment:
+    """Tools with limits. The tools are shared by all rollouts; the ledger is this rollout's own."""
+
+    def __init__(self, settings: EnvironmentSettings, tools: Mapping[str, Tool], *, additional_calls: int = 0) -> None:
+        self._settings = settings
+        self._tools = tools
+        self._additional = additional_calls
+        self._ledger = Ledger()
+
+    async def reset(self, question: Question, history: Sequence[CallRecord] = ()) -> list[dict[str, str]]:
+        """Take over the calls of a prefix and return the system message (if any) and the question."""
+        self._ledger = Ledger(history)
+        system = self._settings.system_text
+        messages = [{"role": "system", "content": system}] if system else []
+        return [*messages, {"role": "user", "content": question.user_message}]
+
+    async def step(self, text: str, *, turn: int, deadline: float) -> Observation:
+        """Run the call that ends the text, refuse it, or end the rollout."""
+        protocol = self._settings.protocol
+        call = parse_call(text, protocol)
+        if call is None:
+            observation = Observation(status="answered" if is_answer(text, protocol) else "no_answer")
+        elif (limit := self._reached(call.tool)) is not None:
+            observation = self._refuse(call, turn, limit)
+        else:
+            outcome = await self._tools[call.tool].call(call.argument, deadline=deadline)
+            observation = self._executed(call, turn, outcome)
+        self.replay(observation)
+        return observation
+
+    def replay(self, observation: Observation) -> None:
+        """Count the calls of an observation."""
+        for call in observation.calls:
+            self._ledger.add(call)
+
+    async def close(self) -> None:
+        """Nothing is held."""
+
+    def _reached(self, tool: str) -> str | None:
+        """The limit that stands in the way of one more call, in words; None if there is room."""
+        limit = self._settings.call_limit(tool, self._additional)
+        if limit == 0 or tool not in self._tools:
+            return f"The {tool} tool is not available here."
+        if self._ledger.executed[tool] >= limit:
+            return f"The limit of {limit} {tool} calls is reached; this call was not run."
+        total = self._settings.total_limit(self._additional)
+        if total is not None and self._ledger.executed.total() >= total:
+            return f"The limit of {total} tool calls is reached; this call was not run."
+        return None
+
+    def _refuse(self, call: Call, turn: int, reason: str) -> Observation:
+        on_limit = self._settings.on_limit
+        ends = on_limit == "stop" or (on_limit == "notice" and self._ledger.refused(call.tool) >= 1)
+        notice = "" if ends or on_limit == "silent" else f"{reason} Go on without it."
+        record = CallRecord(call.tool, call.argument, "refused", turn, notice)
+        return Observation((record,), (self._block(notice),) if notice else (), "limit" if ends else None)
+
+    def _executed(self, call: Call, turn: int, outcome: ToolOutcome) -> Observation:
+        text = _well_formed(outcome.text)
+        record = CallRecord(call.tool, call.argument, outcome.status, turn, text, outcome.seconds, outcome.cached)
+        return Observation((record,), (self._block(text),))
+
+    def _block(self, text: str) -> str:
+        return result_block(text, self._settings.result_format == "spaced", self._settings.protocol)
+
+
+def _well_formed(text: str) -> str:
+    """Lone surrogates can be neither sent nor stored: they become U+FFFD."""
+    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")

@@ -1,0 +1,336 @@
+"""The rollout engine: one question, one environment, one model, turn by turn until a status.
+
+Nothing here knows a stage, a tool or a file. What a turn costs is remembered before anything acts on it, so a rollout
+that was interrupted is replayed from its memory without asking a model or a tool again. What infrastructure did
+(an endpoint that is down, a tool out of order) is raised: the rollout is owed. What the agent did is a status.
+Normative: docs/behaviour/agent.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol as TypingProtocol
+
+from treadle.agent.environment import CallRecord, Environment, Observation, Question
+from treadle.agent.protocol import TOOL_PROTOCOL, Protocol, Segment
+from treadle.agent.transcript import Codec, Prefix, Transcript, cut
+from treadle.core.errors import ContextTooLong, DeadlineExceeded, ModelError
+from treadle.core.llm.config import Sampling
+from treadle.core.llm.types import Completion, CompletionRequest
+
+STATUSES = ("answered", "no_answer", "limit", "max_turns", "context_full", "length", "timeout", "budget", "failed")
+"""How a rollout can end; `failed` is given by the stage, to owed rollouts that the user accepts as lost."""
+
+
+class Model(TypingProtocol):
+    """What is needed of a model; `treadle.core.llm.pool.ModelPool` fits."""
+
+    async def complete(self, request: CompletionRequest, *, session: str, deadline: float) -> Completion:
+        """One completion; raises ModelError and its subclasses."""
+        ...
+
+
+class ChatCodec(Codec, TypingProtocol):
+    """A codec that also renders a chat; `treadle.core.chat.ChatTokenizer` fits."""
+
+    def render(self, messages: Sequence[Mapping[str, str]]) -> str:
+        """Text before the assistant's turn."""
+        ...
+
+    def prompt_ids(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+        """The same as ids."""
+        ...
+
+
+class Memory(TypingProtocol):
+    """Durable memory of one rollout, by the names of its units."""
+
+    def get(self, unit: str) -> bytes | None:
+        """A remembered unit, or None."""
+        ...
+
+    def append(self, unit: str, value: bytes) -> None:
+        """Remember a unit."""
+        ...
+
+
+class Forgetful:
+    """A memory for rollouts that need not survive anything."""
+
+    def get(self, unit: str) -> bytes | None:
+        """Always None."""
+        return None
+
+    def append(self, unit: str, value: bytes) -> None:
+        """Does nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutLimits:
+    """Bounds of one rollout besides its tools' limits.
+
+    Attributes:
+        max_turns: Most generation calls, those of a continued prefix included.
+        max_model_len: The model's window in tokens; None if unknown.
+        max_trajectory_tokens: Longest assistant turn in tokens (ids mode only); None for no bound.
+        continue_unmarked: Whether a turn without call or answer is followed by another one.
+    """
+
+    max_turns: int
+    max_model_len: int | None = None
+    max_trajectory_tokens: int | None = None
+    continue_unmarked: bool = False
+
+
+@dataclass(slots=True)
+class Usage:
+    """What a rollout cost; the last four are volatile."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    wasted_tokens: int = 0
+    num_requests: int = 0
+    num_retries: int = 0
+    model_seconds: float = 0.0
+    tool_seconds: float = 0.0
+    endpoint: str = ""
+
+
+@dataclass(slots=True)
+class Trajectory:
+    """A finished rollout. In text mode the id lists are empty and segments have offsets 0."""
+
+    status: str
+    text: str
+    segments: list[Segment]
+    prompt_ids: list[int]
+    output_ids: list[int]
+    token_origin: list[int]
+    calls: list[CallRecord]
+    num_turns: int
+    usage: Usage = field(default_factory=Usage)
+
+    def prefix(self, num_segments: int, codec: Codec | None, protocol: Protocol = TOOL_PROTOCOL) -> Prefix:
+        """Its first segments, ready to be continued; the next context is that of an unbroken rollout, id for id."""
+        return cut(self.segments, self.output_ids, self.token_origin, self.calls, num_segments, protocol, codec)
+
+
+def derive_seed(*parts: str | int) -> int:
+    """A seed in [0, 2**31) from what it is for; the same parts give the same seed on every machine."""
+    text = "\x1f".join(str(part) for part in parts)
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big") >> 1
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutEngine:
+    """A model with its tokenizer, sampling and bounds; makes any number of rollouts at once.
+
+    `codec` None means text mode. `renderer` renders the prompt there, where a tokenizer is known though the server
+    gives no ids; without one, plain ChatML is used.
+    """
+
+    model: Model
+    codec: ChatCodec | None
+    sampling: Sampling
+    limits: RolloutLimits
+    protocol: Protocol = TOOL_PROTOCOL
+    renderer: ChatCodec | None = None
+
+    async def roll_out(
+        self,
+        environment: Environment,
+        question: Question,
+        *,
+        seed: int,
+        deadline: float,
+        memory: Memory,
+        prefix: Prefix | None = None,
+    ) -> Trajectory:
+        """Play one rollout to its end, from the start or from a prefix.
+
+        `deadline` is in the event loop's clock. Raises ModelError (EndpointUnavailable and others that are not the
+        agent's doing) and ToolError: the rollout is then owed, and its memory lets it go on later.
+        """
+        try:
+            messages = await environment.reset(question, prefix.calls if prefix else ())
+            run = _Rollout(self, environment, messages, seed, deadline, memory, question.key, prefix)
+            return await run.play()
+        finally:
+            await environment.close()
+
+    def render(self, messages: Sequence[Mapping[str, str]]) -> str:
+        """The prompt as text, for text mode."""
+        renderer = self.codec or self.renderer
+        return renderer.render(messages) if renderer else _chatml(messages)
+
+
+def _chatml(messages: Sequence[Mapping[str, str]]) -> str:
+    turns = "".join(f"<|im_start|>{message['role']}\n{message['content']}<|im_end|>\n" for message in messages)
+    return f"{turns}<|im_start|>assistant\n"
+
+
+class _Rollout:
+    """State of one rollout."""
+
+    def __init__(
+        self,
+        engine: RolloutEngine,
+        environment: Environment,
+        messages: Sequence[Mapping[str, str]],
+        seed: int,
+        deadline: float,
+        memory: Memory,
+        session: str,
+        prefix: Prefix | None,
+    ) -> None:
+        self._engine = engine
+        self._environment = environment
+        self._seed = seed
+        self._deadline = deadline
+        self._memory = memory
+        self._session = session
+        self._prompt_ids = engine.codec.prompt_ids(messages) if engine.codec else []
+        self._prompt_text = "" if engine.codec else engine.render(messages)
+        self._transcript = Transcript(engine.protocol, engine.codec, prefix)
+        self._calls = list(prefix.calls) if prefix else []
+        self._turn = prefix.turn if prefix else 0
+        self._pending = prefix is not None and prefix.pending
+        self._turns_before = self._turn + self._pending
+        self._server_tokens = 0
+        self._server_chars = 0
+        self._usage = Usage()
+
+    async def play(self) -> Trajectory:
+        """Take turns until a status."""
+        status: str | None = None
+        try:
+            if self._pending:
+                status = await self._act()
+                self._turn += 1
+            while status is None:
+                if self._turn >= self._engine.limits.max_turns:
+                    status = "max_turns"
+                    break
+                status = await self._take_turn()
+                self._turn += 1
+        except DeadlineExceeded:
+            status = "timeout"
+        except ContextTooLong:
+            status = "context_full"
+        return self._finish(status)
+
+    async def _take_turn(self) -> str | None:
+        room, full = self._room()
+        if room < 1:
+            return full
+        completion = await self._generate(room)
+        if not self._transcript.absorb(completion.text, completion.token_ids, completion.completion_tokens):
+            return "no_answer"
+        if self._engine.protocol.closing_stops.search(self._transcript.open_text) is not None:
+            return await self._act()
+        cut_short = completion.finish_reason == "length"
+        if cut_short and room < self._engine.sampling.max_tokens:
+            return full
+        if self._engine.limits.continue_unmarked:
+            return None
+        return "length" if cut_short else "no_answer"
+
+    def _room(self) -> tuple[int, str]:
+        """Most new tokens of the next turn, and the status if they do not suffice."""
+        limits, most = self._engine.limits, self._engine.sampling.max_tokens
+        window = most if limits.max_model_len is None else limits.max_model_len - self._context_tokens()
+        if self._engine.codec is None:
+            # Only an estimate: the server has the last word.
+            return max(1, min(most, window)), "context_full"
+        used = len(self._transcript.ids)
+        budget = most if limits.max_trajectory_tokens is None else limits.max_trajectory_tokens - used
+        return min(most, window, budget), "context_full" if window <= budget else "budget"
+
+    def _context_tokens(self) -> int:
+        """Length of the context; in text mode by the tokenizer, or from above by what the server counted last."""
+        if self._engine.codec is not None:
+            return len(self._prompt_ids) + len(self._transcript.ids)
+        text = self._prompt_text + self._transcript.text
+        if self._engine.renderer is not None:
+            return len(self._engine.renderer.encode(text))
+        return self._server_tokens + len(text) - self._server_chars
+
+    async def _generate(self, max_tokens: int) -> Completion:
+        unit = f"llm-{self._turn}"
+        known = self._memory.get(unit)
+        if known is not None:
+            completion = Completion.from_json(known)
+            if self._engine.codec is not None and completion.token_ids is None:
+                raise ModelError("this rollout was begun in text mode; set token_ids to off, or run the stage anew")
+        else:
+            self._check_deadline()
+            completion = await self._engine.model.complete(
+                self._request(max_tokens), session=self._session, deadline=self._deadline
+            )
+            if self._engine.codec is not None and completion.token_ids is None:
+                raise ModelError(f"{completion.endpoint} gave an answer without token ids; set token_ids to off")
+            self._memory.append(unit, completion.to_json())
+        if self._engine.codec is None:
+            self._server_tokens = completion.prompt_tokens + completion.completion_tokens
+            self._server_chars = len(self._prompt_text) + len(self._transcript.text) + len(completion.text)
+        usage = self._usage
+        usage.prompt_tokens += completion.prompt_tokens
+        usage.completion_tokens += completion.completion_tokens
+        usage.num_requests += 1
+        usage.num_retries += completion.retries
+        usage.model_seconds += completion.seconds
+        usage.endpoint = completion.endpoint
+        return completion
+
+    def _request(self, max_tokens: int) -> CompletionRequest:
+        transcript = self._transcript
+        ids_mode = self._engine.codec is not None
+        return CompletionRequest(
+            prompt=self._prompt_ids + transcript.ids if ids_mode else self._prompt_text + transcript.text,
+            max_tokens=max_tokens,
+            sampling=self._engine.sampling,
+            stop=self._engine.protocol.stops,
+            seed=derive_seed(self._seed, self._turn),
+        )
+
+    async def _act(self) -> str | None:
+        """Let the environment react to the model's text; returns a status if that ends the rollout."""
+        unit = f"tool-{self._turn}"
+        known = self._memory.get(unit)
+        if known is not None:
+            observation = Observation.from_json(known)
+            self._environment.replay(observation)
+        else:
+            observation = await self._environment.step(
+                self._transcript.open_text, turn=self._turn, deadline=self._deadline
+            )
+            if observation.calls or observation.blocks:
+                self._memory.append(unit, observation.to_json())
+        self._calls += observation.calls
+        self._usage.tool_seconds += sum(call.seconds for call in observation.calls)
+        for block in observation.blocks:
+            self._transcript.append_block(block)
+        if not observation.blocks:
+            self._transcript.close_stretch()
+        return observation.status
+
+    def _check_deadline(self) -> None:
+        if asyncio.get_running_loop().time() >= self._deadline:
+            raise DeadlineExceeded("the rollout's time is up")
+
+    def _finish(self, status: str) -> Trajectory:
+        self._usage.wasted_tokens = self._transcript.wasted_tokens
+        return Trajectory(
+            status=status,
+            text=self._transcript.text,
+            segments=self._transcript.segments(),
+            prompt_ids=self._prompt_ids,
+            output_ids=self._transcript.ids,
+            token_origin=self._transcript.origins,
+            calls=self._calls,
+            num_turns=self._turns_before + self._usage.num_requests,
+            usage=self._usage,
+        )

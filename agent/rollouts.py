@@ -1,0 +1,443 @@
+"""The stage `rollouts`: K trajectories per question, nothing scored, nothing lost.
+
+A fixed number of workers pull rollouts from a stream of questions, so memory does not grow with the work. The journal
+remembers each answer, outcome and finished row; what infrastructure kept from finishing is tried again in further
+passes, then owed to a resumed run. Rows are written in the order of the questions, whatever the order of completion.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import orjson
+from pydantic import Field
+
+from treadle.agent.config import EnvironmentSettings
+from treadle.agent.environment import Question, ToolEnvironment
+from treadle.agent.rollout import Memory, RolloutEngine, RolloutLimits, Trajectory
+from treadle.agent.rows import failed_row, head_of_row, row_of, telemetry_of
+from treadle.agent.tools.outcome import Tool
+from treadle.core.chat import ChatTokenizer
+from treadle.core.config import Operational, Section
+from treadle.core.errors import (
+    BudgetExceeded,
+    ConfigError,
+    EndpointUnavailable,
+    ModelError,
+    RolloutsOwed,
+    StageFailed,
+    ToolError,
+    TreadleError,
+)
+from treadle.core.llm.config import ModelSettings, Sampling
+from treadle.core.llm.pool import ModelPool
+from treadle.core.llm.types import Completion, CompletionRequest
+from treadle.core.schemas import ROLLOUT_TELEMETRY
+from treadle.core.schemas import ROLLOUTS as ROLLOUTS_TABLE
+from treadle.core.stage import JournalView, Stage, StageContext
+
+_log = logging.getLogger(__name__)
+
+_WRITE_BATCH = 256
+"""Rows handed to the writer at once."""
+
+
+class RolloutOptions(Section):
+    """How many trajectories of which questions, and how they are sampled."""
+
+    samples_per_question: int = Field(default=1, ge=1)
+    """K: trajectories per question."""
+    max_questions: int | None = Field(default=None, ge=1)
+    """Most questions, the first ones in their order; none means all."""
+    max_questions_per_dataset: int | None = Field(default=None, ge=1)
+    """The same for each data set."""
+    datasets: tuple[str, ...] = ()
+    """Data sets to answer; empty means all."""
+    split: Literal["train", "heldout"] | None = None
+    """Part of the questions to answer; none means both."""
+    sampling: Sampling = Sampling()
+    """How turns are sampled."""
+    max_error_rate: float = Field(default=0.1, ge=0.0, le=1.0)
+    """Largest share of failed rollouts with which the stage may end, where failures are accepted at all."""
+    max_concurrent: Operational[int] = Field(default=64, ge=1)
+    """Rollouts in progress at once."""
+    owed_retries: Operational[int] = Field(default=2, ge=0)
+    """Further passes over rollouts that infrastructure kept from finishing."""
+    owed_pause_s: Operational[float] = Field(default=5.0, ge=0.0)
+    """Pause before the first such pass; doubled for each further one."""
+    max_total_tokens: Operational[int | None] = Field(default=None, ge=1)
+    """Most prompt and sampled tokens of this stage; passing it stops the run, which can be resumed with more."""
+
+
+class RolloutsSettings(Section):
+    """All that an instance of the stage reads."""
+
+    model_name: str
+    """Name of the model in the configuration; stands in the rows."""
+    model: ModelSettings
+    """The model and its endpoints."""
+    tokenizer_digest: str = ""
+    """Digest that the tokenizer must have; empty means that any will do."""
+    environment: EnvironmentSettings = EnvironmentSettings()
+    """What the agent works with."""
+    options: RolloutOptions = RolloutOptions()
+    """How many, of what, how sampled."""
+    seed: int = 0
+    """The run's seed; every rollout's and turn's seed derives from it."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """One rollout to be made."""
+
+    question: Mapping[str, Any]
+    head: dict[str, Any]
+
+    @property
+    def key(self) -> str:
+        return str(self.head["rollout_key"])
+
+
+@dataclass(frozen=True, slots=True)
+class JournalMemory:
+    """The units of one rollout in the stage's journal."""
+
+    journal: JournalView
+    owner: str
+
+    def get(self, unit: str) -> bytes | None:
+        """A recorded unit, or None."""
+        return self.journal.get(self.owner, unit)
+
+    def append(self, unit: str, value: bytes) -> None:
+        """Record a unit; survives SIGKILL on return."""
+        self.journal.append(self.owner, unit, value)
+
+
+@dataclass(slots=True)
+class _Meter:
+    """The model, with the stage's token budget in front of it."""
+
+    pool: ModelPool
+    max_total_tokens: int | None
+    used_tokens: int = 0
+
+    async def complete(self, request: CompletionRequest, *, session: str, deadline: float) -> Completion:
+        """One completion; raises BudgetExceeded where the budget is spent."""
+        if self.max_total_tokens is not None and self.used_tokens >= self.max_total_tokens:
+            raise BudgetExceeded(
+                f"{self.used_tokens} tokens are used of max_total_tokens = {self.max_total_tokens}; "
+                "what is finished is kept: raise the budget and run again"
+            )
+        completion = await self.pool.complete(request, session=session, deadline=deadline)
+        self.used_tokens += completion.prompt_tokens + completion.completion_tokens
+        return completion
+
+
+@dataclass(slots=True)
+class _Pass:
+    """What one pass over the open rollouts came to."""
+
+    errors: dict[str, str] = field(default_factory=dict)
+    retryable: bool = False
+    in_a_row: int = 0
+    first: str = ""
+
+    def owe(self, key: str, error: Exception) -> None:
+        """Note a rollout that could not be finished."""
+        cause = str(error) if isinstance(error, TreadleError) else f"{type(error).__name__}: {error}"
+        self.errors[key] = cause
+        self.first = self.first or cause
+        self.retryable |= isinstance(error, TreadleError) and error.retryable
+        self.in_a_row += 1
+
+
+def make_tools(settings: EnvironmentSettings) -> list[Tool]:
+    """The enabled tools, not yet opened."""
+    tools: list[Tool] = []
+    if settings.call_limit("python"):
+        from treadle.agent.tools.python import PythonTool
+
+        python = settings.python
+        tools.append(
+            PythonTool(python.sandbox, time_limit_s=python.time_limit_s, max_output_chars=python.max_output_chars)
+        )
+    if settings.call_limit("search"):
+        from treadle.agent.tools.search import SearchTool
+
+        tools.append(SearchTool(settings.search))
+    return tools
+
+
+class _RolloutsRun:
+    """One attempt of the stage."""
+
+    def __init__(self, context: StageContext) -> None:
+        self._context = context
+        self._settings: RolloutsSettings = context.settings
+        self._options = self._settings.options
+        self._journal = context.journal
+        self._tokenizer = _load_tokenizer(self._settings)
+        self._tokenizer_digest = self._tokenizer.digest if self._tokenizer else ""
+        self._environment_digest = self._settings.environment.digest()
+        self._statuses: Counter[str] = Counter()
+        self._num_jobs = 0
+        self._num_finished = 0
+        self._last = _Pass()
+
+    async def run(self) -> dict[str, Any]:
+        """Make what is open, then write all rows."""
+        for job in self._jobs():
+            self._num_jobs += 1
+            self._num_finished += self._journal.is_finished(job.key)
+        if not self._num_jobs:
+            raise StageFailed(
+                f"{self._context.address}: none of the questions is selected; check datasets, split and max_questions"
+            )
+        self._context.progress.start(self._num_jobs, self._num_finished, "rollouts")
+        if self._num_finished < self._num_jobs:
+            await self._finish_open()
+        self._judge()
+        return self._write()
+
+    async def _finish_open(self) -> None:
+        settings = self._settings
+        try:
+            async with contextlib.AsyncExitStack() as stack:
+                pool = await stack.enter_async_context(ModelPool(settings.model_name, settings.model))
+                await pool.check()
+                tools = {}
+                for tool in make_tools(settings.environment):
+                    tools[tool.name] = await stack.enter_async_context(tool)
+                await self._passes(self._engine(pool), tools)
+        except EndpointUnavailable as error:
+            if not self._context.accept_failures:
+                raise
+            self._last.first = self._last.first or str(error)
+
+    def _engine(self, pool: ModelPool) -> RolloutEngine:
+        facts, environment, tokenizer = pool.facts, self._settings.environment, self._tokenizer
+        assert facts is not None
+        ids_mode = facts.token_ids and tokenizer is not None
+        if not ids_mode:
+            if self._settings.model.token_ids == "required":
+                raise ConfigError(
+                    f'models.{self._settings.model_name}: token_ids = "required" needs a tokenizer; name its folder'
+                )
+            _log.warning("models.%s works in text mode: rows have no token ids", self._settings.model_name)
+            self._tokenizer_digest = ""
+        meter = _Meter(pool, self._options.max_total_tokens)
+        if self._options.max_total_tokens is not None:
+            meter.used_tokens = self._tokens_so_far()
+        limits = RolloutLimits(
+            max_turns=environment.turn_limit(),
+            max_model_len=facts.max_model_len,
+            max_trajectory_tokens=environment.max_trajectory_tokens,
+            continue_unmarked=environment.on_unmarked == "continue",
+        )
+        return RolloutEngine(
+            model=meter,
+            codec=tokenizer if ids_mode else None,
+            sampling=self._options.sampling,
+            limits=limits,
+            protocol=environment.protocol,
+            renderer=tokenizer,
+        )
+
+    def _tokens_so_far(self) -> int:
+        finished = (self._stored(job.key)["row"] for job in self._jobs() if self._journal.is_finished(job.key))
+        return sum(row["prompt_tokens"] + row["completion_tokens"] for row in finished)
+
+    async def _passes(self, engine: RolloutEngine, tools: Mapping[str, Tool]) -> None:
+        for number in range(self._options.owed_retries + 1):
+            if number:
+                pause_s = self._options.owed_pause_s * 2 ** (number - 1)
+                _log.warning("%d rollouts are owed, trying again in %g s", len(self._last.errors), pause_s)
+                await asyncio.sleep(pause_s)
+            self._last = _Pass()
+            await self._one_pass(engine, tools)
+            if not self._last.retryable:
+                break
+
+    async def _one_pass(self, engine: RolloutEngine, tools: Mapping[str, Tool]) -> None:
+        jobs = (job for job in self._jobs() if not self._journal.is_finished(job.key))
+        number = min(self._options.max_concurrent, self._num_jobs - self._num_finished)
+        workers = [asyncio.create_task(self._work(jobs, engine, tools, 2 * number + 8)) for _ in range(number)]
+        try:
+            await asyncio.gather(*workers)
+        finally:
+            for worker in workers:
+                worker.cancel()
+            await asyncio.gather(*workers, return_exceptions=True)
+
+    async def _work(
+        self, jobs: Iterator[_Job], engine: RolloutEngine, tools: Mapping[str, Tool], give_up_after: int
+    ) -> None:
+        """Take rollouts from the stream until it ends, or until nothing but failures came for a while."""
+        for job in jobs:
+            await self._make(job, engine, tools)
+            if self._last.in_a_row >= give_up_after:
+                return
+
+    async def _make(self, job: _Job, engine: RolloutEngine, tools: Mapping[str, Tool]) -> None:
+        loop = asyncio.get_running_loop()
+        started = loop.time()
+        memory: Memory = JournalMemory(self._journal, job.key)
+        environment = ToolEnvironment(self._settings.environment, tools)
+        try:
+            trajectory = await engine.roll_out(
+                environment,
+                Question.from_row(job.question),
+                seed=job.head["seed"],
+                deadline=started + self._settings.environment.rollout_time_s,
+                memory=memory,
+            )
+        except Exception as error:
+            if not _is_owed(error):
+                raise
+            _log.warning("rollout %s is owed: %s", job.key, error, exc_info=not isinstance(error, TreadleError))
+            self._last.owe(job.key, error)
+            return
+        self._last.in_a_row = 0
+        self._finish(job, trajectory, loop.time() - started)
+
+    def _finish(self, job: _Job, trajectory: Trajectory, seconds: float) -> None:
+        row = row_of(job.head, trajectory, self._environment_digest, self._tokenizer_digest)
+        telemetry = telemetry_of(job.key, self._context.attempt, seconds, trajectory)
+        value = {"row": row, "telemetry": telemetry, "wasted_tokens": trajectory.usage.wasted_tokens}
+        self._journal.finish(job.key, orjson.dumps(value))
+        self._num_finished += 1
+        self._statuses[trajectory.status] += 1
+        self._context.progress.advance(
+            1, tokens=trajectory.usage.completion_tokens, **{status: count for status, count in self._statuses.items()}
+        )
+
+    def _judge(self) -> None:
+        """Raise where less was made than asked for and the user has not accepted that."""
+        num_owed = self._num_jobs - self._num_finished
+        if not num_owed:
+            return
+        what = f"{self._context.address}: {num_owed} of {self._num_jobs} rollouts could not be finished"
+        cause = f"first cause: {self._last.first}"
+        if not self._context.accept_failures:
+            raise RolloutsOwed(f"{what}; {cause}; run again to retry them, or accept them as failed rows")
+        if num_owed > self._options.max_error_rate * self._num_jobs:
+            raise StageFailed(
+                f"{what}, more than max_error_rate = {self._options.max_error_rate:g} allows; {cause}; "
+                "run again to retry them"
+            )
+
+    def _write(self) -> dict[str, Any]:
+        totals: Counter[str] = Counter()
+        statuses: Counter[str] = Counter()
+        rows: list[dict[str, Any]] = []
+        telemetry: list[dict[str, Any]] = []
+        for job in self._jobs():
+            if self._journal.is_finished(job.key):
+                stored = self._stored(job.key)
+                row = stored["row"]
+                telemetry.append(stored["telemetry"])
+                totals["wasted_tokens"] += stored["wasted_tokens"]
+            else:
+                error = self._last.errors.get(job.key, self._last.first)
+                row = failed_row(job.head, error, self._environment_digest, self._tokenizer_digest)
+            rows.append(row)
+            statuses[row["status"]] += 1
+            for name in _SUMMED:
+                totals[name] += row[name]
+            if len(rows) == _WRITE_BATCH:
+                self._flush(rows, telemetry)
+        self._flush(rows, telemetry)
+        return {
+            "num_rollouts": self._num_jobs,
+            **{f"status_{name}": count for name, count in sorted(statuses.items())},
+            **{name: totals[name] for name in (*_SUMMED, "wasted_tokens")},
+        }
+
+    def _flush(self, rows: list[dict[str, Any]], telemetry: list[dict[str, Any]]) -> None:
+        self._context.write(ROLLOUTS_TABLE.kind, rows)
+        self._context.write_telemetry(ROLLOUT_TELEMETRY.kind, telemetry)
+        rows.clear()
+        telemetry.clear()
+
+    def _stored(self, key: str) -> dict[str, Any]:
+        stored: dict[str, Any] = orjson.loads(self._journal.finished(key))
+        return stored
+
+    def _jobs(self) -> Iterator[_Job]:
+        """All rollouts that were asked for, in the order of their rows."""
+        settings = self._settings
+        for question in _selected(self._options, self._context.inputs["questions"]):
+            for sample_index in range(self._options.samples_per_question):
+                yield _Job(question, head_of_row(question, settings.model_name, sample_index, settings.seed))
+
+
+_SUMMED = (
+    "num_turns",
+    "calls_requested",
+    "calls_executed",
+    "failed_calls",
+    "prompt_tokens",
+    "completion_tokens",
+)
+
+
+def _selected(options: RolloutOptions, tables: Sequence[Any]) -> Iterator[Mapping[str, Any]]:
+    """The questions to be answered, as a stream."""
+    per_dataset: Counter[str] = Counter()
+    number = 0
+    columns = ["question_key", "dataset", "domain", "question", "choices", "split"]
+    for table in tables:
+        for row in table.rows(columns):
+            if options.datasets and row["dataset"] not in options.datasets:
+                continue
+            if options.split is not None and row["split"] != options.split:
+                continue
+            per_dataset[row["dataset"]] += 1
+            if (most := options.max_questions_per_dataset) is not None and per_dataset[row["dataset"]] > most:
+                continue
+            number += 1
+            if options.max_questions is not None and number > options.max_questions:
+                return
+            yield row
+
+
+def _load_tokenizer(settings: RolloutsSettings) -> ChatTokenizer | None:
+    folder = settings.model.tokenizer
+    if folder is None:
+        return None
+    tokenizer = ChatTokenizer.load(folder)
+    if settings.tokenizer_digest not in ("", tokenizer.digest):
+        raise ConfigError(
+            f"models.{settings.model_name}: the tokenizer in {folder} is not the one that this run was made with"
+        )
+    return tokenizer
+
+
+def _is_owed(error: Exception) -> bool:
+    """Whether a rollout is owed for this error; others (a budget, a full disk, a broken tool) stop the stage."""
+    if isinstance(error, TreadleError):
+        return isinstance(error, ModelError) or (isinstance(error, ToolError) and error.retryable)
+    return True
+
+
+def run(context: StageContext) -> Mapping[str, Any]:
+    """Make the rollouts of one stage instance; returns counts of statuses, turns, calls and tokens."""
+    return asyncio.run(_RolloutsRun(context).run())
+
+
+ROLLOUTS = Stage(
+    name="rollouts",
+    version=1,
+    settings=RolloutsSettings,
+    consumes={"questions": "questions"},
+    produces=(ROLLOUTS_TABLE,),
+    telemetry=(ROLLOUT_TELEMETRY,),
+    run=run,
+)

@@ -1,0 +1,277 @@
+"""The assistant's turn as it grows: token ids in, token ids out, and the text and segments that they stand for.
+
+Sampled ids are kept as they came. Only where generation ran past a closing marker, or stopped inside a token, is the
+tail cut, and what is left of that token encoded anew (origin 2: it gets no log-prob loss). Results are encoded alone.
+Without a tokenizer, or with a server that gives no ids, the same class holds text alone (`codec=None`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+from typing import Protocol as TypingProtocol
+
+from treadle.agent.environment import CallRecord
+from treadle.agent.protocol import RESULT, Protocol, Segment, cut_after_first_close, render, tokenise
+
+ORIGIN_SYSTEM, ORIGIN_SAMPLED, ORIGIN_REENCODED = 0, 1, 2
+"""Where an id came from: a tool's result, the model, or model text encoded anew after a cut inside a token."""
+
+
+class Codec(TypingProtocol):
+    """What is needed of a tokenizer; `treadle.core.chat.ChatTokenizer` fits."""
+
+    @property
+    def eos_ids(self) -> frozenset[int]:
+        """Ids that end a turn."""
+        ...
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of plain text, nothing added."""
+        ...
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of ids, special tokens kept."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Prefix:
+    """The beginning of a trajectory, to be continued: what an unbroken rollout would have had at this point.
+
+    `calls` are those whose outcome is part of it. `pending`: it ends with a call or an answer that is still to be
+    acted on. `turn` is the number of the turn that acts or generates next.
+    """
+
+    segments: tuple[Segment, ...]
+    ids: tuple[int, ...]
+    origins: tuple[int, ...]
+    calls: tuple[CallRecord, ...]
+    turn: int
+    pending: bool
+
+    @property
+    def text(self) -> str:
+        """The assistant's turn so far."""
+        return render(self.segments)
+
+
+def cut(
+    segments: Sequence[Segment],
+    ids: Sequence[int],
+    origins: Sequence[int],
+    calls: Sequence[CallRecord],
+    num_segments: int,
+    protocol: Protocol,
+    codec: Codec | None,
+) -> Prefix:
+    """Keep the first `num_segments` segments of a trajectory, id for id; raises ValueError if it has fewer.
+
+    Where the boundary lies inside a token, that token's part is encoded anew. Calls are those of the kept segments.
+    """
+    if not 0 <= num_segments <= len(segments):
+        raise ValueError(f"a trajectory of {len(segments)} segments cannot be cut after {num_segments}")
+    kept = list(segments[:num_segments])
+    made = sum(_is_call(segment, protocol) for segment in kept)
+    pending = bool(kept) and (_is_call(kept[-1], protocol) or _is_answer(kept[-1], protocol))
+    done = made - 1 if pending and _is_call(kept[-1], protocol) else made
+    turn = calls[done - 1].turn + 1 if done else 0
+    kept_ids: list[int] = []
+    kept_origins: list[int] = []
+    if codec is not None and kept:
+        kept_ids, kept_origins = _keep_segment_ids(kept, ids, origins, codec)
+        kept[-1] = Segment(kept[-1].kind, kept[-1].text, min(kept[-1].start, len(kept_ids)), len(kept_ids))
+    return Prefix(tuple(kept), tuple(kept_ids), tuple(kept_origins), tuple(calls[:done]), turn, pending)
+
+
+def _keep_segment_ids(
+    kept: Sequence[Segment], ids: Sequence[int], origins: Sequence[int], codec: Codec
+) -> tuple[list[int], list[int]]:
+    end = kept[-1].end
+    start = next((segment.end for segment in reversed(kept) if segment.kind == RESULT), 0)
+    text = render(kept[_index_after_last_result(kept) :])
+    part, part_origins, _ = keep_prefix(codec, list(ids[start:end]), list(origins[start:end]), text)
+    return [*ids[:start], *part], [*origins[:start], *part_origins]
+
+
+def _index_after_last_result(segments: Sequence[Segment]) -> int:
+    return max((index + 1 for index, segment in enumerate(segments) if segment.kind == RESULT), default=0)
+
+
+def _is_call(segment: Segment, protocol: Protocol) -> bool:
+    return segment.kind in protocol.tools and segment.text.endswith(protocol.by_name[segment.kind].closing)
+
+
+def _is_answer(segment: Segment, protocol: Protocol) -> bool:
+    tag = protocol.by_name[protocol.answer]
+    return segment.kind == tag.name and segment.text.endswith(tag.closing)
+
+
+def keep_prefix(codec: Codec, ids: list[int], origins: list[int], text: str) -> tuple[list[int], list[int], int]:
+    """Shorten ids to those of `text`, which their decoded text begins with.
+
+    Returns ids, origins and the number of ids dropped. Ids that lie wholly within the text stay as they are; the rest
+    of the text, which ends inside a token, is encoded anew.
+    """
+    count = _ids_within(codec, ids, text)
+    tail = text[len(codec.decode(ids[:count])) :]
+    again = codec.encode(tail) if tail else []
+    dropped = len(ids) - count - (1 if tail else 0)
+    return ids[:count] + again, origins[:count] + [ORIGIN_REENCODED] * len(again), max(dropped, 0)
+
+
+def _ids_within(codec: Codec, ids: list[int], text: str) -> int:
+    """Most ids whose decoded text is a beginning of `text`."""
+    low, high = 0, len(ids)
+    while low < high:
+        middle = (low + high + 1) // 2
+        if len(codec.decode(ids[:middle])) <= len(text):
+            low = middle
+        else:
+            high = middle - 1
+    # A character cut in the middle decodes to U+FFFD, so the nearest prefixes may still not fit.
+    while low and not text.startswith(codec.decode(ids[:low])):
+        low -= 1
+    return low
+
+
+@dataclass(slots=True)
+class _Stretch:
+    """A piece with one author: model text up to a closing marker, or one block. `start`, `end` are ids."""
+
+    author: Literal["model", "system"]
+    text: str
+    start: int
+    end: int
+
+
+class Transcript:
+    """The growing assistant turn of one rollout.
+
+    Attributes:
+        ids: Token ids of the assistant's turn; empty in text mode.
+        origins: Origin of each id.
+        wasted_tokens: Sampled tokens that were cut off (an estimate in text mode).
+    """
+
+    def __init__(self, protocol: Protocol, codec: Codec | None, prefix: Prefix | None = None) -> None:
+        self._protocol = protocol
+        self._codec = codec
+        self._closed: list[Segment] = []
+        self._stretches: list[_Stretch] = []
+        self.ids: list[int] = list(prefix.ids) if prefix else []
+        self.origins: list[int] = list(prefix.origins) if prefix else []
+        self.wasted_tokens = 0
+        if prefix:
+            self._adopt(prefix.segments)
+
+    @property
+    def text(self) -> str:
+        """The assistant's turn so far."""
+        return render(self._closed) + "".join(stretch.text for stretch in self._stretches)
+
+    @property
+    def open_text(self) -> str:
+        """Model text since the last block or the last closing marker that was acted on; empty right after one."""
+        last = self._stretches[-1] if self._stretches else None
+        return last.text if last is not None and last.author == "model" else ""
+
+    def absorb(self, text: str, ids: Sequence[int] | None, completion_tokens: int) -> bool:
+        """Append one completion, cut after its first closing marker; returns whether there was anything in it."""
+        if self._codec is None:
+            return self._absorb_text(text, completion_tokens)
+        new = list(ids or ())
+        while new and new[-1] in self._codec.eos_ids:
+            new.pop()
+        if not new:
+            return False
+        stretch = self._open_stretch()
+        candidate = self.ids[stretch.start :] + new
+        origins = self.origins[stretch.start :] + [ORIGIN_SAMPLED] * len(new)
+        decoded = self._codec.decode(candidate)
+        kept = cut_after_first_close(decoded, self._protocol)
+        if len(kept) < len(decoded):
+            candidate, origins, dropped = keep_prefix(self._codec, candidate, origins, kept)
+            self.wasted_tokens += dropped
+        self.ids[stretch.start :] = candidate
+        self.origins[stretch.start :] = origins
+        stretch.text, stretch.end = kept, len(self.ids)
+        return True
+
+    def _absorb_text(self, text: str, completion_tokens: int) -> bool:
+        if not text:
+            return False
+        stretch = self._open_stretch()
+        whole = stretch.text + text
+        stretch.text = cut_after_first_close(whole, self._protocol)
+        self.wasted_tokens += round(completion_tokens * (len(whole) - len(stretch.text)) / len(text))
+        return True
+
+    def append_block(self, block: str) -> None:
+        """Append text that the system wrote, encoded alone."""
+        start = len(self.ids)
+        if self._codec is not None:
+            new = self._codec.encode(block)
+            # What the ids say counts: a tokenizer may normalise characters.
+            block = self._codec.decode(new)
+            self.ids += new
+            self.origins += [ORIGIN_SYSTEM] * len(new)
+        self._stretches.append(_Stretch("system", block, start, len(self.ids)))
+
+    def close_stretch(self) -> None:
+        """The model's text was acted on: what it writes next begins a new stretch."""
+        self._stretches.append(_Stretch("model", "", len(self.ids), len(self.ids)))
+
+    def segments(self) -> list[Segment]:
+        """Typed segments of the whole turn, `start` and `end` in ids (0 in text mode)."""
+        found = list(self._closed)
+        for stretch in self._stretches:
+            if stretch.author == "system":
+                found.append(Segment(RESULT, stretch.text, stretch.start, stretch.end))
+            elif stretch.text:
+                found += self._model_segments(stretch)
+        return found
+
+    def _model_segments(self, stretch: _Stretch) -> list[Segment]:
+        pieces = tokenise(stretch.text, self._protocol, model_text=True)
+        if self._codec is None:
+            return [Segment(piece.kind, piece.text, 0, 0) for piece in pieces]
+        ids = self.ids[stretch.start : stretch.end]
+        ends = [*self._offsets(ids, stretch.text, [piece.end for piece in pieces[:-1]]), len(ids)]
+        starts = [0, *ends[:-1]]
+        return [
+            Segment(piece.kind, piece.text, stretch.start + start, stretch.start + end)
+            for piece, start, end in zip(pieces, starts, ends, strict=True)
+        ]
+
+    def _offsets(self, ids: list[int], text: str, positions: Iterable[int]) -> list[int]:
+        """Number of ids up to each character position; a token that straddles one belongs to what stands before."""
+        assert self._codec is not None
+        counts: list[int] = []
+        for position in positions:
+            count = _ids_within(self._codec, ids, text[:position])
+            if count < len(ids) and len(self._codec.decode(ids[:count])) < position:
+                count += 1
+            counts.append(max(count, counts[-1] if counts else 0))
+        return counts
+
+    def _open_stretch(self) -> _Stretch:
+        if not self._stretches or self._stretches[-1].author != "model":
+            self.close_stretch()
+        return self._stretches[-1]
+
+    def _adopt(self, segments: Sequence[Segment]) -> None:
+        """Take over a prefix: finished parts as they are, trailing model text as the open stretch."""
+        begin = len(segments)
+        while begin and segments[begin - 1].kind != RESULT and not self._ends_stretch(segments, begin):
+            begin -= 1
+        self._closed = list(segments[:begin])
+        if begin < len(segments):
+            start = segments[begin].start
+            self._stretches.append(_Stretch("model", render(segments[begin:]), start, len(self.ids)))
+
+    def _ends_stretch(self, segments: Sequence[Segment], end: int) -> bool:
+        """Whether a stretch ends before segment `end`; the last segment stays open, it may be pending."""
+        segment = segments[end - 1]
+        return end < len(segments) and (_is_call(segment, self._protocol) or _is_answer(segment, self._protocol))
