@@ -198,7 +198,7 @@ SUMMARY = Table(
     pa.schema(
         [
             _field("model", pa.string(), "model of the rollouts"),
-            _field("dataset", pa.string(), "data set, or `all`"),
+            _field("dataset", pa.string(), "data set, or `all`: the unweighted mean over data sets"),
             _field("num_rollouts", pa.int64(), "rows scored"),
             _field("num_questions", pa.int64(), "different questions"),
             _field("num_scorer_failed", pa.int64(), "rows without a verdict, left out of the means"),
@@ -206,8 +206,14 @@ SUMMARY = Table(
             _field("accuracy", pa.float64(), "share correct"),
             _field("accuracy_low", pa.float64(), "95 % interval, lower end"),
             _field("accuracy_high", pa.float64(), "95 % interval, upper end"),
-            _field("interval", pa.string(), "how the interval was made: wilson, or clustered where K > 1"),
+            _field(
+                "interval",
+                pa.string(),
+                "how the interval was made: wilson, clustered where K > 1, combined for `all`",
+            ),
             _field("f1", pa.float64(), "mean token F1"),
+            _field("f1_low", pa.float64(), "95 % interval, lower end"),
+            _field("f1_high", pa.float64(), "95 % interval, upper end"),
             _field("efficiency", pa.float64(), "mean of score divided by calls"),
             _field("calls_requested", pa.float64(), "mean requested calls per rollout"),
             _field("tool_use", pa.float64(), "share of rollouts with at least one call"),

@@ -58,8 +58,10 @@ class MathVerdict:
 
 def math_equal(prediction: str, gold: str, checker: Checker | None = None) -> MathVerdict:
     """Compare two answers; raises EngineError only if the symbolic layer broke down."""
+    if prediction.strip() == gold.strip():
+        return MathVerdict(True, "math_text")
     if max(len(prediction), len(gold)) > MAX_ANSWER_CHARS:
-        return MathVerdict(prediction.strip() == gold.strip(), "math_text")
+        return MathVerdict(False, "math_text")
     return _Comparison(checker).compare(clean(prediction), clean(gold), 0)
 
 
@@ -76,7 +78,7 @@ class _Comparison:
         self.num_checks = 0
 
     def compare(self, left: str, right: str, depth: int) -> MathVerdict:
-        if left == right:
+        if left == right and left:
             return MathVerdict(True, "math_text")
         numbers = parse_number(left), parse_number(right)
         if numbers[0] and numbers[1]:
