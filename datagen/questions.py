@@ -1,0 +1,216 @@
+"""The stage `questions`: users' files become validated questions, each row that does not gets a reason.
+
+Documented in docs/behaviour/questions.md.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from treadle.core.errors import ConfigError, DataError, StageFailed
+from treadle.core.inputs import InputRow
+from treadle.core.schemas import QUARANTINE, QUESTIONS
+from treadle.core.stage import Stage, StageContext
+from treadle.datagen.contamination import BenchmarkIndex
+from treadle.datagen.duplicates import DuplicateIndex, identity
+from treadle.datagen.question_rows import Question, Rejected, benchmark_question, parse_row
+from treadle.datagen.question_sources import QuestionsSettings, SourceSettings, Split, source_rows
+
+_CHUNK_ROWS = 500
+NOT_ERRORS = frozenset({"exact_duplicate", "near_duplicate", "contaminated"})
+"""Reasons that say nothing against the row itself; they do not count towards the error rate."""
+
+
+@dataclass(slots=True)
+class _Tally:
+    """Counts of one source, and its first unusable row for the error message."""
+
+    rows: int = 0
+    kept: int = 0
+    reasons: Counter[str] = field(default_factory=Counter)
+    first_problem: str = ""
+
+    @property
+    def errors(self) -> int:
+        return sum(count for reason, count in self.reasons.items() if reason not in NOT_ERRORS)
+
+    def __str__(self) -> str:
+        counts = ", ".join(f"{reason} {count:,}" for reason, count in self.reasons.most_common())
+        return f"{self.rows:,} rows, {self.errors:,} unusable ({counts}); first: {self.first_problem}"
+
+
+class _Writer:
+    """Collects rows of one table and hands them on in chunks."""
+
+    def __init__(self, context: StageContext, kind: str) -> None:
+        self._context = context
+        self._kind = kind
+        self._rows: list[dict[str, Any]] = []
+
+    def add(self, row: dict[str, Any]) -> None:
+        self._rows.append(row)
+        if len(self._rows) >= _CHUNK_ROWS:
+            self.flush()
+
+    def flush(self) -> None:
+        if self._rows:
+            self._context.write(self._kind, self._rows)
+            self._rows = []
+
+
+class _Intake:
+    """One run of the stage: what was kept so far, and what is counted."""
+
+    def __init__(self, context: StageContext, settings: QuestionsSettings) -> None:
+        self._settings = settings
+        self._duplicates = DuplicateIndex(settings.near_duplicate_threshold)
+        self._benchmarks = BenchmarkIndex(settings.contamination_overlap)
+        self._questions = _Writer(context, QUESTIONS.kind)
+        self._quarantine = _Writer(context, QUARANTINE.kind)
+        self.datasets: Counter[str] = Counter()
+        self.splits: Counter[str] = Counter()
+        self.benchmark_rows_skipped = 0
+
+    def add_benchmark(self, source: SourceSettings) -> None:
+        """Take in one benchmark to keep out of the training questions; raises DataError where it has no question."""
+        before = len(self._benchmarks)
+        for row in source_rows(source):
+            question = benchmark_question(row, source)
+            if question is None:
+                self.benchmark_rows_skipped += 1
+            else:
+                self._benchmarks.add(source.label, row.number, question)
+        if len(self._benchmarks) == before:
+            raise DataError(
+                f"benchmark {source.label} has no row with a question; set question_field under questions.decontaminate"
+            )
+
+    def add_source(self, source: SourceSettings) -> _Tally:
+        """Take in one source; raises StageFailed where none of its rows can be used."""
+        tally = _Tally()
+        for row in source_rows(source):
+            tally.rows += 1
+            try:
+                question = parse_row(row, source, self._settings)
+                split = self._admit(question)
+            except Rejected as rejection:
+                self._reject(row, source, rejection, tally)
+            else:
+                tally.kept += 1
+                self._keep(question, split, source)
+        if tally.errors == tally.rows:
+            raise StageFailed(f"no row of {source.label} can be used: {tally}")
+        return tally
+
+    def _admit(self, question: Question) -> Split:
+        """The question's split; raises Rejected for a duplicate or a contaminated training question."""
+        split = question.split or self._drawn_split(question)
+        if split == "train" and (found := self._benchmarks.find(question.question)):
+            raise Rejected("contaminated", f"question of benchmark {found.benchmark} row {found.row}: {found.how}")
+        duplicate = self._duplicates.add(question.key, question.question, question.answers, question.choices)
+        if duplicate is not None:
+            detail = f"repeats question {duplicate.key}"
+            if duplicate.kind == "near_duplicate":
+                detail += f" with similarity {duplicate.similarity:.3f}"
+            raise Rejected(duplicate.kind, detail + ("" if duplicate.same_answers else ", but with other answers"))
+        return split
+
+    def _drawn_split(self, question: Question) -> Split:
+        text = identity(question.question, question.choices)
+        share = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8]) / 2**64
+        return "heldout" if share < self._settings.heldout_share else "train"
+
+    def _keep(self, question: Question, split: Split, source: SourceSettings) -> None:
+        self.datasets[question.dataset] += 1
+        self.splits[split] += 1
+        self._questions.add(
+            {
+                "question_key": question.key,
+                "dataset": question.dataset,
+                "domain": question.domain,
+                "question": question.question,
+                "answers": list(question.answers),
+                "choices": list(question.choices),
+                "split": split,
+                "source_file": source.label,
+                "source_row": question.source_row,
+                "meta": question.meta,
+            }
+        )
+
+    def _reject(self, row: InputRow, source: SourceSettings, rejection: Rejected, tally: _Tally) -> None:
+        tally.reasons[rejection.reason] += 1
+        if not tally.first_problem and rejection.reason not in NOT_ERRORS:
+            tally.first_problem = f"row {row.number}: {rejection}"
+        self._quarantine.add(
+            {
+                "source_file": source.label,
+                "source_row": row.number,
+                "dataset": source.dataset_name,
+                "reason": rejection.reason,
+                "detail": str(rejection),
+                "raw": row.raw,
+            }
+        )
+
+    def flush(self) -> None:
+        """Write what is still held."""
+        self._questions.flush()
+        self._quarantine.flush()
+
+
+def run_questions(context: StageContext) -> Mapping[str, Any]:
+    """Read, validate and deduplicate all sources; returns counts by reason, data set and split."""
+    settings: QuestionsSettings = context.settings
+    if not settings.sources:
+        raise ConfigError("no questions are configured; add a source under questions.sources with path or hub")
+    context.progress.start(total=len(settings.sources), done=0, unit="sources")
+    intake = _Intake(context, settings)
+    for benchmark in settings.decontaminate:
+        intake.add_benchmark(benchmark)
+    tallies = {}
+    for source in settings.sources:
+        tallies[source.label] = intake.add_source(source)
+        context.progress.advance(source=source.label, questions=sum(intake.splits.values()))
+    intake.flush()
+    _check_error_rate(tallies, settings, context.accept_failures)
+    return _metrics(intake, tallies)
+
+
+def _check_error_rate(tallies: Mapping[str, _Tally], settings: QuestionsSettings, accept_failures: bool) -> None:
+    rows = sum(tally.rows for tally in tallies.values())
+    errors = sum(tally.errors for tally in tallies.values())
+    if errors / rows > settings.max_error_rate and not accept_failures:
+        worst = max(tallies, key=lambda name: tallies[name].errors)
+        raise StageFailed(
+            f"{errors:,} of {rows:,} question rows are unusable, more than max_error_rate "
+            f"{settings.max_error_rate:g}; most in {worst}: {tallies[worst]}"
+        )
+
+
+def _metrics(intake: _Intake, tallies: Mapping[str, _Tally]) -> dict[str, Any]:
+    reasons: Counter[str] = Counter()
+    for tally in tallies.values():
+        reasons.update(tally.reasons)
+    return {
+        "rows_read": sum(tally.rows for tally in tallies.values()),
+        "questions": sum(tally.kept for tally in tallies.values()),
+        "quarantined": reasons.total(),
+        **{f"reason.{name}": count for name, count in sorted(reasons.items())},
+        **{f"dataset.{name}": count for name, count in sorted(intake.datasets.items())},
+        **{f"split.{name}": count for name, count in sorted(intake.splits.items())},
+        "benchmark_rows_skipped": intake.benchmark_rows_skipped,
+    }
+
+
+QUESTIONS_STAGE = Stage(
+    name="questions",
+    version=1,
+    settings=QuestionsSettings,
+    produces=(QUESTIONS, QUARANTINE),
+    run=run_questions,
+)
