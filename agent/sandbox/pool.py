@@ -1,0 +1,112 @@
+"""A stock of warm sandboxes: each is handed out once, with its packages imported, and replaced in the background."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import os
+
+from treadle.agent.sandbox.bubblewrap import Launcher, make_launcher
+from treadle.agent.sandbox.config import SandboxSettings
+from treadle.agent.sandbox.process import ProgramResult, SandboxProcess
+from treadle.core.errors import SandboxError
+
+_logger = logging.getLogger(__name__)
+
+
+class SandboxPool:
+    """Runs programs, each in a fresh sandbox. Usage: `async with SandboxPool(settings) as pool`, on one event loop."""
+
+    def __init__(self, settings: SandboxSettings) -> None:
+        self._settings = settings
+        self._launcher: Launcher | None = None
+        self._warm: asyncio.Queue[SandboxProcess | SandboxError] = asyncio.Queue()
+        self._starting: set[asyncio.Task[None]] = set()
+        self._waiting = 0
+        self._running = asyncio.Semaphore(settings.max_running)
+        self._start_slots = asyncio.Semaphore(os.cpu_count() or 1)
+
+    async def __aenter__(self) -> SandboxPool:
+        """Start the stock; returns when the first sandbox is ready. Raises SandboxError with what to do about it."""
+        self._launcher = await asyncio.to_thread(make_launcher, self._settings)
+        if self._settings.kind == "none":
+            _logger.warning('sandbox.kind = "none": programs of the model run with your own rights')
+        try:
+            self._warm.put_nowait(await self._take())
+        except BaseException:
+            await self.__aexit__()
+            raise
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        """End every sandbox and wait until all are gone."""
+        self._launcher = None
+        starting = list(self._starting)
+        for task in starting:
+            task.cancel()
+        await asyncio.gather(*starting, return_exceptions=True)
+        while not self._warm.empty():
+            sandbox = self._warm.get_nowait()
+            if isinstance(sandbox, SandboxProcess):
+                sandbox.kill()
+                await sandbox.gone()
+
+    async def run(self, program: str, *, time_limit_s: float, deadline: float | None = None) -> ProgramResult:
+        """Run one program for at most `time_limit_s`, and not past `deadline` (the loop's clock), waiting included.
+
+        Raises SandboxError if no sandbox can be started, TimeoutError if none was free before the deadline.
+        """
+        loop = asyncio.get_running_loop()
+        async with asyncio.timeout_at(deadline):
+            await self._running.acquire()
+        try:
+            async with asyncio.timeout_at(deadline):
+                sandbox = await self._take()
+            if deadline is not None:
+                time_limit_s = min(time_limit_s, deadline - loop.time())
+            cpu_s = self._settings.cpu_s or math.ceil(max(time_limit_s, 0.0)) + 1
+            try:
+                return await sandbox.run(program, time_limit_s=time_limit_s, cpu_s=cpu_s)
+            except asyncio.CancelledError:
+                await asyncio.shield(sandbox.gone())
+                raise
+        finally:
+            self._running.release()
+
+    async def _take(self) -> SandboxProcess:
+        """A sandbox that nobody used; replaced at once. Those that died while waiting are thrown away."""
+        self._waiting += 1
+        try:
+            while True:
+                self._refill()
+                sandbox = await self._warm.get()
+                if isinstance(sandbox, SandboxError):
+                    raise sandbox
+                if sandbox.alive:
+                    return sandbox
+                sandbox.kill()
+                await sandbox.gone()
+        finally:
+            self._waiting -= 1
+            self._refill()
+
+    def _refill(self) -> None:
+        if self._launcher is None:
+            return
+        wanted = self._settings.pool_size + self._waiting - self._warm.qsize() - len(self._starting)
+        for _ in range(wanted):
+            task = asyncio.get_running_loop().create_task(self._start_one(self._launcher))
+            self._starting.add(task)
+            task.add_done_callback(self._starting.discard)
+
+    async def _start_one(self, launcher: Launcher) -> None:
+        async with self._start_slots:
+            try:
+                self._warm.put_nowait(await SandboxProcess.start(launcher, self._settings.start_timeout_s))
+            except SandboxError as error:
+                # Only for somebody who waits; the next call tries again.
+                if self._waiting > self._warm.qsize():
+                    self._warm.put_nowait(error)
+                else:
+                    _logger.warning("%s", error)

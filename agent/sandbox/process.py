@@ -1,0 +1,255 @@
+"""One sandbox in the hands of the host: started, given one program, drained, killed, gone."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from treadle.agent.sandbox.bubblewrap import Launcher
+from treadle.core.errors import SandboxError
+
+_KEPT_BYTES = 512 * 1024
+_DRAIN_S = 0.5
+_GONE_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramResult:
+    """How a program ended. `exit_code` is 128 + N after signal N, and None if the host killed it."""
+
+    exit_code: int | None
+    timed_out: bool
+    flooded: bool
+    stdout: str
+    stderr: str
+    seconds: float
+
+
+class Capture(asyncio.Protocol):
+    """Reads a pipe to its end in bounded memory: the beginning, the end, and how much was between."""
+
+    def __init__(self, limit_bytes: int = 1 << 62) -> None:
+        self.total_bytes = 0
+        self.ended = asyncio.get_running_loop().create_future()
+        self.flooded = asyncio.Event()
+        self.first_byte = asyncio.Event()
+        self._limit_bytes = limit_bytes
+        self._head = bytearray()
+        self._tail = bytearray()
+
+    def data_received(self, data: bytes) -> None:
+        """Keep what there is room for."""
+        self.total_bytes += len(data)
+        room = _KEPT_BYTES - len(self._head)
+        self._head += data[:room]
+        self._tail += data[room:]
+        if len(self._tail) > 2 * _KEPT_BYTES:
+            del self._tail[:-_KEPT_BYTES]
+        self.first_byte.set()
+        if self.total_bytes > self._limit_bytes:
+            self.flooded.set()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The pipe is closed."""
+        if not self.ended.done():
+            self.ended.set_result(None)
+
+    def take(self) -> bytes:
+        """All that was read so far, then forget it."""
+        data = bytes(self._head)
+        self._head.clear()
+        self.total_bytes -= len(data)
+        self.first_byte.clear()
+        return data
+
+    def text(self) -> str:
+        """What was kept, decoded; a note stands where bytes were dropped."""
+        tail = self._tail[-_KEPT_BYTES:]
+        dropped = self.total_bytes - len(self._head) - len(tail)
+        if dropped == 0:
+            return (self._head + tail).decode("utf-8", "replace")
+        note = f"\n... [{dropped} bytes left out] ...\n"
+        return self._head.decode("utf-8", "replace") + note + tail.decode("utf-8", "replace")
+
+
+def _same(capture: Capture) -> Capture:
+    return capture
+
+
+def _first_process(info: int | None) -> int | None:
+    """A pidfd of the sandbox's first process, from what bubblewrap wrote; None if there is none."""
+    if info is None:
+        return None
+    with os.fdopen(info, "rb") as stream:
+        os.set_blocking(info, False)
+        written = stream.read()
+    try:
+        return os.pidfd_open(json.loads(written or b"null")["child-pid"])
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def _end_first(pid: int) -> None:
+    """Mark a process and all below it: the kernel ends them before others when memory is short."""
+    with contextlib.suppress(OSError):
+        Path(f"/proc/{pid}/oom_score_adj").write_bytes(b"1000")
+        for child in Path(f"/proc/{pid}/task/{pid}/children").read_bytes().split():
+            _end_first(int(child))
+
+
+class SandboxProcess:
+    """A started sandbox. It runs at most one program; `kill` and `gone` end it whatever it does."""
+
+    def __init__(self, process: subprocess.Popen[bytes], max_output_mb: int, scratch: Path | None) -> None:
+        limit_bytes = max_output_mb * 1024 * 1024
+        self.process = process
+        self._stdout = Capture(limit_bytes)
+        self._stderr = Capture(limit_bytes)
+        self._lifeline: Capture | None = None
+        self._transports: list[asyncio.BaseTransport] = []
+        self._scratch = scratch
+        self._sent = False
+        self._first_process: int | None = None
+
+    @classmethod
+    async def start(cls, launcher: Launcher, timeout_s: float) -> SandboxProcess:
+        """Start a sandbox and wait until it can take a program; raises SandboxError."""
+        settings = launcher.settings
+        scratch = Path(tempfile.mkdtemp(prefix="treadle-")) if launcher.bwrap is None else None
+        sandbox: SandboxProcess | None = None
+        try:
+            with launcher.command(scratch) as command:
+                # Started on the loop's own thread: bubblewrap dies with the thread that started it.
+                process = subprocess.Popen(
+                    command.arguments,
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    env=command.environment,
+                    cwd=scratch or "/",
+                    pass_fds=command.descriptors,
+                    start_new_session=True,
+                )
+            sandbox = cls(process, settings.max_output_mb, scratch)
+            await sandbox._connect(command.lifeline)
+            await sandbox._ready(timeout_s, command.info)
+        except OSError as error:
+            raise SandboxError(f"cannot start a sandbox: {error}") from error
+        except BaseException:
+            if sandbox is not None:
+                sandbox.kill()
+                await sandbox.gone()
+            raise
+        return sandbox
+
+    async def _connect(self, lifeline: int | None) -> None:
+        loop = asyncio.get_running_loop()
+        assert self.process.stdout is not None and self.process.stderr is not None
+        pipes: list[tuple[Capture, object]] = [(self._stdout, self.process.stdout), (self._stderr, self.process.stderr)]
+        if lifeline is not None:
+            self._lifeline = Capture()
+            pipes.append((self._lifeline, os.fdopen(lifeline, "rb", 0)))
+        for capture, pipe in pipes:
+            transport, _ = await loop.connect_read_pipe(partial(_same, capture), pipe)
+            self._transports.append(transport)
+
+    async def _ready(self, timeout_s: float, info: int | None) -> None:
+        """Wait for the guest's byte, and learn which process is the sandbox's first."""
+        first = asyncio.ensure_future(self._stdout.first_byte.wait())
+        try:
+            await asyncio.wait({first, self._stdout.ended}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+            self._first_process = _first_process(info)
+        finally:
+            first.cancel()
+        if self._stdout.take() != b"R":
+            self.kill()
+            await self.gone()
+            reason = self._stderr.text().strip()[-1000:] or f"it was not ready within {timeout_s:g} s"
+            raise SandboxError(f"a sandbox did not start: {reason}")
+        _end_first(self.process.pid)
+
+    @property
+    def alive(self) -> bool:
+        """Whether it can still take a program."""
+        return self.process.poll() is None and not self._stdout.ended.done()
+
+    async def run(self, program: str, *, time_limit_s: float, cpu_s: int) -> ProgramResult:
+        """Run one program to its end or its limit; nothing of it is left when this returns."""
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        flooded = [asyncio.ensure_future(capture.flooded.wait()) for capture in (self._stdout, self._stderr)]
+        ended = asyncio.ensure_future(self._ended())
+        try:
+            await self._send(f"{cpu_s}\n".encode() + program.encode("utf-8", "replace"))
+            await asyncio.wait({ended, *flooded}, timeout=time_limit_s, return_when=asyncio.FIRST_COMPLETED)
+            finished, flood = ended.done(), any(future.done() for future in flooded)
+        finally:
+            for future in (ended, *flooded):
+                future.cancel()
+            self.kill()
+        await self.gone()
+        return ProgramResult(
+            exit_code=self.process.returncode if finished else None,
+            timed_out=not finished and not flood,
+            flooded=flood,
+            stdout=self._stdout.text(),
+            stderr=self._stderr.text(),
+            seconds=loop.time() - began,
+        )
+
+    async def _send(self, data: bytes) -> None:
+        assert self.process.stdin is not None
+        self._sent = True
+        transport, _ = await asyncio.get_running_loop().connect_write_pipe(asyncio.BaseProtocol, self.process.stdin)
+        self._transports.append(transport)
+        transport.write(data)
+        transport.write_eof()
+
+    async def _ended(self) -> None:
+        """Wait until the program, and with a lifeline all that it started, has ended by itself."""
+        if self._lifeline is not None:
+            await asyncio.shield(self._lifeline.ended)
+        pause_s = 0.001
+        while self.process.poll() is None:
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, 0.02)
+
+    def kill(self) -> None:
+        """End all processes of the sandbox at once; `gone` waits for it. Can be called again."""
+        if self._first_process is not None:
+            # Rather than bubblewrap itself, which lives on to reap it: no zombie is left to a lazy init.
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._first_process, signal.SIGKILL)
+            return
+        if self._lifeline is None:
+            # Its own session: what left that too is out of reach, as the settings say of `none`.
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.kill()
+
+    async def gone(self) -> None:
+        """Wait until the killed sandbox is gone and reaped, and its output is read; then free what it held."""
+        try:
+            await asyncio.wait_for(self._ended(), _GONE_S)
+        except TimeoutError:
+            self.process.kill()
+        await asyncio.wait({self._stdout.ended, self._stderr.ended}, timeout=_DRAIN_S)
+        for transport in self._transports:
+            if not transport.is_closing():
+                transport.close()
+        if self.process.stdin is not None and not self._sent:
+            self.process.stdin.close()
+        if self._first_process is not None:
+            os.close(self._first_process)
+            self._first_process = None
+        if self._scratch is not None:
+            await asyncio.to_thread(shutil.rmtree, self._scratch, ignore_errors=True)

@@ -1,0 +1,118 @@
+"""The `python` tool: runs a program of the agent in a sandbox and returns what it printed.
+
+The program's text is only cut out of its fence here; parsing and running it is the sandbox's business.
+Behaviour: `docs/behaviour/sandbox.md`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+
+from treadle.agent.sandbox.config import SandboxSettings
+from treadle.agent.sandbox.pool import SandboxPool
+from treadle.agent.sandbox.process import ProgramResult
+from treadle.agent.tools.outcome import OutcomeStatus, ToolOutcome
+
+TIMEOUT_TEXT = "Execution Timeout"
+MAX_PROGRAM_CHARS = 256 * 1024
+_ERROR_HEAD_SHARE = 0.2
+
+
+class PythonTool:
+    """Runs one program per call, each in a fresh sandbox: nothing lasts from call to call."""
+
+    name = "python"
+
+    def __init__(
+        self,
+        settings: SandboxSettings | None = None,
+        *,
+        time_limit_s: float = 30.0,
+        max_output_chars: int | None = 1000,
+        name: str = "python",
+    ) -> None:
+        """`max_output_chars` None leaves the text uncut (up to about 1 MiB); `name` is the tag."""
+        self.name = name
+        self._time_limit_s = time_limit_s
+        self._max_output_chars = max_output_chars
+        self._pool = SandboxPool(settings or SandboxSettings())
+
+    async def __aenter__(self) -> PythonTool:
+        """Start the sandboxes; raises SandboxError where programs cannot be isolated."""
+        await self._pool.__aenter__()
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        """End them all."""
+        await self._pool.__aexit__(*exc)
+
+    async def call(self, argument: str, *, deadline: float) -> ToolOutcome:
+        """Run a program until `deadline` (the loop's clock) or the time limit; raises SandboxError."""
+        program = strip_fence(argument)
+        if not program.strip():
+            return ToolOutcome("invalid", "invalid program: it is empty")
+        if len(program) > MAX_PROGRAM_CHARS:
+            return ToolOutcome("invalid", f"invalid program: longer than {MAX_PROGRAM_CHARS} characters")
+        began = asyncio.get_running_loop().time()
+        try:
+            result = await self._pool.run(program, time_limit_s=self._time_limit_s, deadline=deadline)
+        except TimeoutError:
+            return ToolOutcome("timeout", TIMEOUT_TEXT, asyncio.get_running_loop().time() - began)
+        return self._outcome(result)
+
+    def _outcome(self, result: ProgramResult) -> ToolOutcome:
+        status, text = read_result(result)
+        head_share = _ERROR_HEAD_SHARE if status == "error" else 0.5
+        return ToolOutcome(status, clip(text, self._max_output_chars, head_share), result.seconds)
+
+
+def strip_fence(text: str) -> str:
+    """Take a program out of the Markdown fence around it, if there is one; otherwise return it unchanged."""
+    stripped = text.strip()
+    ticks = len(stripped) - len(stripped.lstrip("`"))
+    if ticks < 3:
+        return text
+    fence = "`" * ticks
+    first, newline, rest = stripped.partition("\n")
+    if not newline:
+        return first.strip("`")
+    return rest.rstrip().removesuffix(fence)
+
+
+def read_result(result: ProgramResult) -> tuple[OutcomeStatus, str]:
+    """Status and full text of a result: what it printed or, if it failed, what it wrote to standard error."""
+    if result.timed_out or result.exit_code == 128 + signal.SIGXCPU:
+        return "timeout", TIMEOUT_TEXT
+    if result.flooded:
+        return "error", clean(result.stdout or result.stderr) + "\n[killed: it printed too much]"
+    if result.exit_code == 0:
+        text = clean(result.stdout)
+        return ("ok" if text else "empty"), text
+    return "error", clean(result.stderr) or clean(result.stdout) or _ending(result.exit_code)
+
+
+def _ending(exit_code: int | None) -> str:
+    if exit_code is not None and exit_code > 128:
+        return f"The program was killed by signal {exit_code - 128}."
+    return f"The program ended with exit code {exit_code}."
+
+
+def clean(text: str) -> str:
+    """Drop NUL and what is no character, unify line ends, strip empty lines before and white space after."""
+    plain = text.replace("\r\n", "\n").replace("\0", "").encode("utf-8", "replace").decode("utf-8")
+    return plain.strip("\n").rstrip()
+
+
+def clip(text: str, limit: int | None, head_share: float = 0.5) -> str:
+    """Cut a text to `limit` characters, keeping head and tail and saying how many characters are missing."""
+    if limit is None or len(text) <= limit:
+        return text
+    note = f"\n... [{len(text) - limit} characters left out] ...\n"
+    room = limit - len(note)
+    if room <= 0:
+        return text[-limit:] if limit > 0 else ""
+    note = f"\n... [{len(text) - room} characters left out] ...\n"
+    room = limit - len(note)
+    head = int(room * head_share)
+    return text[:head] + note + text[len(text) - (room - head) :]
