@@ -76,11 +76,12 @@ class Manifest(BaseModel):
 class ArtifactWriter:
     """Writes one artifact: rows as they come, then `commit` (or `abandon`)."""
 
-    def __init__(self, storage: Storage, table: Table, *, made_by: str) -> None:
+    def __init__(self, storage: Storage, table: Table, *, made_by: str, work: str | None = None) -> None:
+        """`made_by`: fingerprint for the manifest; `work`: key of the folder in which to prepare it."""
         self._storage = storage
         self._table = table
         self._made_by = made_by
-        self._folder = storage.prepare(f"artifacts/{table.kind}")
+        self._folder = storage.prepare(work or f"artifacts/{table.kind}")
         self._writer = TableWriter(table, self._folder)
         self._extra: list[str] = []
 
@@ -95,7 +96,12 @@ class ArtifactWriter:
 
     def add_file(self, name: str, content: bytes) -> None:
         """Add a further file, which is part of the digest; raises ArtifactError for a name that is not plain."""
-        if Path(name).name != name or name.startswith((".", "part-")) or name in (_MANIFEST, _CARD, *self._extra):
+        if (
+            not name
+            or Path(name).name != name
+            or name.startswith((".", "part-"))
+            or name in (_MANIFEST, _CARD, *self._extra)
+        ):
             raise ArtifactError(f"{name!r} cannot be the name of a further file in artifact {self._table.kind}")
         with storage_errors("write", self._folder / name):
             (self._folder / name).write_bytes(content)
@@ -117,8 +123,12 @@ class ArtifactWriter:
             )
             (self._folder / _CARD).write_text(_card(self._table, manifest), encoding="utf-8")
             (self._folder / _MANIFEST).write_text(manifest.model_dump_json(indent=2) + "\n", encoding="utf-8")
-        self._storage.publish(self._folder, manifest.ref().folder, _MANIFEST)
-        return manifest.ref()
+        ref = manifest.ref()
+        if verify_artifact(self._storage, ref):
+            # Nothing, or the remains of a damaged one, which must not stand in for what was just made.
+            self._storage.delete(ref.folder)
+        self._storage.publish(self._folder, ref.folder, _MANIFEST)
+        return ref
 
     def abandon(self) -> None:
         """Remove what was written."""

@@ -13,6 +13,9 @@ from treadle.core.parquet import TableWriter
 from treadle.core.stage import Address, JournalView, Progress, Rows, Stage
 from treadle.core.storage import Storage
 
+WORK_FOLDER = "work"
+"""Folder of an attempt for what is not needed once it has completed."""
+
 
 class NullProgress:
     """A listener that shows nothing."""
@@ -27,16 +30,20 @@ class NullProgress:
 class Outputs:
     """The tables that a stage instance is writing; what is not committed at the end of the block is removed."""
 
-    def __init__(self, storage: Storage, stage: Stage, fingerprint: str, attempt_folder: Path) -> None:
+    def __init__(self, storage: Storage, stage: Stage, fingerprint: str, attempt: str) -> None:
+        """`attempt`: key of the attempt's folder, where telemetry stays and tables are prepared."""
         self._stage = stage
+        folder = storage.directory(attempt)
         self._telemetry = {
-            table.kind: TableWriter(table, attempt_folder, name=f"{table.kind}.parquet", unique=False)
+            table.kind: TableWriter(table, folder, name=f"{table.kind}.parquet", unique=False)
             for table in stage.telemetry
         }
         self._tables: dict[str, ArtifactWriter] = {}
         try:
             for table in stage.produces:
-                self._tables[table.kind] = ArtifactWriter(storage, table, made_by=fingerprint)
+                self._tables[table.kind] = ArtifactWriter(
+                    storage, table, made_by=fingerprint, work=f"{attempt}/{WORK_FOLDER}"
+                )
         except BaseException:
             self._abandon()
             raise

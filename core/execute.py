@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import shutil
 import socket
 import traceback
 from collections.abc import Iterator, Mapping
@@ -18,14 +17,14 @@ from typing import Any, Literal
 
 from treadle.core.artifacts import ArtifactRef, artifact_exists
 from treadle.core.config import digest_json, semantic_dump
-from treadle.core.context import Context, NullProgress, Outputs
+from treadle.core.context import WORK_FOLDER, Context, NullProgress, Outputs
 from treadle.core.errors import ConfigError, RunError, StageFailed, StorageError, TreadleError
 from treadle.core.journal import Journal
 from treadle.core.locks import Lease, hold
 from treadle.core.provenance import package_versions
 from treadle.core.records import AttemptRecord, AttemptState, InputRef, StageRecord
 from treadle.core.runs import Run, utc_now
-from treadle.core.stage import Instance, Progress, Stage
+from treadle.core.stage import Address, Instance, Progress, Stage
 from treadle.core.storage import storage_errors
 
 _log = logging.getLogger(__name__)
@@ -103,9 +102,20 @@ def _bind(instance: Instance, run: Run) -> dict[str, tuple[InputRef, ...]]:
                 raise RunError(
                     f"{instance.address} reads {kind} of {producer}, which makes only {', '.join(record.outputs)}"
                 )
+            _warn_if_stale(producer, record, run)
             refs.append(InputRef(address=str(producer), artifact=record.outputs[kind]))
         bound[name] = tuple(refs)
     return bound
+
+
+def _warn_if_stale(producer: Address, record: StageRecord, run: Run) -> None:
+    """Say so if what a producer read has been made anew since; its result is used all the same."""
+    for ref in (ref for refs in record.inputs.values() for ref in refs):
+        upstream = run.record(Address.parse(ref.address))
+        if upstream is not None and upstream.outputs.get(ref.artifact.kind) != ref.artifact:
+            _log.warning(
+                "%s was made from an older %s; run %s again to bring it up to date", producer, ref.address, producer
+            )
 
 
 def _is_current(record: StageRecord, fingerprint: str, run: Run) -> bool:
@@ -140,10 +150,13 @@ class _Attempt:
             token=lease.token,
             started_at=utc_now(),
         )
-        self._folder = run.storage.directory(run.attempt_key(instance.address, number, "log.txt")).parent
+        self._key = run.attempt_key(instance.address, number)
+        self._folder = run.storage.directory(self._key)
         self._journal_key = run.journal_key(instance.address, fingerprint)
         if force and not _continues_forced(earlier, fingerprint):
             run.storage.delete(self._journal_key)
+        for attempt in earlier:
+            run.storage.delete(run.attempt_key(instance.address, attempt.number, WORK_FOLDER))
 
     def make(self, accept_failures: bool, progress: Progress | None) -> StageRecord:
         """Run the stage; whatever happens, the attempt says how it ended."""
@@ -170,11 +183,11 @@ class _Attempt:
 
     def _make(self, accept_failures: bool, progress: Progress) -> StageRecord:
         run, address = self._run, self._instance.address
-        scratch = self._folder / "scratch"
+        scratch = self._folder / WORK_FOLDER / "scratch"
         with storage_errors("write", scratch):
             scratch.mkdir(parents=True)
         stage = self._instance.stage
-        with Outputs(run.storage, stage, self._fingerprint, self._folder) as outputs:
+        with Outputs(run.storage, stage, self._fingerprint, self._key) as outputs:
             with Journal(run.storage.directory(self._journal_key)) as journal:
                 _log.info("%s: attempt %d, %d finished before", address, self._record.number, journal.num_finished)
                 context = Context(
@@ -193,7 +206,7 @@ class _Attempt:
             committed = outputs.commit()
         record = self._result(committed, metrics)
         run.write_record(record)
-        shutil.rmtree(scratch, ignore_errors=True)
+        run.storage.delete(f"{self._key}/{WORK_FOLDER}")
         run.storage.delete(self._journal_key)
         _log.info("%s is done: %s", address, _describe(committed))
         return record

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import mmap
 import os
 import struct
 import threading
@@ -22,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from treadle.core.errors import StorageError
-from treadle.core.storage import storage_errors
+from treadle.core.storage import make_folder, storage_errors
 
 _log = logging.getLogger(__name__)
 
@@ -32,6 +31,8 @@ _VERSION = 1
 _RECORD_HEADER = struct.Struct("<4sIHHI")
 # Not valid UTF-8, so that it occurs in no text that a model wrote.
 _MARKER = b"\xffTJ\xfe"
+_CRC = struct.Struct("<I")
+_CRC_AT = 4
 _CHECKED_FROM = 8
 _LENGTHS = struct.Struct("<HHI")
 _MAX_KEY = 0xFFFF
@@ -76,7 +77,7 @@ class Journal:
         self.num_damaged = 0
         """Damaged stretches found on opening; what they held is owed again."""
         with storage_errors("open journal", directory):
-            directory.mkdir(parents=True, exist_ok=True)
+            make_folder(directory)
             self._load()
         self._sync = _SyncThread(sync_interval_s)
 
@@ -164,7 +165,7 @@ class Journal:
             assert self._writer is not None
             lengths = _LENGTHS.pack(len(owner_bytes), len(unit_bytes), len(value))
             checked = b"".join((lengths, owner_bytes, unit_bytes, value))
-            record = b"".join((_MARKER, struct.pack("<I", zlib.crc32(checked, self._salt)), checked))
+            record = b"".join((_MARKER, _CRC.pack(zlib.crc32(checked, self._salt)), checked))
             self._append_whole(record)
             self._sync.wake(self._writer)
         place = _Place(self._segment, self._size, len(record))
@@ -213,7 +214,8 @@ class Journal:
                 self._readers[place.segment] = descriptor, _salt_of(os.pread(descriptor, _FILE_HEADER.size, 0), path)
             descriptor, salt = self._readers[place.segment]
             record = os.pread(descriptor, place.length, place.offset)
-        if _checked_length(record, 0, salt) != place.length:
+        view = memoryview(record)
+        if _end_of(view, 0) != place.length or not _is_sound(view, 0, place.length, salt):
             raise StorageError(
                 f"journal segment {path} was damaged at byte {place.offset} while in use; check the disk"
             )
@@ -347,16 +349,18 @@ def _salt_of(header: bytes, path: Path) -> int:
     return salt
 
 
-def _checked_length(data: bytes | mmap.mmap, offset: int, salt: int) -> int:
-    """Length of the sound record at an offset, or 0 where there is none."""
+def _end_of(data: memoryview, offset: int) -> int:
+    """Where the record that seems to begin at an offset ends; 0 where none can begin."""
     if offset + _RECORD_HEADER.size > len(data):
         return 0
-    marker, crc, owner_length, unit_length, value_length = _RECORD_HEADER.unpack_from(data, offset)
+    marker, _, owner_length, unit_length, value_length = _RECORD_HEADER.unpack_from(data, offset)
     end = offset + _RECORD_HEADER.size + owner_length + unit_length + value_length
-    if marker != _MARKER or end > len(data):
-        return 0
-    with memoryview(data) as view, view[offset + _CHECKED_FROM : end] as checked:
-        return end - offset if zlib.crc32(checked, salt) == crc else 0
+    return end if marker == _MARKER and end <= len(data) else 0
+
+
+def _is_sound(data: memoryview, offset: int, end: int, salt: int) -> bool:
+    (crc,) = _CRC.unpack_from(data, offset + _CRC_AT)
+    return bool(zlib.crc32(data[offset + _CHECKED_FROM : end], salt) == crc)
 
 
 def _scan(path: Path, keep: Callable[[str, str, int, int], None]) -> int:
@@ -364,51 +368,44 @@ def _scan(path: Path, keep: Callable[[str, str, int, int], None]) -> int:
 
     A record that was being written when its writer died is dropped without a word.
     """
-    with path.open("rb") as file:
-        size = os.fstat(file.fileno()).st_size
-        if size < _FILE_HEADER.size:
-            return 0
-        header = file.read(_FILE_HEADER.size)
-        if header == bytes(_FILE_HEADER.size):
-            return 0  # After a power loss a file may have its length and none of its content.
-        salt = _salt_of(header, path)
-        with mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ) as data:
-            data.madvise(mmap.MADV_SEQUENTIAL)
-            return _scan_records(data, salt, keep)
+    # Read, not mapped: from a cold disk the page faults of a map cost more than the copy.
+    content = path.read_bytes()
+    header = content[: _FILE_HEADER.size]
+    if header == bytes(len(header)):
+        return 0  # After a power loss a file may have its length and none of its content.
+    if len(header) < _FILE_HEADER.size:
+        return 0
+    return _scan_records(content, _salt_of(header, path), keep)
 
 
-def _scan_records(data: mmap.mmap, salt: int, keep: Callable[[str, str, int, int], None]) -> int:
-    offset, size, num_damaged = _FILE_HEADER.size, len(data), 0
-    header_size, unpack = _RECORD_HEADER.size, _RECORD_HEADER.unpack_from
-    while offset < size:
-        length = _checked_length(data, offset, salt)
-        if not length:
-            following = _next_sound(data, offset + 1, salt)
-            if following < 0:
-                return num_damaged + _is_whole(data, offset)
-            num_damaged += 1
-            offset = following
-            continue
-        _, _, owner_length, unit_length, _ = unpack(data, offset)
+def _scan_records(content: bytes, salt: int, keep: Callable[[str, str, int, int], None]) -> int:
+    data, size = memoryview(content), len(content)
+    header_size, unpack, crc32 = _RECORD_HEADER.size, _RECORD_HEADER.unpack_from, zlib.crc32
+    offset, num_damaged = _FILE_HEADER.size, 0
+    while offset + header_size <= size:
+        marker, crc, owner_length, unit_length, value_length = unpack(data, offset)
         start = offset + header_size
         middle = start + owner_length
-        keep(data[start:middle].decode(), data[middle : middle + unit_length].decode(), offset, length)
-        offset += length
+        end = middle + unit_length + value_length
+        if marker == _MARKER and end <= size and crc32(data[offset + _CHECKED_FROM : end], salt) == crc:
+            keep(content[start:middle].decode(), content[middle : middle + unit_length].decode(), offset, end - offset)
+            offset = end
+            continue
+        following = _next_sound(content, offset + 1, salt)
+        if following < 0:
+            return num_damaged + bool(_end_of(data, offset))
+        num_damaged += 1
+        offset = following
     return num_damaged
 
 
-def _is_whole(data: mmap.mmap, offset: int) -> bool:
-    """Whether a record that is not sound has all its bytes, so that it was damaged and not cut off."""
-    if offset + _RECORD_HEADER.size > len(data):
-        return False
-    marker, _, owner_length, unit_length, value_length = _RECORD_HEADER.unpack_from(data, offset)
-    end = offset + _RECORD_HEADER.size + owner_length + unit_length + value_length
-    return bool(marker == _MARKER and end <= len(data))
-
-
-def _next_sound(data: mmap.mmap, start: int, salt: int) -> int:
+def _next_sound(content: bytes, start: int, salt: int) -> int:
     """Offset of the next sound record at or after `start`, or -1."""
-    offset = data.find(_MARKER, start)
-    while offset >= 0 and not _checked_length(data, offset, salt):
-        offset = data.find(_MARKER, offset + 1)
-    return offset
+    data = memoryview(content)
+    offset = content.find(_MARKER, start)
+    while offset >= 0:
+        end = _end_of(data, offset)
+        if end and _is_sound(data, offset, end, salt):
+            return offset
+        offset = content.find(_MARKER, offset + 1)
+    return -1

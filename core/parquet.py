@@ -6,6 +6,7 @@ places, so equal rows give equal files.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 from collections.abc import Mapping, Sequence
@@ -72,10 +73,11 @@ class TableWriter:
         self._close_part()
 
     def abandon(self) -> None:
-        """Close the open file, whatever its state."""
-        if self._file is not None:
-            file, self._file = self._file, None
-            file.close()
+        """Close the open file, whatever its state: after a failed write closing it fails once more."""
+        file, self._file = self._file, None
+        if file is not None:
+            with contextlib.suppress(OSError, pa.ArrowException):
+                file.close()
 
     def _check(self, row: Mapping[str, Any]) -> None:
         if row.keys() != set(self._columns):

@@ -160,17 +160,19 @@ class Run:
             for key in self.storage.keys(prefix)
             if (match := re.fullmatch(re.escape(prefix) + r"/(\d+)/attempt\.json", key))
         )
-        found = (_load(self.storage, self.attempt_key(address, number), AttemptRecord) for number in numbers)
+        found = (
+            _load(self.storage, self.attempt_key(address, number, "attempt.json"), AttemptRecord) for number in numbers
+        )
         return [attempt for attempt in found if attempt is not None]
 
-    def attempt_key(self, address: Address, number: int, name: str = "attempt.json") -> str:
-        """Key of a file of an attempt."""
-        return self.key(f"attempts/{address}/{number}/{name}")
+    def attempt_key(self, address: Address, number: int, name: str = "") -> str:
+        """Key of an attempt's folder, or of a file in it."""
+        return self.key(f"attempts/{address}/{number}" + (f"/{name}" if name else ""))
 
     def write_attempt(self, attempt: AttemptRecord) -> None:
         """Write the state of an attempt."""
         address = Address.parse(attempt.address)
-        self.storage.put(self.attempt_key(address, attempt.number), _as_json(attempt))
+        self.storage.put(self.attempt_key(address, attempt.number, "attempt.json"), _as_json(attempt))
 
     def journal_key(self, address: Address, fingerprint: str) -> str:
         """Key of the journal of a stage instance for one fingerprint."""

@@ -23,12 +23,14 @@ from treadle.core.errors import StorageError
 _REMEDIES = {
     errno.ENOSPC: "the disk is full: free space, then run the same command again; what was finished is kept",
     errno.EDQUOT: "the disk quota is used up: free space, then run the same command again; what was finished is kept",
+    errno.EFBIG: "the file would grow larger than allowed: raise the limit with `ulimit -f`",
     errno.EROFS: "the file system is read-only: choose another root",
     errno.EACCES: "permission denied: choose a root that this user may write, or change its owner",
     errno.EPERM: "operation not permitted: choose a root that this user may write",
     errno.EMFILE: "too many open files: raise the limit with `ulimit -n`",
     errno.ENAMETOOLONG: "the name is too long for this file system: use shorter run and model names",
     errno.ENOTDIR: "a file lies where a folder is expected: choose another root",
+    errno.EEXIST: "a file lies where a folder is expected: choose another root",
     errno.EIO: "the disk reports a read or write failure: check the device",
 }
 
@@ -107,14 +109,14 @@ class LocalStorage:
         """See `Storage.put`."""
         target = self.path(key)
         with storage_errors("write", target):
-            target.parent.mkdir(parents=True, exist_ok=True)
+            make_folder(target.parent)
             _write_atomically(target, data)
 
     def put_if(self, key: str, data: bytes, expected: bytes | None) -> bool:
         """See `Storage.put_if`; decided under one lock per root."""
         guard = self.path(".put_if.lock")
         with storage_errors("write", self.path(key)):
-            self.root.mkdir(parents=True, exist_ok=True)
+            make_folder(self.root)
             with guard.open("ab") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
                 if self.get(key) != expected:
@@ -168,7 +170,7 @@ class LocalStorage:
         """See `Storage.prepare`."""
         parent = self.path(prefix)
         with storage_errors("write", parent):
-            parent.mkdir(parents=True, exist_ok=True)
+            make_folder(parent)
             folder = parent / _temporary_name()
             folder.mkdir()
             return folder
@@ -180,10 +182,11 @@ class LocalStorage:
             for path in staged.iterdir():
                 _fsync(path)
             _fsync(staged)
+            make_folder(target.parent)
             try:
                 os.rename(staged, target)
             except OSError as error:
-                if error.errno not in (errno.EEXIST, errno.ENOTEMPTY) or not (target / manifest).is_file():
+                if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
                     raise
                 shutil.rmtree(staged)
                 return False
@@ -193,6 +196,14 @@ class LocalStorage:
     def directory(self, key: str) -> Path:
         """See `Storage.directory`."""
         return self.path(key)
+
+
+def make_folder(path: Path) -> None:
+    """Create a folder and its parents so that a power loss does not take them back; raises OSError."""
+    if not path.is_dir():
+        make_folder(path.parent)
+        path.mkdir(exist_ok=True)
+        _fsync(path.parent)
 
 
 def _temporary_name() -> str:

@@ -123,6 +123,26 @@ def test_a_lost_artifact_is_made_again(run: Run, tmp_path: Path) -> None:
     record = execute(counting(), run)
     (tmp_path / record.outputs["numbers"].folder / "artifact.json").unlink()
     assert state_of(counting(), run) == "run"
+    assert execute(counting(), run).outputs == record.outputs
+    assert numbers_of(run) == [0, 1, 2]
+
+
+def test_a_result_made_from_an_older_input_is_pointed_out(run: Run, caplog: pytest.LogCaptureFixture) -> None:
+    execute(counting(), run)
+    execute(DOUBLING, run)
+    after = Instance(
+        address=Address(1, "double", "twice"),
+        stage=Stage(
+            name="double", version=1, settings=Section, consumes={"numbers": "doubles"}, produces=(DOUBLES,), run=double
+        ),
+        settings=Section(),
+        inputs={"numbers": (Address(1, "double"),)},
+    )
+    execute(after, run)
+    assert "older" not in caplog.text
+    execute(counting(count=2), run)
+    execute(after, run)
+    assert "1/double was made from an older 1/count; run 1/double again" in caplog.text
 
 
 def test_a_failure_leaves_no_record_and_the_next_attempt_continues(run: Run, tmp_path: Path) -> None:
@@ -191,7 +211,7 @@ def test_forcing_again_continues_a_forced_attempt_that_was_cut_off(run: Run) -> 
     assert CALLS == [1, 2]
 
 
-def test_a_killed_attempt_shows_as_crashed_and_is_continued(run: Run) -> None:
+def test_a_killed_attempt_shows_as_crashed_and_is_continued(run: Run, tmp_path: Path) -> None:
     """A kill leaves the attempt saying `running` with nobody holding its lease."""
 
     def leave_off(context: StageContext) -> Mapping[str, Any]:
@@ -205,8 +225,11 @@ def test_a_killed_attempt_shows_as_crashed_and_is_continued(run: Run) -> None:
     run.write_attempt(attempt.model_copy(update={"state": "running", "finished_at": None, "error": None}))
     status = run.status(Address(1, "count"))
     assert (status.state, status.num_finished) == ("crashed", 1)
+    left = tmp_path / "runs/r1/attempts/1/count/1/work/.tmp-left"
+    left.mkdir(parents=True)
     execute(counting(), run)
     assert CALLS == [1, 2]
+    assert not list(tmp_path.rglob(".tmp-*"))
 
 
 def test_two_at_once_are_refused(run: Run) -> None:

@@ -1,0 +1,249 @@
+"""Artifacts: named by their rows, checked when written and when read, loadable by everybody's tools."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from treadle.core import parquet
+from treadle.core.artifacts import ArtifactReader, ArtifactRef, ArtifactWriter, verify_artifact
+from treadle.core.errors import ArtifactError
+from treadle.core.schemas import QUESTIONS, ROLLOUTS, TABLES, Table
+from treadle.core.storage import LocalStorage
+
+THINGS = Table(
+    "things",
+    1,
+    ("key",),
+    pa.schema(
+        [
+            pa.field("key", pa.string(), nullable=False, metadata={"doc": "name"}),
+            pa.field("count", pa.int32(), nullable=False),
+            pa.field("ids", pa.list_(pa.int32()), nullable=False),
+            pa.field("note", pa.string()),
+        ]
+    ),
+    "Things.",
+)
+
+
+def thing(index: int, **other: Any) -> dict[str, Any]:
+    return {"key": f"k{index}", "count": index, "ids": list(range(index % 7)), "note": None, **other}
+
+
+def question(index: int) -> dict[str, Any]:
+    return {
+        "question_key": f"{index:016x}",
+        "dataset": "world",
+        "domain": "qa",
+        "question": f"What is {index} — «naïve»?",
+        "answers": [str(index)],
+        "choices": [],
+        "split": "train",
+        "source_file": "a.jsonl",
+        "source_row": index + 1,
+        "meta": "{}",
+    }
+
+
+def write(root: Path, rows: list[dict[str, Any]], batch: int = 1000, table: Table = THINGS) -> ArtifactRef:
+    writer = ArtifactWriter(LocalStorage(root), table, made_by="f" * 64)
+    for start in range(0, len(rows), batch):
+        writer.write(rows[start : start + batch])
+    return writer.commit()
+
+
+def test_rows_come_back_in_order_with_their_types(tmp_path: Path) -> None:
+    rows = [thing(index, note="ä\0" if index % 3 else None) for index in range(700)]
+    ref = write(tmp_path, rows)
+    reader = ArtifactReader(LocalStorage(tmp_path), ref)
+    assert list(reader.rows()) == rows
+    assert (reader.num_rows, reader.kind, reader.digest) == (700, "things", ref.digest)
+    assert list(reader.rows(["key"])) == [{"key": row["key"]} for row in rows]
+    assert sum(batch.num_rows for batch in reader.batches()) == 700
+
+
+@settings(deadline=None, max_examples=15)
+@given(st.randoms(use_true_random=False))
+def test_equal_rows_give_equal_bytes_however_they_arrive(tmp_path_factory: Any, source: random.Random) -> None:
+    rows = [thing(index, note="x" * source.randrange(50)) for index in range(source.randrange(600))]
+    first = write(tmp_path_factory.mktemp("a"), rows)
+    root = tmp_path_factory.mktemp("b")
+    writer = ArtifactWriter(LocalStorage(root), THINGS, made_by="another")
+    while rows:
+        cut = source.randrange(1, 300)
+        writer.write(rows[:cut])
+        rows = rows[cut:]
+    assert writer.commit() == first
+
+
+def test_row_groups_and_parts_are_cut_by_rows_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parquet, "ROW_GROUP_ROWS", 100)
+    monkeypatch.setattr(parquet, "PART_ROW_GROUPS", 2)
+    rows = [thing(index) for index in range(1050)]
+    refs = {write(tmp_path / str(batch), rows, batch).digest for batch in (1, 7, 256, 1050)}
+    assert len(refs) == 1
+    reader = ArtifactReader(LocalStorage(tmp_path / "7"), write(tmp_path / "7", rows))
+    assert reader.file_names() == [f"part-{index:05d}.parquet" for index in range(6)]
+    assert list(reader.rows()) == rows
+
+
+def test_large_rows_end_a_row_group_early(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import pyarrow.parquet as pq
+
+    monkeypatch.setattr(parquet, "ROW_GROUP_BYTES", 10_000)
+    ref = write(tmp_path, [thing(index, note="x" * 1000) for index in range(40)])
+    metadata = pq.read_metadata(tmp_path / ref.folder / "part-00000.parquet")
+    assert metadata.num_row_groups == 4
+
+
+def test_other_rows_give_another_digest(tmp_path: Path) -> None:
+    assert write(tmp_path, [thing(0)]).digest != write(tmp_path, [thing(1)]).digest
+
+
+def test_the_same_content_is_kept_once(tmp_path: Path) -> None:
+    first = write(tmp_path, [thing(0)])
+    assert write(tmp_path, [thing(0)]) == first
+    assert [path.name for path in (tmp_path / "artifacts/things").iterdir()] == [first.digest]
+
+
+def test_a_table_without_rows_is_a_table(tmp_path: Path) -> None:
+    ref = write(tmp_path, [])
+    assert ref.num_rows == 0
+    assert list(ArtifactReader(LocalStorage(tmp_path), ref).rows()) == []
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        (thing(1), "row 2: a row with key='k1' was written before"),
+        ({"key": "a"}, "missing columns \\['count', 'ids', 'note'\\]"),
+        (thing(2, extra=1), "unknown columns \\['extra'\\]"),
+        (thing(2, count=None), "row 2 \\(key='k2'\\): column 'count' is null"),
+        (thing(2, ids=[1, None]), "row 2 \\(key='k2'\\): column 'ids' holds a null"),
+        (thing(2, count="many"), "row 2: column 'count' does not fit int32"),
+        (thing(2, count=2**40), "row 2: column 'count' does not fit int32"),
+        (thing(2, note="a\ud800"), "row 2: column 'note' is text that cannot be encoded"),
+        (thing(2, key="\udfff"), "row 2: column 'key' is text that cannot be encoded"),
+    ],
+)
+def test_a_row_that_does_not_fit_is_named(tmp_path: Path, row: dict[str, Any], message: str) -> None:
+    with pytest.raises(ArtifactError, match=f"table things, {message}" if "row" in message else message):
+        write(tmp_path, [thing(1), row])
+
+
+def test_further_files_are_part_of_the_digest(tmp_path: Path) -> None:
+    def make(content: bytes) -> ArtifactRef:
+        writer = ArtifactWriter(LocalStorage(tmp_path), THINGS, made_by="f")
+        writer.write([thing(0)])
+        writer.add_file("report.md", content)
+        return writer.commit()
+
+    one, two = make(b"one"), make(b"two")
+    assert one.digest != two.digest
+    assert ArtifactReader(LocalStorage(tmp_path), two).read_file("report.md") == b"two"
+    with pytest.raises(ArtifactError, match="has no file 'other.md'; it has part-00000.parquet, report.md"):
+        ArtifactReader(LocalStorage(tmp_path), two).read_file("other.md")
+
+
+@pytest.mark.parametrize("name", ["../x", "a/b", "artifact.json", "README.md", ".hidden", "part-00001.parquet", ""])
+def test_further_files_have_plain_names(tmp_path: Path, name: str) -> None:
+    writer = ArtifactWriter(LocalStorage(tmp_path), THINGS, made_by="f")
+    with pytest.raises(ArtifactError, match="cannot be the name of a further file"):
+        writer.add_file(name, b"")
+
+
+def test_an_abandoned_artifact_leaves_nothing(tmp_path: Path) -> None:
+    writer = ArtifactWriter(LocalStorage(tmp_path), THINGS, made_by="f")
+    writer.write([thing(index) for index in range(5000)])
+    writer.abandon()
+    assert list((tmp_path / "artifacts/things").iterdir()) == []
+
+
+def test_changed_and_missing_files_are_found(tmp_path: Path) -> None:
+    storage, ref = LocalStorage(tmp_path), write(tmp_path, [thing(0)])
+    assert verify_artifact(storage, ref) == []
+    part = tmp_path / ref.folder / "part-00000.parquet"
+    part.write_bytes(part.read_bytes() + b"x")
+    assert verify_artifact(storage, ref) == [f"{ref.folder}/part-00000.parquet has changed since it was written"]
+    part.unlink()
+    assert verify_artifact(storage, ref) == [f"{ref.folder}/part-00000.parquet is missing"]
+    (tmp_path / ref.folder / "artifact.json").unlink()
+    assert verify_artifact(storage, ref) == [f"artifact {ref.folder} is missing; run the stage that makes it again"]
+
+
+@pytest.mark.parametrize("lost", ["artifact.json", "part-00000.parquet"])
+def test_making_it_again_repairs_a_damaged_artifact(tmp_path: Path, lost: str) -> None:
+    ref = write(tmp_path, [thing(0)])
+    (tmp_path / ref.folder / lost).unlink()
+    assert write(tmp_path, [thing(0)]) == ref
+    assert verify_artifact(LocalStorage(tmp_path), ref) == []
+
+
+def test_a_damaged_file_is_named_when_read(tmp_path: Path) -> None:
+    ref = write(tmp_path, [thing(0)])
+    (tmp_path / ref.folder / "part-00000.parquet").write_bytes(b"PAR1 and nothing")
+    with pytest.raises(ArtifactError, match=r"part-00000.parquet cannot be read: .*`treadle verify`"):
+        list(ArtifactReader(LocalStorage(tmp_path), ref).rows())
+
+
+def test_another_schema_version_is_refused_by_name(tmp_path: Path) -> None:
+    ref = write(tmp_path, [question(0)], table=QUESTIONS)
+    path = tmp_path / ref.folder / "artifact.json"
+    path.write_bytes(orjson.dumps({**orjson.loads(path.read_bytes()), "schema_version": 99}))
+    with pytest.raises(ArtifactError, match="holds table questions in version 99; this Treadle reads version 1"):
+        ArtifactReader(LocalStorage(tmp_path), ref)
+
+
+def test_files_carry_kind_and_version_and_nothing_volatile(tmp_path: Path) -> None:
+    import pyarrow.parquet as pq
+
+    ref = write(tmp_path, [question(0)], table=QUESTIONS)
+    schema = pq.read_schema(tmp_path / ref.folder / "part-00000.parquet")
+    assert schema.metadata == {b"treadle.kind": b"questions", b"treadle.schema_version": b"1"}
+    assert schema.names == QUESTIONS.schema.names
+
+
+def test_every_table_has_a_documented_column_list(tmp_path: Path) -> None:
+    for table in TABLES.values():
+        card = (tmp_path / write(tmp_path, [], table=table).folder / "README.md").read_text()
+        for field in table.schema:
+            assert f"| `{field.name}` | {field.type} |" in card
+
+
+def test_pandas_polars_duckdb_and_datasets_load_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import duckdb
+    import pandas
+    import polars
+
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+    monkeypatch.setenv("HF_DATASETS_OFFLINE", "1")
+    import datasets
+
+    rows = [question(index) for index in range(300)]
+    folder = tmp_path / write(tmp_path, rows, table=QUESTIONS).folder
+    texts = [row["question"] for row in rows]
+    assert pandas.read_parquet(folder / "part-00000.parquet")["question"].to_list() == texts
+    assert polars.read_parquet(folder / "part-*.parquet")["question"].to_list() == texts
+    found = duckdb.sql(f"SELECT question FROM '{folder}/part-*.parquet' ORDER BY source_row").fetchall()
+    assert [text for (text,) in found] == texts
+    loaded = datasets.load_dataset(str(folder), split="train", cache_dir=str(tmp_path / "cache"))
+    assert loaded["question"][:] == texts
+    assert loaded.column_names == ROWS_OF_QUESTIONS
+
+
+ROWS_OF_QUESTIONS = QUESTIONS.schema.names
+
+
+def test_rollouts_have_a_row_shape_that_is_written_and_read(tmp_path: Path) -> None:
+    values = {pa.string(): "x", pa.int32(): 1, pa.int64(): 2}
+    row = {field.name: values.get(field.type, []) for field in ROLLOUTS.schema} | {"output_ids": [1, 2], "error": None}
+    ref = write(tmp_path, [row], table=ROLLOUTS)
+    assert list(ArtifactReader(LocalStorage(tmp_path), ref).rows()) == [row]

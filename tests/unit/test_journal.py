@@ -1,0 +1,274 @@
+"""What the journal has taken is there after any end of its process; what is damaged is owed again."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+import resource
+import signal
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from treadle.core.errors import StorageError
+from treadle.core.journal import Journal, count_finished
+
+OWNERS = st.sampled_from(["a", "b", "größe", "d" * 40])
+UNITS = st.sampled_from(["llm-0", "tool-0", "llm-1"])
+VALUES = st.binary(max_size=300)
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("append"), OWNERS, UNITS, VALUES),
+        st.tuples(st.just("finish"), OWNERS, st.just(""), VALUES),
+        st.tuples(st.just("reopen"), st.just(""), st.just(""), st.just(b"")),
+    ),
+    max_size=30,
+)
+
+
+class Model:
+    """What a journal has to say, kept in memory."""
+
+    def __init__(self) -> None:
+        self.units: dict[tuple[str, str], bytes] = {}
+        self.rows: dict[str, bytes] = {}
+
+    def do(self, what: str, owner: str, unit: str, value: bytes) -> bool:
+        """Apply one step; whether it puts a record into the journal."""
+        if what == "reopen" or owner in self.rows or (owner, unit) in self.units:
+            return False
+        if what == "append":
+            self.units[owner, unit] = value
+        else:
+            self.rows[owner] = value
+            self.units = {key: kept for key, kept in self.units.items() if key[0] != owner}
+        return True
+
+
+def agree(journal: Journal, model: Model) -> None:
+    assert {owner: journal.finished(owner) for owner in journal.finished_owners()} == model.rows
+    for owner in ("a", "b", "größe", "d" * 40):
+        assert journal.is_finished(owner) == (owner in model.rows)
+        for unit in ("llm-0", "tool-0", "llm-1"):
+            assert journal.get(owner, unit) == model.units.get((owner, unit))
+
+
+def do(journal: Journal, what: str, owner: str, unit: str, value: bytes) -> None:
+    if what == "append":
+        journal.append(owner, unit, value)
+    elif what == "finish":
+        journal.finish(owner, value)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "journal"
+
+
+@pytest.fixture
+def scratch() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory() as name:
+        yield Path(name)
+
+
+def segments(folder: Path) -> list[Path]:
+    return sorted(folder.glob("*.journal"))
+
+
+@settings(deadline=None, max_examples=60)
+@given(steps=STEPS)
+def test_any_history_reads_back_first_value_first(steps: list[tuple[str, str, str, bytes]]) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        folder, model = Path(name), Model()
+        # Tiny segments, so that histories cross them.
+        journal = Journal(folder, segment_bytes=400, sync_interval_s=0)
+        for step in steps:
+            if step[0] == "reopen":
+                journal.close()
+                journal = Journal(folder, segment_bytes=400, sync_interval_s=0)
+            do(journal, *step)
+            model.do(*step)
+            agree(journal, model)
+        journal.close()
+        with Journal(folder) as journal:
+            agree(journal, model)
+            assert journal.num_damaged == 0
+        assert count_finished(folder) == len(model.rows)
+
+
+@settings(deadline=None, max_examples=60)
+@given(steps=STEPS.filter(bool), cut=st.floats(0, 1, exclude_max=True))
+def test_a_torn_last_record_is_owed_and_all_others_are_kept(
+    steps: list[tuple[str, str, str, bytes]], cut: float
+) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        folder, before, after = Path(name), Model(), Model()
+        with Journal(folder) as journal:
+            for step in steps:
+                size = segments(folder)[0].stat().st_size if segments(folder) else 0
+                do(journal, *step)
+                if after.do(*step):
+                    start, last = size or 12, step
+        if not after.units and not after.rows:
+            return
+        for step in steps:
+            if step is last:
+                break
+            before.do(*step)
+        (segment,) = segments(folder)
+        length = segment.stat().st_size - start
+        os.truncate(segment, start + int(cut * length))
+        with Journal(folder) as journal:
+            agree(journal, before)
+            assert journal.num_damaged == 0
+            do(journal, *last)
+            before.do(*last)
+            agree(journal, before)
+        with Journal(folder) as journal:
+            agree(journal, before)
+
+
+@settings(deadline=None, max_examples=80)
+@given(position=st.integers(12, 12 + 5 * 45 - 1), flip=st.integers(1, 255))
+def test_one_damaged_byte_costs_one_record(position: int, flip: int) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        with Journal(folder) as journal:
+            for index in range(5):
+                journal.append("o", f"unit-{index}", bytes([index]) * 22)
+        (segment,) = segments(folder)
+        content = bytearray(segment.read_bytes())
+        assert len(content) == 12 + 5 * 45
+        content[position] ^= flip
+        segment.write_bytes(content)
+        with Journal(folder) as journal:
+            kept = [journal.get("o", f"unit-{index}") is not None for index in range(5)]
+            damaged = (position - 12) // 45
+            assert kept == [index != damaged for index in range(5)]
+            # Where the last record's length or marker is hit, it looks like one that was cut off.
+            assert journal.num_damaged == 1 or damaged == 4
+
+
+def test_damage_is_told_in_one_warning(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with Journal(folder) as journal:
+        for index in range(3):
+            journal.finish(f"o{index}", b"x" * 100)
+    (segment,) = segments(folder)
+    content = bytearray(segment.read_bytes())
+    content[60] ^= 1
+    segment.write_bytes(content)
+    with caplog.at_level(logging.WARNING), Journal(folder) as journal:
+        assert list(journal.finished_owners()) == ["o1", "o2"]
+    assert [record.getMessage() for record in caplog.records] == [
+        f"journal {folder}: 1 damaged stretches skipped; what they held is done again"
+    ]
+
+
+def test_a_damaged_final_row_leaves_the_units(folder: Path) -> None:
+    with Journal(folder) as journal:
+        journal.append("o", "llm-0", b"answer")
+        journal.finish("o", b"row")
+    (segment,) = segments(folder)
+    content = bytearray(segment.read_bytes())
+    content[-1] ^= 1
+    segment.write_bytes(content)
+    with Journal(folder) as journal:
+        assert not journal.is_finished("o")
+        assert journal.get("o", "llm-0") == b"answer"
+        assert journal.num_damaged == 1
+
+
+def test_a_record_inside_of_a_value_is_never_taken_for_one(folder: Path, scratch: Path) -> None:
+    """Model text could spell out a record; torn open, its value must not become one."""
+    with Journal(scratch) as other:
+        other.finish("forged", b"row")
+    (segment,) = segments(scratch)
+    forged = segment.read_bytes()[12:]
+    with Journal(folder) as journal:
+        journal.append("o", "llm-0", forged * 3)
+        journal.append("o", "llm-1", b"answer")
+    (segment,) = segments(folder)
+    content = bytearray(segment.read_bytes())
+    content[20] ^= 1
+    segment.write_bytes(content)
+    with Journal(folder) as journal:
+        assert not journal.is_finished("forged")
+        assert journal.get("o", "llm-1") == b"answer"
+
+
+@contextlib.contextmanager
+def files_limited_to(num_bytes: int) -> Iterator[None]:
+    """The kernel writes what fits and refuses the rest, as a full disk does."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, handler)
+
+
+def test_a_refused_write_is_said_and_costs_nothing_that_was_kept(folder: Path) -> None:
+    with Journal(folder) as journal:
+        journal.append("o", "llm-0", b"kept")
+        size = segments(folder)[0].stat().st_size
+        with (
+            files_limited_to(size + 100),
+            pytest.raises(
+                StorageError, match=f"cannot write journal {folder}: .* larger than allowed: raise the limit"
+            ),
+        ):
+            journal.append("o", "llm-1", b"x" * 300)
+        assert segments(folder)[0].stat().st_size == size
+        assert (journal.get("o", "llm-0"), journal.get("o", "llm-1")) == (b"kept", None)
+        journal.append("o", "llm-1", b"second try")
+    with Journal(folder) as journal:
+        assert (journal.get("o", "llm-0"), journal.get("o", "llm-1")) == (b"kept", b"second try")
+        assert journal.num_damaged == 0
+
+
+def test_a_failed_sync_is_told_at_the_next_record(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(descriptor: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    journal = Journal(folder, sync_interval_s=0)
+    journal.append("o", "llm-0", b"")
+    monkeypatch.setattr(os, "fsync", fail)
+    journal.append("o", "llm-1", b"")
+    with pytest.raises(StorageError, match="the disk reports a read or write failure"):
+        journal.close()
+
+
+def test_a_segment_without_content_after_a_power_loss_is_passed_over(folder: Path) -> None:
+    with Journal(folder) as journal:
+        journal.finish("o", b"row")
+    (folder / "00000002.journal").write_bytes(bytes(4096))
+    (folder / "00000003.journal").write_bytes(b"TRD")
+    with Journal(folder) as journal:
+        assert journal.finished("o") == b"row"
+        journal.finish("p", b"row")
+    assert segments(folder)[-1].name == "00000004.journal"
+
+
+def test_a_later_version_is_refused_by_name(folder: Path) -> None:
+    with Journal(folder) as journal:
+        journal.finish("o", b"row")
+    (segment,) = segments(folder)
+    segment.write_bytes(segment.read_bytes()[:7] + b"\x09" + segment.read_bytes()[8:])
+    with pytest.raises(StorageError, match="version 9; this Treadle reads version 1"):
+        Journal(folder)
+
+
+def test_reading_creates_no_segment(folder: Path) -> None:
+    with Journal(folder) as journal:
+        assert journal.get("o", "llm-0") is None
+        with pytest.raises(KeyError):
+            journal.finished("o")
+    assert segments(folder) == []

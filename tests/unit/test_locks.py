@@ -1,0 +1,49 @@
+"""A lease has one holder at a time and remembers nothing of dead ones but their token."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from treadle.core.errors import RunError
+from treadle.core.locks import FileLease, hold, living_holder
+
+
+def test_a_second_holder_is_told_who_has_it(tmp_path: Path) -> None:
+    path = tmp_path / "1" / "rollouts@base.lock"
+    with (
+        hold(path, "1/rollouts@base"),
+        pytest.raises(RunError, match=f"1/rollouts@base is being run by process {os.getpid()} on .* since"),
+        hold(path, "1/rollouts@base"),
+    ):
+        pass
+
+
+def test_each_holder_gets_a_higher_token(tmp_path: Path) -> None:
+    tokens = []
+    for _ in range(3):
+        with hold(tmp_path / "lock", "it") as lease:
+            assert lease.is_held()
+            tokens.append(lease.token)
+    assert tokens == [1, 2, 3]
+
+
+def test_looking_tells_a_living_holder_from_a_past_one(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    assert living_holder(path) is None
+    lease = FileLease(path, "it")
+    holder = living_holder(path)
+    assert holder is not None
+    assert holder.pid == os.getpid()
+    lease.release()
+    lease.release()
+    assert living_holder(path) is None
+    assert not lease.is_held()
+
+
+def test_a_damaged_lock_file_is_taken(tmp_path: Path) -> None:
+    (tmp_path / "lock").write_bytes(b"{")
+    with hold(tmp_path / "lock", "it") as lease:
+        assert lease.token == 1

@@ -1,0 +1,92 @@
+"""A run keeps one configuration and tells what its instances have done."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import orjson
+import pytest
+
+from treadle.core.errors import RunError, StorageError
+from treadle.core.runs import Run, list_runs
+from treadle.core.stage import Address
+from treadle.core.storage import LocalStorage
+
+
+def test_a_run_is_created_once_and_opened_again(tmp_path: Path) -> None:
+    run = Run.create(tmp_path, "r1", {"a": 1, "url": "x"}, {"a": 1}, "a = 1\n", seed=7)
+    assert (tmp_path / "runs/r1/config.input.toml").read_text() == "a = 1\n"
+    again = Run.open(tmp_path, "r1")
+    assert again.info == run.info
+    assert (again.info.seed, again.config()) == (7, {"a": 1, "url": "x"})
+    assert again.info.packages["pyarrow"]
+    with pytest.raises(RunError, match="run r1 exists already in"):
+        Run.create(tmp_path, "r1", {}, {})
+    assert list_runs(tmp_path) == ["r1"]
+
+
+def test_an_unknown_run_is_answered_with_the_known_ones(tmp_path: Path) -> None:
+    Run.create(tmp_path, "r1", {}, {})
+    with pytest.raises(RunError, match="there is no run r2 in .*; runs there: r1"):
+        Run.open(tmp_path, "r2")
+
+
+@pytest.mark.parametrize("run_id", ["", "..", "../r", "a/b", ".hidden", "-x", "a\n", "ü", "a" * 101, "a b", "r1\0"])
+def test_a_hostile_run_id_is_refused(tmp_path: Path, run_id: str) -> None:
+    for make in (lambda: Run.create(tmp_path, run_id, {}, {}), lambda: Run.open(tmp_path, run_id)):
+        with pytest.raises(RunError, match="cannot be a run id"):
+            make()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_another_semantic_configuration_is_refused_with_the_keys(tmp_path: Path) -> None:
+    Run.create(tmp_path, "r1", {}, {"rollouts": {"seed": 1, "k": 2}, "x": (1, 2)})
+    with pytest.raises(RunError, match=r"\(rollouts.seed: 1 -> 3; y: None -> 4\); choose a new run id"):
+        Run.create_or_open(tmp_path, "r1", {}, {"rollouts": {"seed": 3, "k": 2}, "x": (1, 2), "y": 4})
+
+
+def test_operational_differences_are_taken_over(tmp_path: Path) -> None:
+    Run.create_or_open(tmp_path, "r1", {"a": 1, "url": "x"}, {"a": 1}, "first")
+    run = Run.create_or_open(tmp_path, "r1", {"a": 1, "url": "y"}, {"a": 1}, "second")
+    assert run.config() == {"a": 1, "url": "y"}
+    assert orjson.loads((tmp_path / "runs/r1/config.json").read_bytes()) == {"a": 1, "url": "y"}
+    assert (tmp_path / "runs/r1/config.input.toml").read_text() == "second"
+
+
+def test_instances_without_an_attempt_are_absent(tmp_path: Path) -> None:
+    run = Run.create(tmp_path, "r1", {}, {})
+    (status,) = run.statuses([Address(1, "rollouts", "base")])
+    assert (status.address, status.state, status.num_attempts) == ("1/rollouts@base", "absent", 0)
+    assert run.statuses() == []
+
+
+def test_a_damaged_record_is_named(tmp_path: Path) -> None:
+    run = Run.create(tmp_path, "r1", {}, {})
+    run.storage.put(run.key("records/1/scores.json"), b'{"stage": "scores"}')
+    with pytest.raises(RunError, match=r"runs/r1/records/1/scores.json cannot be read \(address: Field required\)"):
+        run.records()
+
+
+def test_a_root_that_is_a_file_is_said(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StorageError, match="a file lies where a folder is expected"):
+        Run.create(tmp_path / "file", "r1", {}, {})
+
+
+def test_an_object_is_replaced_only_if_it_is_as_expected(tmp_path: Path) -> None:
+    storage = LocalStorage(tmp_path)
+    assert storage.put_if("a/b", b"1", None)
+    assert not storage.put_if("a/b", b"2", None)
+    assert not storage.put_if("a/b", b"2", b"0")
+    assert storage.put_if("a/b", b"2", b"1")
+    assert storage.get("a/b") == b"2"
+    assert list(storage.keys("a")) == ["a/b"]
+    storage.delete("a")
+    storage.delete("a")
+    assert storage.get("a/b") is None
+
+
+@pytest.mark.parametrize("key", ["../x", "/etc/passwd", "a/../../x", "a\0b"])
+def test_a_key_cannot_leave_the_root(tmp_path: Path, key: str) -> None:
+    with pytest.raises(StorageError, match="is not a key inside of"):
+        LocalStorage(tmp_path / "root").put(key, b"")
