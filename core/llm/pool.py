@@ -147,6 +147,10 @@ class ModelPool:
         body = chat_body(self.settings.model, messages, sampling, seed)
         return await self._call(_chat_url, body, parse_chat, session, deadline)
 
+    def states(self) -> dict[str, str]:
+        """URL -> `healthy`, `trial` (just back), `draining` or `down`."""
+        return {endpoint.url: endpoint.health.value for endpoint in self._endpoints}
+
     async def drain(self, url: str) -> None:
         """Place nothing new on one endpoint and return when it is idle; sessions move until `resume`."""
         endpoint = self._by_url[url.rstrip("/")]

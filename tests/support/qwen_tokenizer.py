@@ -44,7 +44,7 @@ TEMPLATE = (
 
 def qwen_tokenizer() -> Path:
     """Folder with Qwen2.5's tokenizer and a ChatML template; built once and kept in the cache directory."""
-    vocabulary = _vocabulary_file().read_bytes()
+    vocabulary = vocabulary_file().read_bytes()
     key = hashlib.sha256(vocabulary + Path(__file__).read_bytes()).hexdigest()[:12]
     root = Path(os.environ.get("TREADLE_CACHE") or Path.home() / ".cache" / "treadle") / "tests"
     folder = root / f"qwen-tokenizer-{key}"
@@ -62,7 +62,8 @@ def qwen_tokenizer() -> Path:
     return folder
 
 
-def _vocabulary_file() -> Path:
+def vocabulary_file() -> Path:
+    """The vocabulary: one base64 token and its rank per line."""
     distribution = importlib.metadata.distribution("dashscope")
     return Path(str(distribution.locate_file("dashscope/resources/qwen.tiktoken")))
 
