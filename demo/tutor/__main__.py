@@ -1,0 +1,116 @@
+"""`python -m treadle.demo.tutor`: run a tutor until it is told to stop."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import os
+import resource
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import orjson
+
+from treadle.core.errors import ConfigError, StorageError, TreadleError
+from treadle.demo.tutor.server import TutorServer
+from treadle.demo.tutor.settings import (
+    DESCRIPTION,
+    FAULT_KINDS,
+    MODEL,
+    MODELS,
+    TutorSettings,
+    parse_faults,
+    parse_rates,
+)
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser of the tutor's command line."""
+    parser = argparse.ArgumentParser(
+        prog="treadle tutor",
+        description=f"OpenAI-compatible server: a {DESCRIPTION}. Prints one JSON line with its URL when it is ready.",
+        epilog=f"Served models: {', '.join(MODELS)}. What reached the server: GET /log/counts.",
+    )
+    add = parser.add_argument
+    add("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
+    add("--port", type=int, default=0, help="port; 0 takes a free one (default)")
+    add("--port-file", type=Path, help="write the port number here when ready")
+    add("--persona", choices=("strong", "noisy"), default="strong", help=f"how {MODEL} behaves (default: %(default)s)")
+    add("--rates", default="", metavar="NAME=SHARE,…", help="noisy: redundant=0.25,broken=0.15,early=0.15,wrong=0.15")
+    add("--tokenizer", type=Path, help="folder of a tokenizer; default: one id per byte, no download")
+    add("--max-model-len", type=int, default=32768, help="window in tokens (default: %(default)s)")
+    add("--latency-s", type=float, default=0.0, help="fixed delay of every answer")
+    add("--jitter-s", type=float, default=0.0, help="upper end of a further delay that depends on the request")
+    add("--rate-limit-per-s", type=float, default=0.0, help="answer 429 above this many requests per second")
+    add("--faults", default="", metavar="KIND=SHARE,…", help=f"share of requests hit by {', '.join(FAULT_KINDS)}")
+    add("--fault-seed", type=int, default=0, help="another seed hits other requests")
+    add("--request-log", type=Path, help="append one JSON line per arrival and per answer to this file")
+    return parser
+
+
+def settings_of(arguments: argparse.Namespace) -> TutorSettings:
+    """Turn parsed arguments into settings; raises ConfigError."""
+    for name in ("latency_s", "jitter_s", "rate_limit_per_s"):
+        if not 0 <= getattr(arguments, name) < float("inf"):
+            raise ConfigError(f"--{name.replace('_', '-')} must be a number from 0 on")
+    if arguments.max_model_len < 1:
+        raise ConfigError("--max-model-len must be at least 1")
+    return TutorSettings(
+        persona=arguments.persona,
+        rates=parse_rates(arguments.rates),
+        tokenizer=arguments.tokenizer,
+        max_model_len=arguments.max_model_len,
+        latency_s=arguments.latency_s,
+        jitter_s=arguments.jitter_s,
+        rate_limit_per_s=arguments.rate_limit_per_s,
+        faults=parse_faults(arguments.faults),
+        fault_seed=arguments.fault_seed,
+        request_log=arguments.request_log,
+    )
+
+
+async def serve(settings: TutorSettings, host: str, port: int, port_file: Path | None) -> None:
+    """Run a tutor until SIGTERM or SIGINT; raises ConfigError if it cannot listen."""
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    try:
+        async with TutorServer(settings, host=host, port=port) as server:
+            if port_file is not None:
+                _write_port(port_file, server.url)
+            ready = {"url": server.url, "model": MODEL, "persona": settings.persona, "what": DESCRIPTION}
+            sys.stdout.write(orjson.dumps(ready).decode() + "\n")
+            sys.stdout.flush()
+            await stop.wait()
+    except OSError as error:
+        raise ConfigError(f"the tutor cannot listen on {host}:{port}: {error}") from error
+
+
+def _write_port(path: Path, url: str) -> None:
+    part = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        part.write_text(url.rsplit(":", 1)[1].removesuffix("/v1") + "\n", encoding="ascii")
+        part.replace(path)
+    except OSError as error:
+        raise StorageError(f"the port file {path} cannot be written: {error}") from error
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; return the exit code."""
+    arguments = build_parser().parse_args(argv)
+    with contextlib.suppress(ValueError, OSError):
+        hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    try:
+        asyncio.run(serve(settings_of(arguments), arguments.host, arguments.port, arguments.port_file))
+    except TreadleError as error:
+        sys.stderr.write(f"treadle tutor: {error}\n")
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

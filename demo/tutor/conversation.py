@@ -1,0 +1,74 @@
+"""Reading a prompt: who is asked what, and which tool calls and results the open assistant turn already holds."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from treadle.demo.world_templates import recognise
+
+_TURN = re.compile(r"<\|im_start\|>(\w+)\n(.*?)(?:<\|im_end\|>|\Z)", re.DOTALL)
+_CALL = re.compile(
+    r"<(?P<tool>search|python)>(?P<argument>.*?)</(?P=tool)>(?:\s*<result>(?P<result>.*?)</result>)?", re.DOTALL
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A tool call of the open turn. `result` is None where no result block follows it."""
+
+    tool: str
+    argument: str
+    result: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """What a prompt says. `thought` is the text of a think block that is still open, None where there is none."""
+
+    system: str
+    user: str
+    calls: tuple[Call, ...] = ()
+    thought: str | None = None
+    turn: str = field(default="", repr=False)
+
+
+def read_prompt(prompt: str) -> Conversation:
+    """Read a prompt rendered in ChatML; of any other text, take the recognised (else the last) line as the question."""
+    turns = list(_TURN.finditer(prompt))
+    if not turns:
+        return _read_plain(prompt)
+    system = next((turn[2] for turn in turns if turn[1] == "system"), "")
+    user = next((turn for turn in turns if turn[1] == "user"), None)
+    after = user.end() if user else 0
+    assistant = next((turn for turn in turns if turn[1] == "assistant" and turn.start() >= after), None)
+    # Everything from the first assistant turn on is that turn: a tool result may hold the markers of a template.
+    open_turn = prompt[assistant.start(2) :] if assistant else ""
+    return _with_turn(system, user[2] if user else "", open_turn)
+
+
+def read_messages(messages: Sequence[Mapping[str, str]]) -> Conversation:
+    """Read the messages of a chat request; a last assistant message is the open turn."""
+    system = "\n".join(message["content"] for message in messages if message["role"] == "system")
+    users = [message["content"] for message in messages if message["role"] == "user"]
+    last = messages[-1] if messages else {"role": "user", "content": ""}
+    return _with_turn(system, users[-1] if users else "", last["content"] if last["role"] == "assistant" else "")
+
+
+def _read_plain(prompt: str) -> Conversation:
+    lines = prompt.splitlines() or [""]
+    for number, line in enumerate(lines):
+        if recognise(line.strip()) is not None:
+            return _with_turn("\n".join(lines[:number]), line.strip(), "\n".join(lines[number + 1 :]))
+    filled = [line for line in lines if line.strip()]
+    return _with_turn("", filled[-1] if filled else "", "")
+
+
+def _with_turn(system: str, user: str, turn: str) -> Conversation:
+    calls = tuple(
+        Call(match["tool"], match["argument"].strip(), None if match["result"] is None else match["result"].strip())
+        for match in _CALL.finditer(turn)
+    )
+    _, opened, thought = turn.rpartition("<think>")
+    return Conversation(system, user.strip(), calls, thought if opened and "</think>" not in thought else None, turn)

@@ -1,0 +1,230 @@
+"""The policy by rule: one turn of a trajectory, from what the question asks and what the results so far say.
+
+The plan follows from the wording of the question; the values come out of the tool results in the context and out of
+nothing else. Each turn is worked out afresh, so the rules also carry on a trajectory that somebody else edited.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from treadle.demo.names import NUM_NAMES, name
+from treadle.demo.tutor.conversation import Conversation
+from treadle.demo.tutor.draws import Draws
+from treadle.demo.tutor.facts import label, queries, read_facts, read_number
+from treadle.demo.world import RELATIONS
+from treadle.demo.world_templates import Asked, recognise
+
+_MAX_TRIES = 2
+_HINTED = 0.3
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorRates:
+    """How often, per trajectory, the noisy policy shows each of the four error patterns.
+
+    Attributes:
+        redundant: Repeats a call although everything is known.
+        broken: Its first call is empty or does not parse.
+        early: Answers by guess while one fact is still missing.
+        wrong: Follows a wrong plan: another operation, or another fact of the document.
+    """
+
+    redundant: float = 0.25
+    broken: float = 0.15
+    early: float = 0.15
+    wrong: float = 0.15
+
+    def scaled(self, factor: float) -> ErrorRates:
+        """Return all rates multiplied."""
+        return ErrorRates(self.redundant * factor, self.broken * factor, self.early * factor, self.wrong * factor)
+
+
+STRONG = ErrorRates(0.0, 0.0, 0.0, 0.0)
+
+
+def next_turn(conversation: Conversation, rates: ErrorRates, draws: Draws) -> str:
+    """Return the next turn: a think block, then one call or the answer."""
+    asked = recognise(conversation.user)
+    if conversation.thought is not None and conversation.thought.strip():
+        rates = rates.scaled(_HINTED)
+    planner = _Generic(conversation) if asked is None else _Planner(conversation, asked, rates, draws)
+    thought, action = planner.turn()
+    opening = "<think>" if conversation.thought is None else " " if conversation.thought.strip() else ""
+    return f"{opening}{thought}</think>{action}"
+
+
+class _Generic:
+    """Questions that are not of the sample world: one search, then the first words found."""
+
+    def __init__(self, conversation: Conversation) -> None:
+        self._conversation = conversation
+
+    def turn(self) -> tuple[str, str]:
+        """Return the thought and the action."""
+        calls = self._conversation.calls
+        query = " ".join(self._conversation.user.replace("<", " ").split())[:200]
+        if not calls and query:
+            return "I do not know this, so I look it up.", f"<search>{query}</search>"
+        words = (calls[-1].result or "").replace("<", " ").split() if calls else []
+        return "This is what I found.", _answer(" ".join(words[:12]) or "unknown", "The answer is {}.")
+
+
+class _Planner:
+    """Questions of the sample world."""
+
+    def __init__(self, conversation: Conversation, asked: Asked, rates: ErrorRates, draws: Draws) -> None:
+        self._calls = conversation.calls
+        self._asked = asked
+        self._rates = rates
+        self._draws = draws
+        self._facts = read_facts(conversation.calls)
+        self._noisy = rates != STRONG
+
+    def turn(self) -> tuple[str, str]:
+        """Return the thought and the action."""
+        missing, values = self._resolve()
+        if missing:
+            wanted, attribute = missing[0]
+            if len(missing) == 1 and self._left(missing[0]) == 1 and self._tries(wanted) == 0 and self._hurries():
+                return self._draws.choose("guess", _GUESSES), self._say(self._guess())
+            if self._tries(wanted) >= _MAX_TRIES:
+                return f"The documents do not give the {label(attribute)} of {wanted}.", self._say("unknown")
+            return self._search(wanted, attribute)
+        expression = self._expression(values)
+        if expression is None:
+            return self._repeat() or self._conclude(values)
+        number = self._printed(expression)
+        if number is not None:
+            return self._repeat() or (self._draws.choose("done", _DONE), self._say(number))
+        if sum(call.tool == "python" for call in self._calls) >= _MAX_TRIES:
+            return "The program gave no number.", self._say("unknown")
+        if not self._calls and self._hurries():
+            return self._draws.choose("guess", _GUESSES), self._say(self._guess())
+        return self._program(expression)
+
+    def _hurries(self) -> bool:
+        """Whether to answer too early; asked once per trajectory, so not again after a broken call."""
+        return all(call.argument for call in self._calls) and self._draws.happens("early", self._rates.early)
+
+    def _resolve(self) -> tuple[list[tuple[str, str]], list[str]]:
+        """Follow every path as far as the facts reach: what is missing next, and the values at the ends."""
+        missing, values = [], []
+        for slot, *attributes in self._asked.template.paths:
+            at = self._asked.names[slot]
+            for attribute in attributes:
+                value = self._facts.get((at, attribute))
+                if value is None:
+                    missing.append((at, attribute))
+                    break
+                at = value
+            else:
+                values.append(at)
+        return missing, values
+
+    def _left(self, missing: tuple[str, str]) -> int:
+        """Lookups that are still needed, this one included."""
+        ends = [path[-1] for path in self._asked.template.paths]
+        if missing[1] in ends:
+            return 1
+        path = next(path for path in self._asked.template.paths if missing[1] in path)
+        return len(path) - path.index(missing[1])
+
+    def _tries(self, wanted: str) -> int:
+        return sum(call.tool == "search" and wanted in call.argument for call in self._calls)
+
+    def _search(self, wanted: str, attribute: str) -> tuple[str, str]:
+        thought = self._draws.choose("need", _NEEDS).format(what=label(attribute), name=wanted)
+        if not self._calls and self._draws.happens("broken", self._rates.broken):
+            return thought, "<search></search>"
+        options = queries(wanted, attribute)
+        place = self._draws.bits("query") + self._tries(wanted)
+        return thought, f"<search>{options[place % len(options)]}</search>"
+
+    def _expression(self, values: list[str]) -> str | None:
+        combine = self._asked.template.combine
+        if self._asked.template.expression:
+            return self._asked.expression
+        if combine == "sum":
+            return f"{values[0]} + {values[1]}"
+        return f"abs({values[0]} - {values[1]})" if combine == "difference" else None
+
+    def _printed(self, expression: str) -> str | None:
+        """The number that the right program printed; the noisy policy believes any program."""
+        plain = expression.replace(" ", "")
+        for call in reversed(self._calls):
+            number = read_number(call)
+            if number is not None and (self._noisy or plain in call.argument.replace(" ", "")):
+                return number
+        return None
+
+    def _program(self, expression: str) -> tuple[str, str]:
+        thought = self._draws.choose("compute", _COMPUTES).format(expression)
+        if not self._calls and self._draws.happens("broken", self._rates.broken):
+            return thought, f"<python>print({expression}</python>"
+        if self._draws.happens("wrong", self._rates.wrong):
+            expression = _other_operation(expression)
+            thought = self._draws.choose("compute", _COMPUTES).format(expression)
+        return thought, f"<python>{self._draws.choose('code', _CODES).format(expression)}</python>"
+
+    def _repeat(self) -> tuple[str, str] | None:
+        """The redundant call, at most one, and only where the trajectory has been lean so far."""
+        if not self._calls or len({(call.tool, call.argument) for call in self._calls}) < len(self._calls):
+            return None
+        if not self._draws.happens("redundant", self._rates.redundant):
+            return None
+        last = self._calls[-1]
+        return self._draws.choose("again", _AGAIN), f"<{last.tool}>{last.argument}</{last.tool}>"
+
+    def _conclude(self, values: list[str]) -> tuple[str, str]:
+        template = self._asked.template
+        wrong = self._draws.happens("wrong", self._rates.wrong)
+        if template.combine in ("larger", "smaller"):
+            first_wins = (int(values[0]) > int(values[1])) == (template.combine == "larger")
+            winner = self._asked.names["a" if first_wins != wrong else "b"]
+            return f"I compare {values[0]} and {values[1]}.", self._say(winner)
+        value = self._other_fact(values[0]) if wrong else values[0]
+        return self._draws.choose("read", _READS).format(value), self._say(value)
+
+    def _other_fact(self, right: str) -> str:
+        others = sorted({value for value in self._facts.values() if value != right})
+        return self._draws.choose("other", others) if others else self._guess()
+
+    def _guess(self) -> str:
+        path = self._asked.template.paths[0] if self._asked.template.paths else ("a", "")
+        if self._asked.template.combine in ("larger", "smaller"):
+            return "neither"
+        if path[-1] in RELATIONS:
+            return name(self._draws.bits("name") & 0xFFFF, self._draws.bits("index") % NUM_NAMES)
+        return "farmer" if path[-1] in ("profession", "product") else str(10_000 + self._draws.bits("number") % 90_000)
+
+    def _say(self, value: str) -> str:
+        return _answer(value, self._draws.choose("say", _SAYS))
+
+
+def _answer(value: str, sentence: str) -> str:
+    boxed = value.translate({ord("{"): None, ord("}"): None, ord("\\"): None})
+    return "<answer>" + sentence.format("\\boxed{" + boxed + "}") + "</answer>"
+
+
+def _other_operation(expression: str) -> str:
+    """Return the computation with another operation, whose value differs."""
+    for old, new in ((" % ", " // "), (" ** 2", " * 2"), (" + ", " - "), (" * ", " + "), (" - ", " + ")):
+        if old in expression:
+            return expression.replace(old, new, 1)
+    return f"{expression} + 1"
+
+
+_NEEDS = (
+    "I need the {what} of {name}.",
+    "First I look up the {what} of {name}.",
+    "I have to find the {what} of {name}.",
+    "What is the {what} of {name}? I search for it.",
+)
+_COMPUTES = ("I compute {}.", "This is {}.", "I let Python work out {}.", "So I need the value of {}.")
+_CODES = ("print({})", "x = {}\nprint(x)", "result = {}\nprint(result)")
+_READS = ("The document says {}.", "It is {}.", "The search gives {}.", "I found {}.")
+_DONE = ("The program gives the number.", "That is the result.", "Now I have the value.")
+_AGAIN = ("Let me check that again.", "To be sure, I ask once more.", "I repeat this to be certain.")
+_GUESSES = ("I think I know this already.", "I believe I remember this.", "This should be easy to say.")
+_SAYS = ("{}", "The answer is {}.", "It is {}.")

@@ -1,0 +1,200 @@
+"""The tutor's HTTP side: OpenAI-compatible routes, streaming, delays, faults, request log."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import orjson
+from aiohttp import web
+
+from treadle.core.chat import ChatTokenizer
+from treadle.demo.byte_tokenizer import write_byte_tokenizer
+from treadle.demo.tutor.completion import Refused, Writer, Written, request_digest
+from treadle.demo.tutor.draws import Draws
+from treadle.demo.tutor.faults import RateLimit, choose_fault, error_response, fail
+from treadle.demo.tutor.requestlog import RequestLog
+from treadle.demo.tutor.settings import DESCRIPTION, MODELS, TutorSettings
+
+_MAX_BODY_BYTES = 64 * 2**20
+_KEEPALIVE_S = 3600.0
+_SESSION_HEADERS = ("X-Session-Id", "X-Request-Id")
+
+
+class TutorServer:
+    """A tutor on a port: `async with TutorServer(settings) as tutor: tutor.url`."""
+
+    def __init__(self, settings: TutorSettings, *, host: str = "127.0.0.1", port: int = 0) -> None:
+        self._settings = settings
+        self._host = host
+        self._port = port
+        self._tokenizer = _load_tokenizer(settings.tokenizer)
+        self._writer = Writer(settings, self._tokenizer)
+        self._log = RequestLog(settings.request_log)
+        self._limit = RateLimit(settings.rate_limit_per_s, time.monotonic)
+        self._closing = asyncio.Event()
+        self._runner: web.AppRunner | None = None
+
+    @property
+    def url(self) -> str:
+        """Base URL, ending in /v1; the port is known once the server has started."""
+        return f"http://{self._host}:{self._port}/v1"
+
+    @property
+    def counts(self) -> dict[str, Any]:
+        """What reached the server so far, as GET /log/counts gives it."""
+        return self._log.counts()
+
+    async def __aenter__(self) -> TutorServer:
+        app = web.Application(client_max_size=_MAX_BODY_BYTES)
+        app.router.add_get("/v1/models", self._models)
+        app.router.add_get("/health", self._health)
+        app.router.add_get("/log/counts", self._counts)
+        app.router.add_post("/v1/completions", self._complete)
+        app.router.add_post("/v1/chat/completions", self._complete)
+        self._runner = web.AppRunner(app, access_log=None, keepalive_timeout=_KEEPALIVE_S, shutdown_timeout=0.5)
+        await self._runner.setup()
+        await web.TCPSite(self._runner, self._host, self._port, backlog=2048).start()
+        self._port = int(self._runner.addresses[0][1])
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        self._closing.set()
+        if self._runner is not None:
+            await self._runner.cleanup()
+        self._log.close()
+
+    async def _models(self, request: web.Request) -> web.Response:
+        cards = [
+            {
+                "id": name,
+                "object": "model",
+                "created": 0,
+                "owned_by": "treadle",
+                "description": DESCRIPTION,
+                "max_model_len": self._settings.max_model_len,
+            }
+            for name in MODELS
+        ]
+        return web.json_response({"object": "list", "data": cards})
+
+    async def _health(self, request: web.Request) -> web.Response:
+        return web.Response()
+
+    async def _counts(self, request: web.Request) -> web.Response:
+        return web.json_response(self._log.counts())
+
+    async def _complete(self, request: web.Request) -> web.StreamResponse:
+        try:
+            body = orjson.loads(await request.read())
+        except orjson.JSONDecodeError:
+            body = None
+        if not isinstance(body, dict):
+            return error_response(400, "the body is not a JSON object", "BadRequestError")
+        digest = request_digest(body)
+        session = next(
+            (request.headers[name] for name in _SESSION_HEADERS if name in request.headers), body.get("user")
+        )
+        serial, attempt = self._log.arrive(digest, model=body.get("model"), seed=body.get("seed"), session=session)
+        status = "cancelled"
+        try:
+            status, response = await self._respond(request, body, digest, attempt)
+        finally:
+            self._log.answer(serial, digest, status)
+        return response
+
+    async def _respond(
+        self, request: web.Request, body: dict[str, Any], digest: str, attempt: int
+    ) -> tuple[str, web.StreamResponse]:
+        wait_s = self._limit.take()
+        if wait_s is not None:
+            return "429", error_response(429, "over the tutor's rate limit", "RateLimitError", wait_s)
+        fault = choose_fault(self._settings.faults, self._settings.fault_seed, digest, attempt)
+        if fault is not None:
+            return fault, await fail(request, fault, self._closing)
+        if self._settings.latency_s or self._settings.jitter_s:
+            jitter = Draws("latency", digest).share("jitter") * self._settings.jitter_s
+            await asyncio.sleep(self._settings.latency_s + jitter)
+        chat = request.path.endswith("/chat/completions")
+        try:
+            written = self._writer.write(body, chat=chat)
+        except Refused as refused:
+            return str(refused.status), error_response(refused.status, str(refused), refused.kind)
+        if body.get("stream"):
+            return "200", await self._stream(request, body, written, digest, chat=chat)
+        payload = _payload(body, written, digest, chat=chat)
+        return "200", web.Response(body=orjson.dumps(payload), content_type="application/json")
+
+    async def _stream(
+        self, request: web.Request, body: dict[str, Any], written: Written, digest: str, *, chat: bool
+    ) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
+        await response.prepare(request)
+        head = _head(body, digest, "chat.completion.chunk" if chat else "text_completion")
+        pieces = list(self._pieces(written))
+        for place, (text, ids) in enumerate(pieces):
+            last = place == len(pieces) - 1
+            choice = _choice(body, text, ids, chat=chat, key="delta")
+            choice["finish_reason"] = written.finish_reason if last else None
+            choice["stop_reason"] = written.stop_reason if last else None
+            await response.write(b"data: " + orjson.dumps({**head, "choices": [choice]}) + b"\n\n")
+        if (body.get("stream_options") or {}).get("include_usage"):
+            usage = {**head, "choices": [], "usage": _usage(written)}
+            await response.write(b"data: " + orjson.dumps(usage) + b"\n\n")
+        await response.write(b"data: [DONE]\n\n")
+        await response.write_eof()
+        return response
+
+    def _pieces(self, written: Written) -> Iterator[tuple[str, tuple[int, ...]]]:
+        """Cut an answer into chunks of a few tokens whose texts join to its text."""
+        sent, start = 0, 0
+        for end in range(4, len(written.ids), 4):
+            text = self._tokenizer.decode(written.ids[:end])
+            if text.endswith("\ufffd") or not written.text.startswith(text):
+                continue  # inside a character
+            yield text[sent:], written.ids[start:end]
+            sent, start = len(text), end
+        yield written.text[sent:], written.ids[start:]
+
+
+def _load_tokenizer(folder: Path | None) -> ChatTokenizer:
+    if folder is not None:
+        return ChatTokenizer.load(folder)
+    with tempfile.TemporaryDirectory(prefix="treadle-tutor-") as temporary:
+        return ChatTokenizer.load(write_byte_tokenizer(Path(temporary)))
+
+
+def _head(body: dict[str, Any], digest: str, kind: str) -> dict[str, Any]:
+    # `created` is 0: equal requests get equal bytes.
+    return {"id": f"tutor-{digest[:16]}", "object": kind, "created": 0, "model": body.get("model", MODELS[0])}
+
+
+def _choice(body: dict[str, Any], text: str, ids: tuple[int, ...], *, chat: bool, key: str) -> dict[str, Any]:
+    choice: dict[str, Any] = {"index": 0, "logprobs": None}
+    if chat:
+        choice[key] = {"role": "assistant", "content": text}
+    else:
+        choice["text"] = text
+    if body.get("return_token_ids"):
+        choice["token_ids"] = ids
+    return choice
+
+
+def _usage(written: Written) -> dict[str, int]:
+    num_new = len(written.ids)
+    return {
+        "prompt_tokens": written.prompt_tokens,
+        "completion_tokens": num_new,
+        "total_tokens": written.prompt_tokens + num_new,
+    }
+
+
+def _payload(body: dict[str, Any], written: Written, digest: str, *, chat: bool) -> dict[str, Any]:
+    choice = _choice(body, written.text, written.ids, chat=chat, key="message")
+    choice |= {"finish_reason": written.finish_reason, "stop_reason": written.stop_reason}
+    head = _head(body, digest, "chat.completion" if chat else "text_completion")
+    return {**head, "choices": [choice], "usage": _usage(written)}
