@@ -1,0 +1,147 @@
+"""What can be told about this machine before a run: each check says what it found and how to mend it."""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+import subprocess
+import sys
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from treadle.core.engines.cache import cache_root
+from treadle.core.engines.environments import choose_variant, engine_environ, environment_path, is_installed, python_of
+from treadle.core.errors import TreadleError
+
+Status = Literal["ok", "warn", "fail"]
+_GIB = 1024**3
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One finding. `fail` keeps something from working, `warn` may."""
+
+    name: str
+    status: Status
+    detail: str
+    """What was found, one line."""
+    fix: str = ""
+    """What to do about it; empty for `ok`."""
+
+
+def core_checks(root: Path) -> list[Check]:
+    """Checks of what the core needs; `root` is where runs are kept. None raises."""
+    probes: list[tuple[str, Callable[[], Check]]] = [
+        ("python", _python),
+        ("processor", _processor),
+        ("memory", _memory),
+        ("open files", _open_files),
+        ("root", lambda: _folder("root", root, 1)),
+        ("cache", lambda: _folder("cache", cache_root(), 4)),
+        ("gpu", _gpu),
+        ("engine serve", _serve_engine),
+    ]
+    return [run_check(name, probe) for name, probe in probes]
+
+
+def run_check(name: str, probe: Callable[[], Check]) -> Check:
+    """Run one check; an error of ours or of the system becomes a failed one."""
+    try:
+        return probe()
+    except (TreadleError, OSError, subprocess.SubprocessError) as error:
+        return Check(name, "fail", str(error).split("\n")[0], "see the message")
+
+
+def _python() -> Check:
+    found = f"{sys.version.split()[0]} at {sys.executable}"
+    if sys.platform != "linux":
+        return Check("python", "warn", f"{found} on {sys.platform}", "use Linux x86-64; engines and sandbox need it")
+    if sys.version_info[:2] != (3, 11):
+        return Check("python", "warn", found, "use Python 3.11; engine locks are made for it")
+    return Check("python", "ok", found)
+
+
+def _processor() -> Check:
+    cores = len(os.sched_getaffinity(0))
+    load = os.getloadavg()[0]
+    detail = f"{cores} cores usable, load {load:.1f}"
+    if load > 2 * cores:
+        return Check("processor", "warn", detail, "the machine is busy: models start and answer slowly")
+    return Check("processor", "ok", detail)
+
+
+def _memory() -> Check:
+    values = {}
+    for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
+        key, _, rest = line.partition(":")
+        values[key] = int(rest.split()[0]) * 1024
+    free, total = values["MemAvailable"] / _GIB, values["MemTotal"] / _GIB
+    detail = f"{free:.1f} GiB of {total:.1f} GiB available"
+    if free < 4:
+        return Check("memory", "warn", detail, "serving the embedded model takes about 4 GiB: close other programs")
+    return Check("memory", "ok", detail)
+
+
+def _open_files() -> Check:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    best = hard if hard != resource.RLIM_INFINITY else 1 << 20
+    detail = f"limit {soft}, can be raised to {best}"
+    if best < 4096:
+        return Check("open files", "warn", detail, "raise the hard limit (`ulimit -Hn`) for many rollouts in flight")
+    return Check("open files", "ok", detail)
+
+
+def _folder(name: str, folder: Path, wanted_gib: int) -> Check:
+    existing = folder.absolute()
+    while not existing.exists():
+        existing = existing.parent
+    if not existing.is_dir():
+        return Check(name, "fail", f"{existing} is not a folder", f"choose another {name}")
+    probe = existing / f".treadle-probe-{uuid.uuid4().hex}"
+    try:
+        probe.write_bytes(b"")
+        probe.unlink()
+    except OSError as error:
+        return Check(name, "fail", f"{existing} cannot be written: {error.strerror}", f"choose another {name}")
+    free = shutil.disk_usage(existing).free / _GIB
+    detail = f"{folder}, {free:.1f} GiB free"
+    if free < wanted_gib:
+        return Check(name, "warn", detail, f"free at least {wanted_gib} GiB")
+    return Check(name, "ok", detail)
+
+
+def _gpu() -> Check:
+    if choose_variant("serve") == "cpu":
+        return Check("gpu", "ok", "none; models are served by the CPU build of vLLM")
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return Check("gpu", "warn", "an NVIDIA driver without nvidia-smi", "install the driver's tools")
+    query = [program, "--query-gpu=name,memory.total,memory.used", "--format=csv,noheader"]
+    done = subprocess.run(query, capture_output=True, text=True, timeout=20, check=False)
+    if done.returncode:
+        return Check("gpu", "fail", done.stderr.strip().split("\n")[0] or "nvidia-smi failed", "check the driver")
+    return Check("gpu", "ok", "; ".join(line.strip() for line in done.stdout.strip().split("\n")))
+
+
+def _serve_engine() -> Check:
+    if not is_installed("serve"):
+        detail = f"not installed ({environment_path('serve')})"
+        return Check("engine serve", "warn", detail, "treadle env install serve")
+    code = "import torch, transformers; print(torch.__version__)"
+    done = subprocess.run(
+        [str(python_of("serve")), "-c", code],
+        env=engine_environ(),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        cwd="/",
+    )
+    if done.returncode:
+        reason = (done.stderr.strip().split("\n") or ["no output"])[-1]
+        fix = f"rm -r {environment_path('serve')} && treadle env install serve"
+        return Check("engine serve", "fail", f"installed but broken: {reason}", fix)
+    return Check("engine serve", "ok", f"{environment_path('serve')}, torch {done.stdout.strip()}")

@@ -1,0 +1,73 @@
+"""Treadle's own packages as a folder for an engine's Python: an exact copy of what runs here, keyed by content.
+
+An engine environment takes minutes to install and depends on its lock alone; Treadle's code changes daily. So the
+code is not installed into the environment but laid beside it and put on the engine's `PYTHONPATH`: an edit makes a
+new folder in milliseconds and never a stale one. It needs neither a build back-end nor the network.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import tomllib
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import treadle.core
+from treadle.core.engines.cache import cache_root
+
+_SUFFIXES = (".py", ".jinja", ".txt")
+
+
+def own_code() -> Path:
+    """Folder with `treadle/...` as it is now; made if it is not there."""
+    files = {name: path.read_bytes() for name, path in _files().items()}
+    digest = hashlib.sha256()
+    for name in sorted(files):
+        digest.update(f"{name}\0{len(files[name])}\0".encode() + files[name])
+    target = cache_root() / "code" / digest.hexdigest()[:16]
+    if not target.exists():
+        _write(target, files)
+    return target
+
+
+def _files() -> dict[str, Path]:
+    """Path inside the copy -> file, for every module and data file of every `treadle` package."""
+    return {
+        f"treadle/{package}/{path.relative_to(folder).as_posix()}": path
+        for package, folder in _packages().items()
+        for path in folder.rglob("*")
+        if (path.suffix in _SUFFIXES or path.name == "py.typed") and "__pycache__" not in path.parts
+    }
+
+
+def _packages() -> dict[str, Path]:
+    above = Path(treadle.core.__file__).resolve().parents[1]
+    project = above / "pyproject.toml"
+    if project.is_file():
+        mapping = tomllib.loads(project.read_text(encoding="utf-8"))["tool"]["setuptools"]["package-dir"]
+        return {name.removeprefix("treadle."): above / folder for name, folder in mapping.items()}
+    return {path.parent.name: path.parent for path in above.glob("*/__init__.py")}
+
+
+def _write(target: Path, files: dict[str, bytes]) -> None:
+    temporary = target.with_name(f"{target.name}.{os.getpid()}.tmp")
+    for name, data in files.items():
+        path = temporary / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+    try:
+        number = version("treadle")
+    except PackageNotFoundError:
+        number = "0"
+    about = temporary / f"treadle-{number}.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: treadle\nVersion: {number}\n", encoding="utf-8")
+    try:
+        temporary.rename(target)
+    except OSError:
+        # Another process was faster with the same bytes.
+        shutil.rmtree(temporary, ignore_errors=True)
+        if not target.exists():
+            raise

@@ -1,0 +1,146 @@
+"""Child processes that end with their run: started, watched and stopped through the supervisor."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO
+
+import orjson
+
+from treadle.core.errors import EngineError
+
+_SUPERVISOR = Path(__file__).with_name("supervisor.py")
+_ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|.)?")
+_TAIL_BYTES = 16_384
+
+
+class Child:
+    """An engine under its supervisor. Made by `start_child`; `stop` is safe to call at any time, also twice."""
+
+    def __init__(self, name: str, pid: int, log_path: Path, supervisor: subprocess.Popen[bytes], grace_s: float):
+        self.name = name
+        """What it is called in messages."""
+        self.pid = pid
+        """Process id of the engine itself; also the id of its process group."""
+        self.log_path = log_path
+        """File that holds everything it printed."""
+        self._supervisor = supervisor
+        self._grace_s = grace_s
+
+    @property
+    def supervisor_pid(self) -> int:
+        """Process id of the supervisor, whose descendants are all that belongs to the engine."""
+        return self._supervisor.pid
+
+    def poll(self) -> int | None:
+        """Exit code, or None while it runs; 128 + n where signal n ended it."""
+        return self._supervisor.poll()
+
+    def wait(self, timeout_s: float | None = None) -> int | None:
+        """Wait for its end; the exit code, or None when `timeout_s` passed first."""
+        try:
+            return self._supervisor.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            return None
+
+    def stop(self) -> int:
+        """End it with all its descendants: SIGTERM, then SIGKILL after the grace; returns the exit code."""
+        if self._supervisor.stdin and not self._supervisor.stdin.closed:
+            self._supervisor.stdin.close()
+        code = self.wait(self._grace_s + 10.0)
+        if code is None:
+            # The engine dies with its supervisor (parent-death signal); only a stuck kernel call leads here.
+            self._supervisor.kill()
+            code = self._supervisor.wait()
+        return code
+
+    def log_tail(self, lines: int = 20) -> str:
+        """The last lines of its log, safe to print."""
+        return log_tail(self.log_path, lines)
+
+    def failure(self, what: str) -> EngineError:
+        """The one error about this child: what happened, where the log lies, and its end."""
+        return EngineError(f"{self.name} {what}; log: {self.log_path}\n{self.log_tail()}")
+
+
+def start_child(
+    argv: Sequence[str],
+    *,
+    name: str,
+    log_path: Path,
+    env: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+    grace_s: float = 5.0,
+) -> Child:
+    """Start a command that cannot outlive this process, kill -9 included.
+
+    `env` is the whole environment of the command (default: ours). Without `cwd` it runs in an empty folder, where no
+    stray file can be imported in place of a module. Standard output and error go to `log_path`, which is appended to.
+    Raises EngineError where the command cannot be started.
+    """
+    folder = cwd or empty_folder()
+    try:
+        log_path.parent.mkdir(parents=True, exist_ok=True)
+        with log_path.open("ab") as log:
+            supervisor = _spawn(argv, env, folder, log, grace_s)
+    except OSError as error:
+        raise EngineError(f"cannot start {name}: {error}") from error
+    if supervisor.stdout is None:
+        raise AssertionError("the supervisor's output is a pipe")
+    line = supervisor.stdout.readline()
+    supervisor.stdout.close()
+    answer = orjson.loads(line) if line else {"error": f"its supervisor ended with code {supervisor.wait()}"}
+    if "pid" not in answer:
+        supervisor.wait()
+        raise EngineError(f"cannot start {name} ({argv[0]}): {answer['error']}")
+    return Child(name, int(answer["pid"]), log_path, supervisor, grace_s)
+
+
+def _spawn(
+    argv: Sequence[str], env: Mapping[str, str] | None, cwd: Path, log: IO[bytes], grace_s: float
+) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-S", "-E", "-I", str(_SUPERVISOR), str(grace_s), str(os.getpid()), *argv],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=log,
+        cwd=cwd,
+        env=None if env is None else dict(env),
+        start_new_session=True,
+    )
+
+
+def empty_folder() -> Path:
+    """A folder of this user that holds nothing, to run engines in; shared by all of them."""
+    folder = Path(tempfile.gettempdir()) / f"treadle-empty-{os.getuid()}"
+    folder.mkdir(mode=0o500, exist_ok=True)
+    status = folder.lstat()
+    if folder.is_symlink() or status.st_uid != os.getuid() or any(folder.iterdir()):
+        return Path(tempfile.mkdtemp(prefix="treadle-empty-"))
+    return folder
+
+
+def log_tail(path: Path, lines: int = 20) -> str:
+    """The last lines of a log with terminal sequences removed and other control characters shown as escapes."""
+    try:
+        with path.open("rb") as file:
+            file.seek(0, os.SEEK_END)
+            file.seek(max(0, file.tell() - _TAIL_BYTES))
+            text = file.read().decode("utf-8", errors="replace")
+    except OSError:
+        return "(no log)"
+    kept = [line.rpartition("\r")[2] if not line.endswith("\r") else line[:-1] for line in text.split("\n")]
+    shown = [printable(line)[:400] for line in kept if line.strip()]
+    return "\n".join(shown[-lines:]) or "(the log is empty)"
+
+
+def printable(text: str) -> str:
+    """Remove terminal sequences and escape what a terminal would act upon."""
+    plain = _ESCAPES.sub("", text)
+    return "".join(char if char.isprintable() or char == "\t" else ascii(char)[1:-1] for char in plain)

@@ -1,0 +1,252 @@
+"""Serving a model on this machine for as long as a run needs it.
+
+A server counts as ready when it has answered a completion, not when its port is open. It listens on the loopback
+interface only and cannot outlive the process that started it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import socket
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import orjson
+
+from treadle.core.engines.cache import Notify, cache_root, quiet
+from treadle.core.engines.config import EMBEDDED, TutorServer, VllmServer
+from treadle.core.engines.environments import choose_variant, engine_environ, python_of
+from treadle.core.engines.process import Child, start_child
+from treadle.core.errors import ConfigError, EngineError
+
+HOST = "127.0.0.1"
+_EMBEDDED_MODULE = "treadle.demo.embedded_model"
+_PROGRESS_S = 10.0
+_USUAL_START = {"cpu": "usually half a minute on CPU", "cuda": "usually one to three minutes"}
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """A server that answers."""
+
+    url: str
+    """Base of its OpenAI-compatible API, ending in `/v1`."""
+    model: str
+    """Name that requests must give."""
+    tokenizer_folder: Path | None
+    """Folder with `tokenizer.json`; None for a hub id, whose files are in the hub's own cache."""
+    startup_s: float
+    """Seconds from the start of the process to its first completion."""
+    child: Child
+    """Its process."""
+
+
+@contextlib.contextmanager
+def serve(
+    settings: VllmServer | TutorServer, *, model_name: str = "", log_folder: Path | None = None, notify: Notify = quiet
+) -> Iterator[ServedModel]:
+    """Start the server that `settings` describe, wait until it answers, stop it on leaving.
+
+    `model_name` is the name that requests will use (default: the model's own); the log goes to a new file in
+    `log_folder` (default: the cache). Raises EngineError with the end of the log when the server dies or does not
+    answer in time, ConfigError when the port is taken or the model folder is not one.
+    """
+    name = model_name or (settings.model if isinstance(settings, VllmServer) else "tutor")
+    port = _port(settings.port)
+    scratch = Path(tempfile.mkdtemp(prefix="treadle-serve-"))
+    try:
+        if isinstance(settings, VllmServer):
+            argv, environ, tokenizer = _vllm_command(settings, name, port, notify)
+            environ["TMPDIR"] = str(scratch)
+        else:
+            argv, environ, tokenizer = _tutor_command(settings, name, port)
+        log_path = _log_path(log_folder, settings.type, port)
+        started = time.monotonic()
+        child = start_child(argv, name=f"{settings.type} server for {name}", log_path=log_path, env=environ)
+        try:
+            url = f"http://{HOST}:{port}/v1"
+            notify(f"starting {child.name} ({_expected(settings)}); log: {log_path}")
+            _wait_until_it_answers(child, url, name, settings.startup_timeout_s, notify)
+            startup_s = time.monotonic() - started
+            notify(f"{child.name} answers at {url} after {startup_s:.0f} s")
+            yield ServedModel(url, name, tokenizer, startup_s, child)
+        finally:
+            child.stop()
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def vllm_arguments(settings: VllmServer, model: str, name: str, port: int, variant: str) -> list[str]:
+    """Arguments of vLLM's server; `variant` is the build, cpu or cuda."""
+    arguments = ["--model", model, "--served-model-name", name, "--host", HOST, "--port", str(port)]
+    # Without this the model's own generation_config.json would change sampling behind the requests.
+    arguments += ["--generation-config", "vllm"]
+    arguments += ["--dtype", settings.dtype, "--max-model-len", str(settings.max_model_len)]
+    arguments += ["--disable-uvicorn-access-log"]
+    if settings.revision:
+        arguments += ["--revision", settings.revision]
+    if variant == "cpu":
+        # A seeded request whose prompt is prefilled in pieces kills vLLM 0.32's CPU engine ("CPU Generator does not
+        # use offset"), so prompts are prefilled whole.
+        arguments += ["--no-enable-chunked-prefill", "--max-num-batched-tokens", str(max(8192, settings.max_model_len))]
+    else:
+        arguments += ["--gpu-memory-utilization", str(settings.gpu_memory_share)]
+    if not (settings.compile if settings.compile is not None else variant == "cuda"):
+        arguments += ["--enforce-eager"]
+    return [*arguments, *settings.extra_args]
+
+
+def embedded_folder(part: str, notify: Notify = quiet) -> Path:
+    """Folder of the embedded model's `tokenizer`, or of the whole `model`; made in the cache on first use.
+
+    The part that makes it lies above this one and is therefore run as a program. Raises EngineError.
+    """
+    log = cache_root() / "logs" / f"embedded-{part}-{os.getpid()}.log"
+    log.unlink(missing_ok=True)
+    child = start_child([sys.executable, "-m", _EMBEDDED_MODULE, part], name=f"embedded {part}", log_path=log)
+    try:
+        said = 0
+        while (code := child.wait(0.2)) is None:
+            said = _pass_on(log, said, notify)
+        _pass_on(log, said, notify)
+    finally:
+        child.stop()
+    if code != 0:
+        raise child.failure("cannot be made")
+    answer = orjson.loads(log.read_bytes().splitlines()[-1])
+    log.unlink()
+    if "error" in answer:
+        raise EngineError(answer["error"])
+    return Path(answer["folder"])
+
+
+def _pass_on(log: Path, said: int, notify: Notify) -> int:
+    lines = log.read_text(encoding="utf-8", errors="replace").split("\n")[:-1]
+    for line in lines[said:]:
+        if not line.startswith("{"):
+            notify(line)
+    return len(lines)
+
+
+def _vllm_command(
+    settings: VllmServer, name: str, port: int, notify: Notify
+) -> tuple[list[str], dict[str, str], Path | None]:
+    variant = choose_variant("serve", settings.variant)
+    python = python_of("serve", settings.variant)
+    model, tokenizer = _resolve_model(settings.model, notify)
+    extra = {
+        "VLLM_NO_USAGE_STATS": "1",
+        "DO_NOT_TRACK": "1",
+        "NO_COLOR": "1",
+        "VLLM_CACHE_ROOT": str(cache_root() / "vllm"),
+    }
+    if tokenizer is not None:
+        extra |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
+    if variant == "cpu":
+        threads = settings.threads or len(os.sched_getaffinity(0))
+        extra |= {
+            "VLLM_CPU_KVCACHE_SPACE": str(settings.kv_cache_gb),
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+            "OMP_NUM_THREADS": str(threads),
+        }
+    environ = engine_environ(extra)
+    # Set by the user for a server of their own, it would make ours ask for a key.
+    environ.pop("VLLM_API_KEY", None)
+    # vLLM's `vllm` script looks up metadata of a distribution that the CPU build does not carry.
+    start = [str(python), "-m", "vllm.entrypoints.openai.api_server"]
+    return [*start, *vllm_arguments(settings, model, name, port, variant)], environ, tokenizer
+
+
+def _resolve_model(model: str, notify: Notify) -> tuple[str, Path | None]:
+    """What vLLM is told to load, and the local folder if there is one."""
+    if model == EMBEDDED:
+        folder = embedded_folder("model", notify)
+        return str(folder), folder
+    path = Path(model).expanduser()
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise ConfigError(f"model folder {path} has no config.json; name a folder in Hugging Face format")
+        return str(path.absolute()), path.absolute()
+    if model.startswith(("/", ".", "~")) or model.count("/") > 1:
+        raise ConfigError(f"model folder {model} does not exist")
+    return model, None
+
+
+def _tutor_command(settings: TutorServer, name: str, port: int) -> tuple[list[str], dict[str, str], Path | None]:
+    argv = [sys.executable, "-m", settings.module, "--port", str(port), "--persona", settings.persona]
+    argv += ["--seed", str(settings.seed), "--model-name", name]
+    if settings.tokenizer is not None:
+        argv += ["--tokenizer", str(settings.tokenizer.absolute())]
+    for option, value in settings.options.items():
+        flag = "--" + option.replace("_", "-")
+        if value is True:
+            argv.append(flag)
+        elif value is not False:
+            argv += [flag, str(value)]
+    return argv, dict(os.environ), settings.tokenizer
+
+
+def _expected(settings: VllmServer | TutorServer) -> str:
+    if isinstance(settings, TutorServer):
+        return "a second or two"
+    return _USUAL_START[choose_variant("serve", settings.variant)]
+
+
+def _port(wanted: int) -> int:
+    """A free port on the loopback interface: the one that is wanted, or any."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, wanted))
+        except OSError as error:
+            raise ConfigError(
+                f"port {wanted} on {HOST} cannot be used ({error.strerror}); 0 takes a free one"
+            ) from None
+        return int(probe.getsockname()[1])
+
+
+def _log_path(folder: Path | None, kind: str, port: int) -> Path:
+    stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+    return (folder or cache_root() / "logs") / f"{kind}-{port}-{stamp}.log"
+
+
+def _wait_until_it_answers(child: Child, url: str, model: str, timeout_s: float, notify: Notify) -> None:
+    started = said = time.monotonic()
+    while True:
+        if child.poll() is not None:
+            raise child.failure(f"ended with code {child.poll()} before it answered")
+        now = time.monotonic()
+        if now - started > timeout_s:
+            raise child.failure(f"did not answer within {timeout_s:.0f} s (startup_timeout_s)")
+        if now - said > _PROGRESS_S:
+            said = now
+            notify(f"  {now - started:.0f} s: {child.log_tail(1)[:120]}")
+        if _answers(url, model, timeout_s=max(1.0, timeout_s - (now - started))):
+            return
+        child.wait(0.25)
+
+
+def _answers(url: str, model: str, timeout_s: float) -> bool:
+    """Whether a one-token completion comes back."""
+    body = json.dumps({"model": model, "prompt": "1", "max_tokens": 1, "temperature": 0.0}).encode()
+    request = urllib.request.Request(f"{url}/completions", body, {"Content-Type": "application/json"})
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(request, timeout=timeout_s) as response:
+            return bool(json.load(response).get("choices"))
+    except urllib.error.HTTPError as error:
+        detail = error.read(2000).decode(errors="replace")
+        if error.code in (400, 401, 403, 404):
+            raise EngineError(f"the server at {url} refuses a completion of {model!r}: {error.code} {detail}") from None
+        return False
+    except (OSError, ValueError):
+        return False

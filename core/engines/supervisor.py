@@ -1,0 +1,167 @@
+"""The process between Treadle and an engine: makes sure that nothing of the engine outlives the run.
+
+Run by path with `python -S -E -I`, so that it starts in milliseconds and imports nothing of ours. It makes itself the
+reaper of all descendants, starts the engine in a session of its own, and watches the pipe to its parent. When that
+pipe closes, for whatever reason, `kill -9` of the parent included, it sends SIGTERM to the engine's group, waits, and
+then kills every descendant, however often those forked or changed their session, until none is left.
+
+Arguments: grace in seconds, pid of the parent, command... Standard input is the pipe, standard output takes one JSON
+line (`{"pid": n}` or `{"error": text}`), standard error is the log. Exits with the engine's code, 128 + n for signal n.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import select
+import signal
+import sys
+import time
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+_POLL_S = 0.5
+_LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+def main() -> int:
+    """Start the engine, wait until it ends or the parent is gone, clear up; returns the exit code."""
+    grace_s, parent, command = float(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]
+    if _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+        _report({"error": "this kernel has no child subreapers (Linux 3.4 or newer is needed)"})
+        return 127
+    wake_read, wake_write = os.pipe()
+    os.set_blocking(wake_write, False)
+    signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+    stopping: list[int] = []
+    signal.signal(signal.SIGCHLD, lambda number, frame: None)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, lambda number, frame: stopping.append(number))
+    child = _start(command)
+    if child is None:
+        return 127
+    status = _watch(child, parent, wake_read, stopping)
+    if status is None:
+        status = _terminate(child, grace_s)
+    _kill_descendants()
+    code = os.waitstatus_to_exitcode(status) if status is not None else -signal.SIGKILL
+    return code if code >= 0 else 128 - code
+
+
+def _report(message: dict[str, object]) -> None:
+    sys.stdout.write(json.dumps(message) + "\n")
+    sys.stdout.flush()
+    os.close(1)
+
+
+def _start(command: list[str]) -> int | None:
+    """Fork and exec the engine; reports its pid, or why it could not be started (then returns None)."""
+    error_read, error_write = os.pipe()
+    supervisor = os.getpid()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.setsid()
+            _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+            if os.getppid() != supervisor:
+                os._exit(127)
+            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD, signal.SIGPIPE):
+                signal.signal(number, signal.SIG_DFL)
+            null = os.open(os.devnull, os.O_RDONLY)
+            os.dup2(null, 0)
+            os.dup2(2, 1)
+            os.execvpe(command[0], command, os.environ)
+        except OSError as error:
+            os.write(error_write, str(error).encode())
+        os._exit(127)
+    os.close(error_write)
+    with os.fdopen(error_read, "rb") as pipe:
+        problem = pipe.read().decode(errors="replace")
+    if problem:
+        os.waitpid(pid, 0)
+        _report({"error": problem})
+        return None
+    _report({"pid": pid})
+    return pid
+
+
+def _watch(child: int, parent: int, wake: int, stopping: list[int]) -> int | None:
+    """Wait for the engine's end (returns its wait status) or for the order to stop (returns None)."""
+    while True:
+        status = _reap(child)
+        if status is not None:
+            return status
+        # A process that was forked from the parent may keep the pipe open after it, hence the look at its pid.
+        if stopping or os.getppid() != parent:
+            return None
+        ready, _, _ = select.select([0, wake], [], [], _POLL_S)
+        if wake in ready:
+            os.read(wake, 4096)
+        if 0 in ready and not os.read(0, 4096):
+            return None
+
+
+def _reap(child: int) -> int | None:
+    """Collect all that have ended; the wait status of `child` if it was among them."""
+    found = None
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return found
+        if pid == 0:
+            return found
+        if pid == child:
+            found = status
+
+
+def _terminate(child: int, grace_s: float) -> int | None:
+    """SIGTERM to the engine's group; its wait status, or None if it did not end within the grace."""
+    deadline = time.monotonic() + grace_s
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(child, signal.SIGTERM)
+    while time.monotonic() < deadline:
+        status = _reap(child)
+        if status is not None:
+            return status
+        time.sleep(0.02)
+    return _reap(child)
+
+
+def _kill_descendants() -> None:
+    """Kill and reap until no child is left: orphans come to us, so no child means no descendant."""
+    while True:
+        for pid in _descendants():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        try:
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        except ChildProcessError:
+            return
+        time.sleep(0.01)
+
+
+def _descendants() -> list[int]:
+    children: dict[int, list[int]] = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                with open(f"/proc/{name}/stat", "rb") as file:
+                    parent = int(file.read().rpartition(b")")[2].split()[1])
+            except (OSError, IndexError, ValueError):
+                continue
+            children.setdefault(parent, []).append(int(name))
+    found: list[int] = []
+    queue = [os.getpid()]
+    while queue:
+        below = children.get(queue.pop(), [])
+        found += below
+        queue += below
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(main())

