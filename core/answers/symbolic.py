@@ -31,6 +31,9 @@ START_TIMEOUT_S = 120.0
 MAX_REQUESTS = 2_000
 """A worker is replaced after so many, because the algebra's caches only grow."""
 
+MAX_FAILED_STARTS = 3
+"""After so many failed starts in a row no further one is tried: each may take START_TIMEOUT_S."""
+
 
 class SymbolicChecker:
     """Compares LaTeX expressions by computer algebra, in other processes. Safe to use from several threads.
@@ -44,6 +47,8 @@ class SymbolicChecker:
         self._idle: queue.SimpleQueue[_Worker | None] = queue.SimpleQueue()
         self._all: set[_Worker] = set()
         self._lock = threading.Lock()
+        self._failed_starts = 0
+        self._start_failure: EngineError | None = None
         for _ in range(workers):
             self._idle.put(None)
 
@@ -92,14 +97,20 @@ class SymbolicChecker:
     def _replace(self, old: _Worker | None) -> _Worker:
         if old is not None:
             self._discard(old)
+        if self._start_failure is not None:
+            raise self._start_failure
         worker = _Worker(self.limit_s, self.memory_mib)
         with self._lock:
             self._all.add(worker)
         try:
             worker.wait_ready()
-        except EngineError:
+        except EngineError as error:
             self._discard(worker)
+            self._failed_starts += 1
+            if self._failed_starts >= MAX_FAILED_STARTS:
+                self._start_failure = error
             raise
+        self._failed_starts = 0
         return worker
 
     def _discard(self, worker: _Worker) -> None:
@@ -117,14 +128,18 @@ class _Worker:
         self.is_usable = True
         # Its own environment: nothing that a model wrote gets near our keys.
         environment = {key: os.environ[key] for key in ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH") if key in os.environ}
-        self.process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "treadle.core.answers.symbolic_worker", str(limit_s), str(memory_mib)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            cwd="/",
-            env=environment,
-        )
+        module = "treadle.core.answers.symbolic_worker"
+        try:
+            self.process = subprocess.Popen(
+                [sys.executable, "-P", "-m", module, str(limit_s), str(memory_mib)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                cwd="/",
+                env=environment,
+            )
+        except OSError as error:
+            raise EngineError(f"the process for symbolic comparison did not start: {error}") from error
         self._buffer = b""
 
     def wait_ready(self) -> None:

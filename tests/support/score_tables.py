@@ -1,0 +1,134 @@
+"""Small stages that write given rows, so that scoring and reporting run on real artifacts of a real run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from treadle.core import schemas
+from treadle.core.config import Section
+from treadle.core.execute import execute
+from treadle.core.runs import Run
+from treadle.core.schemas import Table
+from treadle.core.stage import Address, Instance, Stage, StageContext
+from treadle.eval.config import ScoresSettings
+from treadle.eval.scores import SCORES
+
+WITHOUT_ALGEBRA = ScoresSettings(symbolic=False)
+
+
+class GivenRows(Section):
+    """Rows of one table, as JSON text."""
+
+    rows: str
+
+
+def new_run(root: Path) -> Run:
+    return Run.create(root, "test", {}, {})
+
+
+def put_rows(run: Run, address: str, table: Table, rows: Sequence[Mapping[str, Any]]) -> Address:
+    """Make the instance at `address` hold these rows."""
+    place = Address.parse(address)
+
+    def write(context: StageContext) -> dict[str, Any]:
+        context.write(table.kind, json.loads(context.settings.rows))
+        return {}
+
+    stage = Stage(name=place.stage, version=1, settings=GivenRows, produces=(table,), run=write)
+    execute(Instance(address=place, stage=stage, settings=GivenRows(rows=json.dumps(list(rows)))), run)
+    return place
+
+
+def question(key: str, answers: Sequence[str], domain: str = "qa", choices: Sequence[str] = ()) -> dict[str, Any]:
+    """A row of `questions`."""
+    return {
+        "question_key": key,
+        "dataset": "world",
+        "domain": domain,
+        "question": f"question {key}?",
+        "answers": list(answers),
+        "choices": list(choices),
+        "split": "heldout",
+        "source_file": "world.jsonl",
+        "source_row": 1,
+        "meta": "{}",
+    }
+
+
+def rollout(key: str, question_key: str, segments: Sequence[tuple[str, str]], **columns: Any) -> dict[str, Any]:
+    """A row of `rollouts` with these segments, answered without calls unless `columns` say otherwise."""
+    row: dict[str, Any] = {
+        "rollout_key": key,
+        "question_key": question_key,
+        "dataset": "world",
+        "domain": "qa",
+        "model": "base",
+        "sample_index": 0,
+        "operator": "rollout",
+        "parents": [],
+        "round": 0,
+        "seed": 0,
+        "status": "answered",
+        "error": None,
+        "text": "".join(text for _, text in segments),
+        "segments": json.dumps([{"kind": kind, "text": text, "start": 0, "end": 0} for kind, text in segments]),
+        "tool_calls": "[]",
+    }
+    for column in schemas.ROLLOUTS.schema:
+        if column.name not in row:
+            row[column.name] = [] if "list" in str(column.type) else "" if str(column.type) == "string" else 0
+    return {**row, **columns}
+
+
+def score(key: str, question_key: str, correct: bool | None, **columns: Any) -> dict[str, Any]:
+    """A row of `scores`."""
+    value = None if correct is None else float(correct)
+    return {
+        "rollout_key": key,
+        "question_key": question_key,
+        "dataset": "world",
+        "domain": "qa",
+        "model": "base",
+        "sample_index": 0,
+        "status": "answered",
+        "prediction": "x",
+        "is_valid_answer": True,
+        "correct": correct,
+        "score": value,
+        "em": value or 0.0,
+        "acc": value or 0.0,
+        "f1": value or 0.0,
+        "scorer": "qa_em",
+        "error": "broken" if correct is None else None,
+        "efficiency": value,
+        "calls_requested": 0,
+        "calls_executed": 0,
+        "failed_calls": 0,
+        "completion_tokens": 10,
+        **columns,
+    }
+
+
+def score_rows(
+    tmp_path: Path,
+    questions: list[dict[str, Any]],
+    rollouts: list[dict[str, Any]],
+    settings: ScoresSettings = WITHOUT_ALGEBRA,
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Run the stage `scores` over these rows; its rows and its metrics."""
+    run = new_run(tmp_path)
+    asked = put_rows(run, "1/questions", schemas.QUESTIONS, questions)
+    made = put_rows(run, "1/rollouts@base", schemas.ROLLOUTS, rollouts)
+    record = execute(
+        Instance(
+            address=Address.parse("1/scores@base"),
+            stage=SCORES,
+            settings=settings,
+            inputs={"rollouts": (made,), "questions": (asked,)},
+        ),
+        run,
+    )
+    return list(run.rows(record.outputs["scores"]).rows()), dict(record.metrics)
