@@ -22,6 +22,7 @@ from typing import Any
 
 PROGRAM = "<program>"
 PR_SET_PDEATHSIG = 1
+CAPABILITY_VERSION_3 = 0x20080522
 MEBIBYTE = 1024 * 1024
 
 
@@ -31,9 +32,12 @@ def drop_root(uid: int | None) -> None:
         os.setgroups([])
         os.setresgid(uid, uid, uid)
         os.setresuid(uid, uid, uid)
-        # The change of identity has cleared it. Were the host gone by now, standard input would end at once.
         ctypes = importlib.import_module("ctypes")
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        libc = ctypes.CDLL(None)
+        # The right to change identity is gone by now; this empties the set that programs started later would inherit.
+        libc.capset((ctypes.c_uint32 * 2)(CAPABILITY_VERSION_3, 0), (ctypes.c_uint32 * 6)())
+        # The change of identity has cleared it. Were the host gone by now, standard input would end at once.
+        libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def set_limits(spec: dict[str, Any]) -> None:
