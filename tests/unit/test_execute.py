@@ -196,6 +196,17 @@ def test_force_starts_from_nothing(run: Run) -> None:
     assert (record.reused, record.attempt) == (False, 2)
 
 
+def test_force_does_not_take_up_what_an_unforced_attempt_left(run: Run) -> None:
+    def cut_off(context: StageContext) -> Mapping[str, Any]:
+        context.journal.finish("n0", b"0")
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        execute(counting(cut_off), run)
+    execute(counting(), run, force=True)
+    assert CALLS == [0, 1, 2]
+
+
 def test_forcing_again_continues_a_forced_attempt_that_was_cut_off(run: Run) -> None:
     execute(counting(), run)
 
