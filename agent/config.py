@@ -115,9 +115,8 @@ class EnvironmentSettings(Section):
         """Name of the prompt in force."""
         if self.prompt != "auto":
             return self.prompt
-        enabled = {"search": self.search.enabled, "python": self.python.enabled}
-        names = [name for name, on in enabled.items() if on]
-        return "both" if len(names) == 2 else names[0] if names else "none"
+        enabled = self.enabled_tools
+        return "both" if len(enabled) == 2 else enabled[0] if enabled else "none"
 
     @property
     def enabled_tools(self) -> tuple[str, ...]:

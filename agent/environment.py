@@ -182,10 +182,10 @@ class ToolEnvironment:
         if limit == 0 or tool not in self._tools:
             return f"The {tool} tool is not available here."
         if self._ledger.executed[tool] >= limit:
-            return f"The limit of {limit} {tool} calls is reached; this call was not run."
+            return f"The limit of {tool} calls ({limit}) is reached; this call was not run."
         total = self._settings.total_limit(self._additional)
         if total is not None and self._ledger.executed.total() >= total:
-            return f"The limit of {total} tool calls is reached; this call was not run."
+            return f"The limit of tool calls ({total}) is reached; this call was not run."
         return None
 
     def _refuse(self, call: Call, turn: int, reason: str) -> Observation:

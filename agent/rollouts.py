@@ -188,6 +188,8 @@ class _RolloutsRun:
         self._environment_digest = self._settings.environment.digest()
         self._statuses: Counter[str] = Counter()
         self._num_jobs = 0
+        self._tokens = 0
+        self._started = 0.0
         self._num_finished = 0
         self._last = _Pass()
 
@@ -208,6 +210,7 @@ class _RolloutsRun:
 
     async def _finish_open(self) -> None:
         settings = self._settings
+        self._started = asyncio.get_running_loop().time()
         try:
             async with contextlib.AsyncExitStack() as stack:
                 pool = await stack.enter_async_context(ModelPool(settings.model_name, settings.model))
@@ -314,9 +317,9 @@ class _RolloutsRun:
         self._journal.finish(job.key, orjson.dumps(value))
         self._num_finished += 1
         self._statuses[trajectory.status] += 1
-        self._context.progress.advance(
-            1, tokens=trajectory.usage.completion_tokens, **{status: count for status, count in self._statuses.items()}
-        )
+        self._tokens += trajectory.usage.completion_tokens
+        rate = self._tokens / max(asyncio.get_running_loop().time() - self._started, 1e-3)
+        self._context.progress.advance(1, tokens_per_s=round(rate), **self._statuses)
 
     def _judge(self) -> None:
         """Raise where less was made than asked for and the user has not accepted that."""
