@@ -53,6 +53,7 @@ def execute(
         record = run.record(instance.address)
         if not force and record is not None and _is_current(record, fingerprint, run):
             _log.info("%s is done already, with artifacts %s", instance.address, _describe(record.outputs))
+            _tidy(record, run, instance.address)
             return record.model_copy(update={"reused": True})
         return _Attempt(instance, run, inputs, fingerprint, lease, force).make(accept_failures, progress)
 
@@ -122,6 +123,15 @@ def _is_current(record: StageRecord, fingerprint: str, run: Run) -> bool:
     return record.fingerprint == fingerprint and all(
         artifact_exists(run.storage, ref) for ref in record.outputs.values()
     )
+
+
+def _tidy(record: StageRecord, run: Run, address: Address) -> None:
+    """Finish what an attempt that was killed right after it wrote its record had left to do."""
+    attempts = run.attempts(address)
+    if attempts and attempts[-1].number == record.attempt and attempts[-1].state == "running":
+        run.storage.delete(run.attempt_key(address, record.attempt, WORK_FOLDER))
+        run.storage.delete(run.journal_key(address, record.fingerprint))
+        run.write_attempt(attempts[-1].model_copy(update={"state": "completed", "finished_at": record.finished_at}))
 
 
 class _Attempt:

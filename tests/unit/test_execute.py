@@ -243,6 +243,18 @@ def test_a_killed_attempt_shows_as_crashed_and_is_continued(run: Run, tmp_path: 
     assert not list(tmp_path.rglob(".tmp-*"))
 
 
+def test_an_attempt_killed_after_its_record_is_tidied_up(run: Run, tmp_path: Path) -> None:
+    record = execute(counting(), run)
+    (attempt,) = run.attempts(Address(1, "count"))
+    run.write_attempt(attempt.model_copy(update={"state": "running"}))
+    journal = tmp_path / run.journal_key(Address(1, "count"), record.fingerprint)
+    journal.mkdir()
+    assert run.status(Address(1, "count")).state == "completed"
+    assert execute(counting(), run).reused
+    assert not journal.exists()
+    assert run.attempts(Address(1, "count"))[-1].state == "completed"
+
+
 def test_two_at_once_are_refused(run: Run) -> None:
     def start_another(context: StageContext) -> Mapping[str, Any]:
         with pytest.raises(RunError, match="1/count of run r1 is being run by process"):

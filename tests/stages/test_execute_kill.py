@@ -1,0 +1,81 @@
+"""A killed stage instance: shown as crashed, continued, and with the same bytes at its end."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from treadle.core.runs import Run
+from treadle.core.stage import Address
+
+PROGRAM = """
+import sys
+from pathlib import Path
+import pyarrow as pa
+from treadle.core.config import Section
+from treadle.core.execute import execute
+from treadle.core.runs import Run
+from treadle.core.schemas import Table
+from treadle.core.stage import Address, Instance, Stage
+
+SQUARES = Table("squares", 1, ("number",), pa.schema([pa.field("number", pa.int64(), nullable=False)]), "Squares.")
+
+def square(context):
+    for number in range(200):
+        owner = f"n{number}"
+        if not context.journal.is_finished(owner):
+            print(f"call {number}", flush=True)
+            context.journal.finish(owner, str(number * number).encode())
+    for number in range(200):
+        context.write("squares", [{"number": int(context.journal.finished(f"n{number}"))}])
+        print("write", flush=True)
+    return {}
+
+stage = Stage(name="square", version=1, settings=Section, produces=(SQUARES,), run=square)
+run = Run.create_or_open(Path(sys.argv[1]), "r1", {}, {})
+execute(Instance(address=Address(1, "square"), stage=stage, settings=Section()), run)
+print("done", flush=True)
+"""
+ADDRESS = Address(1, "square")
+
+
+def run_program(root: Path, kill_at: int | None = None) -> list[str]:
+    """Lines that it printed; killed after so many of them."""
+    lines: list[str] = []
+    with subprocess.Popen([sys.executable, "-c", PROGRAM, str(root)], stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        for line in child.stdout:
+            lines.append(line.strip())
+            if len(lines) == kill_at:
+                child.kill()
+    assert child.returncode == -9 or (child.returncode == 0 and lines[-1] == "done")
+    return lines
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
+    root = tmp_path_factory.mktemp("undisturbed")
+    run_program(root)
+    record = Run.open(root, "r1").record(ADDRESS)
+    assert record is not None
+    return record.outputs["squares"].digest
+
+
+@pytest.mark.parametrize("kill_at", [1, 60, 201, 390])
+def test_a_killed_instance_is_continued(tmp_path: Path, undisturbed: str, kill_at: int) -> None:
+    first = run_program(tmp_path, kill_at)
+    run = Run.open(tmp_path, "r1")
+    assert run.status(ADDRESS).state == ("crashed" if run.record(ADDRESS) is None else "completed")
+    second = run_program(tmp_path)
+    called = [line for line in first + second if line.startswith("call")]
+    # At most the call in flight at the kill is made twice.
+    assert len(set(called)) == 200
+    assert len(called) <= 201
+    record = run.record(ADDRESS)
+    assert record is not None
+    assert record.outputs["squares"].digest == undisturbed
+    assert run.status(ADDRESS).state == "completed"
+    assert not list(tmp_path.rglob(".tmp-*"))
