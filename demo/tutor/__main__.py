@@ -32,7 +32,8 @@ def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="treadle tutor",
         description=f"OpenAI-compatible server: a {DESCRIPTION}. Prints one JSON line with its URL when it is ready.",
-        epilog=f"Served models: {', '.join(MODELS)}. What reached the server: GET /log/counts.",
+        epilog=f"Served models: {', '.join(MODELS)}. What reached the server: GET /log/counts. "
+        "Example: treadle tutor --port 8002 --persona noisy --latency-s 0.2 --faults 500=0.02,reset=0.01",
     )
     add = parser.add_argument
     add("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
