@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
 
-from treadle.core.config import Section
+from treadle.core.config import Operational, Section
 
 EMBEDDED = "embedded"
 """The name that stands for SmolLM2-135M-Instruct, the model that needs no hub."""
@@ -22,24 +22,24 @@ class VllmServer(Section):
     """`embedded`, a folder in Hugging Face format, or a hub id."""
     revision: str = ""
     """Commit or tag of a hub id; empty takes the newest."""
-    variant: Literal["auto", "cpu", "cuda"] = "auto"
+    variant: Operational[Literal["auto", "cpu", "cuda"]] = "auto"
     """Build of vLLM; `auto` takes cuda where an NVIDIA GPU answers."""
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
     """Number type of the weights; `auto` is the checkpoint's own."""
     max_model_len: int = Field(default=2048, ge=16)
     """Window in tokens, prompt and completion together."""
-    kv_cache_gb: int = Field(default=1, ge=1)
+    kv_cache_gb: Operational[int] = Field(default=1, ge=1)
     """Memory for the key-value cache in GiB. CPU build only; on a GPU see `gpu_memory_share`."""
-    gpu_memory_share: float = Field(default=0.85, gt=0.0, le=1.0)
+    gpu_memory_share: Operational[float] = Field(default=0.85, gt=0.0, le=1.0)
     """Share of the GPU's memory that vLLM may take."""
-    threads: int = Field(default=0, ge=0)
+    threads: Operational[int] = Field(default=0, ge=0)
     """Compute threads of the CPU build; 0 takes all cores that this process may use."""
-    compile: bool | None = None
+    compile: Operational[bool | None] = None
     """Whether vLLM compiles the model at start. By default on a GPU only: on CPU it costs a minute at every first
     start and gained nothing measurable for small models."""
-    port: int = Field(default=0, ge=0, le=65535)
+    port: Operational[int] = Field(default=0, ge=0, le=65535)
     """Port on the loopback interface; 0 takes a free one."""
-    startup_timeout_s: float = Field(default=900.0, gt=0)
+    startup_timeout_s: Operational[float] = Field(default=900.0, gt=0)
     """How long the server may take to answer its first completion."""
     extra_args: tuple[str, ...] = ()
     """Further arguments for vLLM's server, appended as they are."""
@@ -50,17 +50,15 @@ class TutorServer(Section):
 
     type: Literal["tutor"] = "tutor"
     """Which kind of server."""
-    module: str = "treadle.demo.tutor"
+    module: Operational[str] = "treadle.demo.tutor"
     """Python module that is run with `-m`."""
-    persona: str = "noisy"
+    persona: str = "strong"
     """Which of its characters it plays."""
-    seed: int = 0
-    """Decides which mistakes it makes where."""
-    tokenizer: Path | None = None
+    tokenizer: Operational[Path | None] = None
     """Folder of the tokenizer whose ids it speaks; none: its own byte-level one."""
-    port: int = Field(default=0, ge=0, le=65535)
+    port: Operational[int] = Field(default=0, ge=0, le=65535)
     """Port on the loopback interface; 0 takes a free one."""
-    startup_timeout_s: float = Field(default=60.0, gt=0)
+    startup_timeout_s: Operational[float] = Field(default=60.0, gt=0)
     """How long it may take to answer its first completion."""
     options: dict[str, str | int | float | bool] = {}
     """Its other options by name, such as `latency_s`: passed as `--latency-s VALUE`; true passes the bare flag."""

@@ -7,6 +7,7 @@ interface only and cannot outlive the process that started it.
 from __future__ import annotations
 
 import contextlib
+import http.client
 import json
 import os
 import shutil
@@ -29,8 +30,11 @@ from treadle.core.engines.process import Child, start_child
 from treadle.core.errors import ConfigError, EngineError
 
 HOST = "127.0.0.1"
+TUTOR_MODEL = "treadle-tutor"
+"""Name that the tutor serves."""
 _EMBEDDED_MODULE = "treadle.demo.embedded_model"
 _PROGRESS_S = 10.0
+_PROBE_S = 60.0
 _USUAL_START = {"cpu": "usually half a minute on CPU", "cuda": "usually one to three minutes"}
 
 
@@ -60,7 +64,7 @@ def serve(
     `log_folder` (default: the cache). Raises EngineError with the end of the log when the server dies or does not
     answer in time, ConfigError when the port is taken or the model folder is not one.
     """
-    name = model_name or (settings.model if isinstance(settings, VllmServer) else "tutor")
+    name = model_name or (settings.model if isinstance(settings, VllmServer) else TUTOR_MODEL)
     port = _port(settings.port)
     scratch = Path(tempfile.mkdtemp(prefix="treadle-serve-"))
     try:
@@ -68,7 +72,7 @@ def serve(
             argv, environ, tokenizer = _vllm_command(settings, name, port, notify)
             environ["TMPDIR"] = str(scratch)
         else:
-            argv, environ, tokenizer = _tutor_command(settings, name, port)
+            argv, environ, tokenizer = _tutor_command(settings, port)
         log_path = _log_path(log_folder, settings.type, port)
         started = time.monotonic()
         child = start_child(argv, name=f"{settings.type} server for {name}", log_path=log_path, env=environ)
@@ -181,9 +185,8 @@ def _resolve_model(model: str, notify: Notify) -> tuple[str, Path | None]:
     return model, None
 
 
-def _tutor_command(settings: TutorServer, name: str, port: int) -> tuple[list[str], dict[str, str], Path | None]:
+def _tutor_command(settings: TutorServer, port: int) -> tuple[list[str], dict[str, str], Path | None]:
     argv = [sys.executable, "-m", settings.module, "--port", str(port), "--persona", settings.persona]
-    argv += ["--seed", str(settings.seed), "--model-name", name]
     if settings.tokenizer is not None:
         argv += ["--tokenizer", str(settings.tokenizer.absolute())]
     for option, value in settings.options.items():
@@ -230,7 +233,7 @@ def _wait_until_it_answers(child: Child, url: str, model: str, timeout_s: float,
         if now - said > _PROGRESS_S:
             said = now
             notify(f"  {now - started:.0f} s: {child.log_tail(1)[:120]}")
-        if _answers(url, model, timeout_s=max(1.0, timeout_s - (now - started))):
+        if _answers(url, model, timeout_s=min(_PROBE_S, max(1.0, timeout_s - (now - started)))):
             return
         child.wait(0.25)
 
@@ -242,11 +245,12 @@ def _answers(url: str, model: str, timeout_s: float) -> bool:
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
         with opener.open(request, timeout=timeout_s) as response:
-            return bool(json.load(response).get("choices"))
+            answer = json.load(response)
+            return isinstance(answer, dict) and bool(answer.get("choices"))
     except urllib.error.HTTPError as error:
         detail = error.read(2000).decode(errors="replace")
         if error.code in (400, 401, 403, 404):
             raise EngineError(f"the server at {url} refuses a completion of {model!r}: {error.code} {detail}") from None
         return False
-    except (OSError, ValueError):
+    except (OSError, ValueError, http.client.HTTPException):
         return False

@@ -1,0 +1,31 @@
+"""Real engines, started once for all tests that use them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from treadle.core.engines.config import VllmServer
+from treadle.core.engines.environments import install
+from treadle.core.engines.serving import ServedModel, serve
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+@pytest.fixture(scope="session")
+def serve_environment() -> Path:
+    """The installed engine environment of `serve`."""
+    return install("serve", notify=_say)
+
+
+@pytest.fixture(scope="session")
+def served_embedded_model(serve_environment: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedModel]:
+    """SmolLM2-135M-Instruct on real vLLM: window 2,048, model name `smollm2`."""
+    folder = tmp_path_factory.mktemp("serve")
+    with serve(VllmServer(), model_name="smollm2", log_folder=folder, notify=_say) as served:
+        yield served

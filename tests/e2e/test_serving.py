@@ -1,0 +1,184 @@
+"""The embedded model on real vLLM, and its tokenizer against transformers."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer
+
+from treadle.core.chat import ChatTokenizer
+from treadle.core.engines.config import VllmServer
+from treadle.core.engines.environments import engine_environ, python_of
+from treadle.core.engines.serving import ServedModel, embedded_folder, serve
+from treadle.core.errors import EngineError
+
+TEXTS = [
+    "",
+    "Hello, world!",
+    "I'd've  gone\tthere \n\n then.",
+    "in 1986, 3.14159 or 1,000,000",
+    "def f(x):\n    return x ** 2  # square\n",
+    "Zürich, 東京, Москва, العربية, 👩‍👩‍👧",
+    "<think>a</think><python>print(7*6)</python><result>42</result><answer>42</answer>",
+    "\u0000\u00a0\u200b\ufffd",
+]
+BLANKS_BEFORE_DIGITS = ["x   1", "a\n\n12. b", "  7"]
+"""Where transformers' reading of the GGUF file differs from the model's own pre-tokenizer."""
+
+IDS = """
+import json, sys
+from transformers import AutoTokenizer
+given = json.load(sys.stdin)
+tokenizer = AutoTokenizer.from_pretrained(given["folder"], **given["options"])
+print(json.dumps({
+    "ids": [tokenizer(text, add_special_tokens=False)["input_ids"] for text in given["texts"]],
+    "chat": tokenizer.apply_chat_template(given["messages"], add_generation_prompt=True, tokenize=False),
+}))
+"""
+MESSAGES = [{"role": "system", "content": "Use the tools."}, {"role": "user", "content": "Who rules in 1203?"}]
+
+PARENT = """
+import sys, time
+from pathlib import Path
+from treadle.core.engines.config import VllmServer
+from treadle.core.engines.serving import serve
+with serve(VllmServer(), log_folder=Path(sys.argv[1])):
+    time.sleep(600)
+"""
+
+
+def complete(served: ServedModel, **request: Any) -> dict[str, Any]:
+    body = json.dumps({"model": served.model, "return_token_ids": True, **request}).encode()
+    headers = {"Content-Type": "application/json"}
+    with urllib.request.urlopen(urllib.request.Request(f"{served.url}/completions", body, headers)) as response:
+        answer: dict[str, Any] = json.load(response)
+    return answer
+
+
+def ids_by_transformers(folder: Path, texts: list[str], **options: str) -> dict[str, Any]:
+    given = json.dumps({"folder": str(folder), "texts": texts, "options": options, "messages": MESSAGES})
+    command = [str(python_of("serve")), "-c", IDS]
+    environ = engine_environ({"HF_HUB_OFFLINE": "1"})
+    done = subprocess.run(command, input=given, env=environ, capture_output=True, text=True, check=True, cwd="/")
+    answer: dict[str, Any] = json.loads(done.stdout)
+    return answer
+
+
+def descendants(pid: int) -> list[int]:
+    parents: dict[int, list[int]] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if fields[0] != "Z":
+            parents.setdefault(int(fields[1]), []).append(int(stat.parent.name))
+    below = parents.get(pid, [])
+    return below + [deeper for child in below for deeper in descendants(child)]
+
+
+def test_token_ids_go_in_and_come_out(served_embedded_model: ServedModel) -> None:
+    assert served_embedded_model.tokenizer_folder is not None
+    tokenizer = ChatTokenizer.load(served_embedded_model.tokenizer_folder)
+    prompt = tokenizer.prompt_ids([{"role": "user", "content": "Say hello."}])
+    answer = complete(served_embedded_model, prompt=prompt, max_tokens=16, temperature=0.0)
+    (choice,) = answer["choices"]
+    assert choice["prompt_token_ids"] == prompt
+    assert answer["usage"]["completion_tokens"] == len(choice["token_ids"]) > 0
+    shown = [token for token in choice["token_ids"] if token not in tokenizer.eos_ids]
+    assert tokenizer.decode(shown) == choice["text"]
+
+
+def test_a_stop_string_ends_the_completion_and_is_named_and_kept(served_embedded_model: ServedModel) -> None:
+    prompt = "".join(f"<python>\nprint({n})\n</python>\n" for n in range(6)) + "<python>\nprint(6)"
+    answer = complete(
+        served_embedded_model,
+        prompt=prompt,
+        max_tokens=32,
+        temperature=0.0,
+        stop=["</search>", "</python>"],
+        include_stop_str_in_output=True,
+    )
+    (choice,) = answer["choices"]
+    assert choice["finish_reason"] == "stop"
+    assert choice["stop_reason"] == "</python>"
+    assert choice["text"].endswith("</python>")
+
+
+def test_many_seeded_requests_at_once_are_all_answered(served_embedded_model: ServedModel) -> None:
+    """More prompt tokens than one step of the engine takes: in pieces, they kill the CPU engine."""
+
+    def ask(index: int) -> list[int]:
+        prompt = list(range(1000 + index, 1900 + index))
+        answer = complete(served_embedded_model, prompt=prompt, max_tokens=4, seed=index, temperature=1.0)
+        return list(answer["choices"][0]["token_ids"])
+
+    with ThreadPoolExecutor(10) as pool:
+        assert all(1 <= len(ids) <= 4 for ids in pool.map(ask, range(10)))
+
+
+def test_a_prompt_that_does_not_fit_is_refused(served_embedded_model: ServedModel) -> None:
+    with pytest.raises(urllib.error.HTTPError) as caught:
+        complete(served_embedded_model, prompt=[100] * 3000, max_tokens=4)
+    assert caught.value.code == 400
+    assert b"context length" in caught.value.read()
+
+
+def test_the_embedded_tokenizer_equals_what_transformers_loads_from_the_model(serve_environment: Path) -> None:
+    folder = embedded_folder("tokenizer")
+    own = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    texts = TEXTS + BLANKS_BEFORE_DIGITS
+    loaded = ids_by_transformers(embedded_folder("model"), texts)
+    assert [own.encode(text, add_special_tokens=False).ids for text in texts] == loaded["ids"]
+    assert ChatTokenizer.load(folder).render(MESSAGES) == loaded["chat"]
+
+
+def test_the_embedded_tokenizer_equals_the_gguf_files_but_for_blanks_before_digits(serve_environment: Path) -> None:
+    own = Tokenizer.from_file(str(embedded_folder("tokenizer") / "tokenizer.json"))
+    gguf = embedded_folder("tokenizer").parent / "gguf"
+    read = ids_by_transformers(gguf, TEXTS + BLANKS_BEFORE_DIGITS, gguf_file="model.gguf")["ids"]
+    assert [own.encode(text, add_special_tokens=False).ids for text in TEXTS] == read[: len(TEXTS)]
+    assert [own.encode(text, add_special_tokens=False).tokens for text in BLANKS_BEFORE_DIGITS] == [
+        ["x", "ĠĠĠ", "1"],
+        ["a", "ĊĊ", "1", "2", ".", "Ġb"],
+        ["ĠĠ", "7"],
+    ]
+
+
+def test_a_server_that_dies_is_one_error_with_the_end_of_its_log(serve_environment: Path, tmp_path: Path) -> None:
+    settings = VllmServer(extra_args=("--no-such-flag",))
+    with (
+        pytest.raises(EngineError, match=r"ended with code 2 before it answered(.|\n)*no-such-flag"),
+        serve(settings, log_folder=tmp_path),
+    ):
+        pass
+
+
+def test_kill_9_of_the_run_leaves_nothing_of_vllm(serve_environment: Path, tmp_path: Path) -> None:
+    parent = subprocess.Popen([sys.executable, "-c", PARENT, str(tmp_path)])
+    deadline = time.monotonic() + 300
+
+    def family() -> list[int]:
+        return descendants(parent.pid)
+
+    # Supervisor, API server, engine core and worker are up once the worker loads the model.
+    while not any("Starting to load model" in log.read_text() for log in tmp_path.glob("vllm-*.log")):
+        assert parent.poll() is None and time.monotonic() < deadline
+        time.sleep(0.2)
+    processes = family()
+    assert len(processes) >= 4
+    parent.kill()
+    parent.wait()
+    deadline = time.monotonic() + 30
+    while alive := [pid for pid in processes if Path(f"/proc/{pid}").exists()]:
+        assert time.monotonic() < deadline, f"still there: {alive}"
+        time.sleep(0.05)
