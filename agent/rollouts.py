@@ -11,20 +11,19 @@ import asyncio
 import contextlib
 import logging
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import orjson
-from pydantic import Field
 
 from treadle.agent.config import EnvironmentSettings
 from treadle.agent.environment import Question, ToolEnvironment
 from treadle.agent.rollout import Memory, RolloutEngine, RolloutLimits, Trajectory
+from treadle.agent.rollout_settings import RolloutOptions, RolloutsSettings, selected_questions
 from treadle.agent.rows import failed_row, head_of_row, row_of, telemetry_of
 from treadle.agent.tools.outcome import Tool
 from treadle.core.chat import ChatTokenizer
-from treadle.core.config import Operational, Section
 from treadle.core.errors import (
     BudgetExceeded,
     ConfigError,
@@ -35,61 +34,18 @@ from treadle.core.errors import (
     ToolError,
     TreadleError,
 )
-from treadle.core.llm.config import ModelSettings, Sampling
 from treadle.core.llm.pool import ModelPool
 from treadle.core.llm.types import Completion, CompletionRequest
 from treadle.core.schemas import ROLLOUT_TELEMETRY
 from treadle.core.schemas import ROLLOUTS as ROLLOUTS_TABLE
 from treadle.core.stage import JournalView, Stage, StageContext
 
+__all__ = ["ROLLOUTS", "RolloutOptions", "RolloutsSettings"]
+
 _log = logging.getLogger(__name__)
 
 _WRITE_BATCH = 256
 """Rows handed to the writer at once."""
-
-
-class RolloutOptions(Section):
-    """How many trajectories of which questions, and how they are sampled."""
-
-    samples_per_question: int = Field(default=1, ge=1)
-    """K: trajectories per question."""
-    max_questions: int | None = Field(default=None, ge=1)
-    """Most questions, the first ones in their order; none means all."""
-    max_questions_per_dataset: int | None = Field(default=None, ge=1)
-    """The same for each data set."""
-    datasets: tuple[str, ...] = ()
-    """Data sets to answer; empty means all."""
-    split: Literal["train", "heldout"] | None = None
-    """Part of the questions to answer; none means both."""
-    sampling: Sampling = Sampling()
-    """How turns are sampled."""
-    max_error_rate: float = Field(default=0.1, ge=0.0, le=1.0)
-    """Largest share of failed rollouts with which the stage may end, where failures are accepted at all."""
-    max_concurrent: Operational[int] = Field(default=64, ge=1)
-    """Rollouts in progress at once."""
-    owed_retries: Operational[int] = Field(default=2, ge=0)
-    """Further passes over rollouts that infrastructure kept from finishing."""
-    owed_pause_s: Operational[float] = Field(default=5.0, ge=0.0)
-    """Pause before the first such pass; doubled for each further one."""
-    max_total_tokens: Operational[int | None] = Field(default=None, ge=1)
-    """Most prompt and sampled tokens of this stage; passing it stops the run, which can be resumed with more."""
-
-
-class RolloutsSettings(Section):
-    """All that an instance of the stage reads."""
-
-    model_name: str
-    """Name of the model in the configuration; stands in the rows."""
-    model: ModelSettings
-    """The model and its endpoints."""
-    tokenizer_digest: str = ""
-    """Digest that the tokenizer must have; empty means that any will do."""
-    environment: EnvironmentSettings = EnvironmentSettings()
-    """What the agent works with."""
-    options: RolloutOptions = RolloutOptions()
-    """How many, of what, how sampled."""
-    seed: int = 0
-    """The run's seed; every rollout's and turn's seed derives from it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -376,7 +332,7 @@ class _RolloutsRun:
     def _jobs(self) -> Iterator[_Job]:
         """All rollouts that were asked for, in the order of their rows."""
         settings = self._settings
-        for question in _selected(self._options, self._context.inputs["questions"]):
+        for question in selected_questions(self._options, self._context.inputs["questions"]):
             for sample_index in range(self._options.samples_per_question):
                 yield _Job(question, head_of_row(question, settings.model_name, sample_index, settings.seed))
 
@@ -389,26 +345,6 @@ _SUMMED = (
     "prompt_tokens",
     "completion_tokens",
 )
-
-
-def _selected(options: RolloutOptions, tables: Sequence[Any]) -> Iterator[Mapping[str, Any]]:
-    """The questions to be answered, as a stream."""
-    per_dataset: Counter[str] = Counter()
-    number = 0
-    columns = ["question_key", "dataset", "domain", "question", "choices", "split"]
-    for table in tables:
-        for row in table.rows(columns):
-            if options.datasets and row["dataset"] not in options.datasets:
-                continue
-            if options.split is not None and row["split"] != options.split:
-                continue
-            per_dataset[row["dataset"]] += 1
-            if (most := options.max_questions_per_dataset) is not None and per_dataset[row["dataset"]] > most:
-                continue
-            number += 1
-            if options.max_questions is not None and number > options.max_questions:
-                return
-            yield row
 
 
 def _load_tokenizer(settings: RolloutsSettings) -> ChatTokenizer | None:

@@ -1,0 +1,78 @@
+"""Settings of the stage `rollouts`, and which questions they select."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal
+
+from pydantic import Field
+
+from treadle.agent.config import EnvironmentSettings
+from treadle.core.config import Operational, Section
+from treadle.core.llm.config import ModelSettings, Sampling
+from treadle.core.stage import Rows
+
+
+class RolloutOptions(Section):
+    """How many trajectories of which questions, and how they are sampled."""
+
+    samples_per_question: int = Field(default=1, ge=1)
+    """K: trajectories per question."""
+    max_questions: int | None = Field(default=None, ge=1)
+    """Most questions, the first ones in their order; none means all."""
+    max_questions_per_dataset: int | None = Field(default=None, ge=1)
+    """The same for each data set."""
+    datasets: tuple[str, ...] = ()
+    """Data sets to answer; empty means all."""
+    split: Literal["train", "heldout"] | None = None
+    """Part of the questions to answer; none means both."""
+    sampling: Sampling = Sampling()
+    """How turns are sampled."""
+    max_error_rate: float = Field(default=0.1, ge=0.0, le=1.0)
+    """Largest share of failed rollouts with which the stage may end, where failures are accepted at all."""
+    max_concurrent: Operational[int] = Field(default=64, ge=1)
+    """Rollouts in progress at once."""
+    owed_retries: Operational[int] = Field(default=2, ge=0)
+    """Further passes over rollouts that infrastructure kept from finishing."""
+    owed_pause_s: Operational[float] = Field(default=5.0, ge=0.0)
+    """Pause before the first such pass; doubled for each further one."""
+    max_total_tokens: Operational[int | None] = Field(default=None, ge=1)
+    """Most prompt and sampled tokens of this stage; passing it stops the run, which can be resumed with more."""
+
+
+class RolloutsSettings(Section):
+    """All that an instance of the stage reads."""
+
+    model_name: str
+    """Name of the model in the configuration; stands in the rows."""
+    model: ModelSettings
+    """The model and its endpoints."""
+    tokenizer_digest: str = ""
+    """Digest that the tokenizer must have; empty means that any will do."""
+    environment: EnvironmentSettings = EnvironmentSettings()
+    """What the agent works with."""
+    options: RolloutOptions = RolloutOptions()
+    """How many, of what, how sampled."""
+    seed: int = 0
+    """The run's seed; every rollout's and turn's seed derives from it."""
+
+
+def selected_questions(options: RolloutOptions, tables: Sequence[Rows]) -> Iterator[Mapping[str, Any]]:
+    """The questions to be answered, as a stream."""
+    per_dataset: Counter[str] = Counter()
+    number = 0
+    columns = ["question_key", "dataset", "domain", "question", "choices", "split"]
+    for table in tables:
+        for row in table.rows(columns):
+            if options.datasets and row["dataset"] not in options.datasets:
+                continue
+            if options.split is not None and row["split"] != options.split:
+                continue
+            per_dataset[row["dataset"]] += 1
+            if (most := options.max_questions_per_dataset) is not None and per_dataset[row["dataset"]] > most:
+                continue
+            number += 1
+            if options.max_questions is not None and number > options.max_questions:
+                return
+            yield row
