@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 from pydantic import Field, field_validator
 
 from treadle.core.config import Operational, Section
+from treadle.core.engines.config import ServerSettings
 
 
 class Sampling(Section):
@@ -58,6 +59,8 @@ class ModelSettings(Section):
     """Folder with the model's tokenizer and chat template; none means text mode. Its digest, not its path, counts."""
     endpoints: Operational[tuple[EndpointSettings, ...]] = ()
     """Servers of this model; a question's requests stay on one of them while it is healthy."""
+    server: ServerSettings | None = None
+    """A server that is started when a stage needs the model, and stopped with it; then `endpoints` stays empty."""
     max_model_len: int | None = Field(default=None, ge=1)
     """The window in tokens; none means what the server says."""
     token_ids: Literal["auto", "required", "off"] = "auto"

@@ -1,0 +1,230 @@
+"""Commands that do work: `run`, `stage`, `demo`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from treadle.core.records import StageRecord
+    from treadle.core.runs import Run
+    from treadle.core.stage import Instance
+    from treadle.tasks.config import TreadleConfig
+
+Command = Callable[..., Any]
+
+root_option = click.option(
+    "--root",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path("outputs"),
+    show_default=True,
+    envvar="TREADLE_ROOT",
+    help="Directory that holds runs and artifacts.",
+)
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for scripts.")
+set_option = click.option(
+    "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override a key, as in rollouts.samples=8."
+)
+
+
+def _work_options(command: Command) -> Command:
+    for option in (
+        click.option("--force", is_flag=True, help="Run again although nothing changed."),
+        click.option(
+            "--accept-failures", is_flag=True, help="Write what infrastructure kept from finishing as failed rows."
+        ),
+        click.option("--prefect", "with_prefect", is_flag=True, help="As a Prefect flow run (needs PREFECT_API_URL)."),
+        json_option,
+        root_option,
+        set_option,
+    ):
+        command = option(command)
+    return command
+
+
+@click.command(epilog="Example:  treadle run configs/laptop.toml --run first --set rollouts.samples=2")
+@click.argument("configs", nargs=-1, type=click.Path(path_type=Path, dir_okay=False), metavar="[CONFIG.toml]...")
+@click.option("--run", "run_id", required=True, help="Name of the run; an existing one is resumed.")
+@click.option("--dry-run", is_flag=True, help="Print the resolved configuration and what would be done; do nothing.")
+@_work_options
+def run(
+    configs: tuple[Path, ...],
+    run_id: str,
+    overrides: tuple[str, ...],
+    root: Path,
+    dry_run: bool,
+    force: bool,
+    accept_failures: bool,
+    with_prefect: bool,
+    as_json: bool,
+) -> None:
+    """Run all stages of a run, or go on where it was.
+
+    Several CONFIG files are merged, later ones win. Without one, the run's own configuration is used.
+    """
+    from treadle.tasks.catalog import flow_instances
+    from treadle.tasks.running import configuration_of, open_run
+
+    config = configuration_of(root, run_id, configs, overrides)
+    instances = flow_instances(config)
+    if dry_run:
+        _print_plan(config, instances, root, run_id, as_json)
+        return
+    opened = open_run(root, run_id, config, configs)
+    if _prefect_wanted(with_prefect):
+        from treadle.flows.flywheel import flywheel
+
+        flywheel(run_id=run_id, config=config, root=root, accept_failures=accept_failures)
+        return
+    records = [_execute(instance, opened, force, accept_failures, as_json) for instance in instances]
+    _print_end(opened, records, as_json)
+
+
+@click.command(epilog="Example:  treadle stage 1/scores@base --run first --force")
+@click.argument("address", metavar="INSTANCE")
+@click.argument("configs", nargs=-1, type=click.Path(path_type=Path, dir_okay=False), metavar="[CONFIG.toml]...")
+@click.option("--run", "run_id", required=True, help="Name of the run.")
+@_work_options
+def stage(
+    address: str,
+    configs: tuple[Path, ...],
+    run_id: str,
+    overrides: tuple[str, ...],
+    root: Path,
+    force: bool,
+    accept_failures: bool,
+    with_prefect: bool,
+    as_json: bool,
+) -> None:
+    """Run one stage INSTANCE, such as 1/rollouts@base, of a run."""
+    from treadle.core.stage import Address
+    from treadle.tasks.catalog import instance
+    from treadle.tasks.running import configuration_of, open_run
+
+    config = configuration_of(root, run_id, configs, overrides)
+    wanted = instance(config, Address.parse(address))
+    opened = open_run(root, run_id, config, configs)
+    if _prefect_wanted(with_prefect):
+        from treadle.flows.flywheel import stage as stage_flow
+
+        stage_flow(
+            run_id=run_id, instance=address, config=config, root=root, force=force, accept_failures=accept_failures
+        )
+        return
+    _print_end(opened, [_execute(wanted, opened, force, accept_failures, as_json)], as_json)
+
+
+def _prefect_wanted(flag: bool) -> bool:
+    """Whether the work is to be a flow run; raises ConfigError where no server is named."""
+    import os
+
+    from treadle.core.errors import ConfigError
+
+    server = os.environ.get("PREFECT_API_URL")
+    if flag and not server:
+        raise ConfigError(
+            "--prefect needs PREFECT_API_URL: start `prefect server start` and set it to http://127.0.0.1:4200/api"
+        )
+    return bool(server)
+
+
+def _execute(instance: Instance, run: Run, force: bool, accept_failures: bool, quiet: bool) -> StageRecord:
+    from treadle.flows.terminal import TerminalProgress
+    from treadle.tasks.running import run_instance
+
+    with TerminalProgress(str(instance.address), quiet=quiet) as progress:
+        record = run_instance(
+            instance,
+            run,
+            force=force,
+            accept_failures=accept_failures,
+            progress=progress,
+            notify=lambda line: None if quiet else click.echo(line, err=True),
+        )
+    if not quiet:
+        outputs = ", ".join(f"{ref.num_rows:,} {kind}" for kind, ref in sorted(record.outputs.items()))
+        click.echo(f"{instance.address}: {outputs}{' (unchanged, reused)' if record.reused else ''}", err=True)
+    return record
+
+
+def _print_end(run: Run, records: list[StageRecord], as_json: bool) -> None:
+    if as_json:
+        import orjson
+
+        click.echo(orjson.dumps([record.model_dump(mode="json") for record in records]).decode())
+        return
+    for record in records:
+        if "summary" in record.outputs:
+            _print_summary(run, record)
+    _print_where(run, records)
+
+
+def _print_summary(run: Run, record: StageRecord) -> None:
+    from rich.console import Console
+
+    from treadle.eval.terminal import summary_table
+
+    Console().print(summary_table(run.rows(record.outputs["summary"]).rows()))
+
+
+def _print_where(run: Run, records: list[StageRecord]) -> None:
+    """Where the data lies and how to look at it."""
+    from treadle.tasks.running import artifact_folders
+
+    for record in records:
+        for folder in artifact_folders(run, record):
+            click.echo(f"{record.address:<24} {folder}")
+    root = run.storage.directory("")
+    options = f"--run {run.run_id}" + ("" if root == Path("outputs").absolute() else f" --root {root}")
+    keys = [key for record in records if "rollouts" in record.outputs for key in _some_key(run, record)]
+    click.echo(f"treadle status {options}")
+    for key in keys[-1:]:
+        click.echo(f"treadle show {key} {options}")
+
+
+def _some_key(run: Run, record: StageRecord) -> list[str]:
+    for batch in run.rows(record.outputs["rollouts"]).batches(["rollout_key"]):
+        return [batch["rollout_key"][0].as_py()]
+    return []
+
+
+def _print_plan(config: TreadleConfig, instances: list[Instance], root: Path, run_id: str, as_json: bool) -> None:
+    import orjson
+
+    from treadle.tasks.running import planned_states
+
+    states = planned_states(instances, root, run_id)
+    if as_json:
+        click.echo(orjson.dumps({"config": config.model_dump(mode="json"), "plan": states}).decode())
+        return
+    click.echo(orjson.dumps(config.model_dump(mode="json"), option=orjson.OPT_INDENT_2).decode())
+    for address, state in states.items():
+        click.echo(f"{address:<32} {state}")
+
+
+@click.command(epilog="Example:  treadle demo --fresh")
+@click.option("--fresh", is_flag=True, help="Begin again instead of going on with the last demo run.")
+@click.option("--tutor-only", is_flag=True, help="Without the real model, which needs vLLM (3 GB).")
+@root_option
+def demo(fresh: bool, tutor_only: bool, root: Path) -> None:
+    """Answer questions of a fictional world with a rule-based tutor and with a small real model.
+
+    Makes the sample world, starts the tutor and vLLM with the embedded SmolLM2-135M, lets both answer held-out
+    questions with search and Python, scores them and prints the table. About 4 minutes on 2 cores, plus 3 minutes
+    once for installing vLLM.
+    """
+    from treadle.demo.quickstart import demo_configuration
+    from treadle.tasks.catalog import flow_instances
+    from treadle.tasks.running import open_run
+
+    def notify(line: str) -> None:
+        click.echo(line, err=True)
+
+    run_id, config = demo_configuration(root, fresh=fresh, tutor_only=tutor_only, notify=notify)
+    instances = flow_instances(config)
+    opened = open_run(root, run_id, config)
+    records = [_execute(instance, opened, False, False, False) for instance in instances]
+    _print_end(opened, records, as_json=False)

@@ -1,0 +1,52 @@
+"""The Prefect flows: all stages of a run, and one stage of a run.
+
+Prefect runs this file as a script under its stem, so it holds flows and nothing else.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from prefect import flow, get_run_logger
+
+from treadle.tasks.catalog import flow_instances
+from treadle.tasks.config import TreadleConfig
+from treadle.tasks.running import open_run, resolve_config
+from treadle.tasks.stages import run_stage
+
+
+@flow(name="flywheel", flow_run_name="{run_id}")
+def flywheel(
+    run_id: str,
+    config_file: Path | None = None,
+    config: TreadleConfig | None = None,
+    root: Path = Path("outputs"),
+    accept_failures: bool = False,
+) -> None:
+    """Run every stage of one run, skipping those whose inputs and settings did not change.
+
+    `config_file` is a TOML file; keys given in `config` win over it. With neither, the run must exist, and its own
+    configuration is used.
+    """
+    resolved = resolve_config(root, run_id, config_file, config)
+    instances = flow_instances(resolved)
+    run = open_run(root, run_id, resolved)
+    get_run_logger().info("run %s in %s", run.run_id, root.resolve())
+    for instance in instances:
+        run_stage(str(instance.address), run_id, root, resolved, accept_failures=accept_failures)
+
+
+@flow(name="stage", flow_run_name="{run_id} {instance}")
+def stage(
+    run_id: str,
+    instance: str,
+    config_file: Path | None = None,
+    config: TreadleConfig | None = None,
+    root: Path = Path("outputs"),
+    force: bool = False,
+    accept_failures: bool = False,
+) -> None:
+    """Run one stage instance, such as `1/rollouts@base`, of a run."""
+    resolved = resolve_config(root, run_id, config_file, config)
+    open_run(root, run_id, resolved)
+    run_stage(instance, run_id, root, resolved, force=force, accept_failures=accept_failures)

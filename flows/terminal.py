@@ -1,0 +1,99 @@
+"""Progress in the terminal: a bar with an estimate where there is one to watch, a line now and then where not."""
+
+from __future__ import annotations
+
+import sys
+import time
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.progress import Progress as RichProgress
+    from rich.progress import TaskID
+
+PLAIN_INTERVAL_S = 10.0
+"""How often a line is written to a log or a pipe."""
+
+
+class TerminalProgress:
+    """Shows one stage's progress on standard error. Implements `treadle.core.stage.Progress`."""
+
+    def __init__(self, label: str, *, quiet: bool = False) -> None:
+        self._label = label
+        self._quiet = quiet
+        self._bar: RichProgress | None = None
+        self._task: TaskID | None = None
+        self._total = self._done = 0
+        self._unit = ""
+        self._facts: dict[str, str | int | float] = {}
+        self._began = self._last_line = time.monotonic()
+        self._done_before = 0
+
+    def __enter__(self) -> TerminalProgress:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def start(self, total: int, done: int, unit: str) -> None:
+        """Begin, or begin again with another total."""
+        self._total, self._done, self._done_before, self._unit = total, done, done, unit
+        self._began = self._last_line = time.monotonic()
+        if self._quiet:
+            return
+        if done:
+            self._line(f"{self._label}: {done:,} of {total:,} {unit} were finished before")
+        if sys.stderr.isatty():
+            self._show_bar()
+
+    def advance(self, count: int = 1, **facts: str | int | float) -> None:
+        """Count finished units; facts are shown beside the bar."""
+        self._done += count
+        self._facts.update(facts)
+        if self._quiet:
+            return
+        if self._bar is not None and self._task is not None:
+            self._bar.update(self._task, completed=self._done, facts=self._facts_text())
+        elif time.monotonic() - self._last_line >= PLAIN_INTERVAL_S:
+            self._last_line = time.monotonic()
+            self._line(
+                f"{self._label}: {self._done:,} of {self._total:,} {self._unit}{self._estimate()}"
+                f"{'; ' if self._facts else ''}{self._facts_text()}"
+            )
+
+    def _show_bar(self) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        if self._bar is None:
+            self._bar = Progress(
+                TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
+                TextColumn("[dim]{task.fields[facts]}"), console=Console(stderr=True),
+            )  # fmt: skip
+            self._bar.start()
+            self._task = self._bar.add_task(self._label, total=self._total, completed=self._done, facts="")
+        elif self._task is not None:
+            self._bar.reset(self._task, total=self._total, completed=self._done)
+
+    def _facts_text(self) -> str:
+        return ", ".join(
+            f"{name.replace('_', ' ')} {value:,.1f}"
+            if isinstance(value, float)
+            else f"{name.replace('_', ' ')} {value}"
+            for name, value in self._facts.items()
+        )
+
+    def _estimate(self) -> str:
+        done_now = self._done - self._done_before
+        if not done_now:
+            return ""
+        left_s = (self._total - self._done) * (time.monotonic() - self._began) / done_now
+        return f", about {left_s:,.0f} s left"
+
+    @staticmethod
+    def _line(text: str) -> None:
+        sys.stderr.write(text + "\n")
+        sys.stderr.flush()

@@ -1,0 +1,138 @@
+"""The stage catalogue: every stage, how its settings follow from the configuration, and how instances are bound.
+
+Prefect-free: the command line, the Prefect flows and the generated reference all read this one list.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from treadle.agent.config import EnvironmentSettings
+from treadle.agent.rollouts import ROLLOUTS, RolloutsSettings
+from treadle.core.chat import ChatTokenizer
+from treadle.core.config import Section, T_Section, merge, validate
+from treadle.core.errors import ConfigError
+from treadle.core.stage import Address, Instance, Stage
+from treadle.datagen.questions import QUESTIONS_STAGE
+from treadle.eval.report import REPORT
+from treadle.eval.scores import SCORES
+from treadle.tasks.config import TreadleConfig
+
+STAGES: Mapping[str, Stage] = {stage.name: stage for stage in (QUESTIONS_STAGE, ROLLOUTS, SCORES, REPORT)}
+
+
+@dataclass(frozen=True, slots=True)
+class _Recipe:
+    """How instances of one stage are made from the configuration."""
+
+    settings: Callable[[TreadleConfig, Address], Section]
+    inputs: Callable[[TreadleConfig, Address], Mapping[str, tuple[Address, ...]]]
+    by_model: bool = False
+    """Whether there is one instance per model."""
+
+
+def flow_instances(config: TreadleConfig) -> list[Instance]:
+    """All instances of the flow in an order in which they can run; raises ConfigError and DataError."""
+    addresses = flow_addresses(config)
+    known = {str(address) for address in addresses}
+    for text in config.overrides:
+        if text not in known:
+            raise ConfigError(f"overrides names {text!r}, which is not in this flow: {', '.join(sorted(known))}")
+    return [instance(config, address) for address in addresses]
+
+
+def flow_addresses(config: TreadleConfig) -> list[Address]:
+    """Addresses of the flow's instances, producers first."""
+    addresses = []
+    for iteration in range(1, config.flow.iterations + 1):
+        addresses.append(Address(iteration, "questions"))
+        for model in flow_models(config):
+            addresses += [Address(iteration, "rollouts", model), Address(iteration, "scores", model)]
+        addresses.append(Address(iteration, "report"))
+    return addresses
+
+
+def flow_models(config: TreadleConfig) -> tuple[str, ...]:
+    """Models whose rollouts the flow makes; raises ConfigError if there is none."""
+    models = config.flow.models or tuple(config.models)
+    if not models:
+        raise ConfigError("no model is configured: add a [models.<name>] table with its `model` and `endpoints`")
+    return models
+
+
+def instance(config: TreadleConfig, address: Address) -> Instance:
+    """The instance at an address, its input files read for their digests.
+
+    Raises ConfigError for one that cannot exist in this configuration, DataError for a missing file.
+    """
+    if address.stage not in STAGES:
+        raise ConfigError(f"there is no stage {address.stage!r}; the stages are {', '.join(STAGES)}")
+    recipe = _RECIPES[address.stage]
+    if recipe.by_model and address.qualifier not in config.models:
+        example = f"{address.iteration}/{address.stage}@{next(iter(config.models), 'base')}"
+        raise ConfigError(f"{address} names no model of this configuration; write it as {example}")
+    if not recipe.by_model and address.qualifier is not None:
+        raise ConfigError(f"{address}: there is one {address.stage} per iteration, so it takes no @{address.qualifier}")
+    return Instance(
+        address=address,
+        stage=STAGES[address.stage],
+        settings=recipe.settings(config, address),
+        inputs=recipe.inputs(config, address),
+    )
+
+
+def _overridden(config: TreadleConfig, address: Address, section: T_Section) -> T_Section:
+    changes = config.overrides.get(str(address))
+    if changes is None:
+        return section
+    tree = merge(section.model_dump(mode="json"), changes)
+    return validate(type(section), tree, where=f'overrides."{address}"')
+
+
+def _rollouts(config: TreadleConfig, address: Address) -> RolloutsSettings:
+    name = address.qualifier or ""
+    model = config.models[name]
+    return RolloutsSettings(
+        model_name=name,
+        model=model,
+        tokenizer_digest=ChatTokenizer.load(model.tokenizer).digest if model.tokenizer else "",
+        environment=_with_corpus_digest(config.environment),
+        options=_overridden(config, address, config.rollouts),
+        seed=config.seed,
+    )
+
+
+def _with_corpus_digest(environment: EnvironmentSettings) -> EnvironmentSettings:
+    if not environment.call_limit("search"):
+        return environment
+    return environment.model_copy(update={"search": environment.search.with_digests()})
+
+
+def _report_inputs(config: TreadleConfig, address: Address) -> Mapping[str, tuple[Address, ...]]:
+    return {"scores": tuple(Address(address.iteration, "scores", model) for model in flow_models(config))}
+
+
+_RECIPES: Mapping[str, _Recipe] = {
+    "questions": _Recipe(
+        settings=lambda config, address: _overridden(config, address, config.questions).with_digests(),
+        inputs=lambda config, address: {},
+    ),
+    "rollouts": _Recipe(
+        settings=_rollouts,
+        inputs=lambda config, address: {"questions": (Address(address.iteration, "questions"),)},
+        by_model=True,
+    ),
+    "scores": _Recipe(
+        settings=lambda config, address: _overridden(config, address, config.scores),
+        inputs=lambda config, address: {
+            "rollouts": (Address(address.iteration, "rollouts", address.qualifier),),
+            "questions": (Address(address.iteration, "questions"),),
+        },
+        by_model=True,
+    ),
+    "report": _Recipe(
+        settings=lambda config, address: _overridden(config, address, config.report),
+        inputs=_report_inputs,
+    ),
+}

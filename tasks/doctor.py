@@ -1,0 +1,43 @@
+"""All checks of `treadle doctor`: those of the core, and those of the parts that the core does not know."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from treadle.core.engines.doctor import Check, core_checks
+from treadle.core.errors import TreadleError
+
+
+def run_checks(root: Path) -> list[Check]:
+    """Run every check; none raises, a failing one carries its remedy."""
+    return [*core_checks(root), _check("python sandbox", _sandbox), _check("prefect", _prefect)]
+
+
+def _check(name: str, probe: Callable[[], str]) -> Check:
+    try:
+        return Check(name=name, status="ok", detail=probe(), fix="")
+    except TreadleError as error:
+        return Check(name=name, status="fail", detail=str(error), fix="")
+
+
+def _sandbox() -> str:
+    from treadle.agent.sandbox.bubblewrap import check
+    from treadle.core.errors import SandboxError
+
+    problem = check()
+    if problem:
+        raise SandboxError(problem)
+    return "programs can be isolated with bubblewrap"
+
+
+def _prefect() -> str:
+    import os
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        installed = version("prefect")
+    except PackageNotFoundError:
+        return "not installed; the command line works without it"
+    server = os.environ.get("PREFECT_API_URL", "")
+    return f"{installed}, server {server}" if server else f"{installed}, PREFECT_API_URL is not set: no flow runs"

@@ -1,0 +1,136 @@
+"""Where a row comes from: the way from a rollout back to the row of the user's file, and on to its verdicts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+
+from treadle.core.errors import DataError
+from treadle.core.runs import Run
+from treadle.core.stage import Address
+
+
+@dataclass(frozen=True, slots=True)
+class FoundRollout:
+    """A rollout with all that belongs to it."""
+
+    address: Address
+    rollout: dict[str, Any]
+    question: dict[str, Any]
+    score: dict[str, Any] | None
+    segments: list[dict[str, Any]]
+    tool_calls: list[dict[str, Any]]
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON-able form."""
+        rollout = {**self.rollout, "segments": self.segments, "tool_calls": self.tool_calls}
+        return {"instance": str(self.address), "rollout": rollout, "question": self.question, "score": self.score}
+
+
+@dataclass(frozen=True, slots=True)
+class LineageStep:
+    """One step of the way: a row of a table, or the artifact that holds it."""
+
+    label: str
+    facts: dict[str, Any] = field(default_factory=dict)
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON-able form."""
+        return {"label": self.label, **self.facts}
+
+
+def find_rollout(run: Run, key: str) -> FoundRollout:
+    """Find a rollout by its key or an unambiguous beginning; raises DataError."""
+    matches = [
+        (address, row)
+        for address, digest_row in _matching(run, "rollouts", "rollout_key", key)
+        for row in (digest_row,)
+    ]
+    address, row = _the_one(matches, key, "rollout_key", "rollout")
+    _, question = _the_one(
+        list(_matching(run, "questions", "question_key", row["question_key"])),
+        row["question_key"],
+        "question_key",
+        "question",
+    )
+    scores = list(_matching(run, "scores", "rollout_key", row["rollout_key"]))
+    return FoundRollout(
+        address=address,
+        rollout=row,
+        question=question,
+        score=scores[0][1] if scores else None,
+        segments=orjson.loads(row["segments"]),
+        tool_calls=orjson.loads(row["tool_calls"]),
+    )
+
+
+def trace_back(run: Run, key: str) -> list[LineageStep]:
+    """The way of a rollout or a question, from its source on; raises DataError for an unknown key."""
+    if any(True for _ in _matching(run, "rollouts", "rollout_key", key)):
+        found = find_rollout(run, key)
+        return [*_question_steps(run, found.question), *_rollout_steps(run, found)]
+    questions = list(_matching(run, "questions", "question_key", key))
+    _, question = _the_one(questions, key, "question_key", "rollout or question")
+    rollouts = list(_matching(run, "rollouts", "question_key", question["question_key"]))
+    return [
+        *_question_steps(run, question),
+        *(
+            LineageStep(f"rollout {row['rollout_key']} by {address}: {row['status']}", {"rollout": row["rollout_key"]})
+            for address, row in rollouts
+        ),
+    ]
+
+
+def _question_steps(run: Run, question: dict[str, Any]) -> list[LineageStep]:
+    source = {"file": question["source_file"], "row": question["source_row"]}
+    return [
+        LineageStep(f"source {source['file']}, row {source['row']}", source),
+        LineageStep(
+            f"question {question['question_key']} ({question['dataset']}, {question['split']}): {question['question']}",
+            {"question": question["question_key"], "artifacts": _artifacts(run, "questions")},
+        ),
+    ]
+
+
+def _rollout_steps(run: Run, found: FoundRollout) -> list[LineageStep]:
+    row = found.rollout
+    steps = [LineageStep(f"parent {parent}", {"parent": parent}) for parent in row["parents"]]
+    made = f"operator {row['operator']}, round {row['round']}, model {row['model']}, seed {row['seed']}"
+    steps.append(
+        LineageStep(
+            f"rollout {row['rollout_key']} by {found.address} ({made}): {row['status']}",
+            {"rollout": row["rollout_key"], "artifacts": _artifacts(run, "rollouts")},
+        )
+    )
+    if found.score is not None:
+        verdict = {True: "correct", False: "wrong", None: "no verdict"}[found.score["correct"]]
+        steps.append(LineageStep(f"verdict by {found.score['scorer']}: {verdict}", {"score": found.score}))
+    return steps
+
+
+def _artifacts(run: Run, kind: str) -> list[str]:
+    return sorted({ref.digest for record in run.records() for name, ref in record.outputs.items() if name == kind})
+
+
+def _matching(run: Run, kind: str, column: str, prefix: str) -> Iterator[tuple[Address, dict[str, Any]]]:
+    """Rows of all tables of a kind whose key begins so, read as a stream."""
+    import pyarrow.compute as pc
+
+    for record in run.records():
+        if kind not in record.outputs:
+            continue
+        for batch in run.rows(record.outputs[kind]).batches():
+            for row in batch.filter(pc.starts_with(batch[column], prefix)).to_pylist():
+                yield Address.parse(record.address), row
+
+
+def _the_one(matches: list[tuple[Address, dict[str, Any]]], key: str, column: str, what: str) -> Any:
+    keys = {row[column] for _, row in matches}
+    if not keys:
+        raise DataError(f"no {what} begins with {key!r} in this run; `treadle status` lists what is finished")
+    if len(keys) > 1:
+        raise DataError(f"{key!r} is the beginning of {len(keys)} keys; give more of it, as {min(keys)}")
+    return matches[0]

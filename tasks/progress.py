@@ -1,0 +1,89 @@
+"""Progress of a stage as a live artifact in the Prefect UI."""
+
+from __future__ import annotations
+
+import contextvars
+import logging
+import threading
+import time
+from types import TracebackType
+from typing import cast
+from uuid import UUID
+
+from prefect.artifacts import create_progress_artifact, update_progress_artifact
+
+logger = logging.getLogger(__name__)
+
+POST_INTERVAL_S = 3.0
+"""How often the artifact is updated: often enough to watch, seldom enough for Prefect's database."""
+
+
+class PrefectProgress:
+    """Posts how far a stage is, from a thread of its own, so that the stage's event loop never waits for Prefect.
+
+    A Prefect server that is gone costs a line in the log, never the stage. Implements
+    `treadle.core.stage.Progress`.
+    """
+
+    def __init__(self, key: str, label: str) -> None:
+        self._key = key
+        self._label = label
+        self._total = self._done = self._done_before = 0
+        self._unit = "units"
+        self._facts: dict[str, str | int | float] = {}
+        self._began = time.monotonic()
+        self._changed = threading.Event()
+        self._stop = threading.Event()
+        self._artifact: UUID | None = None
+        # The run context decides to which task run the artifact belongs.
+        self._thread = threading.Thread(target=contextvars.copy_context().run, args=(self._post,), daemon=True)
+
+    def __enter__(self) -> PrefectProgress:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop.set()
+        self._thread.join(timeout=2 * POST_INTERVAL_S)
+
+    def start(self, total: int, done: int, unit: str) -> None:
+        """Begin, or begin again with another total."""
+        self._total, self._done, self._done_before, self._unit = total, done, done, unit
+        self._began = time.monotonic()
+        self._changed.set()
+
+    def advance(self, count: int = 1, **facts: str | int | float) -> None:
+        """Count finished units; facts stand in the description."""
+        self._done += count
+        self._facts.update(facts)
+        self._changed.set()
+
+    def _post(self) -> None:
+        while not self._stop.wait(POST_INTERVAL_S):
+            self._post_once()
+        self._post_once()
+
+    def _post_once(self) -> None:
+        if not self._changed.is_set() or not self._total:
+            return
+        self._changed.clear()
+        percent = 100.0 * min(self._done / self._total, 1.0)
+        try:
+            if self._artifact is None:
+                created = create_progress_artifact(percent, key=self._key, description=self._text(), _sync=True)  # type: ignore[call-arg]
+                self._artifact = cast(UUID, created)
+            else:
+                update_progress_artifact(self._artifact, percent, description=self._text(), _sync=True)  # type: ignore[call-arg]
+        except Exception as error:  # noqa: BLE001 - whatever Prefect's client raises, the stage goes on
+            logger.warning("progress of %s could not be shown in Prefect: %s", self._label, error)
+
+    def _text(self) -> str:
+        parts = [f"{self._done:,} of {self._total:,} {self._unit}"]
+        done_now = self._done - self._done_before
+        if done_now and self._done < self._total:
+            left_s = (self._total - self._done) * (time.monotonic() - self._began) / done_now
+            parts.append(f"about {left_s:,.0f} s left")
+        parts += [f"{name.replace('_', ' ')} {value}" for name, value in self._facts.items()]
+        return f"{self._label}: " + ", ".join(parts)

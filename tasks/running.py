@@ -1,0 +1,145 @@
+"""Running instances of a configured run: what the command line and the Prefect flows have in common.
+
+Prefect-free. A model server that the configuration asks for is started only when a stage really has work to do, and
+stops with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NoReturn
+
+from treadle.core.config import load_config, semantic_dump
+from treadle.core.engines.cache import Notify, quiet
+from treadle.core.engines.config import VllmServer
+from treadle.core.engines.serving import serve
+from treadle.core.errors import ConfigError
+from treadle.core.execute import execute, state_of
+from treadle.core.llm.config import EndpointSettings, ModelSettings
+from treadle.core.records import StageRecord
+from treadle.core.runs import Run, list_runs
+from treadle.core.stage import Instance, Progress
+from treadle.tasks.config import TreadleConfig
+
+
+def configuration_of(root: Path, run_id: str, configs: Sequence[Path], overrides: Sequence[str]) -> TreadleConfig:
+    """The configuration named on the command line, or, without files, that of the existing run."""
+    if configs:
+        return load_config(TreadleConfig, configs, overrides)
+    if run_id not in list_runs(root):
+        raise ConfigError(f"there is no run {run_id!r} in {root}; name a configuration file to start it")
+    return load_config(TreadleConfig, (), overrides, base=Run.open(root, run_id).config())
+
+
+def resolve_config(root: Path, run_id: str, config_file: Path | None, config: TreadleConfig | None) -> TreadleConfig:
+    """The configuration given to a flow: the file, with the keys that were set in `config` on top."""
+    if config_file is not None:
+        given = config.model_dump(mode="json", exclude_unset=True) if config is not None else {}
+        return load_config(TreadleConfig, (config_file,), data=given)
+    if config is not None:
+        return config
+    return configuration_of(root, run_id, (), ())
+
+
+def open_run(root: Path, run_id: str, config: TreadleConfig, configs: Sequence[Path] = ()) -> Run:
+    """Make the run, or open it if its configuration would give the same results; raises RunError otherwise."""
+    return Run.create_or_open(
+        root,
+        run_id,
+        config.model_dump(mode="json"),
+        semantic_dump(config),
+        "\n".join(path.read_text(encoding="utf-8") for path in configs),
+        seed=config.seed,
+    )
+
+
+def planned_states(instances: Sequence[Instance], root: Path, run_id: str) -> dict[str, str]:
+    """Address -> `reuse`, or `run`."""
+    if run_id not in list_runs(root):
+        return {str(item.address): "run" for item in instances}
+    run = Run.open(root, run_id)
+    planned: dict[str, str] = {}
+    for item in instances:
+        producers = [str(address) for addresses in item.inputs.values() for address in addresses]
+        waits = any(planned.get(address) == "run" for address in producers)
+        planned[str(item.address)] = "run" if waits else state_of(item, run)
+    return planned
+
+
+def run_instance(
+    instance: Instance,
+    run: Run,
+    *,
+    force: bool = False,
+    accept_failures: bool = False,
+    progress: Progress | None = None,
+    notify: Notify = quiet,
+) -> StageRecord:
+    """`execute`, with the model's server around it where the configuration asks for one and there is work to do."""
+    model = getattr(instance.settings, "model", None)
+    idle = not force and state_of(instance, run) != "run"
+    if not isinstance(model, ModelSettings) or model.server is None or idle:
+        return execute(instance, run, force=force, accept_failures=accept_failures, progress=progress)
+    if model.endpoints:
+        raise ConfigError(f"{instance.address}: its model has both `server` and `endpoints`; keep one of them")
+    with serve(model.server, model_name=model.model, notify=notify) as served:
+        reachable = {
+            "endpoints": (EndpointSettings(url=served.url),),
+            "tokenizer": model.tokenizer or served.tokenizer_folder,
+        }
+        settings = instance.settings.model_copy(update={"model": model.model_copy(update=reachable)})
+        return execute(
+            replace(instance, settings=settings), run, force=force, accept_failures=accept_failures, progress=progress
+        )
+
+
+def serve_until_interrupted(server: VllmServer, *, notify: Notify) -> NoReturn:
+    """Serve a model until Ctrl-C or SIGTERM; raises EngineError when the server ends by itself."""
+    with serve(server, notify=notify) as served:
+        notify(f"serving {served.model} at {served.url}; stop with Ctrl-C")
+        if served.tokenizer_folder is not None:
+            notify(f"tokenizer: {served.tokenizer_folder}")
+        served.child.wait()
+        raise served.child.failure("ended")
+
+
+@dataclass(frozen=True, slots=True)
+class StageCard:
+    """A finished stage for the Prefect UI."""
+
+    markdown: str
+    rows: list[dict[str, Any]]
+    """Rows of the table of scores; empty for other stages."""
+
+
+def stage_card(record: StageRecord, run: Run) -> StageCard:
+    """Counts, digests and places of a finished stage, as markdown."""
+    lines = [f"**{record.address}** of run `{run.run_id}`, attempt {record.attempt}", ""]
+    lines += ["| table | rows | digest |", "|---|---|---|"]
+    lines += [f"| {kind} | {ref.num_rows:,} | `{ref.digest}` |" for kind, ref in sorted(record.outputs.items())]
+    lines += ["", "| metric | value |", "|---|---|"]
+    lines += [f"| {name} | {_plain(value)} |" for name, value in _flat(record.metrics)]
+    lines += ["", f"From {record.started_at} to {record.finished_at}; fingerprint `{record.fingerprint[:12]}`."]
+    lines += [f"Data: `{folder}`" for folder in artifact_folders(run, record)]
+    rows = list(run.rows(record.outputs["summary"]).rows()) if "summary" in record.outputs else []
+    return StageCard("\n".join(lines), rows)
+
+
+def artifact_folders(run: Run, record: StageRecord) -> list[Path]:
+    """Folders of a record's artifacts."""
+    return [run.storage.directory(ref.folder) for _, ref in sorted(record.outputs.items())]
+
+
+def _flat(metrics: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    found: list[tuple[str, Any]] = []
+    for name, value in metrics.items():
+        found += _flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else [(prefix + name, value)]
+    return found
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:,.4g}"
+    return f"{value:,}" if isinstance(value, int) else str(value).replace("|", "\\|")

@@ -1,0 +1,110 @@
+"""A real Prefect server and process worker, in a home of their own."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+BIN = Path(sys.executable).parent
+
+
+@dataclass(frozen=True)
+class PrefectHome:
+    """A running server; `env` makes every Prefect command talk to it."""
+
+    url: str
+    env: dict[str, str]
+    logs: Path
+
+    def run(self, *argv: str, timeout_s: float = 180) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [str(BIN / argv[0]), *argv[1:]],
+            env=self.env, cwd=ROOT, capture_output=True, text=True, timeout=timeout_s,
+        )  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def prefect_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PrefectHome]:
+    """A dedicated server with a worker on the pool of prefect.yaml, and all deployments."""
+    home = tmp_path_factory.mktemp("prefect")
+    port = free_port()
+    url = f"http://127.0.0.1:{port}/api"
+    env = {
+        **os.environ,
+        "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
+        "PREFECT_HOME": str(home),
+        "PREFECT_API_URL": url,
+        "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+        "PREFECT_SERVER_API_PORT": str(port),
+        "PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW": "ignore",
+        "DO_NOT_TRACK": "1",
+        "PREFECT_LOGGING_COLORS": "false",
+        "COLUMNS": "200",
+    }
+    server = PrefectHome(url, env, home)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(process(server, "prefect", "server", "start", "--port", str(port)))
+        wait_until(lambda: answers(f"{url}/health"), "the Prefect server", home / "prefect-server.log")
+        checked(server.run("prefect", "work-pool", "create", "local-process", "--type", "process"))
+        checked(server.run("prefect", "--no-prompt", "deploy", "--all"))
+        stack.enter_context(process(server, "prefect", "worker", "start", "--pool", "local-process"))
+        yield server
+
+
+@contextlib.contextmanager
+def process(server: PrefectHome, *argv: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A background process whose whole group is gone at the end."""
+    with (server.logs / f"{argv[0]}-{argv[1]}.log").open("wb") as log:
+        child = subprocess.Popen(
+            [str(BIN / argv[0]), *argv[1:]], env=server.env, cwd=ROOT, stdout=log, stderr=log, start_new_session=True
+        )
+        try:
+            yield child
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child.pid, 15)
+            try:
+                child.wait(timeout=20)
+            except subprocess.TimeoutExpired:
+                os.killpg(child.pid, 9)
+                child.wait()
+
+
+def checked(done: subprocess.CompletedProcess[str]) -> subprocess.CompletedProcess[str]:
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=2) as response:
+            return response.status == 200
+    except OSError:
+        return False
+
+
+def wait_until(condition, what: str, log: Path, timeout_s: float = 120) -> None:
+    """Poll until something holds; the bound only ends a test that hangs."""
+    ends = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() > ends:
+            tail = log.read_text(errors="replace")[-2000:] if log.exists() else ""
+            raise AssertionError(f"{what} did not come up: {tail}")
+        time.sleep(0.2)
