@@ -1,7 +1,8 @@
 """The first and only program inside a sandbox: imports the packages, waits for one program, becomes it, ends.
 
 It runs alone, beside nothing of Treadle, so it uses the standard library only. It answers one byte on standard output
-when ready. Standard input then brings a line with the CPU seconds and the program's text up to the end.
+when ready. Standard input then brings a line with the CPU seconds and the number of bytes of the program, and the
+program; it stays open as long as the host lives.
 Everything that looks at the program's text happens here, inside.
 """
 
@@ -13,6 +14,7 @@ import json
 import linecache
 import os
 import resource
+import select
 import signal
 import sys
 import threading
@@ -21,7 +23,6 @@ import types
 from typing import Any
 
 PROGRAM = "<program>"
-PR_SET_PDEATHSIG = 1
 CAPABILITY_VERSION_3 = 0x20080522
 MEBIBYTE = 1024 * 1024
 
@@ -33,11 +34,8 @@ def drop_root(uid: int | None) -> None:
         os.setresgid(uid, uid, uid)
         os.setresuid(uid, uid, uid)
         ctypes = importlib.import_module("ctypes")
-        libc = ctypes.CDLL(None)
         # The right to change identity is gone by now; this empties the set that programs started later would inherit.
-        libc.capset((ctypes.c_uint32 * 2)(CAPABILITY_VERSION_3, 0), (ctypes.c_uint32 * 6)())
-        # The change of identity has cleared it. Were the host gone by now, standard input would end at once.
-        libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        ctypes.CDLL(None).capset((ctypes.c_uint32 * 2)(CAPABILITY_VERSION_3, 0), (ctypes.c_uint32 * 6)())
 
 
 def set_limits(spec: dict[str, Any]) -> None:
@@ -58,12 +56,13 @@ def set_limits(spec: dict[str, Any]) -> None:
 
 
 def receive() -> tuple[int, str] | None:
-    """Read the CPU limit and the program; None if the host went away or needs no program run."""
+    """Read the CPU seconds and the program; None if the host went away instead."""
     with os.fdopen(0, "rb", closefd=False) as stream:
-        header, body = stream.readline(), stream.read()
+        header = stream.readline().split()
+        body = stream.read(int(header[1])) if header else b""
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.closerange(3, 4096)
-    return (int(header), body.decode("utf-8", "replace")) if header else None
+    return (int(header[0]), body.decode("utf-8", "replace")) if header else None
 
 
 def print_last_expression(tree: ast.Module) -> None:
@@ -135,10 +134,34 @@ def end(code: int) -> None:
 
 
 def stay_first(program: int) -> None:
-    """Live on as the sandbox's first process, whose end is the end of all: reap until the program ends, then end."""
+    """Live on as the sandbox's first process, whose end is the end of all, until the program or the host ends.
+
+    Standard input hangs up when the host is gone. bubblewrap's own signal for that case does not reach a process
+    that has left root's identity.
+    """
+    awake, wake = os.pipe()
+    os.set_blocking(wake, False)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+    events = select.poll()
+    events.register(awake, select.POLLIN)
+    events.register(0, 0)
     while True:
-        pid, status = os.wait()
+        reap(program)
+        for descriptor, _ in events.poll():
+            if descriptor == 0:
+                # Without isolation the group is all that can be ended.
+                os.killpg(0, signal.SIGKILL)
+                os._exit(1)
+            os.read(awake, 4096)
+
+
+def reap(program: int) -> None:
+    """Collect processes that have ended; ends with the program's exit code, or 128 + the signal that killed it."""
+    pid = 1
+    while pid:
+        pid, status = os.waitpid(-1, os.WNOHANG)
         if pid == program:
             code = os.waitstatus_to_exitcode(status)
             os._exit(code if code >= 0 else 128 - code)

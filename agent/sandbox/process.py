@@ -189,7 +189,8 @@ class SandboxProcess:
         flooded = [asyncio.ensure_future(capture.flooded.wait()) for capture in (self._stdout, self._stderr)]
         ended = asyncio.ensure_future(self._ended())
         try:
-            await self._send(f"{cpu_s}\n".encode() + program.encode("utf-8", "replace"))
+            body = program.encode("utf-8", "replace")
+            await self._send(f"{cpu_s} {len(body)}\n".encode() + body)
             await asyncio.wait({ended, *flooded}, timeout=time_limit_s, return_when=asyncio.FIRST_COMPLETED)
             finished, flood = ended.done(), any(future.done() for future in flooded)
         finally:
@@ -211,8 +212,8 @@ class SandboxProcess:
         self._sent = True
         transport, _ = await asyncio.get_running_loop().connect_write_pipe(asyncio.BaseProtocol, self.process.stdin)
         self._transports.append(transport)
+        # Not closed: that it hangs up tells the sandbox that the host is gone.
         transport.write(data)
-        transport.write_eof()
 
     async def _ended(self) -> None:
         """Wait until the program, and with a lifeline all that it started, has ended by itself."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -117,9 +118,10 @@ def test_nothing_is_left_after_a_kill_of_the_host_process(user: str) -> None:
     command = _command(user, {"hold": True})
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        held = json.loads(process.stdout.readline())
+        report = json.loads(process.stdout.readline())
+        held = report["held"]
         assert len(held) >= 4
-        process.kill()
+        os.kill(report["pid"], signal.SIGKILL)
     until = time.monotonic() + 10
     while any(map(_is_running, held)) and time.monotonic() < until:
         time.sleep(0.01)

@@ -210,9 +210,15 @@ async def test_a_failing_endpoint_loses_the_request_after_two_attempts() -> None
         ScriptedServer(endless) as good,
         ModelPool("policy", settings(bad, good, probe_base_s=60.0)) as pool,
     ):
+        number = 0
+        while not bad.requests:  # until a session has its home on the broken one
+            assert (await ask(pool, session=str(number))).endpoint == good.url
+            number += 1
+        assert len(bad.requests) == pool.stats.retries["server"] == 2
+        assert pool.states()[bad.url] == "healthy"
         answered = await ask_sessions(pool, [str(number) for number in range(40)])
         assert set.union(*answered.values()) == {good.url}
-        assert pool.stats.retries["server"] > 0
+        assert pool.states()[bad.url] != "healthy"
 
 
 async def test_a_prompt_that_does_not_fit_is_asked_once() -> None:

@@ -1,0 +1,127 @@
+"""The Python tool on a real sandbox: what the agent reads for each way in which a program can end."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from treadle.agent.sandbox.bubblewrap import check, describe
+from treadle.agent.sandbox.config import SandboxSettings
+from treadle.agent.sandbox.pool import SandboxPool
+from treadle.agent.tools.python import MAX_PROGRAM_CHARS, PythonTool
+from treadle.core.errors import SandboxError
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def tool() -> AsyncIterator[PythonTool]:
+    async with PythonTool(SandboxSettings(packages=("numpy",), pool_size=2), time_limit_s=20.0) as tool:
+        yield tool
+
+
+@pytest.mark.covers("flywheel-5")
+@pytest.mark.parametrize(
+    ("program", "status", "text"),
+    [
+        ("1+1", "ok", "2"),
+        ("x = 20\nx + 1", "ok", "21"),
+        ("print(1)", "ok", "1"),
+        ("```python\nprint('a')\n'b'\n```", "ok", "a\nb"),
+        ("x = 1", "empty", ""),
+        ("", "invalid", "invalid program: it is empty"),
+        ("x" * (MAX_PROGRAM_CHARS + 1), "invalid", f"invalid program: longer than {MAX_PROGRAM_CHARS} characters"),
+        ("import sys\nsys.exit('no result')", "error", "no result"),
+        ("import sys\nsys.exit(0)", "empty", ""),
+        ("import numpy\nint(numpy.arange(4).sum())", "ok", "6"),
+        ("print('\\u00e9\\0')", "ok", "\u00e9"),
+        ("import sys\nsys.stdout.buffer.write(b'\\xff!')\nNone", "ok", "\ufffd!None"),
+        ("import atexit\natexit.register(print, 'bye')\nx = 1", "ok", "bye"),
+        ("import threading\nx = threading.Thread(target=print, args=('done',)).start()", "ok", "done"),
+        ("{'a', 'b', 'c', 'd'} == eval(str({'a', 'b', 'c', 'd'}))", "ok", "True"),
+        ("import os\nos.abort()", "error", "The program was killed by signal 6."),
+        ("f'{1:{\ud800}}'", "error", None),
+    ],
+)
+@pytest.mark.asyncio(loop_scope="module")
+async def test_outcome_of_a_program(tool: PythonTool, program: str, status: str, text: str | None) -> None:
+    outcome = await tool.call(program, deadline=asyncio.get_running_loop().time() + 60)
+    assert outcome.status == status
+    assert text is None or outcome.text == text
+
+
+@pytest.mark.covers("flywheel-5")
+@pytest.mark.asyncio(loop_scope="module")
+async def test_traceback_shows_the_programs_lines_and_ends_with_the_error(tool: PythonTool) -> None:
+    program = "def deeper(n):\n    return deeper(n - 1) if n else 1 / 0\ndeeper(2)"
+    outcome = await tool.call(program, deadline=asyncio.get_running_loop().time() + 60)
+    assert outcome.status == "error"
+    assert outcome.text.startswith('Traceback (most recent call last):\n  File "<program>", line 3, in <module>')
+    assert "return deeper(n - 1) if n else 1 / 0" in outcome.text
+    assert outcome.text.endswith("ZeroDivisionError: division by zero")
+    assert "guest.py" not in outcome.text
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_an_overlong_traceback_keeps_its_last_line(tool: PythonTool) -> None:
+    outcome = await tool.call("raise ValueError('x' * 5000 + 'end')", deadline=asyncio.get_running_loop().time() + 60)
+    assert len(outcome.text) <= 1000
+    assert outcome.text.endswith("xend")
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_syntax_error_is_shown_as_such(tool: PythonTool) -> None:
+    outcome = await tool.call("def f(:", deadline=asyncio.get_running_loop().time() + 60)
+    assert outcome.text.splitlines()[0] == '  File "<program>", line 1'
+    assert outcome.text.endswith("SyntaxError: invalid syntax")
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_the_deadline_of_the_rollout_ends_a_program_before_its_own_limit(tool: PythonTool) -> None:
+    outcome = await tool.call("while True: pass", deadline=asyncio.get_running_loop().time() + 0.3)
+    assert (outcome.status, outcome.text) == ("timeout", "Execution Timeout")
+    assert outcome.seconds < 20
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_cancelled_call_leaves_the_tool_usable(tool: PythonTool) -> None:
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(tool.call("while True: pass", deadline=asyncio.get_running_loop().time() + 60), 0.3)
+    outcome = await tool.call("1+1", deadline=asyncio.get_running_loop().time() + 60)
+    assert outcome.text == "2"
+
+
+async def test_without_isolation_programs_run_in_a_folder_that_goes_away() -> None:
+    async with SandboxPool(SandboxSettings(kind="none", packages=(), pool_size=1)) as pool:
+        result = await pool.run("import os\nopen('x', 'w').write('x')\nos.getcwd()", time_limit_s=20)
+    assert result.exit_code == 0
+    assert not Path(result.stdout.strip()).exists()
+
+
+async def test_an_interpreter_that_is_not_there_is_named() -> None:
+    with pytest.raises(SandboxError, match="sandbox.interpreter /no/such/python is not an executable file"):
+        async with SandboxPool(SandboxSettings(interpreter=Path("/no/such/python"))):
+            pass
+
+
+async def test_a_program_that_is_no_interpreter_is_named() -> None:
+    with pytest.raises(SandboxError, match="/bin/false does not work as a Python interpreter"):
+        async with SandboxPool(SandboxSettings(interpreter=Path("/bin/false"))):
+            pass
+
+
+def test_a_missing_package_is_named_with_what_to_do() -> None:
+    message = check(SandboxSettings(packages=("no_such_package",)))
+    assert message is not None
+    assert "'no_such_package' of sandbox.packages is not installed" in message
+
+
+def test_a_machine_that_can_isolate_passes_the_check() -> None:
+    assert check() is None
+    facts = describe(SandboxSettings())
+    assert facts["isolation"] == "bubblewrap"
+    assert facts["python"] == sys.version.split()[0]
+    assert {"numpy", "sympy"} <= set(facts)
