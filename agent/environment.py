@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import orjson
@@ -83,9 +83,7 @@ class Observation:
 
     def to_json(self) -> bytes:
         """Bytes for the journal."""
-        return orjson.dumps(
-            {"calls": [asdict(call) for call in self.calls], "blocks": self.blocks, "status": self.status}
-        )
+        return orjson.dumps(self)
 
     @classmethod
     def from_json(cls, data: bytes) -> Observation:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from typing import Any
 
 import orjson
@@ -55,7 +54,7 @@ def row_of(
         "status": trajectory.status,
         "error": None,
         "text": trajectory.text,
-        "segments": _json(trajectory.segments),
+        "segments": orjson.dumps(trajectory.segments).decode(),
         "prompt_ids": trajectory.prompt_ids,
         "output_ids": trajectory.output_ids,
         "token_origin": trajectory.token_origin,
@@ -115,10 +114,6 @@ def trajectory_of(row: Mapping[str, Any]) -> Trajectory:
         calls=calls_of(row),
         num_turns=row["num_turns"],
     )
-
-
-def _json(segments: Sequence[Segment]) -> str:
-    return orjson.dumps([asdict(segment) for segment in segments]).decode()
 
 
 def _calls_json(calls: Sequence[CallRecord]) -> str:
