@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from treadle.agent.sandbox.bubblewrap import Launcher
+from treadle.agent.sandbox.bubblewrap import Command, Launcher
 from treadle.core.errors import SandboxError
 
 _KEPT_BYTES = 512 * 1024
@@ -81,21 +81,41 @@ class Capture(asyncio.Protocol):
         return self._head.decode("utf-8", "replace") + note + tail.decode("utf-8", "replace")
 
 
+def _spawn(command: Command, scratch: Path | None) -> subprocess.Popen[bytes]:
+    """Start bubblewrap, on the event loop's own thread: it dies with the thread that started it."""
+    try:
+        return subprocess.Popen(
+            command.arguments,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=command.environment,
+            cwd=scratch or "/",
+            pass_fds=command.descriptors,
+            start_new_session=True,
+        )
+    except OSError:
+        for end in (command.lifeline, command.info):
+            if end is not None:
+                os.close(end)
+        raise
+
+
 def _same(capture: Capture) -> Capture:
     return capture
 
 
-def _first_process(info: int | None) -> int | None:
-    """A pidfd of the sandbox's first process, from what bubblewrap wrote; None if there is none."""
-    if info is None:
-        return None
-    with os.fdopen(info, "rb") as stream:
-        os.set_blocking(info, False)
-        written = stream.read()
+def _first_process(info: int) -> int | None:
+    """A pidfd of the sandbox's first process, from what bubblewrap wrote; None if it wrote nothing yet.
+
+    Raises OSError where the kernel has no pidfds.
+    """
+    os.set_blocking(info, False)
     try:
-        return os.pidfd_open(json.loads(written or b"null")["child-pid"])
-    except (OSError, ValueError, TypeError):
+        written = os.read(info, 4096)
+    except BlockingIOError:
         return None
+    return os.pidfd_open(json.loads(written)["child-pid"]) if written else None
 
 
 def _end_first(pid: int) -> None:
@@ -115,9 +135,10 @@ class SandboxProcess:
         self._stdout = Capture(limit_bytes)
         self._stderr = Capture(limit_bytes)
         self._lifeline: Capture | None = None
-        self._transports: list[asyncio.BaseTransport] = []
+        self._transports: list[asyncio.ReadTransport] = []
         self._scratch = scratch
-        self._sent = False
+        self._input: asyncio.WriteTransport | None = None
+        self._info: int | None = None
         self._first_process: int | None = None
 
     @classmethod
@@ -128,20 +149,11 @@ class SandboxProcess:
         sandbox: SandboxProcess | None = None
         try:
             with launcher.command(scratch) as command:
-                # Started on the loop's own thread: bubblewrap dies with the thread that started it.
-                process = subprocess.Popen(
-                    command.arguments,
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.PIPE,
-                    env=command.environment,
-                    cwd=scratch or "/",
-                    pass_fds=command.descriptors,
-                    start_new_session=True,
-                )
+                process = _spawn(command, scratch)
             sandbox = cls(process, settings.max_output_mb, scratch)
+            sandbox._info = command.info
             await sandbox._connect(command.lifeline)
-            await sandbox._ready(timeout_s, command.info)
+            await sandbox._ready(timeout_s)
         except OSError as error:
             raise SandboxError(f"cannot start a sandbox: {error}") from error
         except BaseException:
@@ -162,12 +174,11 @@ class SandboxProcess:
             transport, _ = await loop.connect_read_pipe(partial(_same, capture), pipe)
             self._transports.append(transport)
 
-    async def _ready(self, timeout_s: float, info: int | None) -> None:
-        """Wait for the guest's byte, and learn which process is the sandbox's first."""
+    async def _ready(self, timeout_s: float) -> None:
+        """Wait for the guest's byte."""
         first = asyncio.ensure_future(self._stdout.first_byte.wait())
         try:
             await asyncio.wait({first, self._stdout.ended}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
-            self._first_process = _first_process(info)
         finally:
             first.cancel()
         if self._stdout.take() != b"R":
@@ -175,6 +186,8 @@ class SandboxProcess:
             await self.gone()
             reason = self._stderr.text().strip()[-1000:] or f"it was not ready within {timeout_s:g} s"
             raise SandboxError(f"a sandbox did not start: {reason}")
+        with contextlib.suppress(OSError):
+            self._find_first_process()
         _end_first(self.process.pid)
 
     @property
@@ -209,9 +222,8 @@ class SandboxProcess:
 
     async def _send(self, data: bytes) -> None:
         assert self.process.stdin is not None
-        self._sent = True
         transport, _ = await asyncio.get_running_loop().connect_write_pipe(asyncio.BaseProtocol, self.process.stdin)
-        self._transports.append(transport)
+        self._input = transport
         # Not closed: that it hangs up tells the sandbox that the host is gone.
         transport.write(data)
 
@@ -226,16 +238,40 @@ class SandboxProcess:
 
     def kill(self) -> None:
         """End all processes of the sandbox at once; `gone` waits for it. Can be called again."""
-        if self._first_process is not None:
-            # Rather than bubblewrap itself, which lives on to reap it: no zombie is left to a lazy init.
-            with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(self._first_process, signal.SIGKILL)
-            return
+        self._hang_up()
         if self._lifeline is None:
             # Its own session: what left that too is out of reach, as the settings say of `none`.
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.kill()
+            self.process.kill()
+        elif self.process.poll() is None:
+            self._kill_first_process()
+
+    def _kill_first_process(self) -> None:
+        """Kill the process with which all others go, rather than bubblewrap, which lives on to reap it.
+
+        While bubblewrap is still busy setting up it is left alone: killed half-way it would leave a child that waits
+        for it. The guest then ends by itself, because its input has ended.
+        """
+        try:
+            self._find_first_process()
+        except OSError:
+            self.process.kill()
+        if self._first_process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._first_process, signal.SIGKILL)
+
+    def _find_first_process(self) -> None:
+        """Hold on to the first process while it surely lives: its id may be given to a stranger later."""
+        if self._first_process is None and self._info is not None:
+            self._first_process = _first_process(self._info)
+
+    def _hang_up(self) -> None:
+        if self._input is not None:
+            if not self._input.is_closing():
+                self._input.abort()
+        elif self.process.stdin is not None:
+            self.process.stdin.close()
 
     async def gone(self) -> None:
         """Wait until the killed sandbox is gone and reaped, and its output is read; then free what it held."""
@@ -243,14 +279,13 @@ class SandboxProcess:
             await asyncio.wait_for(self._ended(), _GONE_S)
         except TimeoutError:
             self.process.kill()
+            await asyncio.to_thread(self.process.wait)
         await asyncio.wait({self._stdout.ended, self._stderr.ended}, timeout=_DRAIN_S)
         for transport in self._transports:
-            if not transport.is_closing():
-                transport.close()
-        if self.process.stdin is not None and not self._sent:
-            self.process.stdin.close()
-        if self._first_process is not None:
-            os.close(self._first_process)
-            self._first_process = None
+            transport.close()
+        for descriptor in (self._info, self._first_process):
+            if descriptor is not None:
+                os.close(descriptor)
+        self._info = self._first_process = None
         if self._scratch is not None:
             await asyncio.to_thread(shutil.rmtree, self._scratch, ignore_errors=True)
