@@ -139,12 +139,6 @@ class EnvironmentSettings(Section):
             return self.max_turns + additional * len(self.enabled_tools)
         return sum(self.call_limit(tool, additional) for tool in self.protocol.tools) + 4
 
-    def with_digests(self) -> Self:
-        """Fill in the content of the search corpus as part of the fingerprint; raises ConfigError or DataError."""
-        if not self.call_limit("search"):
-            return self
-        return self.model_copy(update={"search": self.search.with_digests()})
-
     def digest(self) -> str:
         """Hex digest of all that decides what an agent meets: prompt text, tags, tools, limits."""
         data = semantic_dump(self)

@@ -131,7 +131,7 @@ def make_tools(settings: EnvironmentSettings) -> list[Tool]:
     return tools
 
 
-class _RolloutsRun:
+class RolloutsRun:
     """One attempt of the stage."""
 
     def __init__(self, context: StageContext) -> None:
@@ -368,7 +368,7 @@ def _is_owed(error: Exception) -> bool:
 
 def run(context: StageContext) -> Mapping[str, Any]:
     """Make the rollouts of one stage instance; returns counts of statuses, turns, calls and tokens."""
-    return asyncio.run(_RolloutsRun(context).run())
+    return asyncio.run(RolloutsRun(context).run())
 
 
 ROLLOUTS = Stage(

@@ -14,9 +14,10 @@ from typing import Any
 import pytest
 from support.scripted_server import Fault, Item, RecordedRequest, ScriptedServer
 
-from treadle.agent.rollouts import ROLLOUTS, RolloutsSettings
+from treadle.agent.rollouts import ROLLOUTS, RolloutsRun, RolloutsSettings
 from treadle.core.chat import ChatTokenizer
 from treadle.core.config import Section, load_config, merge
+from treadle.core.context import Context, NullProgress, Outputs
 from treadle.core.errors import (
     BudgetExceeded,
     ConfigError,
@@ -26,6 +27,7 @@ from treadle.core.errors import (
     TreadleError,
 )
 from treadle.core.execute import execute
+from treadle.core.journal import Journal
 from treadle.core.records import StageRecord
 from treadle.core.runs import Run
 from treadle.core.schemas import QUESTIONS
@@ -325,3 +327,37 @@ async def test_an_agent_uses_both_real_tools(bench: Bench, tmp_path: Path) -> No
     assert "ZeroDivisionError" in row["text"]
     counts = ("calls_requested", "calls_executed", "python_calls", "search_calls", "failed_calls", "num_turns")
     assert tuple(row[name] for name in counts) == (4, 4, 2, 2, 2, 5)
+
+
+async def test_a_cancelled_stage_leaves_its_journal_in_order_and_nothing_running(bench: Bench, tmp_path: Path) -> None:
+    stuck = asyncio.Event()
+
+    async def reply(request: RecordedRequest) -> Item:
+        if not request.body.get("stop") or len(work_requests(scripted)) <= 4:
+            return ANSWER
+        stuck.set()
+        return Fault("hang")
+
+    questions = bench.run.record(Address.parse("1/questions"))
+    assert questions is not None
+    before = asyncio.all_tasks()
+    async with server(reply) as scripted:
+        with Journal(tmp_path / "journal") as journal:
+            context = Context(
+                address=Address.parse("1/rollouts@base"),
+                attempt=1,
+                settings=bench.instance(scripted.url, options={"max_concurrent": 2}).settings,
+                inputs={"questions": (bench.run.rows(questions.outputs["questions"]),)},
+                journal=journal,
+                progress=NullProgress(),
+                accept_failures=False,
+                scratch=tmp_path,
+                outputs=Outputs(bench.run.storage, ROLLOUTS, "0" * 64, "attempt"),
+            )
+            stage = asyncio.create_task(RolloutsRun(context).run())
+            await stuck.wait()
+            stage.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await stage
+            assert journal.num_finished == 4
+    assert asyncio.all_tasks() == before
