@@ -164,7 +164,7 @@ def _step(annotation: Any, part: str) -> list[Any]:
         field = annotation.model_fields.get(part)
         # A union's tag stands in the location where a field name would.
         return _flatten(field.annotation) if field else [annotation]
-    arguments = typing.get_args(annotation)
+    arguments = [argument for argument in typing.get_args(annotation) if argument is not ...]
     return _flatten(arguments[-1]) if arguments else []
 
 

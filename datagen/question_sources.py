@@ -126,25 +126,24 @@ class QuestionsSettings(Section):
 
 
 def unique_names(sources: Sequence[SourceSettings]) -> list[str]:
-    """File names, with as many folders before them as tell them apart (`gsm8k/test.jsonl`), else numbered."""
+    """File names, with as many folders before them as tell files apart (`gsm8k/test.jsonl`); a second use of the
+    same file is numbered."""
     parts = [source.path.absolute().parts[1:] if source.path else (source.hub or "",) for source in sources]
-    depth = [1] * len(parts)
+    depth = dict.fromkeys(parts, 1)
     while True:
-        names = ["/".join(part[-keep:]) for part, keep in zip(parts, depth, strict=True)]
-        clashing = Counter(names)
-        grow = [
-            index for index, name in enumerate(names) if clashing[name] > 1 and depth[index] < min(len(parts[index]), 4)
-        ]
+        clashing = Counter("/".join(part[-keep:]) for part, keep in depth.items())
+        grow = [part for part, keep in depth.items() if clashing["/".join(part[-keep:])] > 1 and keep < len(part)]
         if not grow:
             break
-        for index in grow:
-            depth[index] += 1
-    seen: Counter[str] = Counter()
-    numbered = []
-    for name in names:
-        seen[name] += 1
-        numbered.append(name if seen[name] == 1 else f"{name}#{seen[name]}")
-    return numbered
+        for part in grow:
+            depth[part] += 1
+    uses: Counter[str] = Counter()
+    names = []
+    for part in parts:
+        name = "/".join(part[-depth[part] :])
+        uses[name] += 1
+        names.append(name if uses[name] == 1 else f"{name}#{uses[name]}")
+    return names
 
 
 def pinned(source: SourceSettings, name: str) -> SourceSettings:

@@ -1,0 +1,137 @@
+"""The search tool as the rollout engine uses it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+import orjson
+import pytest
+
+from treadle.agent.tools.search import EMPTY_QUERY, NO_HIT, SearchTool, SearchToolSettings
+from treadle.core.config import semantic_dump, validate
+from treadle.core.errors import ConfigError, DataError
+from treadle.retriever.bm25 import Hit
+
+FAR = 1e12
+
+
+def settings_for(folder: Path, **settings: object) -> SearchToolSettings:
+    rows = [
+        {"id": "1", "title": "Vorna", "text": "Vorna is a town on the Ilme."},
+        {"id": "2", "title": "Ilme", "text": "The Ilme is a river. " + "It is long. " * 200},
+    ]
+    path = folder / "corpus.jsonl"
+    path.write_bytes(b"".join(orjson.dumps(row) + b"\n" for row in rows))
+    return validate(SearchToolSettings, {"corpus": path, "cache_folder": folder / "cache", **settings})
+
+
+async def test_documents_are_shown_with_title_cut_and_joined(tmp_path: Path) -> None:
+    async with SearchTool(settings_for(tmp_path, document_chars=60)) as tool:
+        outcome = await tool.call(" town on the Ilme\n", deadline=FAR)
+    long = "Ilme\nThe Ilme is a river. " + "It is long. " * 200
+    assert outcome.status == "ok"
+    assert outcome.text == f"Vorna\nVorna is a town on the Ilme.\n\n{long[:60]}..."
+    assert outcome.seconds >= 0
+
+
+@pytest.mark.parametrize(("limit", "mark"), [(33, "..."), (34, ""), (35, "")])
+async def test_a_document_gets_dots_only_when_it_is_cut(tmp_path: Path, limit: int, mark: str) -> None:
+    contents = "Vorna\nVorna is a town on the Ilme."
+    assert len(contents) == 34
+    async with SearchTool(settings_for(tmp_path, document_chars=limit)) as tool:
+        outcome = await tool.call("town", deadline=FAR)
+    assert outcome.text == contents[:limit] + mark
+
+
+async def test_at_most_top_n_documents_are_shown(tmp_path: Path) -> None:
+    async with SearchTool(settings_for(tmp_path, top_n=1)) as tool:
+        outcome = await tool.call("Vorna town Ilme", deadline=FAR)
+    assert outcome.text == "Vorna\nVorna is a town on the Ilme."
+
+
+@pytest.mark.covers("flywheel-7")
+@pytest.mark.parametrize("query", ["", "  \n\t"])
+async def test_an_empty_query_is_invalid(tmp_path: Path, query: str) -> None:
+    async with SearchTool(settings_for(tmp_path)) as tool:
+        outcome = await tool.call(query, deadline=FAR)
+    assert (outcome.status, outcome.text) == ("invalid", EMPTY_QUERY)
+
+
+@pytest.mark.parametrize("query", ["zzz", "the", "\ud800\0", "</search>"])
+async def test_a_query_without_a_hit_is_empty(tmp_path: Path, query: str) -> None:
+    async with SearchTool(settings_for(tmp_path)) as tool:
+        outcome = await tool.call(query, deadline=FAR)
+    assert (outcome.status, outcome.text) == ("empty", NO_HIT)
+
+
+class Stuck:
+    """A searcher whose worker threads hang until released."""
+
+    def __init__(self) -> None:
+        self.release = threading.Event()
+
+    async def open(self) -> None: ...
+
+    async def search(self, query: str, top_n: int) -> Sequence[Hit]:
+        if query == "hang":
+            await asyncio.to_thread(self.release.wait)
+        return [Hit("1", "T", query, 1.0)]
+
+    async def close(self) -> None:
+        self.release.set()
+
+
+@pytest.mark.covers("flywheel-7")
+@pytest.mark.parametrize("by", ["limit of the tool", "deadline of the rollout"])
+async def test_a_search_that_hangs_ends_with_a_timeout_and_holds_up_no_other(by: str) -> None:
+    settings = SearchToolSettings(timeout_s=0.05 if by == "limit of the tool" else 60.0)
+    async with SearchTool(settings, Stuck()) as tool:
+        deadline = FAR if by == "limit of the tool" else asyncio.get_running_loop().time() + 0.05
+        hanging = asyncio.create_task(tool.call("hang", deadline=deadline))
+        quick = [await tool.call(f"q{number}", deadline=FAR) for number in range(20)]
+        assert not hanging.done()
+        outcome = await hanging
+    assert [answer.text for answer in quick] == [f"T\nq{number}" for number in range(20)]
+    assert (outcome.status, outcome.text) == ("timeout", "The search took too long and was stopped.")
+
+
+async def test_queries_run_outside_the_event_loop_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: set[str] = set()
+    tool = SearchTool(settings_for(tmp_path, num_threads=2))
+    async with tool:
+        index = tool._searcher._index
+        search = index.search
+        monkeypatch.setattr(
+            index, "search", lambda *args: threads.add(threading.current_thread().name) or search(*args)
+        )
+        outcomes = await asyncio.gather(*(tool.call("Vorna", deadline=FAR) for _ in range(40)))
+    assert {outcome.status for outcome in outcomes} == {"ok"}
+    assert threads
+    assert all(name.startswith("search") for name in threads)
+    assert len(threads) <= 2
+
+
+async def test_the_tool_can_be_opened_again_after_it_was_closed(tmp_path: Path) -> None:
+    tool = SearchTool(settings_for(tmp_path))
+    for _ in range(2):
+        async with tool:
+            assert (await tool.call("Vorna", deadline=FAR)).status == "ok"
+
+
+def test_the_corpus_counts_by_content_and_not_by_place(tmp_path: Path) -> None:
+    settings = settings_for(tmp_path).with_digests()
+    (tmp_path / "moved.jsonl").write_bytes((tmp_path / "corpus.jsonl").read_bytes())
+    moved = validate(SearchToolSettings, {"corpus": [tmp_path / "moved.jsonl"]}).with_digests()
+    assert semantic_dump(settings) == semantic_dump(moved)
+    (tmp_path / "moved.jsonl").write_bytes(b'{"id": "1", "contents": "other"}\n')
+    assert semantic_dump(moved.with_digests()) != semantic_dump(settings)
+
+
+def test_a_missing_corpus_is_named_before_the_run(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="the search tool has no corpus"):
+        SearchToolSettings().with_digests()
+    with pytest.raises(DataError, match=r"none.jsonl does not exist"):
+        SearchToolSettings(corpus=(tmp_path / "none.jsonl",)).with_digests()
