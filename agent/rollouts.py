@@ -21,7 +21,7 @@ from treadle.agent.config import EnvironmentSettings
 from treadle.agent.environment import Question, ToolEnvironment
 from treadle.agent.rollout import Memory, RolloutEngine, RolloutLimits, Trajectory
 from treadle.agent.rollout_settings import RolloutOptions, RolloutsSettings, selected_questions
-from treadle.agent.rows import failed_row, head_of_row, row_of, telemetry_of
+from treadle.agent.rows import failed_row, head_of_row, rollout_key, row_of, telemetry_of
 from treadle.agent.tools.outcome import Tool
 from treadle.core.chat import ChatTokenizer
 from treadle.core.errors import (
@@ -50,14 +50,11 @@ _WRITE_BATCH = 256
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    """One rollout to be made."""
+    """One rollout that was asked for."""
 
+    key: str
     question: Mapping[str, Any]
-    head: dict[str, Any]
-
-    @property
-    def key(self) -> str:
-        return str(self.head["rollout_key"])
+    sample_index: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,13 +244,14 @@ class RolloutsRun:
     async def _make(self, job: _Job, engine: RolloutEngine, tools: Mapping[str, Tool]) -> None:
         loop = asyncio.get_running_loop()
         started = loop.time()
+        head = self._head(job)
         memory: Memory = JournalMemory(self._journal, job.key)
         environment = ToolEnvironment(self._settings.environment, tools)
         try:
             trajectory = await engine.roll_out(
                 environment,
                 Question.from_row(job.question),
-                seed=job.head["seed"],
+                seed=head["seed"],
                 deadline=started + self._settings.environment.rollout_time_s,
                 memory=memory,
             )
@@ -264,13 +262,14 @@ class RolloutsRun:
             self._last.owe(job.key, error)
             return
         self._last.in_a_row = 0
-        self._finish(job, trajectory, loop.time() - started)
+        self._finish(head, trajectory, loop.time() - started)
 
-    def _finish(self, job: _Job, trajectory: Trajectory, seconds: float) -> None:
-        row = row_of(job.head, trajectory, self._environment_digest, self._tokenizer_digest)
-        telemetry = telemetry_of(job.key, self._context.attempt, seconds, trajectory)
+    def _finish(self, head: Mapping[str, Any], trajectory: Trajectory, seconds: float) -> None:
+        key = head["rollout_key"]
+        row = row_of(head, trajectory, self._environment_digest, self._tokenizer_digest)
+        telemetry = telemetry_of(key, self._context.attempt, seconds, trajectory)
         value = {"row": row, "telemetry": telemetry, "wasted_tokens": trajectory.usage.wasted_tokens}
-        self._journal.finish(job.key, orjson.dumps(value))
+        self._journal.finish(key, orjson.dumps(value))
         self._num_finished += 1
         self._statuses[trajectory.status] += 1
         self._tokens += trajectory.usage.completion_tokens
@@ -305,7 +304,7 @@ class RolloutsRun:
                 totals["wasted_tokens"] += stored["wasted_tokens"]
             else:
                 error = self._last.errors.get(job.key, self._last.first)
-                row = failed_row(job.head, error, self._environment_digest, self._tokenizer_digest)
+                row = failed_row(self._head(job), error, self._environment_digest, self._tokenizer_digest)
             rows.append(row)
             statuses[row["status"]] += 1
             for name in _SUMMED:
@@ -331,10 +330,14 @@ class RolloutsRun:
 
     def _jobs(self) -> Iterator[_Job]:
         """All rollouts that were asked for, in the order of their rows."""
-        settings = self._settings
+        name = self._settings.model_name
         for question in selected_questions(self._options, self._context.inputs["questions"]):
             for sample_index in range(self._options.samples_per_question):
-                yield _Job(question, head_of_row(question, settings.model_name, sample_index, settings.seed))
+                key = rollout_key(question["question_key"], name, sample_index)
+                yield _Job(key, question, sample_index)
+
+    def _head(self, job: _Job) -> dict[str, Any]:
+        return head_of_row(job.question, self._settings.model_name, job.sample_index, self._settings.seed)
 
 
 _SUMMED = (
