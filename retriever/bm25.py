@@ -25,6 +25,7 @@ from typing import Any, Final
 import orjson
 
 from treadle.core.config import digest_json
+from treadle.core.engines.cache import cache_root
 from treadle.core.errors import ConfigError, DataError, StorageError
 from treadle.core.inputs import file_sha256
 from treadle.retriever.corpus import Document, read_corpus
@@ -62,8 +63,7 @@ class Hit:
 
 def default_cache() -> Path:
     """`$TREADLE_CACHE/indexes`, else `~/.cache/treadle/indexes`."""
-    root = os.environ.get("TREADLE_CACHE")
-    return (Path(root) if root else Path.home() / ".cache" / "treadle") / "indexes"
+    return cache_root() / "indexes"
 
 
 def fingerprint(digests: Sequence[str]) -> str:

@@ -108,7 +108,11 @@ class SearchTool:
         self._searcher = searcher if searcher is not None else LocalSearcher(settings)
 
     async def __aenter__(self) -> SearchTool:
-        await self._searcher.open()
+        try:
+            await self._searcher.open()
+        except BaseException:
+            await self._searcher.close()
+            raise
         return self
 
     async def __aexit__(self, *exc: object) -> None:

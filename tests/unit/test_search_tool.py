@@ -135,3 +135,12 @@ def test_a_missing_corpus_is_named_before_the_run(tmp_path: Path) -> None:
         SearchToolSettings().with_digests()
     with pytest.raises(DataError, match=r"none.jsonl does not exist"):
         SearchToolSettings(corpus=(tmp_path / "none.jsonl",)).with_digests()
+
+
+async def test_a_tool_that_cannot_open_leaves_no_thread_behind(tmp_path: Path) -> None:
+    settings = settings_for(tmp_path)
+    (tmp_path / "corpus.jsonl").write_bytes(b"{")
+    tool = SearchTool(settings)
+    with pytest.raises(DataError, match="row 1"):
+        await tool.__aenter__()
+    assert tool._searcher._threads is None
