@@ -1,0 +1,151 @@
+"""Locks, names and messages of engine environments; nothing is installed here."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from treadle.core.config import Section, validate
+from treadle.core.engines import environments
+from treadle.core.engines.config import ServerSettings, TutorServer, VllmServer
+from treadle.core.engines.doctor import core_checks
+from treadle.core.engines.own_code import own_code
+from treadle.core.engines.serving import serve, vllm_arguments
+from treadle.core.errors import ConfigError, EngineError
+from treadle.demo import embedded_model
+
+BUILDS = [(engine, variant) for engine, variants in environments.VARIANTS.items() for variant in variants]
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("TREADLE_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.mark.parametrize(("engine", "variant"), BUILDS)
+def test_every_lock_pins_each_package_once_and_names_no_index(engine: str, variant: str) -> None:
+    lines = [line for line in environments.lock_text(engine, variant).splitlines() if not line.startswith("#")]
+    names = [re.fullmatch(r"([A-Za-z0-9._-]+)==[A-Za-z0-9.+!]+", line) for line in lines]
+    assert len(lines) > 50 and all(names)
+    canonical = [re.sub(r"[-_.]+", "-", name[1]).lower() for name in names if name]
+    assert len(canonical) == len(set(canonical))
+
+
+def test_the_cpu_lock_holds_nothing_built_for_cuda() -> None:
+    lock = environments.lock_text("serve", "cpu")
+    assert "torch==2.13.0+cpu" in lock
+    assert not re.search(r"^(torchvision|torchaudio|torchcodec|triton|nvidia-.*)==", lock, re.MULTILINE)
+
+
+def test_an_environment_is_named_after_its_lock(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = environments.environment_path("serve", "cpu")
+    assert before.parent == cache / "envs" and before.name.startswith("serve-cpu-")
+    lock = environments.lock_text("serve", "cpu")
+    monkeypatch.setattr(environments, "lock_text", lambda engine, variant: "# another remark\n" + lock)
+    assert environments.environment_path("serve", "cpu") == before
+    monkeypatch.setattr(environments, "lock_text", lambda engine, variant: lock + "more==1\n")
+    assert environments.environment_path("serve", "cpu") != before
+
+
+def test_an_unfinished_environment_does_not_count(cache: Path) -> None:
+    path = environments.environment_path("serve", "cpu")
+    (path / "bin").mkdir(parents=True)
+    with pytest.raises(EngineError, match="treadle env install serve --variant cpu"):
+        environments.python_of("serve", "cpu")
+    (path / ".complete").touch()
+    assert environments.python_of("serve", "cpu") == path / "bin" / "python"
+    assert environments.installed() == {"serve-cpu": path}
+
+
+@pytest.mark.parametrize(("engine", "variant", "said"), [("sreve", "auto", "unknown engine"), ("serve", "tpu", "cuda")])
+def test_unknown_engines_and_builds_are_named(engine: str, variant: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        environments.install(engine, variant)
+
+
+@pytest.mark.parametrize(
+    ("log", "said"),
+    [
+        ("NewConnectionError: Failed to establish a new connection", "the package index cannot be reached"),
+        ("ERROR: [Errno 28] No space left on device", "is full"),
+        ("ERROR: No matching distribution found for torch==2.13.0+cpu", "PIP_EXTRA_INDEX_URL"),
+        ("The virtual environment was not created: ensurepip is not available", "python3-venv"),
+        ("ERROR: something\x1b[31m else", "something else"),
+    ],
+)
+def test_failed_installations_are_explained(tmp_path: Path, log: str, said: str) -> None:
+    (tmp_path / "log").write_text("Collecting x\n" + log + "\n")
+    message = environments.explain_failure("engine serve", 1, tmp_path / "log")
+    assert said in message and "\x1b" not in message
+
+
+def test_engines_import_this_very_code(cache: Path) -> None:
+    folder = own_code()
+    assert folder.parent == cache / "code" and own_code() == folder
+    code = (
+        "import treadle.core.engines.environments as e, treadle.demo.embedded_weights as w, importlib.metadata as m;"
+        "print(e.__file__, len(e.lock_text('serve', 'cpu')), m.version('treadle'))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={"PYTHONPATH": str(folder)},
+        cwd="/",
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    file, length, _ = done.stdout.split()
+    assert file.startswith(str(folder)) and int(length) == len(environments.lock_text("serve", "cpu"))
+
+
+def test_engines_do_not_inherit_python_paths(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONHOME", "/nowhere")
+    monkeypatch.setenv("PYTHONPATH", "/nowhere")
+    environ = environments.engine_environ({"A": "b"})
+    assert environ["PYTHONPATH"] == str(own_code()) and "PYTHONHOME" not in environ and environ["A"] == "b"
+
+
+def test_the_two_kinds_of_server_are_told_apart_by_type() -> None:
+    class Holder(Section):
+        server: ServerSettings
+
+    assert validate(Holder, {"server": {"type": "vllm"}}).server == VllmServer()
+    assert validate(Holder, {"server": {"type": "tutor", "persona": "noisy"}}).server == TutorServer(persona="noisy")
+    with pytest.raises(ConfigError, match="dtype"):
+        validate(Holder, {"server": {"type": "vllm", "dtype": "int3"}})
+    with pytest.raises(ConfigError, match="dotted name"):
+        validate(Holder, {"server": {"type": "tutor", "module": "-c"}})
+
+
+def test_the_cpu_build_prefills_whole_prompts_and_the_gpu_build_compiles() -> None:
+    cpu = vllm_arguments(VllmServer(max_model_len=16384), "folder", "name", 8000, "cpu")
+    assert "--no-enable-chunked-prefill" in cpu and "--enforce-eager" in cpu
+    assert cpu[cpu.index("--max-num-batched-tokens") + 1] == "16384"
+    cuda = vllm_arguments(VllmServer(extra_args=("--a", "b")), "folder", "name", 8000, "cuda")
+    assert "--enforce-eager" not in cuda and "--no-enable-chunked-prefill" not in cuda and cuda[-2:] == ["--a", "b"]
+    assert cpu[cpu.index("--generation-config") + 1] == "vllm" and cpu[cpu.index("--host") + 1] == "127.0.0.1"
+
+
+def test_serving_without_the_engine_names_the_command_that_installs_it(tmp_path: Path) -> None:
+    with pytest.raises(EngineError, match="treadle env install serve"), serve(VllmServer(model=str(tmp_path))):
+        pass
+
+
+def test_checks_name_a_remedy_for_whatever_is_not_well(cache: Path, tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    checks = {check.name: check for check in core_checks(file)}
+    assert checks["root"].status == "fail"
+    assert checks["engine serve"].status == "warn" and checks["engine serve"].fix == "treadle env install serve"
+    assert all(check.fix for check in checks.values() if check.status != "ok")
+
+
+def test_a_wheel_with_other_bytes_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "x.whl").write_bytes(b"other")
+    with pytest.raises(EngineError, match="another file"):
+        embedded_model._check_digest(tmp_path / "x.whl")
