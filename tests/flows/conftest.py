@@ -108,3 +108,29 @@ def wait_until(condition, what: str, log: Path, timeout_s: float = 120) -> None:
             tail = log.read_text(errors="replace")[-2000:] if log.exists() else ""
             raise AssertionError(f"{what} did not come up: {tail}")
         time.sleep(0.2)
+
+
+@pytest.fixture(scope="session")
+def sample_run_config(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small run over the sample world, whose tutor the run starts itself."""
+    from treadle.demo.byte_tokenizer import write_byte_tokenizer
+    from treadle.demo.world import write_world
+
+    folder = tmp_path_factory.mktemp("world")
+    world = write_world(folder, documents=100, questions=10, heldout_questions=10)
+    tokenizer = write_byte_tokenizer(folder / "tokenizer")
+    config = folder / "run.toml"
+    config.write_text(f"""
+[models.tutor]
+model = "treadle-tutor"
+server = {{ type = "tutor", persona = "noisy", tokenizer = "{tokenizer}" }}
+
+[questions]
+sources = [{{ path = "{world.questions}", source_field = "source", split_field = "split" }}]
+domains = {{ world-lookup = "qa", world-compute = "math" }}
+
+[environment]
+search = {{ corpus = ["{world.corpus}"] }}
+python = {{ sandbox = {{ packages = [] }} }}
+""")
+    return config

@@ -44,7 +44,7 @@ def test_a_stage_deployment_runs_one_stage_again(prefect_home, deployed_run) -> 
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     status = prefect_home.run("treadle", "status", "--run", "deployed", "--root", str(deployed_run), "--json")
-    attempts = {item["address"]: item["attempts"] for item in json.loads(status.stdout)}
+    attempts = {item["address"]: item["num_attempts"] for item in json.loads(status.stdout)}
     assert attempts["1/scores@tutor"] == 2
     assert attempts["1/rollouts@tutor"] == 1
 
