@@ -161,6 +161,8 @@ def _vllm_command(
             "VLLM_CPU_KVCACHE_SPACE": str(settings.kv_cache_gb),
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
             "OMP_NUM_THREADS": str(threads),
+            # Threads that spin at barriers wait for each other's time slices as soon as anything else wants the cores.
+            "OMP_WAIT_POLICY": "passive",
         }
     environ = engine_environ(extra)
     # Set by the user for a server of their own, it would make ours ask for a key.
