@@ -20,6 +20,8 @@ from typing import Protocol
 
 from treadle.core.errors import StorageError
 
+_TEMPORARY = ".tmp-"
+
 _REMEDIES = {
     errno.ENOSPC: "the disk is full: free space, then run the same command again; what was finished is kept",
     errno.EDQUOT: "the disk quota is used up: free space, then run the same command again; what was finished is kept",
@@ -150,17 +152,20 @@ class LocalStorage:
         start = self.path(prefix)
         with storage_errors("list", start):
             for folder, folders, files in os.walk(start):
-                folders[:] = sorted(name for name in folders if not name.startswith(".tmp-"))
+                folders[:] = sorted(name for name in folders if not name.startswith(_TEMPORARY))
                 place = Path(folder).relative_to(self.root)
-                yield from sorted((place / name).as_posix() for name in files if not name.startswith(".tmp-"))
+                yield from sorted((place / name).as_posix() for name in files if not name.startswith(_TEMPORARY))
 
     def delete(self, key: str) -> None:
         """See `Storage.delete`."""
         path = self.path(key)
         with storage_errors("delete", path), contextlib.suppress(FileNotFoundError):
+            # Renamed first: a kill in the middle leaves no half of it behind under its own name. The new name follows
+            # from the old one, so that the next deletion finds what that kill left.
+            doomed = path.parent / f"{_TEMPORARY}deleted-{path.name}"
+            with contextlib.suppress(FileNotFoundError):
+                shutil.rmtree(doomed)
             if path.is_dir():
-                # Renamed first: a kill in the middle leaves no half of it behind under its own name.
-                doomed = path.parent / _temporary_name()
                 path.rename(doomed)
                 shutil.rmtree(doomed)
             else:
@@ -207,7 +212,7 @@ def make_folder(path: Path) -> None:
 
 
 def _temporary_name() -> str:
-    return f".tmp-{uuid.uuid4().hex}"
+    return f"{_TEMPORARY}{uuid.uuid4().hex}"
 
 
 def _write_atomically(target: Path, data: bytes) -> None:

@@ -86,6 +86,18 @@ def test_an_object_is_replaced_only_if_it_is_as_expected(tmp_path: Path) -> None
     assert storage.get("a/b") is None
 
 
+def test_what_a_kill_left_of_a_deletion_goes_with_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    storage = LocalStorage(tmp_path)
+    storage.put("a/b/c", b"1")
+    with monkeypatch.context() as patch:
+        patch.setattr("os.rmdir", None)
+        with pytest.raises(TypeError):
+            storage.delete("a/b")
+    assert list(storage.keys("a")) == []
+    storage.delete("a/b")
+    assert list((tmp_path / "a").iterdir()) == []
+
+
 @pytest.mark.parametrize("key", ["../x", "/etc/passwd", "a/../../x", "a\0b"])
 def test_a_key_cannot_leave_the_root(tmp_path: Path, key: str) -> None:
     with pytest.raises(StorageError, match="is not a key inside of"):
