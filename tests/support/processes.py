@@ -1,0 +1,99 @@
+"""Processes of tests: stop one where it stands, kill it alone, and see what it leaves behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+
+def until(condition: Callable[[], bool], what: str, limit_s: float = 60.0, pause_s: float = 0.005) -> None:
+    """Wait for a condition that has to come true; fails with `what` after a limit that only a fault reaches."""
+    end = time.monotonic() + limit_s
+    while not condition():
+        if time.monotonic() > end:
+            raise AssertionError(f"not within {limit_s:g} s: {what}")
+        time.sleep(pause_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A process at one moment; its start time tells it from a later one with the same number."""
+
+    pid: int
+    parent: int
+    session: int
+    state: str
+    start: int
+    name: str
+
+    def lives(self) -> bool:
+        """Whether this very process is still there and more than a zombie."""
+        now = look(self.pid)
+        return now is not None and now.start == self.start and now.state not in "ZX"
+
+
+def look(pid: int) -> Seen | None:
+    """What the kernel says of a process; None if there is none."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    name, _, rest = text.partition(" (")[2].rpartition(") ")
+    fields = rest.split()
+    return Seen(pid, int(fields[1]), int(fields[3]), fields[0], int(fields[19]), name)
+
+
+def family(pid: int) -> list[Seen]:
+    """All descendants of a process, and what else runs in the session that it leads; without itself."""
+    everyone = [seen for entry in Path("/proc").iterdir() if entry.name.isdigit() and (seen := look(int(entry.name)))]
+    members = {pid}
+    while True:
+        more = {seen.pid for seen in everyone if seen.parent in members or seen.session in members} - members
+        if not more:
+            return [seen for seen in everyone if seen.pid in members and seen.pid != pid]
+        members |= more
+
+
+def freeze(process: subprocess.Popen[bytes]) -> bool:
+    """Stop a process between two of its instructions; False if it has ended by itself."""
+    if process.poll() is not None:
+        return False
+    os.kill(process.pid, signal.SIGSTOP)
+    told = os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+    return told is not None and told.si_code == os.CLD_STOPPED
+
+
+def thaw(process: subprocess.Popen[bytes]) -> None:
+    """Let a frozen process go on."""
+    os.kill(process.pid, signal.SIGCONT)
+
+
+def kill_alone(process: subprocess.Popen[bytes]) -> list[Seen] | None:
+    """SIGKILL one process and nothing below it; returns what it had started, or None if it had ended before.
+
+    It is frozen first, so that what it had started is known exactly: it dies where it was stopped.
+    """
+    if not freeze(process):
+        process.wait()
+        return None
+    orphans = family(process.pid)
+    process.kill()
+    process.wait()
+    return orphans
+
+
+def end_family(process: subprocess.Popen[bytes]) -> None:
+    """After a failed test: end a process and all that it started."""
+    members = family(process.pid)
+    process.kill()
+    process.wait()
+    for seen in members:
+        if seen.lives():
+            with suppress(ProcessLookupError):
+                os.kill(seen.pid, signal.SIGKILL)
