@@ -26,7 +26,11 @@ root_option = click.option(
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for scripts.")
 set_option = click.option(
-    "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override a key, as in rollouts.samples=8."
+    "--set",
+    "overrides",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Override a key, as in rollouts.samples_per_question=8.",
 )
 
 
@@ -45,7 +49,7 @@ def _work_options(command: Command) -> Command:
     return command
 
 
-@click.command(epilog="Example:  treadle run configs/laptop.toml --run first --set rollouts.samples=2")
+@click.command(epilog="Example:  treadle run configs/laptop.toml --run first --set rollouts.samples_per_question=2")
 @click.argument("configs", nargs=-1, type=click.Path(path_type=Path, dir_okay=False), metavar="[CONFIG.toml]...")
 @click.option("--run", "run_id", required=True, help="Name of the run; an existing one is resumed.")
 @click.option("--dry-run", is_flag=True, help="Print the resolved configuration and what would be done; do nothing.")
@@ -145,7 +149,8 @@ def _execute(instance: Instance, run: Run, force: bool, accept_failures: bool, q
             notify=lambda line: None if quiet else click.echo(line, err=True),
         )
     if not quiet:
-        outputs = ", ".join(f"{ref.num_rows:,} {kind}" for kind, ref in sorted(record.outputs.items()))
+        counts = {kind: ref.num_rows for kind, ref in record.outputs.items() if ref.num_rows}
+        outputs = ", ".join(f"{counts[kind]:,} {kind}" for kind in sorted(counts, key=lambda k: (k == "quarantine", k)))
         click.echo(f"{instance.address}: {outputs}{' (unchanged, reused)' if record.reused else ''}", err=True)
     return record
 
@@ -163,22 +168,22 @@ def _print_end(run: Run, records: list[StageRecord], as_json: bool) -> None:
 
 
 def _print_summary(run: Run, record: StageRecord) -> None:
-    from rich.console import Console
-
     from treadle.eval.terminal import summary_table
+    from treadle.flows.render import console
 
-    Console().print(summary_table(run.rows(record.outputs["summary"]).rows()))
+    out = console()
+    out.print(summary_table(run.rows(record.outputs["summary"]).rows(), width=out.width))
 
 
 def _print_where(run: Run, records: list[StageRecord]) -> None:
     """Where the data lies and how to look at it."""
-    from treadle.tasks.running import artifact_folders
+    from treadle.flows.render import run_options
 
     for record in records:
-        for folder in artifact_folders(run, record):
-            click.echo(f"{record.address:<24} {folder}")
-    root = run.storage.directory("")
-    options = f"--run {run.run_id}" + ("" if root == Path("outputs").absolute() else f" --root {root}")
+        for kind, ref in sorted(record.outputs.items()):
+            if ref.num_rows:
+                click.echo(f"{kind:<12} {run.storage.directory(ref.folder)}")
+    options = run_options(run.run_id, run.storage.directory(""))
     keys = [key for record in records if "rollouts" in record.outputs for key in _some_key(run, record)]
     click.echo(f"treadle status {options}")
     for key in keys[-1:]:
