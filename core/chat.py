@@ -8,10 +8,11 @@ and decoding what was encoded gives the text back. See `docs/behaviour/llm.md`.
 from __future__ import annotations
 
 import datetime as dt
+import functools
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
 
 TEMPLATE_DATE = dt.date(2024, 7, 26)
 """What templates that print today's date are told: the clock must not change a prompt when a run is resumed."""
+
+_CACHED_PIECES = 256
+_CACHED_PIECE_CHARS = 20_000
 
 
 class ChatTokenizer:
@@ -42,11 +46,10 @@ class ChatTokenizer:
         self._with_specials = _build_tokenizer(folder, tokenizer_json)
         self._plain = _build_tokenizer(folder, tokenizer_json)
         self._plain.encode_special_tokens = True
-        names = _named_special_tokens(config)
-        self._named = names
+        self._named = _named_special_tokens(config)
         self._template = _compile_template(folder, template)
         self.digest = hashlib.sha256(
-            b"\0".join([hashlib.sha256(tokenizer_json).digest(), template.encode(), canonical_json(names)])
+            b"\0".join([hashlib.sha256(tokenizer_json).digest(), template.encode(), canonical_json(self._named)])
         ).hexdigest()
         self.vocab_size: int = self._plain.get_vocab_size(with_added_tokens=True)
         added = self._plain.get_added_tokens_decoder()
@@ -58,6 +61,10 @@ class ChatTokenizer:
         spellings = sorted(self._special_ids, key=len, reverse=True)
         self._special_pattern = re.compile("|".join(map(re.escape, spellings)) or r"(?!)")
         self.eos_ids = self._find_eos(config.get("generation_eos"))
+        self._token_bytes = _token_bytes(self._plain, tokenizer_json)
+        # Prompts of a run share their system message, so that most of one is in here already.
+        self._piece_ids = functools.lru_cache(maxsize=_CACHED_PIECES)(self.encode)
+        self._pieces_are_independent = self._check_pieces()
 
     @classmethod
     def load(cls, folder: Path) -> ChatTokenizer:
@@ -82,7 +89,13 @@ class ChatTokenizer:
         return self._encode(self._plain, text)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Text of ids, special tokens included. A cut multi-byte character becomes U+FFFD."""
+        """Text of ids, special tokens included. A cut multi-byte character becomes U+FFFD; unknown ids give nothing."""
+        if self._token_bytes is not None:
+            try:
+                return b"".join(map(self._token_bytes.__getitem__, ids)).decode("utf-8", "replace")
+            except KeyError:
+                known = [self._token_bytes.get(index, b"") for index in ids]
+                return b"".join(known).decode("utf-8", "replace")
         return self._plain.decode(ids if isinstance(ids, list) else list(ids), skip_special_tokens=False)
 
     def render(self, messages: Sequence[Mapping[str, str]]) -> str:
@@ -108,9 +121,12 @@ class ChatTokenizer:
 
         For messages without such spellings the ids are those of the rendered text as a whole.
         """
-        if not any(self._has_special(value) for message in messages for value in message.values()):
-            return self._encode(self._with_specials, self.render(messages))
-        return self._guarded_prompt_ids(messages)
+        if any(self._has_special(value) for message in messages for value in message.values()):
+            return self._guarded_prompt_ids(messages)
+        rendered = self.render(messages)
+        if self._pieces_are_independent:
+            return self._ids_by_pieces(rendered)
+        return self._encode(self._with_specials, rendered)
 
     def _guarded_prompt_ids(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
         """Render with stand-ins for the spellings, cut at the template's own control tokens, encode the rest plain."""
@@ -125,18 +141,30 @@ class ChatTokenizer:
             {key: self._special_pattern.sub(hide, _well_formed(value)) for key, value in message.items()}
             for message in messages
         ]
-        rendered = self.render(hidden)
         marker = re.compile(f"{re.escape(nonce)}(\\d+){re.escape(nonce)}")
+        return self._ids_by_pieces(self.render(hidden), lambda piece: marker.sub(lambda m: spelled[int(m[1])], piece))
+
+    def _ids_by_pieces(self, rendered: str, restore: Callable[[str], str] | None = None) -> list[int]:
+        """Ids of a text in which every spelling of a special token is one; what lies between is encoded plain."""
         ids: list[int] = []
         position = 0
         for match in [*self._special_pattern.finditer(rendered), None]:
             piece = rendered[position : match.start() if match else len(rendered)]
+            if restore is not None:
+                piece = restore(piece)
             if piece:
-                ids += self.encode(marker.sub(lambda found: spelled[int(found[1])], piece))
+                ids += self._piece_ids(piece) if len(piece) <= _CACHED_PIECE_CHARS else self.encode(piece)
             if match:
                 ids.append(self._special_ids[match[0]])
                 position = match.end()
         return ids
+
+    def _check_pieces(self) -> bool:
+        """Whether text between special tokens is tokenised as if it stood alone; true of byte-level tokenizers."""
+        if self._token_bytes is None or self._normalizes_specials:
+            return False
+        sample = "a b\n".join(["", *self._special_ids, ""])
+        return self._ids_by_pieces(sample) == self._encode(self._with_specials, sample)
 
     def _has_special(self, text: str) -> bool:
         if self._special_pattern.search(text) is not None:
@@ -159,6 +187,33 @@ class ChatTokenizer:
         except (UnicodeEncodeError, TypeError):
             ids = tokenizer.encode(_well_formed(text), add_special_tokens=False).ids
         return ids
+
+
+def _token_bytes(tokenizer: Tokenizer, tokenizer_json: bytes) -> dict[int, bytes] | None:
+    """Bytes of each id, for tokenizers whose decoder is byte-level; looking them up is several times faster."""
+    decoder = json.loads(tokenizer_json).get("decoder")
+    if not isinstance(decoder, dict) or decoder.get("type") != "ByteLevel":
+        return None
+    letters = {ord(letter): chr(byte) for byte, letter in enumerate(_byte_letters())}
+    # Latin-1 characters that stand for no byte: a token that holds one is taken as plain text.
+    to_latin = {
+        **dict.fromkeys(range(256), "\uffff"),
+        **{ord(letter): chr(byte) for byte, letter in enumerate(letters)},
+    }
+    table = {}
+    for token, index in tokenizer.get_vocab(with_added_tokens=True).items():
+        try:
+            table[index] = token.translate(to_latin).encode("latin-1")
+        except UnicodeEncodeError:
+            table[index] = token.encode()
+    return table
+
+
+def _byte_letters() -> list[str]:
+    """The printable character by which byte-level vocabularies write each byte (GPT-2, Radford et al. 2019)."""
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = iter(range(0x100, 0x200))
+    return [chr(byte if byte in printable else next(others)) for byte in range(256)]
 
 
 def _well_formed(text: str) -> str:

@@ -73,6 +73,20 @@ def test_decoding_what_was_encoded_gives_the_text(tokenizers: dict[str, ChatToke
 
 
 @pytest.mark.parametrize("model", MODELS)
+@settings(max_examples=300)
+@given(data=st.data())
+def test_decoding_any_ids_agrees_with_the_tokenizers_library(
+    tokenizers: dict[str, ChatTokenizer], model: str, data: st.DataObject
+) -> None:
+    tokenizer = tokenizers[model]
+    size = tokenizer.vocab_size
+    some = st.integers(0, size + 20) | st.integers(0, 300) | st.integers(size - 30, size - 1)
+    ids = data.draw(st.lists(some, max_size=12))
+    assert tokenizer._token_bytes is not None and tokenizer._pieces_are_independent
+    assert tokenizer.decode(ids) == tokenizer._plain.decode(ids, skip_special_tokens=False)
+
+
+@pytest.mark.parametrize("model", MODELS)
 @settings(max_examples=150)
 @given(content=TEXTS, system=TEXTS)
 def test_prompt_ids_are_the_ids_of_the_rendered_prompt(
