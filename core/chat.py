@@ -196,10 +196,7 @@ def _token_bytes(tokenizer: Tokenizer, tokenizer_json: bytes) -> dict[int, bytes
         return None
     letters = {ord(letter): chr(byte) for byte, letter in enumerate(_byte_letters())}
     # Latin-1 characters that stand for no byte: a token that holds one is taken as plain text.
-    to_latin = {
-        **dict.fromkeys(range(256), "\uffff"),
-        **{ord(letter): chr(byte) for byte, letter in enumerate(letters)},
-    }
+    to_latin = {**dict.fromkeys(range(256), "\uffff"), **letters}
     table = {}
     for token, index in tokenizer.get_vocab(with_added_tokens=True).items():
         try:
