@@ -234,7 +234,7 @@ def _wait_until_it_answers(child: Child, url: str, model: str, timeout_s: float,
             raise child.failure(f"did not answer within {timeout_s:.0f} s (startup_timeout_s)")
         if now - said > _PROGRESS_S:
             said = now
-            notify(f"  {now - started:.0f} s: {child.log_tail(1)[:120]}")
+            notify(f"  still starting after {now - started:.0f} s")
         if _answers(url, model, timeout_s=min(_PROBE_S, max(1.0, timeout_s - (now - started)))):
             return
         child.wait(0.25)

@@ -1,0 +1,87 @@
+"""The first command of the README, for real: tutor and SmolLM2 on vLLM over the sample world."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from treadle.core.chat import ChatTokenizer
+from treadle.core.journal import count_finished
+from treadle.core.runs import Run
+from treadle.core.stage import Address
+from treadle.demo.embedded_model import embedded_tokenizer
+
+TREADLE = Path(sys.executable).with_name("treadle")
+
+
+def start(root: Path, *argv: str) -> subprocess.Popen[str]:
+    command = [str(TREADLE), *argv, "--root", str(root)]
+    return subprocess.Popen(command, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)
+
+
+@pytest.fixture(scope="module")
+def demo_run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A demo that was killed while the real model answered, and run again."""
+    root = tmp_path_factory.mktemp("demo")
+    journal = root / "runs" / "demo" / "journal" / "1" / "rollouts@smollm2"
+    child = start(root, "demo")
+    while not any(count_finished(folder) for folder in journal.glob("*")):
+        assert child.poll() is None, child.communicate()
+        time.sleep(0.2)
+    os.kill(child.pid, signal.SIGKILL)
+    child.communicate()
+    before = sum(count_finished(folder) for folder in journal.glob("*"))
+    again = start(root, "demo")
+    out, err = again.communicate(timeout=1500)
+    assert again.returncode == 0, err
+    assert "Traceback" not in err
+    assert f"{before} of 20 rollouts were finished before" in err
+    assert "tutor" in out and "smollm2" in out
+    return Run.open(root, "demo")
+
+
+def rows(run: Run, address: str, kind: str) -> list[dict]:
+    record = run.record(Address.parse(address))
+    assert record is not None
+    return list(run.rows(record.outputs[kind]).rows())
+
+
+def test_the_demo_scores_both_models(demo_run: Run) -> None:
+    summary = {row["model"]: row for row in rows(demo_run, "1/report", "summary") if row["dataset"] == "all"}
+    assert {model: row["num_rollouts"] for model, row in summary.items()} == {"tutor": 50, "smollm2": 20}
+    assert summary["tutor"]["accuracy"] > 0.5
+
+
+@pytest.mark.parametrize("model", ["tutor", "smollm2"])
+def test_every_rollout_ends_with_a_status_of_its_own(demo_run: Run, model: str) -> None:
+    statuses = {row["status"] for row in rows(demo_run, f"1/rollouts@{model}", "rollouts")}
+    assert statuses <= {"answered", "no_answer", "limit", "max_turns", "context_full", "length", "timeout"}
+
+
+@pytest.mark.parametrize("model", ["tutor", "smollm2"])
+def test_the_ids_of_a_row_are_its_text(demo_run: Run, model: str) -> None:
+    tokenizer = ChatTokenizer.load(embedded_tokenizer())
+    found = rows(demo_run, f"1/rollouts@{model}", "rollouts")
+    assert any(row["output_ids"] for row in found)
+    for row in found:
+        assert tokenizer.decode(row["output_ids"]) == row["text"]
+        assert len(row["output_ids"]) == len(row["token_origin"])
+        segments = json.loads(row["segments"])
+        assert "".join(segment["text"] for segment in segments) == row["text"]
+        ends = [0, *(segment["end"] for segment in segments)]
+        assert [segment["start"] for segment in segments] == ends[:-1]
+        assert ends[-1] == len(row["output_ids"])
+
+
+def test_a_finished_demo_is_not_run_again(demo_run: Run) -> None:
+    child = start(demo_run.storage.directory(""), "demo")
+    _, err = child.communicate(timeout=120)
+    assert child.returncode == 0, err
+    assert err.count("(unchanged, reused)") == 6
