@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -115,6 +116,7 @@ class CrashBench:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=said,
+                env={**os.environ, "TREADLE_TRACEBACK": "1"},
                 start_new_session=True,
             )
 
