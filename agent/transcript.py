@@ -35,6 +35,10 @@ class Codec(TypingProtocol):
         """Text of ids, special tokens kept."""
         ...
 
+    def count_within(self, ids: Sequence[int], text: str) -> int:
+        """Most ids, from the first on, whose decoded text is a beginning of `text`."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Prefix:
@@ -114,26 +118,11 @@ def keep_prefix(codec: Codec, ids: list[int], origins: list[int], text: str) -> 
     Returns ids, origins and the number of ids dropped. Ids that lie wholly within the text stay as they are; the rest
     of the text, which ends inside a token, is encoded anew.
     """
-    count = _ids_within(codec, ids, text)
+    count = codec.count_within(ids, text)
     tail = text[len(codec.decode(ids[:count])) :]
     again = codec.encode(tail) if tail else []
     dropped = len(ids) - count - (1 if tail else 0)
     return ids[:count] + again, origins[:count] + [ORIGIN_REENCODED] * len(again), max(dropped, 0)
-
-
-def _ids_within(codec: Codec, ids: list[int], text: str) -> int:
-    """Most ids whose decoded text is a beginning of `text`."""
-    low, high = 0, len(ids)
-    while low < high:
-        middle = (low + high + 1) // 2
-        if len(codec.decode(ids[:middle])) <= len(text):
-            low = middle
-        else:
-            high = middle - 1
-    # A character cut in the middle decodes to U+FFFD, so the nearest prefixes may still not fit.
-    while low and not text.startswith(codec.decode(ids[:low])):
-        low -= 1
-    return low
 
 
 @dataclass(slots=True)
@@ -250,7 +239,7 @@ class Transcript:
         assert self._codec is not None
         counts: list[int] = []
         for position in positions:
-            count = _ids_within(self._codec, ids, text[:position])
+            count = self._codec.count_within(ids, text[:position])
             if count < len(ids) and len(self._codec.decode(ids[:count])) < position:
                 count += 1
             counts.append(max(count, counts[-1] if counts else 0))

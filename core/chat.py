@@ -7,9 +7,11 @@ and decoding what was encoded gives the text back. See `docs/behaviour/llm.md`.
 
 from __future__ import annotations
 
+import bisect
 import datetime as dt
 import functools
 import hashlib
+import itertools
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -97,6 +99,19 @@ class ChatTokenizer:
                 known = [self._token_bytes.get(index, b"") for index in ids]
                 return b"".join(known).decode("utf-8", "replace")
         return self._plain.decode(ids if isinstance(ids, list) else list(ids), skip_special_tokens=False)
+
+    def count_within(self, ids: Sequence[int], text: str) -> int:
+        """Most ids, from the first on, whose decoded text is a beginning of `text`."""
+        if self._token_bytes is not None:
+            # U+FFFD is at least as long as the bytes that it stands for, so this is never too few.
+            sizes = [len(self._token_bytes.get(index, b"")) for index in ids]
+            count = bisect.bisect_right(list(itertools.accumulate(sizes)), len(_well_formed(text).encode()))
+        else:
+            count = bisect.bisect_right(range(len(ids)), len(text), key=lambda last: len(self.decode(ids[: last + 1])))
+        # A character cut in the middle decodes to U+FFFD, so the nearest beginnings may not fit.
+        while count and not text.startswith(self.decode(ids[:count])):
+            count -= 1
+        return count
 
     def render(self, messages: Sequence[Mapping[str, str]]) -> str:
         """The prompt as text, with the assistant's turn opened; raises ConfigError where the template refuses.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -142,9 +143,14 @@ def _usage(usage: object) -> tuple[int, int]:
 def _checked_ids(ids: object) -> tuple[int, ...] | None:
     if ids is None:
         return None
-    if not isinstance(ids, list) or not set(map(type, ids)) <= {int} or (ids and (min(ids) < 0 or max(ids) >= 1 << 31)):
+    try:
+        # One pass in C: takes integers of 32 bits and nothing else.
+        checked = tuple(array("i", ids)) if isinstance(ids, list) else None
+    except (TypeError, OverflowError):
+        checked = None
+    if checked is None or (checked and min(checked) < 0):
         raise Failure("malformed", "the answer's token_ids are not a list of ids")
-    return tuple(ids)
+    return checked
 
 
 def failure_of(status: int, headers: Mapping[str, str], data: bytes) -> Failure:

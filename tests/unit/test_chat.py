@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import shutil
 import unicodedata
@@ -84,6 +85,24 @@ def test_decoding_any_ids_agrees_with_the_tokenizers_library(
     ids = data.draw(st.lists(some, max_size=12))
     assert tokenizer._token_bytes is not None and tokenizer._pieces_are_independent
     assert tokenizer.decode(ids) == tokenizer._plain.decode(ids, skip_special_tokens=False)
+
+
+@pytest.mark.parametrize("table", [True, False])
+@pytest.mark.parametrize("model", MODELS)
+@settings(max_examples=150)
+@given(text=TEXTS, data=st.data())
+def test_ids_within_a_beginning_are_counted_to_the_last_that_fits(
+    tokenizers: dict[str, ChatTokenizer], model: str, table: bool, text: str, data: st.DataObject
+) -> None:
+    tokenizer = copy.copy(tokenizers[model])
+    if not table:
+        tokenizer._token_bytes = None
+    some = st.integers(0, 300) | st.sampled_from(tokenizer.encode(text) or [0])
+    ids = tokenizer.encode(text) + data.draw(st.lists(some, max_size=4))
+    decoded = tokenizer.decode(ids)
+    part = decoded[: data.draw(st.integers(0, len(decoded)))]
+    expected = max(count for count in range(len(ids) + 1) if part.startswith(tokenizer.decode(ids[:count])))
+    assert tokenizer.count_within(ids, part) == expected
 
 
 @pytest.mark.parametrize("model", MODELS)
