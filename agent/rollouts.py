@@ -312,11 +312,23 @@ class RolloutsRun:
             if len(rows) == _WRITE_BATCH:
                 self._flush(rows, telemetry)
         self._flush(rows, telemetry)
+        if statuses["context_full"] == self._num_jobs and not totals["calls_requested"]:
+            self._refuse_window()
         return {
             "num_rollouts": self._num_jobs,
             **{f"status_{name}": count for name, count in sorted(statuses.items())},
             **{name: totals[name] for name in (*_SUMMED, "wasted_tokens")},
         }
+
+    def _refuse_window(self) -> None:
+        """Raise where not one rollout got as far as a call: the window is too small, not the agent too long-winded."""
+        if self._context.accept_failures:
+            return
+        name, window = self._settings.model_name, self._settings.model.max_model_len
+        remedy = f"serve it with a larger one, then: treadle stage {self._context.address} --force"
+        if window is not None:
+            remedy = f"raise models.{name}.max_model_len = {window} in a new run"
+        raise StageFailed(f"{self._context.address}: no rollout fits the window of model {name}; {remedy}")
 
     def _flush(self, rows: list[dict[str, Any]], telemetry: list[dict[str, Any]]) -> None:
         self._context.write(ROLLOUTS_TABLE.kind, rows)
