@@ -89,8 +89,12 @@ def read_toml(path: Path) -> dict[str, Any]:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ConfigError(f"config file {path} does not exist") from None
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ConfigError(f"config file {path} cannot be read: {error}") from error
+    except OSError as error:
+        raise ConfigError(f"config file {path} cannot be read: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"config file {path} is not UTF-8 at byte {error.start + 1}; save it as UTF-8") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"config file {path} is not valid TOML: {error}") from None
 
 
 def parse_override(text: str) -> dict[str, Any]:
@@ -141,14 +145,14 @@ def validate(schema: type[T_Section], tree: Mapping[str, Any], where: str = "") 
 
 def _explain(schema: type[BaseModel], detail: Any, where: str) -> str:
     loc = [str(part) for part in detail["loc"]]
-    name = ".".join([where, *loc] if where else loc) or "config"
+    name = ".".join([where, *loc] if where else loc)
     if detail["type"] == "extra_forbidden":
         known = _keys_at(schema, loc[:-1])
         near = difflib.get_close_matches(loc[-1], known, n=1, cutoff=0.5)
         hint = f"; did you mean {near[0]!r}?" if near else f"; known keys: {', '.join(sorted(known))}"
         return f"unknown config key {name!r}{hint}"
     message = str(detail["msg"]).removeprefix("Value error, ")
-    return f"config key {name!r}: {message}"
+    return f"config key {name!r}: {message}" if name else message
 
 
 def _keys_at(schema: Any, path: Sequence[str]) -> list[str]:

@@ -278,4 +278,5 @@ def _load(storage: Storage, key: str, model: type[T_Model]) -> T_Model | None:
     except ValidationError as error:
         detail = error.errors()[0]
         where = ".".join(str(part) for part in detail["loc"])
-        raise RunError(f"{key} cannot be read ({where}: {detail['msg']}); restore it or delete it") from None
+        problem = f"{where}: {detail['msg']}" if where else detail["msg"]
+        raise RunError(f"{key} cannot be read ({problem}); restore it or delete it") from None

@@ -188,7 +188,8 @@ def _check_error_rate(tallies: Mapping[str, _Tally], settings: QuestionsSettings
         worst = max(tallies, key=lambda name: tallies[name].errors)
         raise StageFailed(
             f"{errors:,} of {rows:,} question rows are unusable, more than max_error_rate "
-            f"{settings.max_error_rate:g}; most in {worst}: {tallies[worst]}"
+            f"{settings.max_error_rate:g}; most in {worst}: {tallies[worst]}; "
+            "correct the file, or write all bad rows to quarantine with --accept-failures"
         )
 
 

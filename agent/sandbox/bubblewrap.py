@@ -154,7 +154,10 @@ def make_launcher(settings: SandboxSettings) -> Launcher:
     """Find interpreter, packages and a bubblewrap that works here; blocks for a second; raises SandboxError."""
     interpreter = (settings.interpreter or Path(sys.executable)).absolute()
     if not interpreter.is_file() or not os.access(interpreter, os.X_OK):
-        raise SandboxError(f"sandbox.interpreter {interpreter} is not an executable file")
+        raise SandboxError(
+            f"environment.python.sandbox.interpreter {interpreter} is not an executable file; "
+            "name a Python that holds the sandbox's packages, or leave the key out"
+        )
     runtime = find_runtime(interpreter, settings.packages)
     if settings.kind == "none":
         return Launcher(settings, None, None)

@@ -100,7 +100,9 @@ class HttpClient:
 
 
 def _failure(error: aiohttp.ClientError) -> Failure:
-    words = excerpt(str(error).encode("utf-8", "replace")) if str(error) else type(error).__name__
+    # aiohttp names its TLS setting even where no TLS is spoken.
+    said = str(error).replace(" ssl:default", "")
+    words = excerpt(said.encode("utf-8", "replace")) if said else type(error).__name__
     if isinstance(error, (aiohttp.ClientConnectorCertificateError, aiohttp.ClientConnectorSSLError)):
         return Failure("refused", f"TLS: {words}")
     if isinstance(error, (aiohttp.ClientConnectorError, aiohttp.ServerTimeoutError)):
