@@ -11,6 +11,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
 
 import orjson
 
@@ -27,9 +28,16 @@ from treadle.demo.tutor.settings import (
 )
 
 
+class _Parser(argparse.ArgumentParser):
+    """Reports a wrong argument in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(f"{message}; see treadle tutor --help")
+
+
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the tutor's command line."""
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="treadle tutor",
         description=f"OpenAI-compatible server: a {DESCRIPTION}. Prints one JSON line with its URL when it is ready.",
         epilog=f"Served models: {', '.join(MODELS)}. What reached the server: GET /log/counts. "
@@ -101,14 +109,14 @@ def _write_port(path: Path, url: str) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; return the exit code."""
-    arguments = build_parser().parse_args(argv)
     with contextlib.suppress(ValueError, OSError):
         hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     try:
+        arguments = build_parser().parse_args(argv)
         asyncio.run(serve(settings_of(arguments), arguments.host, arguments.port, arguments.port_file))
     except TreadleError as error:
-        sys.stderr.write(f"treadle tutor: {error}\n")
+        sys.stderr.write(f"treadle: tutor: {error}\n")
         return error.exit_code
     return 0
 
