@@ -9,7 +9,9 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import traceback
 from types import FrameType
+from typing import Any, NoReturn
 
 import click
 
@@ -17,11 +19,31 @@ from treadle.core.errors import TreadleError
 from treadle.flows.cli_engines import doctor, env, serve, tutor
 from treadle.flows.cli_inspect import lineage, show, status, verify
 from treadle.flows.cli_run import demo, run, stage
+from treadle.flows.harmless import one_line
 
 INTERRUPTED = 130
+TRACEBACK = "TREADLE_TRACEBACK"
+"""Environment variable that makes errors that nobody foresaw show where they came from."""
+
+
+class Interrupted(TreadleError):
+    """Ctrl-C or SIGTERM ended the command."""
+
+    exit_code = INTERRUPTED
+
+
+class _Commands(click.Group):
+    """Ends on Ctrl-C with a sentence, where click ends with an empty line."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            raise Interrupted("interrupted; everything finished so far is kept, the same command goes on") from None
 
 
 @click.group(
+    cls=_Commands,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
     epilog="Start here:  treadle demo   |   treadle run configs/laptop.toml --run first   |   treadle doctor",
 )
@@ -42,21 +64,37 @@ def main() -> None:
     """Entry point of the console script."""
     _install_signal_handlers()
     try:
-        cli.main(standalone_mode=False)
-    except click.exceptions.Abort:
-        sys.exit(INTERRUPTED)
-    except click.ClickException as error:
+        sys.exit(cli.main(standalone_mode=False) or 0)
+    except click.exceptions.NoArgsIsHelpError as error:
         error.show()
         sys.exit(error.exit_code)
+    except click.ClickException as error:
+        _fail(_explain(error), error.exit_code)
+    except (click.exceptions.Abort, KeyboardInterrupt):
+        _fail("interrupted", INTERRUPTED)
     except TreadleError as error:
-        click.echo(f"treadle: {' '.join(str(error).split())}", err=True)
-        sys.exit(error.exit_code)
-    except KeyboardInterrupt:
-        click.echo("treadle: interrupted; everything finished so far is kept, the same command goes on", err=True)
-        sys.exit(INTERRUPTED)
+        _fail(str(error), error.exit_code)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
+    # The last resort: whatever nobody foresaw ends with one line too.
+    except Exception as error:  # noqa: BLE001
+        if os.environ.get(TRACEBACK):
+            traceback.print_exc()
+        what = f"{type(error).__name__}: {error}"
+        _fail(f"unexpected {what}; this is a bug of Treadle: {TRACEBACK}=1 shows where it happened", 1)
+
+
+def _fail(message: str, exit_code: int) -> NoReturn:
+    click.echo(f"treadle: {one_line(message)}", err=True)
+    sys.exit(exit_code)
+
+
+def _explain(error: click.ClickException) -> str:
+    """A usage error in one sentence, with the command whose help says more."""
+    message = error.format_message().rstrip(".")
+    context = getattr(error, "ctx", None)
+    return f"{message}; see {context.command_path} --help" if context is not None else message
 
 
 def _install_signal_handlers() -> None:
@@ -68,7 +106,8 @@ def _install_signal_handlers() -> None:
         raise KeyboardInterrupt
 
     def leave(signum: int, frame: FrameType | None) -> None:
-        os.write(2, b"\ntreadle: stopped at once; everything finished so far is kept\n")
+        begin = b"\n" if os.isatty(2) else b""
+        os.write(2, begin + b"treadle: stopped at once; everything finished so far is kept\n")
         os._exit(INTERRUPTED)
 
     signal.signal(signal.SIGINT, stop)

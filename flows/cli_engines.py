@@ -9,7 +9,7 @@ import click
 from treadle.flows.cli_run import json_option, root_option
 
 
-@click.command(epilog="Example:  treadle doctor --json")
+@click.command(short_help="Check this machine.", epilog="Example:  treadle doctor --json")
 @root_option
 @json_option
 def doctor(root: Path, as_json: bool) -> None:
@@ -25,15 +25,16 @@ def doctor(root: Path, as_json: bool) -> None:
     else:
         colours = {"ok": "green", "warn": "yellow", "fail": "red"}
         for check in checks:
-            click.echo(f"{click.style(check.status, fg=colours[check.status]):<14} {check.name}: {check.detail}")
+            status = click.style(f"{check.status:<5}", fg=colours[check.status])
+            click.echo(f"{status}{check.name}: {check.detail}")
             if check.fix:
-                click.echo(f"     {check.fix}")
+                click.echo(f"     to mend it: {check.fix}")
     failed = [check.name for check in checks if check.status == "fail"]
     if failed:
-        raise EngineError(f"{len(failed)} checks failed: {', '.join(failed)}")
+        raise EngineError(f"{len(failed)} of {len(checks)} checks failed: {', '.join(failed)}")
 
 
-@click.group()
+@click.group(short_help="Environments of the engines.", epilog="Example:  treadle env install serve")
 def env() -> None:
     """Environments of the engines, each apart from Treadle's own."""
 
@@ -67,7 +68,7 @@ def list_environments(as_json: bool) -> None:
         click.echo("none; install one with: treadle env install serve")
 
 
-@click.command(epilog="Example:  treadle serve embedded --port 8001")
+@click.command(short_help="Serve a model with vLLM.", epilog="Example:  treadle serve embedded --port 8001")
 @click.argument("model")
 @click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="0 takes a free one.")
 @click.option("--max-model-len", type=click.IntRange(min=16), default=2048, show_default=True, help="Window in tokens.")
@@ -84,6 +85,7 @@ def serve(model: str, port: int, max_model_len: int) -> None:
 
 @click.command(
     context_settings={"ignore_unknown_options": True, "help_option_names": []},
+    short_help="Serve the rule-based stand-in for a model.",
     epilog="Example:  treadle tutor --port 8002 --persona noisy",
 )
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)

