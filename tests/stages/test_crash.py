@@ -37,8 +37,8 @@ from support.processes import Seen, freeze, kill_alone, thaw, until
 KILL_POINTS = int(os.environ.get("TREADLE_KILL_POINTS", "20"))
 NUM_QUESTIONS = 120
 KILLS_PER_RUN = 4
-LONGEST_LIFE = 0.6
-"""Part of an undisturbed run. What was recorded is kept, so that the kills of a run spread over all of it."""
+LONGEST_LIVES = (0.5, 1.2)
+"""In undisturbed runs. What was recorded is kept: many short lives try one stretch often, long ones reach the end."""
 
 
 @dataclass(slots=True)
@@ -182,10 +182,11 @@ def test_a_run_killed_at_random_moments_ends_as_if_nothing_had_been(
     while tally.kills < KILL_POINTS:
         root = tmp_path / str(tally.runs)
         tally.runs += 1
+        longest_s = moments.choice(LONGEST_LIVES) * whole_s
         lives: list[Life] = []
         while not lives or (lives[-1].killed and len(lives) <= KILLS_PER_RUN):
             last = len(lives) == KILLS_PER_RUN or tally.kills == KILL_POINTS
-            after_s = None if last else moments.uniform(0, LONGEST_LIFE * whole_s)
+            after_s = None if last else moments.uniform(0, longest_s)
             lives.append(live(bench, root, undisturbed, after_s))
             if lives[-1].killed:
                 tally.kills += 1
@@ -235,20 +236,19 @@ def test_a_run_killed_while_its_rows_are_written_and_published_loses_none(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     tally, began = Tally(), time.monotonic()
-    only = ("stage", str(ROLLOUTS))
-    write_s = 0.1
-    while tally.kills < max(1, KILL_POINTS // 4):
+    attempt_s = length_of_attempt(bench, all_recorded, tmp_path / "measured")
+    while tally.kills < max(1, KILL_POINTS // 2):
         root = tmp_path / str(tally.runs)
         tally.runs += 1
         shutil.copytree(all_recorded, root)
         begin = bench.log_end()
         killed = True
-        while killed and tally.kills < KILL_POINTS // 4:
-            killed, written_s = kill_in_attempt(bench, root, moments.uniform(0, 1.2 * write_s), only)
-            write_s = written_s or write_s
+        while killed and tally.kills < max(1, KILL_POINTS // 2):
+            killed = kill_in_attempt(bench, root, moments.uniform(0, 1.3 * attempt_s))
             if killed:
                 tally.kills += 1
-                moment = "record" if moment_of(root) == "no stage" else "writing"
+                killed = moment_of(root) == str(ROLLOUTS)
+                moment = "work before the record" if killed else "what follows the record"
                 tally.moments[moment] = tally.moments.get(moment, 0) + 1
                 assert recorded_turns(root, list(undisturbed.requests)) == set(undisturbed.requests)
         bench.finish(root)
@@ -258,21 +258,43 @@ def test_a_run_killed_while_its_rows_are_written_and_published_loses_none(
     report(tally, began, capsys)
 
 
-def kill_in_attempt(
-    bench: CrashBench, root: Path, after_s: float, command: tuple[str, ...]
-) -> tuple[bool, float | None]:
-    """Kill a process so long after its attempt began; returns whether, else its length."""
-    attempts = root / "runs" / RUN / "attempts" / str(ROLLOUTS)
-    before = len(list(attempts.iterdir()))
-    with bench.life(root, *command) as process:
-        until(lambda: len(list(attempts.iterdir())) > before or process.poll() is not None, "an attempt", pause_s=0.001)
+def wait_for_attempt(process: subprocess.Popen[bytes], root: Path, number: int) -> None:
+    """Wait until the rollouts are at their n-th attempt, or the process has ended."""
+    folder = root / "runs" / RUN / "attempts" / str(ROLLOUTS) / str(number)
+    until(lambda: folder.exists() or process.poll() is not None, f"attempt {number}", pause_s=0.001)
+
+
+def num_attempts(root: Path) -> int:
+    run = run_of(root)
+    assert run is not None
+    return len(run.attempts(ROLLOUTS))
+
+
+def length_of_attempt(bench: CrashBench, template: Path, root: Path) -> float:
+    """How long writing and publishing all recorded rows takes, in seconds."""
+    shutil.copytree(template, root)
+    run = run_of(root)
+    assert run is not None
+    with bench.life(root, "stage", str(ROLLOUTS)) as process:
+        wait_for_attempt(process, root, num_attempts(root) + 1)
         began = time.monotonic()
+        until(lambda: run.record(ROLLOUTS) is not None or process.poll() is not None, "the record")
+        seconds = time.monotonic() - began
+        assert process.wait(timeout=300.0) == 0, said(root)
+    return seconds
+
+
+def kill_in_attempt(bench: CrashBench, root: Path, after_s: float) -> bool:
+    """Kill a process so long after its attempt at the rollouts began; False if it had ended by then."""
+    number = num_attempts(root) + 1
+    with bench.life(root, "stage", str(ROLLOUTS)) as process:
+        wait_for_attempt(process, root, number)
         with suppress(subprocess.TimeoutExpired):
             process.wait(timeout=after_s)
         orphans = kill_alone(process)
         assert orphans is not None or process.returncode == 0, said(root)
-        nothing_is_left(orphans or [])
-        return orphans is not None, time.monotonic() - began if orphans is None else None
+    nothing_is_left(orphans or [])
+    return orphans is not None
 
 
 def test_a_second_process_on_a_living_run_is_turned_away_with_one_line(
