@@ -272,7 +272,10 @@ def test_telemetry_lies_beside_the_attempt_and_not_in_the_digest(run: Run, tmp_p
     assert (tmp_path / second.telemetry["times"]).is_file()
 
 
-def test_stage_logs_go_to_the_attempt(run: Run, tmp_path: Path) -> None:
+def test_stage_logs_go_to_the_attempt(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # pytest-xdist cannot send a captured surrogate to its controller.
+    monkeypatch.setattr(logging.getLogger("treadle"), "propagate", False)
+
     def speak(context: StageContext) -> Mapping[str, Any]:
         logging.getLogger("treadle.somewhere").info("heard \ud800")
         return count(context)
