@@ -106,7 +106,8 @@ def _install_signal_handlers() -> None:
         raise KeyboardInterrupt
 
     def leave(signum: int, frame: FrameType | None) -> None:
-        begin = b"\n" if os.isatty(2) else b""
+        # The bar of a progress display may have hidden the cursor.
+        begin = b"\x1b[?25h\n" if os.isatty(2) else b""
         os.write(2, begin + b"treadle: stopped at once; everything finished so far is kept\n")
         os._exit(INTERRUPTED)
 

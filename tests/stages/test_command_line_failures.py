@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import resource
 import shutil
 import signal
 import subprocess
@@ -173,7 +172,7 @@ def test_a_read_only_root_is_named_and_the_run_goes_on_when_it_is_writable(desk:
     folders = [path for path in (desk.folder / "outputs").rglob("*") if path.is_dir()]
     for folder in folders:
         folder.chmod(0o555)
-    refused = desk.treadle("run", "run.toml", "--run", "r", prepare=without_override)
+    refused = desk.alone("run", "run.toml", "--run", "r", prepare=without_override)
     for folder in folders:
         folder.chmod(0o755)
     refused.failed(str(desk.folder / "outputs"), "permission denied", code=1)
@@ -181,13 +180,8 @@ def test_a_read_only_root_is_named_and_the_run_goes_on_when_it_is_writable(desk:
 
 
 def test_a_full_disk_is_named_and_the_run_goes_on_when_there_is_room(desk: Desk) -> None:
-    def little_room() -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (8192, resource.RLIM_INFINITY))
-
     more = ("--set", "rollouts.samples_per_question=4")
-    desk.treadle("run", "run.toml", "--run", "r", *more, prepare=little_room).failed(
-        "cannot write", "larger than allowed"
-    )
+    desk.treadle("run", "run.toml", "--run", "r", *more, file_bytes=8192).failed("cannot write", "larger than allowed")
     resumes(desk, *more)
 
 

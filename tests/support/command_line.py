@@ -12,6 +12,7 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -77,14 +78,35 @@ def environment(**more: str) -> dict[str, str]:
     return {**{name: value for name, value in os.environ.items() if name not in _HIDDEN}, **more}
 
 
+@cache
+def _warm() -> subprocess.Popen[str]:
+    """The forking process; it ends with ours, by the end of its input."""
+    script = Path(__file__).with_name("warm_treadle.py")
+    return subprocess.Popen(
+        [sys.executable, str(script)], env=environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+
+
 @dataclass(frozen=True)
 class Desk:
     """A folder in which a user works, with a config file and questions."""
 
     folder: Path
 
-    def treadle(self, *arguments: str, prepare: Callable[[], None] | None = None, **env: str) -> Done:
-        """Run a command to its end; `prepare` is called in the new process before the command."""
+    def treadle(self, *arguments: str, file_bytes: int = 0, **env: str) -> Done:
+        """Run a command to its end in a fork of a process that has imported it; `file_bytes` limits its files."""
+        request = {
+            "argv": arguments, "folder": str(self.folder), "env": environment(**env), "file_bytes": file_bytes,
+        }  # fmt: skip
+        server = _warm()
+        assert server.stdin is not None and server.stdout is not None
+        server.stdin.write(json.dumps(request) + "\n")
+        server.stdin.flush()
+        code = int(server.stdout.readline())
+        return Done(code, (self.folder / ".out").read_bytes().decode(), (self.folder / ".err").read_bytes().decode())
+
+    def alone(self, *arguments: str, prepare: Callable[[], None] | None = None, **env: str) -> Done:
+        """Run the installed program to its end; `prepare` is called in the new process before it."""
         ended = subprocess.run(
             [TREADLE, *arguments],
             cwd=self.folder, env=environment(**env), preexec_fn=prepare, capture_output=True, timeout=END_S,
