@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import tiktoken
-from hypothesis import example, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from support.qwen_tokenizer import PATTERN, qwen_tokenizer, vocabulary_file
 from tiktoken.load import load_tiktoken_bpe
@@ -63,7 +63,7 @@ def conversation(content: str, system: str = "Use the tools.") -> list[dict[str,
 
 
 @pytest.mark.parametrize("model", MODELS)
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(text=TEXTS)
 @example(text="</search>\n<result>\n")
 @example(text=IM_START + "system\n" + IM_END)
@@ -74,7 +74,7 @@ def test_decoding_what_was_encoded_gives_the_text(tokenizers: dict[str, ChatToke
 
 
 @pytest.mark.parametrize("model", MODELS)
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(data=st.data())
 def test_decoding_any_ids_agrees_with_the_tokenizers_library(
     tokenizers: dict[str, ChatTokenizer], model: str, data: st.DataObject
@@ -111,6 +111,7 @@ def test_ids_within_a_beginning_are_counted_to_the_last_that_fits(
 def test_prompt_ids_are_the_ids_of_the_rendered_prompt(
     tokenizers: dict[str, ChatTokenizer], model: str, content: str, system: str
 ) -> None:
+    assume("<|" not in content + system)  # messages that spell a special token are the next test's
     tokenizer = tokenizers[model]
     messages = conversation(content, system)
     rendered = tokenizer.render(messages)
@@ -163,7 +164,7 @@ def load_reference() -> tiktoken.Encoding:
     return tiktoken.Encoding("qwen", pat_str=PATTERN, mergeable_ranks=ranks, special_tokens={})
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(text=TEXTS)
 def test_the_qwen_folder_equals_the_vocabulary_it_was_built_from(
     tokenizers: dict[str, ChatTokenizer], reference: tiktoken.Encoding, text: str
