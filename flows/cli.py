@@ -33,7 +33,10 @@ class Interrupted(TreadleError):
 
 
 class _Commands(click.Group):
-    """Ends on Ctrl-C with a sentence, where click ends with an empty line."""
+    """Lists commands in the order of their use; ends on Ctrl-C with a sentence, where click ends with an empty line."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.commands)
 
     def invoke(self, ctx: click.Context) -> Any:
         try:

@@ -63,6 +63,7 @@ WRONG: list[tuple[list[str], list[str]]] = [
 ]  # fmt: skip
 
 
+@pytest.mark.covers("flywheel-32")
 @pytest.mark.parametrize(("arguments", "words"), WRONG, ids=lambda value: " ".join(value)[:60])
 def test_a_wrong_command_is_refused_in_one_line_and_leaves_nothing(
     finished: Desk, arguments: list[str], words: list[str]
@@ -124,6 +125,7 @@ def test_bad_rows_go_to_quarantine_with_their_place_and_reason(desk: Desk) -> No
     assert len(desk.rows("r", "1/rollouts@tutor", "rollouts")) == len(QUESTIONS)
 
 
+@pytest.mark.covers("flywheel-32")
 def test_a_file_without_a_usable_row_is_named_and_the_run_goes_on_with_a_better_one(desk: Desk) -> None:
     desk.write("questions.jsonl")
     desk.treadle("run", "run.toml", "--run", "r").failed("questions.jsonl", "no rows", code=2)
@@ -133,6 +135,7 @@ def test_a_file_without_a_usable_row_is_named_and_the_run_goes_on_with_a_better_
     resumes(desk)
 
 
+@pytest.mark.covers("flywheel-32")
 def test_an_unreachable_endpoint_is_named_and_resumed_when_it_is_back(desk: Desk) -> None:
     away = ("--set", f'models.tutor.endpoints=[{{url="{NOWHERE}"}}]')
     desk.treadle("run", "run.toml", "--run", "r", *away).failed(NOWHERE, "cannot be reached", code=1)
@@ -159,6 +162,7 @@ def test_a_window_that_no_question_fits_is_an_error_and_not_a_score_of_zero(desk
     resumes(desk, run_id="n")
 
 
+@pytest.mark.covers("flywheel-32")
 def test_a_missing_interpreter_is_named_and_the_run_goes_on_without_it(url: str, tmp_path: Path) -> None:
     desk = set_up(tmp_path / "desk", url, python=True)
     wrong = ("--set", "environment.python.sandbox.interpreter=/no/such/python")
