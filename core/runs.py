@@ -108,7 +108,8 @@ class Run:
     ) -> Run:
         """Create a run, or resume one made with the same semantic configuration.
 
-        Raises RunError listing the keys that differ. Operational differences are taken over.
+        Raises RunError listing the keys that differ. Operational differences are taken over; the user's file is
+        replaced by a newer one only.
         """
         storage = LocalStorage(root)
         if not storage.exists(f"runs/{_checked_id(run_id)}/run.json"):
@@ -236,7 +237,8 @@ class Run:
 
     def _write_config(self, config_json: Mapping[str, Any], config_input: str) -> None:
         self.storage.put(self.key("config.json"), _as_json(dict(config_json)))
-        self.storage.put(self.key("config.input.toml"), config_input.encode())
+        if config_input:
+            self.storage.put(self.key("config.input.toml"), config_input.encode())
 
 
 def list_runs(root: Path) -> list[str]:

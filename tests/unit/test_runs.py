@@ -53,6 +53,13 @@ def test_operational_differences_are_taken_over(tmp_path: Path) -> None:
     assert (tmp_path / "runs/r1/config.input.toml").read_text() == "second"
 
 
+def test_a_changed_key_without_a_file_leaves_the_file_of_the_user(tmp_path: Path) -> None:
+    Run.create_or_open(tmp_path, "r1", {"a": 1, "url": "x"}, {"a": 1}, "first")
+    run = Run.create_or_open(tmp_path, "r1", {"a": 1, "url": "y"}, {"a": 1})
+    assert run.config() == {"a": 1, "url": "y"}
+    assert (tmp_path / "runs/r1/config.input.toml").read_text() == "first"
+
+
 def test_instances_without_an_attempt_are_absent(tmp_path: Path) -> None:
     run = Run.create(tmp_path, "r1", {}, {})
     (status,) = run.statuses([Address(1, "rollouts", "base")])
