@@ -255,7 +255,9 @@ def count_finished(directory: Path) -> int:
 
     with storage_errors("read journal", directory):
         for _, path in _segments(directory):
-            _scan(path, keep)
+            # An instance that completes meanwhile takes its journal away.
+            with contextlib.suppress(FileNotFoundError):
+                _scan(path, keep)
     return len(finished)
 
 
@@ -310,10 +312,13 @@ class _SyncThread:
 
     def _sync_once(self) -> None:
         with self._lock:
-            retired, self._retired = self._retired, []
-            current = self._current
-            # A copy, because the writer may be retired (and closed by nobody else) while this one is synced.
-            descriptors = [*retired, os.dup(current)] if current is not None else retired
+            descriptors, self._retired = self._retired, []
+            if self._current is not None:
+                try:
+                    # A copy, because the writer may be retired (and closed by nobody else) while this one is synced.
+                    descriptors.append(os.dup(self._current))
+                except OSError as error:
+                    self._failure = error
         for descriptor in descriptors:
             try:
                 os.fsync(descriptor)

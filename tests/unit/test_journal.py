@@ -9,6 +9,7 @@ import os
 import resource
 import signal
 import tempfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -244,6 +245,28 @@ def test_a_failed_sync_is_told_at_the_next_record(folder: Path, monkeypatch: pyt
     journal.append("o", "llm-1", b"")
     with pytest.raises(StorageError, match="the disk reports a read or write failure"):
         journal.close()
+
+
+def test_a_sync_that_finds_no_free_file_is_told_too(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = threading.Event()
+
+    def fail(descriptor: int) -> int:
+        tried.set()
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(os, "dup", fail)
+    journal = Journal(folder, sync_interval_s=0)
+    journal.append("o", "llm-0", b"")
+    assert tried.wait(30)
+    with pytest.raises(StorageError, match="too many open files"):
+        journal.close()
+
+
+def test_counting_passes_over_a_segment_that_is_taken_away_meanwhile(folder: Path) -> None:
+    with Journal(folder) as journal:
+        journal.finish("o", b"row")
+    (folder / "00000002.journal").symlink_to(folder / "gone")
+    assert count_finished(folder) == 1
 
 
 def test_a_segment_without_content_after_a_power_loss_is_passed_over(folder: Path) -> None:
