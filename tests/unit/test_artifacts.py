@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +113,39 @@ def test_the_same_content_is_kept_once(tmp_path: Path) -> None:
     first = write(tmp_path, [thing(0)])
     assert write(tmp_path, [thing(0)]) == first
     assert [path.name for path in (tmp_path / "artifacts/things").iterdir()] == [first.digest]
+
+
+def test_the_same_artifact_of_another_run_is_not_removed_when_it_appears_meanwhile(tmp_path: Path) -> None:
+    other = ArtifactWriter(LocalStorage(tmp_path), THINGS, made_by="other")
+    other.write([thing(0)])
+    removed: list[str] = []
+
+    class Overtaken(LocalStorage):
+        """The other run publishes right after the first look at the artifact's place."""
+
+        def get(self, key: str) -> bytes | None:
+            found = super().get(key)
+            self.overtake()
+            return found
+
+        def keys(self, prefix: str) -> Iterator[str]:
+            found = list(super().keys(prefix))
+            self.overtake()
+            return iter(found)
+
+        def delete(self, key: str) -> None:
+            removed.append(key)
+            super().delete(key)
+
+        def overtake(self) -> None:
+            if list((tmp_path / "artifacts/things").glob("[0-9a-f]*")) == []:
+                other.commit()
+
+    ours = ArtifactWriter(Overtaken(tmp_path), THINGS, made_by="ours")
+    ours.write([thing(0)])
+    ref = ours.commit()
+    assert removed == []
+    assert verify_artifact(LocalStorage(tmp_path), ref) == []
 
 
 def test_a_table_without_rows_is_a_table(tmp_path: Path) -> None:
