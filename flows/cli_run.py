@@ -82,7 +82,7 @@ def run(
     if as_flow:
         from treadle.flows.flywheel import flywheel
 
-        flywheel(run_id=run_id, config=config, root=root, accept_failures=accept_failures)
+        flywheel(run_id=run_id, config=config, root=root, force=force, accept_failures=accept_failures)
         return
     records = [_execute(instance, opened, force, accept_failures, as_json) for instance in instances]
     _print_end(opened, records, as_json)
@@ -157,7 +157,8 @@ def _execute(instance: Instance, run: Run, force: bool, accept_failures: bool, q
     return record
 
 
-def _print_end(run: Run, records: list[StageRecord], as_json: bool) -> None:
+def _print_end(run: Run, records: list[StageRecord], as_json: bool, *, overall: bool = False) -> None:
+    """Print the scores (`overall`: one row per model) and where the data lies."""
     if as_json:
         import orjson
 
@@ -165,18 +166,19 @@ def _print_end(run: Run, records: list[StageRecord], as_json: bool) -> None:
         return
     for record in records:
         if "summary" in record.outputs:
-            _print_summary(run, record)
+            _print_summary(run, record, overall)
     click.echo()
     _print_where(run, records)
 
 
-def _print_summary(run: Run, record: StageRecord) -> None:
+def _print_summary(run: Run, record: StageRecord, overall: bool) -> None:
     from treadle.eval.terminal import summary_table
     from treadle.flows.render import console
 
-    out = console()
+    out, rows = console(), list(run.rows(record.outputs["summary"]).rows())
+    shown = [row for row in rows if row["dataset"] == "all"] if overall else rows
     out.print()
-    out.print(summary_table(run.rows(record.outputs["summary"]).rows(), width=out.width))
+    out.print(summary_table(shown, width=out.width))
 
 
 def _print_where(run: Run, records: list[StageRecord]) -> None:
@@ -240,4 +242,4 @@ def demo(fresh: bool, tutor_only: bool, root: Path) -> None:
     except RunError as error:
         raise RunError(f"{error}; or begin again with: treadle demo --fresh") from error
     records = [_execute(instance, opened, False, False, False) for instance in instances]
-    _print_end(opened, records, as_json=False)
+    _print_end(opened, records, as_json=False, overall=True)
