@@ -21,19 +21,20 @@ def flywheel(
     config_file: Path | None = None,
     config: TreadleConfig | None = None,
     root: Path = Path("outputs"),
+    force: bool = False,
     accept_failures: bool = False,
 ) -> None:
-    """Run every stage of one run, skipping those whose inputs and settings did not change.
+    """Run every stage of one run, skipping those whose inputs and settings did not change, unless `force` is set.
 
     `config_file` is a TOML file; keys given in `config` win over it. With neither, the run must exist, and its own
     configuration is used.
     """
     resolved = resolve_config(root, run_id, config_file, config)
     instances = flow_instances(resolved)
-    run = open_run(root, run_id, resolved)
+    run = open_run(root, run_id, resolved, (config_file,) if config_file else ())
     get_run_logger().info("run %s in %s", run.run_id, root.resolve())
     for instance in instances:
-        run_stage(str(instance.address), run_id, root, resolved, accept_failures=accept_failures)
+        run_stage(str(instance.address), run_id, root, resolved, force=force, accept_failures=accept_failures)
 
 
 @flow(name="stage", flow_run_name="{run_id} {instance}")
@@ -48,5 +49,5 @@ def stage(
 ) -> None:
     """Run one stage instance, such as `1/rollouts@base`, of a run."""
     resolved = resolve_config(root, run_id, config_file, config)
-    open_run(root, run_id, resolved)
+    open_run(root, run_id, resolved, (config_file,) if config_file else ())
     run_stage(instance, run_id, root, resolved, force=force, accept_failures=accept_failures)

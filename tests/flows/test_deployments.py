@@ -66,3 +66,14 @@ def test_the_ui_shows_progress_and_a_table_for_the_run(prefect_home, deployed_ru
     assert ("progress", "progress-deployed-1-rollouts-tutor") in kinds
     assert ("table", "table-deployed-1-report") in kinds
     assert ("markdown", "stage-deployed-1-rollouts-tutor") in kinds
+
+
+def test_a_forced_run_on_the_server_makes_every_stage_again(prefect_home, deployed_run) -> None:
+    """The last one: it changes what the others look at."""
+    options = ("--run", "deployed", "--root", str(deployed_run))
+    before = json.loads(prefect_home.run("treadle", "status", *options, "--json").stdout)
+    done = prefect_home.run("treadle", "run", *options, "--force")
+    assert done.returncode == 0, done.stdout + done.stderr
+    after = json.loads(prefect_home.run("treadle", "status", *options, "--json").stdout)
+    assert [item["num_attempts"] for item in after] == [item["num_attempts"] + 1 for item in before]
+    assert (deployed_run / "runs/deployed/config.input.toml").read_text().startswith("\n[models.tutor]")
