@@ -7,12 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from treadle.agent.config import EnvironmentSettings
 from treadle.agent.rollouts import ROLLOUTS, RolloutsSettings
 from treadle.core.chat import ChatTokenizer
 from treadle.core.config import Section, T_Section, merge, validate
+from treadle.core.engines.config import TutorServer
 from treadle.core.errors import ConfigError
+from treadle.core.llm.config import ModelSettings
 from treadle.core.stage import Address, Instance, Stage
 from treadle.datagen.questions import QUESTIONS_STAGE
 from treadle.eval.report import REPORT
@@ -95,14 +98,22 @@ def _overridden(config: TreadleConfig, address: Address, section: T_Section) -> 
 def _rollouts(config: TreadleConfig, address: Address) -> RolloutsSettings:
     name = address.qualifier or ""
     model = config.models[name]
+    tokenizer = _tokenizer_folder(model)
     return RolloutsSettings(
         model_name=name,
         model=model,
-        tokenizer_digest=ChatTokenizer.load(model.tokenizer).digest if model.tokenizer else "",
+        tokenizer_digest=ChatTokenizer.load(tokenizer).digest if tokenizer else "",
         environment=_with_corpus_digest(config.environment),
         options=_overridden(config, address, config.rollouts),
         seed=config.seed,
     )
+
+
+def _tokenizer_folder(model: ModelSettings) -> Path | None:
+    """The tokenizer whose ids will be spoken, as far as it is known before a server is started."""
+    if model.tokenizer is None and isinstance(model.server, TutorServer):
+        return model.server.tokenizer
+    return model.tokenizer
 
 
 def _with_corpus_digest(environment: EnvironmentSettings) -> EnvironmentSettings:

@@ -9,7 +9,10 @@ from pathlib import Path
 import pytest
 
 from treadle.core.config import load_config
-from treadle.tasks.catalog import STAGES, flow_addresses
+from treadle.core.execute import fingerprint_of
+from treadle.core.stage import Address
+from treadle.demo.byte_tokenizer import write_byte_tokenizer
+from treadle.tasks.catalog import STAGES, flow_addresses, instance
 from treadle.tasks.config import TreadleConfig
 from treadle.tasks.reference import pages
 
@@ -28,6 +31,23 @@ def test_a_shipped_configuration_loads_and_makes_a_flow(path: Path) -> None:
 @pytest.mark.parametrize(("page", "text"), BLOCKS, ids=lambda value: getattr(value, "name", "block"))
 def test_a_configuration_in_the_docs_loads(page: Path, text: str) -> None:
     assert load_config(TreadleConfig, (), data=tomllib.loads(text))
+
+
+def test_another_tokenizer_of_a_tutor_that_the_run_starts_makes_other_rollouts(tmp_path: Path) -> None:
+    folders = [write_byte_tokenizer(tmp_path / name) for name in ("a", "b")]
+    template = folders[1] / "tokenizer_config.json"
+    template.write_text(template.read_text().replace("assistant", "agent"))
+
+    def fingerprint(folder: Path) -> str:
+        model = {"model": "m", "server": {"type": "tutor", "tokenizer": str(folder)}}
+        config = load_config(
+            TreadleConfig, data={"models": {"m": model}, "environment": {"search": {"enabled": False}}}
+        )
+        return fingerprint_of(instance(config, Address(1, "rollouts", "m")), {})
+
+    assert fingerprint(folders[0]) != fingerprint(folders[1])
+    (tmp_path / "a").rename(tmp_path / "moved")
+    assert fingerprint(tmp_path / "moved") != fingerprint(folders[1])
 
 
 @pytest.mark.parametrize("name", pages())
