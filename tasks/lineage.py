@@ -97,7 +97,7 @@ def _rollout_steps(run: Run, found: FoundRollout) -> list[LineageStep]:
     steps.append(
         LineageStep(
             f"rollout {row['rollout_key']} by {found.address} ({made}): {row['status']}",
-            {"rollout": row["rollout_key"], "artifacts": _artifacts(run, "rollouts")},
+            {"rollout": row["rollout_key"], "artifacts": _artifacts(run, "rollouts", found.address)},
         )
     )
     if found.score is not None:
@@ -106,8 +106,10 @@ def _rollout_steps(run: Run, found: FoundRollout) -> list[LineageStep]:
     return steps
 
 
-def _artifacts(run: Run, kind: str) -> list[str]:
-    return sorted({ref.digest for record in run.records() for name, ref in record.outputs.items() if name == kind})
+def _artifacts(run: Run, kind: str, address: Address | None = None) -> list[str]:
+    """Digests of the tables of a kind: that of one instance, or of all."""
+    records = [record for record in run.records() if address in (None, Address.parse(record.address))]
+    return sorted({record.outputs[kind].digest for record in records if kind in record.outputs})
 
 
 def _matching(run: Run, kind: str, column: str, prefix: str) -> Iterator[tuple[Address, dict[str, Any]]]:
