@@ -61,8 +61,13 @@ class SandboxPool:
         async with asyncio.timeout_at(deadline):
             await self._running.acquire()
         try:
-            async with asyncio.timeout_at(deadline):
-                sandbox = await self._take()
+            try:
+                async with asyncio.timeout_at(deadline):
+                    sandbox = await self._take()
+            except SandboxError as error:
+                # Sandboxes did start when the pool was opened: this one's trouble may pass.
+                error.retryable = True
+                raise
             if deadline is not None:
                 time_limit_s = min(time_limit_s, deadline - loop.time())
             cpu_s = self._settings.cpu_s or math.ceil(max(time_limit_s, 0.0)) + 1

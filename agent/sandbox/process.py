@@ -154,12 +154,12 @@ class SandboxProcess:
             sandbox._info = command.info
             await sandbox._connect(command.lifeline)
             await sandbox._ready(timeout_s)
-        except OSError as error:
-            raise SandboxError(f"cannot start a sandbox: {error}") from error
-        except BaseException:
+        except BaseException as error:
             if sandbox is not None:
                 sandbox.kill()
                 await sandbox.gone()
+            if isinstance(error, OSError):
+                raise SandboxError(f"cannot start a sandbox: {error}") from error
             raise
         return sandbox
 

@@ -113,6 +113,19 @@ async def test_a_program_that_is_no_interpreter_is_named() -> None:
             pass
 
 
+async def test_a_sandbox_that_no_longer_starts_is_a_trouble_that_may_pass(tmp_path: Path) -> None:
+    interpreter = tmp_path / "python"
+    interpreter.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    interpreter.chmod(0o755)
+    settings = SandboxSettings(kind="none", packages=(), pool_size=1, interpreter=interpreter)
+    async with SandboxPool(settings) as pool:
+        interpreter.unlink()
+        with pytest.raises(SandboxError, match="cannot start a sandbox") as caught:
+            for _ in range(5):
+                await pool.run("1", time_limit_s=20.0)
+    assert caught.value.retryable
+
+
 def test_a_missing_package_is_named_with_what_to_do() -> None:
     message = check(SandboxSettings(packages=("no_such_package",)))
     assert message is not None
