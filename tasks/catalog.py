@@ -98,6 +98,12 @@ def _overridden(config: TreadleConfig, address: Address, section: T_Section) -> 
 def _rollouts(config: TreadleConfig, address: Address) -> RolloutsSettings:
     name = address.qualifier or ""
     model = config.models[name]
+    if bool(model.endpoints) == (model.server is not None):
+        raise ConfigError(
+            f"models.{name} has both `server` and `endpoints`; keep one of them"
+            if model.endpoints
+            else f"models.{name} has no endpoints; give their URLs, or a server to start"
+        )
     tokenizer = _tokenizer_folder(model)
     return RolloutsSettings(
         model_name=name,

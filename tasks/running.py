@@ -113,8 +113,6 @@ def run_instance(
     idle = not force and state_of(instance, run) != "run"
     if not isinstance(model, ModelSettings) or model.server is None or idle:
         return execute(instance, run, force=force, accept_failures=accept_failures, progress=progress)
-    if model.endpoints:
-        raise ConfigError(f"{instance.address}: its model has both `server` and `endpoints`; keep one of them")
     with serve(model.server, model_name=model.model, notify=notify) as served:
         reachable = {
             "endpoints": (EndpointSettings(url=served.url),),

@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from treadle.core.config import load_config
+from treadle.core.errors import ConfigError
 from treadle.core.execute import fingerprint_of
 from treadle.core.stage import Address
 from treadle.demo.byte_tokenizer import write_byte_tokenizer
@@ -31,6 +33,21 @@ def test_a_shipped_configuration_loads_and_makes_a_flow(path: Path) -> None:
 @pytest.mark.parametrize(("page", "text"), BLOCKS, ids=lambda value: getattr(value, "name", "block"))
 def test_a_configuration_in_the_docs_loads(page: Path, text: str) -> None:
     assert load_config(TreadleConfig, (), data=tomllib.loads(text))
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({}, "models.m has no endpoints; give their URLs, or a server to start"),
+        ({"server": {"type": "tutor"}, "endpoints": [{"url": "http://x/v1"}]}, "models.m has both `server` and"),
+    ],
+)
+def test_a_model_that_cannot_be_asked_is_refused_before_anything_is_made(keys: dict[str, Any], message: str) -> None:
+    config = load_config(
+        TreadleConfig, data={"models": {"m": {"model": "m", **keys}}, "environment": {"search": {"enabled": False}}}
+    )
+    with pytest.raises(ConfigError, match=message):
+        instance(config, Address(1, "rollouts", "m"))
 
 
 def test_another_tokenizer_of_a_tutor_that_the_run_starts_makes_other_rollouts(tmp_path: Path) -> None:
