@@ -38,7 +38,7 @@ class ChatTokenizer:
 
     Attributes:
         folder: Where it was loaded from.
-        digest: Hex SHA-256 over the tokenizer's file, the template and the named special tokens.
+        digest: Hex SHA-256 over the tokenizer's file, the template, the named special tokens and `eos_ids`.
         eos_ids: Ids that end a turn, from the tokenizer's and the generation configuration.
         vocab_size: Number of ids, added tokens included.
     """
@@ -50,9 +50,6 @@ class ChatTokenizer:
         self._plain.encode_special_tokens = True
         self._named = _named_special_tokens(config)
         self._template = _compile_template(folder, template)
-        self.digest = hashlib.sha256(
-            b"\0".join([hashlib.sha256(tokenizer_json).digest(), template.encode(), canonical_json(self._named)])
-        ).hexdigest()
         self.vocab_size: int = self._plain.get_vocab_size(with_added_tokens=True)
         added = self._plain.get_added_tokens_decoder()
         special = {index: token for index, token in added.items() if token.special and token.content}
@@ -63,6 +60,10 @@ class ChatTokenizer:
         spellings = sorted(self._special_ids, key=len, reverse=True)
         self._special_pattern = re.compile("|".join(map(re.escape, spellings)) or r"(?!)")
         self.eos_ids = self._find_eos(config.get("generation_eos"))
+        facts = canonical_json([self._named, sorted(self.eos_ids)])
+        self.digest = hashlib.sha256(
+            b"\0".join([hashlib.sha256(tokenizer_json).digest(), template.encode(), facts])
+        ).hexdigest()
         self._token_bytes = _token_bytes(self._plain, tokenizer_json)
         # Prompts of a run share their system message, so that most of one is in here already.
         self._piece_ids = functools.lru_cache(maxsize=_CACHED_PIECES)(self.encode)

@@ -247,3 +247,10 @@ def test_the_digest_follows_tokenizer_and_template_and_not_the_path(folder: Path
     assert ChatTokenizer.load(folder).digest == original
     set_template(folder, "{{ messages[0].content }}")
     assert ChatTokenizer.load(folder).digest != original
+
+
+def test_the_digest_follows_the_ids_that_end_a_turn(folder: Path) -> None:
+    before = ChatTokenizer.load(folder)
+    (folder / "generation_config.json").write_text('{"eos_token_id": [0, 1]}')
+    after = ChatTokenizer.load(folder)
+    assert before.eos_ids != after.eos_ids and before.digest != after.digest
