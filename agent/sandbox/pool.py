@@ -55,15 +55,20 @@ class SandboxPool:
     async def run(self, program: str, *, time_limit_s: float, deadline: float | None = None) -> ProgramResult:
         """Run one program for at most `time_limit_s`, and not past `deadline` (the loop's clock), waiting included.
 
-        Raises SandboxError if no sandbox can be started, TimeoutError if none was free before the deadline.
+        Raises SandboxError if no sandbox can be started, or none was free before the deadline.
         """
         loop = asyncio.get_running_loop()
-        async with asyncio.timeout_at(deadline):
-            await self._running.acquire()
+        try:
+            async with asyncio.timeout_at(deadline):
+                await self._running.acquire()
+        except TimeoutError:
+            raise _none_was_free() from None
         try:
             try:
                 async with asyncio.timeout_at(deadline):
                     sandbox = await self._take()
+            except TimeoutError:
+                raise _none_was_free() from None
             except SandboxError as error:
                 # Sandboxes did start when the pool was opened: this one's trouble may pass.
                 error.retryable = True
@@ -115,3 +120,10 @@ class SandboxPool:
                     self._warm.put_nowait(error)
                 else:
                     _logger.warning("%s", error)
+
+
+def _none_was_free() -> SandboxError:
+    """The program never ran: how many sandboxes there are is operational and must not look like its own time-out."""
+    error = SandboxError("no sandbox was free before the rollout's deadline; raise max_running or lower max_concurrent")
+    error.retryable = True
+    return error

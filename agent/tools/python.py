@@ -6,7 +6,6 @@ Behaviour: `docs/behaviour/sandbox.md`.
 
 from __future__ import annotations
 
-import asyncio
 import signal
 
 from treadle.agent.sandbox.config import SandboxSettings
@@ -54,12 +53,7 @@ class PythonTool:
             return ToolOutcome("invalid", "invalid program: it is empty")
         if len(program) > MAX_PROGRAM_CHARS:
             return ToolOutcome("invalid", f"invalid program: longer than {MAX_PROGRAM_CHARS} characters")
-        began = asyncio.get_running_loop().time()
-        try:
-            result = await self._pool.run(program, time_limit_s=self._time_limit_s, deadline=deadline)
-        except TimeoutError:
-            return ToolOutcome("timeout", TIMEOUT_TEXT, asyncio.get_running_loop().time() - began)
-        return self._outcome(result)
+        return self._outcome(await self._pool.run(program, time_limit_s=self._time_limit_s, deadline=deadline))
 
     def _outcome(self, result: ProgramResult) -> ToolOutcome:
         status, text = read_result(result)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self, TypeVar
 
@@ -19,6 +18,7 @@ from treadle.core.errors import ConfigError, ContextTooLong, DeadlineExceeded, E
 from treadle.core.llm.client import HttpClient
 from treadle.core.llm.config import ModelSettings, Sampling
 from treadle.core.llm.endpoint import Endpoint, Health
+from treadle.core.llm.hedge import ATTEMPTS_PER_ENDPOINT, Call, Hedges
 from treadle.core.llm.preflight import inspect_endpoints
 from treadle.core.llm.types import Completion, CompletionRequest, PoolStats, ServerFacts
 from treadle.core.llm.wire import (
@@ -34,24 +34,6 @@ from treadle.core.llm.wire import (
 
 T = TypeVar("T")
 Sleep = Callable[[float], Awaitable[object]]
-_ATTEMPTS_PER_ENDPOINT = 2
-"""Failed attempts of one request on one endpoint before it prefers another."""
-
-
-@dataclass(slots=True)
-class _Trouble:
-    """What one request has met so far."""
-
-    failures: int = 0
-    rate_limited: int = 0
-    kinds: set[str] = field(default_factory=set)
-    per_endpoint: dict[str, int] = field(default_factory=dict)
-    outage_until: float | None = None
-    last: str = ""
-
-    @property
-    def retries(self) -> int:
-        return self.failures + self.rate_limited
 
 
 class ModelPool:
@@ -77,6 +59,8 @@ class ModelPool:
         self._placeable = asyncio.Event()
         self._scopes: set[asyncio.Timeout] = set()
         self._probes: set[asyncio.Task[None]] = set()
+        self._hedges = Hedges(settings.hedge_floor_s, settings.retry_limit + 1)
+        self._watch: asyncio.Task[None] | None = None
         self._closing = False
 
     async def __aenter__(self) -> Self:
@@ -86,6 +70,8 @@ class ModelPool:
         self._by_url = {endpoint.url: endpoint for endpoint in self._endpoints}
         self._http = HttpClient(self.settings)
         self._placeable.set()
+        watch = self._hedges.watch(self._note_late, self._hedge)
+        self._watch = asyncio.get_running_loop().create_task(watch)
         return self
 
     async def __aexit__(
@@ -93,9 +79,10 @@ class ModelPool:
     ) -> None:
         """Cut off every request in flight or waiting (they raise EndpointUnavailable), then close connections."""
         self._closing = True
-        for probe in self._probes:
-            probe.cancel()
-        await asyncio.gather(*self._probes, return_exceptions=True)
+        background = [*self._probes, *([self._watch] if self._watch else [])]
+        for task in background:
+            task.cancel()
+        await asyncio.gather(*background, return_exceptions=True)
         now = asyncio.get_running_loop().time()
         for scope in self._scopes:
             if not scope.expired():
@@ -125,14 +112,14 @@ class ModelPool:
 
         Raises:
             ContextTooLong: The prompt does not fit; was asked once.
-            DeadlineExceeded: The deadline came while a healthy server was working or the queue was full.
+            DeadlineExceeded: The deadline came while a healthy server was working.
             EndpointUnavailable: Servers kept failing until retries, waiting time or the deadline ran out, or the pool
                 was closed; the work is owed.
             ModelError: The server refuses the request or answers with something unusable.
         """
         want_ids = self.settings.token_ids != "off" and isinstance(request.prompt, list)
         body = completion_body(self.settings.model, request, want_ids)
-        completion = await self._call(_completions_url, body, parse_completion, session, deadline)
+        completion = await self._call(Call(_completions_url, body, parse_completion, session, deadline))
         if want_ids and completion.token_ids is None and self._ids_promised():
             raise ModelError(
                 f"models.{self.name}: {completion.endpoint} returned no token ids; use a server that can (vLLM: "
@@ -145,7 +132,7 @@ class ModelPool:
     ) -> Completion:
         """Like `complete` over the chat route: the server renders the messages, and there are no token ids."""
         body = chat_body(self.settings.model, messages, sampling, seed)
-        return await self._call(_chat_url, body, parse_chat, session, deadline)
+        return await self._call(Call(_chat_url, body, parse_chat, session, deadline))
 
     def states(self) -> dict[str, str]:
         """URL -> `healthy`, `trial` (just back), `draining` or `down`."""
@@ -166,35 +153,23 @@ class ModelPool:
     def _ids_promised(self) -> bool:
         return self.settings.token_ids == "required" or (self.facts is not None and self.facts.token_ids)
 
-    async def _call(
-        self,
-        url_of: Callable[[Endpoint], URL],
-        body: bytes,
-        parse: Callable[[bytes], Answer],
-        session: str,
-        deadline: float,
-    ) -> Completion:
+    async def _call(self, call: Call) -> Completion:
         started = asyncio.get_running_loop().time()
         self.stats.requests += 1
-        trouble = _Trouble()
         while True:
-            endpoint = self._place(session, trouble)
+            endpoint = self._place(call)
             if endpoint is None:
-                await self._wait_for_endpoint(trouble, deadline)
+                await self._wait_for_endpoint(call)
                 continue
             try:
-                data = await self._attempt(endpoint, url_of(endpoint), body, deadline, trouble)
-                if data is None:
-                    continue
-                answer = parse(data)
+                answer = await self._attempt(endpoint, call)
             except Failure as failure:
-                pause = self._after_failure(failure, endpoint, trouble)
-                await self._pause(pause, deadline, trouble)
+                await self._pause(self._after_failure(failure, call.endpoint or endpoint, call), call)
                 continue
-            endpoint.succeeded()
-            return self._completion(answer, endpoint, started, trouble)
+            if answer is not None:
+                return self._completion(answer, call.endpoint or endpoint, started, call)
 
-    def _completion(self, answer: Answer, endpoint: Endpoint, started: float, trouble: _Trouble) -> Completion:
+    def _completion(self, answer: Answer, endpoint: Endpoint, started: float, call: Call) -> Completion:
         self.stats.completions += 1
         self.stats.prompt_tokens += answer.prompt_tokens
         self.stats.completion_tokens += answer.completion_tokens
@@ -207,126 +182,166 @@ class ModelPool:
             completion_tokens=answer.completion_tokens,
             endpoint=endpoint.url,
             seconds=asyncio.get_running_loop().time() - started,
-            retries=trouble.retries,
+            retries=call.retries,
         )
 
-    def _place(self, session: str, trouble: _Trouble) -> Endpoint | None:
-        """The endpoint for the next attempt: the session's home unless it is down, paused or has failed twice."""
+    def _place(self, call: Call) -> Endpoint | None:
+        """The endpoint for the next attempt: the session's home unless it is down, told to wait or has failed twice."""
         usable = [endpoint for endpoint in self._endpoints if endpoint.usable]
         if len(usable) < 2:
             return usable[0] if usable else None
-        tried = trouble.per_endpoint
-        candidates = [item for item in usable if tried.get(item.url, 0) < _ATTEMPTS_PER_ENDPOINT]
+        tried, waits = call.per_endpoint, call.waits
+        candidates = [item for item in usable if tried.get(item.url, 0) < ATTEMPTS_PER_ENDPOINT]
         if not candidates:
             tried.clear()
             candidates = usable
         now = asyncio.get_running_loop().time()
-        ready = [endpoint for endpoint in candidates if endpoint.paused_until <= now]
+        ready = [item for item in candidates if item.paused_until <= now and waits.get(item.url, now) <= now]
         if not ready:
-            return min(candidates, key=lambda endpoint: endpoint.paused_until)
-        if not session:
+            return min(candidates, key=lambda item: max(item.paused_until, waits.get(item.url, now)))
+        if not call.session:
             return min(ready, key=lambda endpoint: endpoint.load)
-        key = session.encode("utf-8", "surrogatepass")
+        key = call.session.encode("utf-8", "surrogatepass")
         return max(ready, key=lambda endpoint: endpoint.rank(key))
 
-    async def _attempt(
-        self, endpoint: Endpoint, url: URL, body: bytes, deadline: float, trouble: _Trouble
-    ) -> bytes | None:
-        """One request; returns the body of a 200, or None if the endpoint went away while it waited for a slot."""
+    async def _attempt(self, endpoint: Endpoint, call: Call) -> Answer | None:
+        """One request; returns the answer, or None if the endpoint went away while it waited for a slot."""
+        if call.waits and (own := call.waits.pop(endpoint.url, 0.0)):
+            await self._pause(own - asyncio.get_running_loop().time(), call)
         if not endpoint.try_acquire():
             try:
-                if not await self._bounded(endpoint.acquire(), deadline):
+                if not await self._bounded(endpoint.acquire(first=call.beside), call.deadline):
                     return None
             except TimeoutError:
-                raise self._out_of_time(trouble, f"waiting for a free slot on {endpoint.url}") from None
+                raise self._out_of_time(call, f"waiting for a free slot on {endpoint.url}") from None
         try:
             now = asyncio.get_running_loop().time()
             if endpoint.paused_until > now:
-                await self._pause(endpoint.paused_until - now, deadline, trouble)
-            return await self._send(endpoint, url, body, deadline, trouble)
+                await self._pause(endpoint.paused_until - now, call)
+            return await self._send(endpoint, call)
         finally:
             endpoint.release()
 
-    async def _send(self, endpoint: Endpoint, url: URL, body: bytes, deadline: float, trouble: _Trouble) -> bytes:
+    async def _send(self, endpoint: Endpoint, call: Call) -> Answer:
         sent_at = asyncio.get_running_loop().time()
-        if sent_at >= deadline:
-            raise self._out_of_time(trouble, "before the request was sent")
+        if sent_at >= call.deadline:
+            raise self._out_of_time(call, "before the request was sent")
         limit = sent_at + self.settings.request_timeout_s
         stats = self.stats
         stats.in_flight += 1
         stats.peak_in_flight = max(stats.peak_in_flight, stats.in_flight)
+        self._hedges.sent(call, endpoint, sent_at)
         try:
-            exchange = self._client().post(url, body, endpoint.target.headers)
-            status, headers, data = await self._bounded(exchange, min(deadline, limit))
+            exchange = self._client().post(call.url_of(endpoint), call.body, endpoint.target.headers)
+            status, headers, data = await self._bounded(exchange, min(call.deadline, limit), call)
         except TimeoutError:
-            endpoint.overloaded(sent_at, asyncio.get_running_loop().time())
-            if deadline <= limit:
-                raise self._out_of_time(trouble, f"waiting for {endpoint.url}") from None
+            if call.rescue is not None:
+                return call.take_rescue()
+            endpoint.overran(sent_at, asyncio.get_running_loop().time())
+            if call.deadline <= limit:
+                raise self._out_of_time(call, f"waiting for {endpoint.url}") from None
             raise Failure("timeout", f"no answer within {self.settings.request_timeout_s:g} s") from None
         finally:
             stats.in_flight -= 1
+            self._hedges.ended(call)
         if status != 200:
-            if status in (429, 503):
-                endpoint.overloaded(sent_at, asyncio.get_running_loop().time())
-            raise failure_of(status, headers, data)
-        return data
+            raise self._refusal(endpoint, failure_of(status, headers, data), status)
+        answer = call.parse(data)
+        endpoint.succeeded()
+        self._hedges.answered(asyncio.get_running_loop().time() - sent_at)
+        return answer
 
-    def _after_failure(self, failure: Failure, endpoint: Endpoint, trouble: _Trouble) -> float:
+    def _refusal(self, endpoint: Endpoint, failure: Failure, status: int) -> Failure:
+        if status in (429, 503):
+            rest_s = max(self._backoff(1), failure.retry_after_s or 0.0)
+            endpoint.refused(asyncio.get_running_loop().time() + rest_s)
+        return failure
+
+    def _note_late(self, call: Call, endpoint: Endpoint) -> None:
+        endpoint.overran(call.sent_at, asyncio.get_running_loop().time())
+        self._note_fault(endpoint, f"no answer within {self._hedges.threshold_s:.3g} s", at_once=False)
+
+    async def _hedge(self, late: Call) -> None:
+        """Try a late call a second time beside the first, elsewhere if possible; deliver what ends it."""
+        call = late.double()
+        endpoint = self._place(call)
+        if endpoint is None:
+            return
+        late.hedged += 1
+        self.stats.retries["late"] += 1
+        try:
+            outcome: Answer | Failure | None = await self._attempt(endpoint, call)
+        except (EndpointUnavailable, DeadlineExceeded):
+            return
+        except Failure as failure:
+            if failure.kind not in FINAL_KINDS:
+                if failure.kind != "rate_limit":
+                    self._note_fault(endpoint, str(failure), at_once=failure.kind == "connect")
+                return
+            outcome = failure
+        if outcome is not None:
+            late.deliver(endpoint, outcome)
+
+    def _after_failure(self, failure: Failure, endpoint: Endpoint, call: Call) -> float:
         """Book a failed attempt; returns the pause before the next one, or raises what ends the request."""
         message = f"models.{self.name}: {endpoint.url}: {failure}"
         if failure.kind in FINAL_KINDS:
             endpoint.succeeded()
             raise (ContextTooLong if failure.kind == "context" else ModelError)(message) from failure
-        trouble.last = message
-        endpoint.last_error = str(failure)
-        trouble.kinds.add(failure.kind)
+        call.last = message
+        call.kinds.add(failure.kind)
         if failure.kind == "rate_limit":
-            trouble.rate_limited += 1
-            if trouble.rate_limited > self.settings.rate_limit_retries:
-                raise EndpointUnavailable(f"{message}; gave up after {trouble.retries} attempts") from failure
+            endpoint.last_error = str(failure)
+            call.rate_limited += 1
+            if call.rate_limited > self.settings.rate_limit_retries:
+                raise EndpointUnavailable(f"{message}; gave up after {call.retries} attempts") from failure
             self.stats.retries[failure.kind] += 1
-            pause = max(self._backoff(trouble.rate_limited), failure.retry_after_s or 0.0)
-            endpoint.paused_until = max(endpoint.paused_until, asyncio.get_running_loop().time() + pause)
+            pause = max(self._backoff(call.rate_limited), failure.retry_after_s or 0.0)
+            call.waits[endpoint.url] = asyncio.get_running_loop().time() + pause
             return 0.0
-        return self._after_fault(failure, endpoint, trouble)
+        return self._after_fault(failure, endpoint, call)
 
-    def _after_fault(self, failure: Failure, endpoint: Endpoint, trouble: _Trouble) -> float:
+    def _after_fault(self, failure: Failure, endpoint: Endpoint, call: Call) -> float:
         """The same for failures that speak against the endpoint's health."""
-        if endpoint.failed(at_once=failure.kind == "connect"):
-            self._note_placeable()
-            self._start_probe(endpoint)
-        trouble.failures += 1
-        tried = trouble.per_endpoint[endpoint.url] = trouble.per_endpoint.get(endpoint.url, 0) + 1
-        if trouble.failures > self.settings.retry_limit + len(self._endpoints) - 1:
-            kind = ModelError if trouble.kinds == {"malformed"} else EndpointUnavailable
-            raise kind(f"{trouble.last}; gave up after {trouble.retries} attempts") from failure
+        self._note_fault(endpoint, str(failure), at_once=failure.kind == "connect")
+        call.failures += 1
+        tried = call.per_endpoint[endpoint.url] = call.per_endpoint.get(endpoint.url, 0) + 1
+        if call.failures > self.settings.retry_limit + len(self._endpoints) - 1:
+            kind = ModelError if call.kinds == {"malformed"} else EndpointUnavailable
+            raise kind(f"{call.last}; gave up after {call.retries} attempts") from failure
         self.stats.retries[failure.kind] += 1
         # An idle connection that the server closed looks like this once: nothing is wrong with the server. A refused
         # connection goes elsewhere at once, or waits for the endpoint's return.
         if failure.kind == "connect" or (failure.kind == "reset" and tried == 1):
             return 0.0
-        return max(self._backoff(trouble.failures), failure.retry_after_s or 0.0)
+        return max(self._backoff(call.failures), failure.retry_after_s or 0.0)
+
+    def _note_fault(self, endpoint: Endpoint, error: str, *, at_once: bool) -> None:
+        endpoint.last_error = error
+        if endpoint.failed(at_once):
+            self._note_placeable()
+            self._start_probe(endpoint)
 
     def _backoff(self, count: int) -> float:
         pause = min(self.settings.backoff_max_s, self.settings.backoff_base_s * 2.0 ** min(count - 1, 30))
         return pause * self._random.uniform(0.5, 1.0)
 
-    async def _pause(self, seconds: float, deadline: float, trouble: _Trouble) -> None:
+    async def _pause(self, seconds: float, call: Call) -> None:
         if seconds <= 0:
             return
-        if asyncio.get_running_loop().time() + seconds >= deadline:
-            raise EndpointUnavailable(f"{trouble.last or self._outage()}; the next attempt would be past the deadline")
+        if asyncio.get_running_loop().time() + seconds >= call.deadline:
+            raise EndpointUnavailable(f"{call.last or self._outage()}; the next attempt would be past the deadline")
         try:
-            await self._bounded(self._sleep(seconds), deadline)
+            await self._bounded(self._sleep(seconds), call.deadline)
         except TimeoutError:
-            raise self._out_of_time(trouble, "between attempts") from None
+            raise self._out_of_time(call, "between attempts") from None
 
-    async def _wait_for_endpoint(self, trouble: _Trouble, deadline: float) -> None:
+    async def _wait_for_endpoint(self, call: Call) -> None:
         """Return when an endpoint is back; raises EndpointUnavailable after `outage_wait_s` or at the deadline."""
-        if trouble.outage_until is None:
-            trouble.outage_until = asyncio.get_running_loop().time() + self.settings.outage_wait_s
+        if call.outage_until is None:
+            call.outage_until = asyncio.get_running_loop().time() + self.settings.outage_wait_s
         try:
-            await self._bounded(self._placeable.wait(), min(deadline, trouble.outage_until))
+            await self._bounded(self._placeable.wait(), min(call.deadline, call.outage_until))
         except TimeoutError:
             raise EndpointUnavailable(self._outage()) from None
 
@@ -334,14 +349,19 @@ class ModelPool:
         states = "; ".join(f"{item.url} ({item.last_error or item.health.value})" for item in self._endpoints)
         return f"models.{self.name}: no endpoint answers: {states}"
 
-    def _out_of_time(self, trouble: _Trouble, where: str) -> ModelError:
-        if trouble.retries:
-            return EndpointUnavailable(f"{trouble.last}; the deadline came {where}, after {trouble.retries} failures")
+    def _out_of_time(self, call: Call, where: str) -> ModelError:
+        if call.retries:
+            return EndpointUnavailable(f"{call.last}; the deadline came {where}, after {call.retries} failures")
         return DeadlineExceeded(f"models.{self.name}: the deadline came {where}")
 
-    async def _bounded(self, work: Awaitable[T], when: float) -> T:
-        """Await something until a time; raises TimeoutError then, or EndpointUnavailable if the pool closes."""
+    async def _bounded(self, work: Awaitable[T], when: float, call: Call | None = None) -> T:
+        """Await something until a time; raises TimeoutError then, or EndpointUnavailable if the pool closes.
+
+        Gives a call the means to be ended before that time.
+        """
         scope = asyncio.timeout_at(when)
+        if call is not None:
+            call.scope = scope
         self._scopes.add(scope)
         try:
             async with scope:

@@ -81,7 +81,7 @@ async def test_a_syntax_error_is_shown_as_such(tool: PythonTool) -> None:
 
 @pytest.mark.asyncio(loop_scope="module")
 async def test_the_deadline_of_the_rollout_ends_a_program_before_its_own_limit(tool: PythonTool) -> None:
-    outcome = await tool.call("while True: pass", deadline=asyncio.get_running_loop().time() + 0.3)
+    outcome = await tool.call("while True: pass", deadline=asyncio.get_running_loop().time() + 3)
     assert (outcome.status, outcome.text) == ("timeout", "Execution Timeout")
     assert outcome.seconds < 20
 
@@ -92,6 +92,19 @@ async def test_a_cancelled_call_leaves_the_tool_usable(tool: PythonTool) -> None
         await asyncio.wait_for(tool.call("while True: pass", deadline=asyncio.get_running_loop().time() + 60), 0.3)
     outcome = await tool.call("1+1", deadline=asyncio.get_running_loop().time() + 60)
     assert outcome.text == "2"
+
+
+async def test_a_program_that_never_found_a_sandbox_is_owed() -> None:
+    settings = SandboxSettings(packages=(), pool_size=1, max_running=1)
+    async with SandboxPool(settings) as pool:
+        now = asyncio.get_running_loop().time()
+        endless = asyncio.create_task(pool.run("while True: pass", time_limit_s=20, deadline=now + 60))
+        await asyncio.sleep(0)
+        with pytest.raises(SandboxError, match="no sandbox was free") as caught:
+            await pool.run("print(1)", time_limit_s=20, deadline=now + 0.2)
+        assert caught.value.retryable
+        endless.cancel()
+        await asyncio.gather(endless, return_exceptions=True)
 
 
 async def test_without_isolation_programs_run_in_a_folder_that_goes_away() -> None:

@@ -334,6 +334,19 @@ async def test_a_hanging_server_is_bounded_by_the_deadline() -> None:
         assert pool.stats.in_flight == 0
 
 
+async def test_a_request_that_never_found_a_slot_is_owed() -> None:
+    async with (
+        ScriptedServer([Fault("hang")]) as server,
+        ModelPool("policy", settings(server, max_in_flight=1)) as pool,
+    ):
+        first, second = await asyncio.gather(
+            ask(pool, within_s=0.2), ask(pool, within_s=0.1), return_exceptions=True
+        )  # fmt: skip
+    assert isinstance(first, DeadlineExceeded)
+    assert isinstance(second, EndpointUnavailable) and "no free slot" in str(second)
+    assert len(server.requests) == 1
+
+
 async def test_a_hanging_request_is_asked_again_after_the_request_time_limit() -> None:
     async with (
         ScriptedServer([Fault("hang"), "ok"]) as server,
