@@ -66,11 +66,14 @@ class ModelSettings(Section):
     token_ids: Literal["auto", "required", "off"] = "auto"
     """Whether requests and answers carry token ids: `auto` asks the server, `required` refuses one that cannot."""
     max_in_flight: Operational[int] = Field(default=256, ge=1)
-    """Most requests in flight per endpoint; fewer are sent while the server says it is overloaded."""
+    """Most requests in flight per endpoint; at most 64 at first, and never more than the server is found to take."""
     connect_timeout_s: Operational[float] = Field(default=10.0, gt=0)
     """Most time for opening a connection."""
     request_timeout_s: Operational[float] = Field(default=600.0, gt=0)
     """Most time for one attempt of one request; then it is tried again."""
+    hedge_floor_s: Operational[float | None] = Field(default=2.0, gt=0)
+    """A request that waits longer than this, and than twice what 95 % of recent answers took, is also sent to another
+    endpoint, and the first answer counts; none means never."""
     retry_limit: Operational[int] = Field(default=6, ge=0)
     """Most retries of one request after failures of the server or the connection."""
     rate_limit_retries: Operational[int] = Field(default=60, ge=0)

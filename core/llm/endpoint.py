@@ -1,7 +1,6 @@
 """One endpoint as the pool sees it: its health, and how many requests it may hold now.
 
-The in-flight limit follows the server: halved when it says that it is overloaded, raised by one per round of
-successes, never above the configured cap. Nothing here sends a request.
+Nothing here sends a request.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ from enum import Enum
 
 from treadle.core.llm.client import Target
 from treadle.core.llm.config import EndpointSettings
+from treadle.core.llm.limit import InFlightLimit
 
 FAILURES_UNTIL_DOWN = 3
 """Consecutive failures after which an endpoint counts as down; a refused connection or a failed trial needs one."""
@@ -41,19 +41,16 @@ class Endpoint:
         self.paused_until = 0.0
         self.last_error = ""
         self.probe_count = 0
-        self._cap = max_in_flight
-        self._limit = float(max_in_flight)
+        self._limit = InFlightLimit(max_in_flight)
         self._failures = 0
         self._waiters: deque[asyncio.Future[bool]] = deque()
         self._idle: asyncio.Event | None = None
-        # Requests sent before the last cut say nothing about the limit after it.
-        self._cut_at = 0.0
         self._salt = hashlib.blake2b(settings.url.encode(), digest_size=8).digest()
 
     @property
     def limit(self) -> int:
         """Requests that may be in flight now."""
-        return max(1, int(self._limit))
+        return self._limit.value
 
     @property
     def load(self) -> int:
@@ -76,10 +73,16 @@ class Endpoint:
         self.in_flight += 1
         return True
 
-    async def acquire(self) -> bool:
-        """Wait for a slot in order of arrival; False if the endpoint stopped taking requests meanwhile."""
+    async def acquire(self, *, first: bool = False) -> bool:
+        """Wait for a slot in order of arrival, or before all others.
+
+        Returns False if the endpoint stopped taking requests meanwhile.
+        """
         waiter: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        self._waiters.append(waiter)
+        if first:
+            self._waiters.appendleft(waiter)
+        else:
+            self._waiters.append(waiter)
         try:
             return await waiter
         except asyncio.CancelledError:
@@ -119,20 +122,22 @@ class Endpoint:
             await self._idle.wait()
 
     def succeeded(self) -> None:
-        """An answer came: healthy, and one more request may be held per round of answers."""
+        """An answer came: healthy, and perhaps more requests may be held. Called while its slot is still taken."""
         self._failures = 0
         if self.health is Health.TRIAL:
             self.health = Health.HEALTHY
             self.probe_count = 0
-        if self._limit < self._cap:
-            self._limit = min(float(self._cap), self._limit + 1.0 / self._limit)
+        if self._limit.answered(self.in_flight):
             self._hand_out()
 
-    def overloaded(self, sent_at: float, now: float) -> None:
-        """The server asked to slow down, or did not answer in time: hold half as many from now on."""
-        if sent_at >= self._cut_at:
-            self._limit = max(1.0, min(self._limit, float(max(self.in_flight, 1))) / 2)
-            self._cut_at = now
+    def refused(self, rest_until: float) -> None:
+        """The server asked to slow down; where it refuses everything, nothing is sent to it until a time."""
+        if self._limit.refused(self.in_flight - 1):
+            self.paused_until = max(self.paused_until, rest_until)
+
+    def overran(self, sent_at: float, now: float) -> None:
+        """The server did not answer in time."""
+        self._limit.overran(sent_at, now)
 
     def failed(self, at_once: bool) -> bool:
         """Count a failure; returns whether it took the endpoint down just now."""

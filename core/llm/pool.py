@@ -12,13 +12,12 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Self, TypeVar
 
-from yarl import URL
-
 from treadle.core.errors import ConfigError, ContextTooLong, DeadlineExceeded, EndpointUnavailable, ModelError
+from treadle.core.llm.call import ATTEMPTS_PER_ENDPOINT, Call, chat_url, completions_url
 from treadle.core.llm.client import HttpClient
 from treadle.core.llm.config import ModelSettings, Sampling
 from treadle.core.llm.endpoint import Endpoint, Health
-from treadle.core.llm.hedge import ATTEMPTS_PER_ENDPOINT, Call, Hedges
+from treadle.core.llm.hedge import Hedges
 from treadle.core.llm.preflight import inspect_endpoints
 from treadle.core.llm.types import Completion, CompletionRequest, PoolStats, ServerFacts
 from treadle.core.llm.wire import (
@@ -119,7 +118,7 @@ class ModelPool:
         """
         want_ids = self.settings.token_ids != "off" and isinstance(request.prompt, list)
         body = completion_body(self.settings.model, request, want_ids)
-        completion = await self._call(Call(_completions_url, body, parse_completion, session, deadline))
+        completion = await self._call(Call(completions_url, body, parse_completion, session, deadline))
         if want_ids and completion.token_ids is None and self._ids_promised():
             raise ModelError(
                 f"models.{self.name}: {completion.endpoint} returned no token ids; use a server that can (vLLM: "
@@ -132,7 +131,7 @@ class ModelPool:
     ) -> Completion:
         """Like `complete` over the chat route: the server renders the messages, and there are no token ids."""
         body = chat_body(self.settings.model, messages, sampling, seed)
-        return await self._call(Call(_chat_url, body, parse_chat, session, deadline))
+        return await self._call(Call(chat_url, body, parse_chat, session, deadline))
 
     def states(self) -> dict[str, str]:
         """URL -> `healthy`, `trial` (just back), `draining` or `down`."""
@@ -173,17 +172,7 @@ class ModelPool:
         self.stats.completions += 1
         self.stats.prompt_tokens += answer.prompt_tokens
         self.stats.completion_tokens += answer.completion_tokens
-        return Completion(
-            text=answer.text,
-            token_ids=answer.token_ids,
-            finish_reason=answer.finish_reason,
-            stop_reason=answer.stop_reason,
-            prompt_tokens=answer.prompt_tokens,
-            completion_tokens=answer.completion_tokens,
-            endpoint=endpoint.url,
-            seconds=asyncio.get_running_loop().time() - started,
-            retries=call.retries,
-        )
+        return call.completion(answer, endpoint, asyncio.get_running_loop().time() - started)
 
     def _place(self, call: Call) -> Endpoint | None:
         """The endpoint for the next attempt: the session's home unless it is down, told to wait or has failed twice."""
@@ -213,7 +202,8 @@ class ModelPool:
                 if not await self._bounded(endpoint.acquire(first=call.beside), call.deadline):
                     return None
             except TimeoutError:
-                raise self._out_of_time(call, f"waiting for a free slot on {endpoint.url}") from None
+                cause = call.last or f"models.{self.name}"
+                raise EndpointUnavailable(f"{cause}: no free slot on {endpoint.url} before the deadline") from None
         try:
             now = asyncio.get_running_loop().time()
             if endpoint.paused_until > now:
@@ -350,8 +340,8 @@ class ModelPool:
         return f"models.{self.name}: no endpoint answers: {states}"
 
     def _out_of_time(self, call: Call, where: str) -> ModelError:
-        if call.retries:
-            return EndpointUnavailable(f"{call.last}; the deadline came {where}, after {call.retries} failures")
+        if failures := call.failures + call.rate_limited:
+            return EndpointUnavailable(f"{call.last}; the deadline came {where}, after {failures} failures")
         return DeadlineExceeded(f"models.{self.name}: the deadline came {where}")
 
     async def _bounded(self, work: Awaitable[T], when: float, call: Call | None = None) -> T:
@@ -405,11 +395,3 @@ class ModelPool:
             if status < 500:
                 endpoint.readmit()
         self._note_placeable()
-
-
-def _completions_url(endpoint: Endpoint) -> URL:
-    return endpoint.target.completions
-
-
-def _chat_url(endpoint: Endpoint) -> URL:
-    return endpoint.target.chat

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from typing import Any
 
 import orjson
@@ -15,6 +16,7 @@ from treadle.core.config import load_config, semantic_dump
 from treadle.core.errors import ConfigError
 from treadle.core.llm.config import EndpointSettings, ModelSettings, Sampling
 from treadle.core.llm.endpoint import FAILURES_UNTIL_DOWN, Endpoint, Health
+from treadle.core.llm.limit import InFlightLimit
 from treadle.core.llm.types import Completion
 from treadle.core.llm.wire import Failure, error_message, failure_of, parse_chat, parse_completion, parse_retry_after
 
@@ -116,25 +118,83 @@ def test_a_completion_survives_the_journal(completion: Completion) -> None:
     assert Completion.from_json(completion.to_json()) == completion
 
 
-async def test_the_in_flight_limit_halves_once_per_overload_and_recovers() -> None:
-    endpoint = Endpoint(EndpointSettings(url="http://localhost:1/v1"), max_in_flight=16)
-    assert all(endpoint.try_acquire() for _ in range(16)) and not endpoint.try_acquire()
-    for _ in range(16):  # all were sent before the first was refused: one cut, not sixteen
-        endpoint.overloaded(sent_at=1.0, now=2.0)
-    assert endpoint.limit == 8
-    endpoint.overloaded(sent_at=3.0, now=4.0)
-    assert endpoint.limit == 4
-    for _ in range(4):
-        endpoint.succeeded()
-    assert endpoint.limit == 4
-    endpoint.succeeded()
-    assert endpoint.limit == 5
-    for _ in range(500):
-        endpoint.succeeded()
-    assert endpoint.limit == 16
+def test_a_limit_is_what_the_server_held_when_refusals_came_in_a_row() -> None:
+    limit = InFlightLimit(256)
+    assert limit.value == 64
+    for others in range(63, 7, -1):  # 64 were sent, the server holds 8 and refuses the rest
+        assert not limit.refused(others)
+    assert limit.value == 8
+    assert [limit.answered(8) for _ in range(16)] == [False] * 15 + [True] and limit.value == 9
+
+
+def test_a_limit_is_tried_more_and_more_seldom_while_it_holds() -> None:
+    limit, answers = InFlightLimit(256), []
+    for others in range(63, 7, -1):
+        limit.refused(others)
+    for _ in range(6):
+        count = 1
+        while not limit.answered(8):
+            count += 1
+        answers.append(count)
+        assert limit.value == 9
+        for _ in range(3):
+            limit.refused(8)
+        assert limit.value == 8
+    assert answers == [16, 32, 64, 128, 256, 256]
+
+
+def test_a_limit_that_was_lifted_is_left_behind() -> None:
+    limit, answers = InFlightLimit(256), 0
+    for others in range(63, 7, -1):
+        limit.refused(others)
+    while limit.value < 256:
+        limit.answered(limit.value)
+        answers += 1
+    assert answers < 300
+
+
+def test_refusals_now_and_then_are_no_limit() -> None:
+    chance, limit = random.Random(3), InFlightLimit(256)
+    for _ in range(20_000):
+        if chance.random() < 0.05:
+            limit.refused(limit.value - 1)
+        else:
+            limit.answered(limit.value)
+    assert limit.value >= 240
+
+
+def test_a_limit_grows_only_where_it_is_felt() -> None:
+    limit = InFlightLimit(256)
+    assert not any(limit.answered(63) for _ in range(1000)) and limit.value == 64
+    for _ in range(64):
+        limit.answered(limit.value)
+    assert limit.value == 128
+
+
+def test_requests_that_overran_halve_the_limit_once_for_all_that_were_sent_before() -> None:
+    limit = InFlightLimit(16)
+    for _ in range(2):
+        limit.overran(sent_at=1.0, now=2.0)
+    assert limit.value == 16
+    for _ in range(10):
+        limit.overran(sent_at=1.0, now=2.0)
+    assert limit.value == 8
+    limit.overran(sent_at=3.0, now=4.0)
+    assert limit.value == 4
     for second in range(10, 90):
-        endpoint.overloaded(sent_at=second, now=second)
-    assert endpoint.limit == 1
+        limit.overran(sent_at=second, now=second)
+    assert limit.value == 1
+
+
+async def test_an_endpoint_that_refuses_whatever_it_holds_rests_as_long_as_it_asked() -> None:
+    endpoint = Endpoint(EndpointSettings(url="http://localhost:1/v1"), max_in_flight=16)
+    assert endpoint.try_acquire() and endpoint.try_acquire()
+    for _ in range(5):
+        endpoint.refused(rest_until=9.0)
+    assert (endpoint.paused_until, endpoint.limit) == (0.0, 1)
+    endpoint.release()
+    endpoint.refused(rest_until=9.0)
+    assert (endpoint.paused_until, endpoint.limit) == (9.0, 1)
 
 
 async def test_waiting_requests_are_served_in_order_and_sent_away_when_the_endpoint_goes_down() -> None:

@@ -1,0 +1,82 @@
+"""How many requests one server may hold: found by asking, without a word from the server about it.
+
+A refusal that comes whatever the load is (one request in twenty, say) must not look like a limit, and a limit must be
+found although nobody names it. What tells them apart is that above a limit refusals come in a row: then what the
+server holds at that moment is the limit. Nothing here waits or sends.
+"""
+
+from __future__ import annotations
+
+START = 64
+"""Requests at first, where the cap allows as many; doubled per round of answers while nothing is refused."""
+EVIDENCE = 3.0
+"""Refusals in a row that show a limit."""
+FORGOTTEN_PER_ANSWER = 0.25
+"""Share of a refusal that each answer takes back: one refusal in five and fewer never add up."""
+FIRST_HOLD_ROUNDS = 2
+LONGEST_HOLD_ROUNDS = 32
+"""Rounds of answers between two tries of one more request; doubled each time that the one more was refused."""
+_TRIAL_ROUNDS = 2
+
+
+class InFlightLimit:
+    """The number of requests that one server may hold now: `value`, between 1 and a cap."""
+
+    def __init__(self, cap: int) -> None:
+        self.value = min(cap, START)
+        self._cap = cap
+        self._evidence = 0.0
+        self._hold_rounds = FIRST_HOLD_ROUNDS
+        # Answers at the limit until the next step; 0 while it grows with every answer.
+        self._answers_left = 0
+        self._trying = False
+        self._cut_at = 0.0
+
+    def answered(self, in_flight: int) -> bool:
+        """Note an answer, with so many requests in flight including its own; returns whether the limit rose."""
+        if self._evidence:
+            self._evidence = max(0.0, self._evidence - FORGOTTEN_PER_ANSWER)
+        if self.value >= self._cap or in_flight < self.value:
+            return False
+        if self._answers_left:
+            self._answers_left -= 1
+            if self._answers_left:
+                return False
+            self._trying = not self._trying
+            if self._trying:
+                self._answers_left = _TRIAL_ROUNDS * self.value
+            else:
+                self._hold_rounds = FIRST_HOLD_ROUNDS
+        self.value += 1
+        return True
+
+    def refused(self, others: int) -> bool:
+        """Note that the server asked to slow down while it held so many others.
+
+        Returns whether it refuses all that it is asked, whatever the load: then only waiting helps.
+        """
+        self._evidence = min(EVIDENCE, self._evidence + 1.0)
+        if self._evidence < EVIDENCE:
+            return False
+        self._cut(others)
+        if others:
+            return False
+        self._answers_left = 0
+        return True
+
+    def overran(self, sent_at: float, now: float) -> None:
+        """Note a request that was not answered in time; several in a row halve the limit.
+
+        Once for all that were sent before the cut: they say nothing about the limit after it.
+        """
+        self._evidence = min(EVIDENCE, self._evidence + 1.0)
+        if self._evidence == EVIDENCE and sent_at >= self._cut_at:
+            self._cut(self.value // 2)
+            self._cut_at = now
+
+    def _cut(self, value: int) -> None:
+        if self._trying:
+            self._hold_rounds = min(LONGEST_HOLD_ROUNDS, 2 * self._hold_rounds)
+            self._trying = False
+        self.value = max(1, min(self.value, value))
+        self._answers_left = self._hold_rounds * self.value
