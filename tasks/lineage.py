@@ -10,7 +10,9 @@ import orjson
 
 from treadle.core.errors import DataError
 from treadle.core.runs import Run
-from treadle.core.stage import Address
+from treadle.core.stage import Address, Rows
+
+_UNKNOWN = "no {what} begins with {key!r} in this run; `treadle status` lists what is finished"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,19 +46,17 @@ class LineageStep:
 
 def find_rollout(run: Run, key: str) -> FoundRollout:
     """Find a rollout by its key or an unambiguous beginning; raises DataError."""
-    address, row = _the_one(list(_matching(run, "rollouts", "rollout_key", key)), key, "rollout_key", "rollout")
-    _, question = _the_one(
-        list(_matching(run, "questions", "question_key", row["question_key"])),
-        row["question_key"],
-        "question_key",
-        "question",
-    )
-    scores = list(_matching(run, "scores", "rollout_key", row["rollout_key"]))
+    full_key = _full_key(run, "rollouts", "rollout_key", key)
+    if full_key is None:
+        raise DataError(_UNKNOWN.format(what="rollout", key=key))
+    address, row = next(_rows(run, "rollouts", "rollout_key", full_key))
+    _, question = next(_rows(run, "questions", "question_key", row["question_key"]))
+    scores = [score for _, score in _rows(run, "scores", "rollout_key", full_key)]
     return FoundRollout(
         address=address,
         rollout=row,
         question=question,
-        score=scores[0][1] if scores else None,
+        score=scores[0] if scores else None,
         segments=orjson.loads(row["segments"]),
         tool_calls=orjson.loads(row["tool_calls"]),
     )
@@ -64,17 +64,18 @@ def find_rollout(run: Run, key: str) -> FoundRollout:
 
 def trace_back(run: Run, key: str) -> list[LineageStep]:
     """The way of a rollout or a question, from its source on; raises DataError for an unknown key."""
-    if any(True for _ in _matching(run, "rollouts", "rollout_key", key)):
+    if _full_key(run, "rollouts", "rollout_key", key) is not None:
         found = find_rollout(run, key)
         return [*_question_steps(run, found.question), *_rollout_steps(run, found)]
-    questions = list(_matching(run, "questions", "question_key", key))
-    _, question = _the_one(questions, key, "question_key", "rollout or question")
-    rollouts = list(_matching(run, "rollouts", "question_key", question["question_key"]))
+    question_key = _full_key(run, "questions", "question_key", key)
+    if question_key is None:
+        raise DataError(_UNKNOWN.format(what="rollout or question", key=key))
+    _, question = next(_rows(run, "questions", "question_key", question_key))
     return [
         *_question_steps(run, question),
         *(
             LineageStep(f"rollout {row['rollout_key']} by {address}: {row['status']}", {"rollout": row["rollout_key"]})
-            for address, row in rollouts
+            for address, row in _rows(run, "rollouts", "question_key", question_key)
         ),
     ]
 
@@ -112,22 +113,30 @@ def _artifacts(run: Run, kind: str, address: Address | None = None) -> list[str]
     return sorted({record.outputs[kind].digest for record in records if kind in record.outputs})
 
 
-def _matching(run: Run, kind: str, column: str, prefix: str) -> Iterator[tuple[Address, dict[str, Any]]]:
-    """Rows of all tables of a kind whose key begins so, read as a stream."""
+def _full_key(run: Run, kind: str, column: str, prefix: str) -> str | None:
+    """The one key that begins so, None if none does; raises DataError for several. Reads only the keys."""
     import pyarrow.compute as pc
 
+    found: set[str] = set()
+    for _, table in _tables(run, kind):
+        for batch in table.batches([column]):
+            found.update(batch[column].filter(pc.starts_with(batch[column], prefix)).to_pylist())
+            if len(found) > 1:
+                raise DataError(f"{prefix!r} is the beginning of several keys; give more of it, as {min(found)}")
+    return found.pop() if found else None
+
+
+def _rows(run: Run, kind: str, column: str, value: str) -> Iterator[tuple[Address, dict[str, Any]]]:
+    """Rows of all tables of a kind with this value, read as a stream."""
+    import pyarrow.compute as pc
+
+    for address, table in _tables(run, kind):
+        for batch in table.batches():
+            for row in batch.filter(pc.equal(batch[column], value)).to_pylist():
+                yield address, row
+
+
+def _tables(run: Run, kind: str) -> Iterator[tuple[Address, Rows]]:
     for record in run.records():
-        if kind not in record.outputs:
-            continue
-        for batch in run.rows(record.outputs[kind]).batches():
-            for row in batch.filter(pc.starts_with(batch[column], prefix)).to_pylist():
-                yield Address.parse(record.address), row
-
-
-def _the_one(matches: list[tuple[Address, dict[str, Any]]], key: str, column: str, what: str) -> Any:
-    keys = {row[column] for _, row in matches}
-    if not keys:
-        raise DataError(f"no {what} begins with {key!r} in this run; `treadle status` lists what is finished")
-    if len(keys) > 1:
-        raise DataError(f"{key!r} is the beginning of {len(keys)} keys; give more of it, as {min(keys)}")
-    return matches[0]
+        if kind in record.outputs:
+            yield Address.parse(record.address), run.rows(record.outputs[kind])

@@ -6,6 +6,7 @@ run that was made here is recognised by the command line and the other way round
 
 from __future__ import annotations
 
+import logging
 import re
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,8 @@ from treadle.tasks.catalog import instance
 from treadle.tasks.config import TreadleConfig
 from treadle.tasks.progress import PrefectProgress
 from treadle.tasks.running import run_instance, stage_card
+
+logger = logging.getLogger(__name__)
 
 
 def _is_retryable(task: Any, task_run: TaskRun, state: State[Any]) -> bool:
@@ -69,7 +72,10 @@ def run_stage(
 
 def publish(record: StageRecord, run: Run, key: str) -> None:
     """Show a finished stage in the UI: a card with counts and digests, and the table of scores where there is one."""
-    card = stage_card(record, run)
-    create_markdown_artifact(card.markdown, key=f"stage-{key}", description=f"{record.address} of run {run.run_id}")
-    if card.rows:
-        create_table_artifact(card.rows, key=f"table-{key}", description=f"{record.address} of run {run.run_id}")
+    card, what = stage_card(record, run), f"{record.address} of run {run.run_id}"
+    try:
+        create_markdown_artifact(card.markdown, key=f"stage-{key}", description=what)
+        if card.rows:
+            create_table_artifact(card.rows, key=f"table-{key}", description=what)
+    except Exception as error:  # noqa: BLE001 - the stage is done, whatever Prefect's client raises now
+        logger.warning("%s could not be shown in Prefect: %s", what, error)
