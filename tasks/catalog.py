@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from treadle.agent.config import EnvironmentSettings
 from treadle.agent.rollouts import ROLLOUTS, RolloutsSettings
 from treadle.core.chat import ChatTokenizer
-from treadle.core.config import Section, T_Section, merge, validate
+from treadle.core.config import Section, T_Section, merge, semantic_dump, validate
 from treadle.core.engines.config import TutorServer
 from treadle.core.errors import ConfigError
 from treadle.core.llm.config import ModelSettings
@@ -85,6 +86,15 @@ def instance(config: TreadleConfig, address: Address) -> Instance:
         settings=recipe.settings(config, address),
         inputs=recipe.inputs(config, address),
     )
+
+
+def semantic_of(config: TreadleConfig) -> dict[str, Any]:
+    """The configuration without operational keys, those inside `overrides` included; what a run is locked to."""
+    semantic: dict[str, Any] = semantic_dump(config)
+    for text in config.overrides:
+        address = Address.parse(text)
+        semantic["overrides"][text] = semantic_dump(_overridden(config, address, getattr(config, address.stage)))
+    return semantic
 
 
 def _overridden(config: TreadleConfig, address: Address, section: T_Section) -> T_Section:
