@@ -58,5 +58,6 @@ class TreadleConfig(Section):
         for name in self.models:
             Address.parse(f"1/rollouts@{name}")
         for text in self.overrides:
-            Address.parse(text)
+            if (stage := Address.parse(text).stage) not in type(self).model_fields:
+                raise ValueError(f"overrides names {text!r}, but there is no table [{stage}]")
         return self
