@@ -16,10 +16,10 @@ from typing import Any, NoReturn
 import click
 
 from treadle.core.errors import TreadleError
+from treadle.core.harmless import one_line
 from treadle.flows.cli_engines import doctor, env, serve, tutor
 from treadle.flows.cli_inspect import lineage, show, status, verify
 from treadle.flows.cli_run import demo, run, stage
-from treadle.flows.harmless import one_line
 
 INTERRUPTED = 130
 TRACEBACK = "TREADLE_TRACEBACK"

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import click
 
-from treadle.flows.cli_run import json_option, root_option
+from treadle.core.harmless import harmless, harmless_json
+from treadle.flows.cli_run import json_option, root_option, say
 
 
 @click.command(short_help="Check this machine.", epilog="Example:  treadle doctor --json")
@@ -14,21 +15,19 @@ from treadle.flows.cli_run import json_option, root_option
 @json_option
 def doctor(root: Path, as_json: bool) -> None:
     """Check this machine: what works, what does not, and how to mend it."""
-    import orjson
-
     from treadle.core.errors import EngineError
     from treadle.tasks.doctor import run_checks
 
     checks = run_checks(root)
     if as_json:
-        click.echo(orjson.dumps(checks).decode())
+        click.echo(harmless_json(checks))
     else:
         colours = {"ok": "green", "warn": "yellow", "fail": "red"}
         for check in checks:
             status = click.style(f"{check.status:<5}", fg=colours[check.status])
-            click.echo(f"{status}{check.name}: {check.detail}")
+            click.echo(f"{status}{check.name}: {harmless(check.detail)}")
             if check.fix:
-                click.echo(f"     to mend it: {check.fix}")
+                click.echo(f"     to mend it: {harmless(check.fix)}")
     failed = [check.name for check in checks if check.status == "fail"]
     if failed:
         raise EngineError(f"{len(failed)} of {len(checks)} checks failed: {', '.join(failed)}")
@@ -46,7 +45,7 @@ def install(engine: str, variant: str) -> None:
     """Install an ENGINE from its lock: `serve` is vLLM."""
     from treadle.core.engines.environments import install as install_environment
 
-    path = install_environment(engine, variant, notify=lambda line: click.echo(line, err=True))
+    path = install_environment(engine, variant, notify=say)
     click.echo(path)
 
 
@@ -54,13 +53,11 @@ def install(engine: str, variant: str) -> None:
 @json_option
 def list_environments(as_json: bool) -> None:
     """Which engines are installed, and where."""
-    import orjson
-
     from treadle.core.engines.environments import installed
 
     found = {name: str(path) for name, path in installed().items()}
     if as_json:
-        click.echo(orjson.dumps(found).decode())
+        click.echo(harmless_json(found))
         return
     for name, path in found.items():
         click.echo(f"{name:<12} {path}")
@@ -79,7 +76,7 @@ def serve(model: str, port: int, max_model_len: int) -> None:
 
     serve_until_interrupted(
         VllmServer(type="vllm", model=model, port=port, max_model_len=max_model_len),
-        notify=lambda line: click.echo(line, err=True),
+        notify=say,
     )
 
 

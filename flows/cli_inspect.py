@@ -6,8 +6,8 @@ from pathlib import Path
 
 import click
 
+from treadle.core.harmless import harmless_json, one_line
 from treadle.flows.cli_run import json_option, root_option
-from treadle.flows.harmless import one_line
 
 run_option = click.option("--run", "run_id", required=True, help="Name of the run.")
 
@@ -18,20 +18,18 @@ run_option = click.option("--run", "run_id", required=True, help="Name of the ru
 @json_option
 def status(run_id: str | None, root: Path, as_json: bool) -> None:
     """What is finished, running, failed or crashed."""
-    import orjson
-
     from treadle.core.runs import Run, list_runs
     from treadle.tasks.running import known_addresses
 
     if run_id is None:
         ids = list_runs(root)
         lines = ids or [f"no runs under {root}; start one with: treadle run CONFIG.toml --run NAME"]
-        click.echo(orjson.dumps(ids).decode() if as_json else "\n".join(lines))
+        click.echo(harmless_json(ids) if as_json else "\n".join(lines))
         return
     run = Run.open(root, run_id)
     statuses = run.statuses(known_addresses(run))
     if as_json:
-        click.echo(orjson.dumps([item.model_dump(mode="json") for item in statuses]).decode())
+        click.echo(harmless_json([item.model_dump(mode="json") for item in statuses]))
         return
     from treadle.flows.render import console, status_table
 
@@ -45,15 +43,13 @@ def status(run_id: str | None, root: Path, as_json: bool) -> None:
 @json_option
 def show(key: str, run_id: str, root: Path, as_json: bool) -> None:
     """One trajectory, coloured. KEY is a rollout key or an unambiguous beginning of one."""
-    import orjson
-
     from treadle.core.runs import Run
     from treadle.flows.render import console, trajectory_panel
     from treadle.tasks.lineage import find_rollout
 
     found = find_rollout(Run.open(root, run_id), key)
     if as_json:
-        click.echo(orjson.dumps(found.as_dict()).decode())
+        click.echo(harmless_json(found.as_dict()))
         return
     console().print(trajectory_panel(found))
 
@@ -65,15 +61,13 @@ def show(key: str, run_id: str, root: Path, as_json: bool) -> None:
 @json_option
 def lineage(key: str, run_id: str, root: Path, as_json: bool) -> None:
     """Where a row comes from: from a rollout or question KEY back to the source file, and on to its verdicts."""
-    import orjson
-
     from treadle.core.runs import Run
     from treadle.flows.render import console, lineage_tree
     from treadle.tasks.lineage import trace_back
 
     steps = trace_back(Run.open(root, run_id), key)
     if as_json:
-        click.echo(orjson.dumps([step.as_dict() for step in steps]).decode())
+        click.echo(harmless_json([step.as_dict() for step in steps]))
         return
     console().print(lineage_tree(steps))
 
@@ -84,14 +78,12 @@ def lineage(key: str, run_id: str, root: Path, as_json: bool) -> None:
 @json_option
 def verify(run_id: str, root: Path, as_json: bool) -> None:
     """Hash every artifact of a run again and compare with the records."""
-    import orjson
-
     from treadle.core.errors import ArtifactError
     from treadle.core.runs import Run
 
     problems = Run.open(root, run_id).verify()
     if as_json:
-        click.echo(orjson.dumps(problems).decode())
+        click.echo(harmless_json(problems))
     else:
         for artifact, found in problems.items():
             click.echo(f"{'damaged' if found else 'ok':<8} {artifact}")

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from treadle.core.harmless import harmless, harmless_json
+
 if TYPE_CHECKING:
     from treadle.core.records import StageRecord
     from treadle.core.runs import Run
@@ -32,6 +34,11 @@ set_option = click.option(
     metavar="KEY=VALUE",
     help="Override a key, as in rollouts.samples_per_question=8.",
 )
+
+
+def say(line: str) -> None:
+    """Tell the user what goes on; servers and their logs may have a say in the text."""
+    click.echo(harmless(line), err=True)
 
 
 def _work_options(command: Command) -> Command:
@@ -148,7 +155,7 @@ def _execute(instance: Instance, run: Run, force: bool, accept_failures: bool, q
             force=force,
             accept_failures=accept_failures,
             progress=progress,
-            notify=lambda line: None if quiet else click.echo(line, err=True),
+            notify=lambda line: None if quiet else say(line),
         )
     if not quiet:
         counts = {kind: ref.num_rows for kind, ref in record.outputs.items() if ref.num_rows}
@@ -160,9 +167,7 @@ def _execute(instance: Instance, run: Run, force: bool, accept_failures: bool, q
 def _print_end(run: Run, records: list[StageRecord], as_json: bool, *, overall: bool = False) -> None:
     """Print the scores (`overall`: one row per model) and where the data lies."""
     if as_json:
-        import orjson
-
-        click.echo(orjson.dumps([record.model_dump(mode="json") for record in records]).decode())
+        click.echo(harmless_json([record.model_dump(mode="json") for record in records]))
         return
     for record in records:
         if "summary" in record.outputs:
@@ -188,7 +193,7 @@ def _print_where(run: Run, records: list[StageRecord]) -> None:
     for record in records:
         for kind, ref in sorted(record.outputs.items()):
             if ref.num_rows:
-                click.echo(f"{kind:<12} {run.storage.directory(ref.folder)}")
+                click.echo(harmless(f"{kind:<12} {run.storage.directory(ref.folder)}"))
     options = run_options(run.run_id, run.storage.directory(""))
     keys = [key for record in records if "rollouts" in record.outputs for key in _some_key(run, record)]
     click.echo(f"treadle status {options}")
@@ -203,15 +208,13 @@ def _some_key(run: Run, record: StageRecord) -> list[str]:
 
 
 def _print_plan(config: TreadleConfig, instances: list[Instance], root: Path, run_id: str, as_json: bool) -> None:
-    import orjson
-
     from treadle.tasks.running import planned_states
 
     states = planned_states(instances, root, run_id)
     if as_json:
-        click.echo(orjson.dumps({"config": config.model_dump(mode="json"), "plan": states}).decode())
+        click.echo(harmless_json({"config": config.model_dump(mode="json"), "plan": states}))
         return
-    click.echo(orjson.dumps(config.model_dump(mode="json"), option=orjson.OPT_INDENT_2).decode())
+    click.echo(harmless_json(config.model_dump(mode="json"), indent=True))
     for address, state in states.items():
         click.echo(f"{address:<32} {state}")
 
@@ -232,10 +235,7 @@ def demo(fresh: bool, tutor_only: bool, root: Path) -> None:
     from treadle.tasks.catalog import flow_instances
     from treadle.tasks.running import open_run
 
-    def notify(line: str) -> None:
-        click.echo(line, err=True)
-
-    run_id, config = demo_configuration(root, fresh=fresh, tutor_only=tutor_only, notify=notify)
+    run_id, config = demo_configuration(root, fresh=fresh, tutor_only=tutor_only, notify=say)
     instances = flow_instances(config)
     try:
         opened = open_run(root, run_id, config)

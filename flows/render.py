@@ -13,8 +13,8 @@ from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
+from treadle.core.harmless import harmless, one_line
 from treadle.core.records import InstanceStatus
-from treadle.flows.harmless import harmless, one_line
 from treadle.tasks.lineage import FoundRollout, LineageStep
 
 _STATE_STYLES = {"completed": "green", "running": "cyan", "failed": "red", "crashed": "red", "interrupted": "yellow"}
@@ -75,7 +75,7 @@ def _troubles(run_id: str, root: Path, statuses: Sequence[InstanceStatus]) -> li
         text.append(f"{status.address} {status.state}", style=_STATE_STYLES[status.state])
         text.append(f": {one_line(said)}")
         if status.log:
-            text.append(f"\nlog: {root / status.log}", style="dim")
+            text.append(f"\nlog: {harmless(str(root / status.log))}", style="dim")
         lines.append(text)
     if lines:
         lines.append(Text(f"\ngo on with: treadle run {run_options(run_id, root)}"))
@@ -99,13 +99,15 @@ def trajectory_panel(found: FoundRollout) -> Group:
 def _verdict(found: FoundRollout) -> Text:
     row, text = found.rollout, Text()
     calls = f"{row['calls_executed']} of {row['calls_requested']} calls run, {row['failed_calls']} failed"
-    text.append(f"{row['status']}; {row['num_turns']} turns; {calls}; {row['completion_tokens']} sampled tokens")
+    tokens = f"{row['completion_tokens']} sampled tokens"
+    text.append(f"{one_line(row['status'])}; {row['num_turns']} turns; {calls}; {tokens}")
     for call in found.tool_calls:
-        text.append(f"\n{call['tool']}: {call['status']}", style="dim" if call["status"] == "ok" else "red")
+        outcome = one_line(f"{call['tool']}: {call['status']}")
+        text.append(f"\n{outcome}", style="dim" if call["status"] == "ok" else "red")
     if found.score is not None:
         verdict = {True: "correct", False: "wrong", None: "no verdict"}[found.score["correct"]]
         text.append(f"\n{verdict}", style="green" if verdict == "correct" else "red")
-        text.append(f" ({found.score['scorer']}): prediction {harmless(found.score['prediction'])!r}")
+        text.append(f" ({one_line(found.score['scorer'])}): prediction {harmless(found.score['prediction'])!r}")
     return text
 
 

@@ -7,6 +7,8 @@ import time
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from treadle.core.harmless import one_line
+
 if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
     from rich.progress import TaskID
@@ -71,7 +73,7 @@ class TerminalProgress:
         if self._bar is None:
             self._bar = Progress(
                 TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
-                TextColumn("[dim]{task.fields[facts]}"), console=Console(stderr=True),
+                TextColumn("{task.fields[facts]}", style="dim", markup=False), console=Console(stderr=True),
             )  # fmt: skip
             self._bar.start()
             self._task = self._bar.add_task(self._label, total=self._total, completed=self._done, facts="")
@@ -82,7 +84,7 @@ class TerminalProgress:
         return ", ".join(
             f"{name.replace('_', ' ')} {value:,.1f}"
             if isinstance(value, float)
-            else f"{name.replace('_', ' ')} {value}"
+            else one_line(f"{name.replace('_', ' ')} {value}")
             for name, value in self._facts.items()
         )
 

@@ -12,6 +12,8 @@ from uuid import UUID
 
 from prefect.artifacts import create_progress_artifact, update_progress_artifact
 
+from treadle.eval.markdown import escape
+
 logger = logging.getLogger(__name__)
 
 POST_INTERVAL_S = 3.0
@@ -85,5 +87,5 @@ class PrefectProgress:
         if done_now and self._done < self._total:
             left_s = (self._total - self._done) * (time.monotonic() - self._began) / done_now
             parts.append(f"about {left_s:,.0f} s left")
-        parts += [f"{name.replace('_', ' ')} {value}" for name, value in self._facts.items()]
+        parts += [escape(f"{name.replace('_', ' ')} {value}") for name, value in self._facts.items()]
         return f"{self._label}: " + ", ".join(parts)

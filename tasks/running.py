@@ -6,7 +6,7 @@ stops with it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,7 +21,9 @@ from treadle.core.execute import execute, state_of
 from treadle.core.llm.config import EndpointSettings, ModelSettings
 from treadle.core.records import StageRecord
 from treadle.core.runs import Run, list_runs
+from treadle.core.secrets import refuse_secrets
 from treadle.core.stage import Address, Instance, Progress
+from treadle.eval.markdown import escape
 from treadle.tasks.catalog import flow_addresses, flow_models
 from treadle.tasks.config import TreadleConfig
 
@@ -48,18 +50,28 @@ def resolve_config(root: Path, run_id: str, config_file: Path | None, config: Tr
 def open_run(root: Path, run_id: str, config: TreadleConfig, configs: Sequence[Path] = ()) -> Run:
     """Make the run, or open it if its configuration would give the same results; raises RunError otherwise.
 
-    Before a run is made, its servers are asked for their models: a wrong name would be locked in with the run.
+    Raises ConfigError for a configuration that holds a secret of the environment. Before a run is made, its servers are
+    asked for their models: a wrong name would be locked in with the run.
     """
+    resolved, given = config.model_dump(mode="json"), "\n".join(path.read_text(encoding="utf-8") for path in configs)
+    endpoints = [endpoint for model in config.models.values() for endpoint in model.endpoints]
+    refuse_secrets(
+        (given, *_texts(resolved)), named={endpoint.api_key_env for endpoint in endpoints if endpoint.api_key_env}
+    )
     if run_id not in list_runs(root):
         _check_models(config)
-    return Run.create_or_open(
-        root,
-        run_id,
-        config.model_dump(mode="json"),
-        semantic_dump(config),
-        "\n".join(path.read_text(encoding="utf-8") for path in configs),
-        seed=config.seed,
-    )
+    return Run.create_or_open(root, run_id, resolved, semantic_dump(config), given, seed=config.seed)
+
+
+def _texts(tree: Any) -> Iterator[str]:
+    """All texts in JSON-able data, keys included."""
+    if isinstance(tree, Mapping):
+        tree = [*tree.keys(), *tree.values()]
+    if isinstance(tree, list):
+        for item in tree:
+            yield from _texts(item)
+    elif isinstance(tree, str):
+        yield tree
 
 
 def _check_models(config: TreadleConfig) -> None:
@@ -149,9 +161,9 @@ def stage_card(record: StageRecord, run: Run) -> StageCard:
     lines += ["| table | rows | digest |", "|---|---|---|"]
     lines += [f"| {kind} | {ref.num_rows:,} | `{ref.digest}` |" for kind, ref in sorted(record.outputs.items())]
     lines += ["", "| metric | value |", "|---|---|"]
-    lines += [f"| {name} | {_plain(value)} |" for name, value in _flat(record.metrics)]
+    lines += [f"| {escape(name)} | {_plain(value)} |" for name, value in _flat(record.metrics)]
     lines += ["", f"From {record.started_at} to {record.finished_at}; fingerprint `{record.fingerprint[:12]}`."]
-    lines += [f"Data: `{folder}`" for folder in artifact_folders(run, record)]
+    lines += [f"Data: {escape(str(folder))}" for folder in artifact_folders(run, record)]
     rows = list(run.rows(record.outputs["summary"]).rows()) if "summary" in record.outputs else []
     return StageCard("\n".join(lines), rows)
 
@@ -171,4 +183,4 @@ def _flat(metrics: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]
 def _plain(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:,.4g}"
-    return f"{value:,}" if isinstance(value, int) else str(value).replace("|", "\\|")
+    return f"{value:,}" if isinstance(value, int) else escape(str(value))

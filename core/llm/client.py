@@ -6,7 +6,9 @@ environment, a cookie jar. Deadlines are the pool's business; this module turns 
 
 from __future__ import annotations
 
+import functools
 import os
+import re
 import resource
 from collections.abc import Mapping
 
@@ -18,6 +20,8 @@ from treadle.core.errors import ConfigError
 from treadle.core.llm.config import EndpointSettings, ModelSettings
 from treadle.core.llm.wire import Failure, excerpt
 
+KEY_MARK = b"[key]"
+"""What stands in place of an endpoint's key wherever a server repeats it."""
 KEEPALIVE_S = 4.0
 """Idle connections are dropped before uvicorn drops them at 5 s: a request after a longer tool call meets no reset."""
 
@@ -75,13 +79,17 @@ class HttpClient:
     async def _exchange(
         self, method: str, url: URL, body: bytes | None, headers: CIMultiDict[str]
     ) -> tuple[int, Mapping[str, str], bytes]:
+        key = headers.get("Authorization", "").removeprefix("Bearer ")
         try:
             async with self._session.request(
                 method, url, data=body, headers=headers, allow_redirects=False
             ) as response:
-                return response.status, response.headers, await self._read(response)
+                data = await self._read(response)
+                return response.status, response.headers, _without_key(data, key)
         except aiohttp.ClientError as error:
-            raise _failure(error) from error
+            failure = _failure(error, key)
+        # Not in the handler: what aiohttp says holds what the server said, and tracebacks show the whole chain.
+        raise failure
 
     async def _read(self, response: aiohttp.ClientResponse) -> bytes:
         length = response.content_length
@@ -99,10 +107,28 @@ class HttpClient:
         return b"".join(parts)
 
 
-def _failure(error: aiohttp.ClientError) -> Failure:
+def _without_key(data: bytes, key: str) -> bytes:
+    """What a server said, without the key that it was sent: servers that refuse one like to repeat it.
+
+    Also as JSON may spell it, with any of its characters that are neither letter nor digit as an escape.
+    """
+    if not key:
+        return data
+    if (plain := key.encode()) in data:
+        data = data.replace(plain, KEY_MARK)
+    return _escaped(key).sub(KEY_MARK, data) if b"\\" in data and not key.isalnum() else data
+
+
+@functools.lru_cache(maxsize=64)
+def _escaped(key: str) -> re.Pattern[bytes]:
+    spelled = (char if char.isalnum() else rf"(?:\\?{re.escape(char)}|\\u00(?i:{ord(char):02x}))" for char in key)
+    return re.compile("".join(spelled).encode())
+
+
+def _failure(error: aiohttp.ClientError, key: str) -> Failure:
     # aiohttp names its TLS setting even where no TLS is spoken.
     said = str(error).replace(" ssl:default", "")
-    words = excerpt(said.encode("utf-8", "replace")) if said else type(error).__name__
+    words = excerpt(_without_key(said.encode("utf-8", "replace"), key)) if said else type(error).__name__
     if isinstance(error, (aiohttp.ClientConnectorCertificateError, aiohttp.ClientConnectorSSLError)):
         return Failure("refused", f"TLS: {words}")
     if isinstance(error, (aiohttp.ClientConnectorError, aiohttp.ServerTimeoutError)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Literal
 from urllib.parse import urlsplit
@@ -10,6 +11,9 @@ from pydantic import Field, field_validator
 
 from treadle.core.config import Operational, Section
 from treadle.core.engines.config import ServerSettings
+
+
+_VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]{0,99}")
 
 
 class Sampling(Section):
@@ -35,17 +39,30 @@ class EndpointSettings(Section):
     url: str
     """Base URL up to and including the version, such as `http://localhost:8000/v1`."""
     api_key_env: str | None = None
-    """Name of the environment variable that holds the key; nothing is sent where it is not given."""
+    """Name, in capitals, of the environment variable that holds the key; nothing is sent where it is not given."""
 
     @field_validator("url")
     @classmethod
     def _check_url(cls, value: str) -> str:
-        parts = urlsplit(value)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ValueError(f"{value!r} is not an http(s) URL such as http://localhost:8000/v1")
-        if parts.username or parts.password or parts.query or parts.fragment:
+        # Before all else, and without repeating it: what is refused here may be a secret.
+        if "@" in value or "?" in value or "#" in value:
             raise ValueError("an endpoint URL carries no credentials, query or fragment; name the key in api_key_env")
+        parts = urlsplit(value)
+        if parts.scheme not in ("http", "https") or not parts.hostname or not value.isprintable():
+            raise ValueError(f"{value!r} is not an http(s) URL such as http://localhost:8000/v1")
+        if parts.port == 0:
+            raise ValueError(f"{value!r} names port 0")
         return value.rstrip("/")
+
+    @field_validator("api_key_env")
+    @classmethod
+    def _check_api_key_env(cls, value: str | None) -> str | None:
+        if value is not None and not _VARIABLE.fullmatch(value):
+            raise ValueError(
+                "this is the name of an environment variable, in capitals, such as OPENAI_API_KEY; "
+                "the key itself belongs into that variable, never into a configuration"
+            )
+        return value
 
 
 class ModelSettings(Section):
