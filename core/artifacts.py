@@ -215,7 +215,7 @@ def verify_artifact(storage: Storage, ref: ArtifactRef) -> list[str]:
         if not storage.exists(key):
             problems.append(f"{key} is missing")
             continue
-        with storage.open(key) as file:
+        with storage_errors("read", key), storage.open(key) as file:
             if hashlib.file_digest(file, "sha256").hexdigest() != entry.sha256:
                 problems.append(f"{key} has changed since it was written")
     if _digest(manifest.files) != ref.digest:

@@ -19,7 +19,6 @@ from treadle.core.artifacts import ArtifactRef, artifact_exists
 from treadle.core.config import digest_json, semantic_dump
 from treadle.core.context import WORK_FOLDER, Context, NullProgress, Outputs
 from treadle.core.errors import ConfigError, RunError, StageFailed, StorageError, TreadleError
-from treadle.core.harmless import HarmlessFormatter
 from treadle.core.journal import Journal
 from treadle.core.locks import Lease, hold
 from treadle.core.provenance import package_versions
@@ -127,12 +126,31 @@ def _is_current(record: StageRecord, fingerprint: str, run: Run) -> bool:
 
 
 def _tidy(record: StageRecord, run: Run, address: Address) -> None:
-    """Finish what an attempt that was killed right after it wrote its record had left to do."""
+    """Finish what an attempt that was stopped right after it wrote its record had left to do."""
     attempts = run.attempts(address)
-    if attempts and attempts[-1].number == record.attempt and attempts[-1].state == "running":
+    if not attempts or attempts[-1].number != record.attempt:
+        return
+    _remove_work(record, run, address)
+    if attempts[-1].state != "completed":
+        update = {"state": "completed", "finished_at": record.finished_at, "error": None}
+        _write_state(attempts[-1].model_copy(update=update), run)
+
+
+def _remove_work(record: StageRecord, run: Run, address: Address) -> None:
+    """Remove what a completed attempt needs no more; the record counts even if that fails."""
+    try:
         run.storage.delete(run.attempt_key(address, record.attempt, WORK_FOLDER))
         run.storage.delete(run.journal_key(address, record.fingerprint))
-        run.write_attempt(attempts[-1].model_copy(update={"state": "completed", "finished_at": record.finished_at}))
+    except StorageError as failure:
+        _log.warning("%s is done, but its work files remain until it is run again: %s", address, failure)
+
+
+def _write_state(attempt: AttemptRecord, run: Run) -> None:
+    """Write how an attempt ended; if that fails the record and the lease tell it."""
+    try:
+        run.write_attempt(attempt)
+    except StorageError as failure:
+        _log.error("the state of the attempt could not be written: %s", failure)
 
 
 class _Attempt:
@@ -172,8 +190,10 @@ class _Attempt:
     def make(self, accept_failures: bool, progress: Progress | None) -> StageRecord:
         """Run the stage; whatever happens, the attempt says how it ended."""
         self._run.write_attempt(self._record)
-        with _log_to(self._folder / "log.txt") as log_path:
+        log_path = self._folder / "log.txt"
+        with contextlib.ExitStack() as stack:
             try:
+                stack.enter_context(_log_to(log_path))
                 record = self._make(accept_failures, progress or NullProgress())
             except TreadleError as error:
                 _log.error("%s: %s", self._record.address, error)
@@ -217,8 +237,7 @@ class _Attempt:
             committed = outputs.commit()
         record = self._result(committed, metrics)
         run.write_record(record)
-        run.storage.delete(f"{self._key}/{WORK_FOLDER}")
-        run.storage.delete(self._journal_key)
+        _remove_work(record, run, address)
         _log.info("%s is done: %s", address, _describe(committed))
         return record
 
@@ -245,11 +264,7 @@ class _Attempt:
 
     def _end(self, state: AttemptState, error: str | None = None) -> None:
         update = {"state": state, "error": error, "finished_at": utc_now()}
-        try:
-            self._run.write_attempt(self._record.model_copy(update=update))
-        except StorageError as failure:
-            # The failure that ends the attempt matters more; the lease shows that nobody works on it.
-            _log.error("the state of the attempt could not be written: %s", failure)
+        _write_state(self._record.model_copy(update=update), self._run)
 
 
 def _continues_forced(earlier: list[AttemptRecord], fingerprint: str) -> bool:
@@ -267,20 +282,32 @@ def _describe(outputs: Mapping[str, ArtifactRef]) -> str:
     return ", ".join(f"{ref.folder} ({ref.num_rows} rows)" for ref in outputs.values())
 
 
+class _LogFile(logging.FileHandler):
+    """A log whose lines are lost where the disk takes none: the work that they tell of goes on, or says so itself."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Keep silent, where the standard handler prints a traceback for each line."""
+
+    def close(self) -> None:
+        """Close the file, also where its last lines cannot be written."""
+        with contextlib.suppress(OSError):
+            super().close()
+
+
 @contextlib.contextmanager
-def _log_to(path: Path) -> Iterator[Path]:
+def _log_to(path: Path) -> Iterator[None]:
     """Write what the `treadle` loggers say into a file as well."""
     logger = logging.getLogger("treadle")
     with storage_errors("write", path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        handler = logging.FileHandler(path, encoding="utf-8", errors="backslashreplace")
-    handler.setFormatter(HarmlessFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+        handler = _LogFile(path, encoding="utf-8", errors="backslashreplace")
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     level = logger.level
     if not logger.isEnabledFor(logging.INFO):
         logger.setLevel(logging.INFO)
     logger.addHandler(handler)
     try:
-        yield path
+        yield
     finally:
         logger.removeHandler(handler)
         logger.setLevel(level)

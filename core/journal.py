@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from treadle.core.errors import StorageError
-from treadle.core.storage import make_folder, storage_errors
+from treadle.core.storage import make_folder, storage_errors, write_all
 
 _log = logging.getLogger(__name__)
 
@@ -148,9 +148,9 @@ class Journal:
             writer, self._writer = self._writer, None
             if writer is not None:
                 self._sync.retire(writer)
-            self._sync.stop()
             while self._readers:
                 os.close(self._readers.popitem()[1][0])
+            self._sync.stop()
 
     def _write(self, owner: str, unit: str, value: bytes) -> _Place:
         if self._closed:
@@ -176,9 +176,7 @@ class Journal:
         """Write all of a record; on failure remove the part that was written, so that the next can follow."""
         assert self._writer is not None
         try:
-            written = os.write(self._writer, record)
-            while written < len(record):
-                written += os.write(self._writer, record[written:])
+            write_all(self._writer, record)
         except OSError:
             try:
                 os.ftruncate(self._writer, self._size)
@@ -197,7 +195,7 @@ class Journal:
         path = _segment_path(self._directory, number)
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o666)
         try:
-            os.write(descriptor, _FILE_HEADER.pack(_FILE_MAGIC, _VERSION, salt))
+            write_all(descriptor, _FILE_HEADER.pack(_FILE_MAGIC, _VERSION, salt))
             _sync_directory(self._directory)
         except OSError:
             os.close(descriptor)

@@ -21,7 +21,7 @@ from typing import Protocol
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from treadle.core.errors import RunError
-from treadle.core.storage import storage_errors
+from treadle.core.storage import storage_errors, write_all
 
 _HOLDER_BYTES = 512
 # Looking who holds a lease takes a shared lock for an instant; taking it must not fail over that.
@@ -93,7 +93,8 @@ class FileLease:
             started_at=datetime.now(UTC).isoformat(timespec="seconds"),
         )
         # One write of one size: a kill leaves the old holder or the new one, and the token never goes back.
-        os.pwrite(self._descriptor, holder.model_dump_json().encode().ljust(_HOLDER_BYTES), 0)
+        os.lseek(self._descriptor, 0, os.SEEK_SET)
+        write_all(self._descriptor, holder.model_dump_json().encode().ljust(_HOLDER_BYTES))
         return holder.token
 
     def is_held(self) -> bool:
@@ -119,17 +120,18 @@ def hold(path: Path, what: str) -> Iterator[Lease]:
 
 def living_holder(path: Path) -> Holder | None:
     """Who holds the lease on `path` now, or None where nobody does."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
+    with storage_errors("look up the lease", path):
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return None
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return _read(path) or Holder(token=0, pid=0, host="unknown", started_at="unknown")
+        finally:
+            os.close(descriptor)
         return None
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return _read(path) or Holder(token=0, pid=0, host="unknown", started_at="unknown")
-    finally:
-        os.close(descriptor)
-    return None
 
 
 def _read(path: Path) -> Holder | None:

@@ -202,9 +202,11 @@ class Run:
         state: InstanceState = "completed" if record else "absent"
         if last is not None:
             state = last.state
-            if state == "running" and living_holder(self.lock_path(address)) is None:
-                # Killed between its record and its last word: the work is done.
-                state = "completed" if record and record.attempt == last.number else "crashed"
+            if record and record.attempt == last.number:
+                # Also where it was stopped between its record and its last word.
+                state = "completed"
+            elif state == "running" and living_holder(self.lock_path(address)) is None:
+                state = "crashed"
         num_finished = 0
         if last is not None and state not in ("completed", "absent"):
             num_finished = count_finished(self.storage.directory(self.journal_key(address, last.fingerprint)))
@@ -214,7 +216,7 @@ class Run:
             num_rows={kind: ref.num_rows for kind, ref in record.outputs.items()} if record else {},
             num_finished=num_finished,
             num_attempts=len(attempts),
-            error=last.error if last else None,
+            error=last.error if last and state != "completed" else None,
             log=self.attempt_key(address, last.number, "log.txt") if last else None,
             started_at=last.started_at if last else None,
             finished_at=last.finished_at if last else record.finished_at if record else None,

@@ -12,6 +12,7 @@ import errno
 import fcntl
 import io
 import os
+import re
 import shutil
 import uuid
 from collections.abc import Iterator
@@ -21,6 +22,7 @@ from typing import Protocol
 from treadle.core.errors import StorageError
 
 _TEMPORARY = ".tmp-"
+_ABANDONED = re.compile(re.escape(_TEMPORARY) + "[0-9a-f]{32}")
 
 _REMEDIES = {
     errno.ENOSPC: "the disk is full: free space, then run the same command again; what was finished is kept",
@@ -169,7 +171,8 @@ class LocalStorage:
                 path.rename(doomed)
                 shutil.rmtree(doomed)
             else:
-                path.unlink()
+                path.unlink(missing_ok=True)
+            _remove_abandoned(path.parent)
 
     def prepare(self, prefix: str) -> Path:
         """See `Storage.prepare`."""
@@ -215,19 +218,62 @@ def _temporary_name() -> str:
     return f"{_TEMPORARY}{uuid.uuid4().hex}"
 
 
+def write_all(descriptor: int, data: bytes) -> None:
+    """Write all of the data; the system may take less at a time. Raises OSError."""
+    view = memoryview(data)
+    while view:
+        view = view[os.write(descriptor, view) :]
+
+
 def _write_atomically(target: Path, data: bytes) -> None:
-    temporary = target.parent / _temporary_name()
+    temporary, descriptor = _locked_temporary(target.parent)
     try:
-        with temporary.open("xb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
+        write_all(descriptor, data)
+        os.fsync(descriptor)
         os.replace(temporary, target)
     except BaseException:
         with contextlib.suppress(OSError):
             temporary.unlink()
         raise
+    finally:
+        os.close(descriptor)
     _fsync(target.parent)
+    _remove_abandoned(target.parent)
+
+
+def _locked_temporary(folder: Path) -> tuple[Path, int]:
+    """A new file and its descriptor, locked for as long as it is open: one without a lock has lost its writer."""
+    while True:
+        path = folder / _temporary_name()
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        except OSError:
+            os.close(descriptor)
+            with contextlib.suppress(OSError):
+                path.unlink()
+            raise
+        if os.fstat(descriptor).st_nlink:
+            return path, descriptor
+        os.close(descriptor)  # Taken for abandoned by another process, in the instant before it was locked.
+
+
+def _remove_abandoned(folder: Path) -> None:
+    """Remove the temporary files of killed writers from a folder; what cannot be removed stays."""
+    with contextlib.suppress(OSError):
+        for path in folder.glob(f"{_TEMPORARY}*"):
+            if _ABANDONED.fullmatch(path.name) and path.is_file():
+                _remove_unlocked(path)
+
+
+def _remove_unlocked(path: Path) -> None:
+    with contextlib.suppress(OSError):
+        descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            path.unlink()
+        finally:
+            os.close(descriptor)
 
 
 def _fsync(path: Path) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import logging
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -284,3 +286,45 @@ def test_stage_logs_go_to_the_attempt(run: Run, tmp_path: Path, monkeypatch: pyt
     execute(counting(speak), run)
     assert "heard \\ud800" in (tmp_path / "runs/r1/attempts/1/count/1/log.txt").read_text()
     assert logging.getLogger("treadle").handlers == before
+
+
+def test_a_result_whose_work_files_cannot_be_removed_is_a_result(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "rmdir", refuse)
+        record = execute(counting(), run)
+    assert run.status(Address(1, "count")).state == "completed"
+    assert list(tmp_path.rglob(".tmp-deleted-work"))
+    assert execute(counting(), run) == record.model_copy(update={"reused": True})
+    assert not list(tmp_path.rglob(".tmp-*"))
+    assert not list(tmp_path.glob("runs/r1/journal/**/*.journal"))
+
+
+def test_a_failure_behind_the_record_leaves_the_instance_completed(run: Run) -> None:
+    execute(counting(), run)
+    (attempt,) = run.attempts(Address(1, "count"))
+    run.write_attempt(attempt.model_copy(update={"state": "failed", "error": "the disk is full"}))
+    status = run.status(Address(1, "count"))
+    assert (status.state, status.error) == ("completed", None)
+    assert execute(counting(), run).reused
+    (attempt,) = run.attempts(Address(1, "count"))
+    assert (attempt.state, attempt.error) == ("completed", None)
+
+
+def test_a_log_that_the_disk_does_not_take_says_nothing(
+    run: Run, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """`/dev/full` refuses every write."""
+
+    def speak(context: StageContext) -> Mapping[str, Any]:
+        (handler,) = (item for item in logging.getLogger("treadle").handlers if isinstance(item, logging.FileHandler))
+        handler.setStream(open("/dev/full", "w", encoding="utf-8"))  # noqa: SIM115 - the handler closes it
+        logging.getLogger("treadle").info("lost")
+        return count(context)
+
+    assert execute(counting(speak), run).metrics == {"count": 3}
+    assert capfd.readouterr().err == ""

@@ -295,3 +295,14 @@ def test_reading_creates_no_segment(folder: Path) -> None:
         with pytest.raises(KeyError):
             journal.finished("o")
     assert segments(folder) == []
+
+
+def test_a_disk_that_takes_a_byte_at_a_time_gets_whole_records(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write = os.write
+    monkeypatch.setattr(os, "write", lambda descriptor, data: write(descriptor, data[:1]))
+    with Journal(folder) as journal:
+        journal.append("o", "llm-0", b"answer")
+        journal.finish("p", b"row")
+    monkeypatch.undo()
+    with Journal(folder) as journal:
+        assert (journal.get("o", "llm-0"), journal.finished("p"), journal.num_damaged) == (b"answer", b"row", 0)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from treadle.core.errors import RunError
+from treadle.core.errors import RunError, StorageError
 from treadle.core.locks import FileLease, hold, living_holder
 
 
@@ -47,3 +47,9 @@ def test_a_damaged_lock_file_is_taken(tmp_path: Path) -> None:
     (tmp_path / "lock").write_bytes(b"{")
     with hold(tmp_path / "lock", "it") as lease:
         assert lease.token == 1
+
+
+def test_a_lease_that_cannot_be_looked_up_is_said(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StorageError, match="cannot look up the lease .*file/lock: a file lies where a folder"):
+        living_holder(tmp_path / "file" / "lock")

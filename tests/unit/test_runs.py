@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 from pathlib import Path
 
 import orjson
@@ -103,6 +104,34 @@ def test_what_a_kill_left_of_a_deletion_goes_with_the_next(tmp_path: Path, monke
     assert list(storage.keys("a")) == []
     storage.delete("a/b")
     assert list((tmp_path / "a").iterdir()) == []
+
+
+def test_what_a_killed_writer_left_goes_with_the_next_write_and_a_living_one_is_left_alone(tmp_path: Path) -> None:
+    storage, folder = LocalStorage(tmp_path), tmp_path / "a"
+    folder.mkdir()
+    abandoned, written = (folder / f".tmp-{digit * 32}" for digit in "ab")
+    for touch in (lambda: storage.put("a/x", b"1"), lambda: storage.delete("a/x"), lambda: storage.delete("a/absent")):
+        abandoned.write_bytes(b"half")
+        with written.open("wb") as living:
+            fcntl.flock(living, fcntl.LOCK_EX)
+            touch()
+            assert [path.name for path in folder.glob(".tmp-*")] == [written.name]
+
+
+def test_a_writer_whose_new_file_was_taken_for_abandoned_takes_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flock = fcntl.flock
+
+    def overtaken(descriptor: int, operation: int) -> None:
+        monkeypatch.undo()
+        for path in tmp_path.glob(".tmp-*"):
+            path.unlink()
+        flock(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", overtaken)
+    LocalStorage(tmp_path).put("x", b"1")
+    assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [("x", b"1")]
 
 
 @pytest.mark.parametrize("key", ["../x", "/etc/passwd", "a/../../x", "a\0b"])
