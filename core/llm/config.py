@@ -12,7 +12,6 @@ from pydantic import Field, field_validator
 from treadle.core.config import Operational, Section
 from treadle.core.engines.config import ServerSettings
 
-
 _VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]{0,99}")
 
 

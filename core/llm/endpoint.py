@@ -39,6 +39,8 @@ class Endpoint:
         self.health = Health.HEALTHY
         self.in_flight = 0
         self.paused_until = 0.0
+        self.alive_at = 0.0
+        """When it last said anything."""
         self.last_error = ""
         self.probe_count = 0
         self._limit = InFlightLimit(max_in_flight)

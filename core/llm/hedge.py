@@ -74,30 +74,29 @@ class Hedges:
         while True:
             await asyncio.sleep(tick_s)
             now = loop.time()
-            for call in self._late(now):
-                endpoint = call.endpoint
-                if endpoint is None:
-                    continue
+            # What goes down by what is noted now is asked first whether it is there, before all its calls are doubled.
+            for call, endpoint, down in self._late(now):
                 if not call.known_late:
                     call.known_late = True
                     note_late(call, endpoint)
-                if self._may_hedge(call, endpoint):
+                if self._may_hedge(call, down):
                     call.hedged_at = now
                     call.hedges.append(loop.create_task(hedge(call)))
 
-    def _late(self, now: float) -> list[Call]:
+    def _late(self, now: float) -> list[tuple[Call, Endpoint, bool]]:
+        """Late calls, where they are, and whether that is down."""
         late = []
         for call in self._calls:  # in the order in which they were sent
             if now - call.sent_at < self.threshold_s:
                 break
-            if now - call.hedged_at >= self.threshold_s:
-                late.append(call)
+            if now - call.hedged_at >= self.threshold_s and call.endpoint is not None:
+                late.append((call, call.endpoint, not call.endpoint.usable))
         return late
 
-    def _may_hedge(self, call: Call, endpoint: Endpoint) -> bool:
+    def _may_hedge(self, call: Call, down: bool) -> bool:
         if len(call.hedges) >= self._most_per_call:
             return False
-        if not endpoint.usable:
+        if down:
             return True
         if self._saved < 1.0:
             return False

@@ -234,22 +234,24 @@ class ModelPool:
         finally:
             stats.in_flight -= 1
             self._hedges.ended(call)
+        endpoint.alive_at = asyncio.get_running_loop().time()
         if status != 200:
             raise self._refusal(endpoint, failure_of(status, headers, data), status)
         answer = call.parse(data)
         endpoint.succeeded()
-        self._hedges.answered(asyncio.get_running_loop().time() - sent_at)
+        self._hedges.answered(endpoint.alive_at - sent_at)
         return answer
 
     def _refusal(self, endpoint: Endpoint, failure: Failure, status: int) -> Failure:
         if status in (429, 503):
-            rest_s = max(self._backoff(1), failure.retry_after_s or 0.0)
-            endpoint.refused(asyncio.get_running_loop().time() + rest_s)
+            endpoint.refused(endpoint.alive_at + max(self._backoff(1), failure.retry_after_s or 0.0))
         return failure
 
     def _note_late(self, call: Call, endpoint: Endpoint) -> None:
         endpoint.overran(call.sent_at, asyncio.get_running_loop().time())
-        self._note_fault(endpoint, f"no answer within {self._hedges.threshold_s:.3g} s", at_once=False)
+        # One late request says little of an endpoint that answers others, and much of one that has fallen silent.
+        if endpoint.alive_at < call.sent_at:
+            self._note_fault(endpoint, f"no answer within {self._hedges.threshold_s:.3g} s", at_once=True)
 
     async def _hedge(self, late: Call) -> None:
         """Try a late call a second time beside the first, elsewhere if possible; deliver what ends it."""
@@ -393,5 +395,6 @@ class ModelPool:
             except (Failure, TimeoutError):
                 continue
             if status < 500:
+                endpoint.alive_at = asyncio.get_running_loop().time()
                 endpoint.readmit()
         self._note_placeable()

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Awaitable, Callable
 
 import pytest
-from support.scripted_server import Fault, RecordedRequest, Reply, ScriptedServer
+from support.scripted_server import Fault, Item, RecordedRequest, Reply, ScriptedServer
 
 from treadle.core.errors import ConfigError, ContextTooLong, DeadlineExceeded, EndpointUnavailable, ModelError
 from treadle.core.llm.config import EndpointSettings, ModelSettings, Sampling
@@ -389,6 +389,51 @@ async def test_requests_in_flight_stay_under_the_cap_and_cancelled_ones_free_the
         results = await asyncio.gather(*tasks, return_exceptions=True)
     assert sum(isinstance(item, Completion) for item in results) == 22
     assert pool.stats.peak_in_flight == 4
+
+
+class Narrow:
+    """A server that holds so many requests and answers 429 to the one more; answers the oldest when all is quiet."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.refused = 0
+        self.held_at_answers: list[int] = []
+        self._held: deque[asyncio.Event] = deque()
+
+    async def __call__(self, recorded: RecordedRequest) -> Item:
+        if len(self._held) >= self.most:
+            self.refused += 1
+            return Fault.status(429, "too many at once")
+        done = asyncio.Event()
+        self._held.append(done)
+        await done.wait()
+        return "ok"
+
+    async def serve(self) -> None:
+        while True:
+            for _ in range(25):  # more turns of the loop than a refusal and the next request need
+                await asyncio.sleep(0)
+            if self._held:
+                self.held_at_answers.append(len(self._held))
+                self._held.popleft().set()
+
+
+async def test_the_limit_of_a_server_is_found_and_held() -> None:
+    narrow, number = Narrow(8), iter(range(1000))
+    async with ScriptedServer(narrow) as server, ModelPool("policy", settings(server)) as pool:
+
+        async def work() -> None:
+            for _ in number:
+                await ask(pool, within_s=60)
+
+        serving = asyncio.create_task(narrow.serve())
+        await asyncio.gather(*(work() for _ in range(100)))
+        serving.cancel()
+    assert pool.stats.completions == 1000 and pool.stats.retries == {"rate_limit": narrow.refused}
+    assert server.max_in_flight <= 64
+    # Found within the first 64 requests, left with the last ones, and never more than one beyond it in between.
+    assert min(narrow.held_at_answers[:-100]) >= 6
+    assert narrow.refused <= 56 + 3 * 8
 
 
 async def test_requests_without_a_session_go_to_the_least_loaded() -> None:
