@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
-from treadle.core.config import load_config, semantic_dump
+from treadle.core.config import load_config
 from treadle.core.engines.cache import Notify, quiet
 from treadle.core.engines.config import VllmServer
 from treadle.core.engines.serving import serve
@@ -24,8 +24,12 @@ from treadle.core.runs import Run, list_runs
 from treadle.core.secrets import refuse_secrets
 from treadle.core.stage import Address, Instance, Progress
 from treadle.eval.markdown import escape
-from treadle.tasks.catalog import flow_addresses, flow_models
+from treadle.tasks.catalog import flow_addresses, flow_models, semantic_of
 from treadle.tasks.config import TreadleConfig
+
+
+_CHECK_S = 30.0
+"""How long a server may take to answer before a run is made; a slow one is met again, with its own limit, in the stage."""
 
 
 def configuration_of(root: Path, run_id: str, configs: Sequence[Path], overrides: Sequence[str]) -> TreadleConfig:
@@ -60,7 +64,7 @@ def open_run(root: Path, run_id: str, config: TreadleConfig, configs: Sequence[P
     )
     if run_id not in list_runs(root):
         _check_models(config)
-    return Run.create_or_open(root, run_id, resolved, semantic_dump(config), given, seed=config.seed)
+    return Run.create_or_open(root, run_id, resolved, semantic_of(config), given, seed=config.seed)
 
 
 def _texts(tree: Any) -> Iterator[str]:
@@ -81,7 +85,8 @@ def _check_models(config: TreadleConfig) -> None:
     from treadle.core.llm.pool import ModelPool
 
     async def check(name: str, settings: ModelSettings) -> None:
-        async with ModelPool(name, settings.model_copy(update={"retry_limit": 0})) as pool:
+        limits = {"retry_limit": 0, "request_timeout_s": min(settings.request_timeout_s, _CHECK_S)}
+        async with ModelPool(name, settings.model_copy(update=limits)) as pool:
             with suppress(EndpointUnavailable):
                 await pool.check()
 
