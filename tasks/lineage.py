@@ -121,8 +121,8 @@ def _full_key(run: Run, kind: str, column: str, prefix: str) -> str | None:
     for _, table in _tables(run, kind):
         for batch in table.batches([column]):
             found.update(batch[column].filter(pc.starts_with(batch[column], prefix)).to_pylist())
-            if len(found) > 1:
-                raise DataError(f"{prefix!r} is the beginning of several keys; give more of it, as {min(found)}")
+    if len(found) > 1:
+        raise DataError(f"{prefix!r} is the beginning of {len(found):,} keys; give more of it, as {min(found)}")
     return found.pop() if found else None
 
 

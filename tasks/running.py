@@ -27,9 +27,8 @@ from treadle.eval.markdown import escape
 from treadle.tasks.catalog import flow_addresses, flow_models, semantic_of
 from treadle.tasks.config import TreadleConfig
 
-
 _CHECK_S = 30.0
-"""How long a server may take to answer before a run is made; a slow one is met again, with its own limit, in the stage."""
+"""How long a server may take to answer before a run is made; a slow one is met again in the stage."""
 
 
 def configuration_of(root: Path, run_id: str, configs: Sequence[Path], overrides: Sequence[str]) -> TreadleConfig:
