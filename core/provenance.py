@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import platform
 import subprocess
@@ -15,16 +16,24 @@ _GIT_TIMEOUT_S = 5.0
 def package_versions(names: Iterable[str] = _PACKAGES) -> dict[str, str]:
     """Versions of Python and of those of the packages that are installed."""
     versions = {"python": platform.python_version()}
-    for name in names:
-        try:
-            versions[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
+    versions.update((name, version) for name in names if (version := _version(name)) is not None)
     return versions
 
 
+@functools.cache
+def _version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+@functools.cache
 def git_state(folder: Path | None = None) -> str | None:
-    """Commit of the checkout that this code runs from, with `-dirty` if it was changed; None outside of one."""
+    """Commit of the checkout that this code runs from, with `-dirty` if it was changed; None outside of one.
+
+    As it was at the first question: what is imported does not change with the checkout.
+    """
     source = folder or Path(__file__).resolve().parents[1]
     if not (source / ".git").exists():
         return None
