@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -221,11 +222,29 @@ def test_making_it_again_repairs_a_damaged_artifact(tmp_path: Path, lost: str) -
     assert verify_artifact(LocalStorage(tmp_path), ref) == []
 
 
-def test_a_damaged_file_is_named_when_read(tmp_path: Path) -> None:
+def test_a_cut_or_a_flipped_bit_anywhere_is_named_before_a_row_is_read(tmp_path: Path) -> None:
+    """Most flipped bits of a parquet file would read as other rows, or as none, without an error."""
+    ref = write(tmp_path, [thing(index, note="note") for index in range(9)])
+    path = tmp_path / ref.folder / "part-00000.parquet"
+    content = path.read_bytes()
+    flips = (content[:at] + bytes([content[at] ^ 1 << at % 8]) + content[at + 1 :] for at in range(0, len(content), 7))
+    for damaged in itertools.chain(flips, (content[:size] for size in range(0, len(content), 97))):
+        path.write_bytes(damaged)
+        with pytest.raises(ArtifactError, match=r"part-00000.parquet has changed since it was written; `treadle verif"):
+            next(ArtifactReader(LocalStorage(tmp_path), ref).rows())
+
+
+def test_a_flipped_bit_in_a_manifest_is_named_or_changes_no_row(tmp_path: Path) -> None:
     ref = write(tmp_path, [thing(0)])
-    (tmp_path / ref.folder / "part-00000.parquet").write_bytes(b"PAR1 and nothing")
-    with pytest.raises(ArtifactError, match=r"part-00000.parquet cannot be read: .*`treadle verify`"):
-        list(ArtifactReader(LocalStorage(tmp_path), ref).rows())
+    path = tmp_path / ref.folder / "artifact.json"
+    content = path.read_bytes()
+    for at in range(len(content)):
+        path.write_bytes(content[:at] + bytes([content[at] ^ 1 << at % 7]) + content[at + 1 :])
+        try:
+            reader = ArtifactReader(LocalStorage(tmp_path), ref)
+            assert (reader.manifest.ref(), list(reader.rows())) == (ref, [thing(0)])
+        except ArtifactError as error:
+            assert "artifact.json is damaged" in str(error)
 
 
 def test_another_schema_version_is_refused_by_name(tmp_path: Path) -> None:
