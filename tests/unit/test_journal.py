@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import logging
 import os
 import resource
@@ -154,6 +155,80 @@ def test_one_damaged_byte_costs_one_record(position: int, flip: int) -> None:
             assert kept == [index != damaged for index in range(5)]
             # Where the last record's length or marker is hit, it looks like one that was cut off.
             assert journal.num_damaged == 1 or damaged == 4
+
+
+RECORDS = [
+    ("a", "llm-0", b"first"),
+    ("b", "llm-0", b""),
+    ("größe", "", b"row"),
+    ("a", "tool-0", b"x" * 9),
+    ("a", "", b"r"),
+]
+"""Owner, unit and value of the records of a small journal; without a unit it is a final row."""
+
+
+def write_records(folder: Path) -> tuple[bytes, list[int]]:
+    """A journal with these records: its content, and where each of them begins and the last one ends."""
+    ends = [12]
+    with Journal(folder) as journal:
+        for owner, unit, value in RECORDS:
+            do(journal, "append" if unit else "finish", owner, unit, value)
+            ends.append(segments(folder)[0].stat().st_size)
+    return segments(folder)[0].read_bytes(), ends
+
+
+def model_of(records: list[tuple[str, str, bytes]]) -> Model:
+    model = Model()
+    for owner, unit, value in records:
+        model.do("append" if unit else "finish", owner, unit, value)
+    return model
+
+
+def check_recovery(folder: Path, content: bytes, kept: list[tuple[str, str, bytes]], *, damaged: set[int]) -> None:
+    """A journal with this content holds these records, takes the others anew, and then holds all of them."""
+    (folder / "00000001.journal").write_bytes(content)
+    with Journal(folder) as journal:
+        agree(journal, model_of(kept))
+        assert journal.num_damaged in damaged
+        for owner, unit, value in RECORDS:
+            do(journal, "append" if unit else "finish", owner, unit, value)
+        rows = {owner: value for owner, unit, value in RECORDS if not unit}
+        assert {owner: journal.finished(owner) for owner in journal.finished_owners()} == rows
+    with Journal(folder) as journal:
+        assert {owner: journal.finished(owner) for owner in journal.finished_owners()} == rows
+    for path in segments(folder)[1:]:
+        path.unlink()
+
+
+def test_a_cut_at_any_byte_of_the_last_three_records_costs_what_it_cuts(folder: Path) -> None:
+    content, ends = write_records(folder)
+    for size in range(ends[-4], len(content)):
+        num_whole = sum(end <= size for end in ends[1:])
+        check_recovery(folder, content[:size], RECORDS[:num_whole], damaged={0})
+
+
+def test_one_flipped_bit_costs_the_record_that_it_lies_in(folder: Path) -> None:
+    content, ends = write_records(folder)
+    for index, (start, end) in enumerate(itertools.pairwise(ends)):
+        kept = RECORDS[:index] + RECORDS[index + 1 :]
+        for position in range(start, end):
+            flipped = bytearray(content)
+            flipped[position] ^= 1 << position % 8
+            # A record whose marker or lengths are hit at the very end looks like one that was cut off.
+            check_recovery(folder, bytes(flipped), kept, damaged={1} if end < len(content) else {0, 1})
+
+
+def test_a_flipped_bit_in_the_head_of_a_segment_loses_all_of_it_or_is_refused(folder: Path) -> None:
+    content, _ = write_records(folder)
+    for position in range(12):
+        flipped = bytearray(content)
+        flipped[position] ^= 1 << position % 8
+        (folder / "00000001.journal").write_bytes(flipped)
+        try:
+            with Journal(folder) as journal:
+                agree(journal, Model())
+        except StorageError as error:
+            assert "is not a journal segment" in str(error) or "this Treadle reads version 1" in str(error)
 
 
 def test_damage_is_told_in_one_warning(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
