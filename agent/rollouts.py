@@ -128,6 +128,15 @@ def make_tools(settings: EnvironmentSettings) -> list[Tool]:
     return tools
 
 
+def sandbox_facts(settings: EnvironmentSettings) -> dict[str, str]:
+    """What programs run in, for the stage's record: isolation, Python and package versions; empty without the tool."""
+    if not settings.call_limit("python"):
+        return {}
+    from treadle.agent.sandbox.bubblewrap import describe
+
+    return {f"sandbox_{name}": value for name, value in describe(settings.python.sandbox).items()}
+
+
 class RolloutsRun:
     """One attempt of the stage."""
 
@@ -145,6 +154,7 @@ class RolloutsRun:
         self._started = 0.0
         self._num_finished = 0
         self._last = _Pass()
+        self._sandbox_facts: dict[str, str] = {}
 
     async def run(self) -> dict[str, Any]:
         """Make what is open, then write all rows."""
@@ -171,6 +181,7 @@ class RolloutsRun:
                 tools = {}
                 for tool in make_tools(settings.environment):
                     tools[tool.name] = await stack.enter_async_context(tool)
+                self._sandbox_facts = sandbox_facts(settings.environment)
                 await self._passes(self._engine(pool), tools)
         except EndpointUnavailable as error:
             if not self._context.accept_failures:
@@ -318,6 +329,7 @@ class RolloutsRun:
             "num_rollouts": self._num_jobs,
             **{f"status_{name}": count for name, count in sorted(statuses.items())},
             **{name: totals[name] for name in (*_SUMMED, "wasted_tokens")},
+            **self._sandbox_facts,
         }
 
     def _refuse_window(self) -> None:

@@ -320,6 +320,8 @@ async def test_an_agent_uses_both_real_tools(bench: Bench, tmp_path: Path) -> No
         ("search", "invalid", 2),
         ("python", "error", 3),
     ]
+    assert record.metrics["sandbox_isolation"] == "bubblewrap"
+    assert record.metrics["sandbox_python"] == ".".join(map(str, sys.version_info[:3]))
     kinds = [segment["kind"] for segment in json.loads(row["segments"])]
     assert kinds == ["think", "search", "result", "think", "python", "result", "search", "result", "python", "result",
                      "think", "answer"]  # fmt: skip
