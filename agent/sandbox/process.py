@@ -10,16 +10,20 @@ import shutil
 import signal
 import subprocess
 import tempfile
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from treadle.agent.sandbox.bubblewrap import Command, Launcher
+from treadle.agent.sandbox.config import SandboxSettings
 from treadle.core.errors import SandboxError
 
 _KEPT_BYTES = 512 * 1024
 _DRAIN_S = 0.5
 _GONE_S = 10.0
+_WEIGH_S = 0.2
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +33,8 @@ class ProgramResult:
     exit_code: int | None
     timed_out: bool
     flooded: bool
+    overfull: bool
+    """The host killed it because all its processes together held more memory than one of them may."""
     stdout: str
     stderr: str
     seconds: float
@@ -118,19 +124,36 @@ def _first_process(info: int) -> int | None:
     return os.pidfd_open(json.loads(written)["child-pid"]) if written else None
 
 
-def _end_first(pid: int) -> None:
-    """Mark a process and all below it: the kernel ends them before others when memory is short."""
+def _end_first(pids: Iterable[int]) -> None:
+    """Mark processes: the kernel ends them before others when memory is short. Those that they start inherit it."""
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            Path(f"/proc/{pid}/oom_score_adj").write_bytes(b"1000")
+
+
+def _descendants(pid: int) -> Iterator[int]:
+    """A process and all below it, as far as the kernel tells."""
+    yield pid
     with contextlib.suppress(OSError):
-        Path(f"/proc/{pid}/oom_score_adj").write_bytes(b"1000")
-        for child in Path(f"/proc/{pid}/task/{pid}/children").read_bytes().split():
-            _end_first(int(child))
+        for task in os.listdir(f"/proc/{pid}/task"):
+            for child in Path(f"/proc/{pid}/task/{task}/children").read_bytes().split():
+                yield from _descendants(int(child))
+
+
+def _own_bytes(pid: int) -> int:
+    """Memory of a process that no file backs. Waits for no lock that the process could hold."""
+    try:
+        _, resident, shared = Path(f"/proc/{pid}/statm").read_bytes().split(maxsplit=3)[:3]
+    except (OSError, ValueError):
+        return 0
+    return (int(resident) - int(shared)) * _PAGE_BYTES
 
 
 class SandboxProcess:
     """A started sandbox. It runs at most one program; `kill` and `gone` end it whatever it does."""
 
-    def __init__(self, process: subprocess.Popen[bytes], max_output_mb: int, scratch: Path | None) -> None:
-        limit_bytes = max_output_mb * 1024 * 1024
+    def __init__(self, process: subprocess.Popen[bytes], settings: SandboxSettings, scratch: Path | None) -> None:
+        limit_bytes = settings.max_output_mb * 1024 * 1024
         self.process = process
         self._stdout = Capture(limit_bytes)
         self._stderr = Capture(limit_bytes)
@@ -140,6 +163,8 @@ class SandboxProcess:
         self._input: asyncio.WriteTransport | None = None
         self._info: int | None = None
         self._first_process: int | None = None
+        self._memory_bytes = settings.memory_mb * 1024 * 1024
+        self._empty_bytes = 0
 
     @classmethod
     async def start(cls, launcher: Launcher, timeout_s: float) -> SandboxProcess:
@@ -152,7 +177,7 @@ class SandboxProcess:
         try:
             with launcher.command(scratch) as command:
                 process = _spawn(command, scratch)
-            sandbox = cls(process, settings.max_output_mb, scratch)
+            sandbox = cls(process, settings, scratch)
             sandbox._info = command.info
             await sandbox._connect(command.lifeline)
             await sandbox._ready(timeout_s)
@@ -192,7 +217,9 @@ class SandboxProcess:
             raise SandboxError(f"a sandbox did not start: {reason}")
         with contextlib.suppress(OSError):
             self._find_first_process()
-        _end_first(self.process.pid)
+        members = list(_descendants(self.process.pid))
+        _end_first(members)
+        self._empty_bytes = max(map(_own_bytes, members))
 
     @property
     def alive(self) -> bool:
@@ -205,20 +232,23 @@ class SandboxProcess:
         began = loop.time()
         flooded = [asyncio.ensure_future(capture.flooded.wait()) for capture in (self._stdout, self._stderr)]
         ended = asyncio.ensure_future(self._ended())
+        overfull = asyncio.ensure_future(self._overfull())
         try:
             body = program.encode("utf-8", "replace")
             await self._send(f"{cpu_s} {len(body)}\n".encode() + body)
-            await asyncio.wait({ended, *flooded}, timeout=time_limit_s, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({ended, overfull, *flooded}, timeout=time_limit_s, return_when=asyncio.FIRST_COMPLETED)
             finished, flood = ended.done(), any(future.done() for future in flooded)
+            full = overfull.done() and not finished
         finally:
-            for future in (ended, *flooded):
+            for future in (ended, overfull, *flooded):
                 future.cancel()
             self.kill()
         await self.gone()
         return ProgramResult(
             exit_code=self.process.returncode if finished else None,
-            timed_out=not finished and not flood,
+            timed_out=not finished and not flood and not full,
             flooded=flood,
+            overfull=full,
             stdout=self._stdout.text(),
             stderr=self._stderr.text(),
             seconds=loop.time() - began,
@@ -230,6 +260,18 @@ class SandboxProcess:
         self._input = transport
         # Not closed: that it hangs up tells the sandbox that the host is gone.
         transport.write(data)
+
+    async def _overfull(self) -> None:
+        """Wait until all processes together hold more than the limit of one.
+
+        What each had of its first process's memory does not count, since they share it: a little is missed.
+        """
+        if self._lifeline is None:
+            await asyncio.Future()  # One process, or no promise.
+        held = 0
+        while held <= self._memory_bytes:
+            await asyncio.sleep(_WEIGH_S)
+            held = sum(max(0, _own_bytes(pid) - self._empty_bytes) for pid in _descendants(self.process.pid))
 
     async def _ended(self) -> None:
         """Wait until the program, and with a lifeline all that it started, has ended by itself."""

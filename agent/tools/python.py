@@ -80,6 +80,8 @@ def read_result(result: ProgramResult) -> tuple[OutcomeStatus, str]:
         return "timeout", TIMEOUT_TEXT
     if result.flooded:
         return "error", clean(result.stdout or result.stderr) + "\n[killed: it printed too much]"
+    if result.overfull:
+        return "error", f"{clean(result.stderr)}\n[killed: its processes held too much memory]".lstrip()
     if result.exit_code == 0:
         text = clean(result.stdout)
         return ("ok" if text else "empty"), text

@@ -195,7 +195,7 @@ for pid in (HOST["victim"], -HOST["victim"]):
 if HOST["level"] == "landlock":
     for pid in (os.getppid(), 0, -1):
         tried(lambda: os.kill(pid, signal.SIGCONT), f"signal to {pid}")
-if HOST["level"] != "none":
+if HOST["level"] == "bubblewrap":
     for pid in (os.getppid(), -1):
         for number in (signal.SIGTERM, signal.SIGSTOP, signal.SIGKILL):
             with contextlib.suppress(OSError):

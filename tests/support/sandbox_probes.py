@@ -195,6 +195,20 @@ async def try_probes(kind: str, names: list[str]) -> dict[str, Any]:
         }
 
 
+async def run_programs(task: dict[str, Any]) -> dict[str, Any]:
+    """Run harmless programs one after the other; outcomes by program."""
+    from treadle.agent.sandbox.config import SandboxSettings
+    from treadle.agent.tools.python import PythonTool
+
+    settings = SandboxSettings(kind=task["kind"], packages=task["packages"], pool_size=2)
+    outcomes = {}
+    async with PythonTool(settings, max_output_chars=task.get("max_output_chars", 1000)) as tool:
+        for program in task["programs"]:
+            outcome = await tool.call(program, deadline=asyncio.get_running_loop().time() + 60)
+            outcomes[program] = {"status": outcome.status, "text": outcome.text}
+    return {"uid": os.geteuid(), "outcomes": outcomes}
+
+
 async def hold(kind: str) -> None:
     """Keep one program running and others warm; say which processes that takes, then wait to be killed."""
     from treadle.agent.sandbox.config import SandboxSettings
@@ -217,6 +231,9 @@ def main() -> None:
     become(task.get("uid"))
     if task.get("hold"):
         asyncio.run(hold(task["kind"]))
+        return
+    if task.get("programs"):
+        print(json.dumps(asyncio.run(run_programs(task))))
         return
     kind, names = task.get("kind", "bubblewrap"), task.get("names") or list(ALL)
     # What gets away takes the others' prey with it.

@@ -256,6 +256,16 @@ FLOODS = {
 
 
 FATAL = {
+    "memory_of_all_processes": """
+if HOST["level"] == "landlock":
+    sys.exit("no processes")
+for _ in range(HOST["max_processes"] - 2):
+    if os.fork() == 0:
+        break
+held = [os.urandom(1) * (1 << 20) for _ in range(HOST["memory_mb"] // 4)]
+time.sleep(20)
+print("ESCAPED", HOST["max_processes"] - 1, "times", len(held), "MiB")
+""",
     "too_many_files": """
 number = 0
 try:

@@ -16,7 +16,7 @@ from treadle.core.config import semantic_dump
 
 
 def _result(exit_code: int | None = 0, stdout: str = "", stderr: str = "", **ended: bool) -> ProgramResult:
-    flags = {"timed_out": False, "flooded": False} | ended
+    flags = {"timed_out": False, "flooded": False, "overfull": False} | ended
     return ProgramResult(exit_code=exit_code, stdout=stdout, stderr=stderr, seconds=0.0, **flags)
 
 
@@ -49,6 +49,10 @@ def test_an_enclosing_fence_is_taken_off_and_nothing_else(argument: str, program
         (_result(139), ("error", "The program was killed by signal 11.")),
         (_result(152), ("timeout", "Execution Timeout")),
         (_result(None, "so far", timed_out=True), ("timeout", "Execution Timeout")),
+        (
+            _result(None, "so far", "MemoryError", overfull=True),
+            ("error", "MemoryError\n[killed: its processes held too much memory]"),
+        ),
         (_result(None, "xxx", flooded=True), ("error", "xxx\n[killed: it printed too much]")),
     ],
 )
