@@ -202,7 +202,7 @@ def test_damage_is_found_and_mended_by_running_the_stage_again(finished: Desk, t
         "rollouts"
     ]
     part.write_bytes(b"")
-    desk.treadle("show", "a", "--run", "first").failed(part.name, "cannot be read")
+    desk.treadle("show", "a", "--run", "first").failed(part.name, "has changed since")
     desk.treadle("stage", "1/rollouts@tutor", "--run", "first", "--force").succeeded()
     desk.treadle("verify", "--run", "first").succeeded()
 

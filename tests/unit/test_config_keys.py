@@ -1,0 +1,201 @@
+"""Every key of a run's configuration, found by itself: changed on resume it is refused or taken over, never ignored."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import re
+import shutil
+import sys
+import typing
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic.fields import FieldInfo
+
+from treadle.core.config import Section, _flatten, load_config
+from treadle.core.errors import ConfigError, RunError
+from treadle.core.execute import fingerprint_of
+from treadle.core.runs import Run
+from treadle.demo.byte_tokenizer import write_byte_tokenizer
+from treadle.tasks.catalog import flow_instances, semantic_of
+from treadle.tasks.config import TreadleConfig
+from treadle.tasks.running import open_run
+
+OPERATIONAL = """
+EndpointSettings.api_key_env EndpointSettings.url
+ModelSettings.backoff_base_s ModelSettings.backoff_max_s ModelSettings.connect_timeout_s ModelSettings.endpoints
+ModelSettings.hedge_floor_s ModelSettings.max_in_flight ModelSettings.max_response_bytes ModelSettings.outage_wait_s
+ModelSettings.probe_base_s ModelSettings.probe_max_s ModelSettings.rate_limit_retries ModelSettings.request_timeout_s
+ModelSettings.retry_limit ModelSettings.tokenizer
+RolloutOptions.max_concurrent RolloutOptions.max_total_tokens RolloutOptions.owed_pause_s RolloutOptions.owed_retries
+SandboxSettings.interpreter SandboxSettings.max_running SandboxSettings.pool_size SandboxSettings.start_timeout_s
+ScoresSettings.symbolic_workers
+SearchSettings.cache_folder SearchSettings.corpus SearchSettings.num_threads
+SourceSettings.path
+TutorServer.module TutorServer.port TutorServer.startup_timeout_s TutorServer.tokenizer
+VllmServer.compile VllmServer.gpu_memory_share VllmServer.kv_cache_gb VllmServer.port VllmServer.startup_timeout_s
+VllmServer.threads VllmServer.variant
+"""
+"""Keys that may change between resumes. A key that is not here changes results, and a run is locked to it."""
+
+FIXED = {"FlowSettings.iterations", "SearchSettings.engine", "TutorServer.type", "VllmServer.type"}
+"""Keys with one possible value. The type of a server changes with the whole of it."""
+
+BY_HAND: dict[str, tuple[Any, ...]] = {
+    "FlowSettings.models": (["near"],),
+    "TreadleConfig.models": ({"far": {"model": "m", "endpoints": [{"url": "http://127.0.0.1:9/v1"}]}},),
+    "TreadleConfig.overrides": ({"1/rollouts@near": {"max_questions": 2}},),
+    "EnvironmentSettings.preset": ("et-agent-rl",),
+    "EndpointSettings.api_key_env": ("KEY",),
+    "ModelSettings.endpoints": ([{"url": "http://127.0.0.1:10/v1"}, {"url": "http://127.0.0.1:11/v1"}],),
+    "ModelSettings.server": ({"type": "tutor", "persona": "noisy"},),
+}
+"""Other values for keys whose types do not tell any."""
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """One key at one place of a configuration."""
+
+    name: str
+    """Class and field."""
+    place: tuple[str | int, ...]
+    field: FieldInfo
+
+
+def is_table(field: FieldInfo) -> bool:
+    """Whether a key stands for a section, whose own keys are tried."""
+    return isinstance(field.annotation, type) and issubclass(field.annotation, Section)
+
+
+def keys_of(section: Section, place: tuple[str | int, ...] = ()) -> Iterator[Key]:
+    """All keys with a value, of a section and of the sections below it."""
+    for name, field in type(section).model_fields.items():
+        value, here = getattr(section, name), (*place, name)
+        if not is_table(field):
+            yield Key(f"{type(section).__name__}.{name}", here, field)
+        inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, tuple) else ()
+        for part, item in ((None, value), *inner):
+            if isinstance(item, Section):
+                yield from keys_of(item, here if part is None else (*here, part))
+
+
+def at(tree: Any, place: tuple[str | int, ...]) -> Any:
+    for part in place:
+        tree = tree[part]
+    return tree
+
+
+def other_values(key: Key, value: Any, copies: Path) -> Iterator[Any]:
+    """Values that a key might have instead, as they stand in a file; some may be refused."""
+    yield from BY_HAND.get(key.name, ())
+    kinds = _flatten(key.field.annotation)
+    for kind in kinds:
+        if typing.get_origin(kind) is typing.Literal:
+            yield from (choice for choice in typing.get_args(kind) if choice != value)
+    if Path in kinds:
+        yield from [str(copies / Path(value).name)] if value else [sys.executable]
+    elif isinstance(value, bool) or (value is None and bool in kinds):
+        yield not value
+    elif isinstance(value, int | float):
+        yield from (value + 1, value / 2, value * 0.9, value - 1, 0.3)
+    elif isinstance(value, str):
+        yield from (value + "x", "")
+    elif isinstance(value, list):
+        paths = isinstance(value and value[0], str) and "/" in value[0]
+        yield from ([str(copies / Path(item).name) for item in value],) if paths else (value[:-1], [*value, "x"])
+        yield from ([*value, {"path": str(copies / "questions.jsonl"), "domain": "math"}],)
+    elif isinstance(value, dict):
+        yield from ({}, {"x": "qa"}, {"x": 1})
+    elif value is None:
+        yield from (7, 0.7, "x", ["x"])
+
+
+def changed(base: TreadleConfig, key: Key, copies: Path) -> TreadleConfig | None:
+    """The configuration with one key changed to the first value that is allowed; None where there is none."""
+    tree = base.model_dump(mode="json")
+    for value in other_values(key, at(tree, key.place), copies):
+        attempt = copy.deepcopy(tree)
+        at(attempt, key.place[:-1])[key.place[-1]] = value
+        try:
+            config = load_config(TreadleConfig, data=attempt)
+        except ConfigError:
+            continue
+        if at(config.model_dump(mode="json"), key.place) != at(tree, key.place):
+            return config
+    return None
+
+
+def sections_below(kind: Any) -> set[type[Section]]:
+    """All sections that a configuration can hold, by the types of the keys."""
+    found: set[type[Section]] = set()
+    for item in _flatten(kind):
+        if isinstance(item, type) and issubclass(item, Section) and item not in found:
+            found |= {item}.union(*(sections_below(field.annotation) for field in item.model_fields.values()))
+        else:
+            found |= set().union(*(sections_below(argument) for argument in typing.get_args(item)))
+    return found
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> TreadleConfig:
+    """A configuration with every kind of section in it, whose files exist."""
+    write_byte_tokenizer(tmp_path / "tokenizer")
+    (tmp_path / "questions.jsonl").write_text('{"question": "1 + 1?", "answer": "2"}\n')
+    (tmp_path / "corpus.jsonl").write_text('{"id": "a", "contents": "A"}\n')
+    shutil.copytree(tmp_path, tmp_path / "copies", ignore=shutil.ignore_patterns("copies"))
+    tokenizer = f"{tmp_path}/tokenizer"
+    servers: list[dict[str, Any]] = [{"type": "vllm"}, {"type": "tutor", "tokenizer": tokenizer}]
+    near = {"model": "m", "tokenizer": tokenizer, "endpoints": [{"url": "http://127.0.0.1:9/v1"}]}
+    started = {server["type"]: {"model": "m", "tokenizer": tokenizer, "server": server} for server in servers}
+    tree = {
+        "models": {"near": near, **started},
+        "questions": {
+            "sources": [
+                {"path": f"{tmp_path}/questions.jsonl", "domain": "math"},
+                {"hub": "some/one", "revision": "f" * 40, "domain": "math"},
+            ]
+        },
+        "environment": {"search": {"corpus": [f"{tmp_path}/corpus.jsonl"]}},
+    }
+    return load_config(TreadleConfig, data=tree)
+
+
+def fingerprints(config: TreadleConfig) -> list[str]:
+    return [fingerprint_of(instance, {}) for instance in flow_instances(config)]
+
+
+def test_every_key_is_refused_with_its_difference_or_taken_over(tmp_path: Path, base: TreadleConfig) -> None:
+    plain, semantic = base.model_dump(mode="json"), semantic_of(base)
+    Run.create(tmp_path / "root", "r1", plain, semantic)
+    usual, in_force = fingerprints(base), plain
+    tried: dict[str, str] = {}
+    for key in keys_of(base):
+        if key.name in tried or (config := changed(base, key, tmp_path / "copies")) is None:
+            continue
+        try:
+            run = open_run(tmp_path / "root", "r1", config)
+        except RunError as error:
+            tried[key.name] = "refused"
+            # Lists are shown as a whole, tables key by key.
+            shown = ".".join(itertools.takewhile(lambda part: isinstance(part, str), key.place))
+            assert re.search(rf"[( ]{re.escape(shown)}\b.*: .* -> .*; choose a new run id", str(error))
+            assert Run.open(tmp_path / "root", "r1").config() == in_force
+        else:
+            tried[key.name] = "taken over"
+            in_force = config.model_dump(mode="json")
+            assert run.config() == Run.open(tmp_path / "root", "r1").config() == in_force
+            assert run.info.semantic == semantic
+            assert fingerprints(config) == usual, f"{key.name} is operational, but would make results anew"
+    every = {
+        f"{kind.__name__}.{name}"
+        for kind in sections_below(TreadleConfig)
+        for name, field in kind.model_fields.items()
+        if not is_table(field)
+    }
+    assert every - tried.keys() == FIXED
+    assert {name for name, outcome in tried.items() if outcome == "taken over"} == set(OPERATIONAL.split())
