@@ -11,6 +11,9 @@ from pydantic import BaseModel, ConfigDict
 
 from treadle.core.artifacts import ArtifactRef
 
+FORMAT = 1
+"""Version of the JSON files; raised when a key changes its meaning, not when one is added."""
+
 AttemptState = Literal["running", "completed", "failed", "interrupted"]
 InstanceState = Literal["completed", "running", "failed", "interrupted", "crashed", "absent"]
 
@@ -20,7 +23,14 @@ class _Record(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore")
 
 
-class RunInfo(_Record):
+class StoredRecord(_Record):
+    """What lies in a file of its own."""
+
+    format: int = FORMAT
+    """Version of the file's meaning; a file without one is of version 1."""
+
+
+class RunInfo(StoredRecord):
     """`run.json`: written once, when the run is created."""
 
     run_id: str
@@ -42,7 +52,7 @@ class InputRef(_Record):
     artifact: ArtifactRef
 
 
-class StageRecord(_Record):
+class StageRecord(StoredRecord):
     """The result of a stage instance; exists only when everything that it names has been committed."""
 
     address: str
@@ -66,7 +76,7 @@ class StageRecord(_Record):
     """Set on the copy that `execute` returns when nothing had to be done; never stored."""
 
 
-class AttemptRecord(_Record):
+class AttemptRecord(StoredRecord):
     """`attempt.json`: one try at a stage instance."""
 
     address: str

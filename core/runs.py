@@ -28,11 +28,19 @@ from treadle.core.errors import ConfigError, RunError
 from treadle.core.journal import count_finished
 from treadle.core.locks import living_holder
 from treadle.core.provenance import git_state, package_versions
-from treadle.core.records import AttemptRecord, InstanceState, InstanceStatus, RunInfo, StageRecord
+from treadle.core.records import (
+    FORMAT,
+    AttemptRecord,
+    InstanceState,
+    InstanceStatus,
+    RunInfo,
+    StageRecord,
+    StoredRecord,
+)
 from treadle.core.stage import Address
 from treadle.core.storage import LocalStorage, Storage
 
-T_Model = TypeVar("T_Model", bound=BaseModel)
+T_Record = TypeVar("T_Record", bound=StoredRecord)
 
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _SHOWN_DIFFERENCES = 20
@@ -273,14 +281,19 @@ def _as_json(value: BaseModel | dict[str, Any], exclude: set[str] | None = None)
     return orjson.dumps(data, default=str, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
 
 
-def _load(storage: Storage, key: str, model: type[T_Model]) -> T_Model | None:
+def _load(storage: Storage, key: str, model: type[T_Record]) -> T_Record | None:
     content = storage.get(key)
     if content is None:
         return None
     try:
-        return model.model_validate_json(content)
+        loaded = model.model_validate_json(content)
     except ValidationError as error:
         detail = error.errors()[0]
         where = ".".join(str(part) for part in detail["loc"])
         problem = f"{where}: {detail['msg']}" if where else detail["msg"]
         raise RunError(f"{key} cannot be read ({problem}); restore it or delete it") from None
+    if loaded.format != FORMAT:
+        raise RunError(
+            f"{key} has format {loaded.format}; this Treadle reads format {FORMAT}: use the version that wrote it"
+        )
+    return loaded

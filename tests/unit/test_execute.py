@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import logging
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pyarrow as pa
 import pytest
 
 from treadle.core.config import Operational, Section
-from treadle.core.errors import ConfigError, RolloutsOwed, RunError, StageFailed
+from treadle.core.errors import ArtifactError, ConfigError, RolloutsOwed, RunError, StageFailed
 from treadle.core.execute import execute, state_of
 from treadle.core.runs import Run
-from treadle.core.schemas import Table
+from treadle.core.schemas import TABLES, Table
 from treadle.core.stage import Address, Instance, Stage, StageContext
 
 NUMBERS = Table("numbers", 1, ("number",), pa.schema([pa.field("number", pa.int64(), nullable=False)]), "Numbers.")
@@ -328,3 +331,56 @@ def test_a_log_that_the_disk_does_not_take_says_nothing(
 
     assert execute(counting(speak), run).metrics == {"count": 3}
     assert capfd.readouterr().err == ""
+
+
+def test_an_input_of_another_table_version_is_refused_and_made_again_by_its_stage(run: Run) -> None:
+    """What an older or a newer Treadle made is named, not misread; its own stage makes it again."""
+    for version in (0, 2):
+        other = replace(NUMBERS, version=version)
+        made = execute(replace(counting(), stage=replace(counting().stage, produces=(other,))), run)
+        with (
+            known_as(NUMBERS),
+            pytest.raises(
+                ArtifactError, match=f"{made.outputs['numbers'].folder} holds table numbers in version {version}; this"
+            ),
+        ):
+            execute(DOUBLING, run)
+        assert not execute(counting(), run).reused
+        with known_as(NUMBERS):
+            execute(DOUBLING, run)
+        assert numbers_of(run, "1/double", "doubles") == [0, 2, 4]
+        CALLS.clear()
+
+
+def known_as(table: Table) -> Any:
+    return mock.patch.dict(TABLES, {table.kind: table})
+
+
+def test_a_clock_that_is_set_back_changes_nothing(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Attempts are ordered by number and results compared by fingerprint: later ones may bear earlier times."""
+    years = itertools.count(2030, -1)
+    for module in ("treadle.core.runs", "treadle.core.execute"):
+        monkeypatch.setattr(f"{module}.utc_now", lambda: f"{next(years)}-01-01T00:00:00.000+00:00")
+
+    def fail(context: StageContext) -> Mapping[str, Any]:
+        context.journal.finish("n0", b"0")
+        raise RolloutsOwed("owed")
+
+    for _ in range(2):
+        with pytest.raises(RolloutsOwed):
+            execute(counting(fail), run)
+    record = execute(counting(), run)
+    assert CALLS == [1, 2]
+    attempts = run.attempts(Address(1, "count"))
+    assert [attempt.number for attempt in attempts] == [1, 2, 3]
+    assert attempts[0].started_at > attempts[1].started_at > attempts[2].started_at > record.finished_at
+    assert record.attempt == 3
+    status = run.status(Address(1, "count"))
+    assert (status.state, status.started_at) == ("completed", attempts[2].started_at)
+    first = execute(DOUBLING, run)
+    execute(counting(count=4), run)
+    again = execute(DOUBLING, run)
+    assert (again.reused, again.attempt) == (False, 2)
+    assert again.finished_at < first.started_at
+    assert numbers_of(run, "1/double", "doubles") == [0, 2, 4, 6]
+    assert execute(DOUBLING, run).reused

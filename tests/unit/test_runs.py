@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import fcntl
 from pathlib import Path
+from typing import Any
 
 import orjson
 import pytest
 
+from treadle.core.artifacts import ArtifactRef
 from treadle.core.errors import RunError, StorageError
+from treadle.core.records import AttemptRecord, StageRecord
 from treadle.core.runs import Run, list_runs
 from treadle.core.stage import Address
 from treadle.core.storage import LocalStorage
@@ -73,6 +76,70 @@ def test_a_damaged_record_is_named(tmp_path: Path) -> None:
     run.storage.put(run.key("records/1/scores.json"), b'{"stage": "scores"}')
     with pytest.raises(RunError, match=r"runs/r1/records/1/scores.json cannot be read \(address: Field required\)"):
         run.records()
+
+
+@pytest.mark.parametrize("name", ["run.json", "records/1/scores.json", "attempts/1/scores/1/attempt.json"])
+def test_a_file_of_another_format_is_refused_by_name(tmp_path: Path, name: str) -> None:
+    run = Run.create(tmp_path, "r1", {}, {})
+    run.write_record(record_of("1/scores"))
+    run.write_attempt(attempt_of("1/scores"))
+    path = tmp_path / "runs/r1" / name
+    later = orjson.loads(path.read_bytes())
+    assert later["format"] == 1
+    for other in (0, 2):
+        path.write_bytes(orjson.dumps({**later, "format": other}))
+        with pytest.raises(RunError, match=f"runs/r1/{name} has format {other}; this Treadle reads format 1: use"):
+            Run.open(tmp_path, "r1").statuses()
+
+
+@pytest.mark.parametrize("name", ["run.json", "records/1/scores.json", "attempts/1/scores/1/attempt.json"])
+def test_a_file_with_keys_of_a_later_version_or_without_a_format_is_read(tmp_path: Path, name: str) -> None:
+    run = Run.create(tmp_path, "r1", {}, {})
+    run.write_record(record_of("1/scores"))
+    run.write_attempt(attempt_of("1/scores"))
+    path = tmp_path / "runs/r1" / name
+    data = orjson.loads(path.read_bytes())
+    del data["format"]
+    path.write_bytes(orjson.dumps({**data, "outputs": later_outputs(data), "invented_later": 1}))
+    (status,) = Run.open(tmp_path, "r1").statuses()
+    assert (status.state, status.num_rows) == ("completed", {"scores": 3})
+
+
+def later_outputs(data: dict[str, Any]) -> Any:
+    return {kind: {**ref, "invented_later": 1} for kind, ref in data.get("outputs", {}).items()}
+
+
+def record_of(address: str) -> StageRecord:
+    scores = ArtifactRef(kind="scores", digest="0" * 16, num_rows=3, num_bytes=9)
+    return StageRecord(
+        address=address,
+        stage="scores",
+        version=1,
+        fingerprint="f" * 64,
+        settings={},
+        inputs={},
+        outputs={"scores": scores},
+        telemetry={},
+        metrics={},
+        attempt=1,
+        started_at="2026-01-01T00:00:00+00:00",
+        finished_at="2026-01-01T00:00:01+00:00",
+        versions={},
+    )
+
+
+def attempt_of(address: str) -> AttemptRecord:
+    return AttemptRecord(
+        address=address,
+        number=1,
+        state="completed",
+        fingerprint="f" * 64,
+        forced=False,
+        pid=1,
+        host="h",
+        token=1,
+        started_at="2026-01-01T00:00:00+00:00",
+    )
 
 
 def test_a_root_that_is_a_file_is_said(tmp_path: Path) -> None:
