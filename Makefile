@@ -11,7 +11,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 PYTEST := $(BIN)/python -m pytest -q --durations=5
 E2E_ARGS ?=
 
-.PHONY: help install demo test lint unit stages flows test-e2e sweep benchmarks docs clean
+.PHONY: help install demo test lint unit stages flows test-e2e sweep chaos benchmarks docs clean
 
 help: ## Show this list
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -60,6 +60,9 @@ test-e2e: $(INSTALLED) ## Tests with real engines (vLLM on the CPU; installs it 
 
 sweep: $(INSTALLED) ## The crash test at 200 kill points
 	@TREADLE_KILL_POINTS=200 $(PYTEST) tests/stages/test_crash.py
+
+chaos: $(INSTALLED) ## 2,000 rollouts against servers that fail in every way (4 minutes)
+	@TREADLE_CHAOS_ROLLOUTS=$${TREADLE_CHAOS_ROLLOUTS:-2000} $(PYTEST) -s tests/stages/test_chaos.py
 
 docs: $(INSTALLED) ## Generate docs/reference from the code
 	@$(BIN)/python -m treadle.tasks.reference docs/reference

@@ -18,7 +18,7 @@ TIMES_P95 = 2.0
 """A request is late after so many times what 95 % of recent answers took."""
 FEWEST_SAMPLES = 8
 SHARE = 0.05
-"""Most hedges per answer in the long run, not counting requests on endpoints that are down."""
+"""Most hedges per answer in the long run, besides one per time limit; those of endpoints that are down are free."""
 _MOST_SAVED = 10.0
 _SAMPLES = 256
 _SAMPLES_PER_UPDATE = 16
@@ -61,6 +61,11 @@ class Hedges:
             ordered = sorted(self._samples)
             self.threshold_s = max(self._floor_s, TIMES_P95 * ordered[(len(ordered) - 1) * 95 // 100])
 
+    def postpone(self, call: Call) -> None:
+        """A hedge found no endpoint: it counts for nothing, and may be tried at the next look."""
+        self._saved = min(_MOST_SAVED, self._saved + 1.0)
+        call.hedged_at = call.sent_at
+
     async def watch(
         self,
         note_late: Callable[[Call, Endpoint], None],
@@ -74,6 +79,7 @@ class Hedges:
         while True:
             await asyncio.sleep(tick_s)
             now = loop.time()
+            self._saved = min(_MOST_SAVED, self._saved + tick_s / self.threshold_s)
             # What goes down by what is noted now is asked first whether it is there, before all its calls are doubled.
             for call, endpoint, down in self._late(now):
                 if not call.known_late:
@@ -81,6 +87,7 @@ class Hedges:
                     note_late(call, endpoint)
                 if self._may_hedge(call, down):
                     call.hedged_at = now
+                    call.hedges = [task for task in call.hedges if not task.done()]
                     call.hedges.append(loop.create_task(hedge(call)))
 
     def _late(self, now: float) -> list[tuple[Call, Endpoint, bool]]:
@@ -94,7 +101,7 @@ class Hedges:
         return late
 
     def _may_hedge(self, call: Call, down: bool) -> bool:
-        if len(call.hedges) >= self._most_per_call:
+        if call.hedged >= self._most_per_call:
             return False
         if down:
             return True

@@ -258,7 +258,7 @@ class ModelPool:
         call = late.double()
         endpoint = self._place(call)
         if endpoint is None:
-            return
+            return self._hedges.postpone(late)
         late.hedged += 1
         self.stats.retries["late"] += 1
         try:

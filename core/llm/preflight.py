@@ -20,6 +20,10 @@ PROBE_IDS = [0]
 PROBE_TEXT = "Hi"
 _GREEDY = Sampling(temperature=0.0, top_p=1.0, max_tokens=1)
 _NO_ROUTE = (404, 405, 501)
+_STEP_TIME_S = 60.0
+"""Most time for one token, on a server that may be busy with the work of others."""
+_SILENCES = 2
+"""Attempts without an answer after which a server is said to be silent, if the next one meets the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,17 +94,27 @@ class _Inspection:
     async def _with_retries(self, step: Callable[[], Awaitable[Any]]) -> Any:
         for attempt in range(self._settings.retry_limit + 1):
             try:
-                async with asyncio.timeout(self._settings.request_timeout_s):
-                    return await step()
-            except TimeoutError:
-                raise Failure("timeout", f"no answer within {self._settings.request_timeout_s:g} s") from None
+                return await self._in_time(step)
             except Failure as failure:
-                passing = failure.kind in ("server", "reset", "malformed", "rate_limit")
-                if not passing or attempt == self._settings.retry_limit:
+                passing = failure.kind in ("server", "reset", "malformed", "rate_limit", "timeout")
+                last = (
+                    min(self._settings.retry_limit, _SILENCES)
+                    if failure.kind == "timeout"
+                    else self._settings.retry_limit
+                )
+                if not passing or attempt >= last:
                     raise
                 pause = min(self._settings.backoff_max_s, self._settings.backoff_base_s * 2**attempt)
                 await self._sleep(max(pause, failure.retry_after_s or 0.0))
         raise AssertionError("the last attempt returns or raises")
+
+    async def _in_time(self, step: Callable[[], Awaitable[Any]]) -> Any:
+        limit_s = min(_STEP_TIME_S, self._settings.request_timeout_s)
+        try:
+            async with asyncio.timeout(limit_s):
+                return await step()
+        except TimeoutError:
+            raise Failure("timeout", f"no answer within {limit_s:g} s") from None
 
     async def _check_model(self) -> int | None:
         """The served window; raises ConfigError if the model is not among those listed."""

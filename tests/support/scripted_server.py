@@ -100,7 +100,8 @@ Script = Iterable[Item] | Callable[[RecordedRequest], "Item | Awaitable[Item]"]
 
 
 class ScriptedServer:
-    """See the module. `honour_stops` cuts texts after the first stop string, as a server that obeys would."""
+    """See the module. `honour_stops` cuts texts after the first stop string, as a server that obeys would; while
+    `silent` is set, GET /v1/models is not answered."""
 
     def __init__(
         self,
@@ -112,6 +113,7 @@ class ScriptedServer:
         ids: bool = True,
         honour_stops: bool = False,
         port: int = 0,
+        silent: asyncio.Event | None = None,
     ) -> None:
         self.model = model
         self.codec: Codec = codec or ByteCodec()
@@ -124,6 +126,7 @@ class ScriptedServer:
         self.connections: set[tuple[str, int]] = set()
         self.overrun = 0
         self.healthy = True
+        self._silent = silent
         self._function = script if callable(script) else None
         self._queue: list[Item] = [] if callable(script) else list(script)
         self._port = port
@@ -175,6 +178,8 @@ class ScriptedServer:
                     connection.transport.abort()
 
     async def _models(self, request: web.Request) -> web.Response:
+        while self._silent is not None and self._silent.is_set():
+            await asyncio.sleep(0.005)
         card = {"id": self.model, "object": "model", "owned_by": "tests", "max_model_len": self.max_model_len}
         return web.json_response({"object": "list", "data": [card]})
 
