@@ -104,9 +104,10 @@ class ChatTokenizer:
     def count_within(self, ids: Sequence[int], text: str) -> int:
         """Most ids, from the first on, whose decoded text is a beginning of `text`."""
         if self._token_bytes is not None:
+            sizes = map(len, map(self._token_bytes.get, ids, itertools.repeat(b"")))
             # U+FFFD is at least as long as the bytes that it stands for, so this is never too few.
-            sizes = [len(self._token_bytes.get(index, b"")) for index in ids]
-            count = bisect.bisect_right(list(itertools.accumulate(sizes)), len(_well_formed(text).encode()))
+            num_bytes = len(text.encode("utf-8", "surrogatepass"))
+            count = bisect.bisect_right(list(itertools.accumulate(sizes)), num_bytes)
         else:
             count = bisect.bisect_right(range(len(ids)), len(text), key=lambda last: len(self.decode(ids[: last + 1])))
         # A character cut in the middle decodes to U+FFFD, so the nearest beginnings may not fit.
