@@ -19,7 +19,7 @@ import orjson
 
 from treadle.agent.config import EnvironmentSettings
 from treadle.agent.environment import Question, ToolEnvironment
-from treadle.agent.rollout import Memory, RolloutEngine, RolloutLimits, Trajectory
+from treadle.agent.rollout import Memory, RolloutEngine, RolloutLimits, Trajectory, rare_collections
 from treadle.agent.rollout_settings import RolloutOptions, RolloutsSettings, selected_questions
 from treadle.agent.rows import failed_row, head_of_row, rollout_key, row_of, telemetry_of
 from treadle.agent.tools.outcome import Tool
@@ -395,7 +395,8 @@ def _is_owed(error: Exception) -> bool:
 
 def run(context: StageContext) -> Mapping[str, Any]:
     """Make the rollouts of one stage instance; returns counts of statuses, turns, calls and tokens."""
-    return asyncio.run(RolloutsRun(context).run())
+    with rare_collections():
+        return asyncio.run(RolloutsRun(context).run())
 
 
 ROLLOUTS = Stage(
