@@ -79,10 +79,13 @@ class Launcher:
     bwrap: Path | None
 
     @contextmanager
-    def command(self, scratch: Path | None = None) -> Iterator[Command]:
-        """The command that starts one sandbox; without namespaces the program runs in `scratch`."""
+    def command(self, scratch: Path | None = None, *, eager: bool = True) -> Iterator[Command]:
+        """The command that starts one sandbox; without namespaces the program runs in `scratch`.
+
+        An eager one imports all packages before it is ready, so that none that cannot be imported goes unnoticed.
+        """
         if self.bwrap is None:
-            yield self._in_the_open(scratch)
+            yield self._in_the_open(scratch, eager)
             return
         filter_end, filter_source = os.pipe()
         lifeline, lifeline_end = os.pipe()
@@ -91,21 +94,21 @@ class Launcher:
         try:
             with os.fdopen(filter_source, "wb") as stream:
                 stream.write(filter_program())
-            yield Command(self._isolated(*ends), {}, ends, lifeline, info)
+            yield Command(self._isolated(eager, *ends), {}, ends, lifeline, info)
         finally:
             for end in ends:
                 os.close(end)
 
-    def _in_the_open(self, scratch: Path | None) -> Command:
+    def _in_the_open(self, scratch: Path | None, eager: bool) -> Command:
         environment = ENVIRONMENT | {"HOME": str(scratch), "TMPDIR": str(scratch)}
         if self.settings.kind == "landlock":
             assert self.runtime is not None
-            spec = self._spec(uid=_unused_uid(), path=[], confinement=landlock.confinement(self.runtime))
+            spec = self._spec(eager, uid=_unused_uid(), path=[], confinement=landlock.confinement(self.runtime))
             return Command([landlock.executable(self.runtime), "-S", *_FLAGS, str(GUEST), spec], environment)
         interpreter = str(self.settings.interpreter or sys.executable)
-        return Command([interpreter, *_FLAGS, str(GUEST), self._spec(uid=None, path=[])], environment)
+        return Command([interpreter, *_FLAGS, str(GUEST), self._spec(eager, uid=None, path=[])], environment)
 
-    def _isolated(self, filter_end: int, lifeline_end: int, info_end: int) -> list[str]:
+    def _isolated(self, eager: bool, filter_end: int, lifeline_end: int, info_end: int) -> list[str]:
         assert self.runtime is not None
         uid = _unused_uid()
         return [
@@ -113,14 +116,15 @@ class Launcher:
             *_namespaces(as_root=uid is not None),
             *("--sync-fd", str(lifeline_end), "--info-fd", str(info_end), "--seccomp", str(filter_end)),
             *_file_system(self.runtime, self.settings.scratch_mb),
-            *("--", self.runtime.executable, *_FLAGS, _GUEST_INSIDE, self._spec(uid=uid, path=[PACKAGES])),
+            *("--", self.runtime.executable, *_FLAGS, _GUEST_INSIDE, self._spec(eager, uid=uid, path=[PACKAGES])),
         ]
 
-    def _spec(self, uid: int | None, path: list[str], confinement: dict[str, Any] | None = None) -> str:
+    def _spec(self, eager: bool, uid: int | None, path: list[str], confinement: dict[str, Any] | None = None) -> str:
         limits = self.settings.model_dump(include={"packages", "memory_mb", "scratch_mb", "max_processes"})
         # Landlock's programs make none, and without isolation the file system is that of the machine.
         max_files = _MAX_FILES if self.settings.kind == "bubblewrap" else None
-        return json.dumps({"uid": uid, "path": path, "landlock": confinement, "max_files": max_files} | limits)
+        given = {"eager": eager, "uid": uid, "path": path, "landlock": confinement, "max_files": max_files}
+        return json.dumps(given | limits)
 
 
 def _unused_uid() -> int | None:

@@ -18,7 +18,8 @@ class SandboxSettings(Section):
     and see more of the machine. `none` runs programs with your own rights, network and files: only on a machine that
     may be lost."""
     packages: tuple[str, ...] = ("numpy", "sympy")
-    """Import names that programs may use besides the standard library; imported before a program arrives."""
+    """Import names that programs may use besides the standard library. The first is imported before a program arrives,
+    the others if there is time."""
     memory_mb: int = Field(default=1024, ge=64)
     """Address space of each process, in MiB."""
     scratch_mb: int = Field(default=64, ge=1)

@@ -1,4 +1,4 @@
-"""The first and only program inside a sandbox: imports the packages, waits for one program, becomes it, ends.
+"""The first and only program inside a sandbox: imports packages until a program comes, becomes it, ends.
 
 It runs alone, beside nothing of Treadle, so it uses the standard library only. It answers one byte on standard output
 when ready. Standard input then brings a line with the CPU seconds and the number of bytes of the program, and the
@@ -24,6 +24,7 @@ import site
 import struct
 import sys
 import threading
+import time
 import traceback
 import types
 from typing import Any
@@ -32,6 +33,8 @@ PROGRAM = "<program>"
 CAPABILITY_VERSION_3 = 0x20080522
 MEBIBYTE = 1024 * 1024
 WATCH_MS = 50
+IDLE_MS = 100
+"""The host needs a moment to hand out a sandbox for which somebody waits already."""
 SPARE_THREADS = 1024
 """Without a user namespace the limit counts all threads of the user, which come and go."""
 CREATE_RULESET, ADD_RULE, RESTRICT_SELF, PATH_BENEATH = 444, 445, 446, 1
@@ -121,6 +124,23 @@ def confine(spec: dict[str, Any]) -> None:
     buffer = ctypes.create_string_buffer(code, len(code))
     program = struct.pack("@HP", len(code) // 8, ctypes.addressof(buffer))
     checked(libc.prctl(SET_SECCOMP, SECCOMP_FILTER, program, 0, 0), "system-call filter")
+
+
+def import_while_idle(names: list[str]) -> None:
+    """Import packages as long as no program has come; one that needs more imports it itself.
+
+    So a sandbox that waits has everything at hand, and one that is wanted at once does not work in vain.
+    """
+    events = select.poll()
+    events.register(0, select.POLLIN)
+    for name in names:
+        if events.poll(IDLE_MS):
+            break
+        try:
+            importlib.import_module(name)
+        except Exception:  # noqa: BLE001 -- the program meets it itself, if it needs the package at all
+            break
+    gc.freeze()
 
 
 def receive() -> tuple[int, str] | None:
@@ -262,7 +282,10 @@ def main() -> None:
         site.sethelper()
         if spec["uid"] is None:
             spec["max_processes"] += threads_of_user() + SPARE_THREADS
-    for name in spec["packages"]:
+    before, idle = spec["packages"], []
+    if not spec["eager"]:
+        before, idle = before[:1], before[1:]
+    for name in before:
         importlib.import_module(name)
     # What is imported by now lives until the end: the collector need not walk it, nor copy its pages.
     gc.freeze()
@@ -273,9 +296,11 @@ def main() -> None:
     if landlock:
         confine(landlock)
     os.write(1, b"R")
+    import_while_idle(idle)
     received = receive()
     if received is not None:
-        resource.setrlimit(resource.RLIMIT_CPU, (received[0], received[0] + 1))
+        cpu_s = received[0] + int(time.process_time())
+        resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s + 1))
         end(become(received[1]))
 
 

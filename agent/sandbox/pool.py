@@ -1,4 +1,7 @@
-"""A stock of warm sandboxes: each is handed out once, with its packages imported, and replaced in the background."""
+"""A stock of warm sandboxes: each is handed out once and replaced in the background.
+
+While one waits it imports its packages; with more calls than can be kept up with, programs import what they need.
+"""
 
 from __future__ import annotations
 
@@ -33,10 +36,12 @@ class SandboxPool:
         if self._settings.kind == "none":
             _logger.warning('sandbox.kind = "none": programs of the model run with your own rights')
         try:
-            self._warm.put_nowait(await self._take())
+            first = await SandboxProcess.start(self._launcher, self._settings.start_timeout_s, eager=True)
+            self._warm.put_nowait(first)
         except BaseException:
             await self.__aexit__()
             raise
+        self._refill()
         return self
 
     async def __aexit__(self, *exc: object) -> None:
@@ -113,7 +118,7 @@ class SandboxPool:
     async def _start_one(self, launcher: Launcher) -> None:
         async with self._start_slots:
             try:
-                self._warm.put_nowait(await SandboxProcess.start(launcher, self._settings.start_timeout_s))
+                self._warm.put_nowait(await SandboxProcess.start(launcher, self._settings.start_timeout_s, eager=False))
             except SandboxError as error:
                 # Only for somebody who waits; the next call tries again.
                 if self._waiting > self._warm.qsize():

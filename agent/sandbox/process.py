@@ -167,15 +167,15 @@ class SandboxProcess:
         self._empty_bytes = 0
 
     @classmethod
-    async def start(cls, launcher: Launcher, timeout_s: float) -> SandboxProcess:
-        """Start a sandbox and wait until it can take a program; raises SandboxError."""
+    async def start(cls, launcher: Launcher, timeout_s: float, *, eager: bool) -> SandboxProcess:
+        """Start a sandbox and wait until it can take a program, eager as in `Launcher.command`; raises SandboxError."""
         settings = launcher.settings
         scratch = Path(tempfile.mkdtemp(prefix="treadle-")) if launcher.bwrap is None else None
         if scratch is not None and settings.kind == "landlock":
             scratch.chmod(0o755)  # Empty, and read by another user where root starts the sandbox.
         sandbox: SandboxProcess | None = None
         try:
-            with launcher.command(scratch) as command:
+            with launcher.command(scratch, eager=eager) as command:
                 process = _spawn(command, scratch)
             sandbox = cls(process, settings, scratch)
             sandbox._info = command.info
@@ -217,9 +217,7 @@ class SandboxProcess:
             raise SandboxError(f"a sandbox did not start: {reason}")
         with contextlib.suppress(OSError):
             self._find_first_process()
-        members = list(_descendants(self.process.pid))
-        _end_first(members)
-        self._empty_bytes = max(map(_own_bytes, members))
+        _end_first(_descendants(self.process.pid))
 
     @property
     def alive(self) -> bool:
@@ -234,6 +232,7 @@ class SandboxProcess:
         ended = asyncio.ensure_future(self._ended())
         overfull = asyncio.ensure_future(self._overfull())
         try:
+            self._empty_bytes = max(map(_own_bytes, _descendants(self.process.pid)))
             body = program.encode("utf-8", "replace")
             await self._send(f"{cpu_s} {len(body)}\n".encode() + body)
             await asyncio.wait({ended, overfull, *flooded}, timeout=time_limit_s, return_when=asyncio.FIRST_COMPLETED)

@@ -79,6 +79,20 @@ async def test_a_syntax_error_is_shown_as_such(tool: PythonTool) -> None:
     assert outcome.text.endswith("SyntaxError: invalid syntax")
 
 
+async def test_packages_behind_the_first_are_there_however_soon_a_program_comes() -> None:
+    program = "import sympy\nsympy.Integer(2) + 1"
+    async with PythonTool(SandboxSettings(pool_size=1)) as tool:
+        deadline = asyncio.get_running_loop().time() + 60
+        outcomes = await asyncio.gather(*(tool.call(program, deadline=deadline) for _ in range(3)))
+    assert [(outcome.status, outcome.text) for outcome in outcomes] == [("ok", "3")] * 3
+
+
+async def test_a_package_that_cannot_be_imported_is_named_at_the_start() -> None:
+    with pytest.raises(SandboxError, match="a sandbox did not start: (?s:.*)ModuleNotFoundError"):
+        async with SandboxPool(SandboxSettings(packages=("numpy", "sympy.no_such_part"))):
+            pass
+
+
 @pytest.mark.asyncio(loop_scope="module")
 async def test_the_deadline_of_the_rollout_ends_a_program_before_its_own_limit(tool: PythonTool) -> None:
     outcome = await tool.call("while True: pass", deadline=asyncio.get_running_loop().time() + 3)

@@ -18,6 +18,7 @@ from treadle.agent.sandbox.seccomp import filter_program
 PROGRAMS = {
     "import numpy\nint(numpy.linalg.det(2 * numpy.eye(3)).round())": ("ok", "8"),
     "import numpy\nnumpy.arange(3)[7]": ("error", "IndexError: index 7 is out of bounds for axis 0 with size 3"),
+    "import sympy\nsympy.Integer(3) + 1": ("ok", "4"),
     "exit(3)": ("error", "The program ended with exit code 3."),
     "import os\nos.abort()": ("error", "The program was killed by signal 6."),
     "import os, tempfile\nprint(os.listdir())": ("ok", "[]"),
@@ -34,7 +35,7 @@ PROGRAMS = {
 
 @pytest.mark.parametrize("user", USERS)
 def test_programs_that_need_no_files_and_processes_run_as_usual(user: str) -> None:
-    task = {"kind": "landlock", "packages": ["numpy"], "programs": list(PROGRAMS)}
+    task = {"kind": "landlock", "packages": ["numpy", "sympy"], "programs": list(PROGRAMS)}
     outcomes = report_of(user, task)["outcomes"]
     ends = {program: (one["status"], one["text"].splitlines()[-1]) for program, one in outcomes.items()}
     assert ends == PROGRAMS
