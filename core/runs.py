@@ -26,7 +26,7 @@ from treadle.core.artifacts import ArtifactReader, ArtifactRef, verify_artifact
 from treadle.core.config import differing_keys
 from treadle.core.errors import ConfigError, RunError
 from treadle.core.journal import count_finished
-from treadle.core.locks import living_holder
+from treadle.core.locks import hold, living_holder
 from treadle.core.provenance import git_state, package_versions
 from treadle.core.records import (
     FORMAT,
@@ -86,11 +86,12 @@ class Run:
             semantic=dict(semantic_json),
         )
         run = cls(storage, info)
-        if storage.exists(run.key("run.json")):
-            raise RunError(f"run {run_id} exists already in {root}; resume it, or choose another run id")
-        run._write_config(config_json, config_input)
-        if not storage.put_if(run.key("run.json"), _as_json(info), None):
-            raise RunError(f"run {run_id} was created by another process just now; try again to resume it")
+        # Held, so that of two processes at once the loser does not put its configuration beside the winner's identity.
+        with hold(storage.directory(run.key("locks")) / "run.lock", f"the creation of run {run_id}"):
+            if storage.exists(run.key("run.json")):
+                raise RunError(f"run {run_id} exists already in {root}; resume it, or choose another run id")
+            run._write_config(config_json, config_input)
+            storage.put(run.key("run.json"), _as_json(info))
         return run
 
     @classmethod
@@ -119,9 +120,13 @@ class Run:
         Raises RunError listing the keys that differ. Operational differences are taken over; the user's file is
         replaced by a newer one only.
         """
-        storage = LocalStorage(root)
-        if not storage.exists(f"runs/{_checked_id(run_id)}/run.json"):
-            return cls.create(root, run_id, config_json, semantic_json, config_input, seed=seed)
+        storage, key = LocalStorage(root), f"runs/{_checked_id(run_id)}/run.json"
+        if not storage.exists(key):
+            try:
+                return cls.create(root, run_id, config_json, semantic_json, config_input, seed=seed)
+            except RunError:
+                if not storage.exists(key):
+                    raise
         run = cls.open(root, run_id)
         differences = differing_keys(run.info.semantic, _plain(semantic_json))
         if differences:

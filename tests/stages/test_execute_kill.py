@@ -42,6 +42,29 @@ print("done", flush=True)
 ADDRESS = Address(1, "square")
 
 
+STARTED_TOGETHER = PROGRAM.replace("run = Run", "sys.stdin.readline()\nrun = Run")
+
+
+def test_of_processes_that_start_together_one_does_the_work(tmp_path: Path, undisturbed: str) -> None:
+    command = [sys.executable, "-c", STARTED_TOGETHER, str(tmp_path)]
+    pipe = subprocess.PIPE
+    children = [subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True) for _ in range(4)]
+    for child in children:
+        assert child.stdin is not None
+        child.stdin.write("\n")
+        child.stdin.flush()
+    ends = [child.communicate() for child in children]
+    called = [line for out, _ in ends for line in out.splitlines() if line.startswith("call")]
+    assert len(called) == len(set(called)) == 200
+    for child, (_, error) in zip(children, ends, strict=True):
+        # The others came while it was at work, or when all had been done.
+        assert child.returncode == 0 or ("RunError" in error and "is being run by process" in error), error
+    record = Run.open(tmp_path, "r1").record(ADDRESS)
+    assert record is not None
+    assert record.outputs["squares"].digest == undisturbed
+    assert Run.open(tmp_path, "r1").status(ADDRESS).num_attempts == 1
+
+
 def run_program(root: Path, kill_at: int | None = None) -> list[str]:
     """Lines that it printed; killed after so many of them."""
     lines: list[str] = []

@@ -11,6 +11,7 @@ import pytest
 
 from treadle.core.artifacts import ArtifactRef
 from treadle.core.errors import RunError, StorageError
+from treadle.core.locks import hold
 from treadle.core.records import AttemptRecord, StageRecord
 from treadle.core.runs import Run, list_runs
 from treadle.core.stage import Address
@@ -27,6 +28,16 @@ def test_a_run_is_created_once_and_opened_again(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="run r1 exists already in"):
         Run.create(tmp_path, "r1", {}, {})
     assert list_runs(tmp_path) == ["r1"]
+
+
+def test_a_run_that_another_process_is_creating_is_left_alone(tmp_path: Path) -> None:
+    with (
+        hold(tmp_path / "runs/r1/locks/run.lock", "it"),
+        pytest.raises(RunError, match="the creation of run r1 is being run by process .*; wait until it ends"),
+    ):
+        Run.create(tmp_path, "r1", {"a": 2}, {"a": 2})
+    assert not (tmp_path / "runs/r1/config.json").exists()
+    assert Run.create_or_open(tmp_path, "r1", {"a": 1}, {"a": 1}).config() == {"a": 1}
 
 
 def test_an_unknown_run_is_answered_with_the_known_ones(tmp_path: Path) -> None:
