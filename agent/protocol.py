@@ -169,10 +169,12 @@ def tokenise(text: str, protocol: Protocol = TOOL_PROTOCOL, *, model_text: bool 
     With `model_text`, a result block is text too: a model cannot write results.
     """
     segments: list[Segment] = []
+    # Names of tags that are closed nowhere further on: looked for again at each marker, they would cost n squared.
+    unclosed: set[str] = set()
     position = loose = 0
     while (match := protocol.markers.search(text, position)) is not None:
         tag = protocol.by_name[match[2]]
-        end = _block_end(text, match, tag, protocol)
+        end = _block_end(text, match, tag, protocol, unclosed)
         if end is None or (model_text and tag.author == "system"):
             position = match.end() if end is None else end
             continue
@@ -188,14 +190,15 @@ def _append(segments: list[Segment], kind: str, text: str, start: int, end: int)
         segments.append(Segment(kind, text[start:end], start, end))
 
 
-def _block_end(text: str, match: re.Match[str], tag: Tag, protocol: Protocol) -> int | None:
+def _block_end(text: str, match: re.Match[str], tag: Tag, protocol: Protocol, unclosed: set[str]) -> int | None:
     """End of the block that begins at a marker; None if the marker begins none."""
     if match[1]:
         return match.end() if tag.stop else None
-    if tag.stop or tag.author == "system":
+    if (tag.stop or tag.author == "system") and tag.name not in unclosed:
         closing = text.find(tag.closing, match.end())
         if closing >= 0:
             return closing + len(tag.closing)
+        unclosed.add(tag.name)
     for other in protocol.markers.finditer(text, match.end()):
         if other[1] and other[2] == tag.name:
             return other.end()

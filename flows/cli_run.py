@@ -145,8 +145,12 @@ def _prefect_wanted(flag: bool) -> bool:
 
 
 def _execute(instance: Instance, run: Run, force: bool, accept_failures: bool, quiet: bool) -> StageRecord:
+    from treadle.core.parent import end_with_parent, stays_behind
     from treadle.flows.terminal import TerminalProgress
     from treadle.tasks.running import run_instance
+
+    if not stays_behind():
+        end_with_parent()
 
     with TerminalProgress(str(instance.address), quiet=quiet) as progress:
         record = run_instance(

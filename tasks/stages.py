@@ -7,6 +7,7 @@ run that was made here is recognised by the command line and the other way round
 from __future__ import annotations
 
 import logging
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State, TaskRun
 
 from treadle.core.errors import TreadleError
+from treadle.core.parent import end_with_parent, stays_behind
 from treadle.core.records import StageRecord
 from treadle.core.runs import Run
 from treadle.core.stage import Address
@@ -26,6 +28,9 @@ from treadle.tasks.progress import PrefectProgress
 from treadle.tasks.running import run_instance, stage_card
 
 logger = logging.getLogger(__name__)
+
+_OF_WORKER = "PREFECT__FLOW_RUN_ID"
+"""Set by Prefect in processes that a worker started."""
 
 
 def _is_retryable(task: Any, task_run: TaskRun, state: State[Any]) -> bool:
@@ -56,6 +61,9 @@ def run_stage(
     accept_failures: bool = False,
 ) -> str:
     """Run one stage instance of an existing run; returns the fingerprint of its record."""
+    # Prefect leaves the process of a flow run running when its worker is killed.
+    if _OF_WORKER in os.environ or not stays_behind():
+        end_with_parent()
     run = Run.open(root, run_id)
     key = re.sub(r"[^a-z0-9-]+", "-", f"{run_id}-{address}".lower()).strip("-")
     with PrefectProgress(f"progress-{key}", address) as progress:

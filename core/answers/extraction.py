@@ -23,13 +23,13 @@ def extract_prediction(segments: Iterable[Mapping[str, Any]]) -> str:
 
     The text between two results is searched as one piece; nothing can begin before a result and end after it.
     """
-    pieces: list[str] = [""]
+    pieces: list[list[str]] = [[]]
     for segment in segments:
         if segment["kind"] == RESULT_KIND:
-            pieces.append("")
+            pieces.append([])
         else:
-            pieces[-1] += segment["text"]
-    return _extract(pieces)
+            pieces[-1].append(segment["text"])
+    return _extract(["".join(texts) for texts in pieces])
 
 
 def extract_answer(text: str) -> str:

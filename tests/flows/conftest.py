@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -63,12 +63,13 @@ def prefect_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PrefectHo
 
 
 @contextlib.contextmanager
-def process(server: PrefectHome, *argv: str) -> Iterator[subprocess.Popen[bytes]]:
-    """A background process whose whole group is gone at the end."""
+def process(server: PrefectHome, *argv: str, **env: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A background process whose whole group is gone at the end; `env` is added to the server's."""
     with (server.logs / f"{argv[0]}-{argv[1]}.log").open("wb") as log:
         child = subprocess.Popen(
-            [str(BIN / argv[0]), *argv[1:]], env=server.env, cwd=ROOT, stdout=log, stderr=log, start_new_session=True
-        )
+            [str(BIN / argv[0]), *argv[1:]],
+            env={**server.env, **env}, cwd=ROOT, stdout=log, stderr=log, start_new_session=True,
+        )  # fmt: skip
         try:
             yield child
         finally:
@@ -134,3 +135,9 @@ search = {{ corpus = ["{world.corpus}"] }}
 python = {{ sandbox = {{ packages = [] }} }}
 """)
     return config
+
+
+@pytest.fixture(scope="session")
+def background() -> Callable[..., contextlib.AbstractContextManager[subprocess.Popen[bytes]]]:
+    """Starts a further background process: see `process`."""
+    return process

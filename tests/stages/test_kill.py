@@ -1,0 +1,99 @@
+"""What a killed run leaves behind: nothing, though it had started a server and programs of a model."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from support.command_line import TREADLE, Desk, environment, set_up
+from support.endless_agent import NAME
+from support.processes import Seen, end_family, family, kill_alone, look, until
+
+from treadle.core.parent import POLL_S
+
+LEFT_S = 10.0
+TESTS = Path(__file__).resolve().parents[1]
+OWN_SERVER = 'models.tutor={model="treadle-tutor",endpoints=[],server={type="tutor",module="support.endless_agent"}}'
+ENDLESS = ("--set", OWN_SERVER, "--set", "environment.python.time_limit_s=600", "--set", "rollouts.max_questions=1")
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Desk:
+    return set_up(tmp_path / "desk", "http://127.0.0.1:9/v1", python=True)
+
+
+def at_work(pid: int) -> list[Seen]:
+    """All below a process, once a run there has its server up and a program at work in a sandbox; empty until then."""
+    members = family(pid)
+    return members if sum(seen.name == NAME for seen in members) >= 2 else []
+
+
+@contextmanager
+def started(desk: Desk, *command: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A process with the desk's run somewhere below it, in a session without a terminal, as a CI job has."""
+    with (desk.folder / "err").open("wb") as err:
+        process = subprocess.Popen(
+            command,
+            cwd=desk.folder,
+            env=environment(PYTHONPATH=os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])),
+            stdout=err,
+            stderr=err,
+            start_new_session=True,
+        )
+        try:
+            yield process
+        finally:
+            if process.poll() is None:
+                end_family(process)
+
+
+def nothing_is_left(of: list[Seen]) -> None:
+    until(lambda: not any(seen.lives() for seen in of), f"the end of {[seen.name for seen in of]}", LEFT_S)
+
+
+def test_a_killed_run_takes_its_server_and_programs_along(desk: Desk) -> None:
+    with started(desk, TREADLE, "run", "run.toml", "--run", "r", *ENDLESS) as run:
+        until(lambda: bool(at_work(run.pid)), "a program is at work", 30.0)
+        orphans = kill_alone(run)
+    assert orphans is not None and {"bwrap", NAME} <= {seen.name for seen in orphans}
+    nothing_is_left(orphans)
+
+
+def shell(desk: Desk, prefix: str = "") -> tuple[str, ...]:
+    """A shell that waits for a run rather than becoming it."""
+    command = shlex.join([TREADLE, "run", "run.toml", "--run", "r", *ENDLESS])
+    return ("sh", "-c", f"{prefix} {command}; true")
+
+
+def test_a_killed_shell_takes_its_run_along(desk: Desk) -> None:
+    with started(desk, *shell(desk)) as parent:
+        until(lambda: bool(at_work(parent.pid)), "a program is at work", 30.0)
+        orphans = kill_alone(parent)
+    assert orphans is not None and "treadle" in {seen.name for seen in orphans}
+    nothing_is_left(orphans)
+    (state,) = [item for item in desk.treadle("status", "--run", "r", "--json").json() if "rollouts" in item["address"]]
+    assert state["state"] == "interrupted"
+
+
+@pytest.mark.parametrize("prefix", ["nohup", "setsid --wait"])
+def test_a_run_that_was_started_to_stay_outlives_its_shell(desk: Desk, prefix: str) -> None:
+    with started(desk, *shell(desk, prefix)) as parent:
+        until(lambda: bool(at_work(parent.pid)), "a program is at work", 30.0)
+        orphans = kill_alone(parent)
+    assert orphans is not None
+    (run,) = [seen for seen in orphans if seen.name == "treadle"]
+    try:
+        until(lambda: look(run.pid).parent != parent.pid, "the run has another parent")
+        # Longer than a run looks away.
+        time.sleep(3 * POLL_S)
+        assert run.lives()
+    finally:
+        os.kill(run.pid, signal.SIGKILL)
+    nothing_is_left(orphans)
