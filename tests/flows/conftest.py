@@ -63,12 +63,12 @@ def prefect_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PrefectHo
 
 
 @contextlib.contextmanager
-def process(server: PrefectHome, *argv: str, **env: str) -> Iterator[subprocess.Popen[bytes]]:
+def process(server: PrefectHome, *argv: str, log: str = "", **env: str) -> Iterator[subprocess.Popen[bytes]]:
     """A background process whose whole group is gone at the end; `env` is added to the server's."""
-    with (server.logs / f"{argv[0]}-{argv[1]}.log").open("wb") as log:
+    with (server.logs / (log or f"{argv[0]}-{argv[1]}.log")).open("wb") as output:
         child = subprocess.Popen(
             [str(BIN / argv[0]), *argv[1:]],
-            env={**server.env, **env}, cwd=ROOT, stdout=log, stderr=log, start_new_session=True,
+            env={**server.env, **env}, cwd=ROOT, stdout=output, stderr=output, start_new_session=True,
         )  # fmt: skip
         try:
             yield child
