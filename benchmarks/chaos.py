@@ -46,6 +46,8 @@ from treadle.demo.world import write_world
 FAULTS: Mapping[FaultKind, float] = {"500": 0.05, "429": 0.05, "reset": 0.02, "hang": 0.01, "malformed": 0.01}
 FREEZE_AFTER, KILL_AFTER = 0.1, 0.5
 ROLLOUT_TIME_S = 120.0
+_BACKLOG_S = 0.05
+"""What a thawed server reads at once was sent while it was frozen, and has been asked elsewhere long since."""
 _QUESTIONS, _MADE = Address(1, "questions"), Address(1, "rollouts")
 
 
@@ -60,6 +62,7 @@ class Tutor:
     url: str = ""
     frozen_at: float = float("inf")
     thawed_at: float = float("inf")
+    over: threading.Event = field(default_factory=threading.Event)
 
     def start(self) -> None:
         """Start it, on the port that it had."""
@@ -103,8 +106,12 @@ class Tutor:
             fault = choose_fault(FAULTS, self.number, line["digest"], line["attempt"])
             if fault is not None:
                 faults[fault] += 1
+            elif 0 <= line["time"] - self.thawed_at < _BACKLOG_S:
+                faults["frozen"] += 1
             else:
                 open_[line["serial"]] = line
+        if self.process.returncode is not None:  # killed, and not back when the run was over
+            faults["killed"] += len(open_)
         return arrived, faults
 
 
@@ -125,6 +132,10 @@ def tutors(folder: Path, options: argparse.Namespace, *, faulty: bool) -> Iterat
             started.append(tutor)
         yield started
     finally:
+        for tutor in started:
+            tutor.over.set()
+        for thread in [thread for thread in threading.enumerate() if thread.name == "outage"]:
+            thread.join()
         for tutor in started:
             tutor.end()
 
@@ -147,7 +158,7 @@ class Schedule:
         self._done += count
         self.seconds = time.perf_counter() - self._began
         for share in [share for share in self._actions if self._done >= share * self._total]:
-            threading.Thread(target=self._actions.pop(share), daemon=True).start()
+            threading.Thread(target=self._actions.pop(share), name="outage", daemon=True).start()
 
 
 def outages(servers: list[Tutor], outage_s: float) -> dict[float, Callable[[], None]]:
@@ -155,13 +166,13 @@ def outages(servers: list[Tutor], outage_s: float) -> dict[float, Callable[[], N
 
     def freeze() -> None:
         servers[0].freeze()
-        time.sleep(outage_s)
+        servers[0].over.wait(outage_s)
         servers[0].thaw()
 
     def kill() -> None:
         servers[1].end()
-        time.sleep(outage_s)
-        servers[1].start()
+        if not servers[1].over.wait(outage_s):
+            servers[1].start()
 
     return {FREEZE_AFTER: freeze, KILL_AFTER: kill}
 

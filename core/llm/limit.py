@@ -9,7 +9,7 @@ from __future__ import annotations
 
 START = 64
 """Requests at first, where the cap allows as many; doubled per round of answers while nothing is refused."""
-EVIDENCE = 3.0
+EVIDENCE = 4.0
 """Refusals in a row that show a limit."""
 FORGOTTEN_PER_ANSWER = 0.25
 """Share of a refusal that each answer takes back: one refusal in five and fewer never add up."""

@@ -247,11 +247,11 @@ class ModelPool:
             endpoint.refused(endpoint.alive_at + max(self._backoff(1), failure.retry_after_s or 0.0))
         return failure
 
-    def _note_late(self, call: Call, endpoint: Endpoint) -> None:
-        endpoint.overran(call.sent_at, asyncio.get_running_loop().time())
-        # One late request says little of an endpoint that answers others, and much of one that has fallen silent.
+    def _note_late(self, call: Call, endpoint: Endpoint) -> None:  # little, unless nobody was answered since
         if endpoint.alive_at < call.sent_at:
             self._note_fault(endpoint, f"no answer within {self._hedges.threshold_s:.3g} s", at_once=True)
+        else:
+            endpoint.overran(call.sent_at, asyncio.get_running_loop().time())
 
     async def _hedge(self, late: Call) -> None:
         """Try a late call a second time beside the first, elsewhere if possible; deliver what ends it."""

@@ -11,7 +11,7 @@ from typing import Any
 
 BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "chaos.py"
 NUM_ROLLOUTS = int(os.environ.get("TREADLE_CHAOS_ROLLOUTS", "200"))
-SAMPLE = ("--in-flight", "24", "--latency", "0.05", "--jitter", "0.1", "--outage", "2", "--hedge-floor", "0.5")
+SAMPLE = ("--in-flight", "24", "--latency", "0.05", "--jitter", "0.1", "--outage", "3", "--hedge-floor", "1")
 LONG = ("--in-flight", "64", "--latency", "0.5", "--jitter", "1.0", "--outage", "30")
 
 
@@ -32,5 +32,5 @@ def test_faults_of_every_kind_and_outages_change_no_row_and_cost_one_retry_each(
     assert made["statuses"].get("timeout", 0) == 0 and made["longest_s"] < 120, summary
     assert result["same_rows"], summary
     assert {"500", "429", "reset", "malformed", "hang"} <= set(made["faults"]), summary
-    assert made["faults"]["frozen"] + made["faults"]["killed"] > 0, summary
+    assert made["faults"]["frozen"] > 0, summary
     assert result["retries_per_fault"] <= 1.2, summary

@@ -137,7 +137,7 @@ def test_a_limit_is_tried_more_and_more_seldom_while_it_holds() -> None:
             count += 1
         answers.append(count)
         assert limit.value == 9
-        for _ in range(3):
+        for _ in range(4):
             limit.refused(8)
         assert limit.value == 8
     assert answers == [16, 32, 64, 128, 256, 256]
@@ -173,7 +173,7 @@ def test_a_limit_grows_only_where_it_is_felt() -> None:
 
 def test_requests_that_overran_halve_the_limit_once_for_all_that_were_sent_before() -> None:
     limit = InFlightLimit(16)
-    for _ in range(2):
+    for _ in range(3):
         limit.overran(sent_at=1.0, now=2.0)
     assert limit.value == 16
     for _ in range(10):
