@@ -284,7 +284,7 @@ def _card(table: Table, manifest: Manifest) -> str:
             for field in table.schema
         ),
         "",
-        "Read it with `datasets.load_dataset(folder)`, `pandas.read_parquet`,",
+        'Read it with `datasets.load_dataset(folder)`, `pandas.read_parquet(sorted(glob("part-*.parquet")))`,',
         "`polars.read_parquet(\"part-*.parquet\")` or `SELECT * FROM 'part-*.parquet'` in DuckDB.",
         "",
     ]

@@ -193,4 +193,7 @@ def differing_keys(old: Any, new: Any, prefix: str = "") -> list[str]:
             for key in sorted({*old, *new})
             for line in differing_keys(old.get(key), new.get(key), f"{prefix}.{key}" if prefix else str(key))
         ]
+    if isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
+        pairs = enumerate(zip(old, new, strict=True))
+        return [line for index, (was, now) in pairs for line in differing_keys(was, now, f"{prefix}[{index}]")]
     return [] if old == new else [f"{prefix}: {old!r} -> {new!r}"]

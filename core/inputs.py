@@ -67,7 +67,7 @@ def file_sha256(path: Path) -> str:
 def unreadable(path: Path, error: OSError) -> DataError:
     """The error for a file that cannot be opened or read, with what to do about it."""
     if isinstance(error, FileNotFoundError):
-        return DataError(f"input file {path} does not exist; correct its path in the configuration")
+        return DataError(f"input file {path.absolute()} does not exist; correct its path in the configuration")
     if isinstance(error, PermissionError):
         return DataError(f"input file {path} may not be read by this user; change its permissions")
     return DataError(f"input file {path} cannot be read: {error.strerror or error}")

@@ -82,7 +82,7 @@ def run(
     config = configuration_of(root, run_id, configs, overrides)
     instances = flow_instances(config)
     if dry_run:
-        _print_plan(config, instances, root, run_id, as_json)
+        _print_plan(config, instances, root, run_id, force, as_json)
         return
     as_flow = _prefect_wanted(with_prefect)
     opened = open_run(root, run_id, config, configs)
@@ -90,6 +90,8 @@ def run(
         from treadle.flows.flywheel import flywheel
 
         flywheel(run_id=run_id, config=config, root=root, force=force, accept_failures=accept_failures)
+        records = [record for item in instances if (record := opened.record(item.address)) is not None]
+        _print_end(opened, records, as_json)
         return
     records = [_execute(instance, opened, force, accept_failures, as_json) for instance in instances]
     _print_end(opened, records, as_json)
@@ -126,6 +128,8 @@ def stage(
         stage_flow(
             run_id=run_id, instance=address, config=config, root=root, force=force, accept_failures=accept_failures
         )
+        made = opened.record(wanted.address)
+        _print_end(opened, [made] if made else [], as_json)
         return
     _print_end(opened, [_execute(wanted, opened, force, accept_failures, as_json)], as_json)
 
@@ -135,11 +139,17 @@ def _prefect_wanted(flag: bool) -> bool:
     import os
 
     from treadle.core.errors import ConfigError
+    from treadle.tasks.doctor import prefect_answers
 
     server = os.environ.get("PREFECT_API_URL")
     if flag and not server:
         raise ConfigError(
             "--prefect needs PREFECT_API_URL: start `prefect server start` and set it to http://127.0.0.1:4200/api"
+        )
+    if server and not prefect_answers(server):
+        raise ConfigError(
+            f"the Prefect server of PREFECT_API_URL={server} does not answer; "
+            "start it, or unset PREFECT_API_URL to run without Prefect"
         )
     return bool(server)
 
@@ -162,10 +172,17 @@ def _execute(instance: Instance, run: Run, force: bool, accept_failures: bool, q
             notify=lambda line: None if quiet else say(line),
         )
     if not quiet:
-        counts = {kind: ref.num_rows for kind, ref in record.outputs.items() if ref.num_rows}
-        outputs = ", ".join(f"{counts[kind]:,} {kind}" for kind in sorted(counts, key=lambda k: (k == "quarantine", k)))
-        click.echo(f"{instance.address}: {outputs}{' (unchanged, reused)' if record.reused else ''}", err=True)
+        click.echo(f"{instance.address}: {_outputs(record)}{' (unchanged, reused)' if record.reused else ''}", err=True)
     return record
+
+
+def _outputs(record: StageRecord) -> str:
+    """Rows per table, and why rows are in quarantine."""
+    counts = {kind: ref.num_rows for kind, ref in record.outputs.items() if ref.num_rows}
+    tables = ", ".join(f"{kind} {counts[kind]:,}" for kind in sorted(counts, key=lambda k: (k == "quarantine", k)))
+    reasons = {name: count for name, count in record.metrics.items() if name.startswith("reason.")}
+    why = ", ".join(f"{name.removeprefix('reason.').replace('_', ' ')} {count:,}" for name, count in reasons.items())
+    return f"{tables} ({why})" if why else tables
 
 
 def _print_end(run: Run, records: list[StageRecord], as_json: bool, *, overall: bool = False) -> None:
@@ -211,10 +228,12 @@ def _some_key(run: Run, record: StageRecord) -> list[str]:
     return []
 
 
-def _print_plan(config: TreadleConfig, instances: list[Instance], root: Path, run_id: str, as_json: bool) -> None:
+def _print_plan(
+    config: TreadleConfig, instances: list[Instance], root: Path, run_id: str, force: bool, as_json: bool
+) -> None:
     from treadle.tasks.running import planned_states
 
-    states = planned_states(instances, root, run_id)
+    states = planned_states(instances, root, run_id, force=force)
     if as_json:
         click.echo(harmless_json({"config": config.model_dump(mode="json"), "plan": states}))
         return

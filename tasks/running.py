@@ -23,6 +23,7 @@ from treadle.core.records import StageRecord
 from treadle.core.runs import Run, list_runs
 from treadle.core.secrets import refuse_secrets
 from treadle.core.stage import Address, Instance, Progress
+from treadle.eval.layout import HEADLINE, headline_cells
 from treadle.eval.markdown import escape
 from treadle.tasks.catalog import flow_addresses, flow_models, semantic_of
 from treadle.tasks.config import TreadleConfig
@@ -102,9 +103,9 @@ def known_addresses(run: Run) -> list[Address]:
         return []
 
 
-def planned_states(instances: Sequence[Instance], root: Path, run_id: str) -> dict[str, str]:
+def planned_states(instances: Sequence[Instance], root: Path, run_id: str, *, force: bool = False) -> dict[str, str]:
     """Address -> `reuse`, or `run`."""
-    if run_id not in list_runs(root):
+    if force or run_id not in list_runs(root):
         return {str(item.address): "run" for item in instances}
     run = Run.open(root, run_id)
     planned: dict[str, str] = {}
@@ -127,6 +128,8 @@ def run_instance(
     """`execute`, with the model's server around it where the configuration asks for one and there is work to do."""
     model = getattr(instance.settings, "model", None)
     idle = not force and state_of(instance, run) != "run"
+    if isinstance(model, ModelSettings) and model.server is None and model.tokenizer is None and not idle:
+        notify(f"{instance.address}: its model has no tokenizer, so this is text mode: rows carry no token ids")
     if not isinstance(model, ModelSettings) or model.server is None or idle:
         return execute(instance, run, force=force, accept_failures=accept_failures, progress=progress)
     with serve(model.server, model_name=model.model, notify=notify) as served:
@@ -156,7 +159,7 @@ class StageCard:
 
     markdown: str
     rows: list[dict[str, Any]]
-    """Rows of the table of scores; empty for other stages."""
+    """Rows of the table of scores as shown to people; empty for other stages."""
 
 
 def stage_card(record: StageRecord, run: Run) -> StageCard:
@@ -168,8 +171,8 @@ def stage_card(record: StageRecord, run: Run) -> StageCard:
     lines += [f"| {escape(name)} | {_plain(value)} |" for name, value in _flat(record.metrics)]
     lines += ["", f"From {record.started_at} to {record.finished_at}; fingerprint `{record.fingerprint[:12]}`."]
     lines += [f"Data: {escape(str(folder))}" for folder in artifact_folders(run, record)]
-    rows = list(run.rows(record.outputs["summary"]).rows()) if "summary" in record.outputs else []
-    return StageCard("\n".join(lines), rows)
+    rows = run.rows(record.outputs["summary"]).rows() if "summary" in record.outputs else ()
+    return StageCard("\n".join(lines), [dict(zip(HEADLINE, headline_cells(row), strict=True)) for row in rows])
 
 
 def artifact_folders(run: Run, record: StageRecord) -> list[Path]:

@@ -254,3 +254,8 @@ def with_pause(process: subprocess.Popen[bytes]) -> None:
         process.wait(timeout=0.02)
     except subprocess.TimeoutExpired:
         return
+
+
+def test_a_prefect_server_that_is_gone_is_named(finished: Desk) -> None:
+    done = finished.treadle("run", "--run", "first", PREFECT_API_URL="http://127.0.0.1:9/api")
+    done.failed("PREFECT_API_URL=http://127.0.0.1:9/api", "does not answer", code=2)
