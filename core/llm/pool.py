@@ -247,7 +247,7 @@ class ModelPool:
             endpoint.refused(endpoint.alive_at + max(self._backoff(1), failure.retry_after_s or 0.0))
         return failure
 
-    def _note_late(self, call: Call, endpoint: Endpoint) -> None:  # little, unless nobody was answered since
+    def _note_late(self, call: Call, endpoint: Endpoint) -> None:  # says little where others get answers
         if endpoint.alive_at < call.sent_at:
             self._note_fault(endpoint, f"no answer within {self._hedges.threshold_s:.3g} s", at_once=True)
         else:
