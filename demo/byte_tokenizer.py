@@ -41,8 +41,8 @@ def _tokenizer_json() -> dict[str, Any]:
 
     vocabulary = {character: byte for byte, character in enumerate(byte_characters())}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
-    # Bytes are never merged, so there is nothing to be gained from splitting the text into words first.
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    # The regex splits long texts into words: without it whole texts fill the library's cache of words.
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL_TOKENS])
     parsed: dict[str, Any] = orjson.loads(tokenizer.to_str())
