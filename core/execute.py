@@ -19,6 +19,7 @@ from treadle.core.artifacts import ArtifactRef, artifact_exists
 from treadle.core.config import digest_json, semantic_dump
 from treadle.core.context import WORK_FOLDER, Context, NullProgress, Outputs
 from treadle.core.errors import ConfigError, RunError, StageFailed, StorageError, TreadleError
+from treadle.core.harmless import HarmlessFormatter
 from treadle.core.journal import Journal
 from treadle.core.locks import Lease, hold
 from treadle.core.provenance import package_versions
@@ -301,7 +302,7 @@ def _log_to(path: Path) -> Iterator[None]:
     with storage_errors("write", path):
         path.parent.mkdir(parents=True, exist_ok=True)
         handler = _LogFile(path, encoding="utf-8", errors="backslashreplace")
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    handler.setFormatter(HarmlessFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     level = logger.level
     if not logger.isEnabledFor(logging.INFO):
         logger.setLevel(logging.INFO)

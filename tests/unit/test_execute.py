@@ -283,11 +283,14 @@ def test_stage_logs_go_to_the_attempt(run: Run, tmp_path: Path, monkeypatch: pyt
 
     def speak(context: StageContext) -> Mapping[str, Any]:
         logging.getLogger("treadle.somewhere").info("heard \ud800")
+        logging.getLogger("treadle.somewhere").info("\x1b]0;owned\x07\n2026-01-01 INFO forged: line")
         return count(context)
 
     before = logging.getLogger("treadle").handlers[:]
     execute(counting(speak), run)
-    assert "heard \\ud800" in (tmp_path / "runs/r1/attempts/1/count/1/log.txt").read_text()
+    log = (tmp_path / "runs/r1/attempts/1/count/1/log.txt").read_text()
+    assert "heard \\ud800" in log
+    assert "\x1b" not in log and "\n2026-01-01 INFO forged" not in log
     assert logging.getLogger("treadle").handlers == before
 
 
