@@ -17,11 +17,11 @@ from typing import Any
 
 import orjson
 
-from treadle.agent.config import EnvironmentSettings
 from treadle.agent.environment import Question, ToolEnvironment
 from treadle.agent.rollout import Memory, RolloutEngine, RolloutLimits, Trajectory, rare_collections
 from treadle.agent.rollout_settings import RolloutOptions, RolloutsSettings, selected_questions
 from treadle.agent.rows import failed_row, head_of_row, rollout_key, row_of, telemetry_of
+from treadle.agent.toolbox import make_tools, sandbox_facts
 from treadle.agent.tools.outcome import Tool
 from treadle.core.chat import ChatTokenizer
 from treadle.core.errors import (
@@ -109,32 +109,6 @@ class _Pass:
         self.first = self.first or cause
         self.retryable |= isinstance(error, TreadleError) and error.retryable
         self.in_a_row += 1
-
-
-def make_tools(settings: EnvironmentSettings) -> list[Tool]:
-    """The enabled tools, not yet opened."""
-    tools: list[Tool] = []
-    if settings.call_limit("python"):
-        from treadle.agent.tools.python import PythonTool
-
-        python = settings.python
-        tools.append(
-            PythonTool(python.sandbox, time_limit_s=python.time_limit_s, max_output_chars=python.max_output_chars)
-        )
-    if settings.call_limit("search"):
-        from treadle.agent.tools.search import SearchTool
-
-        tools.append(SearchTool(settings.search))
-    return tools
-
-
-def sandbox_facts(settings: EnvironmentSettings) -> dict[str, str]:
-    """What programs run in, for the stage's record: isolation, Python and package versions; empty without the tool."""
-    if not settings.call_limit("python"):
-        return {}
-    from treadle.agent.sandbox.bubblewrap import describe
-
-    return {f"sandbox_{name}": value for name, value in describe(settings.python.sandbox).items()}
 
 
 class RolloutsRun:
