@@ -46,6 +46,8 @@ def started(desk: Desk, *command: str) -> Iterator[subprocess.Popen[bytes]]:
             stdout=err,
             stderr=err,
             start_new_session=True,
+            # The tests themselves may have been started with `nohup`, which a run would take for its own.
+            preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),
         )
         try:
             yield process
