@@ -28,7 +28,7 @@ install: $(INSTALLED) ## Install Treadle into .venv
 
 demo: $(INSTALLED) ## Answer questions of a sample world with the tutor and a small real model
 	@echo "make demo: 50 held-out questions by the rule-based tutor, 20 by SmolLM2-135M on vLLM, both with real tools;"
-	@echo "           about 4 minutes on 2 cores; the first time 3 more for vLLM (3 GB in the cache)"
+	@echo "           about 4 minutes on 2 cores the first time, vLLM and its 3 GB in the cache included"
 	@$(BIN)/treadle demo
 
 lint: $(INSTALLED) ## Formatting, lint, types, import contracts

@@ -26,7 +26,7 @@ def demo_configuration(root: Path, *, fresh: bool, tutor_only: bool, notify: Not
     The world is written below `root`; with `fresh` the run gets a new name. Raises ConfigError, EngineError.
     """
     if not tutor_only and not is_installed("serve"):
-        notify("installing vLLM into the cache, once (about 3 minutes, 3 GB)")
+        notify("installing vLLM into the cache, once (about 2 minutes, 3 GB)")
         install("serve", notify=notify)
     world = write_world(root / "demo-world", documents=NUM_DOCUMENTS, tiers=(0, 1))
     notify(

@@ -250,8 +250,8 @@ def demo(fresh: bool, tutor_only: bool, root: Path) -> None:
     """Answer questions of a fictional world with a rule-based tutor and with a small real model.
 
     Makes the sample world, starts the tutor and vLLM with the embedded SmolLM2-135M, lets both answer held-out
-    questions with search and Python, scores them and prints the table. About 4 minutes on 2 cores, plus 3 minutes
-    once for installing vLLM.
+    questions with search and Python, scores them and prints the table. About 4 minutes on 2 cores the first time,
+    installing vLLM included.
     """
     from treadle.core.errors import RunError
     from treadle.demo.quickstart import demo_configuration
