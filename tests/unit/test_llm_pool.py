@@ -449,16 +449,19 @@ async def test_a_server_that_falls_silent_loses_all_that_it_holds_to_the_others(
     async with ScriptedServer(script, silent=silent) as first, ScriptedServer(endless) as second:
         overrides: dict[str, object] = {"hedge_floor_s": 0.05, "connect_timeout_s": 3600.0}
         async with ModelPool("policy", settings(first, second, **overrides)) as pool:
-            # Not which session is where: on a busy machine any request may be late and asked beside.
             both = {first.url, second.url}
-            assert set.union(*(await ask_sessions(pool, sessions)).values()) == both
+            home = await ask_sessions(pool, sessions)
+            assert set.union(*home.values()) == both
             silent.set()
             assert set.union(*(await ask_sessions(pool, sessions)).values()) == {second.url}
             assert pool.states() == {first.url: "down", second.url: "healthy"}
             silent.clear()
             back.set()
             await until(lambda: pool.states()[first.url] != "down")
-            assert set.union(*(await ask_sessions(pool, sessions)).values()) == both
+            again = await ask_sessions(pool, sessions)
+            assert set.union(*again.values()) == both
+            # Of a session's calls some may be late on a busy machine and be answered beside, but not all.
+            assert [session for session in sessions if not again[session] & home[session]] == []
 
 
 async def test_a_deadline_in_the_past_sends_nothing() -> None:
