@@ -31,7 +31,7 @@ class StoredRecord(_Record):
 
 
 class RunInfo(StoredRecord):
-    """`run.json`: written once, when the run is created."""
+    """`run.json`: written when the run is created, and again only while nothing has been made."""
 
     run_id: str
     created_at: str
@@ -42,7 +42,7 @@ class RunInfo(StoredRecord):
     """Commit of the source tree, `-dirty` if changed; None outside of a checkout."""
     packages: dict[str, str]
     semantic: dict[str, Any]
-    """The configuration without operational keys; locked."""
+    """The configuration without operational keys; locked once anything has been made."""
 
 
 class InputRef(_Record):

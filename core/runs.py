@@ -117,8 +117,8 @@ class Run:
     ) -> Run:
         """Create a run, or resume one made with the same semantic configuration.
 
-        Raises RunError listing the keys that differ. Operational differences are taken over; the user's file is
-        replaced by a newer one only.
+        Raises RunError listing the keys that differ, unless nothing has been made yet: then the run takes the new ones.
+        Operational differences are taken over; the user's file is replaced by a newer one only.
         """
         storage, key = LocalStorage(root), f"runs/{_checked_id(run_id)}/run.json"
         if not storage.exists(key):
@@ -129,7 +129,10 @@ class Run:
                     raise
         run = cls.open(root, run_id)
         differences = differing_keys(run.info.semantic, _plain(semantic_json))
-        if differences:
+        if differences and run._is_untouched():
+            run.info = run.info.model_copy(update={"semantic": _plain(semantic_json), "seed": seed})
+            storage.put(key, _as_json(run.info))
+        elif differences:
             more = len(differences) - _SHOWN_DIFFERENCES
             shown = "; ".join(differences[:_SHOWN_DIFFERENCES]) + (f"; and {more} more" if more > 0 else "")
             raise RunError(
@@ -234,6 +237,11 @@ class Run:
             started_at=last.started_at if last else None,
             finished_at=last.finished_at if last else record.finished_at if record else None,
         )
+
+    def _is_untouched(self) -> bool:
+        """Whether nothing has been made yet and nobody is at it: neither a record nor a journal with anything in it."""
+        made = any(any(self.storage.keys(self.key(name))) for name in ("records", "journal"))
+        return not made and not any(status.state == "running" for status in self.statuses())
 
     def _addresses(self, name: str) -> Iterator[Address]:
         """Addresses below `records` or `attempts`, in order; files of other origin are passed over."""

@@ -171,7 +171,8 @@ def fingerprints(config: TreadleConfig) -> list[str]:
 
 def test_every_key_is_refused_with_its_difference_or_taken_over(tmp_path: Path, base: TreadleConfig) -> None:
     plain, semantic = base.model_dump(mode="json"), semantic_of(base)
-    Run.create(tmp_path / "root", "r1", plain, semantic)
+    run = Run.create(tmp_path / "root", "r1", plain, semantic)
+    run.storage.put(run.key("journal/1/rollouts@near/f/00000001.journal"), b"")  # the lock begins with the first work
     usual, in_force = fingerprints(base), plain
     tried: dict[str, str] = {}
     for key in keys_of(base):

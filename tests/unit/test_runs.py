@@ -11,8 +11,9 @@ import pytest
 
 from treadle.core.artifacts import ArtifactRef
 from treadle.core.errors import RunError, StorageError
+from treadle.core.journal import Journal
 from treadle.core.locks import hold
-from treadle.core.records import AttemptRecord, StageRecord
+from treadle.core.records import AttemptRecord, AttemptState, StageRecord
 from treadle.core.runs import Run, list_runs
 from treadle.core.stage import Address
 from treadle.core.storage import LocalStorage
@@ -55,9 +56,43 @@ def test_a_hostile_run_id_is_refused(tmp_path: Path, run_id: str) -> None:
 
 
 def test_another_semantic_configuration_is_refused_with_the_keys(tmp_path: Path) -> None:
-    Run.create(tmp_path, "r1", {}, {"rollouts": {"seed": 1, "k": 2}, "x": (1, 2)})
+    run = Run.create(tmp_path, "r1", {}, {"rollouts": {"seed": 1, "k": 2}, "x": (1, 2)})
+    run.write_record(record_of("1/scores"))
     with pytest.raises(RunError, match=r"\(rollouts.seed: 1 -> 3; y: None -> 4\); choose a new run id"):
         Run.create_or_open(tmp_path, "r1", {}, {"rollouts": {"seed": 3, "k": 2}, "x": (1, 2), "y": 4})
+
+
+@pytest.mark.parametrize("made", ["nothing", "a failed attempt", "a journal", "a record", "a living attempt"])
+def test_a_run_takes_another_configuration_until_something_is_made(tmp_path: Path, made: str) -> None:
+    run = Run.create(tmp_path, "r1", {"a": 1}, {"a": 1}, "first", seed=1)
+    address = Address(1, "scores")
+    # The lock of a dead attempt remains, as does the folder of a journal that nothing was written into.
+    with (
+        hold(run.lock_path(address), "it") as lease,
+        Journal(run.storage.directory(run.journal_key(address, "f"))) as j,
+    ):
+        if made != "nothing":
+            state: AttemptState = "running" if made == "a living attempt" else "failed"
+            run.write_attempt(attempt_of("1/scores").model_copy(update={"state": state}))
+        if made == "a journal":
+            j.append("owner", "unit", b"1")
+        if made == "a record":
+            run.write_record(record_of("1/scores"))
+        if made != "a living attempt":
+            lease.release()
+
+        def resume() -> Run:
+            return Run.create_or_open(tmp_path, "r1", {"a": 2}, {"a": 2}, "second", seed=2)
+
+        if made in ("nothing", "a failed attempt"):
+            assert resume().info == Run.open(tmp_path, "r1").info
+            again = Run.open(tmp_path, "r1")
+            assert (again.info.semantic, again.info.seed, again.config()) == ({"a": 2}, 2, {"a": 2})
+            assert again.info.created_at == run.info.created_at
+        else:
+            with pytest.raises(RunError, match="a: 1 -> 2"):
+                resume()
+            assert Run.open(tmp_path, "r1").info == run.info
 
 
 def test_operational_differences_are_taken_over(tmp_path: Path) -> None:
