@@ -105,6 +105,9 @@ class InstanceStatus(_Record):
     """Owners finished in the journal of an attempt that has not completed."""
     num_attempts: int
     error: str | None
+    """Of the last attempt, where it did not complete."""
+    forced_state: InstanceState | None = None
+    """How a later, forced attempt at the result in force ended, where it did not complete."""
     log: str | None
     """Log of the last attempt, below the root."""
     started_at: str | None

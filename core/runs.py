@@ -44,6 +44,7 @@ T_Record = TypeVar("T_Record", bound=StoredRecord)
 
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _SHOWN_DIFFERENCES = 20
+_CUT_OFF = ("failed", "interrupted", "crashed")
 FINGERPRINT_DIGITS = 12
 
 
@@ -212,7 +213,10 @@ class Run:
         return [self.status(address) for address in addresses]
 
     def status(self, address: Address) -> InstanceStatus:
-        """State of one instance; an attempt that says running and holds no lease has crashed."""
+        """State of one instance; an attempt that says running and holds no lease has crashed.
+
+        A forced attempt that was cut off leaves the instance completed: what it would make again is in force.
+        """
         record, attempts = self.record(address), self.attempts(address)
         last = attempts[-1] if attempts else None
         state: InstanceState = "completed" if record else "absent"
@@ -223,8 +227,12 @@ class Run:
                 state = "completed"
             elif state == "running" and living_holder(self.lock_path(address)) is None:
                 state = "crashed"
+        forced_state: InstanceState | None = None
+        if record and last and last.forced and last.fingerprint == record.fingerprint and state in _CUT_OFF:
+            forced_state, state = state, "completed"
+        unfinished = forced_state is not None or state not in ("completed", "absent")
         num_finished = 0
-        if last is not None and state not in ("completed", "absent"):
+        if last is not None and unfinished:
             num_finished = count_finished(self.storage.directory(self.journal_key(address, last.fingerprint)))
         return InstanceStatus(
             address=str(address),
@@ -232,7 +240,8 @@ class Run:
             num_rows={kind: ref.num_rows for kind, ref in record.outputs.items()} if record else {},
             num_finished=num_finished,
             num_attempts=len(attempts),
-            error=last.error if last and state != "completed" else None,
+            error=last.error if last and unfinished else None,
+            forced_state=forced_state,
             log=self.attempt_key(address, last.number, "log.txt") if last else None,
             started_at=last.started_at if last else None,
             finished_at=last.finished_at if last else record.finished_at if record else None,

@@ -227,6 +227,31 @@ def test_forcing_again_continues_a_forced_attempt_that_was_cut_off(run: Run) -> 
     assert CALLS == [1, 2]
 
 
+def test_a_forced_attempt_that_was_cut_off_leaves_the_result_in_force(run: Run) -> None:
+    def cut_off(context: StageContext) -> Mapping[str, Any]:
+        context.journal.finish("n0", b"0")
+        assert run.status(Address(1, "count")).state == "running"
+        raise StageFailed("no more")
+
+    def state() -> tuple[str, str | None, str | None, int]:
+        status = run.status(Address(1, "count"))
+        return status.state, status.forced_state, status.error, status.num_finished
+
+    execute(counting(), run)
+    with pytest.raises(StageFailed):
+        execute(counting(cut_off), run, force=True)
+    assert state() == ("completed", "failed", "no more", 1)
+    attempt = run.attempts(Address(1, "count"))[-1]
+    run.write_attempt(attempt.model_copy(update={"state": "running", "error": None}))
+    assert state() == ("completed", "crashed", None, 1)
+    execute(counting(), run, force=True)
+    assert state() == ("completed", None, None, 0)
+    # With other settings it is not the same result that would have been made again.
+    with pytest.raises(StageFailed):
+        execute(counting(cut_off, count=4), run, force=True)
+    assert state() == ("failed", None, "no more", 1)
+
+
 def test_a_killed_attempt_shows_as_crashed_and_is_continued(run: Run, tmp_path: Path) -> None:
     """A kill leaves the attempt saying `running` with nobody holding its lease."""
 
