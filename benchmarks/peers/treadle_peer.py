@@ -1,0 +1,99 @@
+"""Treadle at the work: its stage `rollouts` with journal and artifact, through `execute()`, with stub tools.
+
+Resume: the same call again, as `treadle run` does it. It runs in Treadle's own environment.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import work
+
+from treadle.agent import rollouts
+from treadle.agent.tools.outcome import Tool, ToolOutcome
+from treadle.core.config import load_config
+from treadle.core.execute import execute
+from treadle.core.runs import Run
+from treadle.core.schemas import QUESTIONS
+from treadle.core.stage import Address, Instance, Stage, StageContext
+from treadle.demo.byte_tokenizer import write_byte_tokenizer
+
+_GIVEN, _MADE = Address(1, "questions"), Address(1, "rollouts")
+
+
+class StubTool:
+    """A tool that answers at once."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    async def __aenter__(self) -> Tool:
+        """Nothing to open."""
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        """Nothing to close."""
+
+    async def call(self, argument: str, *, deadline: float) -> ToolOutcome:
+        """The same text for every call."""
+        return ToolOutcome("ok", work.TOOL_RESULT)
+
+
+def questions_stage(kind: str, num_items: int) -> Stage:
+    """A stage that writes the questions."""
+
+    def write(context: StageContext) -> dict[str, Any]:
+        fixed = {"dataset": "stub", "domain": "math", "choices": [], "split": "heldout", "source_file": "f"}
+        rows = [
+            {
+                "question_key": f"{item:016x}",
+                "question": work.prompt(kind, item),
+                "answers": ["2300"],
+                "source_row": item + 1,
+                "meta": "{}",
+                **fixed,
+            }
+            for item in range(num_items)
+        ]
+        context.write("questions", rows)
+        return {}
+
+    return Stage(name="questions", version=1, settings=rollouts.RolloutOptions, produces=(QUESTIONS,), run=write)
+
+
+def settings_of(kind: str, url: str, in_flight: int, folder: Path) -> rollouts.RolloutsSettings:
+    """Settings of the stage."""
+    tool = {"enabled": kind == work.TOOLS}
+    data = {
+        "model_name": "base",
+        "model": {
+            "model": work.MODEL,
+            "tokenizer": str(write_byte_tokenizer(folder / "tokenizer")),
+            "endpoints": [{"url": url}],
+            "max_in_flight": in_flight,
+        },
+        "environment": {"python": tool, "search": tool},
+        "options": {"max_concurrent": in_flight},
+    }
+    return load_config(rollouts.RolloutsSettings, data=data)
+
+
+def main() -> None:
+    """Make the rollouts, or go on with them."""
+    kind, url, num_items, in_flight, folder, resume = work.arguments()
+    if kind == work.TOOLS:  # what is measured is the harness, as for its peers
+        rollouts.make_tools = lambda settings: [StubTool("python"), StubTool("search")]
+    run = Run.open(folder, "r") if resume else Run.create(folder, "r", {}, {})
+    given = questions_stage(kind, num_items)
+    execute(Instance(address=_GIVEN, stage=given, settings=rollouts.RolloutOptions()), run)
+    settings = settings_of(kind, url, in_flight, folder)
+    made = Instance(address=_MADE, stage=rollouts.ROLLOUTS, settings=settings, inputs={"questions": (_GIVEN,)})
+    record = execute(made, run)
+    assert record.metrics["status_answered"] == num_items, record.metrics
+    table = run.rows(record.outputs["rollouts"])
+    work.report([int(row["question_key"], 16) for row in table.rows(["question_key"])])
+
+
+if __name__ == "__main__":
+    main()
