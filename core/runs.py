@@ -38,7 +38,7 @@ from treadle.core.records import (
     StoredRecord,
 )
 from treadle.core.stage import Address
-from treadle.core.storage import LocalStorage, Storage
+from treadle.core.storage import Storage, open_storage
 
 T_Record = TypeVar("T_Record", bound=StoredRecord)
 
@@ -63,7 +63,7 @@ class Run:
     @classmethod
     def create(
         cls,
-        root: Path,
+        root: str | Path,
         run_id: str,
         config_json: Mapping[str, Any],
         semantic_json: Mapping[str, Any],
@@ -76,7 +76,7 @@ class Run:
         `config_json` is the resolved configuration, `semantic_json` the same without operational keys,
         `config_input` the file as the user wrote it.
         """
-        storage = LocalStorage(root)
+        storage = open_storage(root)
         info = RunInfo(
             run_id=_checked_id(run_id),
             created_at=utc_now(),
@@ -96,9 +96,9 @@ class Run:
         return run
 
     @classmethod
-    def open(cls, root: Path, run_id: str) -> Run:
+    def open(cls, root: str | Path, run_id: str) -> Run:
         """Open a run; raises RunError where there is none."""
-        storage = LocalStorage(root)
+        storage = open_storage(root)
         info = _load(storage, f"runs/{_checked_id(run_id)}/run.json", RunInfo)
         if info is None:
             known = ", ".join(list_runs(root)) or "none"
@@ -108,7 +108,7 @@ class Run:
     @classmethod
     def create_or_open(
         cls,
-        root: Path,
+        root: str | Path,
         run_id: str,
         config_json: Mapping[str, Any],
         semantic_json: Mapping[str, Any],
@@ -121,7 +121,7 @@ class Run:
         Raises RunError listing the keys that differ, unless nothing has been made yet: then the run takes the new ones.
         Operational differences are taken over; the user's file is replaced by a newer one only.
         """
-        storage, key = LocalStorage(root), f"runs/{_checked_id(run_id)}/run.json"
+        storage, key = open_storage(root), f"runs/{_checked_id(run_id)}/run.json"
         if not storage.exists(key):
             try:
                 return cls.create(root, run_id, config_json, semantic_json, config_input, seed=seed)
@@ -130,7 +130,7 @@ class Run:
                     raise
         run = cls.open(root, run_id)
         differences = differing_keys(run.info.semantic, _plain(semantic_json))
-        if differences and run._is_untouched():
+        if differences and run.is_untouched():
             run.info = run.info.model_copy(update={"semantic": _plain(semantic_json), "seed": seed})
             storage.put(key, _as_json(run.info))
         elif differences:
@@ -247,7 +247,7 @@ class Run:
             finished_at=last.finished_at if last else record.finished_at if record else None,
         )
 
-    def _is_untouched(self) -> bool:
+    def is_untouched(self) -> bool:
         """Whether nothing has been made yet and nobody is at it: neither a record nor a journal with anything in it."""
         made = any(any(self.storage.keys(self.key(name))) for name in ("records", "journal"))
         return not made and not any(status.state == "running" for status in self.statuses())
@@ -273,10 +273,19 @@ class Run:
             self.storage.put(self.key("config.input.toml"), config_input.encode())
 
 
-def list_runs(root: Path) -> list[str]:
+def list_runs(root: str | Path) -> list[str]:
     """Names of the runs on a root."""
-    folder = LocalStorage(root).path("runs")
-    return sorted(path.parent.name for path in folder.glob("*/run.json") if _RUN_ID.fullmatch(path.parent.name))
+    storage = open_storage(root)
+    return [name for name in storage.names("runs") if _is_run(storage, name)]
+
+
+def run_exists(root: str | Path, run_id: str) -> bool:
+    """Whether there is such a run; cheaper than `list_runs` on a root with many."""
+    return _is_run(open_storage(root), run_id)
+
+
+def _is_run(storage: Storage, name: str) -> bool:
+    return bool(_RUN_ID.fullmatch(name)) and storage.exists(f"runs/{name}/run.json")
 
 
 def utc_now() -> str:
