@@ -126,11 +126,10 @@ class ArtifactWriter:
             (self._folder / _CARD).write_text(_card(self._table, manifest), encoding="utf-8")
             (self._folder / _MANIFEST).write_text(manifest.model_dump_json(indent=2) + "\n", encoding="utf-8")
         ref = manifest.ref()
-        # A whole folder appears at once, so one that is there now and unsound is damaged; one that appears later, made
+        # A manifest appears last, so a folder that has one now and is unsound is damaged; one that appears later, made
         # by another run, is sound.
-        if any(self._storage.keys(ref.folder)) and verify_artifact(self._storage, ref):
-            self._storage.delete(ref.folder)
-        self._storage.publish(self._folder, ref.folder, _MANIFEST)
+        damaged = any(self._storage.keys(ref.folder)) and bool(verify_artifact(self._storage, ref))
+        self._storage.publish(self._folder, ref.folder, _MANIFEST, replace=damaged)
         return ref
 
     def abandon(self) -> None:

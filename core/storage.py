@@ -1,4 +1,4 @@
-"""Where runs and artifacts are kept: whole objects under keys, on a local folder today and an object store later.
+"""Where runs and artifacts are kept: whole objects under keys, in a local folder or an object store.
 
 A key is a relative POSIX path such as `runs/r1/run.json`. The protocol asks only for what an object store can also
 promise: an object appears whole or not at all, a conditional put decides races, a folder of files is published by
@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Protocol
 
-from treadle.core.errors import StorageError
+from treadle.core.errors import ConfigError, StorageError
 
 _TEMPORARY = ".tmp-"
 _ABANDONED = re.compile(re.escape(_TEMPORARY) + "[0-9a-f]{32}")
@@ -52,6 +52,10 @@ def storage_errors(action: str, path: Path | str) -> Iterator[None]:
 class Storage(Protocol):
     """A root under which objects are kept. All methods raise StorageError where the medium fails."""
 
+    def location(self, key: str = "") -> str:
+        """Path or URL of an object or folder, for people."""
+        ...
+
     def put(self, key: str, data: bytes) -> None:
         """Write a whole object; readers see the old one or the new one, never a part."""
         ...
@@ -76,24 +80,48 @@ class Storage(Protocol):
         """Keys of all objects below a folder, sorted; unpublished work is left out."""
         ...
 
+    def names(self, prefix: str) -> list[str]:
+        """Names of the folders directly below a folder, sorted."""
+        ...
+
     def delete(self, key: str) -> None:
-        """Remove an object or all objects below it; nothing happens where there is none."""
+        """Remove an object, or all objects and growing files below it; nothing happens where there is none."""
         ...
 
     def prepare(self, prefix: str) -> Path:
         """Create an empty local folder in which objects for a folder below `prefix` can be prepared."""
         ...
 
-    def publish(self, staged: Path, folder: str, manifest: str) -> bool:
-        """Make a staged folder appear as `folder`, its file `manifest` last.
+    def publish(self, staged: Path, folder: str, manifest: str, *, replace: bool = False) -> bool:
+        """Make a staged folder appear as `folder`, its file `manifest` last, and drop the staged files.
 
-        Returns False, and drops the staged files, where the folder has been published before.
+        Returns False where the folder has been published before, unless it is to be replaced.
         """
         ...
 
     def directory(self, key: str) -> Path:
         """Path of a POSIX directory, which may not exist yet, for files that grow: journals, logs, locks."""
         ...
+
+    def keep(self, key: str) -> None:
+        """Make a file that grew below `directory` an object, as it is now; nothing happens where there is none."""
+        ...
+
+
+def open_storage(root: str | Path) -> Storage:
+    """The storage behind a local path or a URL `s3://bucket/prefix`; raises ConfigError for any other URL.
+
+    Nothing is read or written yet. Endpoint, region and credentials come from the usual AWS variables.
+    """
+    text = str(root)
+    # One slash: a URL that went through a Path on its way here.
+    if match := re.fullmatch(r"s3:/{1,2}([^/]+)(?:/(.*))?", text):
+        from treadle.core.object_storage import ObjectStorage
+
+        return ObjectStorage(match[1], (match[2] or "").strip("/"))
+    if re.match(r"[A-Za-z][A-Za-z0-9+.-]*:/", text):
+        raise ConfigError(f"{text} cannot be a root; give a local path, or s3://bucket/prefix")
+    return LocalStorage(Path(root))
 
 
 class LocalStorage:
@@ -104,10 +132,11 @@ class LocalStorage:
 
     def path(self, key: str) -> Path:
         """The file of a key; refuses keys that would leave the root."""
-        pure = PurePosixPath(key)
-        if pure.is_absolute() or ".." in pure.parts or "\0" in key:
-            raise StorageError(f"{key!r} is not a key inside of {self.root}")
-        return self.root / pure
+        return self.root / checked_key(key, self.root)
+
+    def location(self, key: str = "") -> str:
+        """See `Storage.location`."""
+        return str(self.path(key))
 
     def put(self, key: str, data: bytes) -> None:
         """See `Storage.put`."""
@@ -158,6 +187,18 @@ class LocalStorage:
                 place = Path(folder).relative_to(self.root)
                 yield from sorted((place / name).as_posix() for name in files if not name.startswith(_TEMPORARY))
 
+    def names(self, prefix: str) -> list[str]:
+        """See `Storage.names`."""
+        folder = self.path(prefix)
+        with storage_errors("list", folder):
+            try:
+                with os.scandir(folder) as entries:
+                    return sorted(
+                        item.name for item in entries if item.is_dir() and not item.name.startswith(_TEMPORARY)
+                    )
+            except FileNotFoundError:
+                return []
+
     def delete(self, key: str) -> None:
         """See `Storage.delete`."""
         path = self.path(key)
@@ -183,9 +224,11 @@ class LocalStorage:
             folder.mkdir()
             return folder
 
-    def publish(self, staged: Path, folder: str, manifest: str) -> bool:
+    def publish(self, staged: Path, folder: str, manifest: str, *, replace: bool = False) -> bool:
         """See `Storage.publish`: everything is forced to disk, then one rename makes it appear."""
         target = self.path(folder)
+        if replace:
+            self.delete(folder)
         with storage_errors("write", target):
             for path in staged.iterdir():
                 _fsync(path)
@@ -204,6 +247,17 @@ class LocalStorage:
     def directory(self, key: str) -> Path:
         """See `Storage.directory`."""
         return self.path(key)
+
+    def keep(self, key: str) -> None:
+        """See `Storage.keep`; a growing file lies where it stays."""
+
+
+def checked_key(key: str, root: Path | str) -> PurePosixPath:
+    """The key as a path; raises StorageError for one that would leave the root."""
+    pure = PurePosixPath(key)
+    if pure.is_absolute() or ".." in pure.parts or "\0" in key:
+        raise StorageError(f"{key!r} is not a key inside of {root}")
+    return pure
 
 
 def make_folder(path: Path) -> None:
