@@ -83,16 +83,22 @@ def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     return merged
 
 
-def read_toml(path: Path) -> dict[str, Any]:
-    """Read one TOML file; raises ConfigError naming the file."""
+def read_text(path: Path) -> str:
+    """Text of a configuration file; raises ConfigError naming it."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise ConfigError(f"config file {path} does not exist") from None
     except OSError as error:
         raise ConfigError(f"config file {path} cannot be read: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"config file {path} is not UTF-8 at byte {error.start + 1}; save it as UTF-8") from None
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """Read one TOML file; raises ConfigError naming the file."""
+    try:
+        return tomllib.loads(read_text(path))
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"config file {path} is not valid TOML: {error}") from None
 

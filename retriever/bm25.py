@@ -166,7 +166,7 @@ def open_index(
     cache = cache if cache is not None else default_cache()
     folder = cache / name
     if is_complete(folder):
-        return Bm25Index(folder)
+        return _opened(folder)
     try:
         cache.mkdir(parents=True, exist_ok=True)
         with _exclusive(cache / f"{name}.lock"):
@@ -177,7 +177,17 @@ def open_index(
             f"the search index cannot be kept in {cache}: {error.strerror or error}; "
             "free space there, or set TREADLE_CACHE to another folder"
         ) from error
-    return Bm25Index(folder)
+    return _opened(folder)
+
+
+def _opened(folder: Path) -> Bm25Index:
+    try:
+        return Bm25Index(folder)
+    except OSError as error:
+        raise StorageError(
+            f"the search index {folder} cannot be read: {error.strerror or error}; "
+            "check the disk, or delete that folder: it is built again"
+        ) from error
 
 
 def is_complete(folder: Path) -> bool:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
-from treadle.core.config import load_config
+from treadle.core.config import load_config, read_text
 from treadle.core.engines.cache import Notify, quiet
 from treadle.core.engines.config import VllmServer
 from treadle.core.engines.serving import serve
@@ -20,7 +20,7 @@ from treadle.core.errors import ConfigError, EndpointUnavailable
 from treadle.core.execute import execute, state_of
 from treadle.core.llm.config import EndpointSettings, ModelSettings
 from treadle.core.records import StageRecord
-from treadle.core.runs import Run, list_runs
+from treadle.core.runs import Run, run_exists
 from treadle.core.secrets import refuse_secrets
 from treadle.core.stage import Address, Instance, Progress
 from treadle.eval.layout import HEADLINE, headline_cells
@@ -32,16 +32,16 @@ _CHECK_S = 30.0
 """How long a server may take to answer before a run is made; a slow one is met again in the stage."""
 
 
-def configuration_of(root: Path, run_id: str, configs: Sequence[Path], overrides: Sequence[str]) -> TreadleConfig:
+def configuration_of(root: str | Path, run_id: str, configs: Sequence[Path], overrides: Sequence[str]) -> TreadleConfig:
     """The configuration named on the command line, or, without files, that of the existing run."""
     if configs:
         return load_config(TreadleConfig, configs, overrides)
-    if run_id not in list_runs(root):
+    if not run_exists(root, run_id):
         raise ConfigError(f"there is no run {run_id!r} in {root}; name a configuration file to start it")
     return load_config(TreadleConfig, (), overrides, base=Run.open(root, run_id).config())
 
 
-def resolve_config(root: Path, run_id: str, config_file: Path | None, config: TreadleConfig | None) -> TreadleConfig:
+def resolve_config(root: str | Path, run_id: str, config_file: Path | None, config: TreadleConfig | None) -> TreadleConfig:
     """The configuration given to a flow: the file, with the keys that were set in `config` on top."""
     if config_file is not None:
         given = config.model_dump(mode="json", exclude_unset=True) if config is not None else {}
@@ -51,18 +51,18 @@ def resolve_config(root: Path, run_id: str, config_file: Path | None, config: Tr
     return configuration_of(root, run_id, (), ())
 
 
-def open_run(root: Path, run_id: str, config: TreadleConfig, configs: Sequence[Path] = ()) -> Run:
+def open_run(root: str | Path, run_id: str, config: TreadleConfig, configs: Sequence[Path] = ()) -> Run:
     """Make the run, or open it if its configuration would give the same results; raises RunError otherwise.
 
     Raises ConfigError for a configuration that holds a secret of the environment. Before a run is made, its servers are
     asked for their models: a wrong name would be locked in with the run.
     """
-    resolved, given = config.model_dump(mode="json"), "\n".join(path.read_text(encoding="utf-8") for path in configs)
+    resolved, given = config.model_dump(mode="json"), "\n".join(map(read_text, configs))
     endpoints = [endpoint for model in config.models.values() for endpoint in model.endpoints]
     refuse_secrets(
         (given, *_texts(resolved)), named={endpoint.api_key_env for endpoint in endpoints if endpoint.api_key_env}
     )
-    if run_id not in list_runs(root):
+    if not run_exists(root, run_id):
         _check_models(config)
     return Run.create_or_open(root, run_id, resolved, semantic_of(config), given, seed=config.seed)
 
@@ -103,19 +103,6 @@ def known_addresses(run: Run) -> list[Address]:
         return []
 
 
-def planned_states(instances: Sequence[Instance], root: Path, run_id: str, *, force: bool = False) -> dict[str, str]:
-    """Address -> `reuse`, or `run`."""
-    if force or run_id not in list_runs(root):
-        return {str(item.address): "run" for item in instances}
-    run = Run.open(root, run_id)
-    planned: dict[str, str] = {}
-    for item in instances:
-        producers = [str(address) for addresses in item.inputs.values() for address in addresses]
-        waits = any(planned.get(address) == "run" for address in producers)
-        planned[str(item.address)] = "run" if waits else state_of(item, run)
-    return planned
-
-
 def run_instance(
     instance: Instance,
     run: Run,
@@ -128,8 +115,6 @@ def run_instance(
     """`execute`, with the model's server around it where the configuration asks for one and there is work to do."""
     model = getattr(instance.settings, "model", None)
     idle = not force and state_of(instance, run) != "run"
-    if isinstance(model, ModelSettings) and model.server is None and model.tokenizer is None and not idle:
-        notify(f"{instance.address}: its model has no tokenizer, so this is text mode: rows carry no token ids")
     if not isinstance(model, ModelSettings) or model.server is None or idle:
         return execute(instance, run, force=force, accept_failures=accept_failures, progress=progress)
     with serve(model.server, model_name=model.model, notify=notify) as served:
@@ -170,14 +155,9 @@ def stage_card(record: StageRecord, run: Run) -> StageCard:
     lines += ["", "| metric | value |", "|---|---|"]
     lines += [f"| {escape(name)} | {_plain(value)} |" for name, value in _flat(record.metrics)]
     lines += ["", f"From {record.started_at} to {record.finished_at}; fingerprint `{record.fingerprint[:12]}`."]
-    lines += [f"Data: {escape(str(folder))}" for folder in artifact_folders(run, record)]
+    lines += [f"Data: {escape(run.storage.location(ref.folder))}" for _, ref in sorted(record.outputs.items())]
     rows = run.rows(record.outputs["summary"]).rows() if "summary" in record.outputs else ()
     return StageCard("\n".join(lines), [dict(zip(HEADLINE, headline_cells(row), strict=True)) for row in rows])
-
-
-def artifact_folders(run: Run, record: StageRecord) -> list[Path]:
-    """Folders of a record's artifacts."""
-    return [run.storage.directory(ref.folder) for _, ref in sorted(record.outputs.items())]
 
 
 def _flat(metrics: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
