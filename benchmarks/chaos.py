@@ -62,6 +62,7 @@ class Tutor:
     url: str = ""
     frozen_at: float = float("inf")
     thawed_at: float = float("inf")
+    killed_at: float = float("-inf")
     over: threading.Event = field(default_factory=threading.Event)
 
     def start(self) -> None:
@@ -83,6 +84,7 @@ class Tutor:
 
     def end(self) -> None:
         """Kill it."""
+        self.killed_at = time.time()
         self.process.kill()
         self.process.wait()
 
@@ -110,8 +112,8 @@ class Tutor:
                 faults["frozen"] += 1
             else:
                 open_[line["serial"]] = line
-        if self.process.returncode is not None:  # killed, and not back when the run was over
-            faults["killed"] += len(open_)
+        # Killed, and asked nothing since.
+        faults["killed"] += sum(line["time"] < self.killed_at for line in open_.values())
         return arrived, faults
 
 

@@ -42,7 +42,8 @@ class Call:
     scope: asyncio.Timeout | None = None
     """Of the attempt on the wire."""
     hedges: list[asyncio.Task[None]] = field(default_factory=list)
-    hedged_at: float = 0.0
+    hedge_at: float = 0.0
+    """Not hedged again before this time."""
     known_late: bool = False
     rescue: Answer | Failure | None = None
     """What a hedge brought."""

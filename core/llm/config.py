@@ -88,7 +88,7 @@ class ModelSettings(Section):
     request_timeout_s: Operational[float] = Field(default=600.0, gt=0)
     """Most time for one attempt of one request; then it is tried again."""
     hedge_floor_s: Operational[float | None] = Field(default=2.0, gt=0)
-    """A request that waits longer than this, and than twice what 95 % of recent answers took, is also sent to another
+    """A request that waits longer than this, and than 1.5 times what 95 % of recent answers took, is also sent to another
     endpoint, and the first answer counts; none means never."""
     retry_limit: Operational[int] = Field(default=6, ge=0)
     """Most retries of one request after failures of the server or the connection."""
@@ -102,7 +102,7 @@ class ModelSettings(Section):
     """How long a request waits for any endpoint while all are down; then its work is owed to a resumed run."""
     probe_base_s: Operational[float] = Field(default=1.0, gt=0)
     """First pause between checks whether an endpoint that was down is back; doubles up to `probe_max_s`."""
-    probe_max_s: Operational[float] = Field(default=30.0, gt=0)
+    probe_max_s: Operational[float] = Field(default=5.0, gt=0)
     """Longest pause between those checks."""
     max_response_bytes: Operational[int] = Field(default=64 << 20, ge=1024)
     """Largest accepted answer; a larger one counts as malformed."""

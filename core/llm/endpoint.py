@@ -16,6 +16,8 @@ from treadle.core.llm.limit import InFlightLimit
 
 FAILURES_UNTIL_DOWN = 3
 """Consecutive failures after which an endpoint counts as down; a refused connection or a failed trial needs one."""
+GONE_AFTER_S = 0.5
+"""A silent endpoint that does not answer GET /models for so long is given up, with all that it holds."""
 
 
 class Health(Enum):
@@ -41,10 +43,13 @@ class Endpoint:
         self.paused_until = 0.0
         self.alive_at = 0.0
         """When it last said anything."""
+        self.down_at = 0.0
+        self.silent = False
+        """Whether it went down because it said nothing, not even that it fails."""
         self.last_error = ""
         self.probe_count = 0
+        self.failures_in_a_row = 0
         self._limit = InFlightLimit(max_in_flight)
-        self._failures = 0
         self._waiters: deque[asyncio.Future[bool]] = deque()
         self._idle: asyncio.Event | None = None
         self._salt = hashlib.blake2b(settings.url.encode(), digest_size=8).digest()
@@ -63,6 +68,10 @@ class Endpoint:
     def usable(self) -> bool:
         """Whether new requests may be placed here."""
         return self.health is Health.HEALTHY or self.health is Health.TRIAL
+
+    def gone(self, now: float) -> bool:
+        """Whether it fell silent and has not even answered the first check in a while: what it holds is lost."""
+        return self.silent and self.health is Health.DOWN and now - self.down_at >= GONE_AFTER_S
 
     def rank(self, session: bytes) -> bytes:
         """Rendezvous weight of a session here: the endpoint with the largest one is its home."""
@@ -125,7 +134,7 @@ class Endpoint:
 
     def succeeded(self) -> None:
         """An answer came: healthy, and perhaps more requests may be held. Called while its slot is still taken."""
-        self._failures = 0
+        self.failures_in_a_row = 0
         if self.health is Health.TRIAL:
             self.health = Health.HEALTHY
             self.probe_count = 0
@@ -143,12 +152,12 @@ class Endpoint:
 
     def failed(self, at_once: bool) -> bool:
         """Count a failure; returns whether it took the endpoint down just now."""
-        self._failures += 1
+        self.failures_in_a_row += 1
         limit = 1 if at_once or self.health is Health.TRIAL else FAILURES_UNTIL_DOWN
-        if not self.usable or self._failures < limit:
+        if not self.usable or self.failures_in_a_row < limit:
             return False
         self.health = Health.DOWN
-        self._failures = 0
+        self.failures_in_a_row = 0
         self._send_waiters_away()
         return True
 
@@ -166,3 +175,4 @@ class Endpoint:
         """A check found the endpoint back."""
         if self.health is Health.DOWN:
             self.health = Health.TRIAL
+            self.silent = False

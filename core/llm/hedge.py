@@ -14,7 +14,7 @@ from typing import Any
 from treadle.core.llm.call import Call
 from treadle.core.llm.endpoint import Endpoint
 
-TIMES_P95 = 2.0
+TIMES_P95 = 1.5
 """A request is late after so many times what 95 % of recent answers took."""
 FEWEST_SAMPLES = 8
 SHARE = 0.05
@@ -39,7 +39,7 @@ class Hedges:
 
     def sent(self, call: Call, endpoint: Endpoint, now: float) -> None:
         """An attempt goes on the wire."""
-        call.endpoint, call.sent_at, call.hedged_at, call.known_late = endpoint, now, now, False
+        call.endpoint, call.sent_at, call.hedge_at, call.known_late = endpoint, now, now, False
         if not call.beside and self._floor_s is not None:
             self._calls[call] = None
 
@@ -64,7 +64,7 @@ class Hedges:
     def postpone(self, call: Call) -> None:
         """A hedge found no endpoint: it counts for nothing, and may be tried at the next look."""
         self._saved = min(_MOST_SAVED, self._saved + 1.0)
-        call.hedged_at = call.sent_at
+        call.hedge_at = call.sent_at
 
     async def watch(
         self,
@@ -86,18 +86,19 @@ class Hedges:
                     call.known_late = True
                     note_late(call, endpoint)
                 if self._may_hedge(call, down):
-                    call.hedged_at = now
+                    call.hedge_at = now + self.threshold_s
                     call.hedges = [task for task in call.hedges if not task.done()]
                     call.hedges.append(loop.create_task(hedge(call)))
 
     def _late(self, now: float) -> list[tuple[Call, Endpoint, bool]]:
         """Late calls, where they are, and whether that is down."""
         late = []
-        for call in self._calls:  # in the order in which they were sent
-            if now - call.sent_at < self.threshold_s:
-                break
-            if now - call.hedged_at >= self.threshold_s and call.endpoint is not None:
-                late.append((call, call.endpoint, not call.endpoint.usable))
+        for call in self._calls:
+            endpoint = call.endpoint
+            if endpoint is None or now < call.hedge_at:
+                continue
+            if now - call.sent_at >= self.threshold_s or endpoint.gone(now):
+                late.append((call, endpoint, not endpoint.usable))
         return late
 
     def _may_hedge(self, call: Call, down: bool) -> bool:

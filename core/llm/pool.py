@@ -16,8 +16,9 @@ from treadle.core.errors import ConfigError, ContextTooLong, DeadlineExceeded, E
 from treadle.core.llm.call import ATTEMPTS_PER_ENDPOINT, Call, chat_url, completions_url
 from treadle.core.llm.client import HttpClient
 from treadle.core.llm.config import ModelSettings, Sampling
-from treadle.core.llm.endpoint import Endpoint, Health
+from treadle.core.llm.endpoint import Endpoint
 from treadle.core.llm.hedge import Hedges
+from treadle.core.llm.outage import Outages
 from treadle.core.llm.preflight import inspect_endpoints
 from treadle.core.llm.types import Completion, CompletionRequest, PoolStats, ServerFacts
 from treadle.core.llm.wire import (
@@ -55,9 +56,8 @@ class ModelPool:
         self._endpoints: list[Endpoint] = []
         self._by_url: dict[str, Endpoint] = {}
         self._http: HttpClient | None = None
-        self._placeable = asyncio.Event()
         self._scopes: set[asyncio.Timeout] = set()
-        self._probes: set[asyncio.Task[None]] = set()
+        self._outages = Outages(name, settings, self._endpoints, self._ask_models, self._random)
         self._hedges = Hedges(settings.hedge_floor_s, settings.retry_limit + 1)
         self._watch: asyncio.Task[None] | None = None
         self._closing = False
@@ -65,10 +65,9 @@ class ModelPool:
     async def __aenter__(self) -> Self:
         if not self.settings.endpoints:
             raise ConfigError(f"models.{self.name} has no endpoints; give their URLs, or a server to start")
-        self._endpoints = [Endpoint(item, self.settings.max_in_flight) for item in self.settings.endpoints]
+        self._endpoints += [Endpoint(item, self.settings.max_in_flight) for item in self.settings.endpoints]
         self._by_url = {endpoint.url: endpoint for endpoint in self._endpoints}
         self._http = HttpClient(self.settings)
-        self._placeable.set()
         watch = self._hedges.watch(self._note_late, self._hedge)
         self._watch = asyncio.get_running_loop().create_task(watch)
         return self
@@ -78,10 +77,10 @@ class ModelPool:
     ) -> None:
         """Cut off every request in flight or waiting (they raise EndpointUnavailable), then close connections."""
         self._closing = True
-        background = [*self._probes, *([self._watch] if self._watch else [])]
-        for task in background:
-            task.cancel()
-        await asyncio.gather(*background, return_exceptions=True)
+        await self._outages.close()
+        if self._watch is not None:
+            self._watch.cancel()
+            await asyncio.gather(self._watch, return_exceptions=True)
         now = asyncio.get_running_loop().time()
         for scope in self._scopes:
             if not scope.expired():
@@ -141,13 +140,13 @@ class ModelPool:
         """Place nothing new on one endpoint and return when it is idle; sessions move until `resume`."""
         endpoint = self._by_url[url.rstrip("/")]
         endpoint.drain()
-        self._note_placeable()
+        self._outages.refresh()
         await endpoint.wait_idle()
 
     def resume(self, url: str) -> None:
         """End a drain."""
         self._by_url[url.rstrip("/")].resume()
-        self._note_placeable()
+        self._outages.refresh()
 
     def _ids_promised(self) -> bool:
         return self.settings.token_ids == "required" or (self.facts is not None and self.facts.token_ids)
@@ -238,7 +237,7 @@ class ModelPool:
         if status != 200:
             raise self._refusal(endpoint, failure_of(status, headers, data), status)
         answer = call.parse(data)
-        endpoint.succeeded()
+        self._outages.note_success(endpoint)
         self._hedges.answered(endpoint.alive_at - sent_at)
         return answer
 
@@ -249,7 +248,8 @@ class ModelPool:
 
     def _note_late(self, call: Call, endpoint: Endpoint) -> None:  # says little where others get answers
         if endpoint.alive_at < call.sent_at:
-            self._note_fault(endpoint, f"no answer within {self._hedges.threshold_s:.3g} s", at_once=True)
+            endpoint.silent = endpoint.silent or endpoint.usable
+            self._outages.note_fault(endpoint, f"no answer within {self._hedges.threshold_s:.3g} s", at_once=True)
         else:
             endpoint.overran(call.sent_at, asyncio.get_running_loop().time())
 
@@ -261,6 +261,7 @@ class ModelPool:
             return self._hedges.postpone(late)
         late.hedged += 1
         self.stats.retries["late"] += 1
+        again_at = asyncio.get_running_loop().time() + self._backoff(late.hedged)
         try:
             outcome: Answer | Failure | None = await self._attempt(endpoint, call)
         except (EndpointUnavailable, DeadlineExceeded):
@@ -268,7 +269,8 @@ class ModelPool:
         except Failure as failure:
             if failure.kind not in FINAL_KINDS:
                 if failure.kind != "rate_limit":
-                    self._note_fault(endpoint, str(failure), at_once=failure.kind == "connect")
+                    self._outages.note_fault(endpoint, str(failure), at_once=failure.kind == "connect")
+                late.hedge_at = min(late.hedge_at, again_at)
                 return
             outcome = failure
         if outcome is not None:
@@ -278,7 +280,7 @@ class ModelPool:
         """Book a failed attempt; returns the pause before the next one, or raises what ends the request."""
         message = f"models.{self.name}: {endpoint.url}: {failure}"
         if failure.kind in FINAL_KINDS:
-            endpoint.succeeded()
+            self._outages.note_success(endpoint)
             raise (ContextTooLong if failure.kind == "context" else ModelError)(message) from failure
         call.last = message
         call.kinds.add(failure.kind)
@@ -295,24 +297,20 @@ class ModelPool:
 
     def _after_fault(self, failure: Failure, endpoint: Endpoint, call: Call) -> float:
         """The same for failures that speak against the endpoint's health."""
-        self._note_fault(endpoint, str(failure), at_once=failure.kind == "connect")
+        self._outages.note_fault(endpoint, str(failure), at_once=failure.kind == "connect")
         call.failures += 1
         tried = call.per_endpoint[endpoint.url] = call.per_endpoint.get(endpoint.url, 0) + 1
         if call.failures > self.settings.retry_limit + len(self._endpoints) - 1:
             kind = ModelError if call.kinds == {"malformed"} else EndpointUnavailable
             raise kind(f"{call.last}; gave up after {call.retries} attempts") from failure
         self.stats.retries[failure.kind] += 1
-        # An idle connection that the server closed looks like this once: nothing is wrong with the server. A refused
-        # connection goes elsewhere at once, or waits for the endpoint's return.
-        if failure.kind == "connect" or (failure.kind == "reset" and tried == 1):
+        # A refused connection goes elsewhere at once, or waits for the endpoint's return. A reset looks like an idle
+        # connection that the server closed: nothing is wrong with it. Where others could serve as well, a single
+        # failure of a server that answers otherwise costs no pause either: the next attempt but one goes elsewhere.
+        single = failure.retry_after_s is None and endpoint.failures_in_a_row <= 1 and len(self._endpoints) > 1
+        if failure.kind == "connect" or (tried == 1 and (failure.kind == "reset" or single)):
             return 0.0
         return max(self._backoff(call.failures), failure.retry_after_s or 0.0)
-
-    def _note_fault(self, endpoint: Endpoint, error: str, *, at_once: bool) -> None:
-        endpoint.last_error = error
-        if endpoint.failed(at_once):
-            self._note_placeable()
-            self._start_probe(endpoint)
 
     def _backoff(self, count: int) -> float:
         pause = min(self.settings.backoff_max_s, self.settings.backoff_base_s * 2.0 ** min(count - 1, 30))
@@ -322,7 +320,8 @@ class ModelPool:
         if seconds <= 0:
             return
         if asyncio.get_running_loop().time() + seconds >= call.deadline:
-            raise EndpointUnavailable(f"{call.last or self._outage()}; the next attempt would be past the deadline")
+            cause = call.last or self._outages.describe()
+            raise EndpointUnavailable(f"{cause}; the next attempt would be past the deadline")
         try:
             await self._bounded(self._sleep(seconds), call.deadline)
         except TimeoutError:
@@ -333,13 +332,9 @@ class ModelPool:
         if call.outage_until is None:
             call.outage_until = asyncio.get_running_loop().time() + self.settings.outage_wait_s
         try:
-            await self._bounded(self._placeable.wait(), min(call.deadline, call.outage_until))
+            await self._bounded(self._outages.over.wait(), min(call.deadline, call.outage_until))
         except TimeoutError:
-            raise EndpointUnavailable(self._outage()) from None
-
-    def _outage(self) -> str:
-        states = "; ".join(f"{item.url} ({item.last_error or item.health.value})" for item in self._endpoints)
-        return f"models.{self.name}: no endpoint answers: {states}"
+            raise EndpointUnavailable(self._outages.describe()) from None
 
     def _out_of_time(self, call: Call, where: str) -> ModelError:
         if failures := call.failures + call.rate_limited:
@@ -370,31 +365,6 @@ class ModelPool:
             raise EndpointUnavailable(f"models.{self.name}: the pool is not open")
         return self._http
 
-    def _note_placeable(self) -> None:
-        if any(endpoint.usable for endpoint in self._endpoints):
-            self._placeable.set()
-        else:
-            self._placeable.clear()
-
-    def _start_probe(self, endpoint: Endpoint) -> None:
-        if not self._closing:
-            probe = asyncio.get_running_loop().create_task(self._probe(endpoint))
-            self._probes.add(probe)
-            probe.add_done_callback(self._probes.discard)
-
-    async def _probe(self, endpoint: Endpoint) -> None:
-        """Ask an endpoint that is down, at growing intervals, until it answers anything but a server error."""
-        while endpoint.health is Health.DOWN:
-            if endpoint.probe_count:
-                pause = self.settings.probe_base_s * 2.0 ** min(endpoint.probe_count - 1, 30)
-                await asyncio.sleep(min(self.settings.probe_max_s, pause) * self._random.uniform(0.5, 1.0))
-            endpoint.probe_count += 1
-            try:
-                async with asyncio.timeout(self.settings.connect_timeout_s):
-                    status, _, _ = await self._client().get(endpoint.target.models, endpoint.target.headers)
-            except (Failure, TimeoutError):
-                continue
-            if status < 500:
-                endpoint.alive_at = asyncio.get_running_loop().time()
-                endpoint.readmit()
-        self._note_placeable()
+    async def _ask_models(self, endpoint: Endpoint) -> int:
+        status, _, _ = await self._client().get(endpoint.target.models, endpoint.target.headers)
+        return status

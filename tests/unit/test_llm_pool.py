@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+import re
 from collections import defaultdict, deque
 from collections.abc import Awaitable, Callable
 
@@ -200,6 +201,75 @@ async def test_requests_wait_for_an_endpoint_that_comes_back() -> None:
         await until(lambda: pool.states()[server.url] == "down")
         await server.start_listening()
         assert [item.text for item in await asyncio.gather(*waiting)] == ["ok"] * 20
+
+
+def outage_lines(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.name.startswith("treadle.core.llm")]
+
+
+async def test_an_outage_is_one_line_when_it_begins_and_one_when_it_ends(caplog: pytest.LogCaptureFixture) -> None:
+    sessions = [f"question {number}" for number in range(20)]
+    async with (
+        ScriptedServer(endless) as first,
+        ScriptedServer(endless) as second,
+        ModelPool("policy", settings(first, second)) as pool,
+    ):
+        await ask_sessions(pool, sessions)
+        await first.stop_listening()
+        await ask_sessions(pool, sessions)
+        [down] = outage_lines(caplog)
+        assert down.startswith(f"models.policy: {first.url} is down: ")
+        assert down.endswith("; 1 of 2 endpoints left")
+        await first.start_listening()
+        await until(lambda: pool.states()[first.url] != "down")
+        await ask_sessions(pool, sessions)
+        _, back = outage_lines(caplog)
+        assert re.fullmatch(rf"models.policy: {first.url} answers again after \S+ s", back)
+        # The next outages within a minute are counted, not told.
+        for _ in range(3):
+            await first.stop_listening()
+            await ask_sessions(pool, sessions)
+            await first.start_listening()
+            await until(lambda: pool.states()[first.url] != "down")
+            await ask_sessions(pool, sessions)
+        assert len(outage_lines(caplog)) == 2
+
+
+async def test_that_no_endpoint_is_left_is_one_line_for_all_that_wait(caplog: pytest.LogCaptureFixture) -> None:
+    async with ScriptedServer(endless) as server, ModelPool("policy", settings(server)) as pool:
+        await server.stop_listening()
+        waiting = [asyncio.create_task(ask(pool, session=str(number))) for number in range(50)]
+        await until(lambda: len(outage_lines(caplog)) == 2)
+        await server.start_listening()
+        await asyncio.gather(*waiting)
+        down, left, back = outage_lines(caplog)
+    assert "is down" in down and "requests wait up to 5 s (outage_wait_s)" in left and "answers again" in back
+
+
+async def test_single_failures_and_failures_by_chance_are_no_outage(caplog: pytest.LogCaptureFixture) -> None:
+    items = [Fault.status(500), Fault("malformed"), Fault.status(500), "ok"] * 3
+    async with ScriptedServer(items) as server, ModelPool("policy", settings(server)) as pool:
+        for _ in range(3):
+            await ask(pool)
+            assert pool.states()[server.url] == "healthy"
+    assert outage_lines(caplog) == []
+
+
+async def test_hostile_words_and_the_key_do_not_reach_the_line_of_an_outage(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("TEST_MODEL_KEY", "sk-hidden")
+    words = "\x1b[2J\u202eboom\n2026-01-01 ERROR treadle: forged Bearer sk-hidden"
+    async with ScriptedServer(lambda recorded: Fault.status(500, words)) as server:
+        keyed = settings(server, outage_wait_s=0.05, probe_base_s=60.0)
+        endpoints = (EndpointSettings(url=server.url, api_key_env="TEST_MODEL_KEY"),)
+        async with ModelPool("policy", keyed.model_copy(update={"endpoints": endpoints})) as pool:
+            for _ in range(2):
+                with pytest.raises(EndpointUnavailable):
+                    await ask(pool)
+    line = outage_lines(caplog)[0]
+    assert "is down: HTTP 500: " in line and "boom" in line and "[key]" in line
+    assert not set(line) & {"\x1b", "\u202e", "\n"} and "sk-hidden" not in line
 
 
 async def test_a_failing_endpoint_loses_the_request_after_two_attempts() -> None:
@@ -619,6 +689,29 @@ async def test_a_key_is_sent_and_never_shown(monkeypatch: pytest.MonkeyPatch) ->
         monkeypatch.delenv("TEST_MODEL_KEY")
         with pytest.raises(ConfigError, match="TEST_MODEL_KEY is not set"):
             await ModelPool("policy", keyed).__aenter__()
+
+
+@pytest.mark.parametrize("spelled", ["sk-hidden/key", "sk\\u002dhidden\\/key"])
+async def test_a_completion_that_repeats_the_key_is_no_answer(monkeypatch: pytest.MonkeyPatch, spelled: str) -> None:
+    monkeypatch.setenv("TEST_MODEL_KEY", "sk-hidden/key")
+    good = '{"choices": [{"text": "%s", "finish_reason": "stop"}], "usage": {"prompt_tokens": 1}}'
+    leak = Fault("status", 200, good % f"your key is {spelled}")
+    async with ScriptedServer([leak, "fine", leak, leak]) as server:
+        endpoints = (EndpointSettings(url=server.url, api_key_env="TEST_MODEL_KEY"),)
+        keyed = settings(server, retry_limit=1).model_copy(update={"endpoints": endpoints})
+        async with ModelPool("policy", keyed) as pool:
+            assert (await ask(pool)).text == "fine" and pool.stats.retries == {"malformed": 1}
+            with pytest.raises(ModelError, match="repeats the key") as caught:
+                await ask(pool)
+            assert "hidden" not in str(caught.value)
+
+
+async def test_a_placeholder_for_a_key_may_be_a_word_of_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TEST_MODEL_KEY", "EMPTY")
+    async with ScriptedServer(["the set is EMPTY"]) as server:
+        endpoints = (EndpointSettings(url=server.url, api_key_env="TEST_MODEL_KEY"),)
+        async with ModelPool("policy", settings(server).model_copy(update={"endpoints": endpoints})) as pool:
+            assert (await ask(pool)).text == "the set is EMPTY"
 
 
 async def test_check_reports_what_the_servers_can_do() -> None:
