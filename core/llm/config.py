@@ -88,7 +88,7 @@ class ModelSettings(Section):
     request_timeout_s: Operational[float] = Field(default=600.0, gt=0)
     """Most time for one attempt of one request; then it is tried again."""
     hedge_floor_s: Operational[float | None] = Field(default=2.0, gt=0)
-    """A request that waits longer than this, and than 1.5 times what 95 % of recent answers took, is also sent to another
+    """A request that waits longer than this, and 1.5 times what 95 % of recent answers took, is also sent to another
     endpoint, and the first answer counts; none means never."""
     retry_limit: Operational[int] = Field(default=6, ge=0)
     """Most retries of one request after failures of the server or the connection."""
