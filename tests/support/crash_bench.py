@@ -100,14 +100,14 @@ class CrashBench:
 
     def __init__(self, folder: Path, url: str) -> None:
         self.folder = folder
-        self._url = url
+        self.url = url
 
     def start(self, root: Path, *command: str) -> subprocess.Popen[bytes]:
         """Start `treadle run` (or another command of the run) in a session of its own, its words in a file."""
         root.mkdir(parents=True, exist_ok=True)
         config = root / "config.toml"
         if not config.exists():
-            text = _CONFIG.format(folder=self.folder, url=self._url, root=root, concurrency=CONCURRENCY)
+            text = _CONFIG.format(folder=self.folder, url=self.url, root=root, concurrency=CONCURRENCY)
             config.write_text(text)
         words = command or ("run", str(config))
         with (root / "stderr.txt").open("wb") as said:
@@ -144,7 +144,7 @@ class CrashBench:
         quiet = [False, False, False]
 
         def idle() -> bool:
-            with urllib.request.urlopen(self._url.removesuffix("/v1") + "/log/counts", timeout=30) as reply:
+            with urllib.request.urlopen(self.url.removesuffix("/v1") + "/log/counts", timeout=30) as reply:
                 quiet.append(json.load(reply)["in_flight"] == 0)
             return all(quiet[-3:])
 
@@ -173,14 +173,14 @@ class CrashBench:
 
 
 @contextmanager
-def crash_bench(folder: Path, *, documents: int, questions: int) -> Iterator[CrashBench]:
+def crash_bench(folder: Path, *, documents: int, questions: int, latency_s: float = 0.02) -> Iterator[CrashBench]:
     """Make a world of so many documents and questions, and run a noisy tutor for the length of a block."""
     write_world(
         folder / "world", documents=documents, questions=questions // 2, heldout_questions=questions // 2, tiers=(0, 1)
     )
     write_byte_tokenizer(folder / "tokenizer")
-    command = [sys.executable, "-m", "treadle.demo.tutor", "--persona", "noisy", "--latency-s", "0.02"]
-    command += ["--jitter-s", "0.04", "--request-log", str(folder / "requests.jsonl")]
+    command = [sys.executable, "-m", "treadle.demo.tutor", "--persona", "noisy", "--latency-s", str(latency_s)]
+    command += ["--jitter-s", str(2 * latency_s), "--request-log", str(folder / "requests.jsonl")]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as tutor:
         assert tutor.stdout is not None
         try:

@@ -37,6 +37,7 @@ A name of `errno`: refused once. `short`: half is written and the count returned
 """
 KILLED = 77
 _GROWING = ("write", "create", "mkdir")
+_PLAIN_WRITE = os.write
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +56,11 @@ class Fault:
 class Disk:
     """The steps taken below a folder; `fault` happens at one of them."""
 
-    def __init__(self, root: Path, fault: Fault | None = None) -> None:
+    def __init__(self, root: Path, fault: Fault | None = None, log: int | None = None) -> None:
+        """`log`: descriptor of a file for the steps, for a process that ends on one of them."""
         self._root = str(root)
         self._fault = fault
+        self._log = log
         self._full = False
         self._paths: dict[int, str] = {}
         self._lock = threading.RLock()
@@ -91,8 +94,10 @@ class Disk:
         """Count a step; raise, end the process, or return how much of a write was done instead of all of it."""
         with self._lock:
             at = len(self.steps)
-            name = re.sub(r"[0-9a-f]{32}", "*", os.path.relpath(path, self._root))
+            name = re.sub(r"[0-9a-f]{32}(-[0-9a-f]{8})?", "*", os.path.relpath(path, self._root))
             self.steps.append(f"{what} {name}")
+            if self._log is not None:
+                _PLAIN_WRITE(self._log, f"{what} {name}\n".encode())
             if self._full and what in _GROWING:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
             if self._fault is None or self._fault.at != at:
