@@ -29,8 +29,8 @@ def headline_cells(row: Mapping[str, Any]) -> list[str]:
     if row["num_scorer_failed"]:
         rollouts += f" ({row['num_scorer_failed']:,} unscored)"
     return [
-        row["model"],
-        row["dataset"],
+        plain(row["model"]),
+        plain(row["dataset"]),
         rollouts,
         f"{row['accuracy']:.3f} [{row['accuracy_low']:.3f}, {row['accuracy_high']:.3f}]",
         f"{row['f1']:.3f} [{row['f1_low']:.3f}, {row['f1_high']:.3f}]",
