@@ -304,6 +304,21 @@ def test_a_server_that_repeats_its_key_and_lies_in_its_errors(tmp_path: Path, la
     without_secrets(desk.folder / "outputs" if late else desk.folder / "tokenizer", done.err, status.out, "", "", "")
 
 
+def test_an_answer_that_repeats_the_key_is_kept_nowhere(tmp_path: Path) -> None:
+    def repeat(request: RecordedRequest) -> Item:
+        key = request.headers["Authorization"].removeprefix("Bearer ")
+        return "x" if request.body["max_tokens"] == 1 else f"<think>{key}</think><answer>\\boxed{{{key}}}</answer>"
+
+    with serving(repeat) as server:
+        desk = lay_out(tmp_path, server.url)
+        once = [f"--set=models.{name}.retry_limit=1" for name in ("ids", "text")]
+        done = desk.treadle("run", "run.toml", "--run", "r", *SMALL, *once, **CANARIES)
+    done.failed("repeats the key")
+    assert sum("Authorization" in item.headers for item in server.requests if item.body.get("max_tokens") != 1) > 1
+    status = desk.treadle("status", "--run", "r").succeeded()
+    without_secrets(desk.folder / "outputs", done.err, status.out)
+
+
 SMALL = ("--set", "rollouts.max_questions=1", "--set", "environment.python.enabled=false")
 SECRET = CANARIES["MY_MODEL"]
 
