@@ -14,7 +14,6 @@ import itertools
 import json
 import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,6 +23,7 @@ from typing import Any
 
 from treadle.agent.sandbox import landlock
 from treadle.agent.sandbox.config import SandboxSettings
+from treadle.agent.sandbox.guardian import Guardian, finish
 from treadle.agent.sandbox.runtime import LIBRARIES, PACKAGES, PREFIX, Runtime, find_runtime
 from treadle.agent.sandbox.seccomp import filter_program
 from treadle.core.errors import SandboxError
@@ -31,6 +31,8 @@ from treadle.core.errors import SandboxError
 GUEST = Path(__file__).with_name("guest.py")
 SCRATCH = "/scratch"
 _GUEST_INSIDE = "/opt/guest.py"
+EMPTY_PROGRAM = b"60 0\n"
+"""For the guest: CPU seconds, length."""
 _MAX_FILES = 16384
 _DEVICES = ("null", "zero", "full", "random", "urandom")
 _FLAGS = ("-s", "-P", "-B", "-X", "utf8")
@@ -63,7 +65,7 @@ class Command:
     arguments: list[str]
     environment: dict[str, str]
     descriptors: tuple[int, ...] = ()
-    """To pass on; closed here afterwards."""
+    """To pass on as 3, 4, 5; closed here afterwards."""
     lifeline: int | None = None
     """Ends when the first process of the sandbox is gone, and with it all."""
     info: int | None = None
@@ -94,7 +96,7 @@ class Launcher:
         try:
             with os.fdopen(filter_source, "wb") as stream:
                 stream.write(filter_program())
-            yield Command(self._isolated(eager, *ends), {}, ends, lifeline, info)
+            yield Command(self._isolated(eager), {}, ends, lifeline, info)
         finally:
             for end in ends:
                 os.close(end)
@@ -108,13 +110,13 @@ class Launcher:
         interpreter = str(self.settings.interpreter or sys.executable)
         return Command([interpreter, *_FLAGS, str(GUEST), self._spec(eager, uid=None, path=[])], environment)
 
-    def _isolated(self, eager: bool, filter_end: int, lifeline_end: int, info_end: int) -> list[str]:
+    def _isolated(self, eager: bool) -> list[str]:
         assert self.runtime is not None
         uid = _unused_uid()
         return [
             str(self.bwrap),
             *_namespaces(as_root=uid is not None),
-            *("--sync-fd", str(lifeline_end), "--info-fd", str(info_end), "--seccomp", str(filter_end)),
+            *("--seccomp", "3", "--sync-fd", "4", "--info-fd", "5"),
             *_file_system(self.runtime, self.settings.scratch_mb),
             *("--", self.runtime.executable, *_FLAGS, _GUEST_INSIDE, self._spec(eager, uid=uid, path=[PACKAGES])),
         ]
@@ -257,25 +259,22 @@ def _try(bwrap: Path | None, runtime: Runtime) -> str | None:
     """Start one empty sandbox, by Landlock without bubblewrap; the reason why that does not work, or None."""
     settings = SandboxSettings(kind="landlock" if bwrap is None else "bubblewrap", packages=())
     launcher = Launcher(settings, runtime, bwrap)
+    ends: list[int] = []
     try:
-        with launcher.command() as command:
-            done = subprocess.run(
-                command.arguments,
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                timeout=60,
-                check=False,
-                env=command.environment,
-                cwd="/",
-                pass_fds=command.descriptors,
-                start_new_session=True,
-            )
-            # Not earlier: bubblewrap would die of a broken pipe half-way and leave its child waiting.
-            for end in (command.lifeline, command.info):
-                if end is not None:
-                    os.close(end)
-    except (OSError, subprocess.SubprocessError) as error:
+        with Guardian() as guardian:
+            with launcher.command() as command:
+                ends = [end for end in (command.lifeline, command.info) if end is not None]
+                guarded = guardian.start(
+                    command.arguments, env=command.environment, cwd=Path("/"), descriptors=command.descriptors
+                )
+            news, output, errors = finish(guarded, EMPTY_PROGRAM, 60)
+    except OSError as error:
         return str(error)
-    if done.returncode == 0 and done.stdout == b"R":
+    finally:
+        # Not earlier: bubblewrap would die of a broken pipe half-way.
+        for end in ends:
+            os.close(end)
+    if news.code == 0 and output == b"R":
         return None
-    return done.stderr.decode(errors="replace").strip()[-500:] or f"ended with exit code {done.returncode}"
+    problem = news.error or errors.decode(errors="replace").strip()[-500:]
+    return problem or f"ended with exit code {news.code}"

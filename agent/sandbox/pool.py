@@ -12,6 +12,7 @@ import os
 
 from treadle.agent.sandbox.bubblewrap import Launcher, make_launcher
 from treadle.agent.sandbox.config import SandboxSettings
+from treadle.agent.sandbox.guardian import Guardian
 from treadle.agent.sandbox.process import ProgramResult, SandboxProcess
 from treadle.core.errors import SandboxError
 
@@ -24,6 +25,7 @@ class SandboxPool:
     def __init__(self, settings: SandboxSettings) -> None:
         self._settings = settings
         self._launcher: Launcher | None = None
+        self._guardian = Guardian()
         self._warm: asyncio.Queue[SandboxProcess | SandboxError] = asyncio.Queue()
         self._starting: set[asyncio.Task[None]] = set()
         self._waiting = 0
@@ -36,7 +38,9 @@ class SandboxPool:
         if self._settings.kind == "none":
             _logger.warning('sandbox.kind = "none": programs of the model run with your own rights')
         try:
-            first = await SandboxProcess.start(self._launcher, self._settings.start_timeout_s, eager=True)
+            first = await SandboxProcess.start(
+                self._guardian, self._launcher, self._settings.start_timeout_s, eager=True
+            )
             self._warm.put_nowait(first)
         except BaseException:
             await self.__aexit__()
@@ -56,6 +60,7 @@ class SandboxPool:
             if isinstance(sandbox, SandboxProcess):
                 sandbox.kill()
                 await sandbox.gone()
+        await asyncio.to_thread(self._guardian.close)
 
     async def run(self, program: str, *, time_limit_s: float, deadline: float | None = None) -> ProgramResult:
         """Run one program for at most `time_limit_s`, and not past `deadline` (the loop's clock), waiting included.
@@ -118,7 +123,8 @@ class SandboxPool:
     async def _start_one(self, launcher: Launcher) -> None:
         async with self._start_slots:
             try:
-                self._warm.put_nowait(await SandboxProcess.start(launcher, self._settings.start_timeout_s, eager=False))
+                timeout_s = self._settings.start_timeout_s
+                self._warm.put_nowait(await SandboxProcess.start(self._guardian, launcher, timeout_s, eager=False))
             except SandboxError as error:
                 # Only for somebody who waits; the next call tries again.
                 if self._waiting > self._warm.qsize():

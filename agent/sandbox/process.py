@@ -8,15 +8,15 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from treadle.agent.sandbox.bubblewrap import Command, Launcher
 from treadle.agent.sandbox.config import SandboxSettings
+from treadle.agent.sandbox.guardian import Guarded, Guardian, News
 from treadle.core.errors import SandboxError
 
 _KEPT_BYTES = 512 * 1024
@@ -87,24 +87,23 @@ class Capture(asyncio.Protocol):
         return self._head.decode("utf-8", "replace") + note + tail.decode("utf-8", "replace")
 
 
-def _spawn(command: Command, scratch: Path | None) -> subprocess.Popen[bytes]:
-    """Start bubblewrap, on the event loop's own thread: it dies with the thread that started it."""
+def _start(guardian: Guardian, command: Command, scratch: Path | None) -> Guarded:
     try:
-        return subprocess.Popen(
-            command.arguments,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env=command.environment,
-            cwd=scratch or "/",
-            pass_fds=command.descriptors,
-            start_new_session=True,
+        return guardian.start(
+            command.arguments, env=command.environment, cwd=scratch or Path("/"), descriptors=command.descriptors
         )
     except OSError:
         for end in (command.lifeline, command.info):
             if end is not None:
                 os.close(end)
         raise
+
+
+def _lost() -> SandboxError:
+    """How the program ended is not known, so it has to run again."""
+    error = SandboxError("a sandbox was lost: the process that starts sandboxes was killed from outside")
+    error.retryable = True
+    return error
 
 
 def _same(capture: Capture) -> Capture:
@@ -122,13 +121,6 @@ def _first_process(info: int) -> int | None:
     except BlockingIOError:
         return None
     return os.pidfd_open(json.loads(written)["child-pid"]) if written else None
-
-
-def _end_first(pids: Iterable[int]) -> None:
-    """Mark processes: the kernel ends them before others when memory is short. Those that they start inherit it."""
-    for pid in pids:
-        with contextlib.suppress(OSError):
-            Path(f"/proc/{pid}/oom_score_adj").write_bytes(b"1000")
 
 
 def _descendants(pid: int) -> Iterator[int]:
@@ -152,9 +144,11 @@ def _own_bytes(pid: int) -> int:
 class SandboxProcess:
     """A started sandbox. It runs at most one program; `kill` and `gone` end it whatever it does."""
 
-    def __init__(self, process: subprocess.Popen[bytes], settings: SandboxSettings, scratch: Path | None) -> None:
+    def __init__(self, guardian: Guardian, guarded: Guarded, settings: SandboxSettings, scratch: Path | None) -> None:
         limit_bytes = settings.max_output_mb * 1024 * 1024
-        self.process = process
+        self._guardian = guardian
+        self._guarded = guarded
+        self._news = Capture()
         self._stdout = Capture(limit_bytes)
         self._stderr = Capture(limit_bytes)
         self._lifeline: Capture | None = None
@@ -167,7 +161,7 @@ class SandboxProcess:
         self._empty_bytes = 0
 
     @classmethod
-    async def start(cls, launcher: Launcher, timeout_s: float, *, eager: bool) -> SandboxProcess:
+    async def start(cls, guardian: Guardian, launcher: Launcher, timeout_s: float, *, eager: bool) -> SandboxProcess:
         """Start a sandbox and wait until it can take a program, eager as in `Launcher.command`; raises SandboxError."""
         settings = launcher.settings
         scratch = Path(tempfile.mkdtemp(prefix="treadle-")) if launcher.bwrap is None else None
@@ -176,8 +170,8 @@ class SandboxProcess:
         sandbox: SandboxProcess | None = None
         try:
             with launcher.command(scratch, eager=eager) as command:
-                process = _spawn(command, scratch)
-            sandbox = cls(process, settings, scratch)
+                guarded = _start(guardian, command, scratch)
+            sandbox = cls(guardian, guarded, settings, scratch)
             sandbox._info = command.info
             await sandbox._connect(command.lifeline)
             await sandbox._ready(timeout_s)
@@ -194,8 +188,12 @@ class SandboxProcess:
 
     async def _connect(self, lifeline: int | None) -> None:
         loop = asyncio.get_running_loop()
-        assert self.process.stdout is not None and self.process.stderr is not None
-        pipes: list[tuple[Capture, object]] = [(self._stdout, self.process.stdout), (self._stderr, self.process.stderr)]
+        streams = self._guarded
+        pipes: list[tuple[Capture, object]] = [
+            (self._news, streams.news),
+            (self._stdout, streams.stdout),
+            (self._stderr, streams.stderr),
+        ]
         if lifeline is not None:
             self._lifeline = Capture()
             pipes.append((self._lifeline, os.fdopen(lifeline, "rb", 0)))
@@ -213,16 +211,21 @@ class SandboxProcess:
         if self._stdout.take() != b"R":
             self.kill()
             await self.gone()
+            if (problem := self._told.error) is not None:
+                raise SandboxError(f"cannot start a sandbox: {problem}")
             reason = self._stderr.text().strip()[-1000:] or f"it was not ready within {timeout_s:g} s"
             raise SandboxError(f"a sandbox did not start: {reason}")
         with contextlib.suppress(OSError):
             self._find_first_process()
-        _end_first(_descendants(self.process.pid))
+
+    @property
+    def _told(self) -> News:
+        return News.read(self._news.text())
 
     @property
     def alive(self) -> bool:
         """Whether it can still take a program."""
-        return self.process.poll() is None and not self._stdout.ended.done()
+        return not self._news.ended.done() and not self._stdout.ended.done()
 
     async def run(self, program: str, *, time_limit_s: float, cpu_s: int) -> ProgramResult:
         """Run one program to its end or its limit; nothing of it is left when this returns."""
@@ -232,7 +235,7 @@ class SandboxProcess:
         ended = asyncio.ensure_future(self._ended())
         overfull = asyncio.ensure_future(self._overfull())
         try:
-            self._empty_bytes = max(map(_own_bytes, _descendants(self.process.pid)))
+            self._empty_bytes = max(map(_own_bytes, self._processes()))
             body = program.encode("utf-8", "replace")
             await self._send(f"{cpu_s} {len(body)}\n".encode() + body)
             await asyncio.wait({ended, overfull, *flooded}, timeout=time_limit_s, return_when=asyncio.FIRST_COMPLETED)
@@ -243,8 +246,11 @@ class SandboxProcess:
                 future.cancel()
             self.kill()
         await self.gone()
+        code = self._told.code
+        if finished and code is None:
+            raise _lost()
         return ProgramResult(
-            exit_code=self.process.returncode if finished else None,
+            exit_code=code if finished else None,
             timed_out=not finished and not flood and not full,
             flooded=flood,
             overfull=full,
@@ -254,8 +260,8 @@ class SandboxProcess:
         )
 
     async def _send(self, data: bytes) -> None:
-        assert self.process.stdin is not None
-        transport, _ = await asyncio.get_running_loop().connect_write_pipe(asyncio.BaseProtocol, self.process.stdin)
+        stdin = self._guarded.stdin
+        transport, _ = await asyncio.get_running_loop().connect_write_pipe(asyncio.BaseProtocol, stdin)
         self._input = transport
         # Not closed: that it hangs up tells the sandbox that the host is gone.
         transport.write(data)
@@ -270,38 +276,38 @@ class SandboxProcess:
         held = 0
         while held <= self._memory_bytes:
             await asyncio.sleep(_WEIGH_S)
-            held = sum(max(0, _own_bytes(pid) - self._empty_bytes) for pid in _descendants(self.process.pid))
+            held = sum(max(0, _own_bytes(pid) - self._empty_bytes) for pid in self._processes())
+
+    def _processes(self) -> list[int]:
+        """Process ids of all that belongs to it, as far as the kernel tells."""
+        pid = self._told.pid
+        return [] if pid is None or self._news.ended.done() else list(_descendants(pid))
 
     async def _ended(self) -> None:
         """Wait until the program, and with a lifeline all that it started, has ended by itself."""
         if self._lifeline is not None:
             await asyncio.shield(self._lifeline.ended)
-        pause_s = 0.001
-        while self.process.poll() is None:
-            await asyncio.sleep(pause_s)
-            pause_s = min(2 * pause_s, 0.02)
+        await asyncio.shield(self._news.ended)
 
     def kill(self) -> None:
         """End all processes of the sandbox at once; `gone` waits for it. Can be called again."""
         self._hang_up()
         if self._lifeline is None:
             # Its own session; Landlock's programs cannot leave it, those of `none` can.
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self.process.pid, signal.SIGKILL)
-            self.process.kill()
-        elif self.process.poll() is None:
+            self._guardian.kill(self._guarded)
+        elif not self._news.ended.done():
             self._kill_first_process()
 
     def _kill_first_process(self) -> None:
         """Kill the process with which all others go, rather than bubblewrap, which lives on to reap it.
 
-        While bubblewrap is still busy setting up it is left alone: killed half-way it would leave a child that waits
-        for it. The guest then ends by itself, because its input has ended.
+        While bubblewrap is still busy setting up it is left alone. The guest then ends by itself, because its input
+        has ended.
         """
         try:
             self._find_first_process()
         except OSError:
-            self.process.kill()
+            self._guardian.kill(self._guarded)
         if self._first_process is not None:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._first_process, signal.SIGKILL)
@@ -315,16 +321,16 @@ class SandboxProcess:
         if self._input is not None:
             if not self._input.is_closing():
                 self._input.abort()
-        elif self.process.stdin is not None:
-            self.process.stdin.close()
+        else:
+            self._guarded.stdin.close()
 
     async def gone(self) -> None:
         """Wait until the killed sandbox is gone and reaped, and its output is read; then free what it held."""
         try:
             await asyncio.wait_for(self._ended(), _GONE_S)
         except TimeoutError:
-            self.process.kill()
-            await asyncio.to_thread(self.process.wait)
+            self._guardian.kill(self._guarded)
+            await asyncio.shield(self._news.ended)
         await asyncio.wait({self._stdout.ended, self._stderr.ended}, timeout=_DRAIN_S)
         for transport in self._transports:
             transport.close()

@@ -2,8 +2,9 @@
 
 Run by path with `python -S -E -I`, so that it starts in milliseconds and imports nothing of ours. It makes itself the
 reaper of all descendants, starts the engine in a session of its own, and watches the pipe to its parent. When that
-pipe closes, for whatever reason, `kill -9` of the parent included, it sends SIGTERM to the engine's group, waits, and
-then kills every descendant, however often those forked or changed their session, until none is left.
+pipe closes, for whatever reason, `kill -9` of the parent included, it sends SIGTERM to the engine's group, waits (at
+most a second where the parent is gone), and then kills every descendant, however often those forked or changed their
+session, until none is left.
 
 Arguments: grace in seconds, pid of the parent, command... Standard input is the pipe, standard output takes one JSON
 line (`{"pid": n}` or `{"error": text}`), standard error is the log. Exits with the engine's code, 128 + n for signal n.
@@ -23,31 +24,51 @@ import time
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _POLL_S = 0.5
+_ORPHAN_GRACE_S = 1.0
+"""Of the 10 s within which nothing may be left, a run that lost its own parent has used half before it ends."""
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 def main() -> int:
     """Start the engine, wait until it ends or the parent is gone, clear up; returns the exit code."""
     grace_s, parent, command = float(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]
-    if _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+    if not become_reaper():
         _report({"error": "this kernel has no child subreapers (Linux 3.4 or newer is needed)"})
         return 127
-    wake_read, wake_write = os.pipe()
-    os.set_blocking(wake_write, False)
-    signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+    wake = wake_on_children()
     stopping: list[int] = []
-    signal.signal(signal.SIGCHLD, lambda number, frame: None)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda number, frame: stopping.append(number))
     child = _start(command)
     if child is None:
         return 127
-    status = _watch(child, parent, wake_read, stopping)
+    status = _watch(child, parent, wake, stopping)
     if status is None:
-        status = _terminate(child, grace_s)
-    _kill_descendants()
+        status = _terminate(child, parent, grace_s)
+    kill_descendants()
     code = os.waitstatus_to_exitcode(status) if status is not None else -signal.SIGKILL
     return code if code >= 0 else 128 - code
+
+
+def become_reaper() -> bool:
+    """Make this process the parent of all descendants whose own has ended; whether the kernel can."""
+    return bool(_LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0)
+
+
+def wake_on_children() -> int:
+    """A descriptor that becomes readable when a child ends."""
+    wake_read, wake_write = os.pipe()
+    os.set_blocking(wake_write, False)
+    signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, lambda number, frame: None)
+    return wake_read
+
+
+def die_with_parent(parent: int) -> None:
+    """In a fresh child of `parent`: end as soon as that does, also if it has already."""
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(127)
 
 
 def _report(message: dict[str, object]) -> None:
@@ -64,9 +85,7 @@ def _start(command: list[str]) -> int | None:
     if pid == 0:
         try:
             os.setsid()
-            _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-            if os.getppid() != supervisor:
-                os._exit(127)
+            die_with_parent(supervisor)
             for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD, signal.SIGPIPE):
                 signal.signal(number, signal.SIG_DFL)
             null = os.open(os.devnull, os.O_RDONLY)
@@ -117,12 +136,15 @@ def _reap(child: int) -> int | None:
             found = status
 
 
-def _terminate(child: int, grace_s: float) -> int | None:
-    """SIGTERM to the engine's group; its wait status, or None if it did not end within the grace."""
-    deadline = time.monotonic() + grace_s
+def _terminate(child: int, parent: int, grace_s: float) -> int | None:
+    """SIGTERM to the engine's group; its wait status, or None if it did not end within the grace.
+
+    Once the parent is gone nobody waits for an orderly end any more, and the grace is short.
+    """
+    began = time.monotonic()
     with contextlib.suppress(ProcessLookupError):
         os.killpg(child, signal.SIGTERM)
-    while time.monotonic() < deadline:
+    while time.monotonic() - began < (grace_s if os.getppid() == parent else min(grace_s, _ORPHAN_GRACE_S)):
         status = _reap(child)
         if status is not None:
             return status
@@ -130,7 +152,7 @@ def _terminate(child: int, grace_s: float) -> int | None:
     return _reap(child)
 
 
-def _kill_descendants() -> None:
+def kill_descendants() -> None:
     """Kill and reap until no child is left: orphans come to us, so no child means no descendant."""
     while True:
         for pid in _descendants():

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.processes import Seen, family, kill_alone, remaining, until
 from tokenizers import Tokenizer
 
 from treadle.core.chat import ChatTokenizer
@@ -47,10 +48,13 @@ print(json.dumps({
 MESSAGES = [{"role": "system", "content": "Use the tools."}, {"role": "user", "content": "Who rules in 1203?"}]
 
 PARENT = """
-import sys, time
+import signal, sys, time
 from pathlib import Path
 from treadle.core.engines.config import VllmServer
 from treadle.core.engines.serving import serve
+from treadle.core.parent import end_with_parent
+signal.signal(signal.SIGTERM, lambda *_: sys.exit())
+end_with_parent()
 with serve(VllmServer(), log_folder=Path(sys.argv[1])):
     time.sleep(600)
 """
@@ -71,19 +75,6 @@ def ids_by_transformers(folder: Path, texts: list[str], **options: str) -> dict[
     done = subprocess.run(command, input=given, env=environ, capture_output=True, text=True, check=True, cwd="/")
     answer: dict[str, Any] = json.loads(done.stdout)
     return answer
-
-
-def descendants(pid: int) -> list[int]:
-    parents: dict[int, list[int]] = {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = stat.read_text().rpartition(")")[2].split()
-        except OSError:
-            continue
-        if fields[0] != "Z":
-            parents.setdefault(int(fields[1]), []).append(int(stat.parent.name))
-    below = parents.get(pid, [])
-    return below + [deeper for child in below for deeper in descendants(child)]
 
 
 def test_token_ids_go_in_and_come_out(served_embedded_model: ServedModel) -> None:
@@ -163,22 +154,24 @@ def test_a_server_that_dies_is_one_error_with_the_end_of_its_log(serve_environme
         pass
 
 
-def test_kill_9_of_the_run_leaves_nothing_of_vllm(serve_environment: Path, tmp_path: Path) -> None:
-    parent = subprocess.Popen([sys.executable, "-c", PARENT, str(tmp_path)])
-    deadline = time.monotonic() + 300
+@pytest.mark.covers("flywheel-5")
+@pytest.mark.parametrize("victim", ["run", "its shell"])
+def test_nothing_of_vllm_is_left_10_s_after_a_kill(serve_environment: Path, tmp_path: Path, victim: str) -> None:
+    command = [sys.executable, "-c", PARENT, str(tmp_path)]
+    if victim == "its shell":
+        command = ["sh", "-c", f"{shlex.join(command)}; true"]
+    killed = subprocess.Popen(command, start_new_session=True)
 
-    def family() -> list[int]:
-        return descendants(parent.pid)
+    def engine_cores() -> list[Seen]:
+        return [seen for seen in family(killed.pid) if "EngineCore" in Path(f"/proc/{seen.pid}/cmdline").read_text()]
 
-    # Supervisor, API server, engine core and worker are up once the worker loads the model.
-    while not any("Starting to load model" in log.read_text() for log in tmp_path.glob("vllm-*.log")):
-        assert parent.poll() is None and time.monotonic() < deadline
-        time.sleep(0.2)
-    processes = family()
-    assert len(processes) >= 4
-    parent.kill()
-    parent.wait()
-    deadline = time.monotonic() + 30
-    while alive := [pid for pid in processes if Path(f"/proc/{pid}").exists()]:
-        assert time.monotonic() < deadline, f"still there: {alive}"
-        time.sleep(0.05)
+    def loads() -> bool:
+        assert killed.poll() is None
+        return any("Starting to load model" in log.read_text() for log in tmp_path.glob("vllm-*.log"))
+
+    # Supervisor, API server, engine core and worker are up once the model is loaded.
+    until(loads, "vLLM loads the model", 300.0, 0.2)
+    assert engine_cores()
+    left = kill_alone(killed)
+    assert left is not None and len(left) >= (4 if victim == "run" else 5)
+    until(lambda: not remaining(left), f"the end of {[seen.name for seen in left]}", 10.0, 0.05)

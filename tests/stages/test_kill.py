@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from support.command_line import TREADLE, Desk, environment, set_up
 from support.endless_agent import NAME
-from support.processes import Seen, end_family, family, kill_alone, look, until
+from support.processes import Seen, end_family, family, kill_alone, look, remaining, until
 
 from treadle.core.parent import POLL_S
 
@@ -57,7 +57,7 @@ def started(desk: Desk, *command: str) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def nothing_is_left(of: list[Seen]) -> None:
-    until(lambda: not any(seen.lives() for seen in of), f"the end of {[seen.name for seen in of]}", LEFT_S)
+    until(lambda: not remaining(of), f"the end of {[seen.name for seen in of]}", LEFT_S)
 
 
 def test_a_killed_run_takes_its_server_and_programs_along(desk: Desk) -> None:

@@ -27,6 +27,7 @@ class Seen:
 
     pid: int
     parent: int
+    group: int
     session: int
     state: str
     start: int
@@ -46,18 +47,34 @@ def look(pid: int) -> Seen | None:
         return None
     name, _, rest = text.partition(" (")[2].rpartition(") ")
     fields = rest.split()
-    return Seen(pid, int(fields[1]), int(fields[3]), fields[0], int(fields[19]), name)
+    return Seen(pid, int(fields[1]), int(fields[2]), int(fields[3]), fields[0], int(fields[19]), name)
 
 
 def family(pid: int) -> list[Seen]:
     """All descendants of a process, and what else runs in the session that it leads; without itself."""
-    everyone = [seen for entry in Path("/proc").iterdir() if entry.name.isdigit() and (seen := look(int(entry.name)))]
+    all_seen = everyone()
     members = {pid}
     while True:
-        more = {seen.pid for seen in everyone if seen.parent in members or seen.session in members} - members
+        more = {seen.pid for seen in all_seen if seen.parent in members or seen.session in members} - members
         if not more:
-            return [seen for seen in everyone if seen.pid in members and seen.pid != pid]
+            return [seen for seen in all_seen if seen.pid in members and seen.pid != pid]
         members |= more
+
+
+def everyone() -> list[Seen]:
+    """All processes."""
+    return [seen for entry in Path("/proc").iterdir() if entry.name.isdigit() and (seen := look(int(entry.name)))]
+
+
+def remaining(of: list[Seen], but: int = 0) -> list[Seen]:
+    """What lives of these processes, and of all that is in their groups and sessions by now; `but` is not meant.
+
+    Groups and sessions of whoever asks do not count.
+    """
+    groups = {number for seen in of for number in (seen.group, seen.session)} - {0, os.getpgid(0), os.getsid(0)}
+    known = {(seen.pid, seen.start) for seen in of}
+    found = [seen for seen in everyone() if {seen.group, seen.session} & groups or (seen.pid, seen.start) in known]
+    return [seen for seen in found if seen.pid != but and seen.state not in "ZX"]
 
 
 def freeze(process: subprocess.Popen[bytes]) -> bool:

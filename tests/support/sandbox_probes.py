@@ -221,9 +221,6 @@ async def hold(kind: str) -> None:
         running = asyncio.create_task(pool.run(body + "time.sleep(60)", time_limit_s=60))
         while len(survivors(comm)) < (1 if kind == "landlock" else 2):
             await asyncio.sleep(0.01)
-        # A kill while bubblewrap sets a sandbox up is another matter: docs/behaviour/sandbox.md names that gap.
-        while pool._starting:
-            await asyncio.sleep(0.01)
         print(json.dumps({"pid": os.getpid(), "held": descendants(os.getpid())}), flush=True)
         await running
 

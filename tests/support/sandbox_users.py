@@ -18,7 +18,12 @@ USERS = ["root", "ordinary user"] if os.geteuid() == 0 else ["ordinary user"]
 
 def probes_command(user: str, task: dict[str, Any]) -> list[str]:
     """The command that does a task of `sandbox_probes` as one of the users; to be run in `TESTS`."""
-    python = [sys.executable, "-m", "support.sandbox_probes"]
+    return user_command(user, "support.sandbox_probes", task)
+
+
+def user_command(user: str, module: str, task: dict[str, Any]) -> list[str]:
+    """The command that does a task of a module as one of the users; to be run in `TESTS`."""
+    python = [sys.executable, "-m", module]
     if os.geteuid() != 0:
         return [*python, json.dumps(task)]
     return [*openly_readable(), *python, json.dumps(task | {"uid": NOBODY if user == "ordinary user" else None})]

@@ -1,0 +1,145 @@
+"""Starting sandboxes through a process that outlives Treadle by a moment, and leaves nothing of them behind."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import select
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from treadle.core.engines import supervisor
+
+_WORKER = Path(__file__).with_name("guardian_worker.py")
+_numbers = itertools.count()
+
+
+@dataclass(frozen=True, slots=True)
+class Guarded:
+    """A process that was asked for. Who asked closes the streams; `news` ends when the process is gone and reaped."""
+
+    number: int
+    stdin: IO[bytes]
+    stdout: IO[bytes]
+    stderr: IO[bytes]
+    news: IO[bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class News:
+    """What is known of a process so far."""
+
+    pid: int | None = None
+    error: str | None = None
+    """Why it could not be started."""
+    code: int | None = None
+    """How it ended, as `subprocess` tells it: -N after signal N."""
+
+    @classmethod
+    def read(cls, text: str) -> News:
+        """From all that `Guarded.news` has brought."""
+        facts: dict[str, Any] = {}
+        for line in text.splitlines(keepends=True):
+            if line.endswith("\n"):
+                facts |= json.loads(line)
+        return cls(**facts)
+
+
+class Guardian:
+    """The parent of all sandboxes of a pool. It begins with the first one, and anew if it was killed."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self._requests: socket.socket | None = None
+
+    def __enter__(self) -> Guardian:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def start(
+        self, argv: Sequence[str], *, env: Mapping[str, str], cwd: Path, descriptors: Sequence[int] = ()
+    ) -> Guarded:
+        """Ask for a process in a session of its own, which gets `descriptors` as 3 and on; raises OSError.
+
+        That it could not be started is among its news.
+        """
+        number = next(_numbers)
+        request = {"start": number, "argv": list(argv), "env": dict(env), "cwd": str(cwd)}
+        stdin, stdout, stderr, news = (os.pipe() for _ in range(4))
+        theirs = (stdin[0], stdout[1], stderr[1], news[1])
+        ours = (stdin[1], stdout[0], stderr[0], news[0])
+        try:
+            self._send(request, [*theirs, *descriptors])
+        except OSError:
+            for end in ours:
+                os.close(end)
+            raise
+        finally:
+            for end in theirs:
+                os.close(end)
+        streams = (os.fdopen(end, mode, 0) for end, mode in zip(ours, ("wb", "rb", "rb", "rb"), strict=True))
+        return Guarded(number, *streams)
+
+    def kill(self, guarded: Guarded) -> None:
+        """SIGKILL to a process and its group, unless it has ended."""
+        # A guardian that is gone has taken along what it had started.
+        with contextlib.suppress(OSError):
+            self._send({"kill": guarded.number}, [], again=False)
+
+    def close(self) -> None:
+        """End all that is left, and wait for it."""
+        if self._requests is not None:
+            self._requests.close()
+        if self._process is not None:
+            self._process.wait()
+        self._requests = self._process = None
+
+    def _send(self, request: dict[str, object], descriptors: list[int], *, again: bool = True) -> None:
+        message = json.dumps(request).encode()
+        if self._requests is None:
+            self._begin()
+        try:
+            assert self._requests is not None
+            socket.send_fds(self._requests, [message], descriptors)
+        except ConnectionError:
+            if not again:
+                raise
+            self.close()
+            self._send(request, descriptors, again=False)
+
+    def _begin(self) -> None:
+        self._requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        folder = str(Path(supervisor.__file__).parent)
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-S", "-E", "-I", str(_WORKER), folder, str(os.getpid())],
+                stdin=theirs.fileno(),
+                stdout=subprocess.DEVNULL,
+                cwd="/",
+                start_new_session=True,
+            )
+
+
+def finish(guarded: Guarded, data: bytes, timeout_s: float) -> tuple[News, bytes, bytes]:
+    """Write little, wait for the end, read little: news, standard output, standard error; raises OSError.
+
+    Past the time it is not ended, but by the end of its guardian.
+    """
+    with guarded.stdin, guarded.stdout, guarded.stderr, guarded.news:
+        guarded.stdin.write(data)
+        text = b""
+        while select.select([guarded.news], [], [], timeout_s)[0]:
+            more = guarded.news.read(4096)
+            text += more
+            if not more:
+                return News.read(text.decode()), guarded.stdout.read(65536), guarded.stderr.read(65536)
+        raise TimeoutError(f"not ready within {timeout_s:g} s")
