@@ -1,0 +1,1 @@
+"""The retrieval service: one index behind HTTP."""

@@ -1,0 +1,315 @@
+"""The HTTP interface of a retrieval index; what it promises is in docs/behaviour/retrieval.md.
+
+Routes are compatible with the services of FlashRAG and Search-R1: `/search` and `/batch_search` take one shape, ids
+are text, `contents` is the document as indexed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar
+
+import orjson
+from fastapi import FastAPI, Request, Response
+from fastapi_offline import FastAPIOffline
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
+
+from treadle.core.errors import TreadleError
+from treadle.core.harmless import one_line
+from treadle.retriever.batching import Busy, MicroBatcher
+from treadle.retriever.index import Index, Ranking
+from treadle.retriever.service.cache import RankingCache
+from treadle.retriever.service.config import ServiceSettings
+from treadle.retriever.service.guard import BodyTooLarge, TokenGuard, read_body
+from treadle.retriever.service.metrics import Metrics
+
+_log = logging.getLogger(__name__)
+
+BLANK_QUERY = "Query content cannot be empty"
+DEFAULT_TOP_N = 10
+_MIB = 1024 * 1024
+
+
+class _Options(BaseModel):
+    model_config = ConfigDict(extra="ignore")
+
+    top_n: int = Field(default=DEFAULT_TOP_N, ge=1)
+    """Documents per query."""
+    return_score: bool = False
+    """Give scores beside the documents."""
+
+
+class SearchRequest(_Options):
+    """Body of `POST /search`."""
+
+    query: str
+
+
+class BatchSearchRequest(_Options):
+    """Body of `POST /batch_search`; the field may be called `query` or `queries`."""
+
+    queries: list[str] = Field(validation_alias=AliasChoices("query", "queries"))
+
+
+class FoundDocument(BaseModel):
+    """One document of an answer."""
+
+    id: str
+    contents: str
+    """Title line and text, whole."""
+
+
+class RetrieverState(BaseModel):
+    """How many workers there are, and how many are free."""
+
+    total: int
+    available: int
+
+
+class Health(BaseModel):
+    """Answer of `GET /health`."""
+
+    status: str
+    """`healthy`, or `loading` (with status 503)."""
+    retrievers: RetrieverState
+
+
+class Refused(Exception):
+    """A request that gets no result."""
+
+    def __init__(self, status: int, detail: Any, headers: dict[str, str] | None = None) -> None:
+        super().__init__(detail)
+        self.status, self.detail, self.headers = status, detail, headers
+
+
+T_Asked = TypeVar("T_Asked", bound=_Options)
+
+
+class RetrievalService:
+    """One index and what stands before it. `open` may be called once."""
+
+    def __init__(self, settings: ServiceSettings) -> None:
+        self.settings = settings
+        self._cache = RankingCache(int(settings.cache_mib * _MIB))
+        self._index: Index | None = None
+        self._batcher: MicroBatcher | None = None
+        self.metrics = Metrics(self._num_waiting, self._num_free)
+
+    async def open(self, index: Index) -> None:
+        """Begin to answer."""
+        settings = self.settings
+        batcher = MicroBatcher(
+            index,
+            num_workers=settings.num_workers,
+            max_batch=settings.max_batch,
+            max_waiting=settings.max_waiting,
+            on_batch=self.metrics.batch_size.observe,
+        )
+        self._batcher = await batcher.__aenter__()
+        self._index = index
+
+    async def close(self) -> None:
+        """Let index and workers go."""
+        if self._batcher is not None:
+            await self._batcher.__aexit__()
+        if self._index is not None:
+            self._index.close()
+
+    def health(self) -> tuple[int, Health]:
+        """Status code and state."""
+        state = RetrieverState(total=self.settings.num_workers, available=int(self._num_free()))
+        if self._index is None:
+            return 503, Health(status="loading", retrievers=state)
+        return 200, Health(status="healthy", retrievers=state)
+
+    def info(self) -> dict[str, Any]:
+        """What is searched; raises Refused while it is loading."""
+        index = self._ready()[0]
+        facts = index.info
+        return {
+            "engine": facts.engine,
+            "encoder": facts.encoder,
+            "dimension": facts.dimension,
+            "num_documents": facts.num_documents,
+            "num_bytes": facts.num_bytes,
+            "fingerprint": facts.fingerprint,
+            "max_top_n": self.settings.max_top_n,
+        }
+
+    async def search(self, queries: Sequence[str], top_n: int) -> list[Ranking]:
+        """Rankings in the order of the queries; raises Refused."""
+        _, batcher = self._ready()
+        if top_n > self.settings.max_top_n:
+            raise Refused(422, f"top_n must be at most {self.settings.max_top_n}")
+        asked = [query.strip() for query in queries]
+        rankings = {query: self._cache.get(query, top_n) for query in asked}
+        missing = [query for query, ranking in rankings.items() if ranking is None]
+        self.metrics.cached.inc(len(rankings) - len(missing))
+        if missing:
+            rankings |= zip(missing, await self._ask(batcher, missing, top_n), strict=True)
+        return [ranking for ranking in map(rankings.__getitem__, asked) if ranking is not None]
+
+    async def _ask(self, batcher: MicroBatcher, queries: list[str], top_n: int) -> list[Ranking]:
+        try:
+            async with asyncio.timeout(self.settings.timeout_s):
+                found = await batcher.rank(queries, top_n)
+        except Busy as error:
+            raise Refused(429, str(error), {"Retry-After": str(error.retry_after_s)}) from None
+        except TimeoutError:
+            raise Refused(504, f"the search took longer than {self.settings.timeout_s:g} s") from None
+        except TreadleError as error:
+            _log.error("a search failed: %s", one_line(str(error)))
+            raise Refused(503 if error.retryable else 500, one_line(str(error))) from error
+        for query, ranking in zip(queries, found, strict=True):
+            self._cache.put(query, top_n, ranking)
+        return found
+
+    def documents(self, ranking: Ranking) -> list[dict[str, str]]:
+        """The documents of a ranking."""
+        documents = self._ready()[0].documents
+        found = (documents[row] for row, _ in ranking)
+        return [{"id": document.id, "contents": document.contents} for document in found]
+
+    def _ready(self) -> tuple[Index, MicroBatcher]:
+        if self._index is None or self._batcher is None:
+            raise Refused(503, "the index is being loaded", {"Retry-After": "1"})
+        return self._index, self._batcher
+
+    def _num_waiting(self) -> float:
+        return self._batcher.num_waiting if self._batcher else 0
+
+    def _num_free(self) -> float:
+        return self._batcher.num_free if self._batcher else 0
+
+
+def make_app(settings: ServiceSettings, load: Callable[[], Awaitable[Index]]) -> FastAPI:
+    """The application; `load` is awaited while the service says that it is loading.
+
+    Raises ConfigError where a token is needed and missing.
+    """
+    service = RetrievalService(settings)
+    token = settings.token()
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        loading = asyncio.create_task(_load(service, load, app.state.on_failure))
+        try:
+            yield
+        finally:
+            loading.cancel()
+            await asyncio.gather(loading, return_exceptions=True)
+            await service.close()
+
+    app = FastAPIOffline(
+        title="Treadle retriever",
+        summary="Search over one corpus.",
+        lifespan=lifespan,
+        redoc_url=None,
+    )
+    app.state.on_failure = lambda error: None
+    app.add_middleware(TokenGuard, token=token)
+    _add_routes(app, service)
+    return app
+
+
+async def _load(
+    service: RetrievalService, load: Callable[[], Awaitable[Index]], on_failure: Callable[[BaseException], None]
+) -> None:
+    # Whatever keeps the index from opening ends the service, which is useless without it.
+    try:
+        await service.open(await load())
+    except Exception as error:  # noqa: BLE001
+        on_failure(error)
+
+
+def _add_routes(app: FastAPI, service: RetrievalService) -> None:
+    @app.get("/health", response_model=Health, responses={503: {"model": Health}})
+    async def health() -> Response:
+        """Whether the service answers searches."""
+        status, state = service.health()
+        return _json(state.model_dump(), status)
+
+    @app.get("/info")
+    async def info() -> Response:
+        """Engine, encoder, number of documents and fingerprint of the index."""
+        return await _answered(service, "info", _value(service.info))
+
+    @app.get("/metrics")
+    async def metrics() -> Response:
+        """Counters for Prometheus."""
+        return Response(service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    @app.post("/search", response_model=list[FoundDocument], openapi_extra=_body_of(SearchRequest))
+    async def search(request: Request) -> Response:
+        """The best documents for one query; with `return_score`, `[documents, scores]`."""
+        return await _answered(service, "search", _search(service, request))
+
+    @app.post("/batch_search", response_model=list[list[FoundDocument]], openapi_extra=_body_of(BatchSearchRequest))
+    async def batch_search(request: Request) -> Response:
+        """The best documents for each query; with `return_score`, `[documents of all, scores of all]`."""
+        return await _answered(service, "batch_search", _batch_search(service, request))
+
+
+async def _search(service: RetrievalService, request: Request) -> Any:
+    asked = await _parse(service, request, SearchRequest)
+    if not asked.query.strip():
+        raise Refused(400, BLANK_QUERY)
+    (ranking,) = await service.search([asked.query], asked.top_n)
+    documents = service.documents(ranking)
+    return [documents, _scores(ranking)] if asked.return_score else documents
+
+
+async def _batch_search(service: RetrievalService, request: Request) -> Any:
+    asked = await _parse(service, request, BatchSearchRequest)
+    for number, query in enumerate(asked.queries):
+        if not query.strip():
+            raise Refused(400, f"{BLANK_QUERY}: query {number} is blank")
+    if len(asked.queries) > service.settings.max_waiting:
+        raise Refused(422, f"a batch may have at most {service.settings.max_waiting} queries")
+    rankings = await service.search(asked.queries, asked.top_n)
+    documents = [service.documents(ranking) for ranking in rankings]
+    return [documents, [_scores(ranking) for ranking in rankings]] if asked.return_score else documents
+
+
+def _scores(ranking: Ranking) -> list[float]:
+    return [score for _, score in ranking]
+
+
+async def _parse(service: RetrievalService, request: Request, model: type[T_Asked]) -> T_Asked:
+    try:
+        return model.model_validate_json(await read_body(request, service.settings.max_body_bytes))
+    except BodyTooLarge as error:
+        raise Refused(413, str(error)) from None
+    except ValidationError as error:
+        raise Refused(422, error.errors(include_url=False, include_context=False, include_input=False)) from None
+
+
+async def _value(make: Callable[[], Any]) -> Any:
+    return make()
+
+
+async def _answered(service: RetrievalService, route: str, answer: Awaitable[Any]) -> Response:
+    """The response of a route, counted."""
+    started = time.perf_counter()
+    status, headers = 200, None
+    try:
+        content = await answer
+    except Refused as refused:
+        status, content, headers = refused.status, {"detail": refused.detail}, refused.headers
+    service.metrics.requests.labels(route, status).inc()
+    service.metrics.seconds.labels(route).observe(time.perf_counter() - started)
+    return _json(content, status, headers)
+
+
+def _json(content: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    return Response(orjson.dumps(content), status, headers, "application/json")
+
+
+def _body_of(model: type[BaseModel]) -> dict[str, Any]:
+    """A request body for the OpenAPI page; the body itself is parsed here, without FastAPI's copies."""
+    schema = model.model_json_schema(ref_template="#/components/schemas/{model}")
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}

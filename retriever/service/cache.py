@@ -1,0 +1,48 @@
+"""Results of earlier queries, as row numbers and scores, in a bounded amount of memory."""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass
+
+from cachetools import LRUCache
+
+from treadle.retriever.index import Ranking
+
+_BYTES_PER_ENTRY = 400
+"""About what an entry takes beside its query and its numbers."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    rows: array[int]
+    scores: array[float]
+    query_chars: int
+
+
+def _size(entry: _Entry) -> int:
+    return _BYTES_PER_ENTRY + 4 * entry.query_chars + 16 * len(entry.rows)
+
+
+class RankingCache:
+    """Least recently used rankings of one index. It lives with the index, so a rebuilt one starts with none."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._entries: LRUCache[tuple[str, int], _Entry] = LRUCache(max_bytes, getsizeof=_size)
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory in use, about."""
+        return int(self._entries.currsize)
+
+    def get(self, query: str, top_n: int) -> Ranking | None:
+        """The ranking of a query, or None."""
+        entry = self._entries.get((query, top_n))
+        return None if entry is None else list(zip(entry.rows, entry.scores, strict=True))
+
+    def put(self, query: str, top_n: int, ranking: Ranking) -> None:
+        """Keep a ranking; one that is larger than the whole cache is not kept."""
+        rows = array("q", [row for row, _ in ranking])
+        entry = _Entry(rows, array("d", [score for _, score in ranking]), len(query))
+        if _size(entry) <= self._entries.maxsize:
+            self._entries[query, top_n] = entry

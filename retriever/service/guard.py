@@ -1,0 +1,53 @@
+"""What a request must pass before it is read: its token and its size."""
+
+from __future__ import annotations
+
+import hmac
+
+import orjson
+from fastapi import Request
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+_OPEN_PATHS = frozenset({"/health"})
+
+
+class BodyTooLarge(Exception):
+    """A request is longer than the service takes."""
+
+
+class TokenGuard:
+    """Middleware that answers 401 to requests without the token; `/health` is open to all."""
+
+    def __init__(self, app: ASGIApp, token: str | None) -> None:
+        self._app = app
+        self._expected = f"Bearer {token}".encode() if token else None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Hand the request on, or refuse it."""
+        if self._expected is None or scope["type"] != "http" or scope["path"] in _OPEN_PATHS:
+            return await self._app(scope, receive, send)
+        given = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
+        if hmac.compare_digest(given, self._expected):
+            return await self._app(scope, receive, send)
+        body = orjson.dumps({"detail": "send the service's token as 'Authorization: Bearer ...'"})
+        headers = [
+            (b"content-type", b"application/json"),
+            (b"content-length", str(len(body)).encode()),
+            (b"www-authenticate", b"Bearer"),
+        ]
+        await send({"type": "http.response.start", "status": 401, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+
+
+async def read_body(request: Request, max_bytes: int) -> bytes:
+    """The body of a request; raises BodyTooLarge as soon as it is known to be longer."""
+    announced = request.headers.get("content-length", "")
+    if announced.isdigit() and int(announced) > max_bytes:
+        raise BodyTooLarge(f"a request may have at most {max_bytes} bytes; this one has {announced}")
+    parts, size = [], 0
+    async for part in request.stream():
+        size += len(part)
+        if size > max_bytes:
+            raise BodyTooLarge(f"a request may have at most {max_bytes} bytes")
+        parts.append(part)
+    return b"".join(parts)
