@@ -11,13 +11,14 @@ import os
 import re
 import resource
 from collections.abc import Mapping
+from typing import Protocol
 
 import aiohttp
 from multidict import CIMultiDict, istr
 from yarl import URL
 
 from treadle.core.errors import ConfigError
-from treadle.core.llm.config import EndpointSettings, ModelSettings
+from treadle.core.llm.config import EndpointSettings
 from treadle.core.llm.wire import Failure, excerpt
 
 KEY_MARK = b"[key]"
@@ -49,10 +50,24 @@ class Target:
             self.headers[istr("Authorization")] = f"Bearer {key}"
 
 
+class HttpSettings(Protocol):
+    """What the session must know of its servers."""
+
+    @property
+    def connect_timeout_s(self) -> float:
+        """Most time for opening a connection."""
+        ...
+
+    @property
+    def max_response_bytes(self) -> int:
+        """Largest accepted answer."""
+        ...
+
+
 class HttpClient:
     """One session; used inside a running event loop and closed by `close`."""
 
-    def __init__(self, settings: ModelSettings) -> None:
+    def __init__(self, settings: HttpSettings) -> None:
         raise_open_file_limit()
         self._limit = settings.max_response_bytes
         connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_S, ttl_dns_cache=300)
