@@ -7,7 +7,7 @@ Without a tokenizer, or with a server that gives no ids, the same class holds te
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 from typing import Protocol as TypingProtocol
@@ -37,6 +37,10 @@ class Codec(TypingProtocol):
 
     def count_within(self, ids: Sequence[int], text: str) -> int:
         """Most ids, from the first on, whose decoded text is a beginning of `text`."""
+        ...
+
+    def counts_before(self, ids: Sequence[int], text: str, positions: Sequence[int]) -> list[int]:
+        """Number of ids before each of some growing positions of their text; a token across one counts in full."""
         ...
 
 
@@ -227,23 +231,12 @@ class Transcript:
         if self._codec is None:
             return [Segment(piece.kind, piece.text, 0, 0) for piece in pieces]
         ids = self.ids[stretch.start : stretch.end]
-        ends = [*self._offsets(ids, stretch.text, [piece.end for piece in pieces[:-1]]), len(ids)]
+        ends = [*self._codec.counts_before(ids, stretch.text, [piece.end for piece in pieces[:-1]]), len(ids)]
         starts = [0, *ends[:-1]]
         return [
             Segment(piece.kind, piece.text, stretch.start + start, stretch.start + end)
             for piece, start, end in zip(pieces, starts, ends, strict=True)
         ]
-
-    def _offsets(self, ids: list[int], text: str, positions: Iterable[int]) -> list[int]:
-        """Number of ids up to each character position; a token that straddles one belongs to what stands before."""
-        assert self._codec is not None
-        counts: list[int] = []
-        for position in positions:
-            count = self._codec.count_within(ids, text[:position])
-            if count < len(ids) and len(self._codec.decode(ids[:count])) < position:
-                count += 1
-            counts.append(max(count, counts[-1] if counts else 0))
-        return counts
 
     def _open_stretch(self) -> _Stretch:
         if not self._stretches or self._stretches[-1].author != "model":

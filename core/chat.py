@@ -8,6 +8,7 @@ and decoding what was encoded gives the text back. See `docs/behaviour/llm.md`.
 from __future__ import annotations
 
 import bisect
+import codecs
 import datetime as dt
 import functools
 import hashlib
@@ -103,17 +104,48 @@ class ChatTokenizer:
 
     def count_within(self, ids: Sequence[int], text: str) -> int:
         """Most ids, from the first on, whose decoded text is a beginning of `text`."""
-        if self._token_bytes is not None:
-            sizes = map(len, map(self._token_bytes.get, ids, itertools.repeat(b"")))
-            # U+FFFD is at least as long as the bytes that it stands for, so this is never too few.
-            num_bytes = len(text.encode("utf-8", "surrogatepass"))
-            count = bisect.bisect_right(list(itertools.accumulate(sizes)), num_bytes)
-        else:
-            count = bisect.bisect_right(range(len(ids)), len(text), key=lambda last: len(self.decode(ids[: last + 1])))
+        lengths = self._lengths(ids, text)
+        if lengths is not None:
+            return bisect.bisect_right(lengths, len(text)) - 1
+        count = bisect.bisect_right(range(len(ids)), len(text), key=lambda last: len(self.decode(ids[: last + 1])))
         # A character cut in the middle decodes to U+FFFD, so the nearest beginnings may not fit.
         while count and not text.startswith(self.decode(ids[:count])):
             count -= 1
         return count
+
+    def counts_before(self, ids: Sequence[int], text: str, positions: Sequence[int]) -> list[int]:
+        """Number of ids before each of some growing character positions of `text`, which the ids decode to.
+
+        A token across a position counts in full. Takes time in proportion to the ids, with byte-level tokenizers.
+        """
+        lengths = self._lengths(ids, text)
+        counts: list[int] = []
+        for position in positions:
+            if lengths is not None:
+                count = bisect.bisect_right(lengths, position) - 1
+                length = lengths[count]
+            else:
+                count = self.count_within(ids, text[:position])
+                length = len(self.decode(ids[:count]))
+            count += count < len(ids) and length < position
+            counts.append(max(count, counts[-1] if counts else 0))
+        return counts
+
+    def _lengths(self, ids: Sequence[int], text: str) -> list[int] | None:
+        """Characters of the text of the first 0, 1, ... ids, all but what ends inside a character.
+
+        None if that cannot be said in one pass: without the bytes of each id, or if `text` is no beginning of theirs.
+        Beginnings that end in a U+FFFD which the whole text does not have get the length of the next one that fits.
+        """
+        if self._token_bytes is None:
+            return None
+        pieces = list(map(self._token_bytes.get, ids, itertools.repeat(b"")))
+        whole = b"".join(pieces).decode("utf-8", "replace")
+        if not whole.startswith(text):
+            return None
+        if whole.isascii():
+            return list(itertools.accumulate(map(len, pieces), initial=0))
+        return _lengths_of_beginnings(pieces, whole)
 
     def render(self, messages: Sequence[Mapping[str, str]]) -> str:
         """The prompt as text, with the assistant's turn opened; raises ConfigError where the template refuses.
@@ -221,6 +253,24 @@ def _token_bytes(tokenizer: Tokenizer, tokenizer_json: bytes) -> dict[int, bytes
         except UnicodeEncodeError:
             table[index] = token.encode()
     return table
+
+
+def _lengths_of_beginnings(pieces: Sequence[bytes], whole: str) -> list[int]:
+    """See `ChatTokenizer._lengths`."""
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    length = 0
+    lengths = [0]
+    for piece in pieces:
+        length += len(decoder.decode(piece))
+        if not decoder.getstate()[0]:
+            lengths.append(length)
+        # Begun bytes alone decode to one U+FFFD: right where they will never become a character.
+        else:
+            lengths.append(length + 1 if whole[length : length + 1] == "\ufffd" else -1)
+    following = len(whole) + 1
+    for index in range(len(lengths) - 1, -1, -1):
+        following = lengths[index] = lengths[index] if lengths[index] >= 0 else following
+    return lengths
 
 
 def _byte_letters() -> list[str]:

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import math
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given
@@ -335,6 +337,74 @@ async def test_a_stored_row_gives_the_trajectory_back(tokenizer: ChatTokenizer) 
     )
     assert [(call.tool, call.argument, call.status, call.turn) for call in calls_of(row)] == [("search", "q", "ok", 0)]
     assert (row["calls_requested"], row["search_calls"], row["python_calls"], row["num_turns"]) == (1, 1, 0, 2)
+
+
+@pytest.mark.parametrize("table", [True, False])
+@pytest.mark.parametrize("name", ["qwen", "smollm2"])
+@given(pieces=st.lists(st.sampled_from(["<think>", "</think>", "a b", "é🙂", "\ufffd", "\n", ">"])), data=st.data())
+@hypothesis_settings(max_examples=150, deadline=None)
+def test_ids_before_a_boundary_are_those_of_the_plain_definition(
+    name: str, table: bool, pieces: list[str], data: st.DataObject
+) -> None:
+    tokenizer = copy.copy(load(name))
+    odd = st.integers(0, 300)  # among them bytes that make no character
+    ids = tokenizer.encode("".join(pieces)) + data.draw(st.lists(odd, max_size=6)) + tokenizer.encode("z")
+    text = tokenizer.decode(ids)
+    positions = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=6)))
+    expected: list[int] = []
+    for position in positions:
+        fits = [text[:position].startswith(tokenizer.decode(ids[:count])) for count in range(len(ids) + 1)]
+        count = max(count for count, fit in enumerate(fits) if fit)
+        straddles = count < len(ids) and len(tokenizer.decode(ids[:count])) < position
+        expected.append(max([count + straddles, *expected[-1:]]))
+    if not table:
+        tokenizer._token_bytes = None
+    assert tokenizer.counts_before(ids, text, positions) == expected
+
+
+class CountedBytes(dict[int, bytes]):
+    """The bytes of each id, with a count of how often one was looked up."""
+
+    lookups = 0
+
+    def get(self, index: int, default: Any = None) -> Any:
+        self.lookups += 1
+        return super().get(index, default)
+
+    def __getitem__(self, index: int) -> bytes:
+        self.lookups += 1
+        return super().__getitem__(index)
+
+
+@pytest.mark.parametrize("loop", ["<think></think>", "<think>é🙂</think>", "<think>\ufffd</think>"])
+async def test_a_long_loop_of_tags_is_cut_into_segments_in_one_pass(loop: str) -> None:
+    tokenizer = copy.copy(load("smollm2"))
+    assert tokenizer._token_bytes is not None
+    counted = CountedBytes(tokenizer._token_bytes)
+    text = loop * 2000
+    model = ScriptedModel([(text, "length")], tokenizer)
+    tokenizer._token_bytes = counted
+    trajectory = await play(model, tokenizer, max_tokens=100_000)
+    assert len(trajectory.segments) == 2000
+    assert counted.lookups <= 4 * len(trajectory.output_ids)
+    tokenizer._token_bytes = dict(counted)
+    check_invariants(trajectory, tokenizer)
+
+
+async def test_an_overrun_of_broken_characters_is_cut_in_one_pass() -> None:
+    tokenizer = copy.copy(load("smollm2"))
+    assert tokenizer._token_bytes is not None
+    broken = next(index for index, part in tokenizer._token_bytes.items() if part == b"\xe2")
+    counted = tokenizer._token_bytes = CountedBytes(tokenizer._token_bytes)
+    ids = [*[broken] * 5000, *tokenizer.encode(f"{ANSWER} and more")]
+
+    class Broken(ScriptedModel):
+        async def complete(self, request: CompletionRequest, *, session: str, deadline: float) -> Completion:
+            return Completion("", tuple(ids), "stop", None, 1, len(ids), "u", 0.0, 0)
+
+    trajectory = await play(Broken([], tokenizer), tokenizer)
+    assert trajectory.status == "answered" and trajectory.text == "\ufffd" * 5000 + ANSWER
+    assert counted.lookups <= 10 * len(ids)
 
 
 # Continuations. A reply is a function of the prompt alone, so equal contexts give equal rollouts.
