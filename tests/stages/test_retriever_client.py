@@ -1,0 +1,231 @@
+"""The client of the retrieval service against scripted services on loopback."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from treadle.core.errors import ConfigError, ToolError
+from treadle.core.llm.wire import Failure
+from treadle.retriever.client import SearchUnavailable, ServiceClient, ServiceClientSettings, parse_hits
+
+FOUND = [[{"id": "7", "contents": "Title\nText\nmore"}, {"id": "8", "contents": "bare"}], [2.0, 1.5]]
+Answer = tuple[int, Any] | tuple[int, Any, dict[str, str]]
+
+
+class Service:
+    """Answers searches with a script; the last answer is repeated. `None` cuts the connection, "hang" never answers."""
+
+    def __init__(self, *script: Answer | str | None, info: Answer = (200, {"fingerprint": "abc"})) -> None:
+        self.script = list(script or [(200, FOUND)])
+        self.info = [info]
+        self.asked: list[dict[str, Any]] = []
+        self.headers: list[str | None] = []
+        self.url = ""
+        self.freed = asyncio.Event()
+
+    async def on_info(self, request: web.Request) -> web.StreamResponse:
+        return await self._say(request, self.info[0] if len(self.info) == 1 else self.info.pop(0))
+
+    async def on_search(self, request: web.Request) -> web.StreamResponse:
+        self.asked.append(await request.json())
+        self.headers.append(request.headers.get("Authorization"))
+        return await self._say(request, self.script[0] if len(self.script) == 1 else self.script.pop(0))
+
+    async def _say(self, request: web.Request, answer: Answer | str | None) -> web.StreamResponse:
+        if answer is None:
+            assert request.transport is not None
+            request.transport.abort()
+            return web.Response()
+        if isinstance(answer, str):
+            await self.freed.wait()
+            return web.Response()
+        status, content, *headers = answer
+        text = content if isinstance(content, str) else json.dumps(content)
+        return web.Response(status=status, text=text, headers=headers[0] if headers else None)
+
+
+@asynccontextmanager
+async def serving(*services: Service) -> AsyncIterator[None]:
+    async with AsyncExitStack() as stack:
+        for service in services:
+            app = web.Application()
+            app.router.add_get("/info", service.on_info)
+            app.router.add_post("/search", service.on_search)
+            runner = web.AppRunner(app, shutdown_timeout=0.1)
+            await runner.setup()
+            stack.push_async_callback(runner.cleanup)
+            stack.callback(service.freed.set)
+            site = web.TCPSite(runner, "127.0.0.1", 0)
+            await site.start()
+            service.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+        yield
+
+
+class Pauses:
+    """Stands for sleeping; remembers how long."""
+
+    def __init__(self) -> None:
+        self.seconds: list[float] = []
+
+    async def __call__(self, seconds: float) -> None:
+        self.seconds.append(seconds)
+
+
+@asynccontextmanager
+async def client(*urls: str, pauses: Pauses | None = None, **settings: Any) -> AsyncIterator[ServiceClient]:
+    made = ServiceClientSettings.model_validate({"endpoints": [{"url": url} for url in urls], **settings})
+    searcher = ServiceClient(made, sleep=pauses or Pauses())
+    try:
+        await searcher.open()
+        yield searcher
+    finally:
+        await searcher.close()
+
+
+def later(seconds: float = 60.0) -> float:
+    return asyncio.get_running_loop().time() + seconds
+
+
+async def test_hits_come_with_title_text_and_score() -> None:
+    service = Service()
+    async with serving(service), client(service.url) as searcher:
+        first, second = await searcher.search("q", 2, deadline=later())
+        assert (first.id, first.title, first.text, first.score) == ("7", "Title", "Text\nmore", 2.0)
+        assert (second.contents, second.title) == ("bare", "")
+        assert searcher.fingerprint == "abc"
+    assert service.asked == [{"query": "q", "top_n": 2, "return_score": True}]
+
+
+async def test_a_query_that_no_service_would_take_is_cut_and_made_sendable() -> None:
+    service = Service()
+    async with serving(service), client(service.url) as searcher:
+        await searcher.search("\ud800" + "x" * 10_000_000, 2, deadline=later())
+    assert service.asked[0]["query"] == "?" + "x" * 4095
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [
+        (500, {"detail": "boom"}),
+        (503, {"detail": "loading"}, {"Retry-After": "0"}),
+        (429, {"detail": "busy"}, {"Retry-After": "0"}),
+        (200, "{"),
+        (200, [1, 2]),
+        (200, [[{"id": 1, "contents": "x"}], [1.0]]),
+        None,
+    ],
+)
+async def test_what_may_pass_is_tried_again_after_a_pause(failure: Answer | None) -> None:
+    service, pauses = Service(failure, failure, (200, FOUND)), Pauses()
+    async with serving(service), client(service.url, pauses=pauses) as searcher:
+        assert len(await searcher.search("q", 2, deadline=later())) == 2
+    assert len(service.asked) == 3 and len(pauses.seconds) == 2 and min(pauses.seconds) > 0
+
+
+async def test_a_service_that_asks_for_time_gets_it() -> None:
+    service, pauses = Service((429, {}, {"Retry-After": "7"}), (200, FOUND)), Pauses()
+    async with serving(service), client(service.url, pauses=pauses) as searcher:
+        await searcher.search("q", 2, deadline=later())
+    assert pauses.seconds[0] == pytest.approx(7, abs=0.5)
+
+
+async def test_another_address_is_asked_at_once() -> None:
+    busy, free, pauses = Service((429, {}, {"Retry-After": "9"})), Service(), Pauses()
+    async with serving(busy, free), client(busy.url, free.url, pauses=pauses) as searcher:
+        for _ in range(3):
+            assert len(await searcher.search("q", 2, deadline=later())) == 2
+    assert pauses.seconds == [0.0]
+    assert (len(busy.asked), len(free.asked)) == (1, 3)
+
+
+async def test_a_service_that_never_answers_is_left_for_another() -> None:
+    silent, alive = Service("hang"), Service()
+    async with serving(silent, alive), client(silent.url, alive.url, request_timeout_s=0.05) as searcher:
+        assert len(await searcher.search("q", 2, deadline=later())) == 2
+    assert len(silent.asked) == 1
+
+
+async def test_a_deadline_during_a_search_is_a_time_out_and_during_failures_an_outage() -> None:
+    silent, broken = Service("hang"), Service((500, {}))
+    async with serving(silent, broken):
+        async with client(silent.url) as searcher:
+            with pytest.raises(TimeoutError):
+                await searcher.search("q", 2, deadline=later(0.05))
+        async with client(broken.url) as searcher:
+            with pytest.raises(SearchUnavailable, match="HTTP 500") as outage:
+                await searcher.search("q", 2, deadline=later(0.05))
+            assert outage.value.retryable
+
+
+async def test_retries_are_bounded() -> None:
+    broken = Service((500, {"detail": "still \x1b[31mbroken"}))
+    async with serving(broken), client(broken.url, retry_limit=3) as searcher:
+        with pytest.raises(SearchUnavailable) as outage:
+            await searcher.search("q", 2, deadline=later())
+    assert len(broken.asked) == 4 and "\x1b" not in str(outage.value)
+
+
+async def test_a_refusal_is_final_and_names_the_service() -> None:
+    service = Service((422, {"detail": "top_n must be at most 100"}))
+    async with serving(service), client(service.url) as searcher:
+        with pytest.raises(ToolError, match="top_n must be at most 100") as refusal:
+            await searcher.search("q", 1000, deadline=later())
+        assert not refusal.value.retryable
+    assert len(service.asked) == 1
+
+
+async def test_services_that_load_are_waited_for_and_absent_ones_not_for_ever() -> None:
+    service = Service()
+    service.info = [(503, {}), (503, {}), (200, {"fingerprint": "abc"})]
+    async with serving(service), client(service.url) as searcher:
+        assert searcher.fingerprint == "abc"
+    with pytest.raises(SearchUnavailable, match="treadle retriever serve"):
+        async with client("http://127.0.0.1:9", start_wait_s=0):
+            pass
+
+
+async def test_services_must_hold_the_same_index() -> None:
+    one, other = Service(), Service(info=(200, {"fingerprint": "xyz"}))
+    async with serving(one, other):
+        with pytest.raises(ConfigError, match="another index"):
+            async with client(one.url, other.url):
+                pass
+
+
+async def test_a_service_without_that_route_is_used_all_the_same() -> None:
+    service = Service(info=(404, {"detail": "Not Found"}))
+    async with serving(service), client(service.url) as searcher:
+        assert searcher.fingerprint is None
+        assert len(await searcher.search("q", 2, deadline=later())) == 2
+
+
+async def test_the_token_is_sent_and_never_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SEARCH_TOKEN", "canary-token-1")
+    service = Service((401, {"detail": "no canary-token-1"}))
+    settings = {"endpoints": [{"url": "", "api_key_env": "SEARCH_TOKEN"}]}
+    async with serving(service):
+        settings["endpoints"][0]["url"] = service.url
+        searcher = ServiceClient(ServiceClientSettings.model_validate(settings))
+        await searcher.open()
+        with pytest.raises(ToolError) as refusal:
+            await searcher.search("q", 2, deadline=later())
+        await searcher.close()
+    assert service.headers == ["Bearer canary-token-1"] and "canary-token-1" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"null", b"[]", b"[[],[],[]]", b"[[],[1]]", b'[[{"id":"1"}],[1]]', b'[[{"id":"1","contents":"x"}],["1"]]',
+     b'[[1],[1]]', b"\xff"],
+)  # fmt: skip
+def test_garbage_is_malformed(data: bytes) -> None:
+    with pytest.raises(Failure) as failure:
+        parse_hits(data)
+    assert failure.value.kind == "malformed"
