@@ -9,6 +9,7 @@ from pydantic import Field
 
 from treadle.core.config import Section
 from treadle.core.errors import ConfigError
+from treadle.retriever.config import IndexSettings
 
 
 class ServiceSettings(Section):
@@ -57,3 +58,12 @@ def _is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+class RetrieverConfig(Section):
+    """The file of `treadle retriever`: an index, and how it is served."""
+
+    index: IndexSettings = IndexSettings()
+    """What is searched, and how it is ranked."""
+    service: ServiceSettings = ServiceSettings()
+    """How it is served."""
