@@ -1,11 +1,12 @@
 """The stage `rollouts` against three servers of which each fails, beside the same work without faults.
 
     python benchmarks/chaos.py [--rollouts 2000] [--in-flight 64] [--latency 0.5] [--jitter 1.0] [--outage 30]
+                               [--outages kill | freeze | freeze kill]
 
 Three tutors in processes of their own. Of all requests 5 % meet HTTP 500, 5 % HTTP 429 with Retry-After, 2 % a reset,
-1 % no answer ever, 1 % broken JSON. After a tenth of the rollouts the first server is frozen for `--outage` seconds:
-it takes connections and says nothing. After half of them the second one is killed, and started again on its port
-after as long. Searches are real; the answers depend on the requests alone, so both runs must make the same rows.
+1 % no answer ever, 1 % broken JSON. `kill`: after half of the rollouts the second server is killed, and started again
+on its port `--outage` seconds later. `freeze`: after a tenth of them the first one takes connections and says nothing
+for as long. Searches are real; the answers depend on the requests alone, so both runs must make the same rows.
 
 Printed: how rollouts ended, faults and retries as the servers' logs tell them, rollouts per second of both runs.
 Targets: 99.9 % of the rollouts end properly in the first pass, none by the clock; at most 1.2 retries per fault;
@@ -163,20 +164,21 @@ class Schedule:
             threading.Thread(target=self._actions.pop(share), name="outage", daemon=True).start()
 
 
-def outages(servers: list[Tutor], outage_s: float) -> dict[float, Callable[[], None]]:
-    """What happens to the first and to the second server, by the share of finished rollouts."""
+def outages(servers: list[Tutor], options: argparse.Namespace) -> dict[float, Callable[[], None]]:
+    """What happens to the first or the second server, by the share of finished rollouts."""
 
     def freeze() -> None:
         servers[0].freeze()
-        servers[0].over.wait(outage_s)
+        servers[0].over.wait(options.outage)
         servers[0].thaw()
 
     def kill() -> None:
         servers[1].end()
-        if not servers[1].over.wait(outage_s):
+        if not servers[1].over.wait(options.outage):
             servers[1].start()
 
-    return {FREEZE_AFTER: freeze, KILL_AFTER: kill}
+    actions = {"freeze": (FREEZE_AFTER, freeze), "kill": (KILL_AFTER, kill)}
+    return dict(actions[name] for name in options.outages)
 
 
 class _World(Section):
@@ -258,7 +260,7 @@ def compare(options: argparse.Namespace) -> dict[str, Any]:
         with tempfile.TemporaryDirectory() as place:
             folder = Path(place)
             with tutors(folder, options, faulty=name == "chaos") as servers:
-                actions = outages(servers, options.outage) if name == "chaos" else {}
+                actions = outages(servers, options) if name == "chaos" else {}
                 result[name] = make(folder, servers, options, Schedule(actions))
     calm, chaos = result["calm"], result["chaos"]
     faults = sum(chaos["faults"].values())
@@ -280,6 +282,7 @@ def main() -> None:
     parser.add_argument("--latency", type=float, default=0.5)
     parser.add_argument("--jitter", type=float, default=1.0)
     parser.add_argument("--outage", type=float, default=30.0)
+    parser.add_argument("--outages", nargs="*", choices=("freeze", "kill"), default=["kill"])
     parser.add_argument("--hedge-floor", type=float, default=2.0)
     parser.add_argument("--json", action="store_true", help="one JSON object, all figures")
     options = parser.parse_args()
@@ -294,7 +297,7 @@ def report(result: dict[str, Any], options: argparse.Namespace) -> None:
     """Print the figures as text."""
     calm, chaos = result["calm"], result["chaos"]
     work = f"{chaos['rollouts']} rollouts, {chaos['requests']} requests, {options.in_flight} at once"
-    print(f"{work}, load {os.getloadavg()[0]:.1f}")
+    print(f"{work}, outages: {' and '.join(options.outages) or 'none'}, load {os.getloadavg()[0]:.1f}")
     print(f"ended properly: {result['proper_share']:.2%} {chaos['statuses']}; equal rows: {result['same_rows']}")
     print(f"longest rollout: {chaos['longest_s']:.1f} s (without faults {calm['longest_s']:.1f} s)")
     retries = chaos["arrived"] - chaos["requests"]

@@ -132,13 +132,13 @@ class Endpoint:
             self._idle.clear()
             await self._idle.wait()
 
-    def succeeded(self) -> None:
-        """An answer came: healthy, and perhaps more requests may be held. Called while its slot is still taken."""
+    def succeeded(self, sent_at: float) -> None:
+        """An answer came, just now: healthy, and perhaps more may be held. Called while its slot is still taken."""
         self.failures_in_a_row = 0
         if self.health is Health.TRIAL:
             self.health = Health.HEALTHY
             self.probe_count = 0
-        if self._limit.answered(self.in_flight):
+        if self._limit.answered(self.in_flight, sent_at, self.alive_at):
             self._hand_out()
 
     def refused(self, rest_until: float) -> None:

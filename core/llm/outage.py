@@ -93,9 +93,9 @@ class Outages:
         self._probes.add(probe)
         probe.add_done_callback(self._probes.discard)
 
-    def note_success(self, endpoint: Endpoint) -> None:
-        """The endpoint did what it was asked."""
-        endpoint.succeeded()
+    def note_success(self, endpoint: Endpoint, sent_at: float) -> None:
+        """The endpoint just now did what it was asked at a time."""
+        endpoint.succeeded(sent_at)
         if self._down and (outage := self._down.pop(endpoint, None)) and outage.told:
             seconds = asyncio.get_running_loop().time() - outage.since
             _log.warning("models.%s: %s answers again after %.3g s", self._name, endpoint.url, seconds)

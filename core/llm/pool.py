@@ -237,7 +237,7 @@ class ModelPool:
         if status != 200:
             raise self._refusal(endpoint, failure_of(status, headers, data), status)
         answer = call.parse(data)
-        self._outages.note_success(endpoint)
+        self._outages.note_success(endpoint, sent_at)
         self._hedges.answered(endpoint.alive_at - sent_at)
         return answer
 
@@ -280,7 +280,7 @@ class ModelPool:
         """Book a failed attempt; returns the pause before the next one, or raises what ends the request."""
         message = f"models.{self.name}: {endpoint.url}: {failure}"
         if failure.kind in FINAL_KINDS:
-            self._outages.note_success(endpoint)
+            self._outages.note_success(endpoint, call.sent_at)
             raise (ContextTooLong if failure.kind == "context" else ModelError)(message) from failure
         call.last = message
         call.kinds.add(failure.kind)

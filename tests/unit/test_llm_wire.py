@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import random
 from typing import Any
 
 import orjson
@@ -16,7 +15,6 @@ from treadle.core.config import load_config, semantic_dump
 from treadle.core.errors import ConfigError
 from treadle.core.llm.config import EndpointSettings, ModelSettings, Sampling
 from treadle.core.llm.endpoint import FAILURES_UNTIL_DOWN, Endpoint, Health
-from treadle.core.llm.limit import InFlightLimit
 from treadle.core.llm.types import Completion
 from treadle.core.llm.wire import Failure, error_message, failure_of, parse_chat, parse_completion, parse_retry_after
 
@@ -118,74 +116,6 @@ def test_a_completion_survives_the_journal(completion: Completion) -> None:
     assert Completion.from_json(completion.to_json()) == completion
 
 
-def test_a_limit_is_what_the_server_held_when_refusals_came_in_a_row() -> None:
-    limit = InFlightLimit(256)
-    assert limit.value == 64
-    for others in range(63, 7, -1):  # 64 were sent, the server holds 8 and refuses the rest
-        assert not limit.refused(others)
-    assert limit.value == 8
-    assert [limit.answered(8) for _ in range(16)] == [False] * 15 + [True] and limit.value == 9
-
-
-def test_a_limit_is_tried_more_and_more_seldom_while_it_holds() -> None:
-    limit, answers = InFlightLimit(256), []
-    for others in range(63, 7, -1):
-        limit.refused(others)
-    for _ in range(6):
-        count = 1
-        while not limit.answered(8):
-            count += 1
-        answers.append(count)
-        assert limit.value == 9
-        for _ in range(4):
-            limit.refused(8)
-        assert limit.value == 8
-    assert answers == [16, 32, 64, 128, 256, 256]
-
-
-def test_a_limit_that_was_lifted_is_left_behind() -> None:
-    limit, answers = InFlightLimit(256), 0
-    for others in range(63, 7, -1):
-        limit.refused(others)
-    while limit.value < 256:
-        limit.answered(limit.value)
-        answers += 1
-    assert answers < 300
-
-
-def test_refusals_now_and_then_are_no_limit() -> None:
-    chance, limit = random.Random(3), InFlightLimit(256)
-    for _ in range(20_000):
-        if chance.random() < 0.05:
-            limit.refused(limit.value - 1)
-        else:
-            limit.answered(limit.value)
-    assert limit.value >= 240
-
-
-def test_a_limit_grows_only_where_it_is_felt() -> None:
-    limit = InFlightLimit(256)
-    assert not any(limit.answered(63) for _ in range(1000)) and limit.value == 64
-    for _ in range(64):
-        limit.answered(limit.value)
-    assert limit.value == 128
-
-
-def test_requests_that_overran_halve_the_limit_once_for_all_that_were_sent_before() -> None:
-    limit = InFlightLimit(16)
-    for _ in range(3):
-        limit.overran(sent_at=1.0, now=2.0)
-    assert limit.value == 16
-    for _ in range(10):
-        limit.overran(sent_at=1.0, now=2.0)
-    assert limit.value == 8
-    limit.overran(sent_at=3.0, now=4.0)
-    assert limit.value == 4
-    for second in range(10, 90):
-        limit.overran(sent_at=second, now=second)
-    assert limit.value == 1
-
-
 async def test_an_endpoint_that_refuses_whatever_it_holds_rests_as_long_as_it_asked() -> None:
     endpoint = Endpoint(EndpointSettings(url="http://localhost:1/v1"), max_in_flight=16)
     assert endpoint.try_acquire() and endpoint.try_acquire()
@@ -217,13 +147,13 @@ async def test_an_endpoint_goes_down_after_several_failures_or_one_on_trial() ->
     endpoint = Endpoint(EndpointSettings(url="http://localhost:1/v1"), max_in_flight=1)
     for _ in range(FAILURES_UNTIL_DOWN - 1):
         assert not endpoint.failed(at_once=False)
-    endpoint.succeeded()
+    endpoint.succeeded(0.0)
     assert [endpoint.failed(at_once=False) for _ in range(FAILURES_UNTIL_DOWN)][-1]
     endpoint.readmit()
     assert endpoint.usable and endpoint.health is Health.TRIAL
     assert endpoint.failed(at_once=False) and not endpoint.usable
     endpoint.readmit()
-    endpoint.succeeded()
+    endpoint.succeeded(0.0)
     assert endpoint.health is Health.HEALTHY
 
 
