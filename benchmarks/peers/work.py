@@ -44,6 +44,6 @@ def report(items: list[int]) -> None:
 
 
 def arguments() -> tuple[str, str, int, int, Path, bool]:
-    """What a peer's script is given: kind, URL, number of items, requests in flight, its folder, and whether to resume."""
+    """What a peer's script is given: kind, URL, number of items, requests in flight, its folder, whether to resume."""
     kind, url, items, in_flight, folder, resume = sys.argv[1:]
     return kind, url, int(items), int(in_flight), Path(folder), resume == "resume"
