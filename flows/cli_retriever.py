@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -163,4 +164,7 @@ def serve(
         say(f"ready: {index.num_documents} documents ({index.info.engine}), fingerprint {index.info.fingerprint[:12]}")
         return index
 
-    serve_index(config.service, opened, lambda url: say(f"listening on {url}; its page is {url}/docs; Ctrl-C stops it"))
+    # To stop a service is its ordinary end; what was in flight has been answered by then.
+    with contextlib.suppress(KeyboardInterrupt):
+        serve_index(config.service, opened, lambda url: say(f"listening on {url} (page: {url}/docs); Ctrl-C stops it"))
+    say("stopped")
