@@ -20,8 +20,8 @@ from treadle.core.config import digest_json, semantic_dump
 from treadle.core.context import WORK_FOLDER, Context, NullProgress, Outputs
 from treadle.core.errors import ConfigError, RunError, StageFailed, StorageError, TreadleError
 from treadle.core.harmless import HarmlessFormatter
-from treadle.core.journal import Journal
-from treadle.core.locks import Lease, hold
+from treadle.core.journal_upload import delete_journal, open_journal
+from treadle.core.locks import Lease
 from treadle.core.provenance import package_versions
 from treadle.core.records import AttemptRecord, AttemptState, InputRef, StageRecord
 from treadle.core.runs import Run, utc_now
@@ -48,13 +48,13 @@ def execute(
     (an input is missing, another process is at it), StageFailed (also for a bug in the stage: its traceback is in the
     attempt's log) and whatever TreadleError the stage raises. After any failure the next call continues.
     """
-    with hold(run.lock_path(instance.address), f"{instance.address} of run {run.run_id}") as lease:
+    with run.lease(instance.address) as lease:
         inputs = _bind(instance, run)
         fingerprint = fingerprint_of(instance, inputs)
         record = run.record(instance.address)
         if not force and record is not None and _is_current(record, fingerprint, run):
             _log.info("%s is done already, with artifacts %s", instance.address, _describe(record.outputs))
-            _tidy(record, run, instance.address)
+            _tidy(record, run, instance.address, lease)
             return record.model_copy(update={"reused": True})
         return _Attempt(instance, run, inputs, fingerprint, lease, force).make(accept_failures, progress)
 
@@ -126,31 +126,32 @@ def _is_current(record: StageRecord, fingerprint: str, run: Run) -> bool:
     )
 
 
-def _tidy(record: StageRecord, run: Run, address: Address) -> None:
+def _tidy(record: StageRecord, run: Run, address: Address, lease: Lease) -> None:
     """Finish what an attempt that was stopped right after it wrote its record had left to do."""
     attempts = run.attempts(address)
     if not attempts or attempts[-1].number != record.attempt:
         return
-    _remove_work(record, run, address)
+    _remove_work(record, run, address, lease)
     if attempts[-1].state != "completed":
         update = {"state": "completed", "finished_at": record.finished_at, "error": None}
-        _write_state(attempts[-1].model_copy(update=update), run)
+        _write_state(attempts[-1].model_copy(update=update), run, lease)
 
 
-def _remove_work(record: StageRecord, run: Run, address: Address) -> None:
+def _remove_work(record: StageRecord, run: Run, address: Address, lease: Lease) -> None:
     """Remove what a completed attempt needs no more; the record counts even if that fails."""
     try:
-        run.storage.delete(run.attempt_key(address, record.attempt, WORK_FOLDER))
-        run.storage.delete(run.journal_key(address, record.fingerprint))
-    except StorageError as failure:
+        lease.check()
+        run.storage.discard(run.attempt_key(address, record.attempt, WORK_FOLDER))
+        delete_journal(run.storage, run.journal_key(address, record.fingerprint), lease.token)
+    except (StorageError, RunError) as failure:
         _log.warning("%s is done, but its work files remain until it is run again: %s", address, failure)
 
 
-def _write_state(attempt: AttemptRecord, run: Run) -> None:
+def _write_state(attempt: AttemptRecord, run: Run, lease: Lease) -> None:
     """Write how an attempt ended; if that fails the record and the lease tell it."""
     try:
-        run.write_attempt(attempt)
-    except StorageError as failure:
+        run.write_attempt(attempt, lease)
+    except (StorageError, RunError) as failure:
         _log.error("the state of the attempt could not be written: %s", failure)
 
 
@@ -167,11 +168,11 @@ class _Attempt:
         force: bool,
     ) -> None:
         self._instance, self._run, self._inputs, self._fingerprint = instance, run, inputs, fingerprint
+        self._lease = lease
         earlier = run.attempts(instance.address)
-        number = earlier[-1].number + 1 if earlier else 1
         self._record = AttemptRecord(
             address=str(instance.address),
-            number=number,
+            number=earlier[-1].number + 1 if earlier else 1,
             state="running",
             fingerprint=fingerprint,
             forced=force,
@@ -180,19 +181,19 @@ class _Attempt:
             token=lease.token,
             started_at=utc_now(),
         )
-        self._key = run.attempt_key(instance.address, number)
-        self._folder = run.storage.directory(self._key)
         self._journal_key = run.journal_key(instance.address, fingerprint)
-        if force and not _continues_forced(earlier, fingerprint):
-            run.storage.delete(self._journal_key)
+        self._from_nothing = force and not _continues_forced(earlier, fingerprint)
         for attempt in earlier:
-            run.storage.delete(run.attempt_key(instance.address, attempt.number, WORK_FOLDER))
+            run.storage.discard(run.attempt_key(instance.address, attempt.number, WORK_FOLDER))
 
     def make(self, accept_failures: bool, progress: Progress | None) -> StageRecord:
         """Run the stage; whatever happens, the attempt says how it ended."""
-        self._run.write_attempt(self._record)
+        self._record = self._run.open_attempt(self._record, self._lease)
+        self._key = self._run.attempt_key(self._instance.address, self._record.number)
+        self._folder = self._run.storage.directory(self._key)
         log_path = self._folder / "log.txt"
         with contextlib.ExitStack() as stack:
+            stack.callback(self._keep_log)
             try:
                 stack.enter_context(_log_to(log_path))
                 record = self._make(accept_failures, progress or NullProgress())
@@ -220,7 +221,13 @@ class _Attempt:
             scratch.mkdir(parents=True)
         stage = self._instance.stage
         with Outputs(run.storage, stage, self._fingerprint, self._key) as outputs:
-            with Journal(run.storage.directory(self._journal_key)) as journal:
+            with open_journal(
+                run.storage,
+                self._journal_key,
+                self._lease,
+                from_nothing=self._from_nothing,
+                growing=(f"{self._key}/log.txt",),
+            ) as journal:
                 _log.info("%s: attempt %d, %d finished before", address, self._record.number, journal.num_finished)
                 context = Context(
                     address=address,
@@ -237,8 +244,10 @@ class _Attempt:
             _check_rows(stage, self._record.address, outputs.num_rows())
             committed = outputs.commit()
         record = self._result(committed, metrics)
-        run.write_record(record)
-        _remove_work(record, run, address)
+        for key in record.telemetry.values():
+            run.storage.keep(key)
+        run.write_record(record, self._lease)
+        _remove_work(record, run, address, self._lease)
         _log.info("%s is done: %s", address, _describe(committed))
         return record
 
@@ -258,6 +267,7 @@ class _Attempt:
             },
             metrics=metrics,
             attempt=number,
+            token=self._record.token,
             started_at=self._record.started_at,
             finished_at=utc_now(),
             versions=package_versions(),
@@ -265,7 +275,13 @@ class _Attempt:
 
     def _end(self, state: AttemptState, error: str | None = None) -> None:
         update = {"state": state, "error": error, "finished_at": utc_now()}
-        _write_state(self._record.model_copy(update=update), self._run)
+        _write_state(self._record.model_copy(update=update), self._run, self._lease)
+
+    def _keep_log(self) -> None:
+        try:
+            self._run.storage.keep(f"{self._key}/log.txt")
+        except StorageError as failure:
+            _log.warning("the log of the attempt is only on this machine, in %s: %s", self._folder, failure)
 
 
 def _continues_forced(earlier: list[AttemptRecord], fingerprint: str) -> bool:

@@ -36,6 +36,7 @@ _CRC_AT = 4
 _CHECKED_FROM = 8
 _LENGTHS = struct.Struct("<HHI")
 _MAX_KEY = 0xFFFF
+_MAX_READERS = 128
 
 SEGMENT_BYTES = 64 * 1024 * 1024
 SYNC_INTERVAL_S = 0.1
@@ -60,10 +61,22 @@ class Journal:
     """
 
     def __init__(
-        self, directory: Path, *, segment_bytes: int = SEGMENT_BYTES, sync_interval_s: float = SYNC_INTERVAL_S
+        self,
+        directory: Path,
+        *,
+        segment_bytes: int = SEGMENT_BYTES,
+        sync_interval_s: float = SYNC_INTERVAL_S,
+        first_number: int = 1,
+        guard: Callable[[], None] | None = None,
     ) -> None:
-        """Open or create a journal and index what it holds; raises StorageError."""
+        """Open or create a journal and index what it holds; raises StorageError.
+
+        `first_number`: the least number of a new segment. `guard` is called before each record is written and may
+        raise.
+        """
         self._directory = directory
+        self._first_number = first_number
+        self._guard = guard
         self._segment_bytes = segment_bytes
         self._lock = threading.Lock()
         self._finished: dict[str, _Place] = {}
@@ -139,6 +152,14 @@ class Journal:
             if self._writer is not None:
                 os.fsync(self._writer)
 
+    def seal(self) -> list[Path]:
+        """End the segment that is being written, so that it changes no more; paths of all segments."""
+        with self._lock, storage_errors("list", self._directory):
+            if self._writer is not None:
+                self._sync.retire(self._writer)
+                self._writer = None
+            return [path for _, path in segments(self._directory)]
+
     def close(self) -> None:
         """Force to disk and close; a second call does nothing."""
         with self._lock, storage_errors("force to disk", self._directory):
@@ -158,6 +179,8 @@ class Journal:
         owner_bytes, unit_bytes = owner.encode(), unit.encode()
         if not owner_bytes or len(owner_bytes) > _MAX_KEY or len(unit_bytes) > _MAX_KEY:
             raise ValueError(f"owner and unit names take 1 to {_MAX_KEY} bytes")
+        if self._guard is not None:
+            self._guard()
         with storage_errors("write journal", self._directory):
             self._sync.check()
             if self._writer is None or self._size >= self._segment_bytes:
@@ -190,9 +213,9 @@ class Journal:
         if self._writer is not None:
             self._sync.retire(self._writer)
             self._writer = None
-        number = self._segment + 1
+        number = max(self._segment + 1, self._first_number)
         salt = int.from_bytes(os.urandom(4), "little")
-        path = _segment_path(self._directory, number)
+        path = segment_path(self._directory, number)
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o666)
         try:
             write_all(descriptor, _FILE_HEADER.pack(_FILE_MAGIC, _VERSION, salt))
@@ -205,9 +228,11 @@ class Journal:
         self._writer, self._segment, self._salt, self._size = descriptor, number, salt, _FILE_HEADER.size
 
     def _read(self, place: _Place) -> bytes:
-        path = _segment_path(self._directory, place.segment)
+        path = segment_path(self._directory, place.segment)
         with self._lock, storage_errors("read journal", path):
             if place.segment not in self._readers:
+                if len(self._readers) == _MAX_READERS:
+                    os.close(self._readers.pop(next(iter(self._readers)))[0])
                 descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
                 self._readers[place.segment] = descriptor, _salt_of(os.pread(descriptor, _FILE_HEADER.size, 0), path)
             descriptor, salt = self._readers[place.segment]
@@ -222,7 +247,7 @@ class Journal:
 
     def _load(self) -> None:
         finished, units = self._finished, self._units
-        for number, path in _segments(self._directory):
+        for number, path in segments(self._directory):
             self._segment = number
 
             def keep(owner: str, unit: str, offset: int, length: int, number: int = number) -> None:
@@ -252,7 +277,7 @@ def count_finished(directory: Path) -> int:
             finished.add(owner)
 
     with storage_errors("read journal", directory):
-        for _, path in _segments(directory):
+        for _, path in segments(directory):
             # An instance that completes meanwhile takes its journal away.
             with contextlib.suppress(FileNotFoundError):
                 _scan(path, keep)
@@ -326,11 +351,13 @@ class _SyncThread:
                 os.close(descriptor)
 
 
-def _segment_path(directory: Path, number: int) -> Path:
+def segment_path(directory: Path, number: int) -> Path:
+    """File of a segment."""
     return directory / f"{number:08d}.journal"
 
 
-def _segments(directory: Path) -> list[tuple[int, Path]]:
+def segments(directory: Path) -> list[tuple[int, Path]]:
+    """Numbers and files of the segments of a journal, in their order."""
     return sorted((int(path.stem), path) for path in directory.glob("*.journal") if path.stem.isdigit())
 
 

@@ -1,9 +1,9 @@
 """Leases: at most one process at a time works on a stage instance.
 
-A lease has a fencing token, a number that grows with every holder of the same name, so that a later storage can
-refuse writes of a holder that lost its lease without noticing. The local lease stands on `flock`: the kernel drops it
-with its process, so nothing of a dead holder has to be cleaned up or waited for. A lease on an object store (a
-conditional put and an expiry) fits the same `Lease`.
+A lease has a fencing token, a number that grows with every holder of the same name, so that what a holder writes that
+lost its lease without noticing can be told from what the next one writes. The local lease stands on `flock`: the
+kernel drops it with its process, so nothing of a dead holder has to be cleaned up or waited for. That of an object
+store is in `core/object_lease.py`; `hold` takes the one that the root has.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from typing import Protocol
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from treadle.core.errors import RunError
-from treadle.core.storage import storage_errors, write_all
+from treadle.core.object_storage import ObjectStorage
+from treadle.core.storage import Storage, storage_errors, write_all
 
 _HOLDER_BYTES = 512
 # Looking who holds a lease takes a shared lock for an instant; taking it must not fail over that.
@@ -51,6 +52,10 @@ class Lease(Protocol):
         """Whether work may go on."""
         ...
 
+    def check(self) -> None:
+        """Raise RunError where it is no longer held."""
+        ...
+
     def release(self) -> None:
         """Give it back; a second call does nothing."""
         ...
@@ -61,7 +66,7 @@ class FileLease:
 
     def __init__(self, path: Path, what: str) -> None:
         """Take the lease on `path`, for the thing named `what`; raises RunError naming a living holder."""
-        self._path = path
+        self._path, self._what = path, what
         with storage_errors("lock", path):
             path.parent.mkdir(parents=True, exist_ok=True)
             self._descriptor: int | None = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
@@ -79,9 +84,7 @@ class FileLease:
                 return fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 time.sleep(_PAUSE_S)
-        holder = _read(self._path)
-        who = f"process {holder.pid} on {holder.host} since {holder.started_at}" if holder else "another process"
-        raise RunError(f"{what} is being run by {who}; wait until it ends, or stop it, then try again")
+        raise busy(what, _read(self._path))
 
     def _announce(self) -> int:
         assert self._descriptor is not None
@@ -101,11 +104,22 @@ class FileLease:
         """See `Lease.is_held`; a local lease is never lost before it is released."""
         return self._descriptor is not None
 
+    def check(self) -> None:
+        """See `Lease.check`."""
+        if self._descriptor is None:
+            raise RunError(f"this process no longer holds {self._what}")
+
     def release(self) -> None:
         """See `Lease.release`."""
         descriptor, self._descriptor = self._descriptor, None
         if descriptor is not None:
             os.close(descriptor)
+
+
+def busy(what: str, holder: Holder | None) -> RunError:
+    """What a user is told who meets a living holder."""
+    who = f"process {holder.pid} on {holder.host} since {holder.started_at}" if holder else "another process"
+    return RunError(f"{what} is being run by {who}; wait until it ends, or stop it, then try again")
 
 
 @contextlib.contextmanager
@@ -116,6 +130,32 @@ def hold(path: Path, what: str) -> Iterator[Lease]:
         yield lease
     finally:
         lease.release()
+
+
+@contextlib.contextmanager
+def hold_key(storage: Storage, key: str, what: str, *, above: int = 0) -> Iterator[Lease]:
+    """The same for a lease of a root; its token is greater than `above` where the root is an object store."""
+    if not isinstance(storage, ObjectStorage):
+        with hold(storage.directory(key), what) as local:
+            yield local
+        return
+    from treadle.core.object_lease import ObjectLease
+
+    lease = ObjectLease(storage, key, what, above=above)
+    try:
+        lease.keep_renewing()
+        yield lease
+    finally:
+        lease.release()
+
+
+def holder_of(storage: Storage, key: str) -> Holder | None:
+    """Who holds a lease of a root now, or None where nobody does."""
+    if not isinstance(storage, ObjectStorage):
+        return living_holder(storage.directory(key))
+    from treadle.core.object_lease import holder_on
+
+    return holder_on(storage, key)
 
 
 def living_holder(path: Path) -> Holder | None:

@@ -12,6 +12,7 @@ import io
 import os
 import re
 import shutil
+import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 _PART_BYTES = 8 * 1024 * 1024
 _PARTS_AT_ONCE = 4
 _READ_AHEAD_BYTES = 4 * 1024 * 1024
+_MACHINE_FILE = "machine-id"
+_BOOT_FILE = "/proc/sys/kernel/random/boot_id"
 _MISSING_BUCKET = "<Code>NoSuchBucket</Code>"
 
 
@@ -56,6 +59,7 @@ class ObjectStorage:
         self._checked_names(bucket, prefix)
         self._bucket, self._prefix = bucket, prefix
         self._store = _connect(bucket, prefix, patience or Patience())
+        self._machine: str | None = None
         self._local = LocalStorage(work or _work_folder(f"{_endpoint() or ''} {self.location()}"))
 
     def _checked_names(self, bucket: str, prefix: str) -> None:
@@ -70,6 +74,17 @@ class ObjectStorage:
     def work(self) -> Path:
         """The working folder on this machine."""
         return self._local.root
+
+    def machine(self) -> str:
+        """Names this boot of this machine together with the working folder, whose local locks no other one shares."""
+        if self._machine is None:
+            self._local.put_if(_MACHINE_FILE, uuid.uuid4().hex.encode(), None)
+            own = self._local.get(_MACHINE_FILE) or b""
+            with storage_errors("read", _BOOT_FILE):
+                boot = Path(_BOOT_FILE).read_bytes()
+            parts = (own, boot, os.fsencode(self.work.resolve()))
+            self._machine = hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
+        return self._machine
 
     def patient(self, patience: Patience) -> ObjectStorage:
         """The same root, with another patience."""
@@ -196,6 +211,18 @@ class ObjectStorage:
         path = self._local.path(key)
         if path.is_file():
             self._upload(path, key)
+
+    def discard(self, key: str) -> None:
+        """See `Storage.discard`."""
+        self._local.delete(key)
+
+    def fetch(self, key: str) -> None:
+        """Write an object into its place below `directory`, whole or not at all."""
+        with self._errors("read", key):
+            content = self._get(key)[0]
+        if content is None:
+            raise StorageError(f"cannot read {self.location(key)}: there is no such object")
+        self._local.put(key, content)
 
     def _upload(self, path: Path, key: str) -> None:
         with self._errors("write", key), path.open("rb") as file:

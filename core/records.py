@@ -69,6 +69,8 @@ class StageRecord(StoredRecord):
     metrics: dict[str, Any]
     attempt: int
     """Number of the attempt that completed it."""
+    token: int = 0
+    """Fencing token of the lease under which it was made; one with a lower token does not replace it."""
     started_at: str
     finished_at: str
     versions: dict[str, str]

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
@@ -25,8 +26,8 @@ from pydantic import BaseModel, ValidationError
 from treadle.core.artifacts import ArtifactReader, ArtifactRef, verify_artifact
 from treadle.core.config import differing_keys
 from treadle.core.errors import ConfigError, RunError
-from treadle.core.journal import count_finished
-from treadle.core.locks import hold, living_holder
+from treadle.core.journal_upload import count_recorded
+from treadle.core.locks import Lease, hold_key, holder_of
 from treadle.core.provenance import git_state, package_versions
 from treadle.core.records import (
     FORMAT,
@@ -38,7 +39,7 @@ from treadle.core.records import (
     StoredRecord,
 )
 from treadle.core.stage import Address
-from treadle.core.storage import Storage, open_storage
+from treadle.core.storage import LocalStorage, Storage, open_storage
 
 T_Record = TypeVar("T_Record", bound=StoredRecord)
 
@@ -88,11 +89,14 @@ class Run:
         )
         run = cls(storage, info)
         # Held, so that of two processes at once the loser does not put its configuration beside the winner's identity.
-        with hold(storage.directory(run.key("locks")) / "run.lock", f"the creation of run {run_id}"):
+        taken = RunError(f"run {run_id} exists already in {root}; resume it, or choose another run id")
+        with hold_key(storage, run.key("locks/run.lock"), f"the creation of run {run_id}") as lease:
             if storage.exists(run.key("run.json")):
-                raise RunError(f"run {run_id} exists already in {root}; resume it, or choose another run id")
+                raise taken
             run._write_config(config_json, config_input)
-            storage.put(run.key("run.json"), _as_json(info))
+            lease.check()
+            if not storage.put_if(run.key("run.json"), _as_json(info), None):
+                raise taken
         return run
 
     @classmethod
@@ -162,9 +166,10 @@ class Run:
         found = (self.record(address) for address in self._addresses("records"))
         return [record for record in found if record is not None]
 
-    def write_record(self, record: StageRecord) -> None:
-        """Put the result of a stage instance in force."""
-        self.storage.put(self.key(f"records/{record.address}.json"), _as_json(record, exclude={"reused"}))
+    def write_record(self, record: StageRecord, lease: Lease | None = None) -> None:
+        """Put the result of a stage instance in force; raises RunError where a later holder's is there."""
+        key = self.key(f"records/{record.address}.json")
+        self._write_fenced(key, _as_json(record, exclude={"reused"}), record.token, lease)
 
     def rows(self, ref: ArtifactRef) -> ArtifactReader:
         """Open an artifact; raises ArtifactError."""
@@ -187,18 +192,57 @@ class Run:
         """Key of an attempt's folder, or of a file in it."""
         return self.key(f"attempts/{address}/{number}" + (f"/{name}" if name else ""))
 
-    def write_attempt(self, attempt: AttemptRecord) -> None:
-        """Write the state of an attempt."""
+    def open_attempt(self, attempt: AttemptRecord, lease: Lease) -> AttemptRecord:
+        """Write the first state of an attempt; its number is raised where another process took it meanwhile."""
         address = Address.parse(attempt.address)
-        self.storage.put(self.attempt_key(address, attempt.number, "attempt.json"), _as_json(attempt))
+        lease.check()
+        while not self.storage.put_if(
+            self.attempt_key(address, attempt.number, "attempt.json"), _as_json(attempt), None
+        ):
+            lease.check()
+            attempt = attempt.model_copy(update={"number": attempt.number + 1})
+        return attempt
+
+    def write_attempt(self, attempt: AttemptRecord, lease: Lease | None = None) -> None:
+        """Write the state of an attempt."""
+        key = self.attempt_key(Address.parse(attempt.address), attempt.number, "attempt.json")
+        self._write_fenced(key, _as_json(attempt), attempt.token, lease)
+
+    def _write_fenced(self, key: str, data: bytes, token: int, lease: Lease | None) -> None:
+        """Replace what the same or an earlier holder wrote; the tokens in one object never go down."""
+        while True:
+            if lease is not None:
+                lease.check()
+            current = self.storage.get(key)
+            later = _token_in(current)
+            if later > token:
+                raise RunError(
+                    f"{self.storage.location(key)} was written by a process that took over meanwhile "
+                    f"(its token is {later}, ours {token}); see `treadle status`"
+                )
+            if self.storage.put_if(key, data, current):
+                return
 
     def journal_key(self, address: Address, fingerprint: str) -> str:
         """Key of the journal of a stage instance for one fingerprint."""
         return self.key(f"journal/{address}/{fingerprint[:FINGERPRINT_DIGITS]}")
 
+    def lease(self, address: Address) -> AbstractContextManager[Lease]:
+        """Hold a stage instance for the length of a block; raises RunError where a living process has it."""
+        # A lock object may have been deleted by hand; tokens grow all the same.
+        above = 0 if isinstance(self.storage, LocalStorage) else self._last_token(address)
+        return hold_key(self.storage, self._lock_key(address), f"{address} of run {self.run_id}", above=above)
+
     def lock_path(self, address: Address) -> Path:
-        """File of the lease of a stage instance."""
-        return self.storage.directory(self.key("locks")) / f"{address}.lock"
+        """File of the lease of a stage instance on this machine."""
+        return self.storage.directory(self._lock_key(address))
+
+    def _lock_key(self, address: Address) -> str:
+        return self.key(f"locks/{address}.lock")
+
+    def _last_token(self, address: Address) -> int:
+        record = self.record(address)
+        return max([record.token if record else 0, *(attempt.token for attempt in self.attempts(address))])
 
     def verify(self) -> dict[str, list[str]]:
         """Hash every artifact that a record names again: folder -> what is wrong with it (empty: nothing)."""
@@ -225,7 +269,7 @@ class Run:
             if record and record.attempt == last.number:
                 # Also where it was stopped between its record and its last word.
                 state = "completed"
-            elif state == "running" and living_holder(self.lock_path(address)) is None:
+            elif state == "running" and holder_of(self.storage, self._lock_key(address)) is None:
                 state = "crashed"
         forced_state: InstanceState | None = None
         if record and last and last.forced and last.fingerprint == record.fingerprint and state in _CUT_OFF:
@@ -233,7 +277,7 @@ class Run:
         unfinished = forced_state is not None or state not in ("completed", "absent")
         num_finished = 0
         if last is not None and unfinished:
-            num_finished = count_finished(self.storage.directory(self.journal_key(address, last.fingerprint)))
+            num_finished = count_recorded(self.storage, self.journal_key(address, last.fingerprint))
         return InstanceStatus(
             address=str(address),
             state=state,
@@ -249,7 +293,9 @@ class Run:
 
     def is_untouched(self) -> bool:
         """Whether nothing has been made yet and nobody is at it: neither a record nor a journal with anything in it."""
-        made = any(any(self.storage.keys(self.key(name))) for name in ("records", "journal"))
+        # Beside its segments the journal of an object root has lists of them.
+        recorded = (key for key in self.storage.keys(self.key("journal")) if key.endswith(".journal"))
+        made = any(self.storage.keys(self.key("records"))) or any(recorded)
         return not made and not any(status.state == "running" for status in self.statuses())
 
     def _addresses(self, name: str) -> Iterator[Address]:
@@ -300,6 +346,15 @@ def _checked_id(run_id: str) -> str:
             "beginning with a letter or digit"
         )
     return run_id
+
+
+def _token_in(content: bytes | None) -> int:
+    """The fencing token in a record or attempt; 0 where there is none, or something else."""
+    try:
+        token = orjson.loads(content or b"{}")["token"]
+    except (orjson.JSONDecodeError, KeyError, TypeError):
+        return 0
+    return token if isinstance(token, int) else 0
 
 
 def _plain(value: Mapping[str, Any]) -> Any:

@@ -107,6 +107,10 @@ class Storage(Protocol):
         """Make a file that grew below `directory` an object, as it is now; nothing happens where there is none."""
         ...
 
+    def discard(self, key: str) -> None:
+        """Remove a folder of files that grew on this machine."""
+        ...
+
 
 def open_storage(root: str | Path) -> Storage:
     """The storage behind a local path or a URL `s3://bucket/prefix`; raises ConfigError for any other URL.
@@ -250,6 +254,10 @@ class LocalStorage:
 
     def keep(self, key: str) -> None:
         """See `Storage.keep`; a growing file lies where it stays."""
+
+    def discard(self, key: str) -> None:
+        """See `Storage.discard`."""
+        self.delete(key)
 
 
 def checked_key(key: str, root: Path | str) -> PurePosixPath:

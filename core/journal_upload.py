@@ -1,0 +1,266 @@
+"""The journal of a stage instance on an object root: kept on this machine, and sent up in sealed segments.
+
+    <journal key>/<number>.journal      segments; number = token of the holder x 10,000,000 + n
+    <journal key>/<token>.json          which segments this holder knows, its own and those that it found
+
+A holder begins with the segments that the newest such list names. What an earlier holder sends up later is on no list,
+so it is as if it had never been written: `docs/behaviour/runs.md`. On a local root the journal alone is at work.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import re
+import threading
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from treadle.core.errors import RunError, StorageError
+from treadle.core.journal import Journal, count_finished, segments
+from treadle.core.locks import Lease
+from treadle.core.object_storage import ObjectStorage, Patience
+from treadle.core.storage import Storage, make_folder, storage_errors
+
+_log = logging.getLogger(__name__)
+
+SEAL_INTERVAL_S = 5.0
+_NUMBERS_PER_TOKEN = 10_000_000
+_AT_ONCE = 8
+_BRIEF = Patience(connect_s=3.0, request_s=20.0, retries=1, retrying_s=5.0)
+"""For what is tried again, or sent up when the attempt has failed already."""
+
+
+class _List(BaseModel):
+    """What one holder knows of the journal."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    segments: tuple[tuple[int, int], ...]
+    """Numbers, as ranges from first to last."""
+    num_finished: int
+    machine: str
+
+
+@contextlib.contextmanager
+def open_journal(
+    storage: Storage,
+    key: str,
+    lease: Lease,
+    *,
+    from_nothing: bool = False,
+    growing: Sequence[str] = (),
+    seal_interval_s: float = SEAL_INTERVAL_S,
+) -> Iterator[Journal]:
+    """The journal `key`, open for the length of a block.
+
+    `from_nothing` forgets what it holds. `growing`: keys of files that are sent up with it, such as a log. At the end
+    of the block everything has been sent up; raises StorageError if that fails, and RunError for a record that is
+    written after the lease was lost.
+    """
+    directory = storage.directory(key)
+    if not isinstance(storage, ObjectStorage):
+        if from_nothing:
+            storage.delete(key)
+        with Journal(directory, guard=lease.check) as journal:
+            yield journal
+        return
+    copy = JournalCopy(storage, key, lease)
+    copy.bring(from_nothing=from_nothing)
+    with (
+        Journal(directory, first_number=lease.token * _NUMBERS_PER_TOKEN + 1, guard=lease.check) as journal,
+        _Upload(copy, journal, growing, seal_interval_s),
+    ):
+        yield journal
+
+
+def count_recorded(storage: Storage, key: str) -> int:
+    """Number of finished owners in a journal; of another machine's, as far as it has been sent up."""
+    if not isinstance(storage, ObjectStorage):
+        return count_finished(storage.directory(key))
+    newest = _newest_list(storage, key, _names(storage, key))
+    if newest is None:
+        return 0
+    return count_finished(storage.directory(key)) if newest[1].machine == storage.machine() else newest[1].num_finished
+
+
+def delete_journal(storage: Storage, key: str, token: int) -> None:
+    """Remove the journal of a completed instance; what belongs to a later holder than `token` stays."""
+    if not isinstance(storage, ObjectStorage):
+        storage.delete(key)
+        return
+    for name in _names(storage, key):
+        if _token_of(name) <= token:
+            storage.delete(f"{key}/{name}")
+    storage.discard(key)
+
+
+class JournalCopy:
+    """The objects of one journal, seen by the holder of its lease."""
+
+    def __init__(self, storage: ObjectStorage, key: str, lease: Lease) -> None:
+        self._storage, self._key, self._lease = storage, key, lease
+        self._known: set[int] = set()
+        """Numbers of the segments that are objects and on the list."""
+
+    def bring(self, *, from_nothing: bool) -> None:
+        """Make the local directory hold the records that count, and begin a list of our own."""
+        names = _names(self._storage, self._key)
+        newest = None if from_nothing else _newest_list(self._storage, self._key, names)
+        listed = _numbers(newest[1].segments) if newest else set()
+        there = {_number_of(name) for name in names if name.endswith(".journal")}
+        directory = self._storage.directory(self._key)
+        with storage_errors("open journal", directory):
+            make_folder(directory)
+            local = {number: path for number, path in segments(directory)}
+            if listed <= there and newest is not None:
+                # What its holder, on this machine, had not sent up, or not listed, when it was killed.
+                tail = {number for number in local if number // _NUMBERS_PER_TOKEN == newest[0]} - listed
+            else:
+                if listed:
+                    _log.warning("%s lacks segments; everything is done again", self._storage.location(self._key))
+                listed, tail = set(), set()
+            for number in local.keys() - listed - tail:
+                local[number].unlink()
+        with ThreadPoolExecutor(_AT_ONCE) as pool:
+            list(pool.map(self._storage.fetch, (self._segment_key(number) for number in listed - local.keys())))
+        self._known = listed
+        self.send(tail, newest[1].num_finished if newest and listed | tail else 0)
+
+    def send(self, numbers: Collection[int], num_finished: int) -> None:
+        """Make segments objects, then put them on our list; raises StorageError, and RunError without the lease."""
+        self._lease.check()
+        with ThreadPoolExecutor(_AT_ONCE) as pool:
+            list(pool.map(self._storage.keep, (self._segment_key(number) for number in sorted(numbers))))
+        content = _List(
+            segments=tuple(_ranges(self._known | set(numbers))),
+            num_finished=num_finished,
+            machine=self._storage.machine(),
+        )
+        key, data = f"{self._key}/{self._lease.token:08d}.json", content.model_dump_json().encode()
+        # Conditional, so that an earlier put of ours that was held up on its way cannot take its place.
+        while not self._storage.put_if(key, data, self._storage.get(key)):
+            self._lease.check()
+        self._known |= set(numbers)
+
+    def send_new(self, journal: Journal) -> None:
+        """Seal what has been recorded and send it up."""
+        num_finished = journal.num_finished
+        directory = self._storage.directory(self._key)
+        journal.seal()
+        new = {number for number, _ in segments(directory)} - self._known
+        if new:
+            self.send(new, num_finished)
+
+    def keep(self, key: str) -> None:
+        """Send a growing file up as it is now."""
+        self._storage.keep(key)
+
+    def size(self, key: str) -> int:
+        """Bytes of a growing file."""
+        path = self._storage.directory(key)
+        return path.stat().st_size if path.exists() else 0
+
+    def brief(self) -> JournalCopy:
+        """The same, with less patience for the endpoint."""
+        other = JournalCopy(self._storage.patient(_BRIEF), self._key, self._lease)
+        other._known = self._known
+        return other
+
+    def _segment_key(self, number: int) -> str:
+        return f"{self._key}/{number:08d}.journal"
+
+
+class _Upload:
+    """Sends up what has been recorded, every few seconds and at the end of a block."""
+
+    def __init__(self, copy: JournalCopy, journal: Journal, growing: Sequence[str], interval_s: float) -> None:
+        self._copy, self._brief, self._journal, self._interval_s = copy, copy.brief(), journal, interval_s
+        self._sizes = dict.fromkeys(growing, 0)
+        self._stopped = threading.Event()
+        self._failing = False
+        self._thread = threading.Thread(target=self._run, name="treadle-journal-upload", daemon=True)
+
+    def __enter__(self) -> _Upload:
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._stopped.set()
+        self._thread.join()
+        if kind is None:
+            self._copy.send_new(self._journal)
+            return
+        try:
+            self._brief.send_new(self._journal)
+        except (StorageError, RunError) as error:
+            # What failed first is what the user is told.
+            _log.warning("what was recorded last is only on this machine: %s", error)
+
+    def _run(self) -> None:
+        while not self._stopped.wait(self._interval_s):
+            try:
+                self._brief.send_new(self._journal)
+                self._send_growing()
+                self._failing = False
+            except RunError:
+                return  # The lease is lost: the next record says so.
+            except StorageError as error:
+                if not self._failing:
+                    _log.warning("records stay on this machine until they can be sent up: %s", error)
+                self._failing = True
+
+    def _send_growing(self) -> None:
+        for key, sent in self._sizes.items():
+            size = self._brief.size(key)
+            # A long log is not sent again for each line.
+            if size > sent + sent // 10:
+                self._brief.keep(key)
+                self._sizes[key] = size
+
+
+def _names(storage: ObjectStorage, key: str) -> list[str]:
+    """Names of the segments and lists of a journal; what somebody else put there is passed over."""
+    names = (found.removeprefix(f"{key}/") for found in storage.keys(key))
+    return [name for name in names if re.fullmatch(r"\d{8,}\.(journal|json)", name)]
+
+
+def _newest_list(storage: ObjectStorage, key: str, names: Iterable[str]) -> tuple[int, _List] | None:
+    tokens = [_token_of(name) for name in names if name.endswith(".json")]
+    if not tokens:
+        return None
+    content = storage.get(f"{key}/{max(tokens):08d}.json")
+    if content is None:
+        return None
+    try:
+        return max(tokens), _List.model_validate_json(content)
+    except ValidationError:
+        raise StorageError(
+            f"{storage.location(key)}/{max(tokens):08d}.json is damaged; delete it, and what it lists is done again"
+        ) from None
+
+
+def _number_of(name: str) -> int:
+    return int(name.partition(".")[0])
+
+
+def _token_of(name: str) -> int:
+    number = _number_of(name)
+    return number if name.endswith(".json") else number // _NUMBERS_PER_TOKEN
+
+
+def _numbers(ranges: Iterable[tuple[int, int]]) -> set[int]:
+    return {number for first, last in ranges for number in range(first, last + 1)}
+
+
+def _ranges(numbers: Iterable[int]) -> Iterator[tuple[int, int]]:
+    first = last = None
+    for number in sorted(numbers):
+        if last is not None and first is not None and number != last + 1:
+            yield first, last
+            first = number
+        first, last = number if first is None else first, number
+    if first is not None and last is not None:
+        yield first, last

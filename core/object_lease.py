@@ -1,0 +1,230 @@
+"""A lease in an object store: a conditional put decides who has it, and it runs out where its holder falls silent.
+
+No clocks of two machines are compared. The holder counts from before its last renewal was sent, and stops `safety_s`
+early; whoever waits counts from after it first saw that renewal. So the holder knows before anyone else may begin.
+The argument in full: `docs/behaviour/runs.md`.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from pydantic import ValidationError
+
+from treadle.core.errors import RunError, StorageError
+from treadle.core.locks import FileLease, Holder, busy, living_holder
+from treadle.core.object_storage import ObjectStorage, Patience
+
+_log = logging.getLogger(__name__)
+
+_PATIENCE = Patience(connect_s=3.0, request_s=6.0, retries=1, retrying_s=4.0)
+"""Short: a renewal that hangs is worth nothing."""
+_POLL_S = 1.0
+
+
+def since_boot() -> float:
+    """Seconds that also pass while the machine is suspended, as the clock of those who wait for its lease does."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseTimes:
+    """The rhythm of a lease, and its clock."""
+
+    length_s: float = 30.0
+    """Whoever sees no renewal for so long takes it."""
+    renew_s: float = 5.0
+    safety_s: float = 5.0
+    """So much earlier its holder stops: clocks may run at different speeds."""
+    clock: Callable[[], float] = since_boot
+    sleep: Callable[[float], None] = time.sleep
+
+
+class LeaseState(Holder):
+    """Content of the object."""
+
+    machine: str
+    """Working folder and boot of the holder's machine."""
+    nonce: str
+    beat: int
+    """Number of the renewal; no two contents of the object are equal."""
+    length_s: float
+    renew_s: float
+    released: bool = False
+
+
+class ObjectLease:
+    """A lease on one object; also a local one, so that a working folder has one process at a time."""
+
+    def __init__(
+        self, storage: ObjectStorage, key: str, what: str, *, above: int = 0, times: LeaseTimes | None = None
+    ) -> None:
+        """Take the lease `key` for the thing named `what`, with a token greater than `above`.
+
+        Waits where another machine has it, until that renews it (RunError, after some seconds) or has been silent for
+        the length of the lease. Raises StorageError where the endpoint fails.
+        """
+        self._storage, self._key, self._what = storage.patient(_PATIENCE), key, what
+        self._times = times or LeaseTimes()
+        self._lock = threading.Lock()
+        self._stopped = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._valid_until = -1.0
+        self._lost = False
+        self._trouble = "it could not be renewed in time"
+        self._local = FileLease(storage.directory(key), what)
+        try:
+            self._state, self._content = self._acquire(above)
+        except BaseException:
+            self._local.release()
+            raise
+        self.token = self._state.token
+
+    def _acquire(self, above: int) -> tuple[LeaseState, bytes]:
+        clock, machine = self._times.clock, self._storage.machine()
+        seen: bytes | None = None
+        seen_at = 0.0
+        while True:
+            asked_at = clock()
+            content = self._storage.get(self._key)
+            holder = _parse(content)
+            # Of this machine: the local lease is ours, so that process has ended, or has lost it.
+            free = holder is None or holder.released or holder.machine == machine
+            if free or (content == seen and holder is not None and asked_at - seen_at >= holder.length_s):
+                taken = self._take(content, max(above, holder.token if holder else 0) + 1, machine)
+                if taken is not None:
+                    return taken
+                continue
+            if content != seen:
+                if seen is not None:
+                    raise busy(self._what, holder)
+                seen, seen_at = content, clock()
+                _log.info("waiting for a sign of life of %s: another machine had it last", self._what)
+            self._times.sleep(_POLL_S)
+
+    def _take(self, content: bytes | None, token: int, machine: str) -> tuple[LeaseState, bytes] | None:
+        state = LeaseState(
+            token=token,
+            pid=os.getpid(),
+            host=socket.gethostname(),
+            started_at=datetime.now(UTC).isoformat(timespec="seconds"),
+            machine=machine,
+            nonce=uuid.uuid4().hex,
+            beat=0,
+            length_s=self._times.length_s,
+            renew_s=self._times.renew_s,
+        )
+        began, data = self._times.clock(), _as_bytes(state)
+        if not self._storage.put_if(self._key, data, content):
+            return None
+        self._valid_until = began + self._times.length_s - self._times.safety_s
+        return state, data
+
+    def keep_renewing(self) -> None:
+        """Renew it in the background until it is released or lost."""
+        self._thread = threading.Thread(target=self._renew_until_stopped, name="treadle-lease", daemon=True)
+        self._thread.start()
+
+    def _renew_until_stopped(self) -> None:
+        pause_s = self._times.renew_s
+        while not self._stopped.wait(pause_s) and not self._lost:
+            pause_s = self._times.renew_s if self.renew() else min(_POLL_S, self._times.renew_s)
+
+    def renew(self) -> bool:
+        """Prove that nobody has taken it, and hold it for its length from now; False where that failed."""
+        with self._lock:
+            if self._lost or self._stopped.is_set():
+                return False
+            began, state = self._times.clock(), self._state.model_copy(update={"beat": self._state.beat + 1})
+            data = _as_bytes(state)
+            try:
+                renewed = self._storage.put_if(self._key, data, self._content)
+                found = None if renewed else self._storage.get(self._key)
+            except StorageError as error:
+                self._trouble = f"it could not be renewed in time: {error}"
+                return False
+            if renewed:
+                self._state, self._content = state, data
+                self._valid_until = began + self._times.length_s - self._times.safety_s
+                return True
+            holder = _parse(found)
+            if found is not None and holder is not None and holder.nonce == self._state.nonce:
+                # A renewal whose answer was lost arrived after all; the next one follows it.
+                self._state, self._content = holder, found
+                return False
+            self._lost = True
+            who = f"process {holder.pid} on {holder.host} has it" if holder else f"{self._key} was deleted"
+            self._trouble = f"meanwhile {who}"
+            return False
+
+    def is_held(self) -> bool:
+        """See `Lease.is_held`; False before anyone else can have it."""
+        return not self._lost and not self._stopped.is_set() and self._times.clock() < self._valid_until
+
+    def check(self) -> None:
+        """See `Lease.check`; a holder that was asleep asks once whether anyone has taken it."""
+        if not self.is_held() and not (self.renew() and self.is_held()):
+            raise RunError(
+                f"this process no longer holds {self._what} ({self._trouble}); what was recorded is kept: "
+                "run the same command again"
+            )
+
+    def release(self) -> None:
+        """See `Lease.release`; where the endpoint fails, others wait until it runs out."""
+        if self._stopped.is_set():
+            return
+        self._stopped.set()
+        if self._thread is not None:
+            self._thread.join()
+        try:
+            if not self._lost:
+                data = _as_bytes(self._state.model_copy(update={"released": True}))
+                self._storage.put_if(self._key, data, self._content)
+        except StorageError as error:
+            _log.warning("the lease of %s could not be given back, it runs out by itself: %s", self._what, error)
+        finally:
+            self._local.release()
+
+
+def holder_on(storage: ObjectStorage, key: str, times: LeaseTimes | None = None) -> Holder | None:
+    """Who holds the lease `key`, or None where nobody does.
+
+    Exact where the last holder was on this machine; of another machine, a sign of life is waited for (10 s at most).
+    """
+    times = times or LeaseTimes()
+    first = storage.get(key)
+    state = _parse(first)
+    if state is None or state.released:
+        return None
+    if state.machine == storage.machine():
+        return living_holder(storage.directory(key))
+    end = times.clock() + 2 * state.renew_s
+    while times.clock() < end:
+        times.sleep(_POLL_S)
+        now = storage.get(key)
+        state = _parse(now)
+        if state is None or state.released:
+            return None
+        if now != first:
+            return state
+    return None
+
+
+def _as_bytes(state: LeaseState) -> bytes:
+    return state.model_dump_json(indent=2).encode() + b"\n"
+
+
+def _parse(content: bytes | None) -> LeaseState | None:
+    """None where there is none, or something else was put there."""
+    try:
+        return None if content is None else LeaseState.model_validate_json(content)
+    except ValidationError:
+        return None

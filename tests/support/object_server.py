@@ -1,0 +1,73 @@
+"""An S3 server as a process (moto), and machines that differ in nothing but their working folder."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+_PROGRAM = """
+import json, logging, sys
+logging.getLogger("werkzeug").setLevel(logging.ERROR)
+from moto.server import ThreadedMotoServer
+server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+server.start()
+print(json.dumps(server.get_host_and_port()[1]), flush=True)
+sys.stdin.read()
+"""
+BUCKET = "treadle-tests"
+CREDENTIALS = {"AWS_ACCESS_KEY_ID": "tests-only", "AWS_SECRET_ACCESS_KEY": "tests-only", "AWS_REGION": "us-east-1"}
+_roots = itertools.count(1)
+
+
+class ObjectServer:
+    """A running server with one bucket."""
+
+    def __init__(self, process: subprocess.Popen[str], url: str) -> None:
+        self.process, self.url = process, url
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What a process needs to reach it."""
+        return {**CREDENTIALS, "AWS_ENDPOINT_URL": self.url}
+
+    def new_root(self) -> str:
+        """A root that nobody used before."""
+        return f"s3://{BUCKET}/{os.getpid()}/root-{next(_roots)}"
+
+
+@contextmanager
+def object_server() -> Iterator[ObjectServer]:
+    """Run a server for the length of a block."""
+    environment = {**os.environ, **CREDENTIALS}
+    process = subprocess.Popen(
+        [sys.executable, "-c", _PROGRAM], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+    )
+    with process:
+        assert process.stdout is not None
+        try:
+            url = f"http://127.0.0.1:{json.loads(process.stdout.readline())}"
+            urllib.request.urlopen(urllib.request.Request(f"{url}/{BUCKET}", method="PUT"), timeout=60).close()
+            yield ObjectServer(process, url)
+        finally:
+            process.kill()
+
+
+@contextmanager
+def in_environment(values: Mapping[str, str]) -> Iterator[None]:
+    """Set environment variables of this process for the length of a block."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
