@@ -19,7 +19,9 @@ from treadle.core.errors import TreadleError
 from treadle.core.harmless import one_line
 from treadle.flows.cli_engines import doctor, env, serve, tutor
 from treadle.flows.cli_inspect import lineage, show, status, verify
+from treadle.flows.cli_retriever import retriever
 from treadle.flows.cli_run import demo, run, stage
+from treadle.flows.warnings import show_warnings
 
 INTERRUPTED = 130
 TRACEBACK = "TREADLE_TRACEBACK"
@@ -59,13 +61,14 @@ def cli() -> None:
     """
 
 
-for command in (demo, run, stage, status, show, lineage, verify, doctor, env, serve, tutor):
+for command in (demo, run, stage, status, show, lineage, verify, doctor, env, serve, tutor, retriever):
     cli.add_command(command)
 
 
 def main() -> None:
     """Entry point of the console script."""
     _install_signal_handlers()
+    show_warnings()
     try:
         sys.exit(cli.main(standalone_mode=False) or 0)
     except click.exceptions.NoArgsIsHelpError as error:

@@ -7,13 +7,13 @@ from pathlib import Path
 import click
 
 from treadle.core.harmless import harmless, harmless_json
-from treadle.flows.cli_run import json_option, root_option, say
+from treadle.flows.options import json_option, root_option, say
 
 
 @click.command(short_help="Check this machine.", epilog="Example:  treadle doctor --json")
 @root_option
 @json_option
-def doctor(root: Path, as_json: bool) -> None:
+def doctor(root: str | Path, as_json: bool) -> None:
     """Check this machine: what works, what does not, and how to mend it."""
     from treadle.core.errors import EngineError
     from treadle.tasks.doctor import run_checks

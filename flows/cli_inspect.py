@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from treadle.core.harmless import harmless_json, one_line
-from treadle.flows.cli_run import json_option, root_option
+from treadle.core.harmless import harmless, harmless_json, one_line
+from treadle.flows.options import json_option, root_option
+
+if TYPE_CHECKING:
+    from treadle.core.runs import Run
 
 run_option = click.option("--run", "run_id", required=True, help="Name of the run.")
 
@@ -16,24 +20,39 @@ run_option = click.option("--run", "run_id", required=True, help="Name of the ru
 @click.option("--run", "run_id", help="One run; without it, all runs under the root.")
 @root_option
 @json_option
-def status(run_id: str | None, root: Path, as_json: bool) -> None:
+def status(run_id: str | None, root: str | Path, as_json: bool) -> None:
     """What is finished, running, failed or crashed."""
-    from treadle.core.runs import Run, list_runs
+    from treadle.core.runs import Run
+    from treadle.flows.render import console, status_table
+    from treadle.tasks.forced import still_to_make
     from treadle.tasks.running import known_addresses
 
     if run_id is None:
-        ids = list_runs(root)
-        lines = ids or [f"no runs under {root}; start one with: treadle run CONFIG.toml --run NAME"]
-        click.echo(harmless_json(ids) if as_json else "\n".join(lines))
+        _print_runs(root, as_json)
         return
     run = Run.open(root, run_id)
-    statuses = run.statuses(known_addresses(run))
+    addresses = known_addresses(run)
+    statuses = run.statuses(addresses)
     if as_json:
         click.echo(harmless_json([item.model_dump(mode="json") for item in statuses]))
         return
-    from treadle.flows.render import console, status_table
+    idle = all(item.state != "running" for item in statuses)
+    console().print(status_table(run, statuses, forced=idle and bool(still_to_make(run, addresses))))
 
-    console().print(status_table(run_id, root, statuses))
+
+def _print_runs(root: str | Path, as_json: bool) -> None:
+    from datetime import UTC, datetime
+
+    from treadle.flows.render import console, runs_table
+    from treadle.tasks.overview import overviews
+
+    runs = overviews(root)
+    if as_json:
+        click.echo(harmless_json([run.as_dict() for run in runs]))
+    elif runs:
+        console().print(runs_table(runs, datetime.now(UTC)))
+    else:
+        click.echo(f"no runs under {harmless(str(root))}; start one with: treadle run CONFIG.toml --run NAME")
 
 
 @click.command(short_help="One trajectory, coloured.", epilog="Example:  treadle show 3f2a --run first")
@@ -41,7 +60,7 @@ def status(run_id: str | None, root: Path, as_json: bool) -> None:
 @run_option
 @root_option
 @json_option
-def show(key: str, run_id: str, root: Path, as_json: bool) -> None:
+def show(key: str, run_id: str, root: str | Path, as_json: bool) -> None:
     """One trajectory, coloured. KEY is a rollout key or an unambiguous beginning of one."""
     from treadle.core.runs import Run
     from treadle.flows.render import console, trajectory_panel
@@ -59,7 +78,7 @@ def show(key: str, run_id: str, root: Path, as_json: bool) -> None:
 @run_option
 @root_option
 @json_option
-def lineage(key: str, run_id: str, root: Path, as_json: bool) -> None:
+def lineage(key: str, run_id: str, root: str | Path, as_json: bool) -> None:
     """Where a row comes from: from a rollout or question KEY back to the source file, and on to its verdicts."""
     from treadle.core.runs import Run
     from treadle.flows.render import console, lineage_tree
@@ -76,12 +95,13 @@ def lineage(key: str, run_id: str, root: Path, as_json: bool) -> None:
 @run_option
 @root_option
 @json_option
-def verify(run_id: str, root: Path, as_json: bool) -> None:
+def verify(run_id: str, root: str | Path, as_json: bool) -> None:
     """Hash every artifact of a run again and compare with the records."""
     from treadle.core.errors import ArtifactError
     from treadle.core.runs import Run
 
-    problems = Run.open(root, run_id).verify()
+    run = Run.open(root, run_id)
+    problems = run.verify()
     if as_json:
         click.echo(harmless_json(problems))
     else:
@@ -89,9 +109,23 @@ def verify(run_id: str, root: Path, as_json: bool) -> None:
             click.echo(f"{'damaged' if found else 'ok':<8} {artifact}")
             for problem in found:
                 click.echo(f"         {one_line(problem)}")
+            for command in _commands(run, [artifact]) if found else ():
+                click.echo(f"         make it again with: {command}")
     damaged = [artifact for artifact, found in problems.items() if found]
     if damaged:
         raise ArtifactError(
             f"{len(damaged)} of {len(problems)} artifacts of run {run_id} are damaged; "
-            "run the stages that made them again with --force"
+            f"make them again with: {'; '.join(_commands(run, damaged))}"
         )
+
+
+def _commands(run: Run, artifacts: list[str]) -> list[str]:
+    """The commands that make these artifacts again, those of earlier stages first."""
+    from treadle.flows.render import run_options
+    from treadle.tasks.running import known_addresses
+
+    makers = {record.address for record in run.records() for ref in record.outputs.values() if ref.folder in artifacts}
+    order = [str(address) for address in known_addresses(run)]
+    ordered = [*filter(makers.__contains__, order), *sorted(makers.difference(order))]
+    options = run_options(run.run_id, run.storage.location())
+    return [f"treadle stage {address} {options} --force" for address in ordered]

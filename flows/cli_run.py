@@ -8,25 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from treadle.core.harmless import harmless, harmless_json
+from treadle.flows.options import json_option, root_option, say
+from treadle.flows.warnings import show_warnings
 
 if TYPE_CHECKING:
     from treadle.core.records import StageRecord
     from treadle.core.runs import Run
     from treadle.core.stage import Instance
-    from treadle.tasks.config import TreadleConfig
 
 Command = Callable[..., Any]
 
-root_option = click.option(
-    "--root",
-    type=click.Path(path_type=Path, file_okay=False),
-    default=Path("outputs"),
-    show_default=True,
-    envvar="TREADLE_ROOT",
-    help="Directory that holds runs and artifacts.",
-)
-json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for scripts.")
 set_option = click.option(
     "--set",
     "overrides",
@@ -34,11 +25,6 @@ set_option = click.option(
     metavar="KEY=VALUE",
     help="Override a key, as in rollouts.samples_per_question=8.",
 )
-
-
-def say(line: str) -> None:
-    """Tell the user what goes on; servers and their logs may have a say in the text."""
-    click.echo(harmless(line), err=True)
 
 
 def _work_options(command: Command) -> Command:
@@ -59,13 +45,13 @@ def _work_options(command: Command) -> Command:
 @click.command(epilog="Example:  treadle run configs/laptop.toml --run first --set rollouts.samples_per_question=2")
 @click.argument("configs", nargs=-1, type=click.Path(path_type=Path, dir_okay=False), metavar="[CONFIG.toml]...")
 @click.option("--run", "run_id", required=True, help="Name of the run; an existing one is resumed.")
-@click.option("--dry-run", is_flag=True, help="Print the resolved configuration and what would be done; do nothing.")
+@click.option("--dry-run", is_flag=True, help="Print what would be done and why (--json: the whole configuration too).")
 @_work_options
 def run(
     configs: tuple[Path, ...],
     run_id: str,
     overrides: tuple[str, ...],
-    root: Path,
+    root: str | Path,
     dry_run: bool,
     force: bool,
     accept_failures: bool,
@@ -76,25 +62,27 @@ def run(
 
     Several CONFIG files are merged, later ones win. Without one, the run's own configuration is used.
     """
+    from treadle.flows.summary import print_end, print_plan
     from treadle.tasks.catalog import flow_instances
+    from treadle.tasks.forced import forced_run
     from treadle.tasks.running import configuration_of, open_run
 
     config = configuration_of(root, run_id, configs, overrides)
     instances = flow_instances(config)
     if dry_run:
-        _print_plan(config, instances, root, run_id, force, as_json)
+        print_plan(config, instances, root, run_id, force, as_json)
         return
     as_flow = _prefect_wanted(with_prefect)
     opened = open_run(root, run_id, config, configs)
     if as_flow:
         from treadle.flows.flywheel import flywheel
 
-        flywheel(run_id=run_id, config=config, root=root, force=force, accept_failures=accept_failures)
+        flywheel(run_id=run_id, config=config, root=str(root), force=force, accept_failures=accept_failures)
         records = [record for item in instances if (record := opened.record(item.address)) is not None]
-        _print_end(opened, records, as_json)
-        return
-    records = [_execute(instance, opened, force, accept_failures, as_json) for instance in instances]
-    _print_end(opened, records, as_json)
+    else:
+        with forced_run(opened, [item.address for item in instances] if force else ()) as again:
+            records = [_execute(item, opened, item.address in again, accept_failures, as_json) for item in instances]
+    print_end(opened, records, as_json)
 
 
 @click.command(epilog="Example:  treadle stage 1/scores@base --run first --force")
@@ -107,7 +95,7 @@ def stage(
     configs: tuple[Path, ...],
     run_id: str,
     overrides: tuple[str, ...],
-    root: Path,
+    root: str | Path,
     force: bool,
     accept_failures: bool,
     with_prefect: bool,
@@ -115,6 +103,7 @@ def stage(
 ) -> None:
     """Run one stage INSTANCE, such as 1/rollouts@base, of a run."""
     from treadle.core.stage import Address
+    from treadle.flows.summary import print_end
     from treadle.tasks.catalog import instance
     from treadle.tasks.running import configuration_of, open_run
 
@@ -126,12 +115,12 @@ def stage(
         from treadle.flows.flywheel import stage as stage_flow
 
         stage_flow(
-            run_id=run_id, instance=address, config=config, root=root, force=force, accept_failures=accept_failures
+            run_id=run_id, instance=address, config=config, root=str(root), force=force, accept_failures=accept_failures
         )
         made = opened.record(wanted.address)
-        _print_end(opened, [made] if made else [], as_json)
+        print_end(opened, [made] if made else [], as_json)
         return
-    _print_end(opened, [_execute(wanted, opened, force, accept_failures, as_json)], as_json)
+    print_end(opened, [_execute(wanted, opened, force, accept_failures, as_json)], as_json)
 
 
 def _prefect_wanted(flag: bool) -> bool:
@@ -156,108 +145,50 @@ def _prefect_wanted(flag: bool) -> bool:
 
 def _execute(instance: Instance, run: Run, force: bool, accept_failures: bool, quiet: bool) -> StageRecord:
     from treadle.core.parent import end_with_parent, stays_behind
+    from treadle.flows.summary import made_text
     from treadle.flows.terminal import TerminalProgress
     from treadle.tasks.running import run_instance
 
     if not stays_behind():
         end_with_parent()
 
-    with TerminalProgress(str(instance.address), quiet=quiet) as progress:
-        record = run_instance(
-            instance,
-            run,
-            force=force,
-            accept_failures=accept_failures,
-            progress=progress,
-            notify=lambda line: None if quiet else say(line),
-        )
+    warnings = show_warnings()
+    try:
+        with TerminalProgress(str(instance.address), quiet=quiet) as progress:
+            record = run_instance(
+                instance,
+                run,
+                force=force,
+                accept_failures=accept_failures,
+                progress=progress,
+                notify=lambda line: None if quiet else say(line),
+            )
+    finally:
+        warnings.tell_rest()
     if not quiet:
-        click.echo(f"{instance.address}: {_outputs(record)}{' (unchanged, reused)' if record.reused else ''}", err=True)
+        click.echo(f"{instance.address}: {made_text(record)}", err=True)
     return record
-
-
-def _outputs(record: StageRecord) -> str:
-    """Rows per table, and why rows are in quarantine."""
-    counts = {kind: ref.num_rows for kind, ref in record.outputs.items() if ref.num_rows}
-    tables = ", ".join(f"{kind} {counts[kind]:,}" for kind in sorted(counts, key=lambda k: (k == "quarantine", k)))
-    reasons = {name: count for name, count in record.metrics.items() if name.startswith("reason.")}
-    why = ", ".join(f"{name.removeprefix('reason.').replace('_', ' ')} {count:,}" for name, count in reasons.items())
-    return f"{tables} ({why})" if why else tables
-
-
-def _print_end(run: Run, records: list[StageRecord], as_json: bool, *, overall: bool = False) -> None:
-    """Print the scores (`overall`: one row per model) and where the data lies."""
-    if as_json:
-        click.echo(harmless_json([record.model_dump(mode="json") for record in records]))
-        return
-    for record in records:
-        if "summary" in record.outputs:
-            _print_summary(run, record, overall)
-    click.echo()
-    _print_where(run, records)
-
-
-def _print_summary(run: Run, record: StageRecord, overall: bool) -> None:
-    from treadle.eval.terminal import summary_table
-    from treadle.flows.render import console
-
-    out, rows = console(), list(run.rows(record.outputs["summary"]).rows())
-    shown = [row for row in rows if row["dataset"] == "all"] if overall else rows
-    out.print()
-    out.print(summary_table(shown, width=out.width))
-
-
-def _print_where(run: Run, records: list[StageRecord]) -> None:
-    """Where the data lies and how to look at it."""
-    from treadle.flows.render import run_options
-
-    for record in records:
-        for kind, ref in sorted(record.outputs.items()):
-            if ref.num_rows:
-                click.echo(harmless(f"{kind:<12} {run.storage.directory(ref.folder)}"))
-    options = run_options(run.run_id, run.storage.directory(""))
-    keys = [key for record in records if "rollouts" in record.outputs for key in _some_key(run, record)]
-    click.echo(f"treadle status {options}")
-    for key in keys[-1:]:
-        click.echo(f"treadle show {key} {options}")
-
-
-def _some_key(run: Run, record: StageRecord) -> list[str]:
-    for batch in run.rows(record.outputs["rollouts"]).batches(["rollout_key"]):
-        return [batch["rollout_key"][0].as_py()]
-    return []
-
-
-def _print_plan(
-    config: TreadleConfig, instances: list[Instance], root: Path, run_id: str, force: bool, as_json: bool
-) -> None:
-    from treadle.tasks.running import planned_states
-
-    states = planned_states(instances, root, run_id, force=force)
-    if as_json:
-        click.echo(harmless_json({"config": config.model_dump(mode="json"), "plan": states}))
-        return
-    click.echo(harmless_json(config.model_dump(mode="json"), indent=True))
-    for address, state in states.items():
-        click.echo(f"{address:<32} {state}")
 
 
 @click.command(short_help="See a whole run on this machine alone.", epilog="Example:  treadle demo --fresh")
 @click.option("--fresh", is_flag=True, help="Begin again instead of going on with the last demo run.")
 @click.option("--tutor-only", is_flag=True, help="Without the real model, which needs vLLM (3 GB).")
 @root_option
-def demo(fresh: bool, tutor_only: bool, root: Path) -> None:
+def demo(fresh: bool, tutor_only: bool, root: str | Path) -> None:
     """Answer questions of a fictional world with a rule-based tutor and with a small real model.
 
     Makes the sample world, starts the tutor and vLLM with the embedded SmolLM2-135M, lets both answer held-out
     questions with search and Python, scores them and prints the table. About 4 minutes on 2 cores the first time,
     installing vLLM included.
     """
-    from treadle.core.errors import RunError
+    from treadle.core.errors import ConfigError, RunError
     from treadle.demo.quickstart import demo_configuration
+    from treadle.flows.summary import print_end
     from treadle.tasks.catalog import flow_instances
     from treadle.tasks.running import open_run
 
+    if not isinstance(root, Path):
+        raise ConfigError("the demo keeps its world beside its run: give it a folder as --root")
     run_id, config = demo_configuration(root, fresh=fresh, tutor_only=tutor_only, notify=say)
     instances = flow_instances(config)
     try:
@@ -265,4 +196,4 @@ def demo(fresh: bool, tutor_only: bool, root: Path) -> None:
     except RunError as error:
         raise RunError(f"{error}; or begin again with: treadle demo --fresh") from error
     records = [_execute(instance, opened, False, False, False) for instance in instances]
-    _print_end(opened, records, as_json=False, overall=True)
+    print_end(opened, records, as_json=False, overall=True)

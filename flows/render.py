@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from datetime import datetime
 from pathlib import Path
 
 from rich.console import Console, Group
@@ -15,11 +16,17 @@ from rich.tree import Tree
 
 from treadle.core.harmless import harmless, one_line
 from treadle.core.records import InstanceStatus
+from treadle.core.runs import Run
 from treadle.tasks.lineage import FoundRollout, LineageStep
+from treadle.tasks.overview import RunOverview
+from treadle.tasks.plan import Step
 
 _STATE_STYLES = {"completed": "green", "running": "cyan", "failed": "red", "crashed": "red", "interrupted": "yellow"}
 _STATE_WORDS = {"absent": "not begun"}
 _STATE_CAUSES = {"interrupted": "stopped by Ctrl-C or SIGTERM", "crashed": "its process was killed"}
+_TROUBLES = ("failed", *_STATE_CAUSES)
+_FORCED_WORDS = {"failed": "failed", "interrupted": "was interrupted", "crashed": "crashed"}
+_ACTION_STYLES = {"reuse": "green", "run": "cyan", "missing input": "red"}
 _PIPE_WIDTH = 160
 _SEGMENT_STYLES = {"think": "dim", "search": "cyan", "python": "magenta", "result": "yellow", "answer": "bold green"}
 
@@ -30,17 +37,61 @@ def console() -> Console:
     return Console(width=_PIPE_WIDTH if piped else None)
 
 
-def run_options(run_id: str, root: Path) -> str:
+def run_options(run_id: str, root: str | Path) -> str:
     """The options that name a run, as a shell takes them."""
     import shlex
 
-    default = root.absolute() == Path("outputs").absolute() and "TREADLE_ROOT" not in os.environ
+    default = str(root) in ("outputs", os.path.abspath("outputs")) and "TREADLE_ROOT" not in os.environ
     return f"--run {run_id}" + ("" if default else f" --root {shlex.quote(harmless(str(root)))}")
 
 
-def status_table(run_id: str, root: Path, statuses: Sequence[InstanceStatus]) -> Group:
-    """One line per instance, and below them what went wrong and how to go on."""
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), title=f"run {run_id}", title_justify="left")
+def plan_table(steps: Sequence[Step]) -> Table:
+    """What would happen to each instance, and why."""
+    table = _table()
+    table.add_column("instance", no_wrap=True, overflow="fold")
+    table.add_column("would", no_wrap=True)
+    table.add_column("because", overflow="fold")
+    for step in steps:
+        table.add_row(step.address, Text(step.action, style=_ACTION_STYLES.get(step.action, "")), one_line(step.why))
+    return table
+
+
+def runs_table(runs: Sequence[RunOverview], now: datetime) -> Table:
+    """One line per run of a root."""
+    table = _table()
+    table.add_column("run", overflow="fold")
+    for name in ("state", "done", "made", "last change"):
+        table.add_column(name, no_wrap=True)
+    for run in runs:
+        table.add_row(
+            run.run_id,
+            Text(run.state, style=_STATE_STYLES.get(run.state, "")),
+            f"{run.num_completed} of {run.num_instances}",
+            _age(run.created_at, now),
+            _age(run.changed_at, now),
+        )
+    return table
+
+
+def _age(time: str | None, now: datetime) -> str:
+    """`3 h ago`, of a time as records write it."""
+    if not time:
+        return ""
+    seconds = (now - datetime.fromisoformat(time)).total_seconds()
+    for unit, length_s in (("d", 86_400), ("h", 3_600), ("min", 60)):
+        if seconds >= 2 * length_s:
+            return f"{seconds / length_s:.0f} {unit} ago"
+    return "just now" if seconds < 60 else "1 min ago"
+
+
+def _table() -> Table:
+    return Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+
+
+def status_table(run: Run, statuses: Sequence[InstanceStatus], *, forced: bool) -> Group:
+    """One line per instance, and below them what went wrong and how to go on; `forced`: a forced run was cut off."""
+    table = _table()
+    table.title, table.title_justify = f"run {run.run_id}", "left"
     table.add_column("instance", no_wrap=True, overflow="fold")
     table.add_column("state", no_wrap=True)
     table.add_column("attempts", justify="right", no_wrap=True)
@@ -54,7 +105,7 @@ def status_table(run_id: str, root: Path, statuses: Sequence[InstanceStatus]) ->
             (status.finished_at or status.started_at or "")[:19].replace("T", " "),
             _rows_text(status),
         )
-    return Group(table, *_troubles(run_id, root, statuses))
+    return Group(table, *_troubles(run, statuses), *_cut_off(run, statuses, forced))
 
 
 def _rows_text(status: InstanceStatus) -> str:
@@ -65,21 +116,36 @@ def _rows_text(status: InstanceStatus) -> str:
     return f"{status.num_finished:,} finished in the journal" if status.num_finished else ""
 
 
-def _troubles(run_id: str, root: Path, statuses: Sequence[InstanceStatus]) -> list[Text]:
-    lines = []
-    for status in statuses:
-        if status.state not in ("failed", "crashed", "interrupted"):
-            continue
-        said = _STATE_CAUSES.get(status.state) or status.error or "no cause was recorded"
-        text = Text("\n")
-        text.append(f"{status.address} {status.state}", style=_STATE_STYLES[status.state])
-        text.append(f": {one_line(said)}")
-        if status.log:
-            text.append(f"\nlog: {harmless(str(root / status.log))}", style="dim")
-        lines.append(text)
+def _troubles(run: Run, statuses: Sequence[InstanceStatus]) -> list[Text]:
+    lines = [_trouble(run, status, status.state, "") for status in statuses if status.state in _TROUBLES]
     if lines:
-        lines.append(Text(f"\ngo on with: treadle run {run_options(run_id, root)}"))
+        lines.append(Text(f"\ngo on with: treadle run {run_options(run.run_id, run.storage.location())}"))
     return lines
+
+
+def _cut_off(run: Run, statuses: Sequence[InstanceStatus], forced: bool) -> list[Text]:
+    """Forced attempts that did not complete: what they would have made again is there, so this is a remark."""
+    options = run_options(run.run_id, run.storage.location())
+    lines, commands = [], []
+    for status in statuses:
+        if status.forced_state is not None:
+            state = f"completed, but a forced attempt after it {_FORCED_WORDS[status.forced_state]}"
+            lines.append(_trouble(run, status, status.forced_state, state))
+            commands.append(f"treadle stage {status.address} {options} --force")
+    if forced:
+        lines.append(Text("\na forced run was cut off"))
+        commands = [f"treadle run {options} --force"]
+    return [*lines, *(Text(f"\nmake it again with: {command}") for command in commands)]
+
+
+def _trouble(run: Run, status: InstanceStatus, state: str, words: str) -> Text:
+    said = _STATE_CAUSES.get(state) or status.error or "no cause was recorded"
+    text = Text("\n")
+    text.append(f"{status.address} {words or state}", style=_STATE_STYLES[state])
+    text.append(f": {one_line(said)}")
+    if status.log:
+        text.append(f"\nlog: {harmless(run.storage.location(status.log))}", style="dim")
+    return text
 
 
 def trajectory_panel(found: FoundRollout) -> Group:

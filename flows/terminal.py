@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from treadle.core.harmless import one_line
+from treadle.tasks.pace import Pace
 
 if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
@@ -25,11 +26,8 @@ class TerminalProgress:
         self._quiet = quiet
         self._bar: RichProgress | None = None
         self._task: TaskID | None = None
-        self._total = self._done = 0
-        self._unit = ""
-        self._facts: dict[str, str | int | float] = {}
-        self._began = self._last_line = time.monotonic()
-        self._done_before = 0
+        self._pace = Pace()
+        self._last_line = time.monotonic()
 
     def __enter__(self) -> TerminalProgress:
         return self
@@ -42,29 +40,26 @@ class TerminalProgress:
 
     def start(self, total: int, done: int, unit: str) -> None:
         """Begin, or begin again with another total."""
-        self._total, self._done, self._done_before, self._unit = total, done, done, unit
-        self._began = self._last_line = time.monotonic()
+        self._pace.start(total, done, unit)
+        self._last_line = time.monotonic()
         if self._quiet:
             return
         if done:
-            self._line(f"{self._label}: {done:,} of {total:,} {unit} were finished before")
+            self._line(f"{self._label}: {self._pace.counts()} were finished before")
         if sys.stderr.isatty():
             self._show_bar()
 
     def advance(self, count: int = 1, **facts: str | int | float) -> None:
         """Count finished units; facts are shown beside the bar."""
-        self._done += count
-        self._facts.update(facts)
+        self._pace.advance(count, facts)
         if self._quiet:
             return
         if self._bar is not None and self._task is not None:
-            self._bar.update(self._task, completed=self._done, facts=self._facts_text())
+            self._bar.update(self._task, completed=self._pace.done, facts=self._facts_text())
         elif time.monotonic() - self._last_line >= PLAIN_INTERVAL_S:
             self._last_line = time.monotonic()
-            self._line(
-                f"{self._label}: {self._done:,} of {self._total:,} {self._unit}{self._estimate()}"
-                f"{'; ' if self._facts else ''}{self._facts_text()}"
-            )
+            numbers = ", ".join(filter(None, (self._pace.counts(), self._pace.estimate())))
+            self._line(f"{self._label}: " + "; ".join(filter(None, (numbers, self._facts_text()))))
 
     def _show_bar(self) -> None:
         from rich.console import Console
@@ -76,24 +71,12 @@ class TerminalProgress:
                 TextColumn("{task.fields[facts]}", style="dim", markup=False), console=Console(stderr=True),
             )  # fmt: skip
             self._bar.start()
-            self._task = self._bar.add_task(self._label, total=self._total, completed=self._done, facts="")
+            self._task = self._bar.add_task(self._label, total=self._pace.total, completed=self._pace.done, facts="")
         elif self._task is not None:
-            self._bar.reset(self._task, total=self._total, completed=self._done)
+            self._bar.reset(self._task, total=self._pace.total, completed=self._pace.done)
 
     def _facts_text(self) -> str:
-        return ", ".join(
-            f"{name.replace('_', ' ')} {value:,.1f}"
-            if isinstance(value, float)
-            else one_line(f"{name.replace('_', ' ')} {value}")
-            for name, value in self._facts.items()
-        )
-
-    def _estimate(self) -> str:
-        done_now = self._done - self._done_before
-        if not done_now:
-            return ""
-        left_s = (self._total - self._done) * (time.monotonic() - self._began) / done_now
-        return f", about {left_s:,.0f} s left"
+        return one_line(", ".join(self._pace.facts()))
 
     @staticmethod
     def _line(text: str) -> None:

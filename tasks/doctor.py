@@ -7,16 +7,22 @@ from pathlib import Path
 
 from treadle.core.engines.doctor import Check, core_checks
 from treadle.core.errors import ConfigError, TreadleError
+from treadle.core.storage import open_storage
 
 
-def run_checks(root: Path) -> list[Check]:
+def run_checks(root: str | Path) -> list[Check]:
     """Run every check; none raises, a failing one carries its remedy."""
+    core = core_checks(root if isinstance(root, Path) else Path())
+    if not isinstance(root, Path):
+        core = [_check("root", lambda: _object_root(root), _ROOT_FIX) if item.name == "root" else item for item in core]
     return [
-        *core_checks(root),
+        *core,
         _check("python sandbox", _sandbox, _SANDBOX_FIX),
         _check("prefect", _prefect, _PREFECT_FIX),
     ]
 
+
+_ROOT_FIX = "see that the bucket exists, and AWS_ENDPOINT_URL, AWS_REGION and the AWS keys or role are right"
 
 _PREFECT_FIX = "start it with `prefect server start`, or unset PREFECT_API_URL to run without Prefect"
 
@@ -31,6 +37,17 @@ def _check(name: str, probe: Callable[[], str], fix: str) -> Check:
         return Check(name=name, status="ok", detail=probe())
     except TreadleError as error:
         return Check(name=name, status="fail", detail=" ".join(str(error).split()), fix=fix)
+
+
+def _object_root(root: str) -> str:
+    """Write an object, read it and delete it."""
+    import uuid
+
+    storage, key = open_storage(root), f"treadle-probe-{uuid.uuid4().hex}"
+    storage.put(key, b"probe")
+    storage.get(key)
+    storage.delete(key)
+    return storage.location()
 
 
 def _sandbox() -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextvars
 import logging
 import threading
-import time
 from types import TracebackType
 from typing import cast
 from uuid import UUID
@@ -13,6 +12,7 @@ from uuid import UUID
 from prefect.artifacts import create_progress_artifact, update_progress_artifact
 
 from treadle.eval.markdown import escape
+from treadle.tasks.pace import Pace
 
 logger = logging.getLogger(__name__)
 
@@ -30,10 +30,7 @@ class PrefectProgress:
     def __init__(self, key: str, label: str) -> None:
         self._key = key
         self._label = label
-        self._total = self._done = self._done_before = 0
-        self._unit = "units"
-        self._facts: dict[str, str | int | float] = {}
-        self._began = time.monotonic()
+        self._pace = Pace()
         self._changed = threading.Event()
         self._stop = threading.Event()
         self._artifact: UUID | None = None
@@ -52,14 +49,12 @@ class PrefectProgress:
 
     def start(self, total: int, done: int, unit: str) -> None:
         """Begin, or begin again with another total."""
-        self._total, self._done, self._done_before, self._unit = total, done, done, unit
-        self._began = time.monotonic()
+        self._pace.start(total, done, unit)
         self._changed.set()
 
     def advance(self, count: int = 1, **facts: str | int | float) -> None:
         """Count finished units; facts stand in the description."""
-        self._done += count
-        self._facts.update(facts)
+        self._pace.advance(count, facts)
         self._changed.set()
 
     def _post(self) -> None:
@@ -68,10 +63,10 @@ class PrefectProgress:
         self._post_once()
 
     def _post_once(self) -> None:
-        if not self._changed.is_set() or not self._total:
+        if not self._changed.is_set() or not self._pace.total:
             return
         self._changed.clear()
-        percent = 100.0 * min(self._done / self._total, 1.0)
+        percent = 100.0 * min(self._pace.done / self._pace.total, 1.0)
         try:
             if self._artifact is None:
                 created = create_progress_artifact(percent, key=self._key, description=self._text(), _sync=True)  # type: ignore[call-arg]
@@ -82,10 +77,5 @@ class PrefectProgress:
             logger.warning("progress of %s could not be shown in Prefect: %s", self._label, error)
 
     def _text(self) -> str:
-        parts = [f"{self._done:,} of {self._total:,} {self._unit}"]
-        done_now = self._done - self._done_before
-        if done_now and self._done < self._total:
-            left_s = (self._total - self._done) * (time.monotonic() - self._began) / done_now
-            parts.append(f"about {left_s:,.0f} s left")
-        parts += [escape(f"{name.replace('_', ' ')} {value}") for name, value in self._facts.items()]
-        return f"{self._label}: " + ", ".join(parts)
+        parts = [self._pace.counts(), self._pace.estimate(), *map(escape, self._pace.facts())]
+        return f"{self._label}: " + ", ".join(part for part in parts if part)

@@ -41,7 +41,9 @@ def configuration_of(root: str | Path, run_id: str, configs: Sequence[Path], ove
     return load_config(TreadleConfig, (), overrides, base=Run.open(root, run_id).config())
 
 
-def resolve_config(root: str | Path, run_id: str, config_file: Path | None, config: TreadleConfig | None) -> TreadleConfig:
+def resolve_config(
+    root: str | Path, run_id: str, config_file: Path | None, config: TreadleConfig | None
+) -> TreadleConfig:
     """The configuration given to a flow: the file, with the keys that were set in `config` on top."""
     if config_file is not None:
         given = config.model_dump(mode="json", exclude_unset=True) if config is not None else {}

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import os
 import re
-from pathlib import Path
 from typing import Any
 
 from prefect import task
@@ -55,7 +54,7 @@ def _is_retryable(task: Any, task_run: TaskRun, state: State[Any]) -> bool:
 def run_stage(
     address: str,
     run_id: str,
-    root: Path,
+    root: str,
     config: TreadleConfig,
     force: bool = False,
     accept_failures: bool = False,

@@ -60,6 +60,7 @@ def test_a_run_with_nothing_to_do_reuses_everything(desk: Desk) -> None:
     records = done.json()
     assert [record["stage"] for record in records] == ["questions", "rollouts", "scores", "report"]
     assert all(record["reused"] for record in records) and done.err == ""
+    assert [row["dataset"] for row in records[3]["summary"]] == [LONG_NAME] and "summary" not in records[0]
 
 
 def test_an_operational_key_may_change_and_a_semantic_one_may_not(desk: Desk) -> None:
@@ -76,8 +77,18 @@ def test_a_dry_run_says_what_would_be_done_and_does_nothing(desk: Desk) -> None:
     before = desk.tree() | {".out", ".err"}
     new = desk.treadle("run", "run.toml", "--run", "other", "--dry-run", "--json").succeeded().json()
     assert set(new["plan"].values()) == {"run"} and new["config"]["report"]["title"] == "R"
+    assert set(new["why"].values()) == {"the run is new"}
+    other = desk.treadle("run", "run.toml", "--run", "other", "--dry-run").succeeded().out
+    assert '  models.tutor.model = "treadle-tutor"\n' in other and "max_concurrent" not in other
     known = desk.treadle("run", "run.toml", "--run", "first", "--dry-run").succeeded().out
-    assert len(re.findall(r"^1/\S+ +reuse$", known, re.MULTILINE)) == 4
+    assert len(re.findall(r"^1/\S+ +reuse +nothing changed$", known, re.MULTILINE)) == 4
+    changed = ("--set", "report.title=S", "--set", "rollouts.max_concurrent=7")
+    other = desk.treadle("run", "run.toml", "--run", "first", "--dry-run", *changed).succeeded().out
+    assert len(re.findall(r"^1/\S+ +reuse +nothing changed$", other, re.MULTILINE)) == 3
+    assert re.search(r"^1/report +run +changed: title *$", other, re.MULTILINE)
+    assert "  report.title: 'R' -> 'S'\n" in other and " -> 7\n" in other and "the run refuses" in other
+    forced = desk.treadle("run", "--run", "first", "--dry-run", "--force").succeeded().out
+    assert len(re.findall(r"^1/\S+ +run +--force$", forced, re.MULTILINE)) == 4
     assert desk.tree() == before
 
 
@@ -90,8 +101,17 @@ def test_every_json_output_parses(desk: Desk) -> None:
     assert not any(desk.treadle("verify", "--run", "first", "--json").succeeded().json().values())
     states = desk.treadle("status", "--run", "first", "--json").succeeded().json()
     assert [item["state"] for item in states] == ["completed"] * 4
-    assert desk.treadle("status", "--json").succeeded().json() == ["first"]
+    (overview,) = desk.treadle("status", "--json").succeeded().json()
+    assert (overview["run_id"], overview["state"]) == ("first", "completed")
+    assert overview["num_completed"] == overview["num_instances"] == 4
     assert desk.treadle("env", "list", "--json").succeeded().json() is not None
+
+
+def test_the_runs_of_a_root_are_listed_with_state_progress_and_age(desk: Desk) -> None:
+    out = desk.treadle("status").succeeded().out
+    assert re.search(r"^first +completed +4 of 4 +\S.* +\S.*$", out, re.MULTILINE)
+    empty = desk.treadle("status", "--root", "empty").succeeded().out
+    assert "no runs under empty" in empty and "treadle run CONFIG.toml --run NAME" in empty
 
 
 def test_the_doctor_names_a_remedy_for_whatever_fails(desk: Desk) -> None:

@@ -56,6 +56,7 @@ WRONG: list[tuple[list[str], list[str]]] = [
     (["run", "run.toml", "--run", "r", "--set", "models.tutor.max_model_len=99999"], ["127.0.0.1", "32768", "99999"]),
     (["run", "run.toml", "--run", "r", "--prefect"], ["PREFECT_API_URL"]),
     (["run", "run.toml", "--run", "r", "--root", "/sys/treadle"], ["/sys/treadle", "choose"]),
+    (["run", "run.toml", "--run", "r", "--root", "gs://bucket/x"], ["gs://bucket/x", "s3://bucket/prefix"]),
     (["run", "run.toml", "--run", "r", "--root", "run.toml"], ["run.toml", "is a file"]),
     (["bogus"], ["bogus", "treadle --help"]),
     (["tutor", "--bogus"], ["--bogus", "treadle tutor --help"]),
@@ -144,6 +145,14 @@ def test_an_unreachable_endpoint_is_named_and_resumed_when_it_is_back(desk: Desk
     resumes(desk)
 
 
+def test_a_mistake_that_the_first_stage_finds_is_mended_in_the_same_run(desk: Desk) -> None:
+    """Nothing was made, so nothing binds the run to it; from the first result on it is bound."""
+    wrong = ("--set", 'questions.sources=[{path="questions.jsonl",domain="math",answer_field="anwser"}]')
+    desk.treadle("run", "run.toml", "--run", "r", *wrong).failed("'anwser'", code=1)
+    resumes(desk)
+    desk.treadle("run", "run.toml", "--run", "r", *wrong).failed("choose a new run id", code=1)
+
+
 def test_accepted_failures_are_written_as_failed_rows(desk: Desk) -> None:
     away = ("--set", f'models.tutor.endpoints=[{{url="{NOWHERE}"}}]', "--set", "rollouts.max_error_rate=1.0")
     desk.treadle("run", "run.toml", "--run", "r", *away, "--accept-failures").succeeded()
@@ -197,7 +206,7 @@ def test_damage_is_found_and_mended_by_running_the_stage_again(finished: Desk, t
     content[100] ^= 1
     part.write_bytes(content)
     done = desk.treadle("verify", "--run", "first")
-    done.failed("1 of 5", "first", "--force", code=1)
+    done.failed("1 of 5", "first", "treadle stage 1/rollouts@tutor --run first --force", code=1)
     assert [line.split()[1].split("/")[1] for line in done.out.splitlines() if line.startswith("damaged")] == [
         "rollouts"
     ]
@@ -231,6 +240,30 @@ def test_a_signal_ends_a_run_with_one_line_and_the_run_goes_on(desk: Desk, slow:
     assert state["1/rollouts@tutor"]["state"] == "interrupted" and state["1/questions"]["state"] == "completed"
     assert state["1/rollouts@tutor"]["num_finished"] >= 1
     resumes(desk, "--set", "rollouts.samples_per_question=4")
+
+
+def test_a_forced_run_that_was_cut_off_is_told_and_continued(desk: Desk, slow: str) -> None:
+    arguments = working(desk, slow, "r")
+    desk.treadle(*arguments, "--set", "models.tutor.max_connections=9").succeeded()
+    before = num_requests(slow)
+    with desk.started(*arguments, "--force") as process:
+        until(lambda: num_requests(slow) - before >= 5, "two turns are done")
+        process.send_signal(signal.SIGINT)
+        desk.ended(process).failed("interrupted", code=130)
+    state = desk.treadle("status", "--run", "r").succeeded().out
+    assert "1/rollouts@tutor completed, but a forced attempt after it was interrupted: " in state
+    assert "treadle run --run r --force" in state
+    assert all(record["reused"] for record in desk.treadle("run", "--run", "r", "--json").succeeded().json())
+    planned = desk.treadle("run", "--run", "r", "--dry-run", "--force", "--json").succeeded().json()
+    assert list(planned["plan"].values()) == ["reuse", "run", "run", "run"]
+    before = num_requests(slow)
+    records = desk.treadle("run", "--run", "r", "--json", "--force").succeeded().json()
+    assert [record["reused"] for record in records] == [True, False, False, False]
+    again = num_requests(slow) - before
+    whole = desk.treadle("run", "--run", "r", "--json", "--force").succeeded().json()
+    assert not any(record["reused"] for record in whole)
+    assert 0 < again < num_requests(slow) - before - again
+    assert "forced" not in desk.treadle("status", "--run", "r").succeeded().out
 
 
 def test_a_second_signal_ends_a_run_at_once_with_all_that_it_started(desk: Desk, slow: str) -> None:

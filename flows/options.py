@@ -1,0 +1,48 @@
+"""Options that several commands share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from treadle.core.harmless import harmless
+
+OBJECT_ROOT = "s3://"
+
+
+class RootType(click.ParamType[Any]):
+    """A folder, or `s3://bucket/prefix`."""
+
+    name = "root"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str | Path:
+        """A path, or the URL without a slash at its end."""
+        text = str(value)
+        if text.startswith(OBJECT_ROOT):
+            return text.rstrip("/")
+        if "://" in text:
+            self.fail(f"{text!r} is no root; give a folder, or s3://bucket/prefix", param, ctx)
+        click.Path(file_okay=False).convert(text, param, ctx)
+        return Path(text)
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
+        """As the help shows it."""
+        return "FOLDER|s3://BUCKET/PREFIX"
+
+
+root_option = click.option(
+    "--root",
+    type=RootType(),
+    default="outputs",
+    show_default=True,
+    envvar="TREADLE_ROOT",
+    help="Where runs and artifacts are kept.",
+)
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for scripts.")
+
+
+def say(line: str) -> None:
+    """Tell the user what goes on; servers and their logs may have a say in the text."""
+    click.echo(harmless(line), err=True)

@@ -1,0 +1,101 @@
+"""What the commands that do work print before they begin and when they are done."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from treadle.core.harmless import harmless, harmless_json
+from treadle.core.records import StageRecord
+from treadle.core.runs import Run
+from treadle.core.stage import Instance
+from treadle.flows.render import console, plan_table, run_options
+from treadle.tasks.catalog import semantic_of
+from treadle.tasks.config import TreadleConfig
+from treadle.tasks.plan import changed_keys, keys_set, plan
+
+
+def made_text(record: StageRecord) -> str:
+    """Rows per table, and why rows are in quarantine."""
+    counts = {kind: ref.num_rows for kind, ref in record.outputs.items() if ref.num_rows}
+    tables = ", ".join(f"{kind} {counts[kind]:,}" for kind in sorted(counts, key=lambda k: (k == "quarantine", k)))
+    reasons = {name: count for name, count in record.metrics.items() if name.startswith("reason.")}
+    why = ", ".join(f"{name.removeprefix('reason.').replace('_', ' ')} {count:,}" for name, count in reasons.items())
+    return f"{tables}{f' ({why})' if why else ''}{' (unchanged, reused)' if record.reused else ''}"
+
+
+def print_end(run: Run, records: Sequence[StageRecord], as_json: bool, *, overall: bool = False) -> None:
+    """Print the scores (`overall`: one row per model) and where the data lies; as JSON the records with the scores."""
+    if as_json:
+        click.echo(harmless_json([_with_summary(run, record) for record in records]))
+        return
+    for record in records:
+        if "summary" in record.outputs:
+            _print_summary(run, record, overall)
+    click.echo()
+    _print_places(run, records)
+
+
+def _with_summary(run: Run, record: StageRecord) -> dict[str, Any]:
+    summary = {"summary": list(run.rows(record.outputs["summary"]).rows())} if "summary" in record.outputs else {}
+    return {**record.model_dump(mode="json"), **summary}
+
+
+def _print_summary(run: Run, record: StageRecord, overall: bool) -> None:
+    from treadle.eval.terminal import summary_table
+
+    out, rows = console(), list(run.rows(record.outputs["summary"]).rows())
+    shown = [row for row in rows if row["dataset"] == "all"] if overall else rows
+    out.print()
+    out.print(summary_table(shown, width=out.width))
+
+
+def _print_places(run: Run, records: Sequence[StageRecord]) -> None:
+    """Where the data lies and how to look at it."""
+    for record in records:
+        for kind, ref in sorted(record.outputs.items()):
+            if ref.num_rows:
+                click.echo(harmless(f"{kind:<12} {run.storage.location(ref.folder)}"))
+    options = run_options(run.run_id, run.storage.location())
+    keys = [key for record in records if "rollouts" in record.outputs for key in _some_key(run, record)]
+    click.echo(f"treadle status {options}")
+    for key in keys[-1:]:
+        click.echo(f"treadle show {key} {options}")
+
+
+def _some_key(run: Run, record: StageRecord) -> list[str]:
+    for batch in run.rows(record.outputs["rollouts"]).batches(["rollout_key"]):
+        return [batch["rollout_key"][0].as_py()]
+    return []
+
+
+def print_plan(
+    config: TreadleConfig, instances: Sequence[Instance], root: str | Path, run_id: str, force: bool, as_json: bool
+) -> None:
+    """Print what a run would do: each instance with the reason, and the keys that are set or changed."""
+    steps = plan(instances, root, run_id, force=force)
+    if as_json:
+        whole = {
+            "config": config.model_dump(mode="json"),
+            "plan": {step.address: step.action for step in steps},
+            "why": {step.address: step.why for step in steps},
+        }
+        click.echo(harmless_json(whole))
+        return
+    console().print(plan_table(steps))
+    changed, refused = changed_keys(config, semantic_of(config), root, run_id)
+    if changed is None:
+        _print_keys("keys that are set (--json prints all):", keys_set(config))
+    elif changed:
+        _print_keys("keys that differ from those of the run:", changed)
+    if refused:
+        click.echo("\nthe run refuses the changed keys, which change results; choose a new run id for them")
+
+
+def _print_keys(title: str, lines: Sequence[str]) -> None:
+    click.echo(f"\n{title}")
+    for line in lines:
+        click.echo(f"  {harmless(line)}")

@@ -1,0 +1,79 @@
+"""Warnings of a running stage on the terminal: an outage must not look like a hang.
+
+Every warning is in the attempt's log. Here the first BURST of each kind (one log call of ours) are shown, later ones
+after pauses that double; the others are counted, and the count is told with the next one or at the end.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from dataclasses import dataclass
+
+from treadle.core.harmless import one_line
+
+BURST = 2
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 10.0, 600.0
+
+
+@dataclass(slots=True)
+class _Kind:
+    """Warnings of one log call."""
+
+    num_shown: int = 0
+    num_untold: int = 0
+    shown_at: float = float("-inf")
+    pause_s: float = FIRST_PAUSE_S
+
+    def is_due(self, now: float) -> bool:
+        if self.num_shown >= BURST:
+            if now - self.shown_at < self.pause_s:
+                return False
+            self.pause_s = min(2 * self.pause_s, LONGEST_PAUSE_S)
+        self.num_shown, self.shown_at = self.num_shown + 1, now
+        return True
+
+
+class TerminalWarnings(logging.Handler):
+    """Writes warnings of Treadle as single lines to standard error, above a progress bar where there is one."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self._kinds: dict[str, _Kind] = {}
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Show a warning, or count it. Errors are left out: what ends a command is its last line anyway."""
+        if record.levelno >= logging.ERROR:
+            return
+        kind = self._kinds.setdefault(f"{record.name} {record.msg}", _Kind())
+        if not kind.is_due(time.monotonic()):
+            kind.num_untold += 1
+            return
+        more = f" (and {kind.num_untold:,} more like it)" if kind.num_untold else ""
+        kind.num_untold = 0
+        self._line(record.getMessage() + more)
+
+    def tell_rest(self) -> None:
+        """At the end of a stage: say how many warnings were left out since they were last counted, and begin anew."""
+        count = sum(kind.num_untold for kind in self._kinds.values())
+        self._kinds = {}
+        if count:
+            self._line(f"{count:,} more like these are in the log of the attempt")
+
+    @staticmethod
+    def _line(text: str) -> None:
+        # A progress bar puts itself in the place of standard error, so that this is written above it.
+        sys.stderr.write(f"warning: {one_line(text)}\n")
+        sys.stderr.flush()
+
+
+def show_warnings() -> TerminalWarnings:
+    """Show the warnings of all `treadle` loggers from now on; the same handler for every call."""
+    logger = logging.getLogger("treadle")
+    for handler in logger.handlers:
+        if isinstance(handler, TerminalWarnings):
+            return handler
+    handler = TerminalWarnings()
+    logger.addHandler(handler)
+    return handler

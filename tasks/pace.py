@@ -1,0 +1,54 @@
+"""How far a stage is and how long it still takes: what the terminal and the Prefect UI both show."""
+
+from __future__ import annotations
+
+import time
+
+Fact = str | int | float
+
+
+class Pace:
+    """Counts finished units since the stage, or this attempt at it, began."""
+
+    def __init__(self) -> None:
+        self.total = self.done = self._done_before = 0
+        self.unit = "units"
+        self._facts: dict[str, Fact] = {}
+        self._began = time.monotonic()
+
+    def start(self, total: int, done: int, unit: str) -> None:
+        """Begin, or begin again with another total; `done` units were finished before."""
+        self.total, self.done, self._done_before, self.unit = total, done, done, unit
+        self._began = time.monotonic()
+
+    def advance(self, count: int, facts: dict[str, Fact]) -> None:
+        """Count finished units; later facts replace earlier ones of the same name."""
+        self.done += count
+        self._facts.update(facts)
+
+    def counts(self) -> str:
+        """`12 of 40 rollouts`."""
+        return f"{self.done:,} of {self.total:,} {self.unit}"
+
+    def estimate(self) -> str:
+        """`about 2 min left`, by the pace of this attempt; empty where there is nothing to go by."""
+        done_now = self.done - self._done_before
+        if done_now <= 0 or self.done >= self.total:
+            return ""
+        return f"about {_duration((self.total - self.done) * (time.monotonic() - self._began) / done_now)} left"
+
+    def facts(self) -> list[str]:
+        """`tokens per s 310`, as the stage gave them: not yet made harmless."""
+        return [
+            f"{name.replace('_', ' ')} {value:,.1f}"
+            if isinstance(value, float)
+            else f"{name.replace('_', ' ')} {value}"
+            for name, value in self._facts.items()
+        ]
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 100 else f"{minutes / 60:,.1f} h"

@@ -1,0 +1,57 @@
+"""Warnings of a stage reach the terminal as harmless single lines, and not by the hundred."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+
+import pytest
+
+from treadle.flows import warnings
+from treadle.flows.warnings import BURST, TerminalWarnings, show_warnings
+
+
+@pytest.fixture
+def shown() -> Iterator[TerminalWarnings]:
+    logger = logging.getLogger("treadle")
+    handler = show_warnings()
+    yield handler
+    logger.removeHandler(handler)
+
+
+def test_a_warning_is_one_harmless_line(shown: TerminalWarnings, capsys: pytest.CaptureFixture[str]) -> None:
+    log = logging.getLogger("treadle.core.some")
+    log.warning("the server %s\nsaid \x1b[31m%s", "a", "no\u202e")
+    log.info("not this")
+    log.error("nor this, which ends the command")
+    assert capsys.readouterr().err == "warning: the server a said \\x1b[31mno\\u202e\n"
+
+
+def test_a_flood_is_counted_and_told_again_after_growing_pauses(
+    shown: TerminalWarnings, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 1000.0
+    monkeypatch.setattr(warnings.time, "monotonic", lambda: now)
+    log = logging.getLogger("treadle.agent.rollouts")
+
+    def told(count: int) -> list[str]:
+        for number in range(count):
+            log.warning("rollout %d is owed", number)
+        return [line.removeprefix("warning: ") for line in capsys.readouterr().err.splitlines()]
+
+    assert told(500) == [f"rollout {number} is owed" for number in range(BURST)]
+    log.warning("another kind")
+    assert capsys.readouterr().err == "warning: another kind\n"
+    now += 11
+    assert told(1) == [f"rollout 0 is owed (and {500 - BURST} more like it)"]
+    now += 11
+    assert told(1) == []
+    now += 11
+    assert told(3) == ["rollout 0 is owed (and 1 more like it)"]
+    shown.tell_rest()
+    assert capsys.readouterr().err == "warning: 2 more like these are in the log of the attempt\n"
+    assert told(1) == ["rollout 0 is owed"]
+
+
+def test_the_handler_is_installed_once(shown: TerminalWarnings) -> None:
+    assert show_warnings() is shown
