@@ -13,9 +13,13 @@ import pytest
 from support.scripted_server import Fault, Item, RecordedRequest, Reply, ScriptedServer
 
 from treadle.core.errors import ConfigError, ContextTooLong, DeadlineExceeded, EndpointUnavailable, ModelError
+from treadle.core.llm.call import Call, completions_url
 from treadle.core.llm.config import EndpointSettings, ModelSettings, Sampling
+from treadle.core.llm.endpoint import GONE_AFTER_S, Endpoint
+from treadle.core.llm.hedge import Hedges
 from treadle.core.llm.pool import ModelPool
 from treadle.core.llm.types import Completion, CompletionRequest
+from treadle.core.llm.wire import parse_completion
 
 SAMPLING = Sampling(temperature=0.7, top_p=0.9, top_k=20, min_p=0.05, repetition_penalty=1.1, max_tokens=64)
 FAST = {"backoff_base_s": 0.0, "probe_base_s": 0.001, "probe_max_s": 0.01, "outage_wait_s": 5.0}
@@ -493,6 +497,45 @@ async def test_what_a_server_refuses_beside_a_late_request_ends_it() -> None:
         await warmed(pool)
         with pytest.raises(ContextTooLong):
             await ask(pool, "long", within_s=30)
+
+
+async def test_what_a_server_holds_that_fell_silent_is_asked_elsewhere_before_it_is_late() -> None:
+    endpoint = Endpoint(EndpointSettings(url="http://localhost:1/v1"), max_in_flight=4)
+    loop, hedged = asyncio.get_running_loop(), asyncio.Event()
+    hedges = Hedges(3600.0, most_per_call=1)
+    call = Call(completions_url, b"", parse_completion, "s", loop.time() + 3600)
+    endpoint.silent = True
+    assert endpoint.failed(at_once=True)
+    endpoint.down_at = loop.time() - GONE_AFTER_S
+    hedges.sent(call, endpoint, loop.time())
+
+    async def hedge(late: Call) -> None:
+        assert late is call
+        hedged.set()
+
+    watch = asyncio.create_task(hedges.watch(lambda late, where: None, hedge))
+    async with asyncio.timeout(20):
+        await hedged.wait()
+    watch.cancel()
+    endpoint.readmit()
+    assert not endpoint.gone(loop.time())
+
+
+async def test_a_single_failure_of_a_server_among_several_costs_no_pause() -> None:
+    asked, sleep = recorder()
+    failing = {"a": Fault.status(500), "b": Fault("malformed"), "c": Fault("reset")}
+
+    def script(recorded: RecordedRequest) -> Item:
+        return failing.pop(recorded.text, "ok")
+
+    async with ScriptedServer(script) as first, ScriptedServer(script) as second:
+        slow = settings(first, second, backoff_base_s=1.0)
+        async with ModelPool("policy", slow, sleep=sleep) as pool:
+            for text in ("warm", "a", "warm", "b", "warm", "c"):
+                assert (await ask(pool, text)).text == "ok"
+    assert sorted(pool.stats.retries) == ["malformed", "reset", "server"] and asked == []
+    # The session stays where its prefix is known.
+    assert {len(first.requests), len(second.requests)} == {0, 9}
 
 
 async def test_no_request_is_asked_beside_where_that_is_switched_off() -> None:
