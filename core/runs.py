@@ -153,9 +153,15 @@ class Run:
         return f"runs/{self.run_id}/{name}"
 
     def config(self) -> dict[str, Any]:
-        """The resolved configuration as last written."""
-        content = self.storage.get(self.key("config.json"))
-        return {} if content is None else orjson.loads(content)
+        """The resolved configuration as last written; raises RunError for a damaged one."""
+        key = self.key("config.json")
+        content = self.storage.get(key)
+        try:
+            return {} if content is None else orjson.loads(content)
+        except orjson.JSONDecodeError as error:
+            raise RunError(
+                f"{key} cannot be read ({error}); delete it, then name the configuration file of the run again"
+            ) from None
 
     def record(self, address: Address) -> StageRecord | None:
         """The result of a stage instance, or None."""
