@@ -169,7 +169,7 @@ class Endpoint:
     def resume(self) -> None:
         """End a drain; the first failure takes the endpoint down."""
         if self.health is Health.DRAINING:
-            self.health = Health.TRIAL
+            self.health, self.silent = Health.TRIAL, False
 
     def readmit(self) -> None:
         """A check found the endpoint back."""

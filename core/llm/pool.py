@@ -247,8 +247,10 @@ class ModelPool:
         return failure
 
     def _note_late(self, call: Call, endpoint: Endpoint) -> None:  # says little where others get answers
+        if endpoint.silent:
+            return
         if endpoint.alive_at < call.sent_at:
-            endpoint.silent = endpoint.silent or endpoint.usable
+            endpoint.silent = endpoint.usable
             self._outages.note_fault(endpoint, f"no answer within {self._hedges.threshold_s:.3g} s", at_once=True)
         else:
             endpoint.overran(call.sent_at, asyncio.get_running_loop().time())
