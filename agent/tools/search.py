@@ -5,51 +5,31 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Protocol
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
 from treadle.agent.tools.outcome import OutcomeStatus, ToolOutcome
-from treadle.core.config import Operational, Section
-from treadle.core.errors import ConfigError
-from treadle.core.inputs import file_sha256
-from treadle.retriever.bm25 import Bm25Index, Hit, open_index
+from treadle.core.config import Operational
+from treadle.retriever.config import IndexSettings
+from treadle.retriever.index import Hit, Index
+from treadle.retriever.opening import open_index
 
 EMPTY_QUERY = "The search query is empty."
 NO_HIT = "No documents were found for this query."
 
 
-class SearchToolSettings(Section):
+class SearchToolSettings(IndexSettings):
     """Search over a corpus, indexed in this process."""
 
-    engine: Literal["bm25"] = "bm25"
-    """How documents are ranked."""
-    corpus: Operational[tuple[Path, ...]] = ()
-    """Files of documents: .jsonl, .json or .parquet with {id, contents} or {id, title, text}."""
-    corpus_sha256: tuple[str, ...] | None = None
-    """Content of the files; filled in when the run starts."""
     top_n: int = Field(default=4, ge=1, le=100)
     """Documents per query."""
     document_chars: int = Field(default=1_200, ge=1)
     """A longer document is cut to so many characters, marked by three dots."""
     timeout_s: float = Field(default=60.0, gt=0)
     """Longest time for one query."""
-    cache_folder: Operational[Path | None] = None
-    """Where indexes are kept; default: the folder `indexes` in $TREADLE_CACHE or ~/.cache/treadle."""
     num_threads: Operational[int] = Field(default=2, ge=1)
     """Queries that are answered at once."""
-
-    @field_validator("corpus", mode="before")
-    @classmethod
-    def _one_file_is_a_list(cls, value: Any) -> Any:
-        return (value,) if isinstance(value, str | Path) else value
-
-    def with_digests(self) -> SearchToolSettings:
-        """Fill in the content of the corpus files as part of the fingerprint; raises ConfigError or DataError."""
-        if not self.corpus:
-            raise ConfigError("the search tool has no corpus; set its corpus to a .jsonl or .parquet file of documents")
-        return self.model_copy(update={"corpus_sha256": tuple(file_sha256(path) for path in self.corpus)})
 
 
 class Searcher(Protocol):
@@ -74,16 +54,12 @@ class LocalSearcher:
     def __init__(self, settings: SearchToolSettings) -> None:
         self._settings = settings
         self._threads: ThreadPoolExecutor | None = None
-        self._index: Bm25Index | None = None
+        self._index: Index | None = None
 
     async def open(self) -> None:
         """Load the index, or build it where the cache does not have it."""
-        settings = self._settings if self._settings.corpus_sha256 else self._settings.with_digests()
-        self._threads = ThreadPoolExecutor(settings.num_threads, thread_name_prefix="search")
-        self._index = await asyncio.get_running_loop().run_in_executor(
-            self._threads,
-            lambda: open_index(settings.corpus, digests=settings.corpus_sha256, cache=settings.cache_folder),
-        )
+        self._threads = ThreadPoolExecutor(self._settings.num_threads, thread_name_prefix="search")
+        self._index = await asyncio.get_running_loop().run_in_executor(self._threads, open_index, self._settings)
 
     async def search(self, query: str, top_n: int) -> Sequence[Hit]:
         """Ask the index in a worker thread."""
@@ -95,6 +71,8 @@ class LocalSearcher:
         """Let the threads go; a query that still runs ends by itself."""
         if self._threads is not None:
             self._threads.shutdown(wait=False, cancel_futures=True)
+        if self._index is not None:
+            self._index.close()
         self._threads, self._index = None, None
 
 

@@ -19,7 +19,7 @@ from faults import Disk, Fault, watched
 from warm_treadle import command
 
 _IMPORTED = (
-    "bm25s", "datasketch", "numpy", "pandas", "pyarrow.parquet", "rich.table", "Stemmer", "tokenizers",
+    "tantivy", "datasketch", "numpy", "pandas", "pyarrow.parquet", "rich.table", "Stemmer", "tokenizers",
     "treadle.agent.rollouts", "treadle.core.llm.pool", "treadle.eval.terminal", "treadle.flows.render",
     "treadle.retriever.bm25", "treadle.tasks.running",
 )  # fmt: skip

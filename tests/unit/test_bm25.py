@@ -15,8 +15,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from treadle.core.errors import DataError, StorageError
-from treadle.retriever.bm25 import Bm25Index, fingerprint, is_complete, open_index
+from treadle.retriever.config import IndexSettings
 from treadle.retriever.corpus import Document, read_corpus
+from treadle.retriever.folder import is_complete
+from treadle.retriever.index import Index
+from treadle.retriever.opening import identity_of, open_index
 
 
 def write_corpus(path: Path, rows: Sequence[dict[str, Any] | bytes]) -> Path:
@@ -24,12 +27,16 @@ def write_corpus(path: Path, rows: Sequence[dict[str, Any] | bytes]) -> Path:
     return path
 
 
-def index_of(folder: Path, *texts: str) -> Bm25Index:
+def opened(path: Path, **settings: Any) -> Index:
+    return open_index(IndexSettings(corpus=(path,), cache_folder=path.parent / "cache", **settings))
+
+
+def index_of(folder: Path, *texts: str) -> Index:
     rows = [{"id": number, "title": "", "text": text} for number, text in enumerate(texts)]
-    return open_index([write_corpus(folder / "corpus.jsonl", rows)], cache=folder / "cache")
+    return opened(write_corpus(folder / "corpus.jsonl", rows))
 
 
-def found(index: Bm25Index, query: str, top_n: int = 5) -> list[str]:
+def found(index: Index, query: str, top_n: int = 5) -> list[str]:
     return [hit.id for hit in index.search(query, top_n)]
 
 
@@ -64,7 +71,7 @@ def test_a_bad_document_is_refused_with_file_and_row(tmp_path: Path, row: dict[s
         list(read_corpus([path]))
 
 
-@pytest.mark.covers("evaluation-25")
+@pytest.mark.covers("evaluation-retrieval-25")
 def test_inflected_words_find_their_document(tmp_path: Path) -> None:
     texts = ("The runners were running quickly", "Cats sleep all day", "Paris is the capital of France")
     index = index_of(tmp_path, *texts)
@@ -74,7 +81,7 @@ def test_inflected_words_find_their_document(tmp_path: Path) -> None:
         assert hit.score > 0
 
 
-@pytest.mark.covers("evaluation-21")
+@pytest.mark.covers("evaluation-retrieval-21")
 def test_no_more_documents_come_back_than_match(tmp_path: Path) -> None:
     index = index_of(tmp_path, "tower one", "tower two", "tower three")
     assert sorted(found(index, "tower", 5)) == ["0", "1", "2"]
@@ -112,7 +119,7 @@ def test_a_huge_query_is_cut(tmp_path: Path) -> None:
 
 def test_documents_come_back_as_they_are_in_the_corpus(tmp_path: Path) -> None:
     path = write_corpus(tmp_path / "c.jsonl", [{"id": "a/b \u2028", "contents": "Títle\n  text\u2029 \U0001f6f6\n"}])
-    (hit,) = open_index([path], cache=tmp_path / "cache").search("title títle text", 4)
+    (hit,) = opened(path).search("title títle text", 4)
     assert (hit.id, hit.title, hit.contents) == ("a/b \u2028", "Títle", "Títle\n  text\u2029 \U0001f6f6\n")
 
 
@@ -126,15 +133,24 @@ def test_an_index_is_built_once_and_again_for_another_corpus(tmp_path: Path) -> 
     assert (found(first, "tower"), found(other, "tower")) == (["0"], [])
 
 
-def test_the_fingerprint_tells_corpora_apart() -> None:
-    assert fingerprint(["a", "b"]) == fingerprint(["a", "b"])
-    assert len({fingerprint(digests) for digests in (["a"], ["b"], ["a", "b"], ["b", "a"])}) == 4
+def test_the_identity_tells_corpora_and_splits_apart() -> None:
+    def identity(*digests: str, **settings: Any) -> dict[str, Any]:
+        return identity_of(IndexSettings(corpus_sha256=digests, **settings), None)
+
+    assert identity("a", "b") == identity("a", "b")
+    others = [identity("a"), identity("b"), identity("a", "b"), identity("b", "a"), identity("a", chunk_words=9)]
+    assert all(one != other for number, one in enumerate(others) for other in others[:number])
 
 
 def test_an_interrupted_or_damaged_index_is_never_served(tmp_path: Path) -> None:
     index = index_of(tmp_path, "tower one", "tower two")
-    for name in [path.name for path in index.folder.iterdir()]:
-        os.truncate(index.folder / name, 1)
+
+    def files() -> list[Path]:
+        return sorted(path for path in index.folder.rglob("*") if path.is_file() and not path.name.endswith(".lock"))
+
+    assert len(files()) > 6
+    for number in range(len(files())):
+        os.truncate(files()[number], 1)
         assert not is_complete(index.folder)
         leftover = index.folder.parent / f".{index.folder.name}-dead"
         leftover.mkdir()
@@ -145,14 +161,14 @@ def test_an_interrupted_or_damaged_index_is_never_served(tmp_path: Path) -> None
 def test_a_failed_build_leaves_nothing_behind(tmp_path: Path) -> None:
     path = write_corpus(tmp_path / "c.jsonl", [{"id": "a", "text": "x"}, b"{"])
     with pytest.raises(DataError, match="row 2"):
-        open_index([path], cache=tmp_path / "cache")
+        opened(path)
     assert [item.name for item in (tmp_path / "cache").iterdir() if not item.name.endswith(".lock")] == []
 
 
 def test_a_corpus_that_differs_from_its_digest_is_refused(tmp_path: Path) -> None:
     path = write_corpus(tmp_path / "c.jsonl", [{"id": "a", "text": "x"}])
     with pytest.raises(DataError, match="was changed while its index was built"):
-        open_index([path], digests=["0" * 64], cache=tmp_path / "cache")
+        opened(path, corpus_sha256=("0" * 64,))
 
 
 def test_a_corpus_without_a_word_is_refused(tmp_path: Path) -> None:
@@ -183,5 +199,5 @@ def test_many_threads_get_the_answers_of_one(tmp_path: Path) -> None:
 def test_builders_of_the_same_index_do_not_disturb_each_other(tmp_path: Path) -> None:
     path = write_corpus(tmp_path / "c.jsonl", [{"id": n, "text": f"tower {n}"} for n in range(200)])
     with ThreadPoolExecutor(4) as threads:
-        indexes = list(threads.map(lambda _: open_index([path], cache=tmp_path / "cache"), range(4)))
+        indexes = list(threads.map(lambda _: opened(path), range(4)))
     assert [found(index, "tower 17", 1) for index in indexes] == [["17"]] * 4

@@ -13,7 +13,7 @@ import pytest
 from treadle.agent.tools.search import EMPTY_QUERY, NO_HIT, SearchTool, SearchToolSettings
 from treadle.core.config import semantic_dump, validate
 from treadle.core.errors import ConfigError, DataError
-from treadle.retriever.bm25 import Hit
+from treadle.retriever.index import Hit
 
 FAR = 1e12
 

@@ -1,0 +1,50 @@
+"""Hybrid search: the rankings by words and by vectors, fused by their ranks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from treadle.retriever.bm25 import FOLDER, WordRanker
+from treadle.retriever.config import DenseSettings
+from treadle.retriever.dense import DenseIndex
+from treadle.retriever.documents import DocumentStore
+from treadle.retriever.index import IndexInfo, Ranking
+
+if TYPE_CHECKING:
+    from treadle.retriever.encoders import Encoder
+
+FUSED_DEPTH = 100
+"""Documents that each ranking brings, at least; a fixed number, so that the first of many are the same as of few."""
+
+
+def reciprocal_ranks(rankings: Iterable[Sequence[int]], top_n: int, k: int = 60) -> Ranking:
+    """Reciprocal rank fusion: the sum of 1 / (k + rank) over rankings, ranks from 1; ties in corpus order."""
+    scores: dict[int, list[float]] = {}
+    for ranking in rankings:
+        for rank, row in enumerate(ranking, start=1):
+            scores.setdefault(row, []).append(1.0 / (k + rank))
+    # fsum: the same ranks give the same sum, whichever ranking they come from.
+    fused = [(row, math.fsum(parts)) for row, parts in scores.items()]
+    return sorted(fused, key=lambda item: (-item[1], item[0]))[:top_n]
+
+
+class HybridIndex(DenseIndex):
+    """An index by words and by vectors; like the dense one, it can bring the whole corpus."""
+
+    def __init__(
+        self, folder: Path, info: IndexInfo, documents: DocumentStore, settings: DenseSettings, encoder: Encoder
+    ) -> None:
+        super().__init__(folder, info, documents, settings, encoder)
+        self._words = WordRanker(folder / FOLDER)
+
+    def _rank(self, queries: Sequence[str], top_n: int) -> list[Ranking]:
+        depth = min(max(top_n, FUSED_DEPTH), self.num_documents)
+        by_vector = super()._rank(queries, depth)
+        by_word = [self._words.rank(query, depth) for query in queries]
+        return [
+            reciprocal_ranks(([row for row, _ in words], [row for row, _ in vectors]), top_n)
+            for words, vectors in zip(by_word, by_vector, strict=True)
+        ]

@@ -1,0 +1,166 @@
+"""Indexes on disk: opened from the cache, built where it has none, checked against what the settings ask for.
+
+A folder holds everything that an index needs: documents, words, vectors, and `index.json`, which says how they were
+made. Its identity names the folder, so another corpus, prefix or library format is another folder.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from treadle.core.config import differing_keys, digest_json
+from treadle.core.errors import ConfigError, DataError, StorageError
+from treadle.core.inputs import file_sha256
+from treadle.core.provenance import package_versions
+from treadle.retriever import bm25, dense
+from treadle.retriever.config import IndexSettings
+from treadle.retriever.corpus import Chunking, read_corpus
+from treadle.retriever.documents import DocumentStore, write_documents
+from treadle.retriever.embedding import embed_documents
+from treadle.retriever.encoders import Encoder, open_encoder
+from treadle.retriever.folder import MANIFEST, build_once, default_cache, read_manifest
+from treadle.retriever.index import Index, IndexInfo
+
+LAYOUT = 2
+"""Version of the folder; raised when its meaning changes."""
+Notify = Callable[[str, int, int | None], None]
+"""Takes what is being done, how many documents are done, and of how many where that is known."""
+
+
+def open_index(settings: IndexSettings, on_progress: Notify | None = None) -> Index:
+    """Open the index that the settings describe, building it first where the cache does not have it.
+
+    Processes that want the same index wait for the one that builds it. Raises DataError for a bad corpus, ConfigError
+    for settings that do not fit the model or the finished `index_folder`, StorageError where the cache cannot be
+    written, ModelError where an encoder fails.
+    """
+    if settings.index_folder is None and settings.corpus_sha256 is None:
+        settings = settings.with_digests()
+    encoder = open_encoder(settings.encoder) if settings.engine != "bm25" else None
+    try:
+        identity = identity_of(settings, encoder)
+        if settings.index_folder is not None:
+            return _opened(settings.index_folder, _checked(settings.index_folder, identity), settings, encoder)
+        folder = index_folder(settings, identity)
+        manifest = build_once(folder, lambda building: _fill(building, settings, identity, encoder, on_progress))
+        return _opened(folder, manifest, settings, encoder)
+    except BaseException:
+        if encoder is not None:
+            encoder.close()
+        raise
+
+
+def identity_of(settings: IndexSettings, encoder: Encoder | None) -> dict[str, Any]:
+    """All that decides what an index answers, as JSON-able data; its digest is the fingerprint."""
+    identity: dict[str, Any] = {
+        "layout": LAYOUT,
+        "engine": settings.engine,
+        "corpus_sha256": list(settings.corpus_sha256) if settings.corpus_sha256 is not None else None,
+        "chunk_words": settings.chunk_words,
+        "chunk_overlap_words": settings.chunk_overlap_words,
+    }
+    if settings.engine != "dense":
+        identity["bm25"] = bm25.identity()
+    if encoder is not None:
+        identity["encoder"] = encoder.identity
+        identity["dense"] = dense.identity(settings.dense)
+    return identity
+
+
+def index_folder(settings: IndexSettings, identity: Mapping[str, Any]) -> Path:
+    """Where the cache keeps the index of this identity."""
+    return _cache(settings) / f"{settings.engine}-{digest_json(identity)[:32]}"
+
+
+def _cache(settings: IndexSettings) -> Path:
+    return settings.cache_folder if settings.cache_folder is not None else default_cache()
+
+
+def _checked(folder: Path, identity: dict[str, Any]) -> dict[str, Any]:
+    """The manifest of a finished folder; raises ConfigError naming each field in which it differs from `identity`."""
+    manifest = read_manifest(folder)
+    if manifest is None:
+        raise DataError(f"{folder} holds no finished index: {MANIFEST} is missing, or a file has another length")
+    made = manifest.get("identity", {})
+    if identity["corpus_sha256"] is None:  # No corpus is named beside the folder, so there is none to compare.
+        identity = {**identity, "corpus_sha256": made.get("corpus_sha256")}
+    differences = differing_keys(made, identity)
+    if differences:
+        raise ConfigError(
+            f"the index in {folder} was built otherwise than the settings say ({'; '.join(differences)}); "
+            "change the settings, or build it again"
+        )
+    return manifest
+
+
+def _fill(
+    folder: Path,
+    settings: IndexSettings,
+    identity: dict[str, Any],
+    encoder: Encoder | None,
+    on_progress: Notify | None,
+) -> dict[str, Any]:
+    """Write all files of an index into an empty folder; returns its manifest but for the lengths."""
+
+    def report(what: str, total: int | None = None) -> Callable[[int], None]:
+        return lambda done: on_progress(what, done, total) if on_progress is not None else None
+
+    chunking = Chunking(settings.chunk_words, settings.chunk_overlap_words) if settings.chunk_words else None
+    documents = write_documents(folder, read_corpus(settings.corpus, chunking))
+    if settings.engine == "dense":
+        progress = report("documents")
+        num_documents = 0
+        for num_documents, _ in enumerate(documents, start=1):
+            if num_documents % 10_000 == 0:
+                progress(num_documents)
+    else:
+        (folder / bm25.FOLDER).mkdir()
+        num_documents = bm25.build(folder / bm25.FOLDER, documents, report("words"))
+    for path, expected in zip(settings.corpus, settings.corpus_sha256 or (), strict=True):
+        if file_sha256(path) != expected:
+            raise DataError(f"corpus {path} was changed while its index was built; start again")
+    if encoder is not None:
+        store = DocumentStore(folder)
+        with embed_documents(store, encoder, _cache(settings), identity, report("vectors", num_documents)) as shards:
+            dense.write_vectors(folder / dense.FILE, shards, encoder.dimension, settings.dense)
+    return {
+        "identity": identity,
+        "num_documents": num_documents,
+        "dimension": encoder.dimension if encoder is not None else None,
+        "built_at": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "built_with": package_versions(("treadle", "tantivy", "PyStemmer", "faiss-cpu", "numpy", "tokenizers")),
+    }
+
+
+def _opened(folder: Path, manifest: dict[str, Any], settings: IndexSettings, encoder: Encoder | None) -> Index:
+    identity = manifest["identity"]
+    info = IndexInfo(
+        engine=settings.engine,
+        fingerprint=digest_json(identity),
+        num_documents=manifest["num_documents"],
+        num_bytes=sum(manifest["files"].values()),
+        encoder=str(encoder.identity["name"]) if encoder is not None else None,
+        dimension=manifest["dimension"],
+        metadata={name: value for name, value in manifest.items() if name != "files"},
+    )
+    try:
+        return _index(folder, info, settings, encoder)
+    except OSError as error:
+        raise StorageError(
+            f"the search index {folder} cannot be read: {error.strerror or error}; "
+            "check the disk, or delete that folder: it is built again"
+        ) from error
+
+
+def _index(folder: Path, info: IndexInfo, settings: IndexSettings, encoder: Encoder | None) -> Index:
+    documents = DocumentStore(folder)
+    if encoder is None:
+        return bm25.Bm25Index(folder, info, documents)
+    if settings.engine == "dense":
+        return dense.DenseIndex(folder, info, documents, settings.dense, encoder)
+    from treadle.retriever.hybrid import HybridIndex
+
+    return HybridIndex(folder, info, documents, settings.dense, encoder)
