@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import gc
 import hashlib
+from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol as TypingProtocol
@@ -211,7 +212,7 @@ class _Rollout:
         self._deadline = deadline
         self._memory = memory
         self._session = session
-        self._prompt_ids = engine.codec.prompt_ids(messages) if engine.codec else []
+        self._prompt_ids = array("i", engine.codec.prompt_ids(messages) if engine.codec else ())
         self._prompt_text = "" if engine.codec else engine.render(messages)
         self._transcript = Transcript(engine.protocol, engine.codec, prefix)
         self._calls = list(prefix.calls) if prefix else []
@@ -308,7 +309,7 @@ class _Rollout:
         transcript = self._transcript
         ids_mode = self._engine.codec is not None
         return CompletionRequest(
-            prompt=self._prompt_ids + transcript.ids if ids_mode else self._prompt_text + transcript.text,
+            prompt=(self._prompt_ids + transcript.ids).tolist() if ids_mode else self._prompt_text + transcript.text,
             max_tokens=max_tokens,
             sampling=self._engine.sampling,
             stop=self._engine.protocol.stops,
@@ -346,9 +347,9 @@ class _Rollout:
             status=status,
             text=self._transcript.text,
             segments=self._transcript.segments(),
-            prompt_ids=self._prompt_ids,
-            output_ids=self._transcript.ids,
-            token_origin=self._transcript.origins,
+            prompt_ids=self._prompt_ids.tolist(),
+            output_ids=self._transcript.ids.tolist(),
+            token_origin=list(self._transcript.origins),
             calls=self._calls,
             num_turns=self._turns_before + self._usage.num_requests,
             usage=self._usage,

@@ -88,7 +88,9 @@ class _Meter:
                 f"{self.used_tokens} tokens are used of max_total_tokens = {self.max_total_tokens}; "
                 "what is finished is kept: raise the budget and run again"
             )
-        completion = await self.pool.complete(request, session=session, deadline=deadline)
+        answer = self.pool.complete(request, session=session, deadline=deadline)
+        del request  # thousands wait at once: while the server thinks, nobody needs the ids
+        completion = await answer
         self.used_tokens += completion.prompt_tokens + completion.completion_tokens
         return completion
 

@@ -7,6 +7,7 @@ Without a tokenizer, or with a server that gives no ids, the same class holds te
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -143,7 +144,7 @@ class Transcript:
     """The growing assistant turn of one rollout.
 
     Attributes:
-        ids: Token ids of the assistant's turn; empty in text mode.
+        ids: Token ids of the assistant's turn; empty in text mode. Packed: thousands of rollouts are held at once.
         origins: Origin of each id.
         wasted_tokens: Sampled tokens that were cut off (an estimate in text mode).
     """
@@ -153,8 +154,8 @@ class Transcript:
         self._codec = codec
         self._closed: list[Segment] = []
         self._stretches: list[_Stretch] = []
-        self.ids: list[int] = list(prefix.ids) if prefix else []
-        self.origins: list[int] = list(prefix.origins) if prefix else []
+        self.ids = array("i", prefix.ids if prefix else ())
+        self.origins = bytearray(prefix.origins if prefix else ())
         self.wasted_tokens = 0
         if prefix:
             self._adopt(prefix.segments)
@@ -180,15 +181,15 @@ class Transcript:
         if not new:
             return False
         stretch = self._open_stretch()
-        candidate = self.ids[stretch.start :] + new
-        origins = self.origins[stretch.start :] + [ORIGIN_SAMPLED] * len(new)
+        candidate = self.ids[stretch.start :].tolist() + new
+        origins = [*self.origins[stretch.start :], *[ORIGIN_SAMPLED] * len(new)]
         decoded = self._codec.decode(candidate)
         kept = cut_after_first_close(decoded, self._protocol)
         if len(kept) < len(decoded):
             candidate, origins, dropped = keep_prefix(self._codec, candidate, origins, kept)
             self.wasted_tokens += dropped
-        self.ids[stretch.start :] = candidate
-        self.origins[stretch.start :] = origins
+        self.ids[stretch.start :] = array("i", candidate)
+        self.origins[stretch.start :] = bytes(origins)
         stretch.text, stretch.end = kept, len(self.ids)
         return True
 
@@ -208,8 +209,8 @@ class Transcript:
             new = self._codec.encode(block)
             # What the ids say counts: a tokenizer may normalise characters.
             block = self._codec.decode(new)
-            self.ids += new
-            self.origins += [ORIGIN_SYSTEM] * len(new)
+            self.ids.fromlist(new)
+            self.origins += bytes([ORIGIN_SYSTEM]) * len(new)
         self._stretches.append(_Stretch("system", block, start, len(self.ids)))
 
     def close_stretch(self) -> None:

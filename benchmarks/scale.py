@@ -8,9 +8,9 @@
   each of the three turns, beside bare aiohttp with the same bodies. What a rollout costs is the peak resident memory
   until the last one is finished, less that of the same process with 8 in flight, divided by their number.
   Target: at least 4,000, at most 64 KiB each.
-- flat: the stage against the tutor without latency, with real search and journal, 8 rollouts per question. Resident
-  memory while it goes on, and the peak with the artifact written. The floor is the journal's index alone: it grows by
-  design, one place per finished rollout. Target: nothing else grows.
+- flat: the stage against the tutor without latency, with real search and journal, 8 rollouts per question; each ends
+  after one request and one search. Resident memory while it goes on, and the peak with the artifact written. The floor
+  is the journal's index alone: it grows by design, one place per finished rollout. Target: nothing else grows.
 - resume: a stage with so many finished rollouts in its journal, and a few at the end that were cut off. Time from the
   start of the process to the first new request at the server, and the peak memory until then, beside plain reading of
   the same files; once with the files dropped from the page cache, once from it. Target: 10 s, 1 GiB.
@@ -139,6 +139,7 @@ class MemoryTimes:
         self._done += count
         if self._done in (self._next, self._total):
             self.resident_kib[self._done] = memory_kib("VmRSS")
+            print(f"{self._done} rollouts: {self.resident_kib[self._done] / KIB:.1f} MiB", file=sys.stderr, flush=True)
             self._next *= 2
         if self._done == self._total:
             self.peak_kib = memory_kib("VmHWM")
@@ -183,13 +184,14 @@ def flat_stage(folder: Path, url: str, num_rollouts: int, first: int) -> dict[st
     texts = [row["question"] for row in map(orjson.loads, lines) if row["source"] == "world-lookup"]
     run = make_run(folder, texts, num_rollouts // SAMPLES)
     environment = {
+        "max_turns": 1,
         "python": {"enabled": False},
         "search": {"corpus": [str(world.corpus)], "cache_folder": str(folder), "top_n": 1, "document_chars": 200},
     }
     times = MemoryTimes(first)
     options = {"samples_per_question": SAMPLES, "sampling": {"max_tokens": 256}}
     record = execute(rollouts_instance(folder, url, "treadle-tutor", environment, **options), run, progress=times)
-    assert record.metrics["status_answered"] == num_rollouts and record.metrics["search_calls"] >= num_rollouts
+    assert record.metrics["calls_executed"] == record.metrics["status_max_turns"] == num_rollouts
     return {
         "resident_kib": times.resident_kib,
         "peak_before_writing_kib": times.peak_kib,
