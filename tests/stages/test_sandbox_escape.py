@@ -11,12 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import sandbox_probes
-from support.sandbox_programs import ENDLESS, ESCAPE_UNCONFINED, FATAL, FLOODS, GLIMPSES
+from support import sandbox_probes, sandbox_table
+from support.sandbox_probes import verdict
+from support.sandbox_programs import ENDLESS, ESCAPE_UNCONFINED, FATAL, FLOODS, GLIMPSES, HEAVY
 from support.sandbox_users import TESTS, USERS, probes_command, report_of
 
 KINDS = ["bubblewrap", "landlock"]
 PATIENT_LIMIT_S = 30.0
+ROOM_MIB = 64
 
 
 def _allowed(name: str, outcome: dict[str, Any]) -> bool:
@@ -50,7 +52,12 @@ def test_no_probe_gets_anything(user: str, kind: str) -> None:
     assert report["harm"] == []
     limits = {name: sandbox_probes.ENDLESS_LIMIT_S if name in ENDLESS else PATIENT_LIMIT_S for name in outcomes}
     assert {name for name, outcome in outcomes.items() if outcome["seconds"] > limits[name] + 1} == set()
-    assert report["host_memory_mib"] <= 64
+    assert report["host_memory_mib"] <= ROOM_MIB
+    # What those hold that fill their own limit, the limit says; all others stay far below it.
+    held = {name: outcome["memory_mib"] for name, outcome in outcomes.items() if name not in HEAVY}
+    assert {name: mib for name, mib in held.items() if mib > ROOM_MIB} == {}
+    assert any(held.values())
+    assert {name: verdict(name, outcome) for name, outcome in outcomes.items()} == sandbox_table.documented(kind, user)
 
 
 def test_probes_do_escape_where_nothing_holds_them() -> None:

@@ -87,6 +87,15 @@ def test_killing_the_parent_leaves_no_descendant_of_the_engine(tmp_path: Path) -
     assert eventually(lambda: not any(is_alive(pid) for pid in pids))
 
 
+@pytest.mark.covers("flywheel-5")
+def test_the_grace_of_an_engine_is_cut_short_when_its_parent_is_killed(tmp_path: Path) -> None:
+    parent = subprocess.Popen([sys.executable, "-c", PARENT.replace("0.2", "600.0"), ENGINE, str(tmp_path)])
+    pids = pids_in(tmp_path, (*NAMES, "supervisor"))
+    parent.kill()
+    parent.wait()
+    assert eventually(lambda: not any(is_alive(pid) for pid in pids), 10.0)
+
+
 def test_a_fork_of_the_parent_that_holds_the_pipe_does_not_keep_the_engine_alive(tmp_path: Path) -> None:
     fork = PARENT.replace(
         "time.sleep(600)", "import os\nif os.fork() == 0: (folder / 'fork').write_text(str(os.getpid()))"

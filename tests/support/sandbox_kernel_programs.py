@@ -5,8 +5,6 @@ See `sandbox_programs` for how a probe says what it got.
 
 from __future__ import annotations
 
-from support.sandbox_programs import NAMED
-
 KERNEL = {
     "proc_of_others": """
 for pid in ("1", "self", str(os.getppid()), str(HOST["pid"]), str(HOST["victim"])):
@@ -224,8 +222,7 @@ tried(call("syscall", 251, 1, pid, 3 << 13), "priority of input and output")
 if HOST["level"] == "landlock":
     tried(lambda: os.setpriority(os.PRIO_USER, 0, 19), "priority of the user")
 """,
-    "swarm_of_orphans": NAMED
-    + """
+    "swarm_of_orphans": """
 for _ in range(HOST["max_processes"]):
     if fork() == 0:
         with contextlib.suppress(OSError):
@@ -241,8 +238,7 @@ for number in (57, 58):
     if HOST["level"] == "landlock":
         tried(call("syscall", number), "a process")
 """,
-    "child_keeps_output_open": NAMED
-    + """
+    "child_keeps_output_open": """
 if fork() == 0:
     time.sleep(60)
 """,

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from support.sandbox_kernel_programs import KERNEL
+from support.sandbox_memory import MEBIBYTE, MemoryWatch, available_bytes
 from support.sandbox_programs import BASIC, ENDLESS, FATAL, FLOODS, GLIMPSES, PRELUDE
 
 PR_SET_NAME = 15
@@ -153,13 +154,14 @@ def peak_memory_kib() -> int:
     return int(status.partition("VmHWM:")[2].split()[0])
 
 
-async def try_probes(kind: str, names: list[str]) -> dict[str, Any]:
-    """Run the probes beside each other, say how each ended."""
+async def try_probes(kind: str, names: list[str], alone: bool = False) -> dict[str, Any]:
+    """Run the probes beside each other, or one by one, and say how each ended."""
     from treadle.agent.sandbox.config import SandboxSettings
     from treadle.agent.tools.python import PythonTool
 
     settings = SandboxSettings.model_validate({"kind": kind} | LIMITS | {"pool_size": min(2, len(names))})
-    outcomes: dict[str, object] = {}
+    outcomes: dict[str, dict[str, object]] = {}
+    turn = asyncio.Semaphore(1 if alone else len(names))
     with planted() as prey:
         spare = 1100 if kind == "landlock" and os.geteuid() else 0
         host = prey.facts() | {"level": kind, "max_threads": settings.max_processes + spare} | LIMITS
@@ -169,18 +171,29 @@ async def try_probes(kind: str, names: list[str]) -> dict[str, Any]:
             hasty = PythonTool(settings, time_limit_s=ENDLESS_LIMIT_S)
             if not ENDLESS.keys().isdisjoint(names):
                 await stack.enter_async_context(hasty)
+            watch = stack.enter_context(MemoryWatch())
             memory_kib = peak_memory_kib()
 
             async def attempt(name: str, body: str) -> None:
                 comm = f"p{secrets.token_hex(6)}"
                 program = f"HOST = {host | {'comm': comm}!r}\n{PRELUDE}{body}\nprint('held')\n"
                 tool = hasty if name in ENDLESS else patient
-                outcome = await tool.call(program, deadline=asyncio.get_running_loop().time() + 60)
+                async with turn:
+                    if alone:
+                        await asyncio.sleep(0.5)  # The sandbox in place of the last one starts.
+                    available = watch.begin()
+                    outcome = await tool.call(program, deadline=asyncio.get_running_loop().time() + 60)
+                    most = available - watch.least_available_bytes
+                    await asyncio.sleep(0.5 * alone)
+                    kept = available - available_bytes()
                 outcomes[name] = {
                     "status": outcome.status,
                     "text": outcome.text,
                     "seconds": outcome.seconds,
                     "survivors": len(survivors(comm)),
+                    "memory_mib": watch.most_bytes.get(comm, 0) / MEBIBYTE,
+                    "machine_mib": most / MEBIBYTE,
+                    "machine_kept_mib": kept / MEBIBYTE,
                 }
 
             await asyncio.gather(*(attempt(name, body) for name, body in ALL.items() if name in names))
@@ -225,6 +238,17 @@ async def hold(kind: str) -> None:
         await running
 
 
+def verdict(name: str, outcome: dict[str, Any]) -> str:
+    """One word or two for how a probe ended, as the documentation has it."""
+    if "ESCAPED" in outcome["text"]:
+        return "seen" if name in GLIMPSES else "ESCAPED"
+    if outcome["status"] == "timeout":
+        return "time limit"
+    if outcome["status"] == "error":
+        return "killed" if "killed" in outcome["text"] else "refused"
+    return "held"
+
+
 def main() -> None:
     """Read what to do from the command line, do it, print the outcome."""
     task = json.loads(sys.argv[1])
@@ -238,7 +262,7 @@ def main() -> None:
     kind, names = task.get("kind", "bubblewrap"), task.get("names") or list(ALL)
     # What gets away takes the others' prey with it.
     groups = [[name] for name in names] if kind == "none" else [names]
-    reports = [asyncio.run(try_probes(kind, group)) for group in groups]
+    reports = [asyncio.run(try_probes(kind, group, task.get("alone", False))) for group in groups]
     merged = reports[0]
     for report in reports[1:]:
         merged["outcomes"] |= report["outcomes"]

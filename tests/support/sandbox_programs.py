@@ -29,8 +29,8 @@ def call(name, *arguments):
             raise OSError(ctypes.get_errno(), name)
         return result
     return action
+libc.prctl(15, HOST["comm"].encode())  # By this name the host finds it and what it leaves.
 """
-NAMED = "libc.prctl(15, HOST['comm'].encode())\n"
 
 BASIC = {
     "host_files": """
@@ -87,8 +87,7 @@ for make in (os.mkdir, os.mkfifo, lambda path: os.symlink("x", path)):
 if HOST["level"] != "landlock":
     open("inside", "w").write("x")
 """,
-    "fork_bomb": NAMED
-    + """
+    "fork_bomb": """
 children = 0
 try:
     while children < 200:
@@ -141,8 +140,7 @@ if len(held) > 1024:
 for descriptor in held:
     os.close(descriptor)
 """,
-    "daemon_survives": NAMED
-    + """
+    "daemon_survives": """
 if fork() == 0:
     os.setsid()
     if os.fork() == 0:
@@ -285,6 +283,9 @@ print("ESCAPED", ctypes.CFUNCTYPE(ctypes.c_int)(ctypes.addressof(ctypes.c_char.f
 """,
 }
 """Probes that are killed, or refused before."""
+
+HEAVY = ("memory_bomb", "disk_fill", "memory_of_all_processes")
+"""Probes that take all the memory that a program may have."""
 
 GLIMPSES = {
     "files_exist": "tried(lambda: os.stat(HOST['secret']), 'size and times of a file')\n",
