@@ -19,9 +19,9 @@ from faults import Disk, Fault, watched
 from warm_treadle import command
 
 _IMPORTED = (
-    "tantivy", "datasketch", "numpy", "pandas", "pyarrow.parquet", "rich.table", "Stemmer", "tokenizers",
-    "treadle.agent.rollouts", "treadle.core.llm.pool", "treadle.eval.terminal", "treadle.flows.render",
-    "treadle.retriever.bm25", "treadle.tasks.running",
+    "datasketch", "jinja2.sandbox", "numpy", "pandas", "pyarrow.parquet", "rich.table", "Stemmer", "tantivy",
+    "tokenizers", "treadle.agent.rollouts", "treadle.core.llm.pool", "treadle.eval.terminal",
+    "treadle.flows.cli", "treadle.flows.summary", "treadle.retriever.bm25", "treadle.tasks.running",
 )  # fmt: skip
 _SEGMENT_BYTES = 6000
 
