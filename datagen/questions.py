@@ -6,21 +6,26 @@ Documented in docs/behaviour/questions.md.
 from __future__ import annotations
 
 import hashlib
+import json
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import IO, Any
 
 from treadle.core.errors import ConfigError, DataError, StageFailed
 from treadle.core.inputs import InputRow
 from treadle.core.schemas import QUARANTINE, QUESTIONS
 from treadle.core.stage import Stage, StageContext
+from treadle.core.storage import storage_errors
 from treadle.datagen.contamination import BenchmarkIndex
 from treadle.datagen.duplicates import DuplicateIndex, identity
 from treadle.datagen.question_rows import Question, Rejected, benchmark_question, parse_row
 from treadle.datagen.question_sources import QuestionsSettings, SourceSettings, Split, source_rows
 
 _CHUNK_ROWS = 500
+_SHOWN_CHARS = 500
+"""Of a raw row, in the file of unusable rows."""
 NOT_ERRORS = frozenset({"exact_duplicate", "near_duplicate", "contaminated"})
 """Reasons that say nothing against the row itself; they do not count towards the error rate."""
 
@@ -62,6 +67,35 @@ class _Writer:
             self._rows = []
 
 
+class _Rejections:
+    """The unusable rows as JSON Lines in the attempt's folder, for a stage that fails and so makes no quarantine."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "unusable_rows.jsonl"
+        self._file: IO[str] | None = None
+
+    def add(self, source: str, row: InputRow, rejection: Rejected) -> None:
+        """Append a row; raises StorageError."""
+        line = {
+            "source_file": source,
+            "source_row": row.number,
+            "reason": rejection.reason,
+            "detail": str(rejection),
+            "raw": row.raw[:_SHOWN_CHARS],
+        }
+        with storage_errors("write", self.path):
+            if self._file is None:
+                self._file = self.path.open("w", encoding="ascii")
+            self._file.write(json.dumps(line) + "\n")
+
+    def close(self) -> str:
+        """Write what is still held; returns where it lies."""
+        if self._file is not None:
+            with storage_errors("write", self.path):
+                self._file.close()
+        return str(self.path)
+
+
 class _Intake:
     """One run of the stage: what was kept so far, and what is counted."""
 
@@ -71,6 +105,7 @@ class _Intake:
         self._benchmarks = BenchmarkIndex(settings.contamination_overlap)
         self._questions = _Writer(context, QUESTIONS.kind)
         self._quarantine = _Writer(context, QUARANTINE.kind)
+        self.unusable = _Rejections(context.scratch)
         self.datasets: Counter[str] = Counter()
         self.splits: Counter[str] = Counter()
         self.benchmark_rows_skipped = 0
@@ -103,7 +138,7 @@ class _Intake:
                 tally.kept += 1
                 self._keep(question, split, source)
         if tally.errors == tally.rows:
-            raise StageFailed(f"no row of {source.label} can be used: {tally}")
+            raise StageFailed(f"no row of {source.label} can be used: {tally}; all of them: {self.unusable.close()}")
         return tally
 
     def _admit(self, question: Question) -> Split:
@@ -144,8 +179,9 @@ class _Intake:
 
     def _reject(self, row: InputRow, source: SourceSettings, rejection: Rejected, tally: _Tally) -> None:
         tally.reasons[rejection.reason] += 1
-        if not tally.first_problem and rejection.reason not in NOT_ERRORS:
-            tally.first_problem = f"row {row.number}: {rejection}"
+        if rejection.reason not in NOT_ERRORS:
+            tally.first_problem = tally.first_problem or f"row {row.number}: {rejection}"
+            self.unusable.add(source.label, row, rejection)
         self._quarantine.add(
             {
                 "source_file": source.label,
@@ -177,18 +213,20 @@ def run_questions(context: StageContext) -> Mapping[str, Any]:
         tallies[source.label] = intake.add_source(source)
         context.progress.advance(source=source.label, questions=sum(intake.splits.values()))
     intake.flush()
-    _check_error_rate(tallies, settings, context.accept_failures)
+    _check_error_rate(tallies, settings, context.accept_failures, intake.unusable.close())
     return _metrics(intake, tallies)
 
 
-def _check_error_rate(tallies: Mapping[str, _Tally], settings: QuestionsSettings, accept_failures: bool) -> None:
+def _check_error_rate(
+    tallies: Mapping[str, _Tally], settings: QuestionsSettings, accept_failures: bool, unusable: str
+) -> None:
     rows = sum(tally.rows for tally in tallies.values())
     errors = sum(tally.errors for tally in tallies.values())
     if errors / rows > settings.max_error_rate and not accept_failures:
         worst = max(tallies, key=lambda name: tallies[name].errors)
         raise StageFailed(
             f"{errors:,} of {rows:,} question rows are unusable, more than max_error_rate "
-            f"{settings.max_error_rate:g}; most in {worst}: {tallies[worst]}; "
+            f"{settings.max_error_rate:g}; most in {worst}: {tallies[worst]}; all of them: {unusable}; "
             "correct the file, or write all bad rows to quarantine with --accept-failures"
         )
 

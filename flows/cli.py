@@ -6,6 +6,7 @@ Heavy modules are imported inside the commands, so that `treadle --help` answers
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import sys
@@ -44,6 +45,8 @@ class _Commands(click.Group):
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:
+            # A signal may hit a task of a library's, of which asyncio would tell at the very end, below our last line.
+            logging.getLogger("asyncio").disabled = True
             raise Interrupted("interrupted; everything finished so far is kept, the same command goes on") from None
 
 

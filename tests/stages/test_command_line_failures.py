@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import shutil
 import signal
 import subprocess
@@ -115,7 +117,15 @@ def test_bad_rows_go_to_quarantine_with_their_place_and_reason(desk: Desk) -> No
         b"[1]",
     ]
     desk.write("questions.jsonl", *QUESTIONS, *bad)
-    desk.treadle("run", "run.toml", "--run", "r").failed("questions.jsonl", "row 5", "no answer", "--accept-failures")
+    refused = desk.treadle("run", "run.toml", "--run", "r")
+    line = refused.failed("questions.jsonl", "row 5", "no answer", "--accept-failures")
+    listed = Path(re.search(r"all of them: (\S+\.jsonl);", line)[1]).read_text()  # type: ignore[index]
+    unusable = [json.loads(text) for text in listed.splitlines()]
+    assert [row["source_row"] for row in unusable] == [5, 6, 7, 8, 9, 10, 11] and len(listed) < 10_000
+    assert unusable[0] == {
+        "source_file": "questions.jsonl", "source_row": 5, "reason": "missing_field",
+        "detail": unusable[0]["detail"], "raw": '{"question": "no answer"}',
+    }  # fmt: skip
     resumes(desk, "--accept-failures")
     rows = desk.rows("r", "1/questions", "quarantine")
     assert [(row["source_row"], row["reason"]) for row in rows] == [
@@ -242,27 +252,26 @@ def test_a_signal_ends_a_run_with_one_line_and_the_run_goes_on(desk: Desk, slow:
     resumes(desk, "--set", "rollouts.samples_per_question=4")
 
 
-def test_a_forced_run_that_was_cut_off_is_told_and_continued(desk: Desk, slow: str) -> None:
-    arguments = working(desk, slow, "r")
-    desk.treadle(*arguments, "--set", "models.tutor.max_connections=9").succeeded()
+def test_a_forced_run_that_was_cut_off_is_told_and_continued(desk: Desk, url: str, slow: str) -> None:
+    usual = ("run", "run.toml", "--run", "r", "--set", "rollouts.samples_per_question=4")
+    desk.treadle(*usual).succeeded()
     before = num_requests(slow)
-    with desk.started(*arguments, "--force") as process:
+    with desk.started(*working(desk, slow, "r"), "--force") as process:
         until(lambda: num_requests(slow) - before >= 5, "two turns are done")
         process.send_signal(signal.SIGINT)
         desk.ended(process).failed("interrupted", code=130)
     state = desk.treadle("status", "--run", "r").succeeded().out
     assert "1/rollouts@tutor completed, but a forced attempt after it was interrupted: " in state
-    assert "treadle run --run r --force" in state
-    assert all(record["reused"] for record in desk.treadle("run", "--run", "r", "--json").succeeded().json())
-    planned = desk.treadle("run", "--run", "r", "--dry-run", "--force", "--json").succeeded().json()
+    assert "treadle run --run r --force" in state and "failed" not in state
+    assert all(record["reused"] for record in desk.treadle(*usual, "--json").succeeded().json())
+    planned = desk.treadle(*usual, "--dry-run", "--force", "--json").succeeded().json()
     assert list(planned["plan"].values()) == ["reuse", "run", "run", "run"]
-    before = num_requests(slow)
-    records = desk.treadle("run", "--run", "r", "--json", "--force").succeeded().json()
-    assert [record["reused"] for record in records] == [True, False, False, False]
-    again = num_requests(slow) - before
-    whole = desk.treadle("run", "--run", "r", "--json", "--force").succeeded().json()
-    assert not any(record["reused"] for record in whole)
-    assert 0 < again < num_requests(slow) - before - again
+    asked = [num_requests(url)]
+    for reused in (True, False):
+        records = desk.treadle(*usual, "--json", "--force").succeeded().json()
+        assert [record["reused"] for record in records] == [reused, False, False, False]
+        asked.append(num_requests(url))
+    assert 0 < asked[1] - asked[0] < asked[2] - asked[1]
     assert "forced" not in desk.treadle("status", "--run", "r").succeeded().out
 
 
