@@ -44,9 +44,14 @@ class StageFailed(TreadleError):
 
 
 class RolloutsOwed(StageFailed):
-    """Infrastructure kept some units from finishing; a resumed run tries them again."""
+    """Infrastructure kept some units from finishing; a resumed run tries them again.
 
-    retryable = True
+    Retryable by itself only where a cause may pass: not where, say, a key was refused each time.
+    """
+
+    def __init__(self, message: str, *, retryable: bool = True) -> None:
+        super().__init__(message)
+        self.retryable = retryable
 
 
 class BudgetExceeded(StageFailed):
