@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from treadle.core.harmless import one_line
 from treadle.core.llm.config import ModelSettings
-from treadle.core.llm.endpoint import Endpoint, Health
+from treadle.core.llm.endpoint import GONE_AFTER_S, Endpoint, Health
 from treadle.core.llm.wire import Failure
 
 _log = logging.getLogger(__name__)
@@ -86,10 +86,13 @@ class Outages:
         self.refresh()
         if self._closed:
             return
-        # Three failures in a row may be chance: told if the first check fails too.
-        if at_once or on_trial:
+        # Silence may be one long answer, and three failures in a row may be chance: told if the first check fails too.
+        loop = asyncio.get_running_loop()
+        if endpoint.silent:
+            loop.call_later(GONE_AFTER_S, self._tell_if_gone, endpoint)
+        elif at_once or on_trial:
             self._tell_down(endpoint)
-        probe = asyncio.get_running_loop().create_task(self._probe(endpoint))
+        probe = loop.create_task(self._probe(endpoint))
         self._probes.add(probe)
         probe.add_done_callback(self._probes.discard)
 
@@ -134,6 +137,10 @@ class Outages:
             else:
                 self._tell_down(endpoint)
         self.refresh()
+
+    def _tell_if_gone(self, endpoint: Endpoint) -> None:
+        if not self._closed and endpoint.gone(asyncio.get_running_loop().time()):
+            self._tell_down(endpoint)
 
     def _tell_down(self, endpoint: Endpoint) -> None:
         outage = self._down.get(endpoint)

@@ -250,6 +250,36 @@ async def test_that_no_endpoint_is_left_is_one_line_for_all_that_wait(caplog: py
     assert "is down" in down and "requests wait up to 5 s (outage_wait_s)" in left and "answers again" in back
 
 
+async def test_silence_is_one_line_too_and_a_long_answer_is_none(caplog: pytest.LogCaptureFixture) -> None:
+    silent, long, back = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def script(recorded: RecordedRequest) -> Item:
+        if long.is_set() and recorded.text == "long":
+            await back.wait()
+        return "ok"
+
+    async with (
+        ScriptedServer(script, silent=silent) as first,
+        ScriptedServer(script, silent=silent) as second,
+        ModelPool("policy", settings(first, second, hedge_floor_s=0.05, connect_timeout_s=3600.0)) as pool,
+    ):
+        await warmed(pool)
+        long.set()
+        asking = asyncio.create_task(ask(pool, "long", session="0"))
+        await until(lambda: pool.stats.retries["late"] > 0)  # the endpoint went down, was asked, and answered
+        await until(lambda: "down" not in pool.states().values())
+        assert outage_lines(caplog) == []
+        silent.set()
+        again = asyncio.create_task(ask(pool, "long", session="1"))
+        await until(lambda: len(outage_lines(caplog)) > 0)
+        silent.clear()
+        back.set()
+        await asyncio.gather(asking, again)
+    lines = outage_lines(caplog)
+    assert "is down: no answer within" in lines[0]
+    assert all(re.search("is down: no answer|answers again after|no endpoint is left", line) for line in lines)
+
+
 async def test_single_failures_and_failures_by_chance_are_no_outage(caplog: pytest.LogCaptureFixture) -> None:
     items = [Fault.status(500), Fault("malformed"), Fault.status(500), "ok"] * 3
     async with ScriptedServer(items) as server, ModelPool("policy", settings(server)) as pool:
