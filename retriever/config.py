@@ -11,6 +11,7 @@ from treadle.core.config import Operational, Section
 from treadle.core.errors import ConfigError
 from treadle.core.inputs import file_sha256
 from treadle.core.llm.config import EndpointSettings
+from treadle.retriever.folder import read_manifest
 
 
 class EncoderSettings(Section):
@@ -50,8 +51,8 @@ class EncoderSettings(Section):
         """Refuse a type that lacks what it needs."""
         if self.type in ("model", "endpoint") and not self.model:
             raise ValueError(f"an encoder of type {self.type} needs its `model`")
-        if (self.type == "endpoint") != bool(self.endpoints):
-            raise ValueError("`endpoints` belongs to an encoder of type endpoint, which needs at least one")
+        if self.type == "endpoint" and not self.endpoints:
+            raise ValueError("an encoder of type endpoint needs at least one of `endpoints`")
         return self
 
 
@@ -112,6 +113,11 @@ class IndexSettings(Section):
 
     def with_digests(self) -> Self:
         """Fill in the content of the corpus files as part of the fingerprint; raises ConfigError or DataError."""
+        if not self.corpus and self.index_folder is not None:
+            manifest = read_manifest(self.index_folder) or {}
+            return self.model_copy(
+                update={"corpus_sha256": tuple(manifest.get("identity", {}).get("corpus_sha256") or ())}
+            )
         if not self.corpus:
             raise ConfigError("the search tool has no corpus; set its corpus to a .jsonl or .parquet file of documents")
         return self.model_copy(update={"corpus_sha256": tuple(file_sha256(path) for path in self.corpus)})

@@ -37,7 +37,7 @@ def open_index(settings: IndexSettings, on_progress: Notify | None = None) -> In
     for settings that do not fit the model or the finished `index_folder`, StorageError where the cache cannot be
     written, ModelError where an encoder fails.
     """
-    if settings.index_folder is None and settings.corpus_sha256 is None:
+    if settings.corpus_sha256 is None:
         settings = settings.with_digests()
     encoder = open_encoder(settings.encoder) if settings.engine != "bm25" else None
     try:
@@ -85,8 +85,6 @@ def _checked(folder: Path, identity: dict[str, Any]) -> dict[str, Any]:
     if manifest is None:
         raise DataError(f"{folder} holds no finished index: {MANIFEST} is missing, or a file has another length")
     made = manifest.get("identity", {})
-    if identity["corpus_sha256"] is None:  # No corpus is named beside the folder, so there is none to compare.
-        identity = {**identity, "corpus_sha256": made.get("corpus_sha256")}
     differences = differing_keys(made, identity)
     if differences:
         raise ConfigError(

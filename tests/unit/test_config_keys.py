@@ -26,6 +26,7 @@ from treadle.tasks.config import TreadleConfig
 from treadle.tasks.running import open_run
 
 OPERATIONAL = """
+DenseSettings.device EncoderSettings.batch_size EncoderSettings.device EncoderSettings.endpoints
 EndpointSettings.api_key_env EndpointSettings.url
 ModelSettings.backoff_base_s ModelSettings.backoff_max_s ModelSettings.connect_timeout_s ModelSettings.endpoints
 ModelSettings.hedge_floor_s ModelSettings.max_in_flight ModelSettings.max_response_bytes ModelSettings.outage_wait_s
@@ -34,7 +35,7 @@ ModelSettings.retry_limit ModelSettings.tokenizer
 RolloutOptions.max_concurrent RolloutOptions.max_total_tokens RolloutOptions.owed_pause_s RolloutOptions.owed_retries
 SandboxSettings.interpreter SandboxSettings.max_running SandboxSettings.pool_size SandboxSettings.start_timeout_s
 ScoresSettings.symbolic_workers
-SearchSettings.cache_folder SearchSettings.corpus SearchSettings.num_threads
+SearchSettings.cache_folder SearchSettings.corpus SearchSettings.index_folder SearchSettings.num_threads
 SourceSettings.path
 TutorServer.module TutorServer.port TutorServer.startup_timeout_s TutorServer.tokenizer
 VllmServer.compile VllmServer.gpu_memory_share VllmServer.kv_cache_gb VllmServer.port VllmServer.startup_timeout_s
@@ -42,7 +43,7 @@ VllmServer.threads VllmServer.variant
 """
 """Keys that may change between resumes. A key that is not here changes results, and a run is locked to it."""
 
-FIXED = {"FlowSettings.iterations", "SearchSettings.engine", "TutorServer.type", "VllmServer.type"}
+FIXED = {"FlowSettings.iterations", "TutorServer.type", "VllmServer.type"}
 """Keys with one possible value. The type of a server changes with the whole of it."""
 
 BY_HAND: dict[str, tuple[Any, ...]] = {
@@ -51,10 +52,17 @@ BY_HAND: dict[str, tuple[Any, ...]] = {
     "TreadleConfig.overrides": ({"1/rollouts@near": {"max_questions": 2}},),
     "EnvironmentSettings.preset": ("et-agent-rl",),
     "EndpointSettings.api_key_env": ("KEY",),
+    "EncoderSettings.endpoints": ([{"url": "http://127.0.0.1:10/v1"}, {"url": "http://127.0.0.1:11/v1"}],),
     "ModelSettings.endpoints": ([{"url": "http://127.0.0.1:10/v1"}, {"url": "http://127.0.0.1:11/v1"}],),
     "ModelSettings.server": ({"type": "tutor", "persona": "noisy"},),
 }
 """Other values for keys whose types do not tell any."""
+
+
+ENCODER = {
+    "type": "endpoint", "model": "m", "query_prefix": "", "passage_prefix": "",
+    "endpoints": [{"url": "http://127.0.0.1:9/v1"}],
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +168,9 @@ def base(tmp_path: Path) -> TreadleConfig:
                 {"hub": "some/one", "revision": "f" * 40, "domain": "math"},
             ]
         },
-        "environment": {"search": {"corpus": [f"{tmp_path}/corpus.jsonl"]}},
+        "environment": {
+            "search": {"corpus": [f"{tmp_path}/corpus.jsonl"], "chunk_words": 50, "encoder": ENCODER},
+        },
     }
     return load_config(TreadleConfig, data=tree)
 
