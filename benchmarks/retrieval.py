@@ -1,0 +1,196 @@
+"""Sparse engines side by side: build, size, cold load, latency and what is found, at any size of the sample world.
+
+    python benchmarks/retrieval.py sparse --documents 100000 --folder /tmp/retrieval
+
+Both engines get the same words (`retriever/tokens.py`) and questions, each in a process of its own, one thread.
+`bm25s` is the reference: its arrays memory-mapped, scores by its own code, the best picked with numpy.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import shutil
+import subprocess
+import sys
+import time
+from array import array
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+
+from treadle.retriever import bm25
+from treadle.retriever.tokens import Tokenizer
+
+TOP_N = 4
+MEMORY_BYTES = 6 << 30
+
+
+def texts(corpus: Path) -> Iterable[str]:
+    """Contents of the documents, title line first."""
+    with corpus.open("rb") as stream:
+        for line in stream:
+            row = orjson.loads(line)
+            yield f"{row['title']}\n{row['text']}"
+
+
+def build_tantivy(corpus: Path, folder: Path) -> None:
+    """Build as the product does."""
+    from treadle.retriever.corpus import read_corpus
+
+    bm25.build(folder, read_corpus([corpus]))
+
+
+def build_bm25s(corpus: Path, folder: Path) -> None:
+    """Build from token ids, which need the least memory of the ways that bm25s takes."""
+    import bm25s
+
+    tokenizer = Tokenizer()
+    vocabulary: dict[str, int] = {}
+    ids: list[array[int]] = []
+    for text in texts(corpus):
+        ids.append(array("i", [vocabulary.setdefault(word, len(vocabulary)) for word in tokenizer.words(text)]))
+    engine = bm25s.BM25(k1=1.2, b=0.75, method="lucene", auto_compile=False)
+    engine.index((ids, vocabulary), create_empty_token=False, show_progress=False)
+    engine.save(folder, show_progress=False)
+
+
+def open_tantivy(folder: Path) -> Callable[[str], list[int]]:
+    """A function from a query to row numbers."""
+    ranker = bm25.WordRanker(folder)
+    return lambda query: [row for row, _ in ranker.rank(query, TOP_N)]
+
+
+def open_bm25s(folder: Path) -> Callable[[str], list[int]]:
+    """The same over bm25s."""
+    import bm25s
+
+    engine = bm25s.BM25.load(folder, mmap=True, show_progress=False, auto_compile=False)
+    tokenizer, vocabulary = Tokenizer(), engine.vocab_dict
+
+    def ask(query: str) -> list[int]:
+        ids = [vocabulary[word] for word in tokenizer.words(query) if word in vocabulary]
+        if not ids:
+            return []
+        scores = engine.get_scores_from_ids(ids)
+        best = np.argpartition(scores, -TOP_N)[-TOP_N:]
+        return [int(row) for row in best[np.lexsort((best, -scores[best]))] if scores[row] > 0]
+
+    return ask
+
+
+ENGINES = {"tantivy": (build_tantivy, open_tantivy), "bm25s": (build_bm25s, open_bm25s)}
+
+
+def build(engine: str, corpus: Path, folder: Path) -> dict[str, Any]:
+    """Figures of one build, in this process."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    started, cpu = time.perf_counter(), time.process_time()
+    ENGINES[engine][0](corpus, folder)
+    return {
+        "build_s": time.perf_counter() - started,
+        "build_cpu_s": time.process_time() - cpu,
+        "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+        "index_mb": sum(path.stat().st_size for path in folder.iterdir()) / 1e6,
+    }
+
+
+def ask(engine: str, corpus: Path, folder: Path) -> dict[str, Any]:
+    """Figures of asking, in this process: wall and CPU time per query, and whether the named documents are found."""
+    questions = [orjson.loads(line)["question"] for line in (corpus.parent / "questions.jsonl").open("rb")]
+    for path in folder.iterdir():
+        with path.open("rb") as stream:
+            os.fsync(stream.fileno())
+            os.posix_fadvise(stream.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    started = time.perf_counter()
+    search = ENGINES[engine][1](folder)
+    search(questions[0])
+    load_s = time.perf_counter() - started
+    found = [search(question) for question in questions]
+    wall, cpu = [], []
+    for question in questions:
+        at, cpu_at = time.perf_counter(), time.process_time()
+        search(question)
+        wall.append(time.perf_counter() - at)
+        cpu.append(time.process_time() - cpu_at)
+    figures = {
+        "cold_load_s": load_s,
+        "p50_ms": 1e3 * float(np.percentile(wall, 50)),
+        "p99_ms": 1e3 * float(np.percentile(wall, 99)),
+        "cpu_p50_ms": 1e3 * float(np.percentile(cpu, 50)),
+        "cpu_p99_ms": 1e3 * float(np.percentile(cpu, 99)),
+        "queries_per_cpu_s": len(cpu) / sum(cpu),
+        "rss_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+    }
+    (folder.parent / f"{engine}.found.json").write_text(json.dumps(found))
+    return figures | {"recall_named": named_recall(corpus, questions, found)}
+
+
+def named_recall(corpus: Path, questions: list[str], found: list[list[int]]) -> float:
+    """Share of the documents whose title stands in the question that are among the found ones."""
+    rows = {orjson.loads(line)["title"]: row for row, line in enumerate(corpus.open("rb"))}
+    wanted = got = 0
+    for question, hits in zip(questions, found, strict=True):
+        words = question.replace("?", " ").replace("'", " ").replace(",", " ").split()
+        named = {rows[word] for word in words if word in rows}
+        wanted += len(named)
+        got += len(named & set(hits))
+    return got / wanted
+
+
+def in_child(task: str, engine: str, corpus: Path, folder: Path) -> dict[str, Any]:
+    """Run one task in a fresh process with bounded memory."""
+    command = [sys.executable, __file__, task, "--engine", engine, "--corpus", str(corpus), "--folder", str(folder)]
+    threads = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    done = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True, env={**os.environ, **threads})
+    result: dict[str, Any] = json.loads(done.stdout)
+    return result
+
+
+def sparse(num_documents: int, folder: Path, engines: list[str]) -> dict[str, Any]:
+    """All figures of all engines at one size."""
+    from treadle.demo.world import write_world
+
+    world = folder / f"world-{num_documents}"
+    corpus = world / "corpus.jsonl"
+    if not corpus.exists():
+        write_world(world, documents=num_documents, questions=2000, heldout_questions=100, tiers=(0, 1))
+    result: dict[str, Any] = {}
+    for engine in engines:
+        place = world / engine
+        result[engine] = in_child("build", engine, corpus, place) | in_child("ask", engine, corpus, place)
+        print(engine, json.dumps(result[engine]), file=sys.stderr, flush=True)
+    if len(engines) > 1:
+        lists = [json.loads((world / f"{engine}.found.json").read_text()) for engine in engines]
+        pairs = list(zip(*lists, strict=True))
+        result["same_first"] = sum(one[:1] == other[:1] for one, other in pairs) / len(pairs)
+        result["same_ranking"] = sum(one == other for one, other in pairs) / len(pairs)
+    return result
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("task", choices=["sparse", "build", "ask"])
+    parser.add_argument("--documents", type=int, default=100_000)
+    parser.add_argument("--folder", type=Path, default=Path("/tmp/retrieval"))
+    parser.add_argument("--corpus", type=Path)
+    parser.add_argument("--engine", choices=list(ENGINES))
+    arguments = parser.parse_args()
+    if arguments.task == "sparse":
+        engines = [arguments.engine] if arguments.engine else list(ENGINES)
+        print(json.dumps(sparse(arguments.documents, arguments.folder, engines), indent=2))
+        return
+    resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_BYTES, MEMORY_BYTES))
+    task = build if arguments.task == "build" else ask
+    print(json.dumps(task(arguments.engine, arguments.corpus, arguments.folder)))
+
+
+if __name__ == "__main__":
+    main()
