@@ -63,6 +63,18 @@ class Memory(TypingProtocol):
         ...
 
 
+def remembered_answers(memory: Memory) -> Iterator[Completion]:
+    """The model's answers in the memory of a rollout that began at its start, in the order of its turns."""
+    turn = 0
+    while (known := memory.get(_answer_unit(turn))) is not None:
+        yield Completion.from_json(known)
+        turn += 1
+
+
+def _answer_unit(turn: int) -> str:
+    return f"llm-{turn}"
+
+
 class Forgetful:
     """A memory for rollouts that need not survive anything."""
 
@@ -279,7 +291,7 @@ class _Rollout:
         return self._server_tokens + len(text) - self._server_chars
 
     async def _generate(self, max_tokens: int) -> Completion:
-        unit = f"llm-{self._turn}"
+        unit = _answer_unit(self._turn)
         known = self._memory.get(unit)
         if known is not None:
             completion = Completion.from_json(known)

@@ -18,7 +18,14 @@ from typing import Any
 import orjson
 
 from treadle.agent.environment import Question, ToolEnvironment
-from treadle.agent.rollout import Memory, RolloutEngine, RolloutLimits, Trajectory, rare_collections
+from treadle.agent.rollout import (
+    Memory,
+    RolloutEngine,
+    RolloutLimits,
+    Trajectory,
+    rare_collections,
+    remembered_answers,
+)
 from treadle.agent.rollout_settings import RolloutOptions, RolloutsSettings, selected_questions
 from treadle.agent.rows import failed_row, head_of_row, rollout_key, row_of, telemetry_of
 from treadle.agent.toolbox import make_tools, sandbox_facts
@@ -194,8 +201,15 @@ class RolloutsRun:
         )
 
     def _tokens_so_far(self) -> int:
-        finished = (self._stored(job.key)["row"] for job in self._jobs() if self._journal.is_finished(job.key))
-        return sum(row["prompt_tokens"] + row["completion_tokens"] for row in finished)
+        """Prompt and sampled tokens of earlier attempts, those of rollouts that were cut off included."""
+        return sum(self._tokens_of(job.key) for job in self._jobs())
+
+    def _tokens_of(self, key: str) -> int:
+        if self._journal.is_finished(key):
+            row = self._stored(key)["row"]
+            return int(row["prompt_tokens"] + row["completion_tokens"])
+        answers = remembered_answers(JournalMemory(self._journal, key))
+        return sum(answer.prompt_tokens + answer.completion_tokens for answer in answers)
 
     async def _passes(self, engine: RolloutEngine, tools: Mapping[str, Tool]) -> None:
         for number in range(self._options.owed_retries + 1):

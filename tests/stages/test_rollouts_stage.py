@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import sys
 import tempfile
@@ -14,7 +15,10 @@ from typing import Any
 import pytest
 from support.scripted_server import Fault, Item, RecordedRequest, ScriptedServer
 
+from treadle.agent.environment import ToolEnvironment
+from treadle.agent.rollout import Trajectory
 from treadle.agent.rollouts import ROLLOUTS, RolloutsRun, RolloutsSettings
+from treadle.agent.transcript import Transcript
 from treadle.core.chat import ChatTokenizer
 from treadle.core.config import Section, load_config, merge
 from treadle.core.context import Context, NullProgress, Outputs
@@ -28,6 +32,7 @@ from treadle.core.errors import (
 )
 from treadle.core.execute import execute
 from treadle.core.journal import Journal
+from treadle.core.llm.types import Completion, CompletionRequest
 from treadle.core.records import StageRecord
 from treadle.core.runs import Run
 from treadle.core.schemas import QUESTIONS
@@ -247,6 +252,52 @@ async def test_a_token_budget_stops_the_stage_and_more_budget_resumes_it(bench: 
         first = len(work_requests(scripted))
         await bench.make(scripted.url, options={"max_total_tokens": 100_000})
         assert 0 < first < 6 and len(work_requests(scripted)) == 6
+
+
+async def test_a_token_budget_counts_the_answers_of_rollouts_that_were_cut_off(bench: Bench, tmp_path: Path) -> None:
+    searches = {"search": {"enabled": True, "corpus": [str(_corpus(tmp_path))], "cache_folder": str(tmp_path)}}
+    search = "<think>t</think><search>moss</search>"
+
+    def broken_off(request: RecordedRequest) -> Item:
+        if not request.body.get("stop"):
+            return ANSWER
+        return Fault.status(500) if "<result>" in request.text.split("assistant\n")[-1] else search
+
+    async with server(broken_off) as scripted:
+        with pytest.raises(RolloutsOwed):
+            await bench.make(scripted.url, environment=searches)
+        answered = [request for request in work_requests(scripted) if request.outcome == "ok"]
+    used = sum(len(request.prompt) + len(TOKENIZER.encode(search)) for request in answered)
+    assert len(answered) == 6
+    async with server() as scripted:
+        with pytest.raises(BudgetExceeded, match=f"^{used} tokens are used of max_total_tokens = {used}"):
+            await bench.make(scripted.url, environment=searches, options={"max_total_tokens": used})
+        assert work_requests(scripted) == []
+
+
+async def test_what_is_held_in_memory_follows_the_rollouts_in_flight_not_those_done(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, [f"Question {number}?" for number in range(40)])
+    in_flight, num_rollouts = 3, 40 * 4
+    kinds = (Transcript, Trajectory, Completion, CompletionRequest, ToolEnvironment, asyncio.Timeout)
+    most: Counter[type] = Counter()
+    served = 0
+
+    def reply(request: RecordedRequest) -> Item:
+        nonlocal served
+        served += 1
+        if served % 10 == 0:
+            alive = Counter(type(item) for item in gc.get_objects())
+            most.update({kind: max(0, alive[kind] - most[kind]) for kind in kinds})
+        return ANSWER
+
+    gc.collect()  # what earlier tests left
+    async with server(reply) as scripted:
+        options = {"samples_per_question": 4, "max_concurrent": in_flight}
+        record = await bench.make(scripted.url, options=options)
+    assert record.metrics["status_answered"] == num_rollouts
+    assert most[Transcript] > 0
+    # Three for each rollout in flight leave room for the server's own; one kept per rollout done would be 160.
+    assert max(most.values()) <= 3 * in_flight
 
 
 async def test_no_more_rollouts_are_in_progress_than_configured(bench: Bench) -> None:
