@@ -1,0 +1,220 @@
+"""Indexes from corpus to answer: equal for batches, exact about their making, resumed where they were cut off."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+import treadle.retriever.embedding as embedding
+import treadle.retriever.opening as opening
+from treadle.core.errors import ConfigError, DataError, ModelError
+from treadle.retriever import bm25
+from treadle.retriever.config import IndexSettings
+from treadle.retriever.corpus import Chunking, Document, read_corpus, split
+from treadle.retriever.encoders import Encoder, HashingEncoder
+from treadle.retriever.hybrid import reciprocal_ranks
+from treadle.retriever.index import Index
+from treadle.retriever.opening import open_index
+
+HASHING = {"type": "hashing", "dimension": 64}
+ENGINES = ("bm25", "dense", "hybrid")
+COLOURS = ("red", "blue", "green", "white", "black", "brown", "grey")
+TEXTS = [f"{COLOURS[n % 7]} tower {n % 5} near {COLOURS[n % 3]} gate {n}" for n in range(60)]
+
+
+def settings_for(folder: Path, texts: Sequence[str] = TEXTS, **settings: Any) -> IndexSettings:
+    rows = [{"id": f"d{number}", "title": "", "text": text} for number, text in enumerate(texts)]
+    folder.mkdir(exist_ok=True)
+    (folder / "corpus.jsonl").write_bytes(b"".join(orjson.dumps(row) + b"\n" for row in rows))
+    given = {"corpus": folder / "corpus.jsonl", "cache_folder": folder / "cache", "encoder": HASHING, **settings}
+    return IndexSettings.model_validate(given)
+
+
+def ids(index: Index, query: str, top_n: int) -> list[str]:
+    return [hit.id for hit in index.search(query, top_n)]
+
+
+@pytest.mark.covers("evaluation-retrieval-23")
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_batch_answers_what_single_queries_answer(tmp_path: Path, engine: str) -> None:
+    queries = [f"{COLOURS[n % 7]} gate {n}" for n in range(45)] + ["", "zzz", "tower"]
+    with open_index(settings_for(tmp_path, engine=engine)) as index:
+        alone = [index.search(query, 6) for query in queries]
+        assert any(alone)
+        for size in (1, 2, 7, 33, 48):
+            batches = [queries[start : start + size] for start in range(0, len(queries), size)]
+            assert [hits for batch in batches for hits in index.search_batch(batch, 6)] == alone
+        assert index.search_batch([], 6) == []
+
+
+@pytest.mark.covers("evaluation-retrieval-21")
+@pytest.mark.parametrize("engine", ["dense", "hybrid"])
+def test_more_than_the_corpus_gives_all_of_it_once(tmp_path: Path, engine: str) -> None:
+    with open_index(settings_for(tmp_path, ["red tower", "blue gate", "white hill"], engine=engine)) as index:
+        assert ids(index, "blue gate", 5)[0] == "d1"
+        assert sorted(ids(index, "blue gate", 5)) == sorted(ids(index, "blue gate", 10**6)) == ["d0", "d1", "d2"]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(("query", "top_n"), [("", 4), (" \n\t", 4), ("tower", 0), ("tower", -3)])
+def test_a_blank_query_and_no_documents_asked_for_find_nothing(
+    tmp_path: Path, engine: str, query: str, top_n: int
+) -> None:
+    with open_index(settings_for(tmp_path, ["red tower"], engine=engine)) as index:
+        assert index.search(query, top_n) == []
+        assert [len(hits) for hits in index.search_batch([query, "tower"], top_n)] == [0, 1 if top_n > 0 else 0]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_the_first_of_many_are_the_same_as_of_few(tmp_path: Path, engine: str) -> None:
+    with open_index(settings_for(tmp_path, engine=engine)) as index:
+        everything = ids(index, "red tower 3", 60)
+        assert all(ids(index, "red tower 3", top_n) == everything[:top_n] for top_n in range(1, 61))
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_hostile_queries_are_answered(tmp_path: Path, engine: str) -> None:
+    with open_index(settings_for(tmp_path, engine=engine)) as index:
+        for query in ("\ud800 tower", "tower\0", "tower " * 2_000_000, "(a OR b) AND *:*", "\U0001f6f6"):
+            assert len(index.search(query, 3)) <= 3
+
+
+@pytest.mark.covers("evaluation-retrieval-24")
+@pytest.mark.parametrize(
+    ("other", "field"),
+    [
+        ({"encoder": {**HASHING, "query_prefix": "query: "}}, "encoder.query_prefix"),
+        ({"encoder": {**HASHING, "passage_prefix": "passage: "}}, "encoder.passage_prefix"),
+        ({"encoder": {**HASHING, "normalize": False}}, "encoder.normalize"),
+        ({"dense": {"storage": "sq8"}}, "dense.storage"),
+        ({"chunk_words": 20}, "chunk_words"),
+        ({"corpus_sha256": ("0" * 64,)}, "corpus_sha256"),
+    ],
+)
+def test_an_index_that_was_built_otherwise_is_refused_by_field(
+    tmp_path: Path, other: dict[str, Any], field: str
+) -> None:
+    settings = settings_for(tmp_path, engine="dense")
+    with open_index(settings) as built:
+        folder = built.folder
+    with open_index(settings.model_copy(update={"index_folder": folder})) as index:
+        assert index.info.fingerprint == built.info.fingerprint
+    with pytest.raises(ConfigError, match=rf"built otherwise .*{field}"):
+        open_index(settings_for(tmp_path, engine="dense", index_folder=folder, **other))
+
+
+@pytest.mark.covers("evaluation-retrieval-24")
+def test_another_pooling_is_another_index() -> None:
+    class Pooled(HashingEncoder):
+        def __init__(self, pooling: str) -> None:
+            super().__init__(IndexSettings.model_validate({"encoder": HASHING}).encoder)
+            self.identity["pooling"] = pooling
+
+    settings = IndexSettings(engine="dense", corpus_sha256=("a",))
+    one, other = (opening.identity_of(settings, Pooled(pooling)) for pooling in ("mean", "cls"))
+    assert opening.differing_keys(one, other) == ["encoder.pooling: 'mean' -> 'cls'"]
+    assert opening.index_folder(settings, one) != opening.index_folder(settings, other)
+
+
+def test_a_finished_index_serves_without_its_corpus_and_an_unfinished_one_never(tmp_path: Path) -> None:
+    settings = settings_for(tmp_path, engine="hybrid")
+    with open_index(settings) as index:
+        expected = index.search("red tower 3", 5)
+    moved = Path(shutil.move(index.folder, tmp_path / "moved"))
+    alone = IndexSettings.model_validate({"engine": "hybrid", "index_folder": moved, "encoder": HASHING})
+    with open_index(alone) as again:
+        assert again.search("red tower 3", 5) == expected
+    (moved / "index.json").unlink()
+    with pytest.raises(DataError, match="no finished index"):
+        open_index(alone)
+
+
+class Mortal(Encoder):
+    """Hashes words, and dies after so many passages; shared by the openings of a test."""
+
+    def __init__(self, passages: int) -> None:
+        self._inner = HashingEncoder(IndexSettings.model_validate({"encoder": HASHING}).encoder)
+        super().__init__(self._inner.dimension, self._inner.identity)
+        self.left = passages
+        self.seen = 0
+
+    def _encode(self, texts: Sequence[str], *, is_query: bool) -> Any:
+        if not is_query:
+            if len(texts) > self.left:
+                raise ModelError("the encoder is gone")
+            self.left -= len(texts)
+            self.seen += len(texts)
+        return self._inner._encode(texts, is_query=is_query)
+
+
+def test_an_interrupted_embedding_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    encoder = Mortal(passages=25)
+    monkeypatch.setattr(embedding, "SHARD_DOCUMENTS", 8)
+    monkeypatch.setattr(opening, "open_encoder", lambda settings: encoder)
+    settings = settings_for(tmp_path, engine="dense")
+    with pytest.raises(ModelError, match="is gone"):
+        open_index(settings)
+    assert encoder.seen == 24
+    encoder.left = 1000
+    with open_index(settings) as index:
+        assert ids(index, TEXTS[13], 1) == ["d13"]
+    assert encoder.seen == len(TEXTS)
+    assert [path.name for path in (tmp_path / "cache").iterdir() if not path.name.endswith(".lock")] == [
+        index.folder.name
+    ]
+
+
+def test_progress_is_told_in_documents(tmp_path: Path) -> None:
+    told: list[tuple[str, int, int | None]] = []
+    with open_index(settings_for(tmp_path, engine="dense"), lambda *what: told.append(what)):
+        assert told == [("vectors", 60, 60)]
+
+
+def test_equal_scores_come_in_corpus_order_over_segments(tmp_path: Path) -> None:
+    documents = [Document(str(n), "", "red tower" if n % 3 else "blue tower") for n in range(200)]
+    rankings = []
+    for size in (None, 30, 7):
+        folder = tmp_path / str(size)
+        folder.mkdir()
+        assert bm25.build(folder, documents, segment_documents=size) == 200
+        ranker = bm25.WordRanker(folder)
+        rankings.append([[row for row, _ in ranker.rank("blue", top_n)] for top_n in (1, 5, 40, 200)])
+    assert rankings == [[list(range(0, 200, 3))[:top_n] for top_n in (1, 5, 40, 200)]] * 3
+
+
+@pytest.mark.covers("evaluation-retrieval-26")
+def test_reciprocal_ranks_add_up() -> None:
+    fused = reciprocal_ranks([[7, 3], [3, 7]], 5)
+    assert [(row, round(score, 5)) for row, score in fused] == [(3, 0.03252), (7, 0.03252)]
+    assert reciprocal_ranks([[7, 3], [3]], 1)[0][0] == 3
+
+
+@pytest.mark.covers("evaluation-retrieval-26")
+def test_ties_of_three_rankings_have_one_order() -> None:
+    rankings = [[1, 2, 3], [2, 3, 1], [3, 1, 2]]
+    orders = {tuple(row for row, _ in reciprocal_ranks(rankings[n:] + rankings[:n], 3)) for n in range(3)}
+    assert orders == {(1, 2, 3)}
+
+
+def test_long_documents_are_split_and_nothing_is_lost(tmp_path: Path) -> None:
+    text = " ".join(f"w{n}" for n in range(25))
+    parts = split(Document("7", "Vorna", text), Chunking(10, 2))
+    assert [part.id for part in parts] == ["7#0", "7#1", "7#2"]
+    assert [part.title for part in parts] == ["Vorna"] * 3
+    assert [part.text.split()[0] for part in parts] == ["w0", "w8", "w16"]
+    assert parts[-1].text.endswith("w24") and len(parts[0].text.split()) == 10
+    short = Document("8", "", "one  two\nthree")
+    assert split(short, Chunking(10)) == [short]
+    with open_index(settings_for(tmp_path, [text], chunk_words=10)) as index:
+        assert ids(index, "w21", 3) == ["d0#2"]
+
+
+def test_ids_that_only_share_a_digest_are_no_duplicates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("treadle.retriever.corpus._id_digest", lambda id_: 7)
+    settings = settings_for(tmp_path, ["a", "b"])
+    assert [document.id for document in read_corpus(settings.corpus)] == ["d0", "d1"]
