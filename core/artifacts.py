@@ -221,8 +221,20 @@ def read_manifest(storage: Storage, ref: ArtifactRef) -> Manifest:
 
 
 def artifact_exists(storage: Storage, ref: ArtifactRef) -> bool:
-    """Whether the artifact has been published."""
-    return storage.exists(f"{ref.folder}/{_MANIFEST}")
+    """Whether the artifact has been published and its files still have their sizes; `verify_artifact` reads them."""
+    try:
+        manifest = read_manifest(storage, ref)
+    except ArtifactError:
+        return False
+    return all(_size(storage, f"{ref.folder}/{entry.name}") == entry.num_bytes for entry in manifest.files)
+
+
+def _size(storage: Storage, key: str) -> int | None:
+    """Bytes of an object, or None where there is none."""
+    if not storage.exists(key):
+        return None
+    with storage_errors("read", key), storage.open(key) as file:
+        return file.seek(0, io.SEEK_END)
 
 
 def verify_artifact(storage: Storage, ref: ArtifactRef) -> list[str]:

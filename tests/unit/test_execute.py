@@ -132,6 +132,24 @@ def test_a_lost_artifact_is_made_again(run: Run, tmp_path: Path) -> None:
     assert numbers_of(run) == [0, 1, 2]
 
 
+@pytest.mark.parametrize("name", ["artifact.json", "part-00000.parquet"])
+@pytest.mark.parametrize("damage", ["shorter", "empty", "longer", "gone"])
+def test_an_artifact_of_other_sizes_is_made_again_and_not_reused(
+    run: Run, tmp_path: Path, name: str, damage: str
+) -> None:
+    record = execute(counting(), run)
+    path = tmp_path / record.outputs["numbers"].folder / name
+    content = path.read_bytes()
+    if damage == "gone":
+        path.unlink()
+    else:
+        path.write_bytes({"shorter": content[:-9], "empty": b"", "longer": content + b"}"}[damage])
+    assert state_of(counting(), run) == "run"
+    assert not execute(counting(), run).reused
+    assert path.read_bytes() == content
+    assert state_of(counting(), run) == "reuse"
+
+
 def test_a_result_made_from_an_older_input_is_pointed_out(run: Run, caplog: pytest.LogCaptureFixture) -> None:
     execute(counting(), run)
     execute(DOUBLING, run)
