@@ -164,8 +164,12 @@ def watched(disk: Disk) -> Iterator[Disk]:
             super().__init__(self.file, *args, **others)
 
         def close(self) -> None:
-            super().close()
-            self.file.close()
+            # Once: what fails here would fail again, and aloud, when the object goes.
+            if not self.file.closed:
+                try:
+                    super().close()
+                finally:
+                    self.file.close()
 
     with (
         mock.patch.multiple(os, **_functions(disk)),
