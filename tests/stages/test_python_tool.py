@@ -128,6 +128,15 @@ async def test_without_isolation_programs_run_in_a_folder_that_goes_away() -> No
     assert not Path(result.stdout.strip()).exists()
 
 
+async def test_without_isolation_what_programs_leave_running_ends_with_the_pool() -> None:
+    program = "import subprocess\nsubprocess.Popen(['sleep', '600'], start_new_session=True).pid"
+    async with SandboxPool(SandboxSettings(kind="none", packages=(), pool_size=1)) as pool:
+        result = await pool.run(program, time_limit_s=20)
+        left = Path("/proc", result.stdout.strip(), "exe")
+        assert left.exists()
+    assert not left.exists()
+
+
 async def test_an_interpreter_that_is_not_there_is_named() -> None:
     with pytest.raises(SandboxError, match="sandbox.interpreter /no/such/python is not an executable file"):
         async with SandboxPool(SandboxSettings(interpreter=Path("/no/such/python"))):
