@@ -24,6 +24,7 @@ import argparse
 import dataclasses
 import json
 import os
+import signal
 import statistics
 import sys
 import tempfile
@@ -141,6 +142,7 @@ def arguments() -> argparse.Namespace:
 def main() -> None:
     """Measure and print."""
     options = arguments()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that peers are ended and folders removed
     results = []
     with tempfile.TemporaryDirectory() as name, running.serving(Path(name), options.delay) as server:
         for kind in options.kind:
@@ -148,6 +150,7 @@ def main() -> None:
                 if kind in peer.kinds and (not options.only or peer.name in options.only):
                     print(f"{kind}: {peer.name} {peer.version()}", file=sys.stderr)
                     results.append(measure(peer, kind, server, Path(name) / kind / peer.name, options))
+                    print(json.dumps(results[-1]), file=sys.stderr)
     conditions = {
         "rollouts": options.rollouts,
         "in_flight": options.in_flight,

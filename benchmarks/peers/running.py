@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -17,7 +18,7 @@ import repeats
 
 _HERE = Path(__file__).parent
 _POLL_S = 0.003
-_LIMIT_S = 900.0
+_LIMIT_S = 300.0
 
 
 class PeerFailed(Exception):
@@ -104,24 +105,35 @@ def run(job: Job, server: Server, *, resume: bool = False, kill_at: int | None =
             stderr=sink,
             start_new_session=True,
         )
-        killed, pid = False, 0
-        while not pid:
-            pid, status, usage = os.wait4(child.pid, os.WNOHANG)
-            if not pid and time.perf_counter() - started > _LIMIT_S:
+        try:
+            killed, status, usage = _wait(child.pid, server, kill_at)
+        finally:  # a helper that outlived its parent, or all of them after Ctrl-C
+            with contextlib.suppress(ProcessLookupError):
                 os.killpg(child.pid, signal.SIGKILL)
-            elif not pid and kill_at is not None and not killed and server.num_answers() >= kill_at:
-                os.killpg(child.pid, signal.SIGKILL)
-                killed = True
-            elif not pid:
-                time.sleep(_POLL_S)
         wall_s = time.perf_counter() - started
         child.returncode = os.waitstatus_to_exitcode(status)
-    if kill_at is None and child.returncode:
-        raise PeerFailed(_last_line(output))
+    if not killed and child.returncode:
+        hung = child.returncode == -signal.SIGKILL
+        what = "resumed, it " if resume else "it "
+        raise PeerFailed(what + (f"does not end within {_LIMIT_S:g} s" if hung else f"fails: {_last_line(output)}"))
     if kill_at is not None and not killed:
-        raise PeerFailed("ended before half of the answers were sent")
+        raise PeerFailed("it ended before half of the answers were sent")
     items = None if killed else json.loads(_last_line(output, '{"items"'))["items"]
     return Outcome(usage.ru_utime + usage.ru_stime, wall_s, usage.ru_maxrss / 1024, items)
+
+
+def _wait(pid: int, server: Server, kill_at: int | None) -> tuple[bool, int, resource.struct_rusage]:
+    """Wait for a process, and kill its group when it is due; whether that was done, its status and what it used."""
+    deadline, killed = time.monotonic() + _LIMIT_S, False
+    while True:
+        done, status, usage = os.wait4(pid, os.WNOHANG)
+        if done:
+            return killed, status, usage
+        due = kill_at is not None and server.num_answers() >= kill_at
+        if not killed and (due or time.monotonic() > deadline):
+            os.killpg(pid, signal.SIGKILL)
+            killed = due
+        time.sleep(_POLL_S)
 
 
 def _environment(folder: Path) -> dict[str, str]:
