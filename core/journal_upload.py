@@ -52,7 +52,6 @@ def open_journal(
     *,
     from_nothing: bool = False,
     growing: Sequence[str] = (),
-    seal_interval_s: float = SEAL_INTERVAL_S,
 ) -> Iterator[Journal]:
     """The journal `key`, open for the length of a block.
 
@@ -71,7 +70,7 @@ def open_journal(
     copy.bring(from_nothing=from_nothing)
     with (
         Journal(directory, first_number=lease.token * _NUMBERS_PER_TOKEN + 1, guard=lease.check) as journal,
-        _Upload(copy, journal, growing, seal_interval_s),
+        _Upload(copy, journal, growing),
     ):
         yield journal
 
@@ -176,8 +175,8 @@ class JournalCopy:
 class _Upload:
     """Sends up what has been recorded, every few seconds and at the end of a block."""
 
-    def __init__(self, copy: JournalCopy, journal: Journal, growing: Sequence[str], interval_s: float) -> None:
-        self._copy, self._brief, self._journal, self._interval_s = copy, copy.brief(), journal, interval_s
+    def __init__(self, copy: JournalCopy, journal: Journal, growing: Sequence[str]) -> None:
+        self._copy, self._brief, self._journal = copy, copy.brief(), journal
         self._sizes = dict.fromkeys(growing, 0)
         self._stopped = threading.Event()
         self._failing = False
@@ -200,7 +199,7 @@ class _Upload:
             _log.warning("what was recorded last is only on this machine: %s", error)
 
     def _run(self) -> None:
-        while not self._stopped.wait(self._interval_s):
+        while not self._stopped.wait(SEAL_INTERVAL_S):
             try:
                 self._brief.send_new(self._journal)
                 self._send_growing()

@@ -48,6 +48,9 @@ class LeaseTimes:
     sleep: Callable[[float], None] = time.sleep
 
 
+TIMES = LeaseTimes()
+
+
 class LeaseState(Holder):
     """Content of the object."""
 
@@ -73,7 +76,7 @@ class ObjectLease:
         the length of the lease. Raises StorageError where the endpoint fails.
         """
         self._storage, self._key, self._what = storage.patient(_PATIENCE), key, what
-        self._times = times or LeaseTimes()
+        self._times = times or TIMES
         self._lock = threading.Lock()
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
@@ -199,7 +202,7 @@ def holder_on(storage: ObjectStorage, key: str, times: LeaseTimes | None = None)
 
     Exact where the last holder was on this machine; of another machine, a sign of life is waited for (10 s at most).
     """
-    times = times or LeaseTimes()
+    times = times or TIMES
     first = storage.get(key)
     state = _parse(first)
     if state is None or state.released:

@@ -46,6 +46,9 @@ class Patience:
     """No retry begins after this time."""
 
 
+PATIENCE = Patience()
+
+
 class ObjectStorage:
     """A root below `s3://bucket/prefix`, with a working folder on this machine; see `core.storage.Storage`."""
 
@@ -58,7 +61,7 @@ class ObjectStorage:
         """
         self._checked_names(bucket, prefix)
         self._bucket, self._prefix = bucket, prefix
-        self._store = _connect(bucket, prefix, patience or Patience())
+        self._store = _connect(bucket, prefix, patience or PATIENCE)
         self._machine: str | None = None
         self._local = LocalStorage(work or _work_folder(f"{_endpoint() or ''} {self.location()}"))
 
@@ -292,6 +295,8 @@ def _connect(bucket: str, prefix: str, patience: Patience) -> S3Store:
     except ImportError:
         raise ConfigError("a root in an object store needs the client library: pip install 'treadle[s3]'") from None
     endpoint = _endpoint()
+    if endpoint is not None and not re.fullmatch(r"https?://[A-Za-z0-9._:\[\]-]+(/[^\s?#]*)?", endpoint):
+        raise ConfigError("AWS_ENDPOINT_URL must be the address of a server, such as https://host:9000")
     options: Any = {"timeout": f"{patience.request_s:g}s", "connect_timeout": f"{patience.connect_s:g}s"}
     if endpoint is not None and endpoint.lower().startswith("http://"):
         options["allow_http"] = True
@@ -335,6 +340,8 @@ def _meaning(error: Exception, bucket: str) -> str:
         return f"there is no bucket {bucket}; create it, or correct the root and AWS_ENDPOINT_URL"
     if isinstance(error, FileNotFoundError):
         return "there is no such object"
+    if "169.254.169.254" in text or "error getting credentials" in text.lower():
+        return "there are no credentials: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
     code, status, url = _CODE.search(text), _STATUS.search(text), _URL.search(text)
     endpoint = url[1] if url else "the endpoint"
     said = f"{status[1]} {code[1] if code else ''}".strip() if status else ""
@@ -344,8 +351,6 @@ def _meaning(error: Exception, bucket: str) -> str:
         return "it was replaced while it was being read; run the same command again"
     if said:
         return f"{endpoint} keeps answering {said}; run the same command again later: what was finished is kept"
-    if "169.254.169.254" in text or "error getting credentials" in text.lower():
-        return "there are no credentials: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
     if url:
         return f"{endpoint} does not answer; check AWS_ENDPOINT_URL and the network, then run the same command again"
     return _first_line(error)

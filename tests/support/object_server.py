@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import subprocess
 import sys
@@ -11,13 +10,21 @@ import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
+# moto looks at the condition of a put and then stores it, with other requests in between: one at a time.
 _PROGRAM = """
-import json, logging, sys
+import logging, sys, threading
+from moto.server import DomainDispatcherApplication, create_backend_app
+from werkzeug.serving import make_server
 logging.getLogger("werkzeug").setLevel(logging.ERROR)
-from moto.server import ThreadedMotoServer
-server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-server.start()
-print(json.dumps(server.get_host_and_port()[1]), flush=True)
+application, lock = DomainDispatcherApplication(create_backend_app), threading.Lock()
+
+def one_at_a_time(environ, start_response):
+    with lock:
+        return list(application(environ, start_response))
+
+server = make_server("127.0.0.1", 0, one_at_a_time, threaded=True)
+threading.Thread(target=server.serve_forever, daemon=True).start()
+print(server.server_port, flush=True)
 sys.stdin.read()
 """
 BUCKET = "treadle-tests"
@@ -51,7 +58,7 @@ def object_server() -> Iterator[ObjectServer]:
     with process:
         assert process.stdout is not None
         try:
-            url = f"http://127.0.0.1:{json.loads(process.stdout.readline())}"
+            url = f"http://127.0.0.1:{int(process.stdout.readline())}"
             urllib.request.urlopen(urllib.request.Request(f"{url}/{BUCKET}", method="PUT"), timeout=60).close()
             yield ObjectServer(process, url)
         finally:
