@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from support import sandbox_probes, sandbox_table
 from support.sandbox_probes import verdict
-from support.sandbox_programs import ENDLESS, ESCAPE_UNCONFINED, FATAL, FLOODS, GLIMPSES, HEAVY
+from support.sandbox_programs import ENDLESS, ESCAPE_UNCONFINED, FATAL, FINDS, FLOODS, GLIMPSES, HEAVY, LEAVES
 from support.sandbox_users import TESTS, USERS, probes_command, report_of
 
 KINDS = ["bubblewrap", "landlock"]
@@ -58,6 +58,18 @@ def test_no_probe_gets_anything(user: str, kind: str) -> None:
     assert {name: mib for name, mib in held.items() if mib > ROOM_MIB} == {}
     assert any(held.values())
     assert {name: verdict(name, outcome) for name, outcome in outcomes.items()} == sandbox_table.documented(kind, user)
+
+
+@pytest.mark.covers("flywheel-6")
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("user", USERS)
+def test_a_program_finds_nothing_of_the_one_before(user: str, kind: str) -> None:
+    """Three in a row: one may have a sandbox that was ready before the first began, one has not."""
+    finds = [f"# {number}\n{FINDS}" for number in range(3)]
+    outcomes = report_of(user, {"kind": kind, "packages": [], "programs": [LEAVES, *finds]})["outcomes"]
+    assert outcomes.pop(LEAVES)["text"] == "done"
+    assert [outcome["text"] for outcome in outcomes.values() if "True" in outcome["text"]] == []
+    assert {outcome["status"] for outcome in outcomes.values()} == {"ok"}
 
 
 def test_probes_do_escape_where_nothing_holds_them() -> None:

@@ -307,3 +307,42 @@ ESCAPE_UNCONFINED = (
     *("watch_the_host", "signals_to_others", "signal_by_descriptor_owner", "limits_of_others", *GLIMPSES),
 )
 """Probes that get something where nothing holds them, as an ordinary user; others would leave something behind."""
+
+LEAVES = """
+import builtins, contextlib, os, socket, sys, time
+builtins.left = sys.left = "left"
+os.environ["LEFT"] = "left"
+for name in ("left", "/dev/shm/left", "/tmp/left", "/scratch/left", "/opt/left"):
+    with contextlib.suppress(OSError):
+        open(name, "w").write("left")
+with contextlib.suppress(OSError):
+    if os.fork() == 0:
+        os.setsid()
+        held = socket.socket(socket.AF_UNIX)
+        held.bind(chr(0) + "left")
+        held.listen()
+        time.sleep(60)
+with contextlib.suppress(OSError):
+    os.nice(5)
+print("done")
+"""
+"""A program that leaves what it can for the next one."""
+FINDS = """
+import builtins, os, socket, sys
+found = [hasattr(builtins, "left"), hasattr(sys, "left"), "LEFT" in os.environ]
+found += map(os.path.exists, ("left", "/dev/shm/left", "/tmp/left", "/scratch/left", "/opt/left"))
+found += [os.listdir() != [], os.getpriority(os.PRIO_PROCESS, 0) != 0]
+try:
+    socket.socket(socket.AF_UNIX).connect(chr(0) + "left")
+    found.append(True)
+except OSError:
+    pass
+for pid in range(1, 20):
+    try:
+        os.kill(pid, 0)
+        found.append(pid not in (1, os.getpid()))
+    except OSError:
+        pass
+found
+"""
+"""The next one: what it found, one by one."""
