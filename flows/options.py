@@ -20,7 +20,7 @@ class RootType(click.ParamType[Any]):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str | Path:
         """A path, or the URL without a slash at its end."""
         text = str(value)
-        if text.startswith(OBJECT_ROOT):
+        if text.startswith(OBJECT_ROOT) and text.strip("/") != OBJECT_ROOT.strip("/"):
             return text.rstrip("/")
         if "://" in text:
             self.fail(f"{text!r} is no root; give a folder, or s3://bucket/prefix", param, ctx)
