@@ -6,8 +6,9 @@ analysers do. See docs/behaviour/retrieval.md and docs/decisions/0005-sparse-eng
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -67,17 +68,29 @@ def build(
     builder = tantivy.SchemaBuilder()
     builder.add_text_field(_WORDS, tokenizer_name="whitespace", index_option="freq")
     builder.add_unsigned_field(_ROW, fast=True)
-    # Sorted by row, documents with equal scores come in corpus order.
-    index = tantivy.Index(builder.build(), path=str(folder), sort_by_field=_ROW)
-    writer = index.writer(heap_size=_BUFFER_BYTES, num_threads=1)
+    with _as_os_errors():
+        # Sorted by row, documents with equal scores come in corpus order.
+        index = tantivy.Index(builder.build(), path=str(folder), sort_by_field=_ROW)
+        writer = index.writer(heap_size=_BUFFER_BYTES, num_threads=1)
+        try:
+            return _write(writer, documents, on_progress, segment_documents)
+        except BaseException:
+            # Its thread must not write any more when the folder is removed.
+            writer.rollback()
+            raise
+        finally:
+            writer.wait_merging_threads()
+
+
+@contextlib.contextmanager
+def _as_os_errors() -> Iterator[None]:
+    """tantivy tells a full disk as a ValueError; for the keeper of the folder it is one of the system."""
     try:
-        return _write(writer, documents, on_progress, segment_documents)
-    except BaseException:
-        # Its thread must not write any more when the folder is removed.
-        writer.rollback()
+        yield
+    except UnicodeError:
         raise
-    finally:
-        writer.wait_merging_threads()
+    except ValueError as error:
+        raise OSError(str(error)) from error
 
 
 def _write(
