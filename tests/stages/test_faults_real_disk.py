@@ -73,7 +73,8 @@ def test_a_full_disk_costs_a_line_and_the_run_goes_on_when_there_is_room(
 
     # One page is the least that can be had; a file takes one inode, a folder too.
     said = try_sizes(range(1 if limit == "size" else 2, 160), attempt)
-    assert len(said) >= 2 and all("full" in line or "No space left" in line for line in said)
+    # The library of the index may know no more than that its writer was killed.
+    assert len(said) >= 2 and all("disk is full" in line or "index cannot be kept" in line for line in said), said
 
 
 @pytest.mark.covers("flywheel-25")
@@ -90,7 +91,8 @@ def test_a_limit_on_the_length_of_files_costs_a_line_and_the_run_goes_on_without
 
     # What is less would cut the line itself.
     said = try_sizes(range(5, 120), attempt)
-    assert len(said) >= 2 and all("larger than allowed" in line or "too large" in line for line in said), said
+    assert len(said) >= 2, said
+    assert all("larger than allowed" in line or "index cannot be kept" in line for line in said), said
 
 
 @needs_namespaces
