@@ -25,6 +25,7 @@ $(INSTALLED): requirements.lock pyproject.toml
 	@touch $@
 
 install: $(INSTALLED) ## Install Treadle into .venv
+	@echo "next: $(BIN)/treadle doctor   |   $(BIN)/treadle demo --tutor-only   |   make demo (with vLLM, 3 GB)"
 
 demo: $(INSTALLED) ## Answer questions of a sample world with the tutor and a small real model
 	@echo "make demo: 50 held-out questions by the rule-based tutor, 20 by SmolLM2-135M on vLLM, both with real tools;"

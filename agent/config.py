@@ -6,7 +6,7 @@ Everything here is semantic: it decides what comes out. Normative table: docs/be
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -14,7 +14,7 @@ from treadle.agent.prompts import system_prompt
 from treadle.agent.protocol import TOOL_PROTOCOL, Protocol
 from treadle.agent.sandbox.config import SandboxSettings
 from treadle.agent.tools.search import SearchToolSettings
-from treadle.core.config import Section, digest_json, semantic_dump, validate
+from treadle.core.config import Section, digest_json, semantic_dump
 
 ENVIRONMENT_VERSION = 1
 """Raised when the meaning of an environment's settings changes."""
@@ -94,11 +94,6 @@ class EnvironmentSettings(Section):
         if preset is None:
             raise ValueError(f"unknown preset {data['preset']!r}; known presets: {', '.join(cls.PRESETS)}")
         return _under(preset, data)
-
-    @classmethod
-    def from_preset(cls, name: str) -> Self:
-        """The environment of a named preset; raises ConfigError for an unknown name."""
-        return validate(cls, {"preset": name}, "environment")
 
     @property
     def protocol(self) -> Protocol:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
 
-from treadle.demo.world import RELATIONS, SENTENCES, Kind
+from treadle.demo.world import SENTENCES, Kind
 
 Combine = Literal["value", "difference", "sum", "larger", "smaller"]
 
@@ -355,8 +355,3 @@ def recognise(question: str) -> Asked | None:
             numbers = {slot: int(value) for slot, value in found.items() if slot in "xyz"}
             return Asked(template, {slot: value for slot, value in found.items() if slot in "ab"}, numbers)
     return None
-
-
-def is_relation(attribute: str) -> bool:
-    """Whether an attribute's value names another entity."""
-    return attribute in RELATIONS
