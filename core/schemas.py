@@ -70,6 +70,24 @@ QUARANTINE = Table(
     required=False,
 )
 
+INDEXES = Table(
+    "indexes",
+    1,
+    ("fingerprint",),
+    pa.schema(
+        [
+            _field("fingerprint", pa.string(), "64 hex digits: all that decides what the index answers"),
+            _field("engine", pa.string(), "bm25, dense or hybrid"),
+            _field("num_documents", pa.int64(), "documents, or passages where they are split"),
+            _field("encoder", pa.string(), "name of the encoder; null without vectors", nullable=True),
+            _field("dimension", pa.int64(), "length of its vectors", nullable=True),
+            _field("corpus_sha256", _STRINGS, "content of the corpus files, in their order"),
+            _field("identity", pa.string(), "JSON object behind the fingerprint: corpus, words, encoder, vectors"),
+        ]
+    ),
+    "The search index of a run. Its files are kept in the cache of each machine.",
+)
+
 ROLLOUTS = Table(
     "rollouts",
     1,
@@ -225,5 +243,5 @@ SUMMARY = Table(
 )
 
 TABLES: dict[str, Table] = {
-    table.kind: table for table in (QUESTIONS, QUARANTINE, ROLLOUTS, ROLLOUT_TELEMETRY, SCORES, SUMMARY)
+    table.kind: table for table in (QUESTIONS, QUARANTINE, INDEXES, ROLLOUTS, ROLLOUT_TELEMETRY, SCORES, SUMMARY)
 }

@@ -12,7 +12,12 @@ import pytest
 
 import treadle.retriever.embedding as embedding
 import treadle.retriever.opening as opening
+from treadle.core.artifacts import ArtifactReader
 from treadle.core.errors import ConfigError, DataError, ModelError
+from treadle.core.execute import execute
+from treadle.core.records import StageRecord
+from treadle.core.runs import Run
+from treadle.core.stage import Address, Instance
 from treadle.retriever import bm25
 from treadle.retriever.config import IndexSettings
 from treadle.retriever.corpus import Chunking, Document, read_corpus, split
@@ -20,6 +25,7 @@ from treadle.retriever.encoders import Encoder, HashingEncoder
 from treadle.retriever.hybrid import reciprocal_ranks
 from treadle.retriever.index import Index
 from treadle.retriever.opening import open_index
+from treadle.retriever.stage import INDEX
 
 HASHING = {"type": "hashing", "dimension": 64}
 ENGINES = ("bm25", "dense", "hybrid")
@@ -218,3 +224,20 @@ def test_ids_that_only_share_a_digest_are_no_duplicates(tmp_path: Path, monkeypa
     monkeypatch.setattr("treadle.retriever.corpus._id_digest", lambda id_: 7)
     settings = settings_for(tmp_path, ["a", "b"])
     assert [document.id for document in read_corpus(settings.corpus)] == ["d0", "d1"]
+
+
+def test_the_stage_describes_its_index_and_runs_again_only_for_another(tmp_path: Path) -> None:
+    run = Run.create(tmp_path / "root", "r", {}, {})
+
+    def made(settings: IndexSettings) -> StageRecord:
+        return execute(Instance(address=Address(1, "index"), stage=INDEX, settings=settings.with_digests()), run)
+
+    settings = settings_for(tmp_path, engine="dense")
+    record = made(settings)
+    (row,) = ArtifactReader(run.storage, record.outputs["indexes"]).rows()
+    with open_index(settings) as index:
+        assert row["fingerprint"] == index.info.fingerprint
+    assert (row["engine"], row["num_documents"], row["encoder"], row["dimension"]) == ("dense", 60, "hashing", 64)
+    assert orjson.loads(row["identity"])["encoder"]["query_prefix"] == ""
+    assert made(settings.model_copy(update={"cache_folder": tmp_path / "other"})).reused
+    assert not made(settings_for(tmp_path, TEXTS[:-1], engine="dense")).reused
