@@ -78,8 +78,11 @@ def open_bm25s(folder: Path) -> Callable[[str], list[int]]:
         if not ids:
             return []
         scores = engine.get_scores_from_ids(ids)
-        best = np.argpartition(scores, -TOP_N)[-TOP_N:]
-        return [int(row) for row in best[np.lexsort((best, -scores[best]))] if scores[row] > 0]
+        found = np.flatnonzero(scores)
+        if len(found) > TOP_N:
+            least = np.partition(scores[found], len(found) - TOP_N)[len(found) - TOP_N]
+            found = found[scores[found] >= least]
+        return [int(row) for row in found[np.argsort(-scores[found], kind="stable")][:TOP_N]]
 
     return ask
 
