@@ -150,13 +150,12 @@ class Connection(asyncio.Protocol):
 async def serve(delay_s: float, log: Path) -> None:
     """Serve on a free port until standard input closes."""
     descriptor = os.open(log, os.O_CREAT | os.O_WRONLY | os.O_APPEND)
+
+    def note(call: repeats.Call) -> None:
+        os.write(descriptor, repeats.line_of(call))
+
     loop = asyncio.get_running_loop()
-    server = await loop.create_server(
-        lambda: Connection(delay_s, lambda call: os.write(descriptor, repeats.line_of(call)) and None),
-        "127.0.0.1",
-        0,
-        backlog=4096,
-    )
+    server = await loop.create_server(lambda: Connection(delay_s, note), "127.0.0.1", 0, backlog=4096)
     print(server.sockets[0].getsockname()[1], flush=True)
     await loop.run_in_executor(None, sys.stdin.read)
 
