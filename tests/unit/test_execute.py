@@ -124,9 +124,9 @@ def test_inputs_that_the_stage_does_not_read_are_refused(run: Run) -> None:
         execute(Instance(address=Address(1, "double"), stage=DOUBLE, settings=Section()), run)
 
 
-def test_a_lost_artifact_is_made_again(run: Run, tmp_path: Path) -> None:
+def test_a_lost_artifact_is_made_again(run: Run) -> None:
     record = execute(counting(), run)
-    (tmp_path / record.outputs["numbers"].folder / "artifact.json").unlink()
+    run.storage.delete(f"{record.outputs['numbers'].folder}/artifact.json")
     assert state_of(counting(), run) == "run"
     assert execute(counting(), run).outputs == record.outputs
     assert numbers_of(run) == [0, 1, 2]
@@ -168,7 +168,7 @@ def test_a_result_made_from_an_older_input_is_pointed_out(run: Run, caplog: pyte
     assert "1/double was made from an older 1/count; run 1/double again" in caplog.text
 
 
-def test_a_failure_leaves_no_record_and_the_next_attempt_continues(run: Run, tmp_path: Path) -> None:
+def test_a_failure_leaves_no_record_and_the_next_attempt_continues(run: Run) -> None:
     def fail_once(context: StageContext) -> Mapping[str, Any]:
         context.journal.finish("n0", b"0")
         raise RolloutsOwed("2 rollouts are owed")
@@ -178,22 +178,22 @@ def test_a_failure_leaves_no_record_and_the_next_attempt_continues(run: Run, tmp
     assert run.record(Address(1, "count")) is None
     status = run.status(Address(1, "count"))
     assert (status.state, status.error, status.num_finished) == ("failed", "2 rollouts are owed", 1)
-    assert not list(tmp_path.glob("artifacts/*/*"))
+    assert not list(run.storage.keys("artifacts"))
     record = execute(counting(), run)
     assert CALLS == [1, 2]
     assert record.attempt == 2
     assert run.status(Address(1, "count")).state == "completed"
-    assert not list(tmp_path.glob("runs/r1/journal/**/*.journal"))
+    assert not list(run.storage.keys("runs/r1/journal"))
 
 
-def test_a_bug_in_a_stage_becomes_one_line_and_a_traceback_in_the_log(run: Run, tmp_path: Path) -> None:
+def test_a_bug_in_a_stage_becomes_one_line_and_a_traceback_in_the_log(run: Run) -> None:
     def stumble(context: StageContext) -> Mapping[str, Any]:
         raise ZeroDivisionError("nothing to divide by")
 
     with pytest.raises(StageFailed, match="1/count failed: ZeroDivisionError: nothing to divide by; the traceback"):
         execute(counting(stumble), run)
-    log = tmp_path / "runs/r1/attempts/1/count/1/log.txt"
-    assert "Traceback (most recent call last)" in log.read_text()
+    log = run.storage.get("runs/r1/attempts/1/count/1/log.txt")
+    assert log is not None and b"Traceback (most recent call last)" in log
 
 
 def test_an_interrupt_is_recorded_and_passed_on(run: Run) -> None:
@@ -270,7 +270,7 @@ def test_a_forced_attempt_that_was_cut_off_leaves_the_result_in_force(run: Run) 
     assert state() == ("failed", None, "no more", 1)
 
 
-def test_a_killed_attempt_shows_as_crashed_and_is_continued(run: Run, tmp_path: Path) -> None:
+def test_a_killed_attempt_shows_as_crashed_and_is_continued(run: Run) -> None:
     """A kill leaves the attempt saying `running` with nobody holding its lease."""
 
     def leave_off(context: StageContext) -> Mapping[str, Any]:
@@ -284,18 +284,18 @@ def test_a_killed_attempt_shows_as_crashed_and_is_continued(run: Run, tmp_path: 
     run.write_attempt(attempt.model_copy(update={"state": "running", "finished_at": None, "error": None}))
     status = run.status(Address(1, "count"))
     assert (status.state, status.num_finished) == ("crashed", 1)
-    left = tmp_path / "runs/r1/attempts/1/count/1/work/.tmp-left"
+    left = run.storage.directory("runs/r1/attempts/1/count/1/work") / ".tmp-left"
     left.mkdir(parents=True)
     execute(counting(), run)
     assert CALLS == [1, 2]
-    assert not list(tmp_path.rglob(".tmp-*"))
+    assert not list(run.storage.directory("").rglob(".tmp-*"))
 
 
-def test_an_attempt_killed_after_its_record_is_tidied_up(run: Run, tmp_path: Path) -> None:
+def test_an_attempt_killed_after_its_record_is_tidied_up(run: Run) -> None:
     record = execute(counting(), run)
     (attempt,) = run.attempts(Address(1, "count"))
     run.write_attempt(attempt.model_copy(update={"state": "running"}))
-    journal = tmp_path / run.journal_key(Address(1, "count"), record.fingerprint)
+    journal = run.storage.directory(run.journal_key(Address(1, "count"), record.fingerprint))
     journal.mkdir()
     assert run.status(Address(1, "count")).state == "completed"
     assert execute(counting(), run).reused
@@ -312,15 +312,15 @@ def test_two_at_once_are_refused(run: Run) -> None:
     execute(counting(start_another), run)
 
 
-def test_telemetry_lies_beside_the_attempt_and_not_in_the_digest(run: Run, tmp_path: Path) -> None:
+def test_telemetry_lies_beside_the_attempt_and_not_in_the_digest(run: Run) -> None:
     first = execute(counting(), run)
     second = execute(counting(), run, force=True)
     assert first.outputs == second.outputs
     assert second.telemetry == {"times": "runs/r1/attempts/1/count/2/times.parquet"}
-    assert (tmp_path / second.telemetry["times"]).is_file()
+    assert run.storage.exists(second.telemetry["times"])
 
 
-def test_stage_logs_go_to_the_attempt(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stage_logs_go_to_the_attempt(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     # pytest-xdist cannot send a captured surrogate to its controller.
     monkeypatch.setattr(logging.getLogger("treadle"), "propagate", False)
 
@@ -331,15 +331,13 @@ def test_stage_logs_go_to_the_attempt(run: Run, tmp_path: Path, monkeypatch: pyt
 
     before = logging.getLogger("treadle").handlers[:]
     execute(counting(speak), run)
-    log = (tmp_path / "runs/r1/attempts/1/count/1/log.txt").read_text()
+    log = (run.storage.get("runs/r1/attempts/1/count/1/log.txt") or b"").decode()
     assert "heard \\ud800" in log
     assert "\x1b" not in log and "\n2026-01-01 INFO forged" not in log
     assert logging.getLogger("treadle").handlers == before
 
 
-def test_a_result_whose_work_files_cannot_be_removed_is_a_result(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_result_whose_work_files_cannot_be_removed_is_a_result(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
@@ -347,10 +345,10 @@ def test_a_result_whose_work_files_cannot_be_removed_is_a_result(
         patch.setattr(os, "rmdir", refuse)
         record = execute(counting(), run)
     assert run.status(Address(1, "count")).state == "completed"
-    assert list(tmp_path.rglob(".tmp-deleted-work"))
+    assert list(run.storage.directory("").rglob(".tmp-deleted-work"))
     assert execute(counting(), run) == record.model_copy(update={"reused": True})
-    assert not list(tmp_path.rglob(".tmp-*"))
-    assert not list(tmp_path.glob("runs/r1/journal/**/*.journal"))
+    assert not list(run.storage.directory("").rglob(".tmp-*"))
+    assert not list(run.storage.keys("runs/r1/journal"))
 
 
 def test_a_failure_behind_the_record_leaves_the_instance_completed(run: Run) -> None:
@@ -364,9 +362,7 @@ def test_a_failure_behind_the_record_leaves_the_instance_completed(run: Run) -> 
     assert (attempt.state, attempt.error) == ("completed", None)
 
 
-def test_a_log_that_the_disk_does_not_take_says_nothing(
-    run: Run, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_log_that_the_disk_does_not_take_says_nothing(run: Run, capfd: pytest.CaptureFixture[str]) -> None:
     """`/dev/full` refuses every write."""
 
     def speak(context: StageContext) -> Mapping[str, Any]:
