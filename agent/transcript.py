@@ -182,16 +182,24 @@ class Transcript:
             return False
         stretch = self._open_stretch()
         candidate = self.ids[stretch.start :].tolist() + new
-        origins = [*self.origins[stretch.start :], *[ORIGIN_SAMPLED] * len(new)]
         decoded = self._codec.decode(candidate)
         kept = cut_after_first_close(decoded, self._protocol)
-        if len(kept) < len(decoded):
-            candidate, origins, dropped = keep_prefix(self._codec, candidate, origins, kept)
-            self.wasted_tokens += dropped
-        self.ids[stretch.start :] = array("i", candidate)
-        self.origins[stretch.start :] = bytes(origins)
+        if len(kept) == len(decoded):
+            self.ids.fromlist(new)
+            self.origins += bytes([ORIGIN_SAMPLED]) * len(new)
+        else:
+            self._replace(stretch.start, candidate, len(new), kept)
         stretch.text, stretch.end = kept, len(self.ids)
         return True
+
+    def _replace(self, start: int, ids: list[int], num_sampled: int, kept: str) -> None:
+        """Put the part of `ids` that stands for `kept` in place of all from `start` on; the last ones were sampled."""
+        assert self._codec is not None
+        origins = [*self.origins[start:], *[ORIGIN_SAMPLED] * num_sampled]
+        ids, origins, dropped = keep_prefix(self._codec, ids, origins, kept)
+        self.wasted_tokens += dropped
+        self.ids[start:] = array("i", ids)
+        self.origins[start:] = bytes(origins)
 
     def _absorb_text(self, text: str, completion_tokens: int) -> bool:
         if not text:
