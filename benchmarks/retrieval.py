@@ -1,8 +1,11 @@
-"""Sparse engines side by side: build, size, cold load, latency and what is found, at any size of the sample world.
+"""Search at any size of the sample world: build, size, cold load, latency and what is found, side by side.
 
     python benchmarks/retrieval.py sparse --documents 100000 --folder /tmp/retrieval
+    python benchmarks/retrieval.py dense --documents 10000 --folder /tmp/retrieval
 
-Both engines get the same words (`retriever/tokens.py`) and questions, each in a process of its own, one thread.
+`dense` embeds the world with the embedded encoder and compares ways to keep its vectors with the exact search.
+
+Both sparse engines get the same words (`retriever/tokens.py`) and questions, each in a process of its own, one thread.
 `bm25s` is the reference: its arrays memory-mapped, scores by its own code, the best picked with numpy.
 """
 
@@ -177,10 +180,66 @@ def sparse(num_documents: int, folder: Path, engines: list[str]) -> dict[str, An
     return result
 
 
+def dense(num_documents: int, folder: Path) -> dict[str, Any]:
+    """Ways to keep and search the vectors of a world, against the exact search, all in this process, one thread."""
+    import faiss
+
+    from treadle.demo.world import write_world
+    from treadle.retriever.config import DenseSettings, EncoderSettings
+    from treadle.retriever.dense import VectorRanker, write_vectors
+    from treadle.retriever.encoders import open_encoder
+
+    world = folder / f"world-{num_documents}"
+    if not (world / "corpus.jsonl").exists():
+        write_world(world, documents=num_documents, questions=1000, heldout_questions=100, tiers=(0, 1))
+    encoder = open_encoder(EncoderSettings())
+    result: dict[str, Any] = {}
+    if not (world / "vectors.npy").exists():
+        cpu = time.process_time()
+        np.save(world / "vectors.npy", encoder.encode_passages(list(texts(world / "corpus.jsonl"))))
+        result["passages_per_cpu_s"] = num_documents / (time.process_time() - cpu)
+    questions = [orjson.loads(line)["question"] for line in (world / "questions.jsonl").open("rb")][:512]
+    cpu = time.process_time()
+    queries = encoder.encode_queries(questions)
+    result["queries_encoded_per_cpu_s"] = len(questions) / (time.process_time() - cpu)
+    faiss.omp_set_num_threads(1)
+    exact: list[set[int]] = []
+    for settings in (
+        DenseSettings(),
+        DenseSettings(storage="fp16"),
+        DenseSettings(storage="sq8"),
+        DenseSettings(type="ivf"),
+        DenseSettings(type="hnsw"),
+        DenseSettings(type="hnsw", storage="sq8"),
+    ):
+        path, started = world / "dense.faiss", time.process_time()
+        write_vectors(path, [world / "vectors.npy"], encoder.dimension, settings)
+        build_s, started = time.process_time() - started, time.perf_counter()
+        ranker = VectorRanker(path, settings)
+        load_s = time.perf_counter() - started
+        started = time.process_time()
+        alone = [ranker.rank(query[None], 5)[0] for query in queries]
+        single_s, started = time.process_time() - started, time.process_time()
+        batched = [hit for at in range(0, len(queries), 32) for hit in ranker.rank(queries[at : at + 32], 5)]
+        batched_s = time.process_time() - started
+        found = [{row for row, _ in ranking} for ranking in alone]
+        exact = exact or found
+        result[f"{settings.type} {settings.storage}"] = {
+            "build_cpu_s": build_s,
+            "bytes_per_document": path.stat().st_size / num_documents,
+            "load_s": load_s,
+            "cpu_ms_alone": 1e3 * single_s / len(queries),
+            "cpu_ms_in_batches_of_32": 1e3 * batched_s / len(queries),
+            "same_in_batches": alone == batched,
+            "recall_at_5": sum(len(one & two) for one, two in zip(exact, found, strict=True)) / (5 * len(queries)),
+        }
+    return result
+
+
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("task", choices=["sparse", "build", "ask"])
+    parser.add_argument("task", choices=["sparse", "dense", "build", "ask"])
     parser.add_argument("--documents", type=int, default=100_000)
     parser.add_argument("--folder", type=Path, default=Path("/tmp/retrieval"))
     parser.add_argument("--corpus", type=Path)
@@ -189,6 +248,9 @@ def main() -> None:
     if arguments.task == "sparse":
         engines = [arguments.engine] if arguments.engine else list(ENGINES)
         print(json.dumps(sparse(arguments.documents, arguments.folder, engines), indent=2))
+        return
+    if arguments.task == "dense":
+        print(json.dumps(dense(arguments.documents, arguments.folder), indent=2))
         return
     resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_BYTES, MEMORY_BYTES))
     task = build if arguments.task == "build" else ask

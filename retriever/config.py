@@ -94,6 +94,9 @@ class IndexSettings(Section):
     """What turns text into vectors, for `dense` and `hybrid`."""
     dense: DenseSettings = DenseSettings()
     """How vectors are searched, for `dense` and `hybrid`."""
+    prepared: Path | None = None
+    """An index that FlashRAG built over `corpus`, used as it is: a faiss file such as `e5_Flat.index` (engine dense)
+    or a `bm25` folder of bm25s (engine bm25). Row i belongs to document i."""
     index_folder: Operational[Path | None] = None
     """A finished index to load instead of one from the cache; refused where it was built otherwise than set here."""
     cache_folder: Operational[Path | None] = None

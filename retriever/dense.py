@@ -113,7 +113,7 @@ class VectorRanker:
         self.dimension: int = index.d
         self.num_rows: int = index.ntotal
         self._parameters = _search_parameters(faiss, index, settings)
-        self._is_exact = settings.type == "flat"
+        self._is_exact = isinstance(index, faiss.IndexFlat | faiss.IndexScalarQuantizer)
         self._stored = index
         self._index = _on_gpu(faiss, index, settings)
 
@@ -148,9 +148,10 @@ def _ranking(rows: Any, scores: Any) -> Ranking:
 
 
 def _search_parameters(faiss: Any, index: Any, settings: DenseSettings) -> Any:
-    if settings.type == "ivf":
+    # By what the file is: one that others made need not be of the type in the settings.
+    if isinstance(index, faiss.IndexIVF):
         return faiss.SearchParametersIVF(nprobe=min(settings.ivf_probes, index.nlist))
-    if settings.type == "hnsw":
+    if isinstance(index, faiss.IndexHNSW):
         return faiss.SearchParametersHNSW(efSearch=settings.hnsw_search_width)
     return None
 
@@ -182,11 +183,18 @@ class DenseIndex(Index):
     """An index by vectors: every document has a score, so `top_n` beyond the corpus gives the whole of it."""
 
     def __init__(
-        self, folder: Path, info: IndexInfo, documents: DocumentStore, settings: DenseSettings, encoder: Encoder
+        self,
+        folder: Path,
+        info: IndexInfo,
+        documents: DocumentStore,
+        settings: DenseSettings,
+        encoder: Encoder,
+        prepared: Path | None = None,
     ) -> None:
+        """`prepared`: a faiss file to take instead of the folder's."""
         super().__init__(folder, info, documents)
         self._encoder = encoder
-        self._ranker = VectorRanker(folder / FILE, settings)
+        self._ranker = VectorRanker(prepared or folder / FILE, settings)
         if self._ranker.num_rows != len(documents):
             raise DataError(f"{folder} has {self._ranker.num_rows:,} vectors for {len(documents):,} documents")
         if self._ranker.dimension != encoder.dimension:

@@ -7,13 +7,15 @@ made. Its identity names the folder, so another corpus, prefix or library format
 from __future__ import annotations
 
 import datetime
+import hashlib
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from treadle.core.config import differing_keys, digest_json
 from treadle.core.errors import ConfigError, DataError, StorageError
-from treadle.core.inputs import file_sha256
+from treadle.core.inputs import file_sha256, unreadable
 from treadle.core.provenance import package_versions
 from treadle.retriever import bm25, dense
 from treadle.retriever.config import IndexSettings
@@ -26,6 +28,7 @@ from treadle.retriever.index import Index, IndexInfo
 
 LAYOUT = 2
 """Version of the folder; raised when its meaning changes."""
+_SAMPLE_BYTES = 1 << 20
 Notify = Callable[[str, int, int | None], None]
 """Takes what is being done, how many documents are done, and of how many where that is known."""
 
@@ -39,6 +42,11 @@ def open_index(settings: IndexSettings, on_progress: Notify | None = None) -> In
     """
     if settings.corpus_sha256 is None:
         settings = settings.with_digests()
+    if settings.prepared is not None and (settings.engine == "hybrid" or settings.chunk_words is not None):
+        raise ConfigError(
+            "a prepared index is for engine bm25 or dense and whole documents; "
+            "unset prepared, or set another engine and no chunk_words"
+        )
     encoder = open_encoder(settings.encoder) if settings.engine != "bm25" else None
     try:
         identity = identity_of(settings, encoder)
@@ -62,12 +70,31 @@ def identity_of(settings: IndexSettings, encoder: Encoder | None) -> dict[str, A
         "chunk_words": settings.chunk_words,
         "chunk_overlap_words": settings.chunk_overlap_words,
     }
-    if settings.engine != "dense":
+    if settings.prepared is not None:
+        identity["prepared"] = _sampled_digest(settings.prepared)
+    elif settings.engine != "dense":
         identity["bm25"] = bm25.identity()
     if encoder is not None:
         identity["encoder"] = encoder.identity
         identity["dense"] = dense.identity(settings.dense)
     return identity
+
+
+def _sampled_digest(path: Path) -> str:
+    """Tells prepared indexes apart without reading tens of gigabytes: lengths, and both ends of every file."""
+    files = sorted(path.iterdir()) if path.is_dir() else [path]
+    parts = []
+    try:
+        for file in files:
+            with file.open("rb") as stream:
+                size = stream.seek(0, os.SEEK_END)
+                stream.seek(0)
+                head = stream.read(_SAMPLE_BYTES)
+                stream.seek(max(0, size - _SAMPLE_BYTES))
+                parts.append([size, hashlib.sha256(head + stream.read(_SAMPLE_BYTES)).hexdigest()])
+    except OSError as error:
+        raise unreadable(path, error) from error
+    return digest_json(parts)
 
 
 def index_folder(settings: IndexSettings, identity: Mapping[str, Any]) -> Path:
@@ -108,7 +135,7 @@ def _fill(
 
     chunking = Chunking(settings.chunk_words, settings.chunk_overlap_words) if settings.chunk_words else None
     documents = write_documents(folder, read_corpus(settings.corpus, chunking))
-    if settings.engine == "dense":
+    if settings.engine == "dense" or settings.prepared is not None:
         progress = report("documents")
         num_documents = 0
         for num_documents, _ in enumerate(documents, start=1):
@@ -120,7 +147,7 @@ def _fill(
     for path, expected in zip(settings.corpus, settings.corpus_sha256 or (), strict=True):
         if file_sha256(path) != expected:
             raise DataError(f"corpus {path} was changed while its index was built; start again")
-    if encoder is not None:
+    if encoder is not None and settings.prepared is None:
         store = DocumentStore(folder)
         with embed_documents(store, encoder, _cache(settings), identity, report("vectors", num_documents)) as shards:
             dense.write_vectors(folder / dense.FILE, shards, encoder.dimension, settings.dense)
@@ -155,10 +182,14 @@ def _opened(folder: Path, manifest: dict[str, Any], settings: IndexSettings, enc
 
 def _index(folder: Path, info: IndexInfo, settings: IndexSettings, encoder: Encoder | None) -> Index:
     documents = DocumentStore(folder)
+    if encoder is None and settings.prepared is not None:
+        from treadle.retriever.flashrag import PreparedBm25Index
+
+        return PreparedBm25Index(folder, info, documents, settings.prepared)
     if encoder is None:
         return bm25.Bm25Index(folder, info, documents)
     if settings.engine == "dense":
-        return dense.DenseIndex(folder, info, documents, settings.dense, encoder)
+        return dense.DenseIndex(folder, info, documents, settings.dense, encoder, settings.prepared)
     from treadle.retriever.hybrid import HybridIndex
 
     return HybridIndex(folder, info, documents, settings.dense, encoder)

@@ -241,3 +241,54 @@ def test_the_stage_describes_its_index_and_runs_again_only_for_another(tmp_path:
     assert orjson.loads(row["identity"])["encoder"]["query_prefix"] == ""
     assert made(settings.model_copy(update={"cache_folder": tmp_path / "other"})).reused
     assert not made(settings_for(tmp_path, TEXTS[:-1], engine="dense")).reused
+
+
+def prepared_bm25(folder: Path, texts: Sequence[str]) -> Path:
+    """A folder as FlashRAG's index builder leaves it: bm25s' files, its tokenizer's vocabulary and stop words."""
+    import bm25s
+    import Stemmer
+
+    tokenizer = bm25s.tokenization.Tokenizer(stopwords="en", stemmer=Stemmer.Stemmer("english"))
+    engine = bm25s.BM25()
+    engine.index(tokenizer.tokenize(list(texts), return_as="tuple", show_progress=False), show_progress=False)
+    engine.save(folder, show_progress=False)
+    tokenizer.save_vocab(folder)
+    tokenizer.save_stopwords(folder)
+    params = orjson.loads((folder / "params.index.json").read_bytes())
+    (folder / "params.index.json").write_bytes(orjson.dumps({**params, "backend": "numba"}))
+    return folder
+
+
+def test_a_bm25_folder_of_flashrag_is_used_as_it_is_and_stems_queries(tmp_path: Path) -> None:
+    texts = ("The runners were running quickly", "Cats sleep all day", "Paris is the capital of France")
+    settings = settings_for(tmp_path, texts, prepared=prepared_bm25(tmp_path / "bm25", texts))
+    with open_index(settings) as index:
+        for number, query in enumerate(("running", "sleeping cats", "capital")):
+            hit = index.search(query, 5)[0]
+            assert (hit.id, hit.text) == (f"d{number}", texts[number]) and hit.score > 0
+        assert index.search("zebra", 5) == index.search("the", 5) == []
+        assert index.search_batch(["cats", "paris"], 1) == [index.search("cats", 1), index.search("paris", 1)]
+    with pytest.raises(DataError, match="3 rows for 2 documents"):
+        open_index(settings_for(tmp_path / "other", texts[:2], prepared=tmp_path / "bm25"))
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DataError, match="is no bm25s index"):
+        open_index(settings_for(tmp_path, texts, prepared=tmp_path / "empty"))
+    with pytest.raises(DataError, match="nowhere does not exist"):
+        open_index(settings_for(tmp_path, texts, prepared=tmp_path / "nowhere"))
+    with pytest.raises(ConfigError, match="a prepared index is for engine bm25 or dense"):
+        open_index(settings_for(tmp_path, texts, prepared=tmp_path / "bm25", engine="hybrid"))
+
+
+def test_a_faiss_file_of_flashrag_is_used_as_it_is(tmp_path: Path) -> None:
+    own = settings_for(tmp_path, engine="dense")
+    with open_index(own) as index:
+        expected = index.search_batch(TEXTS, 5)
+        prepared = Path(shutil.copy(index.folder / "vectors.faiss", tmp_path / "e5_Flat.index"))
+        prints = {index.info.fingerprint}
+    with open_index(own.model_copy(update={"prepared": prepared})) as index:
+        assert index.search_batch(TEXTS, 5) == expected
+        assert not (index.folder / "vectors.faiss").exists()
+        prints.add(index.info.fingerprint)
+    assert len(prints) == 2
+    with pytest.raises(DataError, match="60 vectors for 59 documents"):
+        open_index(settings_for(tmp_path / "other", TEXTS[:-1], engine="dense", prepared=prepared))
