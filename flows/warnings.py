@@ -13,6 +13,8 @@ from dataclasses import dataclass
 
 from treadle.core.harmless import one_line
 
+_LOG_ONLY = ("rollout %s is owed",)
+"""Beginnings of messages that tell of one unit each; the stage tells how many there are."""
 BURST = 2
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 10.0, 600.0
 
@@ -43,8 +45,8 @@ class TerminalWarnings(logging.Handler):
         self._kinds: dict[str, _Kind] = {}
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Show a warning, or count it. Errors are left out: what ends a command is its last line anyway."""
-        if record.levelno >= logging.ERROR:
+        """Show a warning, or count it. Errors are left out: the last line of the command tells what ended it."""
+        if record.levelno >= logging.ERROR or str(record.msg).startswith(_LOG_ONLY):
             return
         kind = self._kinds.setdefault(f"{record.name} {record.msg}", _Kind())
         if not kind.is_due(time.monotonic()):

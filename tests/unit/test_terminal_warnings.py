@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
+import re
 from collections.abc import Iterator
 
 import pytest
 
+from treadle.agent import rollouts
 from treadle.flows import warnings
 from treadle.flows.warnings import BURST, TerminalWarnings, show_warnings
 
@@ -32,25 +35,39 @@ def test_a_flood_is_counted_and_told_again_after_growing_pauses(
 ) -> None:
     now = 1000.0
     monkeypatch.setattr(warnings.time, "monotonic", lambda: now)
-    log = logging.getLogger("treadle.agent.rollouts")
+    log = logging.getLogger("treadle.core.some")
 
     def told(count: int) -> list[str]:
         for number in range(count):
-            log.warning("rollout %d is owed", number)
+            log.warning("rollout %d is odd", number)
         return [line.removeprefix("warning: ") for line in capsys.readouterr().err.splitlines()]
 
-    assert told(500) == [f"rollout {number} is owed" for number in range(BURST)]
+    assert told(500) == [f"rollout {number} is odd" for number in range(BURST)]
     log.warning("another kind")
     assert capsys.readouterr().err == "warning: another kind\n"
     now += 11
-    assert told(1) == [f"rollout 0 is owed (and {500 - BURST} more like it)"]
+    assert told(1) == [f"rollout 0 is odd (and {500 - BURST} more like it)"]
     now += 11
     assert told(1) == []
     now += 11
-    assert told(3) == ["rollout 0 is owed (and 1 more like it)"]
+    assert told(3) == ["rollout 0 is odd (and 1 more like it)"]
     shown.tell_rest()
     assert capsys.readouterr().err == "warning: 2 more like these are in the log of the attempt\n"
-    assert told(1) == ["rollout 0 is owed"]
+    assert told(1) == ["rollout 0 is odd"]
+
+
+def test_what_is_told_of_each_rollout_stays_in_the_log(
+    shown: TerminalWarnings, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As the stage itself says it, whose next line has the count."""
+    said = [line for line in inspect.getsource(rollouts).splitlines() if "_log." in line and "owed" in line]
+    messages = [match[1] for line in said if (match := re.search(r'"(.*?)"', line))]
+    assert len(messages) == 2
+    for message in messages:
+        logging.getLogger("treadle.agent.rollouts").warning(message.replace("%d", "%s").replace("%g", "%s"), "31", "5")
+    assert capsys.readouterr().err == "warning: 31 rollouts are owed, trying again in 5 s\n"
+    shown.tell_rest()
+    assert capsys.readouterr().err == ""
 
 
 def test_the_handler_is_installed_once(shown: TerminalWarnings) -> None:
