@@ -69,9 +69,9 @@ def _serve(requests: socket.socket, started: dict[int, tuple[int, int]]) -> bool
             if number == request["kill"]:
                 _kill_group(pid)
         return True
-    guardian, pid = os.getpid(), os.fork()
+    pid = os.fork()
     if pid == 0:
-        _become(request, descriptors, guardian)
+        _become(request, descriptors)
     news = descriptors.pop(3)
     started[pid] = request["start"], news
     for descriptor in descriptors:
@@ -79,13 +79,12 @@ def _serve(requests: socket.socket, started: dict[int, tuple[int, int]]) -> bool
     return True
 
 
-def _become(request: dict[str, object], descriptors: list[int], guardian: int) -> None:
+def _become(request: dict[str, object], descriptors: list[int]) -> None:
     """In the child: take the descriptors and become the command; does not return."""
     kept = [fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, _HIGH) for descriptor in descriptors]
     news = kept.pop(3)
     try:
         os.setsid()
-        supervisor.die_with_parent(guardian)
         for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGCHLD, signal.SIGPIPE):
             signal.signal(number, signal.SIG_DFL)
         for place, descriptor in enumerate(kept):

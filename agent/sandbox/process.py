@@ -99,7 +99,7 @@ def _start(guardian: Guardian, command: Command, scratch: Path | None) -> Guarde
         raise
 
 
-def _lost() -> SandboxError:
+def _guardian_killed() -> SandboxError:
     """How the program ended is not known, so it has to run again."""
     error = SandboxError("a sandbox was lost: the process that starts sandboxes was killed from outside")
     error.retryable = True
@@ -234,21 +234,23 @@ class SandboxProcess:
         flooded = [asyncio.ensure_future(capture.flooded.wait()) for capture in (self._stdout, self._stderr)]
         ended = asyncio.ensure_future(self._ended())
         overfull = asyncio.ensure_future(self._overfull())
+        lost = asyncio.ensure_future(self._lost())
+        first = {ended, overfull, lost, *flooded}
         try:
             self._empty_bytes = max(map(_own_bytes, self._processes()))
             body = program.encode("utf-8", "replace")
             await self._send(f"{cpu_s} {len(body)}\n".encode() + body)
-            await asyncio.wait({ended, overfull, *flooded}, timeout=time_limit_s, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(first, timeout=time_limit_s, return_when=asyncio.FIRST_COMPLETED)
             finished, flood = ended.done(), any(future.done() for future in flooded)
             full = overfull.done() and not finished
         finally:
-            for future in (ended, overfull, *flooded):
+            for future in first:
                 future.cancel()
             self.kill()
         await self.gone()
         code = self._told.code
-        if finished and code is None:
-            raise _lost()
+        if code is None and (finished or (lost.done() and not lost.cancelled())):
+            raise _guardian_killed()
         return ProgramResult(
             exit_code=code if finished else None,
             timed_out=not finished and not flood and not full,
@@ -283,6 +285,12 @@ class SandboxProcess:
         pid = self._told.pid
         return [] if pid is None or self._news.ended.done() else list(_descendants(pid))
 
+    async def _lost(self) -> None:
+        """Wait until nobody can say any more how it will end."""
+        await asyncio.shield(self._news.ended)
+        if self._told.code is not None:
+            await asyncio.Future()
+
     async def _ended(self) -> None:
         """Wait until the program, and with a lifeline all that it started, has ended by itself."""
         if self._lifeline is not None:
@@ -295,7 +303,7 @@ class SandboxProcess:
         if self._lifeline is None:
             # Its own session; Landlock's programs cannot leave it, those of `none` can.
             self._guardian.kill(self._guarded)
-        elif not self._news.ended.done():
+        elif self._told.code is None:
             self._kill_first_process()
 
     def _kill_first_process(self) -> None:

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
+from support.processes import until
+from support.sandbox_kills import guardians
+from support.sandbox_probes import survivors
 
 from treadle.agent.sandbox.bubblewrap import check, describe
 from treadle.agent.sandbox.config import SandboxSettings
@@ -135,6 +140,23 @@ async def test_without_isolation_what_programs_leave_running_ends_with_the_pool(
         left = Path("/proc", result.stdout.strip(), "exe")
         assert left.exists()
     assert not left.exists()
+
+
+@pytest.mark.parametrize("kind", ["bubblewrap", "none"])
+async def test_programs_of_a_killed_guardian_are_owed_and_the_next_one_runs(kind: str) -> None:
+    async with SandboxPool(SandboxSettings.model_validate({"kind": kind, "packages": (), "pool_size": 1})) as pool:
+        program = "import ctypes\nctypes.CDLL(None).prctl(15, b'lost')\nwhile True: pass"
+        lost = asyncio.create_task(pool.run(program, time_limit_s=60))
+        while pool._starting or not survivors("lost"):
+            await asyncio.sleep(0.01)
+        for guardian in guardians(os.getpid()):
+            os.kill(guardian.pid, signal.SIGKILL)
+        with pytest.raises(SandboxError, match="a sandbox was lost") as caught:
+            await lost
+        assert caught.value.retryable
+        until(lambda: not survivors("lost"), "the end of the program")
+        result = await pool.run("print(1)", time_limit_s=20)
+    assert result.stdout == "1\n"
 
 
 async def test_an_interpreter_that_is_not_there_is_named() -> None:
