@@ -1,0 +1,58 @@
+"""Recall of supporting documents, hop by hop."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+from treadle.core.errors import DataError
+from treadle.retriever.config import IndexSettings
+from treadle.retriever.opening import open_index
+from treadle.retriever.recall import RecallCase, measure_recall, read_cases
+
+
+def write(path: Path, rows: list[dict[str, Any]]) -> Path:
+    path.write_bytes(b"".join(orjson.dumps(row) + b"\n" for row in rows))
+    return path
+
+
+def index_settings(folder: Path, texts: list[str], **more: Any) -> IndexSettings:
+    corpus = write(folder / "corpus.jsonl", [{"id": f"d{n}", "text": text} for n, text in enumerate(texts)])
+    return IndexSettings.model_validate({"corpus": corpus, "cache_folder": folder / "cache", **more})
+
+
+def test_recall_counts_each_hop_and_all_of_them(tmp_path: Path) -> None:
+    texts = ["tower vorna", "tower vorna ilme ilme ilme", "gate ilme", "hill"]
+    cases = [
+        RecallCase("vorna", ("d0", "d1")),  # Found first and second.
+        RecallCase("gate", ("d2", "d3")),  # The second document shares no word.
+        RecallCase("hill", ("d3",)),
+    ]
+    with open_index(index_settings(tmp_path, texts)) as index:
+        recall = measure_recall(index, cases * 30, ks=(1, 2))
+    assert (recall.num_cases, recall.num_by_hop) == (90, {1: 90, 2: 60})
+    assert recall.by_hop == {1: {1: 1.0, 2: 1.0}, 2: {1: 0.0, 2: 0.5}}
+    assert recall.every_hop == {1: pytest.approx(1 / 3), 2: pytest.approx(2 / 3)}
+
+
+def test_a_passage_counts_as_its_document(tmp_path: Path) -> None:
+    text = " ".join(f"w{n}" for n in range(30))
+    with open_index(index_settings(tmp_path, [text, "hill"], chunk_words=10)) as index:
+        assert measure_recall(index, [RecallCase("w25", ("d0",))], ks=(1,)).every_hop == {1: 1.0}
+        with pytest.raises(DataError, match="no question with known supporting documents"):
+            measure_recall(index, [])
+
+
+def test_cases_are_read_and_bad_ones_refused_with_their_row(tmp_path: Path) -> None:
+    good = [{"question": "q", "supports": ["a", 7]}, {"query": "r", "supports": ["b"]}]
+    assert list(read_cases(write(tmp_path / "c.jsonl", good))) == [RecallCase("q", ("a", "7")), RecallCase("r", ("b",))]
+    for bad, match in (
+        ({"supports": ["a"]}, "row 3: no text in question or query"),
+        ({"question": "q", "supports": []}, "row 3: supports must be a list"),
+        ({"question": "q", "supports": "a"}, "row 3: supports must be a list"),
+    ):
+        with pytest.raises(DataError, match=match):
+            list(read_cases(write(tmp_path / "c.jsonl", [*good, bad])))
