@@ -135,13 +135,13 @@ class TableWriter:
 
     def _end_group(self) -> None:
         self._convert()
-        # One chunk per column: page boundaries would depend on how many there are.
+        # One chunk per column: page boundaries would depend on how many there are. The chunks go before it is written.
         group = pa.Table.from_batches(self._chunks, schema=self._schema).combine_chunks()
+        self._chunks, self._group_rows, self._group_bytes = [], 0, 0
         with storage_errors("write", self._folder):
             if self._file is None:
                 self._open_part()
             self._file.write_table(group, row_group_size=group.num_rows)
-        self._chunks, self._group_rows, self._group_bytes = [], 0, 0
         self._part_groups += 1
         if self._part_groups == PART_ROW_GROUPS and self._name is None:
             self._close_part()
