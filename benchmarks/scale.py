@@ -11,9 +11,10 @@
 - flat: the stage against the tutor without latency, with real search and journal, 8 rollouts per question; each ends
   after one request and one search. Resident memory while it goes on, and the peak with the artifact written. The floor
   is the journal's index alone: it grows by design, one place per finished rollout. Target: nothing else grows.
-- resume: a stage with so many finished rollouts in its journal, and a few at the end that were cut off. Time from the
-  start of the process to the first new request at the server, and the peak memory until then, beside plain reading of
-  the same files; once with the files dropped from the page cache, once from it. Target: 10 s, 1 GiB.
+- resume: a stage with so many finished rollouts in its journal, and a few at the end that were cut off; the records are
+  those of rollouts that the stage made with the tutor, under other keys. Time from the start of the process to the
+  first new request at the server, and the peak memory until then, beside plain reading of the same files; once with
+  the files dropped from the page cache, once from it. Target: 10 s, 1 GiB.
 
 `--json` prints the figures as one JSON object instead. `--folder` is where the files go.
 """
@@ -31,11 +32,13 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Event, Thread
 from typing import Any
+from unittest.mock import patch
 
 import harness
 import orjson
@@ -44,7 +47,6 @@ import stub_server
 from treadle.agent import rollouts
 from treadle.agent.rows import head_of_row
 from treadle.core.config import Section, load_config
-from treadle.core.context import NullProgress
 from treadle.core.errors import EndpointUnavailable
 from treadle.core.execute import execute
 from treadle.core.journal import Journal
@@ -53,6 +55,7 @@ from treadle.core.runs import Run
 from treadle.core.schemas import QUESTIONS
 from treadle.core.stage import Address, Instance, Stage, StageContext
 from treadle.demo.byte_tokenizer import write_byte_tokenizer
+from treadle.demo.embedded_model import embedded_tokenizer
 from treadle.demo.world import write_world
 
 SAMPLES = 8
@@ -98,13 +101,13 @@ def make_run(folder: Path, texts: Sequence[str], number: int) -> Run:
     return run
 
 
-def rollouts_instance(folder: Path, url: str, model: str, environment: dict[str, Any], **options: Any) -> Instance:
+def rollouts_instance(tokenizer: Path, url: str, model: str, environment: dict[str, Any], **options: Any) -> Instance:
     """The stage under test."""
     data = {
         "model_name": "base",
         "model": {
             "model": model,
-            "tokenizer": str(write_byte_tokenizer(folder / "tokenizer")),
+            "tokenizer": str(tokenizer),
             "endpoints": [{"url": url}],
             "max_in_flight": 100_000,
         },
@@ -160,10 +163,11 @@ def held_stage(folder: Path, url: str, num_rollouts: int, in_flight: int) -> dic
 
     # Tools that cost nothing take the place of the real ones, as in benchmarks/harness.py.
     rollouts.make_tools = lambda settings: [harness.StubTool("python"), harness.StubTool("search")]
-    rollouts.ModelPool = Watched  # type: ignore[misc]
+    rollouts.ModelPool = Watched
     run = make_run(folder, [harness.QUESTION.format(number=0)], num_rollouts)
     times = MemoryTimes(num_rollouts)
-    instance = rollouts_instance(folder, url, stub_server.MODEL, {}, max_concurrent=in_flight)
+    tokenizer = write_byte_tokenizer(folder / "tokenizer")
+    instance = rollouts_instance(tokenizer, url, stub_server.MODEL, {}, max_concurrent=in_flight)
     record = execute(instance, run, progress=times)
     assert record.metrics["status_answered"] == num_rollouts
     in_flight_seen = pools[0].stats.peak_in_flight
@@ -177,20 +181,23 @@ def held_bare(folder: Path, url: str, num_rollouts: int, in_flight: int) -> dict
     return {"peak_kib": memory_kib("VmHWM"), "seconds": result["wall"], "on_the_wire": in_flight}
 
 
+def world_of(folder: Path) -> tuple[list[str], dict[str, Any]]:
+    """Questions of the sample world that take one search, and an environment with that search alone."""
+    world = write_world(folder / "world", questions=800)
+    lines = map(orjson.loads, world.questions.read_text().splitlines())
+    search = {"corpus": [str(world.corpus)], "cache_folder": str(folder), "top_n": 1, "document_chars": 200}
+    environment = {"python": {"enabled": False}, "search": search}
+    return [row["question"] for row in lines if row["source"] == "world-lookup"], environment
+
+
 def flat_stage(folder: Path, url: str, num_rollouts: int, first: int) -> dict[str, Any]:
     """The stage until its artifact is written."""
-    world = write_world(folder / "world", questions=800)
-    lines = world.questions.read_text().splitlines()
-    texts = [row["question"] for row in map(orjson.loads, lines) if row["source"] == "world-lookup"]
+    texts, environment = world_of(folder)
     run = make_run(folder, texts, num_rollouts // SAMPLES)
-    environment = {
-        "max_turns": 1,
-        "python": {"enabled": False},
-        "search": {"corpus": [str(world.corpus)], "cache_folder": str(folder), "top_n": 1, "document_chars": 200},
-    }
-    times = MemoryTimes(first)
     options = {"samples_per_question": SAMPLES, "sampling": {"max_tokens": 256}}
-    record = execute(rollouts_instance(folder, url, "treadle-tutor", environment, **options), run, progress=times)
+    instance = rollouts_instance(embedded_tokenizer(), url, "treadle-tutor", {**environment, "max_turns": 1}, **options)
+    times = MemoryTimes(first)
+    record = execute(instance, run, progress=times)
     assert record.metrics["calls_executed"] == record.metrics["status_max_turns"] == num_rollouts
     return {
         "resident_kib": times.resident_kib,
@@ -210,11 +217,16 @@ def journal_index(folder: Path, num_rollouts: int) -> dict[str, Any]:
         return {"bytes_each": (memory_kib("VmRSS") - before) * KIB / num_rollouts}
 
 
-def resume_stage(folder: Path, url: str, options: dict[str, Any]) -> dict[str, Any]:
+def resume_stage(folder: Path, url: str) -> dict[str, Any]:
     """Go on with what is there; the parent ends this process at its first request."""
-    rollouts.make_tools = lambda settings: [harness.StubTool("python"), harness.StubTool("search")]
-    execute(rollouts_instance(folder, url, stub_server.MODEL, {}, **options), Run.open(folder, "r"))
+    execute(resumed_instance(folder, url), Run.open(folder, "r"))
     return {}
+
+
+def resumed_instance(folder: Path, url: str) -> Instance:
+    """The instance of `resume`."""
+    _, environment = world_of(folder)
+    return rollouts_instance(embedded_tokenizer(), url, "treadle-tutor", environment, samples_per_question=SAMPLES)
 
 
 def read_plainly(folder: Path) -> dict[str, Any]:
@@ -273,9 +285,9 @@ def held(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def tutor() -> Iterator[str]:
+def tutor(tokenizer: Path) -> Iterator[str]:
     """A tutor in a process of its own; yields its URL."""
-    command = [sys.executable, "-m", "treadle.demo.tutor"]
+    command = [sys.executable, "-m", "treadle.demo.tutor", "--tokenizer", str(tokenizer)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
         assert child.stdout is not None
         yield json.loads(child.stdout.readline())["url"]
@@ -286,7 +298,7 @@ def flat(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     """Rollouts done."""
     figures: dict[str, Any] = {"rollouts": options.rollouts}
     index = measure("journal_index", folder, options.rollouts)
-    with tutor() as url:
+    with tutor(embedded_tokenizer()) as url:
         few = measure("flat_stage", folder / "few", url, options.first, options.first)
         many = measure("flat_stage", folder / "many", url, options.rollouts, options.first)
     grown = many["peak_before_writing_kib"] - few["peak_before_writing_kib"]
@@ -306,8 +318,7 @@ def flat(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
 
 def resume(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     """Time and memory until the first new request."""
-    stage = {"samples_per_question": SAMPLES}
-    journal = write_journal(folder, options.rollouts, options.open, stage)
+    journal = write_journal(folder, options.rollouts, options.open)
     figures: dict[str, Any] = {"rollouts": options.rollouts, "open": options.open}
     for cache in ("cold", "warm"):
         if cache == "cold":
@@ -315,7 +326,7 @@ def resume(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
         floor = measure("read_plainly", journal)
         if cache == "cold":
             drop_from_cache(journal)
-        seconds, cpu_s, peak_kib = until_first_request(folder, stage)
+        seconds, cpu_s, peak_kib = until_first_request(folder)
         figures["journal_gib"] = round(floor["num_bytes"] / 2**30, 2)
         figures[cache] = {
             "seconds": round(seconds, 2),
@@ -326,26 +337,25 @@ def resume(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     return figures
 
 
-def write_journal(folder: Path, num_rollouts: int, num_open: int, stage: dict[str, Any]) -> Path:
+def write_journal(folder: Path, num_rollouts: int, num_open: int) -> Path:
     """A journal as the stage leaves it when it is killed near its end; returns its folder.
 
-    Its records are those of rollouts that the stage really makes, under other keys.
+    Its records are those of rollouts that the stage made with the tutor, under other keys.
     """
-    texts = [harness.QUESTION.format(number=0)]
+    texts, environment = world_of(folder)
+    with tutor(embedded_tokenizer()) as url:
+        recorded = recorded_rollouts(folder / "recorded", url, texts, environment)
     run = make_run(folder, texts, num_rollouts // SAMPLES)
     with contextlib.suppress(EndpointUnavailable):
-        execute(rollouts_instance(folder, "http://127.0.0.1:9/v1", stub_server.MODEL, {}, **stage), run)
+        execute(resumed_instance(folder, "http://127.0.0.1:9/v1"), run)
     journal = run.storage.directory(run.journal_key(MADE, run.attempts(MADE)[-1].fingerprint))
-    with harness.stub(0.0) as url:
-        units, value = recorded_rollout(folder / "one", url)
-    row = value["row"]
     with Journal(journal) as records:
-        for number in range(num_rollouts):
-            question = {"question_key": f"{number // SAMPLES:016x}", "dataset": "stub", "domain": "qa"}
-            head = head_of_row(question, "base", number % SAMPLES, 0)
+        for number, (units, value) in zip(range(num_rollouts), itertools.cycle(recorded), strict=False):
+            row = value["row"]
+            head = head_of_row({**row, "question_key": f"{number // SAMPLES:016x}"}, "base", number % SAMPLES, 0)
             key = head["rollout_key"]
             is_open = number >= num_rollouts - num_open
-            for unit, content in itertools.islice(units, 2 if is_open else None):
+            for unit, content in units[: 1 if is_open else None]:
                 records.append(key, unit, content)
             if not is_open:
                 telemetry = {**value["telemetry"], "rollout_key": key}
@@ -353,30 +363,29 @@ def write_journal(folder: Path, num_rollouts: int, num_open: int, stage: dict[st
     return journal
 
 
-def recorded_rollout(folder: Path, url: str) -> tuple[list[tuple[str, bytes]], dict[str, Any]]:
-    """The units of one rollout as the stage journals them, and its final record."""
-    units: list[tuple[str, bytes]] = []
-    final: list[bytes] = []
+Recorded = tuple[list[tuple[str, bytes]], dict[str, Any]]
+"""The units of a rollout as the stage journals them, and its final record."""
 
-    class Recording(Journal):
-        def append(self, owner: str, unit: str, value: bytes) -> None:
-            units.append((unit, value))
-            super().append(owner, unit, value)
 
-        def finish(self, owner: str, value: bytes) -> None:
-            final.append(value)
-            super().finish(owner, value)
+def recorded_rollouts(folder: Path, url: str, texts: Sequence[str], environment: dict[str, Any]) -> list[Recorded]:
+    """What the stage journals of one rollout per question."""
+    units: dict[str, list[tuple[str, bytes]]] = defaultdict(list)
+    final: dict[str, bytes] = {}
 
-    from treadle.core import execute as execution
+    append, finish = Journal.append, Journal.finish
 
-    rollouts.make_tools = lambda settings: [harness.StubTool("python"), harness.StubTool("search")]
-    execution.Journal = Recording  # type: ignore[misc]
-    try:
-        run = make_run(folder, [harness.QUESTION.format(number=0)], 1)
-        execute(rollouts_instance(folder, url, stub_server.MODEL, {}), run, progress=NullProgress())
-    finally:
-        execution.Journal = Journal  # type: ignore[misc]
-    return units, orjson.loads(final[0])
+    def note_unit(self: Journal, owner: str, unit: str, value: bytes) -> None:
+        units[owner].append((unit, value))
+        append(self, owner, unit, value)
+
+    def note_final(self: Journal, owner: str, value: bytes) -> None:
+        final[owner] = value
+        finish(self, owner, value)
+
+    with patch.object(Journal, "append", note_unit), patch.object(Journal, "finish", note_final):
+        run = make_run(folder, texts, len(texts))
+        execute(rollouts_instance(embedded_tokenizer(), url, "treadle-tutor", environment), run)
+    return [(units[owner], orjson.loads(value)) for owner, value in final.items()]
 
 
 class FirstRequest(ThreadingHTTPServer):
@@ -393,7 +402,7 @@ class _Handler(BaseHTTPRequestHandler):
     server: FirstRequest
 
     def do_GET(self) -> None:
-        self._reply({"data": [{"id": stub_server.MODEL, "max_model_len": 1 << 20}]})
+        self._reply({"data": [{"id": "treadle-tutor", "max_model_len": 32768}]})
 
     def do_POST(self) -> None:
         body = orjson.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -415,13 +424,13 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
 
-def until_first_request(folder: Path, stage: dict[str, Any]) -> tuple[float, float, int]:
+def until_first_request(folder: Path) -> tuple[float, float, int]:
     """Seconds from the start of the process to its first new request, of them CPU, and its peak memory in KiB."""
     with FirstRequest() as server:
         Thread(target=server.serve_forever, daemon=True).start()
         url = f"http://127.0.0.1:{server.server_address[1]}/v1"
         started = time.perf_counter()
-        with start_child("resume_stage", folder, url, stage) as child:
+        with start_child("resume_stage", folder, url) as child:
             while not server.came.wait(0.1):
                 if child.poll() is not None:
                     raise SystemExit(f"resume_stage ended with {child.returncode} and asked for nothing")
