@@ -270,7 +270,7 @@ def reap(program: int) -> None:
 
 def main() -> None:
     """Prepare, say so, run one program."""
-    # Imports make many objects and hardly any garbage: to look for it takes a fifth of their time.
+    # Imports make many objects and hardly any garbage: to look for it takes a tenth of their time.
     gc.disable()
     spec = json.loads(sys.argv[1])
     landlock = spec["landlock"]
