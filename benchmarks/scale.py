@@ -272,14 +272,14 @@ def held(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     with harness.stub(options.delay) as url:
         for name in ("held_bare", "held_stage"):
             few = measure(name, folder / f"{name}-few", url, 2 * HANDFUL, HANDFUL)
-            many = measure(name, folder / f"{name}-many", url, 2 * options.in_flight, options.in_flight)
+            many = measure(name, folder / f"{name}-many", url, options.in_flight, options.in_flight)
             grown = many["peak_kib"] - few["peak_kib"]
             figures[name] = {
                 "handful_peak_mib": round(few["peak_kib"] / KIB, 1),
                 "peak_mib": round(many["peak_kib"] / KIB, 1),
                 "kib_each": round(grown / options.in_flight, 1),
                 "on_the_wire": many["on_the_wire"],
-                "rollouts_per_s": round(2 * options.in_flight / many["seconds"], 1),
+                "rollouts_per_s": round(options.in_flight / many["seconds"], 1),
             }
     return figures
 
@@ -301,7 +301,7 @@ def flat(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     with tutor(embedded_tokenizer()) as url:
         few = measure("flat_stage", folder / "few", url, options.first, options.first)
         many = measure("flat_stage", folder / "many", url, options.rollouts, options.first)
-    grown = many["peak_before_writing_kib"] - few["peak_before_writing_kib"]
+    resident = list(many["resident_kib"].values())
     figures["resident_mib"] = {int(done): round(kib / KIB, 1) for done, kib in many["resident_kib"].items()}
     for name, result in (("few", few), ("many", many)):
         figures[name] = {
@@ -310,7 +310,7 @@ def flat(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
             "seconds": round(result["seconds"], 1),
         }
     more = options.rollouts - options.first
-    figures["bytes_each"] = round(grown * KIB / more)
+    figures["bytes_each"] = round((resident[-1] - resident[0]) * KIB / more)
     figures["bytes_each_with_artifact"] = round((many["peak_kib"] - few["peak_kib"]) * KIB / more)
     figures["journal_index_bytes_each"] = round(index["bytes_each"])
     return figures
