@@ -18,7 +18,7 @@ from treadle.core import parquet
 from treadle.core.artifacts import ArtifactReader, ArtifactRef, ArtifactWriter, verify_artifact
 from treadle.core.errors import ArtifactError
 from treadle.core.schemas import QUESTIONS, ROLLOUTS, TABLES, Table
-from treadle.core.storage import LocalStorage
+from treadle.core.storage import LocalStorage, open_storage
 
 THINGS = Table(
     "things",
@@ -56,7 +56,7 @@ def question(index: int) -> dict[str, Any]:
 
 
 def write(root: Path, rows: list[dict[str, Any]], batch: int = 1000, table: Table = THINGS) -> ArtifactRef:
-    writer = ArtifactWriter(LocalStorage(root), table, made_by="f" * 64)
+    writer = ArtifactWriter(open_storage(root), table, made_by="f" * 64)
     for start in range(0, len(rows), batch):
         writer.write(rows[start : start + batch])
     return writer.commit()
@@ -65,7 +65,7 @@ def write(root: Path, rows: list[dict[str, Any]], batch: int = 1000, table: Tabl
 def test_rows_come_back_in_order_with_their_types(tmp_path: Path) -> None:
     rows = [thing(index, note="ä\0" if index % 3 else None) for index in range(700)]
     ref = write(tmp_path, rows)
-    reader = ArtifactReader(LocalStorage(tmp_path), ref)
+    reader = ArtifactReader(open_storage(tmp_path), ref)
     assert list(reader.rows()) == rows
     assert (reader.num_rows, reader.kind, reader.digest) == (700, "things", ref.digest)
     assert list(reader.rows(["key"])) == [{"key": row["key"]} for row in rows]
@@ -78,7 +78,7 @@ def test_equal_rows_give_equal_bytes_however_they_arrive(tmp_path_factory: Any, 
     rows = [thing(index, note="x" * source.randrange(50)) for index in range(source.randrange(600))]
     first = write(tmp_path_factory.mktemp("a"), rows)
     root = tmp_path_factory.mktemp("b")
-    writer = ArtifactWriter(LocalStorage(root), THINGS, made_by="another")
+    writer = ArtifactWriter(open_storage(root), THINGS, made_by="another")
     while rows:
         cut = source.randrange(1, 300)
         writer.write(rows[:cut])
@@ -92,7 +92,7 @@ def test_row_groups_and_parts_are_cut_by_rows_alone(tmp_path: Path, monkeypatch:
     rows = [thing(index) for index in range(1050)]
     refs = {write(tmp_path / str(batch), rows, batch).digest for batch in (1, 7, 256, 1050)}
     assert len(refs) == 1
-    reader = ArtifactReader(LocalStorage(tmp_path / "7"), write(tmp_path / "7", rows))
+    reader = ArtifactReader(open_storage(tmp_path / "7"), write(tmp_path / "7", rows))
     assert reader.file_names() == [f"part-{index:05d}.parquet" for index in range(6)]
     assert list(reader.rows()) == rows
 
@@ -117,7 +117,7 @@ def test_the_same_content_is_kept_once(tmp_path: Path) -> None:
 
 
 def test_the_same_artifact_of_another_run_is_not_removed_when_it_appears_meanwhile(tmp_path: Path) -> None:
-    other = ArtifactWriter(LocalStorage(tmp_path), THINGS, made_by="other")
+    other = ArtifactWriter(open_storage(tmp_path), THINGS, made_by="other")
     other.write([thing(0)])
     removed: list[str] = []
 
@@ -146,13 +146,13 @@ def test_the_same_artifact_of_another_run_is_not_removed_when_it_appears_meanwhi
     ours.write([thing(0)])
     ref = ours.commit()
     assert removed == []
-    assert verify_artifact(LocalStorage(tmp_path), ref) == []
+    assert verify_artifact(open_storage(tmp_path), ref) == []
 
 
 def test_a_table_without_rows_is_a_table(tmp_path: Path) -> None:
     ref = write(tmp_path, [])
     assert ref.num_rows == 0
-    assert list(ArtifactReader(LocalStorage(tmp_path), ref).rows()) == []
+    assert list(ArtifactReader(open_storage(tmp_path), ref).rows()) == []
 
 
 @pytest.mark.parametrize(
@@ -176,34 +176,34 @@ def test_a_row_that_does_not_fit_is_named(tmp_path: Path, row: dict[str, Any], m
 
 def test_further_files_are_part_of_the_digest(tmp_path: Path) -> None:
     def make(content: bytes) -> ArtifactRef:
-        writer = ArtifactWriter(LocalStorage(tmp_path), THINGS, made_by="f")
+        writer = ArtifactWriter(open_storage(tmp_path), THINGS, made_by="f")
         writer.write([thing(0)])
         writer.add_file("report.md", content)
         return writer.commit()
 
     one, two = make(b"one"), make(b"two")
     assert one.digest != two.digest
-    assert ArtifactReader(LocalStorage(tmp_path), two).read_file("report.md") == b"two"
+    assert ArtifactReader(open_storage(tmp_path), two).read_file("report.md") == b"two"
     with pytest.raises(ArtifactError, match="has no file 'other.md'; it has part-00000.parquet, report.md"):
-        ArtifactReader(LocalStorage(tmp_path), two).read_file("other.md")
+        ArtifactReader(open_storage(tmp_path), two).read_file("other.md")
 
 
 @pytest.mark.parametrize("name", ["../x", "a/b", "artifact.json", "README.md", ".hidden", "part-00001.parquet", ""])
 def test_further_files_have_plain_names(tmp_path: Path, name: str) -> None:
-    writer = ArtifactWriter(LocalStorage(tmp_path), THINGS, made_by="f")
+    writer = ArtifactWriter(open_storage(tmp_path), THINGS, made_by="f")
     with pytest.raises(ArtifactError, match="cannot be the name of a further file"):
         writer.add_file(name, b"")
 
 
 def test_an_abandoned_artifact_leaves_nothing(tmp_path: Path) -> None:
-    writer = ArtifactWriter(LocalStorage(tmp_path), THINGS, made_by="f")
+    writer = ArtifactWriter(open_storage(tmp_path), THINGS, made_by="f")
     writer.write([thing(index) for index in range(5000)])
     writer.abandon()
     assert list((tmp_path / "artifacts/things").iterdir()) == []
 
 
 def test_changed_and_missing_files_are_found(tmp_path: Path) -> None:
-    storage, ref = LocalStorage(tmp_path), write(tmp_path, [thing(0)])
+    storage, ref = open_storage(tmp_path), write(tmp_path, [thing(0)])
     assert verify_artifact(storage, ref) == []
     part = tmp_path / ref.folder / "part-00000.parquet"
     part.write_bytes(part.read_bytes() + b"x")
@@ -219,7 +219,7 @@ def test_making_it_again_repairs_a_damaged_artifact(tmp_path: Path, lost: str) -
     ref = write(tmp_path, [thing(0)])
     (tmp_path / ref.folder / lost).unlink()
     assert write(tmp_path, [thing(0)]) == ref
-    assert verify_artifact(LocalStorage(tmp_path), ref) == []
+    assert verify_artifact(open_storage(tmp_path), ref) == []
 
 
 def test_a_cut_or_a_flipped_bit_anywhere_is_named_before_a_row_is_read(tmp_path: Path) -> None:
@@ -231,7 +231,7 @@ def test_a_cut_or_a_flipped_bit_anywhere_is_named_before_a_row_is_read(tmp_path:
     for damaged in itertools.chain(flips, (content[:size] for size in range(0, len(content), 97))):
         path.write_bytes(damaged)
         with pytest.raises(ArtifactError, match=r"part-00000.parquet has changed since it was written; `treadle verif"):
-            next(ArtifactReader(LocalStorage(tmp_path), ref).rows())
+            next(ArtifactReader(open_storage(tmp_path), ref).rows())
 
 
 def test_a_flipped_bit_in_a_manifest_is_named_or_changes_no_row(tmp_path: Path) -> None:
@@ -241,7 +241,7 @@ def test_a_flipped_bit_in_a_manifest_is_named_or_changes_no_row(tmp_path: Path) 
     for at in range(len(content)):
         path.write_bytes(content[:at] + bytes([content[at] ^ 1 << at % 7]) + content[at + 1 :])
         try:
-            reader = ArtifactReader(LocalStorage(tmp_path), ref)
+            reader = ArtifactReader(open_storage(tmp_path), ref)
             assert (reader.manifest.ref(), list(reader.rows())) == (ref, [thing(0)])
         except ArtifactError as error:
             assert "artifact.json is damaged" in str(error)
@@ -252,7 +252,7 @@ def test_another_schema_version_is_refused_by_name(tmp_path: Path) -> None:
     path = tmp_path / ref.folder / "artifact.json"
     path.write_bytes(orjson.dumps({**orjson.loads(path.read_bytes()), "schema_version": 99}))
     with pytest.raises(ArtifactError, match="holds table questions in version 99; this Treadle reads version 1"):
-        ArtifactReader(LocalStorage(tmp_path), ref)
+        ArtifactReader(open_storage(tmp_path), ref)
 
 
 def test_files_carry_kind_and_version_and_nothing_volatile(tmp_path: Path) -> None:
@@ -299,4 +299,4 @@ def test_rollouts_have_a_row_shape_that_is_written_and_read(tmp_path: Path) -> N
     values = {pa.string(): "x", pa.int32(): 1, pa.int64(): 2}
     row = {field.name: values.get(field.type, []) for field in ROLLOUTS.schema} | {"output_ids": [1, 2], "error": None}
     ref = write(tmp_path, [row], table=ROLLOUTS)
-    assert list(ArtifactReader(LocalStorage(tmp_path), ref).rows()) == [row]
+    assert list(ArtifactReader(open_storage(tmp_path), ref).rows()) == [row]
