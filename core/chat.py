@@ -243,7 +243,7 @@ def _token_bytes(tokenizer: Tokenizer, tokenizer_json: bytes) -> dict[int, bytes
     decoder = json.loads(tokenizer_json).get("decoder")
     if not isinstance(decoder, dict) or decoder.get("type") != "ByteLevel":
         return None
-    letters = {ord(letter): chr(byte) for byte, letter in enumerate(_byte_letters())}
+    letters = {ord(letter): chr(byte) for byte, letter in enumerate(byte_letters())}
     # Latin-1 characters that stand for no byte: a token that holds one is taken as plain text.
     to_latin = {**dict.fromkeys(range(256), "\uffff"), **letters}
     table = {}
@@ -273,7 +273,7 @@ def _lengths_of_beginnings(pieces: Sequence[bytes], whole: str) -> list[int]:
     return lengths
 
 
-def _byte_letters() -> list[str]:
+def byte_letters() -> list[str]:
     """The printable character by which byte-level vocabularies write each byte (GPT-2, Radford et al. 2019)."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = iter(range(0x100, 0x200))

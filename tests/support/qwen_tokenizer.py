@@ -14,6 +14,8 @@ import os
 import tempfile
 from pathlib import Path
 
+from treadle.core.chat import byte_letters
+
 BASE_SIZE = 151_643
 SPECIAL = [
     "<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|object_ref_start|>", "<|object_ref_end|>", "<|box_start|>",
@@ -75,7 +77,7 @@ def _ranks(vocabulary: bytes) -> dict[bytes, int]:
 def _write(folder: Path, ranks: dict[bytes, int]) -> None:
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
-    letters = _byte_letters()
+    letters = byte_letters()
     spell = {token: "".join(letters[byte] for byte in token) for token in ranks}
     vocab = {spell[token]: rank for token, rank in ranks.items()}
     merges = [(spell[left], spell[right]) for left, right in _merges(ranks)]
@@ -96,13 +98,6 @@ def _write(folder: Path, ranks: dict[bytes, int]) -> None:
     config = {"bos_token": None, "eos_token": "<|im_end|>", "pad_token": "<|endoftext|>", "chat_template": TEMPLATE}
     (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=1))
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [BASE_SIZE + 2, BASE_SIZE]}))
-
-
-def _byte_letters() -> list[str]:
-    """The printable stand-in for each byte that byte-level vocabularies are written in."""
-    printable = {*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    spare = iter(range(256, 512))
-    return [chr(byte if byte in printable else next(spare)) for byte in range(256)]
 
 
 def _merges(ranks: dict[bytes, int]) -> list[tuple[bytes, bytes]]:
