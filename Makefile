@@ -64,6 +64,7 @@ sweep: $(INSTALLED) ## 200 kill points, every fault at every step, 10,000 histor
 	@TREADLE_KILL_POINTS=200 $(PYTEST) -n 3 tests/stages/test_crash.py
 	@TREADLE_KILL_POINTS=50 $(PYTEST) -n 2 tests/stages/test_sandbox_kill.py
 	@TREADLE_FAULT_STRIDE=1 TREADLE_HISTORIES=10000 $(PYTEST) -n 2 --dist worksteal tests/stages/test_faults*.py tests/stages/test_histories.py
+	@TREADLE_FAULT_STRIDE=1 TREADLE_KILL_POINTS=100 $(PYTEST) -n 2 tests/stages/test_object_*.py
 
 chaos: $(INSTALLED) ## 2,000 rollouts against servers that fail in every way (4 minutes)
 	@TREADLE_CHAOS_ROLLOUTS=$${TREADLE_CHAOS_ROLLOUTS:-2000} $(PYTEST) -s tests/stages/test_chaos.py

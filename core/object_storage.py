@@ -30,6 +30,7 @@ _PARTS_AT_ONCE = 4
 _READ_AHEAD_BYTES = 4 * 1024 * 1024
 _MACHINE_FILE = "machine-id"
 _BOOT_FILE = "/proc/sys/kernel/random/boot_id"
+_MOST_REFUSALS = 10
 _MISSING_BUCKET = "<Code>NoSuchBucket</Code>"
 
 
@@ -110,16 +111,21 @@ class ObjectStorage:
         """
         import obstore.exceptions as refused
 
-        with self._errors("write", key):
-            found, version = self._get(key)
-            if found != expected:
-                return False
-            mode: Any = "create" if version is None else {"e_tag": version}
-            try:
-                _obstore().put(self._store, self._name(key), data, mode=mode, use_multipart=False)
-            except (refused.AlreadyExistsError, refused.PreconditionError):
-                return self._get(key)[0] == data
-            return True
+        refusals = 0
+        while True:
+            with self._errors("write", key):
+                found, version = self._get(key)
+                if found != expected:
+                    return refusals > 0 and found == data
+                mode: Any = "create" if version is None else {"e_tag": version}
+                try:
+                    _obstore().put(self._store, self._name(key), data, mode=mode, use_multipart=False)
+                    return True
+                except (refused.AlreadyExistsError, refused.PreconditionError):
+                    # S3 also refuses (409) while another put, which may come to nothing, is under way.
+                    refusals += 1
+                    if refusals == _MOST_REFUSALS:
+                        raise
 
     def get(self, key: str) -> bytes | None:
         """See `Storage.get`."""
@@ -348,7 +354,7 @@ def _meaning(error: Exception, bucket: str) -> str:
     if isinstance(error, (refused.PermissionDeniedError, refused.UnauthenticatedError)):
         return f"{endpoint} refuses access ({said}); check AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and their rights"
     if isinstance(error, refused.PreconditionError):
-        return "it was replaced while it was being read; run the same command again"
+        return "others keep replacing it; run the same command again"
     if said:
         return f"{endpoint} keeps answering {said}; run the same command again later: what was finished is kept"
     if url:

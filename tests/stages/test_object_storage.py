@@ -133,7 +133,7 @@ def test_an_object_that_is_replaced_while_it_is_read_is_not_read_as_a_mixture(ob
     with storage.open("x") as file:
         assert file.read(10) == b"1" * 10
         storage.put("x", b"2" * 9_000_000)
-        with pytest.raises(StorageError, match="was replaced while it was being read"):
+        with pytest.raises(StorageError, match="others keep replacing it"):
             file.read()
 
 
@@ -251,6 +251,21 @@ def test_a_fault_that_passes_is_not_noticed(proxy: FaultyProxy, object_root: str
     assert storage.put_if("x", b"2", b"1")
     assert storage.get("x") == b"2"
     assert not storage.put_if("x", b"3", b"1")
+
+
+def test_a_put_that_collides_with_one_that_comes_to_nothing_is_tried_again(
+    proxy: FaultyProxy, object_root: str
+) -> None:
+    storage = open_storage(object_root)
+    for expected, new in ((None, b"1"), (b"1", b"2")):
+        first = len(proxy.seen)
+        proxy.plan = (
+            lambda n, method, first=first: (  # type: ignore[misc]
+                "409 before" if method == "PUT" and "PUT" not in proxy.seen[first:n] else None
+            )
+        )
+        assert storage.put_if("x", new, expected)
+        assert storage.get("x") == new
 
 
 def test_the_client_is_asked_for_by_name_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,8 +10,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Literal
 from urllib.parse import urlsplit
 
-Fault = Literal["500 before", "500 after", "drop before", "drop after", "silence"]
-"""`after`: the server does what was asked, and its answer is lost."""
+Fault = Literal["500 before", "500 after", "drop before", "drop after", "silence", "409 before"]
+"""`after`: the server does what was asked, and its answer is lost. 409: another conditional put is under way."""
 FAULTS: tuple[Fault, ...] = ("500 before", "500 after", "drop before", "drop after")
 Plan = Callable[[int, str], Fault | None]
 """Number of the request from 0, its method -> what goes wrong with it."""
@@ -50,10 +50,10 @@ def faulty_proxy(upstream: str) -> Iterator[FaultyProxy]:
                 proxy.ended.wait()
             if fault in ("drop before", "silence"):
                 return
-            status, headers, content = (500, [], b"") if fault == "500 before" else self._ask(body)
+            status, headers, content = (500, [], b"") if fault in ("500 before", "409 before") else self._ask(body)
             if fault == "drop after":
                 return
-            self.send_response(500 if fault else status)
+            self.send_response(int(fault[:3]) if fault else status)
             for name, value in headers:
                 self.send_header(name, value)
             if self.command != "HEAD":
