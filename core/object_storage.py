@@ -306,11 +306,13 @@ def _connect(bucket: str, prefix: str, patience: Patience) -> S3Store:
     options: Any = {"timeout": f"{patience.request_s:g}s", "connect_timeout": f"{patience.connect_s:g}s"}
     if endpoint is not None and endpoint.lower().startswith("http://"):
         options["allow_http"] = True
+    # The client takes no None for the provider's own address.
+    place: Any = {} if endpoint is None else {"endpoint": endpoint}
     try:
         return S3Store(
             bucket,
             prefix=prefix or None,
-            endpoint=endpoint,
+            **place,
             client_options=options,
             retry_config={"max_retries": patience.retries, "retry_timeout": timedelta(seconds=patience.retrying_s)},
         )
