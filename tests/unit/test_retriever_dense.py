@@ -18,7 +18,7 @@ from treadle.retriever.encoders import Encoder, HashingEncoder, normalized, pool
 RNG = np.random.default_rng(7)
 
 
-def vectors_of(count: int, dimension: int = 32) -> Any:
+def vectors_of(count: int, dimension: int = 100) -> Any:
     return normalized(RNG.standard_normal((count, dimension), dtype=np.float32))
 
 
