@@ -117,6 +117,7 @@ class ModelPool:
         """
         want_ids = self.settings.token_ids != "off" and isinstance(request.prompt, list)
         body = completion_body(self.settings.model, request, want_ids)
+        del request  # While it waits the body says it all.
         completion = await self._call(Call(completions_url, body, parse_completion, session, deadline))
         if want_ids and completion.token_ids is None and self._ids_promised():
             raise ModelError(
