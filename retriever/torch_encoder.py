@@ -45,7 +45,8 @@ class TorchEncoder(Encoder):
         self._model.to(self._device).eval()
         super().__init__(int(self._model.config.hidden_size), model.identity(settings))
         self._pooling = model.pooling
-        self._max_tokens = (settings.passage_max_tokens, settings.query_max_tokens)
+        longest = min(self._tokenizer.model_max_length, _positions(self._model.config))
+        self._max_tokens = (min(settings.passage_max_tokens, longest), min(settings.query_max_tokens, longest))
         self._batch_size = settings.batch_size
 
     def _encode(self, texts: Sequence[str], *, is_query: bool) -> NDArray[np.float32]:
@@ -70,3 +71,9 @@ class TorchEncoder(Encoder):
                 return output.pooler_output.float().cpu().numpy()
             hidden = output.last_hidden_state.float()
             return pool(hidden, given["attention_mask"].float(), self._pooling).cpu().numpy()
+
+
+def _positions(config: Any) -> int:
+    """Tokens for which a model has positions; RoBERTa counts them from behind its padding's id."""
+    positions = int(getattr(config, "max_position_embeddings", None) or 1 << 30)
+    return positions - config.pad_token_id - 1 if "roberta" in config.model_type else positions
