@@ -39,8 +39,7 @@ def embed_documents(
     `identity` is the index's. Memory: one shard and what the encoder needs. Raises ModelError where the encoder fails
     or gives numbers that are none.
     """
-    folder = cache / f"vectors-{digest_json(_passage_side(identity))[:32]}"
-    folder.mkdir(parents=True, exist_ok=True)
+    folder = _folder(cache, identity)
     # Indexes of other types need the same vectors: whoever comes second finds them made, unless they are gone by then.
     with exclusive(folder.with_name(f"{folder.name}.lock")):
         folder.mkdir(exist_ok=True)
@@ -53,7 +52,17 @@ def embed_documents(
             on_progress(rows.stop)
             shards.append(shard)
         yield shards
-        shutil.rmtree(folder)
+
+
+def discard_vectors(cache: Path, identity: Mapping[str, Any]) -> None:
+    """Remove the shards of an index that is complete; waits for a build that is using them."""
+    folder = _folder(cache, identity)
+    with exclusive(folder.with_name(f"{folder.name}.lock")):
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _folder(cache: Path, identity: Mapping[str, Any]) -> Path:
+    return cache / f"vectors-{digest_json(_passage_side(identity))[:32]}"
 
 
 def _passage_side(identity: Mapping[str, Any]) -> dict[str, Any]:

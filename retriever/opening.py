@@ -21,7 +21,7 @@ from treadle.retriever import bm25, dense
 from treadle.retriever.config import IndexSettings
 from treadle.retriever.corpus import Chunking, read_corpus
 from treadle.retriever.documents import DocumentStore, write_documents
-from treadle.retriever.embedding import embed_documents
+from treadle.retriever.embedding import discard_vectors, embed_documents
 from treadle.retriever.encoders import Encoder, open_encoder
 from treadle.retriever.folder import MANIFEST, build_once, default_cache, read_manifest
 from treadle.retriever.index import Index, IndexInfo
@@ -53,7 +53,16 @@ def open_index(settings: IndexSettings, on_progress: Notify | None = None) -> In
         if settings.index_folder is not None:
             return _opened(settings.index_folder, _checked(settings.index_folder, identity), settings, encoder)
         folder = index_folder(settings, identity)
-        manifest = build_once(folder, lambda building: _fill(building, settings, identity, encoder, on_progress))
+        built: list[Path] = []
+
+        def fill(building: Path) -> Mapping[str, Any]:
+            built.append(building)
+            return _fill(building, settings, identity, encoder, on_progress)
+
+        manifest = build_once(folder, fill)
+        if built and encoder is not None and settings.prepared is None:
+            # Only now: until the folder is in its place, a kill would cost them.
+            discard_vectors(_cache(settings), identity)
         return _opened(folder, manifest, settings, encoder)
     except BaseException:
         if encoder is not None:
