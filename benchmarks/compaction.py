@@ -1,6 +1,6 @@
 """Compaction: rows into an artifact beside plain pyarrow writing of the same rows.
 
-    python benchmarks/compaction.py [--rollouts 20000]
+    python benchmarks/compaction.py [--rollouts 20000] [--json]
 
 Target: at least a third of the floor's rate, in memory that does not grow with the rows. The floor turns all rows into
 one table and writes it with zstd: no checks, no keys, no hashes, no fsync.
@@ -9,6 +9,7 @@ one table and writes it with zstd: no checks, no keys, no hashes, no fsync.
 from __future__ import annotations
 
 import argparse
+import json
 import resource
 import tempfile
 import time
@@ -41,9 +42,11 @@ def rows(num_rollouts: int) -> Iterator[dict[str, Any]]:
 
 def main() -> None:
     """Print one line."""
-    parser = argparse.ArgumentParser()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rollouts", type=int, default=20_000)
-    num_rollouts = parser.parse_args().rollouts
+    parser.add_argument("--json", action="store_true", help="one JSON object, all figures")
+    options = parser.parse_args()
+    num_rollouts = options.rollouts
     with tempfile.TemporaryDirectory() as folder:
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         started = time.perf_counter()
@@ -62,9 +65,14 @@ def main() -> None:
             pa.Table.from_pylist(made, schema=ROLLOUTS.schema), f"{folder}/plain.parquet", compression="zstd"
         )
         plain = time.perf_counter() - started
+        grown_mib = (peak - before) / 1024
+        figures = {"plain_per_s": num_rollouts / plain, "per_s": num_rollouts / ours, "ratio": plain / ours}
+        if options.json:
+            print(json.dumps({**figures, "grown_mib": grown_mib}))
+            return
         print(
-            f"compaction: plain {num_rollouts / plain:.0f} rows/s, ours {num_rollouts / ours:.0f} rows/s, "
-            f"ratio {plain / ours:.2f}; memory grew by {(peak - before) / 1024:.0f} MiB"
+            f"compaction: plain {figures['plain_per_s']:.0f} rows/s, ours {figures['per_s']:.0f} rows/s, "
+            f"ratio {figures['ratio']:.2f}; memory grew by {grown_mib:.0f} MiB"
         )
 
 

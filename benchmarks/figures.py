@@ -43,11 +43,6 @@ def publish(figures: Sequence[Figure], as_json: bool) -> None:
     print(json.dumps([asdict(figure) for figure in figures]) if as_json else table(figures))
 
 
-def read(line: str) -> list[Figure]:
-    """The figures of a line that `publish` printed."""
-    return [Figure(**fields) for fields in json.loads(line)]
-
-
 def table(figures: Sequence[Figure]) -> str:
     """One line per figure: name, value with its unit, bound, and whether it was kept."""
     rows = [

@@ -37,7 +37,7 @@ import orjson
 import stub_server
 
 from treadle.agent.config import EnvironmentSettings
-from treadle.agent.tools.outcome import Tool, ToolOutcome
+from treadle.agent.tools.outcome import CallContext, Tool, ToolOutcome
 from treadle.core.chat import ChatTokenizer
 from treadle.core.config import load_config
 from treadle.core.llm.config import ModelSettings, Sampling
@@ -133,7 +133,7 @@ class StubTool:
     async def __aexit__(self, *exc: object) -> None:
         """Nothing to close."""
 
-    async def call(self, argument: str, *, deadline: float) -> ToolOutcome:
+    async def call(self, argument: str, *, deadline: float, context: CallContext | None = None) -> ToolOutcome:
         """The same text for every call."""
         return ToolOutcome("ok", stub_server.RESULT_TEXT)
 
@@ -186,7 +186,7 @@ def run_engine(url: str, num_rollouts: int, in_flight: int, folder: Path) -> dic
         return {}
 
     # What is measured is the harness, as for its peers: tools that cost nothing take the place of the real ones.
-    rollouts.make_tools = lambda settings: [StubTool("python"), StubTool("search")]
+    rollouts.make_tools = lambda settings, summarizer: [StubTool("python"), StubTool("search")]
     questions, made, scored = (Address(1, stage) for stage in ("questions", "rollouts", "scores"))
     run = Run.create(folder, "r", {}, {})
     given = Stage(name="questions", version=1, settings=ScoresSettings, produces=(QUESTIONS,), run=write_questions)
@@ -241,6 +241,21 @@ def stub(delay_s: float) -> Iterator[str]:
         child.stdin.close()
 
 
+def ratios(results: dict[str, list[dict[str, float]]], num_rollouts: int) -> dict[str, dict[str, float]]:
+    """Medians per client, with ratios to the floor of the same round."""
+    median, floors = statistics.median, results["bare"]
+    return {
+        mode: {
+            "cpu_ms": median(1e3 * one["cpu"] / num_rollouts for one in measured),
+            "cpu_ratio": median(one["cpu"] / floor["cpu"] for one, floor in zip(measured, floors, strict=True)),
+            "per_s": median(num_rollouts / one["wall"] for one in measured),
+            "rate_ratio": median(floor["wall"] / one["wall"] for one, floor in zip(measured, floors, strict=True)),
+            "peak_mib": median(one["peak_mib"] for one in measured),
+        }
+        for mode, measured in results.items()
+    }
+
+
 def report(results: dict[str, list[dict[str, float]]], num_rollouts: int) -> None:
     """Print medians and ratios to the floor of the same round."""
     print(f"{'':8} {'CPU ms/rollout':>15} {'x bare':>8} {'rollouts/s':>11} {'x bare':>8} {'peak MiB':>9}")
@@ -272,6 +287,7 @@ def main() -> None:
     parser.add_argument("--delay", type=float, default=0.2)
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--only", choices=MODES, nargs="+", default=MODES)
+    parser.add_argument("--json", action="store_true", help="one JSON object, medians of all figures")
     parser.add_argument("--child", nargs=2, metavar=("MODE", "URL"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
@@ -281,9 +297,13 @@ def main() -> None:
     with stub(options.delay) as url:
         for _ in range(options.repeat):
             for mode, measured in results.items():
-                command = [sys.executable, *sys.argv, "--child", mode, url]
+                arguments = [word for word in sys.argv if word != "--json"]
+                command = [sys.executable, *arguments, "--child", mode, url]
                 done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
                 measured.append(json.loads(done.stdout.splitlines()[-1]))
+    if options.json:
+        print(json.dumps(ratios(results, options.rollouts)))
+        return
     conditions = f"{options.in_flight} in flight, {options.delay:g} s per call, {os.cpu_count()} CPUs"
     print(f"{options.rollouts} rollouts, {conditions}, load {os.getloadavg()[0]:.1f}")
     report(results, options.rollouts)

@@ -1,6 +1,6 @@
 """Journal: appends beside raw grouped appends of the same bytes, and opening after 200,000 finished rollouts.
 
-    python benchmarks/journal.py [--rollouts 200000] [--folder /tmp]
+    python benchmarks/journal.py [--rollouts 200000] [--folder /tmp] [--json]
 
 Targets: at least a third of the raw rate; opened in 10 s and 1 GiB. The raw floor writes the same payloads with one
 `write` each and an fsync every 100 ms, with no keys, checksums or index.
@@ -9,15 +9,18 @@ Targets: at least a third of the raw rate; opened in 10 s and 1 GiB. The raw flo
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import random
 import resource
 import shutil
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 from treadle.core.journal import Journal
 
@@ -69,10 +72,8 @@ def open_journal(folder: Path) -> None:
         seconds, cpu_seconds = time.perf_counter() - started, time.process_time() - cpu
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         assert len(journal.finished(f"{0:016x}")) == ROW_BYTES
-        print(
-            f"open: {journal.num_finished} finished in {seconds:.2f} s ({cpu_seconds:.2f} s CPU), "
-            f"peak {peak / 1024:.0f} MiB ({before / 1024:.0f} MiB before)"
-        )
+        figures = {"seconds": seconds, "cpu_s": cpu_seconds, "peak_mib": peak / 1024, "before_mib": before / 1024}
+        print(json.dumps({"finished": journal.num_finished, **figures}))
 
 
 def drop_from_cache(folder: Path) -> None:
@@ -84,11 +85,40 @@ def drop_from_cache(folder: Path) -> None:
         os.close(descriptor)
 
 
+def compare_appends(folder: Path, num_rollouts: int) -> dict[str, float]:
+    """Records per second, both ways: medians of three rounds, and the median of their ratios."""
+    num_records = num_rollouts * (UNITS + 1)
+    rounds = []
+    for attempt in range(3):
+        raw = write_raw(folder / f"raw-{attempt}", num_rollouts)
+        ours = write_journal(folder / f"few-{attempt}", num_rollouts)
+        rounds.append((num_records / raw, num_records / ours, raw / ours))
+        (folder / f"raw-{attempt}").unlink()
+        shutil.rmtree(folder / f"few-{attempt}")
+    raw_per_s, per_s, ratio = (statistics.median(column) for column in zip(*rounds, strict=True))
+    return {"raw_per_s": raw_per_s, "per_s": per_s, "ratio": ratio}
+
+
+def measure(folder: Path, num_rollouts: int) -> dict[str, Any]:
+    """All figures."""
+    result: dict[str, Any] = {"append": compare_appends(folder, min(20_000, num_rollouts))}
+    journal = folder / "all"
+    write_journal(journal, num_rollouts)
+    result["gib"] = sum(path.stat().st_size for path in journal.iterdir()) / 2**30
+    for cache in ("cold", "warm"):
+        if cache == "cold":
+            drop_from_cache(journal)
+        command = [sys.executable, __file__, "--open", str(journal)]
+        result[f"open_{cache}"] = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
+    return result
+
+
 def main() -> None:
     """Print one line per measurement."""
-    parser = argparse.ArgumentParser()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rollouts", type=int, default=200_000)
     parser.add_argument("--folder", type=Path, default=None)
+    parser.add_argument("--json", action="store_true", help="one JSON object, all figures")
     parser.add_argument("--open", type=Path, default=None, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.open:
@@ -96,21 +126,21 @@ def main() -> None:
         return
     folder = Path(tempfile.mkdtemp(prefix="treadle-journal-", dir=options.folder))
     try:
-        few = min(20_000, options.rollouts)
-        num_records = few * (UNITS + 1)
-        for attempt in range(3):
-            raw = write_raw(folder / f"raw-{attempt}", few)
-            ours = write_journal(folder / f"few-{attempt}", few)
-            print(f"append: raw {num_records / raw:.0f}/s, journal {num_records / ours:.0f}/s, ratio {raw / ours:.2f}")
-            (folder / f"raw-{attempt}").unlink()
-            shutil.rmtree(folder / f"few-{attempt}")
-        write_journal(folder / "all", options.rollouts)
-        size = sum(path.stat().st_size for path in (folder / "all").iterdir())
-        print(f"journal of {options.rollouts} rollouts: {size / 2**30:.2f} GiB")
-        drop_from_cache(folder / "all")
-        subprocess.run([sys.executable, __file__, "--open", str(folder / "all")], check=True)
+        result = measure(folder, options.rollouts)
     finally:
         shutil.rmtree(folder)
+    if options.json:
+        print(json.dumps(result))
+        return
+    append = result["append"]
+    print(f"append: raw {append['raw_per_s']:.0f}/s, journal {append['per_s']:.0f}/s, ratio {append['ratio']:.2f}")
+    print(f"journal of {options.rollouts} rollouts: {result['gib']:.2f} GiB")
+    for cache in ("cold", "warm"):
+        opened = result[f"open_{cache}"]
+        print(
+            f"open, {cache}: {opened['finished']} finished in {opened['seconds']:.2f} s ({opened['cpu_s']:.2f} s CPU), "
+            f"peak {opened['peak_mib']:.0f} MiB ({opened['before_mib']:.0f} MiB before)"
+        )
 
 
 if __name__ == "__main__":

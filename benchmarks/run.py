@@ -17,27 +17,174 @@ import platform
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
-from figures import Figure, read, table
+from figures import Figure, table
 
 from treadle.core.provenance import git_state, package_versions
 
 HERE = Path(__file__).parent
 
-# Name -> script, arguments of the whole measurement, arguments of the sample.
-BENCHMARKS: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {}
+
+@dataclass(frozen=True, slots=True)
+class Benchmark:
+    """One benchmark's command, and what of its answer is kept to a bound."""
+
+    script: str
+    whole: tuple[str, ...]
+    """Arguments of the measurement."""
+    sample: tuple[str, ...]
+    """Arguments of the sample."""
+    figures: Callable[[Any], list[Figure]]
+    """From the JSON that the command prints."""
+
+
+def harness(found: Any) -> list[Figure]:
+    """CPU and throughput beside bare aiohttp."""
+    engine, pool = found["engine"], found["pool"]
+    return [
+        Figure(name="engine: CPU per rollout", value=engine["cpu_ms"], unit="ms"),
+        Figure(name="engine: CPU beside bare aiohttp", value=engine["cpu_ratio"], at_most=5.0),
+        Figure(name="engine: throughput beside bare aiohttp", value=engine["rate_ratio"], at_least=0.85),
+        Figure(name="pool alone: CPU beside bare aiohttp", value=pool["cpu_ratio"], at_most=2.0),
+    ]
+
+
+def held(found: Any) -> list[Figure]:
+    """Memory of rollouts in flight."""
+    return [
+        Figure(name="most requests at once", value=found["held_stage"]["on_the_wire"], unit="requests"),
+        Figure(name="memory of a rollout", value=found["held_stage"]["kib_each"], unit="KiB", at_most=64.0),
+        Figure(name="memory of a request of bare aiohttp", value=found["held_bare"]["kib_each"], unit="KiB"),
+    ]
+
+
+def flat(found: Any) -> list[Figure]:
+    """Memory as rollouts get done."""
+    return [
+        Figure(name="growth per rollout done", value=found["bytes_each"], unit="bytes", at_most=300.0),
+        Figure(name="of which the journal's index", value=found["journal_index_bytes_each"], unit="bytes"),
+        Figure(name="peak with the artifact", value=found["many"]["peak_mib"], unit="MiB"),
+    ]
+
+
+def resume(found: Any) -> list[Figure]:
+    """From the start of the process to the first new request."""
+    figures = []
+    for cache in ("cold", "warm"):
+        here = found[cache]
+        figures += [
+            Figure(name=f"first new request, {cache}", value=here["seconds"], unit="s", at_most=10.0),
+            Figure(name=f"plain reading of the same files, {cache}", value=here["reading_plainly_s"], unit="s"),
+            Figure(name=f"memory until then, {cache}", value=here["peak_mib"], unit="MiB", at_most=1024.0),
+        ]
+    return figures
+
+
+def journal(found: Any) -> list[Figure]:
+    """Appends and opening."""
+    opened = found["open_cold"]
+    return [
+        Figure(name="appends beside raw grouped writes", value=found["append"]["ratio"], at_least=1 / 3),
+        Figure(name="opened from disk", value=opened["seconds"], unit="s", at_most=10.0),
+        Figure(name="memory when open", value=opened["peak_mib"], unit="MiB", at_most=1024.0),
+    ]
+
+
+def compaction(found: Any) -> list[Figure]:
+    """Rows into an artifact."""
+    return [
+        Figure(name="rows beside plain pyarrow", value=found["ratio"], at_least=1 / 3),
+        Figure(name="growth of memory", value=found["grown_mib"], unit="MiB"),
+    ]
+
+
+def sandbox(found: Any) -> list[Figure]:
+    """Hand-out and cost of programs."""
+    return [
+        Figure(name="hand-out: p50", value=found["hand-out"]["p50_ms"], unit="ms", at_most=20.0),
+        Figure(name="whole call: p50", value=found["whole call"]["p50_ms"], unit="ms"),
+        *(
+            Figure(name=f"CPU of a {kind} program", value=cpu, unit="s")
+            for kind, cpu in found["CPU s per call"].items()
+        ),
+        Figure(name="memory of a warm sandbox", value=found["warm sandbox"]["pss_mib"], unit="MiB"),
+    ]
+
+
+def chaos(found: Any) -> list[Figure]:
+    """Rollouts against failing servers."""
+    return [
+        Figure(name="ended properly", value=100 * found["proper_share"], unit="%", at_least=99.9),
+        Figure(name="retries per fault", value=found["retries_per_fault"], at_most=1.2),
+        Figure(name="rollouts/s beside those without faults", value=found["goodput"], at_least=0.85),
+    ]
+
+
+def peers(found: Any) -> list[Figure]:
+    """Others beside Treadle: CPU per item, and what they ask again after a kill."""
+    figures = []
+    own = {row["kind"]: row["cost"] for row in found["results"] if row["peer"] == "treadle" and "cost" in row}
+    for row in found["results"]:
+        name = f"{row['peer']} {row['version']}, {row['kind']}"
+        if "cost" in row:
+            figures.append(Figure(name=f"{name}: CPU per item", value=row["cost"]["cpu_ms"], unit="ms"))
+            if row["peer"] != "treadle" and row["kind"] in own:
+                ratio = row["cost"]["cpu_ms"] / own[row["kind"]]["cpu_ms"]
+                figures.append(Figure(name=f"{name}: CPU beside Treadle", value=ratio))
+        if "kill" in row:
+            share = 100 * row["kill"]["repeated"] / row["kill"]["answered_before"]
+            figures.append(Figure(name=f"{name}: answers asked for again after a kill", value=share, unit="%"))
+    return figures
+
+
+def published(found: Any) -> list[Figure]:
+    """Of a benchmark that states its figures and bounds itself."""
+    return [Figure(**fields) for fields in found]
+
+
+BENCHMARKS = {
+    "harness": Benchmark(
+        "harness.py", ("--rollouts", "10000", "--repeat", "1"), ("--rollouts", "256", "--repeat", "1"), harness
+    ),
+    "held": Benchmark("scale.py", ("held",), ("held", "--in-flight", "200", "--delay", "0.2"), held),
+    "flat": Benchmark("scale.py", ("flat",), ("flat", "--rollouts", "400", "--first", "200"), flat),
+    "resume": Benchmark("scale.py", ("resume",), ("resume", "--rollouts", "1000"), resume),
+    "journal": Benchmark("journal.py", (), ("--rollouts", "2000"), journal),
+    "compaction": Benchmark("compaction.py", (), ("--rollouts", "2000"), compaction),
+    "sandbox": Benchmark("sandbox.py", (), ("--calls", "5"), sandbox),
+    "chaos": Benchmark(
+        "chaos.py",
+        (),
+        ("--rollouts", "100", "--in-flight", "24", "--latency", "0.05", "--jitter", "0.1", "--outage", "2"),
+        chaos,
+    ),
+    "retriever_service": Benchmark(
+        "retriever_service.py",
+        (),
+        ("--documents", "2000", "--requests", "400", "--seconds", "1", "--rate", "100", "--soak", "400"),
+        published,
+    ),
+    "peers": Benchmark(
+        "peers/compare.py",
+        ("--rollouts", "1024"),
+        ("--no-install", "--rollouts", "32", "--in-flight", "8", "--only", "treadle"),
+        peers,
+    ),
+}
 
 
 def run_one(name: str, sample: bool) -> list[Figure]:
     """The figures of one benchmark; raises CalledProcessError where it breaks."""
-    script, whole, small = BENCHMARKS[name]
-    command = [sys.executable, str(HERE / script), "--json", *(small if sample else whole)]
+    benchmark = BENCHMARKS[name]
+    arguments = benchmark.sample if sample else benchmark.whole
+    command = [sys.executable, str(HERE / benchmark.script), *arguments, "--json"]
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-    return read(done.stdout.splitlines()[-1])
+    return benchmark.figures(json.loads(done.stdout.splitlines()[-1]))
 
 
 def write_figures(path: Path, figures: dict[str, list[Figure]], sample: bool) -> None:

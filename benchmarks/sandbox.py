@@ -1,6 +1,6 @@
 """How long a rollout waits for a sandbox, what a program costs, and what a warm sandbox holds in memory.
 
-`python benchmarks/sandbox.py [--calls 60]` prints a table and one JSON line. Hand-out is the time from the call to a
+`python benchmarks/sandbox.py [--calls 60]` prints a table. Hand-out is the time from the call to a
 sandbox in hand with numpy and sympy imported; calls come at a rate that the machine can replace sandboxes at, then
 as fast as possible. The floor is the same program in a bare `python -c` with the same imports.
 """
@@ -118,6 +118,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--calls", type=int, default=60)
     parser.add_argument("--interval-s", type=float, default=0.5)
+    parser.add_argument("--json", action="store_true", help="one JSON object, all figures")
     options = parser.parse_args()
     settings = SandboxSettings()
     figures = {
@@ -135,9 +136,11 @@ def main() -> None:
         "warm sandbox": {"pss_mib": round(asyncio.run(warm_memory_kib(settings)) / 1024, 1)},
         "machine": {"cores": os.cpu_count(), "load": round(os.getloadavg()[0], 2)},
     }
+    if options.json:
+        print(json.dumps(figures))
+        return
     for name, values in figures.items():
         print(f"{name:22}", "  ".join(f"{key} {value}" for key, value in values.items()))
-    print(json.dumps(figures))
 
 
 if __name__ == "__main__":

@@ -162,7 +162,7 @@ def held_stage(folder: Path, url: str, num_rollouts: int, in_flight: int) -> dic
             pools.append(self)
 
     # Tools that cost nothing take the place of the real ones, as in benchmarks/harness.py.
-    rollouts.make_tools = lambda settings: [harness.StubTool("python"), harness.StubTool("search")]
+    rollouts.make_tools = lambda settings, summarizer: [harness.StubTool("python"), harness.StubTool("search")]
     rollouts.ModelPool = Watched
     run = make_run(folder, [harness.QUESTION.format(number=0)], num_rollouts)
     times = MemoryTimes(num_rollouts)

@@ -11,7 +11,7 @@ from typing import Any
 import work
 
 from treadle.agent import rollouts
-from treadle.agent.tools.outcome import Tool, ToolOutcome
+from treadle.agent.tools.outcome import CallContext, Tool, ToolOutcome
 from treadle.core.config import load_config
 from treadle.core.execute import execute
 from treadle.core.runs import Run
@@ -35,7 +35,7 @@ class StubTool:
     async def __aexit__(self, *exc: object) -> None:
         """Nothing to close."""
 
-    async def call(self, argument: str, *, deadline: float) -> ToolOutcome:
+    async def call(self, argument: str, *, deadline: float, context: CallContext | None = None) -> ToolOutcome:
         """The same text for every call."""
         return ToolOutcome("ok", work.TOOL_RESULT)
 
@@ -83,7 +83,7 @@ def main() -> None:
     """Make the rollouts, or go on with them."""
     kind, url, num_items, in_flight, folder, resume = work.arguments()
     if kind == work.TOOLS:  # what is measured is the harness, as for its peers
-        rollouts.make_tools = lambda settings: [StubTool("python"), StubTool("search")]
+        rollouts.make_tools = lambda settings, summarizer: [StubTool("python"), StubTool("search")]
     run = Run.open(folder, "r") if resume else Run.create(folder, "r", {}, {})
     given = questions_stage(kind, num_items)
     execute(Instance(address=_GIVEN, stage=given, settings=rollouts.RolloutOptions()), run)
