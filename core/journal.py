@@ -17,7 +17,6 @@ import struct
 import threading
 import zlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from treadle.core.errors import StorageError
@@ -42,13 +41,20 @@ SEGMENT_BYTES = 64 * 1024 * 1024
 SYNC_INTERVAL_S = 0.1
 
 
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """Where a record lies: segment number, offset, length in bytes with its header."""
+# Where a record lies, as one integer: of 200,000 finished owners it takes a third of the memory of an object.
+_LENGTH_BITS = 34
+_OFFSET_BITS = 40
 
-    segment: int
-    offset: int
-    length: int
+
+def _place(segment: int, offset: int, length: int) -> int:
+    """Segment number, offset, and length in bytes with the record's header."""
+    return (segment << _OFFSET_BITS | offset) << _LENGTH_BITS | length
+
+
+def _parts(place: int) -> tuple[int, int, int]:
+    """Segment number, offset and length of a place."""
+    at = place >> _LENGTH_BITS
+    return at >> _OFFSET_BITS, at & ((1 << _OFFSET_BITS) - 1), place & ((1 << _LENGTH_BITS) - 1)
 
 
 class Journal:
@@ -79,8 +85,8 @@ class Journal:
         self._guard = guard
         self._segment_bytes = segment_bytes
         self._lock = threading.Lock()
-        self._finished: dict[str, _Place] = {}
-        self._units: dict[str, dict[str, _Place]] = {}
+        self._finished: dict[str, int] = {}
+        self._units: dict[str, dict[str, int]] = {}
         self._readers: dict[int, tuple[int, int]] = {}
         self._writer: int | None = None
         self._segment = 0
@@ -173,7 +179,7 @@ class Journal:
                 os.close(self._readers.popitem()[1][0])
             self._sync.stop()
 
-    def _write(self, owner: str, unit: str, value: bytes) -> _Place:
+    def _write(self, owner: str, unit: str, value: bytes) -> int:
         if self._closed:
             raise ValueError("the journal is closed")
         owner_bytes, unit_bytes = owner.encode(), unit.encode()
@@ -191,7 +197,7 @@ class Journal:
             record = b"".join((_MARKER, _CRC.pack(zlib.crc32(checked, self._salt)), checked))
             self._append_whole(record)
             self._sync.wake(self._writer)
-        place = _Place(self._segment, self._size, len(record))
+        place = _place(self._segment, self._size, len(record))
         self._size += len(record)
         return place
 
@@ -227,21 +233,20 @@ class Journal:
             raise
         self._writer, self._segment, self._salt, self._size = descriptor, number, salt, _FILE_HEADER.size
 
-    def _read(self, place: _Place) -> bytes:
-        path = segment_path(self._directory, place.segment)
+    def _read(self, place: int) -> bytes:
+        segment, offset, length = _parts(place)
+        path = segment_path(self._directory, segment)
         with self._lock, storage_errors("read journal", path):
-            if place.segment not in self._readers:
+            if segment not in self._readers:
                 if len(self._readers) == _MAX_READERS:
                     os.close(self._readers.pop(next(iter(self._readers)))[0])
                 descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-                self._readers[place.segment] = descriptor, _salt_of(os.pread(descriptor, _FILE_HEADER.size, 0), path)
-            descriptor, salt = self._readers[place.segment]
-            record = os.pread(descriptor, place.length, place.offset)
+                self._readers[segment] = descriptor, _salt_of(os.pread(descriptor, _FILE_HEADER.size, 0), path)
+            descriptor, salt = self._readers[segment]
+            record = os.pread(descriptor, length, offset)
         view = memoryview(record)
-        if _end_of(view, 0) != place.length or not _is_sound(view, 0, place.length, salt):
-            raise StorageError(
-                f"journal segment {path} was damaged at byte {place.offset} while in use; check the disk"
-            )
+        if _end_of(view, 0) != length or not _is_sound(view, 0, length, salt):
+            raise StorageError(f"journal segment {path} was damaged at byte {offset} while in use; check the disk")
         _, _, owner_length, unit_length, _ = _RECORD_HEADER.unpack_from(record)
         return record[_RECORD_HEADER.size + owner_length + unit_length :]
 
@@ -254,9 +259,9 @@ class Journal:
                 if owner in finished:
                     return
                 if unit:
-                    units.setdefault(owner, {}).setdefault(unit, _Place(number, offset, length))
+                    units.setdefault(owner, {}).setdefault(unit, _place(number, offset, length))
                 else:
-                    finished[owner] = _Place(number, offset, length)
+                    finished[owner] = _place(number, offset, length)
                     units.pop(owner, None)
 
             self.num_damaged += _scan(path, keep)
