@@ -9,7 +9,19 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 SETUPTOOLS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
-HEAVY = ("prefect", "torch", "datasets", "tantivy", "faiss", "bm25s", "math_verify", "sympy", "datasketch", "pyarrow", "rich.progress")
+HEAVY = (
+    "prefect",
+    "torch",
+    "datasets",
+    "tantivy",
+    "faiss",
+    "bm25s",
+    "math_verify",
+    "sympy",
+    "datasketch",
+    "pyarrow",
+    "rich.progress",
+)
 
 
 def test_every_python_folder_is_packaged() -> None:
