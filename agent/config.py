@@ -13,8 +13,10 @@ from pydantic import Field, model_validator
 from treadle.agent.prompts import system_prompt
 from treadle.agent.protocol import TOOL_PROTOCOL, Protocol
 from treadle.agent.sandbox.config import SandboxSettings
-from treadle.agent.tools.search import SearchToolSettings
+from treadle.agent.tools.search_config import SearchToolSettings
+from treadle.agent.tools.summarizer import summarizer_prompt
 from treadle.core.config import Section, digest_json, semantic_dump
+from treadle.core.llm.config import Sampling
 
 ENVIRONMENT_VERSION = 1
 """Raised when the meaning of an environment's settings changes."""
@@ -43,6 +45,15 @@ class PythonSettings(Section):
     """How programs are isolated."""
 
 
+class SummarizerSampling(Sampling):
+    """How summaries of search results are sampled."""
+
+    temperature: float = Field(default=0.7, ge=0.0)
+    """Softmax temperature; 0 means greedy."""
+    repetition_penalty: float = Field(default=1.15, gt=0.0)
+    """Divides the scores of tokens that already occur in prompt or answer; 1 means none."""
+
+
 class SearchSettings(SearchToolSettings):
     """The search tool, as the agent meets it."""
 
@@ -50,6 +61,11 @@ class SearchSettings(SearchToolSettings):
     """Whether the agent may search."""
     max_calls: int = Field(default=6, ge=0)
     """Most executed calls of one rollout."""
+    summarizer: str | None = None
+    """Model, by its name under `models`, that reads the documents and tells the agent what serves its query; none
+    means that the agent reads them itself."""
+    summarizer_sampling: SummarizerSampling = SummarizerSampling()
+    """How summaries are sampled."""
 
 
 class EnvironmentSettings(Section):
@@ -118,6 +134,11 @@ class EnvironmentSettings(Section):
         """Names of the tools that may be called, in the order of the protocol."""
         return tuple(name for name in self.protocol.tools if self.call_limit(name) > 0)
 
+    @property
+    def summarizer(self) -> str | None:
+        """Name of the model that summarizes what searches find; None where there is none, or no search."""
+        return self.search.summarizer if self.call_limit("search") else None
+
     def call_limit(self, tool: str, additional: int = 0) -> int:
         """Most executed calls of one tool; 0 where it is switched off."""
         tools: dict[str, PythonSettings | SearchSettings] = {"python": self.python, "search": self.search}
@@ -139,6 +160,8 @@ class EnvironmentSettings(Section):
         data = semantic_dump(self)
         data.pop("preset")
         parts = {"version": ENVIRONMENT_VERSION, "settings": data, "tags": self.protocol.as_json()}
+        if self.summarizer is not None:
+            parts["summarizer"] = summarizer_prompt()
         return digest_json({**parts, "system": self.system_text})
 
 

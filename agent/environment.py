@@ -16,7 +16,7 @@ import orjson
 
 from treadle.agent.config import EnvironmentSettings
 from treadle.agent.protocol import Call, is_answer, parse_call, result_block
-from treadle.agent.tools.outcome import OutcomeStatus, Tool, ToolOutcome
+from treadle.agent.tools.outcome import CallContext, OutcomeStatus, Tool, ToolOutcome
 
 FAILED_STATUSES = frozenset({"error", "timeout", "invalid", "empty"})
 """Outcomes that count as failed calls; a refused call did not run and is counted apart."""
@@ -54,7 +54,10 @@ def _option_letter(index: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class CallRecord:
-    """Entry of the ledger: one call, what became of it, and in which turn. `text` is the tool's own text."""
+    """Entry of the ledger: one call, what became of it, and in which turn. `text` is the tool's own text.
+
+    `note` and the tokens are those of the tool's outcome.
+    """
 
     tool: str
     argument: str
@@ -63,6 +66,9 @@ class CallRecord:
     text: str = ""
     seconds: float = 0.0
     cached: bool = False
+    note: str = ""
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
 
     @property
     def executed(self) -> bool:
@@ -99,10 +105,13 @@ class Environment(Protocol):
         """Begin, or begin after the calls of a prefix; returns the messages before the assistant's turn."""
         ...
 
-    async def step(self, text: str, *, turn: int, deadline: float) -> Observation:
+    async def step(
+        self, text: str, *, turn: int, deadline: float, log: Sequence[str] = (), seed: int = 0
+    ) -> Observation:
         """React to model text since the last block; `deadline` is in the event loop's clock.
 
-        Raises ToolError only for what is not the agent's doing.
+        `log` is the whole turn so far in pieces, `seed` is for what the reaction draws; see `CallContext`. Raises
+        ToolError and ModelError only for what is not the agent's doing.
         """
         ...
 
@@ -144,15 +153,19 @@ class ToolEnvironment:
         self._tools = tools
         self._additional = additional_calls
         self._ledger = Ledger()
+        self._question = ""
 
     async def reset(self, question: Question, history: Sequence[CallRecord] = ()) -> list[dict[str, str]]:
         """Take over the calls of a prefix and return the system message (if any) and the question."""
         self._ledger = Ledger(history)
+        self._question = question.user_message
         system = self._settings.system_text
         messages = [{"role": "system", "content": system}] if system else []
-        return [*messages, {"role": "user", "content": question.user_message}]
+        return [*messages, {"role": "user", "content": self._question}]
 
-    async def step(self, text: str, *, turn: int, deadline: float) -> Observation:
+    async def step(
+        self, text: str, *, turn: int, deadline: float, log: Sequence[str] = (), seed: int = 0
+    ) -> Observation:
         """Run the call that ends the text, refuse it, or end the rollout."""
         protocol = self._settings.protocol
         call = parse_call(text, protocol)
@@ -161,7 +174,8 @@ class ToolEnvironment:
         elif (limit := self._reached(call.tool)) is not None:
             observation = self._refuse(call, turn, limit)
         else:
-            outcome = await self._tools[call.tool].call(call.argument, deadline=deadline)
+            told = CallContext(self._question, log or (text,), seed)
+            outcome = await self._tools[call.tool].call(call.argument, deadline=deadline, context=told)
             observation = self._executed(call, turn, outcome)
         self.replay(observation)
         return observation
@@ -195,7 +209,18 @@ class ToolEnvironment:
 
     def _executed(self, call: Call, turn: int, outcome: ToolOutcome) -> Observation:
         text = _well_formed(outcome.text)
-        record = CallRecord(call.tool, call.argument, outcome.status, turn, text, outcome.seconds, outcome.cached)
+        record = CallRecord(
+            call.tool,
+            call.argument,
+            outcome.status,
+            turn,
+            text,
+            outcome.seconds,
+            outcome.cached,
+            outcome.note,
+            outcome.prompt_tokens,
+            outcome.completion_tokens,
+        )
         return Observation((record,), (self._block(text),))
 
     def _block(self, text: str) -> str:

@@ -71,6 +71,17 @@ def remembered_answers(memory: Memory) -> Iterator[Completion]:
         turn += 1
 
 
+def remembered_calls(memory: Memory, num_turns: int) -> Iterator[CallRecord]:
+    """The calls in the same memory, of its first turns."""
+    for turn in range(num_turns):
+        if (known := memory.get(_call_unit(turn))) is not None:
+            yield from Observation.from_json(known).calls
+
+
+def _call_unit(turn: int) -> str:
+    return f"tool-{turn}"
+
+
 def _answer_unit(turn: int) -> str:
     return f"llm-{turn}"
 
@@ -330,14 +341,18 @@ class _Rollout:
 
     async def _act(self) -> str | None:
         """Let the environment react to the model's text; returns a status if that ends the rollout."""
-        unit = f"tool-{self._turn}"
+        unit = _call_unit(self._turn)
         known = self._memory.get(unit)
         if known is not None:
             observation = Observation.from_json(known)
             self._environment.replay(observation)
         else:
             observation = await self._environment.step(
-                self._transcript.open_text, turn=self._turn, deadline=self._deadline
+                self._transcript.open_text,
+                turn=self._turn,
+                deadline=self._deadline,
+                log=self._transcript.log(),
+                seed=derive_seed(self._seed, self._turn, "tool"),
             )
             if observation.calls or observation.blocks:
                 self._memory.append(unit, observation.to_json())

@@ -52,6 +52,10 @@ class RolloutsSettings(Section):
     """Digest that the tokenizer must have; empty means that any will do."""
     environment: EnvironmentSettings = EnvironmentSettings()
     """What the agent works with."""
+    summarizer: ModelSettings | None = None
+    """The model that `environment.search.summarizer` names."""
+    summarizer_tokenizer_digest: str = ""
+    """Like `tokenizer_digest`, for that model."""
     options: RolloutOptions = RolloutOptions()
     """How many, of what, how sampled."""
     seed: int = 0

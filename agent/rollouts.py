@@ -13,11 +13,12 @@ import logging
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import orjson
 
 from treadle.agent.environment import Question, ToolEnvironment
+from treadle.agent.metering import Meter, TokenBudget
 from treadle.agent.rollout import (
     Memory,
     RolloutEngine,
@@ -25,6 +26,7 @@ from treadle.agent.rollout import (
     Trajectory,
     rare_collections,
     remembered_answers,
+    remembered_calls,
 )
 from treadle.agent.rollout_settings import RolloutOptions, RolloutsSettings, selected_questions
 from treadle.agent.rows import failed_row, head_of_row, rollout_key, row_of, telemetry_of
@@ -32,7 +34,6 @@ from treadle.agent.toolbox import make_tools, sandbox_facts
 from treadle.agent.tools.outcome import Tool
 from treadle.core.chat import ChatTokenizer
 from treadle.core.errors import (
-    BudgetExceeded,
     ConfigError,
     EndpointUnavailable,
     ModelError,
@@ -41,11 +42,14 @@ from treadle.core.errors import (
     ToolError,
     TreadleError,
 )
+from treadle.core.llm.config import ModelSettings
 from treadle.core.llm.pool import ModelPool
-from treadle.core.llm.types import Completion, CompletionRequest
 from treadle.core.schemas import ROLLOUT_TELEMETRY
 from treadle.core.schemas import ROLLOUTS as ROLLOUTS_TABLE
 from treadle.core.stage import JournalView, Stage, StageContext
+
+if TYPE_CHECKING:
+    from treadle.agent.tools.summarizer import Summarizer
 
 __all__ = ["ROLLOUTS", "RolloutOptions", "RolloutsSettings"]
 
@@ -81,28 +85,6 @@ class JournalMemory:
 
 
 @dataclass(slots=True)
-class _Meter:
-    """The model, with the stage's token budget in front of it."""
-
-    pool: ModelPool
-    max_total_tokens: int | None
-    used_tokens: int = 0
-
-    async def complete(self, request: CompletionRequest, *, session: str, deadline: float) -> Completion:
-        """One completion; raises BudgetExceeded where the budget is spent."""
-        if self.max_total_tokens is not None and self.used_tokens >= self.max_total_tokens:
-            raise BudgetExceeded(
-                f"{self.used_tokens} tokens are used of max_total_tokens = {self.max_total_tokens}; "
-                "what is finished is kept: raise the budget and run again"
-            )
-        answer = self.pool.complete(request, session=session, deadline=deadline)
-        del request  # thousands wait at once: while the server thinks, nobody needs the ids
-        completion = await answer
-        self.used_tokens += completion.prompt_tokens + completion.completion_tokens
-        return completion
-
-
-@dataclass(slots=True)
 class _Pass:
     """What one pass over the open rollouts came to."""
 
@@ -128,7 +110,9 @@ class RolloutsRun:
         self._settings: RolloutsSettings = context.settings
         self._options = self._settings.options
         self._journal = context.journal
-        self._tokenizer = _load_tokenizer(self._settings)
+        name, model = self._settings.model_name, self._settings.model
+        self._tokenizer = _load_tokenizer(name, model, self._settings.tokenizer_digest)
+        self._budget = TokenBudget(self._options.max_total_tokens)
         self._tokenizer_digest = self._tokenizer.digest if self._tokenizer else ""
         self._environment_digest = self._settings.environment.digest()
         self._statuses: Counter[str] = Counter()
@@ -161,8 +145,9 @@ class RolloutsRun:
             async with contextlib.AsyncExitStack() as stack:
                 pool = await stack.enter_async_context(ModelPool(settings.model_name, settings.model))
                 await pool.check()
+                summarizer = await self._summarizer(pool, stack)
                 tools = {}
-                for tool in make_tools(settings.environment):
+                for tool in make_tools(settings.environment, summarizer):
                     tools[tool.name] = await stack.enter_async_context(tool)
                 self._sandbox_facts = sandbox_facts(settings.environment)
                 await self._passes(self._engine(pool), tools)
@@ -170,6 +155,28 @@ class RolloutsRun:
             if not self._context.accept_failures:
                 raise
             self._last.first = self._last.first or str(error)
+
+    async def _summarizer(self, pool: ModelPool, stack: contextlib.AsyncExitStack) -> Summarizer | None:
+        """What summarizes the documents that searches find, if anything does; `pool` is the agent's model."""
+        from treadle.agent.tools.summarizer import Summarizer
+
+        settings, name = self._settings, self._settings.environment.summarizer
+        if name is None:
+            return None
+        model = settings.summarizer
+        if model is None:
+            raise ConfigError(f"environment.search.summarizer names {name}, but the stage was given no such model")
+        if model != settings.model:
+            pool = await stack.enter_async_context(ModelPool(name, model))
+            await pool.check()
+        assert pool.facts is not None
+        tokenizer = _load_tokenizer(name, model, settings.summarizer_tokenizer_digest)
+        return Summarizer(
+            Meter(pool, self._budget),
+            settings.environment.search.summarizer_sampling,
+            codec=tokenizer if pool.facts.token_ids else None,
+            max_model_len=pool.facts.max_model_len,
+        )
 
     def _engine(self, pool: ModelPool) -> RolloutEngine:
         facts, environment, tokenizer = pool.facts, self._settings.environment, self._tokenizer
@@ -182,9 +189,8 @@ class RolloutsRun:
                 )
             _log.warning("models.%s works in text mode: rows have no token ids", self._settings.model_name)
             self._tokenizer_digest = ""
-        meter = _Meter(pool, self._options.max_total_tokens)
         if self._options.max_total_tokens is not None:
-            meter.used_tokens = self._tokens_so_far()
+            self._budget.used_tokens = self._tokens_so_far()
         limits = RolloutLimits(
             max_turns=environment.turn_limit(),
             max_model_len=facts.max_model_len,
@@ -192,7 +198,7 @@ class RolloutsRun:
             continue_unmarked=environment.on_unmarked == "continue",
         )
         return RolloutEngine(
-            model=meter,
+            model=Meter(pool, self._budget),
             codec=tokenizer if ids_mode else None,
             sampling=self._options.sampling,
             limits=limits,
@@ -206,10 +212,15 @@ class RolloutsRun:
 
     def _tokens_of(self, key: str) -> int:
         if self._journal.is_finished(key):
-            row = self._stored(key)["row"]
-            return int(row["prompt_tokens"] + row["completion_tokens"])
-        answers = remembered_answers(JournalMemory(self._journal, key))
-        return sum(answer.prompt_tokens + answer.completion_tokens for answer in answers)
+            stored = self._stored(key)
+            counts = {**stored["telemetry"], **stored["row"]}
+            return sum(int(counts[name]) for name in (*_TOKENS, *_SUMMARY))
+        memory = JournalMemory(self._journal, key)
+        answers = list(remembered_answers(memory))
+        summaries = remembered_calls(memory, len(answers))
+        return sum(answer.prompt_tokens + answer.completion_tokens for answer in answers) + sum(
+            call.prompt_tokens + call.completion_tokens for call in summaries
+        )
 
     async def _passes(self, engine: RolloutEngine, tools: Mapping[str, Tool]) -> None:
         for number in range(self._options.owed_retries + 1):
@@ -303,6 +314,8 @@ class RolloutsRun:
                 row = stored["row"]
                 telemetry.append(stored["telemetry"])
                 totals["wasted_tokens"] += stored["wasted_tokens"]
+                for name in _SUMMARY:
+                    totals[name] += stored["telemetry"][name]
             else:
                 error = self._last.errors.get(job.key, self._last.first)
                 row = failed_row(self._head(job), error, self._environment_digest, self._tokenizer_digest)
@@ -319,6 +332,7 @@ class RolloutsRun:
             "num_rollouts": self._num_jobs,
             **{f"status_{name}": count for name, count in sorted(statuses.items())},
             **{name: totals[name] for name in (*_SUMMED, "wasted_tokens")},
+            **{name: totals[name] for name in _SUMMARY if self._settings.environment.summarizer},
             **self._sandbox_facts,
         }
 
@@ -354,25 +368,18 @@ class RolloutsRun:
         return head_of_row(job.question, self._settings.model_name, job.sample_index, self._settings.seed)
 
 
-_SUMMED = (
-    "num_turns",
-    "calls_requested",
-    "calls_executed",
-    "failed_calls",
-    "prompt_tokens",
-    "completion_tokens",
-)
+_TOKENS = ("prompt_tokens", "completion_tokens")
+_SUMMARY = ("summarizer_prompt_tokens", "summarizer_completion_tokens")
+_SUMMED = ("num_turns", "calls_requested", "calls_executed", "failed_calls", *_TOKENS)
 
 
-def _load_tokenizer(settings: RolloutsSettings) -> ChatTokenizer | None:
-    folder = settings.model.tokenizer
+def _load_tokenizer(name: str, model: ModelSettings, digest: str) -> ChatTokenizer | None:
+    folder = model.tokenizer
     if folder is None:
         return None
     tokenizer = ChatTokenizer.load(folder)
-    if settings.tokenizer_digest not in ("", tokenizer.digest):
-        raise ConfigError(
-            f"models.{settings.model_name}: the tokenizer in {folder} is not the one that this run was made with"
-        )
+    if digest not in ("", tokenizer.digest):
+        raise ConfigError(f"models.{name}: the tokenizer in {folder} is not the one that this run was made with")
     return tokenizer
 
 

@@ -91,6 +91,8 @@ def telemetry_of(key: str, attempt: int, seconds: float, trajectory: Trajectory)
         "num_requests": usage.num_requests,
         "num_retries": usage.num_retries,
         "endpoint": usage.endpoint,
+        "summarizer_prompt_tokens": sum(call.prompt_tokens for call in trajectory.calls),
+        "summarizer_completion_tokens": sum(call.completion_tokens for call in trajectory.calls),
     }
 
 
@@ -125,6 +127,7 @@ def _calls_json(calls: Sequence[CallRecord]) -> str:
                 "status": call.status,
                 "turn": call.turn,
                 "result_chars": len(call.text),
+                **({"note": call.note} if call.note else {}),
             }
             for call in calls
         ]

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from treadle.agent.config import EnvironmentSettings
 from treadle.agent.tools.outcome import Tool
 
+if TYPE_CHECKING:
+    from treadle.agent.tools.summarizer import Summarizer
 
-def make_tools(settings: EnvironmentSettings) -> list[Tool]:
-    """The enabled tools, not yet opened."""
+
+def make_tools(settings: EnvironmentSettings, summarizer: Summarizer | None = None) -> list[Tool]:
+    """The enabled tools, not yet opened; `summarizer` reads what searches find."""
     tools: list[Tool] = []
     if settings.call_limit("python"):
         from treadle.agent.tools.python import PythonTool
@@ -19,7 +24,7 @@ def make_tools(settings: EnvironmentSettings) -> list[Tool]:
     if settings.call_limit("search"):
         from treadle.agent.tools.search import SearchTool
 
-        tools.append(SearchTool(settings.search))
+        tools.append(SearchTool(settings.search, summarizer=summarizer))
     return tools
 
 

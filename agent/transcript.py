@@ -165,6 +165,18 @@ class Transcript:
         """The assistant's turn so far."""
         return render(self._closed) + "".join(stretch.text for stretch in self._stretches)
 
+    def log(self) -> list[str]:
+        """The turn so far in pieces: model text up to and including each call, and blocks, in their order."""
+        pieces = [""]
+        for segment in self._closed:
+            if segment.kind == RESULT:
+                pieces += [segment.text, ""]
+            else:
+                pieces[-1] += segment.text
+                if _is_call(segment, self._protocol):
+                    pieces.append("")
+        return [piece for piece in [*pieces, *(stretch.text for stretch in self._stretches)] if piece]
+
     @property
     def open_text(self) -> str:
         """Model text since the last block or the last closing marker that was acted on; empty right after one."""

@@ -125,7 +125,11 @@ ROLLOUTS = Table(
                 "per output id: 0 tool result, 1 sampled, 2 model text "
                 "re-encoded after a cut inside a token (no log-prob loss)",
             ),
-            _field("tool_calls", pa.string(), "JSON list of {tool, argument, status, turn, result_chars}"),
+            _field(
+                "tool_calls",
+                pa.string(),
+                "JSON list of {tool, argument, status, turn, result_chars}, with a note where there is one",
+            ),
             _field("num_turns", pa.int32(), "generation calls that made it"),
             _field("calls_requested", pa.int32(), "tool calls the agent asked for"),
             _field("calls_executed", pa.int32(), "tool calls that ran"),
@@ -143,7 +147,7 @@ ROLLOUTS = Table(
 
 ROLLOUT_TELEMETRY = Table(
     "rollout_telemetry",
-    1,
+    2,
     ("rollout_key",),
     pa.schema(
         [
@@ -156,6 +160,8 @@ ROLLOUT_TELEMETRY = Table(
             _field("num_requests", pa.int32(), "requests that were answered"),
             _field("num_retries", pa.int32(), "requests that were sent again"),
             _field("endpoint", pa.string(), "URL that answered last"),
+            _field("summarizer_prompt_tokens", pa.int64(), "of the model that summarizes searches, over its calls"),
+            _field("summarizer_completion_tokens", pa.int64(), "sampled by that model"),
         ]
     ),
     "Volatile facts about rollouts, outside any digest.",

@@ -66,8 +66,10 @@ def run(
     from treadle.tasks.catalog import flow_instances
     from treadle.tasks.forced import forced_run
     from treadle.tasks.running import configuration_of, open_run
+    from treadle.tasks.services import with_index_of_services
 
     config = configuration_of(root, run_id, configs, overrides)
+    config = with_index_of_services(config, root, run_id, ask=not dry_run)
     instances = flow_instances(config)
     if dry_run:
         print_plan(config, instances, root, run_id, force, as_json)
@@ -106,8 +108,9 @@ def stage(
     from treadle.flows.summary import print_end
     from treadle.tasks.catalog import instance
     from treadle.tasks.running import configuration_of, open_run
+    from treadle.tasks.services import with_index_of_services
 
-    config = configuration_of(root, run_id, configs, overrides)
+    config = with_index_of_services(configuration_of(root, run_id, configs, overrides), root, run_id)
     wanted = instance(config, Address.parse(address))
     as_flow = _prefect_wanted(with_prefect)
     opened = open_run(root, run_id, config, configs)

@@ -15,15 +15,14 @@ from typing import Any
 
 import orjson
 from multidict import CIMultiDict
-from pydantic import Field
 from yarl import URL
 
-from treadle.core.config import Section
 from treadle.core.errors import ConfigError, ToolError
 from treadle.core.harmless import one_line
 from treadle.core.llm.client import HttpClient, Target
 from treadle.core.llm.config import EndpointSettings
 from treadle.core.llm.wire import Failure, excerpt, parse_retry_after
+from treadle.retriever.client_config import ServiceClientSettings
 from treadle.retriever.index import MAX_QUERY_CHARS, Hit
 
 _log = logging.getLogger(__name__)
@@ -31,6 +30,11 @@ _log = logging.getLogger(__name__)
 _REST_S = 1.0
 """An address that could not be reached is asked last for so long."""
 _SILENT = frozenset({"connect", "timeout"})
+_START_IT = "start it with `treadle retriever serve`"
+__all__ = ["SearchUnavailable", "ServiceClient", "ServiceClientSettings", "ask_fingerprint", "parse_hits"]
+
+UNKNOWN = "unknown"
+"""Fingerprint of services that do not tell theirs."""
 _FIRST_PAUSE_S = 0.25
 _LONGEST_PAUSE_S = 8.0
 
@@ -41,23 +45,6 @@ class SearchUnavailable(ToolError):
     """No service answered; what the search was for is owed."""
 
     retryable = True
-
-
-class ServiceClientSettings(Section):
-    """Retrieval services that all hold the same index."""
-
-    endpoints: tuple[EndpointSettings, ...] = Field(min_length=1)
-    """Addresses such as `http://localhost:1243`; each search goes to the one with the fewest searches in flight."""
-    connect_timeout_s: float = Field(default=5.0, gt=0)
-    """Most time for opening a connection."""
-    request_timeout_s: float = Field(default=20.0, gt=0)
-    """Most time for one attempt of one search; then another one is made, elsewhere where that is possible."""
-    retry_limit: int = Field(default=5, ge=0)
-    """Most retries of one search; one more for each further address."""
-    start_wait_s: float = Field(default=120.0, ge=0)
-    """How long services are waited for that are still loading their index."""
-    max_response_bytes: int = Field(default=32 << 20, ge=1024)
-    """Largest accepted answer."""
 
 
 class _Address:
@@ -84,18 +71,28 @@ class ServiceClient:
         self.fingerprint: str | None = None
         """Of the index that all services hold; None where they do not tell."""
 
-    async def open(self) -> None:
-        """Wait until every service answers; raises ToolError naming one that does not, or that holds another index."""
+    async def open(self, *, patient: bool = True) -> None:
+        """Wait until every service answers, or, unless `patient`, only for those that are loading their index.
+
+        Raises ToolError naming a service that does not answer, ConfigError for one that holds another index than the
+        others, or than the settings expect.
+        """
         self._addresses = [_Address(endpoint) for endpoint in self._settings.endpoints]
         self._http = HttpClient(self._settings)
-        found = await asyncio.gather(*(self._fingerprint_of(address) for address in self._addresses))
+        found = await asyncio.gather(*(self._fingerprint_of(address, patient) for address in self._addresses))
         self.fingerprint = found[0]
         for address, fingerprint in zip(self._addresses, found, strict=True):
             if fingerprint != found[0]:
                 raise ConfigError(
                     f"{address.url} holds another index than {self._addresses[0].url} "
-                    f"({fingerprint or 'unknown'}, not {found[0] or 'unknown'}); serve the same one on all addresses"
+                    f"({fingerprint or UNKNOWN}, not {found[0] or UNKNOWN}); serve the same one on all addresses"
                 )
+        expected = self._settings.fingerprint
+        if expected is not None and expected != (self.fingerprint or UNKNOWN):
+            raise ConfigError(
+                f"search service {self._addresses[0].url} holds another index ({self.fingerprint or UNKNOWN}) than "
+                f"this run was begun with ({expected}); serve that one again, or begin a new run"
+            )
 
     async def close(self) -> None:
         """Close the connections."""
@@ -166,7 +163,7 @@ class ServiceClient:
         rested = any(other.rests_until <= now for other in self._addresses)
         return 0.0 if rested else max(0.0, min(other.rests_until for other in self._addresses) - now)
 
-    async def _fingerprint_of(self, address: _Address) -> str | None:
+    async def _fingerprint_of(self, address: _Address, patient: bool) -> str | None:
         loop = asyncio.get_running_loop()
         give_up = loop.time() + self._settings.start_wait_s
         pause_s = _FIRST_PAUSE_S
@@ -174,13 +171,12 @@ class ServiceClient:
             try:
                 return await self._info(address)
             except (Failure, TimeoutError) as failure:
-                if isinstance(failure, Failure) and failure.kind == "refused":
+                kind = failure.kind if isinstance(failure, Failure) else "timeout"
+                if kind == "refused":
                     raise ToolError(f"search service {address.url}: {failure}") from None
-                if loop.time() + pause_s >= give_up:
+                if loop.time() + pause_s >= give_up or (kind in _SILENT and not patient):
                     said = str(failure) or "no answer"
-                    raise SearchUnavailable(
-                        f"search service {address.url} is not ready: {said}; start it with `treadle retriever serve`"
-                    ) from None
+                    raise SearchUnavailable(f"search service {address.url} is not ready: {said}; {_START_IT}") from None
             await self._sleep(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
@@ -233,3 +229,16 @@ def _failure(status: int, retry_after: str | None, data: bytes) -> Failure:
     if status >= 500 or status == 408:
         return Failure("server", said)
     return Failure("refused", said)
+
+
+async def ask_fingerprint(settings: ServiceClientSettings) -> str:
+    """Fingerprint of the index that the services hold, `unknown` where they do not tell.
+
+    Waits for services that are loading their index, not for those that are not there. Raises what `open` raises.
+    """
+    client = ServiceClient(settings)
+    try:
+        await client.open(patient=False)
+    finally:
+        await client.close()
+    return client.fingerprint or UNKNOWN

@@ -59,7 +59,8 @@ def flow_addresses(config: TreadleConfig) -> list[Address]:
 
 def flow_models(config: TreadleConfig) -> tuple[str, ...]:
     """Models whose rollouts the flow makes; raises ConfigError if there is none."""
-    models = config.flow.models or tuple(config.models)
+    helper = config.environment.search.summarizer
+    models = config.flow.models or tuple(name for name in config.models if name != helper) or tuple(config.models)
     if not models:
         raise ConfigError("no model is configured: add a [models.<name>] table with its `model` and `endpoints`")
     return models
@@ -107,6 +108,22 @@ def _overridden(config: TreadleConfig, address: Address, section: T_Section) -> 
 
 def _rollouts(config: TreadleConfig, address: Address) -> RolloutsSettings:
     name = address.qualifier or ""
+    model, tokenizer_digest = _model(config, name)
+    summarizer, summarizer_digest = _model(config, helper) if (helper := config.environment.summarizer) else (None, "")
+    return RolloutsSettings(
+        model_name=name,
+        model=model,
+        tokenizer_digest=tokenizer_digest,
+        environment=_with_corpus_digest(config.environment),
+        summarizer=summarizer,
+        summarizer_tokenizer_digest=summarizer_digest,
+        options=_overridden(config, address, config.rollouts),
+        seed=config.seed,
+    )
+
+
+def _model(config: TreadleConfig, name: str) -> tuple[ModelSettings, str]:
+    """A model that can be asked, and the digest of its tokenizer (empty without one)."""
     model = config.models[name]
     if bool(model.endpoints) == (model.server is not None):
         raise ConfigError(
@@ -115,14 +132,7 @@ def _rollouts(config: TreadleConfig, address: Address) -> RolloutsSettings:
             else f"models.{name} has no endpoints; give their URLs, or a server to start"
         )
     tokenizer = _tokenizer_folder(model)
-    return RolloutsSettings(
-        model_name=name,
-        model=model,
-        tokenizer_digest=ChatTokenizer.load(tokenizer).digest if tokenizer else "",
-        environment=_with_corpus_digest(config.environment),
-        options=_overridden(config, address, config.rollouts),
-        seed=config.seed,
-    )
+    return model, ChatTokenizer.load(tokenizer).digest if tokenizer else ""
 
 
 def _tokenizer_folder(model: ModelSettings) -> Path | None:

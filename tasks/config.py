@@ -20,7 +20,7 @@ class FlowSettings(Section):
 
     models: tuple[str, ...] = ()
     """Models that answer the questions, by their names under `models`; each becomes `rollouts@<model>` and
-    `scores@<model>`, and the report compares them. Empty: all models, in their order."""
+    `scores@<model>`, and the report compares them. Empty: all models but the summarizer, in their order."""
     iterations: int = Field(default=1, ge=1, le=1)
     """Turns of the whole loop."""
 
@@ -55,6 +55,11 @@ class TreadleConfig(Section):
         for name in self.flow.models:
             if name not in self.models:
                 raise ValueError(f"flow.models names {name!r}, which is not under [models]; add [models.{name}]")
+        helper = self.environment.search.summarizer
+        if helper is not None and helper not in self.models:
+            raise ValueError(
+                f"environment.search.summarizer names {helper!r}, which is not under [models]; add [models.{helper}]"
+            )
         for name in self.models:
             Address.parse(f"1/rollouts@{name}")
         for text in self.overrides:

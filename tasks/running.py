@@ -7,7 +7,7 @@ stops with it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -28,6 +28,8 @@ from treadle.eval.markdown import escape
 from treadle.tasks.catalog import flow_addresses, flow_models, semantic_of
 from treadle.tasks.config import TreadleConfig
 
+_MODEL_KEYS = ("model", "summarizer")
+"""Keys of an instance's settings behind which a model can stand."""
 _CHECK_S = 30.0
 """How long a server may take to answer before a run is made; a slow one is met again in the stage."""
 
@@ -61,6 +63,8 @@ def open_run(root: str | Path, run_id: str, config: TreadleConfig, configs: Sequ
     """
     resolved, given = config.model_dump(mode="json"), "\n".join(map(read_text, configs))
     endpoints = [endpoint for model in config.models.values() for endpoint in model.endpoints]
+    search = config.environment.search
+    endpoints += [*search.encoder.endpoints, *(search.service.endpoints if search.service else ())]
     refuse_secrets(
         (given, *_texts(resolved)), named={endpoint.api_key_env for endpoint in endpoints if endpoint.api_key_env}
     )
@@ -92,7 +96,8 @@ def _check_models(config: TreadleConfig) -> None:
             with suppress(EndpointUnavailable):
                 await pool.check()
 
-    for name in flow_models(config):
+    helper = config.environment.summarizer
+    for name in dict.fromkeys((*flow_models(config), *((helper,) if helper else ()))):
         if (settings := config.models[name]).endpoints:
             asyncio.run(check(name, settings))
 
@@ -114,20 +119,35 @@ def run_instance(
     progress: Progress | None = None,
     notify: Notify = quiet,
 ) -> StageRecord:
-    """`execute`, with the model's server around it where the configuration asks for one and there is work to do."""
-    model = getattr(instance.settings, "model", None)
-    idle = not force and state_of(instance, run) != "run"
-    if not isinstance(model, ModelSettings) or model.server is None or idle:
+    """`execute`, with servers of models around it where the configuration asks for some and there is work to do."""
+    models = {name: getattr(instance.settings, name, None) for name in _MODEL_KEYS}
+    wanted = {
+        name: model for name, model in models.items() if isinstance(model, ModelSettings) and model.server is not None
+    }
+    if not wanted or (not force and state_of(instance, run) != "run"):
         return execute(instance, run, force=force, accept_failures=accept_failures, progress=progress)
+    with ExitStack() as stack:
+        served: dict[str, ModelSettings] = {}
+        for name, model in wanted.items():
+            # A model that summarizes for itself has one server.
+            twin = next((known for known in served if wanted[known] == model), None)
+            served[name] = served[twin] if twin else stack.enter_context(_served(model, notify))
+        settings = instance.settings.model_copy(update=served)
+        return execute(
+            replace(instance, settings=settings), run, force=force, accept_failures=accept_failures, progress=progress
+        )
+
+
+@contextmanager
+def _served(model: ModelSettings, notify: Notify) -> Iterator[ModelSettings]:
+    """The model as it can be reached while its server runs."""
+    assert model.server is not None
     with serve(model.server, model_name=model.model, notify=notify) as served:
         reachable = {
             "endpoints": (EndpointSettings(url=served.url),),
             "tokenizer": model.tokenizer or served.tokenizer_folder,
         }
-        settings = instance.settings.model_copy(update={"model": model.model_copy(update=reachable)})
-        return execute(
-            replace(instance, settings=settings), run, force=force, accept_failures=accept_failures, progress=progress
-        )
+        yield model.model_copy(update=reachable)
 
 
 def serve_until_interrupted(server: VllmServer, *, notify: Notify) -> NoReturn:

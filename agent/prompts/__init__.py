@@ -1,12 +1,39 @@
-"""System prompts of the agent, one text file each, in our own words after arXiv 2601.06860."""
+"""Prompts of the agent and of those that help it, one file each, in our own words after arXiv 2601.06860.
+
+A `.txt` file is a text as it is, a `.jinja` file a template. Values are put into templates as data: they are never
+read as templates themselves, and a missing one is an error.
+"""
 
 from __future__ import annotations
 
 from functools import cache
 from importlib.resources import files
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import jinja2
 
 
 @cache
 def system_prompt(name: str) -> str:
-    """Text of one prompt (`both`, `search`, `python` or `none`), without the file's last newline."""
+    """Text of one prompt (`both`, `search`, `python`, `none`, `summarizer_system`), without its last newline."""
     return files(__name__).joinpath(f"{name}.txt").read_text(encoding="utf-8").removesuffix("\n")
+
+
+@cache
+def template_source(name: str) -> str:
+    """Text of one template, for digests."""
+    return files(__name__).joinpath(f"{name}.jinja").read_text(encoding="utf-8")
+
+
+def render_prompt(name: str, **values: object) -> str:
+    """One template with its values; raises jinja2.UndefinedError where one is missing."""
+    return _template(name).render(**values).rstrip("\n")
+
+
+@cache
+def _template(name: str) -> jinja2.Template:
+    import jinja2
+
+    environment = jinja2.Environment(undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    return environment.from_string(template_source(name))

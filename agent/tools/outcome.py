@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -11,12 +12,33 @@ OutcomeStatus = Literal["ok", "empty", "error", "timeout", "invalid", "refused"]
 
 @dataclass(frozen=True, slots=True)
 class ToolOutcome:
-    """Outcome of one tool call. `text` is what the agent sees between the result tags, cut to the tool's limit."""
+    """Outcome of one tool call. `text` is what the agent sees between the result tags, cut to the tool's limit.
+
+    `note` says what the status does not, for the record of the call. Tokens are those of a model that the tool asked.
+    """
 
     status: OutcomeStatus
     text: str
     seconds: float = 0.0
     cached: bool = False
+    note: str = ""
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class CallContext:
+    """What a tool may know of the rollout that calls it.
+
+    Attributes:
+        question: As the model was asked it.
+        log: The assistant's turn so far: model text up to each call and result blocks, in order; this call last.
+        seed: Of this call, in [0, 2**31).
+    """
+
+    question: str
+    log: Sequence[str]
+    seed: int
 
 
 class Tool(Protocol):
@@ -32,6 +54,6 @@ class Tool(Protocol):
 
     async def __aexit__(self, *exc: object) -> None: ...
 
-    async def call(self, argument: str, *, deadline: float) -> ToolOutcome:
+    async def call(self, argument: str, *, deadline: float, context: CallContext | None = None) -> ToolOutcome:
         """Run one call; `deadline` is in the event loop's clock and bounds it together with the tool's own limit."""
         ...

@@ -11,7 +11,7 @@ import signal
 from treadle.agent.sandbox.config import SandboxSettings
 from treadle.agent.sandbox.pool import SandboxPool
 from treadle.agent.sandbox.process import ProgramResult
-from treadle.agent.tools.outcome import OutcomeStatus, ToolOutcome
+from treadle.agent.tools.outcome import CallContext, OutcomeStatus, ToolOutcome
 
 TIMEOUT_TEXT = "Execution Timeout"
 MAX_PROGRAM_CHARS = 256 * 1024
@@ -46,7 +46,7 @@ class PythonTool:
         """End them all."""
         await self._pool.__aexit__(*exc)
 
-    async def call(self, argument: str, *, deadline: float) -> ToolOutcome:
+    async def call(self, argument: str, *, deadline: float, context: CallContext | None = None) -> ToolOutcome:
         """Run a program until `deadline` (the loop's clock) or the time limit; raises SandboxError."""
         program = strip_fence(argument)
         if not program.strip():

@@ -36,6 +36,8 @@ RolloutOptions.max_concurrent RolloutOptions.max_total_tokens RolloutOptions.owe
 SandboxSettings.interpreter SandboxSettings.max_running SandboxSettings.pool_size SandboxSettings.start_timeout_s
 ScoresSettings.symbolic_workers
 SearchSettings.cache_folder SearchSettings.corpus SearchSettings.index_folder SearchSettings.num_threads
+ServiceClientSettings.connect_timeout_s ServiceClientSettings.endpoints ServiceClientSettings.max_response_bytes
+ServiceClientSettings.request_timeout_s ServiceClientSettings.retry_limit ServiceClientSettings.start_wait_s
 SourceSettings.path
 TutorServer.module TutorServer.port TutorServer.startup_timeout_s TutorServer.tokenizer
 VllmServer.compile VllmServer.gpu_memory_share VllmServer.kv_cache_gb VllmServer.port VllmServer.startup_timeout_s
@@ -52,6 +54,9 @@ BY_HAND: dict[str, tuple[Any, ...]] = {
     "TreadleConfig.overrides": ({"1/rollouts@near": {"max_questions": 2}},),
     "EnvironmentSettings.preset": ("et-agent-rl",),
     "EndpointSettings.api_key_env": ("KEY",),
+    "SearchSettings.service": ({"endpoints": [{"url": "http://127.0.0.1:9"}], "fingerprint": "x"},),
+    "SearchSettings.summarizer": ("near",),
+    "ServiceClientSettings.endpoints": ([{"url": "http://127.0.0.1:10"}, {"url": "http://127.0.0.1:11"}],),
     "EncoderSettings.endpoints": ([{"url": "http://127.0.0.1:10/v1"}, {"url": "http://127.0.0.1:11/v1"}],),
     "ModelSettings.endpoints": ([{"url": "http://127.0.0.1:10/v1"}, {"url": "http://127.0.0.1:11/v1"}],),
     "ModelSettings.server": ({"type": "tutor", "persona": "noisy"},),
@@ -150,8 +155,8 @@ def sections_below(kind: Any) -> set[type[Section]]:
 
 
 @pytest.fixture
-def base(tmp_path: Path) -> TreadleConfig:
-    """A configuration with every kind of section in it, whose files exist."""
+def bases(tmp_path: Path) -> list[TreadleConfig]:
+    """Configurations with every kind of section in them, whose files exist: searching in process, and at services."""
     write_byte_tokenizer(tmp_path / "tokenizer")
     (tmp_path / "questions.jsonl").write_text('{"question": "1 + 1?", "answer": "2"}\n')
     (tmp_path / "corpus.jsonl").write_text('{"id": "a", "contents": "A"}\n')
@@ -172,36 +177,18 @@ def base(tmp_path: Path) -> TreadleConfig:
             "search": {"corpus": [f"{tmp_path}/corpus.jsonl"], "chunk_words": 50, "encoder": ENCODER},
         },
     }
-    return load_config(TreadleConfig, data=tree)
+    apart = {**tree, "environment": {"search": {"service": {"endpoints": [{"url": "http://127.0.0.1:9"}]}}}}
+    return [load_config(TreadleConfig, data=tree), load_config(TreadleConfig, data=apart)]
 
 
 def fingerprints(config: TreadleConfig) -> list[str]:
     return [fingerprint_of(instance, {}) for instance in flow_instances(config)]
 
 
-def test_every_key_is_refused_with_its_difference_or_taken_over(tmp_path: Path, base: TreadleConfig) -> None:
-    plain, semantic = base.model_dump(mode="json"), semantic_of(base)
-    run = Run.create(tmp_path / "root", "r1", plain, semantic)
-    run.storage.put(run.key("journal/1/rollouts@near/f/00000001.journal"), b"")  # the lock begins with the first work
-    usual, in_force = fingerprints(base), plain
+def test_every_key_is_refused_with_its_difference_or_taken_over(tmp_path: Path, bases: list[TreadleConfig]) -> None:
     tried: dict[str, str] = {}
-    for key in keys_of(base):
-        if key.name in tried or (config := changed(base, key, tmp_path / "copies")) is None:
-            continue
-        try:
-            run = open_run(tmp_path / "root", "r1", config)
-        except RunError as error:
-            tried[key.name] = "refused"
-            # Lists are shown as a whole, tables key by key.
-            shown = ".".join(itertools.takewhile(lambda part: isinstance(part, str), key.place))
-            assert re.search(rf"[( ]{re.escape(shown)}\b.*: .* -> .*; choose a new run id", str(error))
-            assert Run.open(tmp_path / "root", "r1").config() == in_force
-        else:
-            tried[key.name] = "taken over"
-            in_force = config.model_dump(mode="json")
-            assert run.config() == Run.open(tmp_path / "root", "r1").config() == in_force
-            assert run.info.semantic == semantic
-            assert fingerprints(config) == usual, f"{key.name} is operational, but would make results anew"
+    for number, base in enumerate(bases):
+        try_keys(tmp_path, f"r{number}", base, tried)
     every = {
         f"{kind.__name__}.{name}"
         for kind in sections_below(TreadleConfig)
@@ -210,3 +197,28 @@ def test_every_key_is_refused_with_its_difference_or_taken_over(tmp_path: Path, 
     }
     assert every - tried.keys() == FIXED
     assert {name for name, outcome in tried.items() if outcome == "taken over"} == set(OPERATIONAL.split())
+
+
+def try_keys(tmp_path: Path, run_id: str, base: TreadleConfig, tried: dict[str, str]) -> None:
+    """Change each key that was not tried yet on resume, and note what became of it."""
+    plain, semantic = base.model_dump(mode="json"), semantic_of(base)
+    run = Run.create(tmp_path / "root", run_id, plain, semantic)
+    run.storage.put(run.key("journal/1/rollouts@near/f/00000001.journal"), b"")  # the lock begins with the first work
+    usual, in_force = fingerprints(base), plain
+    for key in keys_of(base):
+        if key.name in tried or (config := changed(base, key, tmp_path / "copies")) is None:
+            continue
+        try:
+            run = open_run(tmp_path / "root", run_id, config)
+        except RunError as error:
+            tried[key.name] = "refused"
+            # Lists are shown as a whole, tables key by key.
+            shown = ".".join(itertools.takewhile(lambda part: isinstance(part, str), key.place))
+            assert re.search(rf"[( ]{re.escape(shown)}\b.*: .* -> .*; choose a new run id", str(error))
+            assert Run.open(tmp_path / "root", run_id).config() == in_force
+        else:
+            tried[key.name] = "taken over"
+            in_force = config.model_dump(mode="json")
+            assert run.config() == Run.open(tmp_path / "root", run_id).config() == in_force
+            assert run.info.semantic == semantic
+            assert fingerprints(config) == usual, f"{key.name} is operational, but would make results anew"

@@ -7,7 +7,7 @@ import pytest
 
 from treadle.agent.config import EnvironmentSettings
 from treadle.agent.environment import CallRecord, Observation, Question, ToolEnvironment
-from treadle.agent.tools.outcome import Tool, ToolOutcome
+from treadle.agent.tools.outcome import CallContext, Tool, ToolOutcome
 from treadle.core.config import load_config
 from treadle.core.errors import ConfigError
 
@@ -30,7 +30,7 @@ class EchoTool:
 
     async def __aexit__(self, *exc: object) -> None: ...
 
-    async def call(self, argument: str, *, deadline: float) -> ToolOutcome:
+    async def call(self, argument: str, *, deadline: float, context: CallContext | None = None) -> ToolOutcome:
         self.arguments.append(argument)
         return self._outcome or ToolOutcome("ok", f"{self.name} {len(self.arguments)}")
 

@@ -19,7 +19,7 @@ from treadle.agent.environment import Question, ToolEnvironment
 from treadle.agent.protocol import TOOL_PROTOCOL, render
 from treadle.agent.rollout import Forgetful, RolloutEngine, RolloutLimits, Trajectory, derive_seed
 from treadle.agent.rows import calls_of, head_of_row, row_of, trajectory_of
-from treadle.agent.tools.outcome import Tool, ToolOutcome
+from treadle.agent.tools.outcome import CallContext, Tool, ToolOutcome
 from treadle.agent.transcript import Prefix
 from treadle.core.chat import ChatTokenizer
 from treadle.core.config import load_config
@@ -61,7 +61,7 @@ class FixedTool:
 
     async def __aexit__(self, *exc: object) -> None: ...
 
-    async def call(self, argument: str, *, deadline: float) -> ToolOutcome:
+    async def call(self, argument: str, *, deadline: float, context: CallContext | None = None) -> ToolOutcome:
         self.calls += 1
         return ToolOutcome("ok" if argument else "invalid", self._text.format(argument))
 

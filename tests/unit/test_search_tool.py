@@ -75,9 +75,10 @@ class Stuck:
 
     async def open(self) -> None: ...
 
-    async def search(self, query: str, top_n: int) -> Sequence[Hit]:
+    async def search(self, query: str, top_n: int, *, deadline: float) -> Sequence[Hit]:
         if query == "hang":
-            await asyncio.to_thread(self.release.wait)
+            async with asyncio.timeout_at(deadline):
+                await asyncio.to_thread(self.release.wait)
         return [Hit("1", "T", query, 1.0)]
 
     async def close(self) -> None:
