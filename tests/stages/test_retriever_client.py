@@ -3,69 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from aiohttp import web
+from support.scripted_search import FOUND, Answer, Service, serving
 
 from treadle.core.errors import ConfigError, ToolError
 from treadle.core.llm.wire import Failure
-from treadle.retriever.client import SearchUnavailable, ServiceClient, ServiceClientSettings, parse_hits
-
-FOUND = [[{"id": "7", "contents": "Title\nText\nmore"}, {"id": "8", "contents": "bare"}], [2.0, 1.5]]
-Answer = tuple[int, Any] | tuple[int, Any, dict[str, str]]
-
-
-class Service:
-    """Answers searches with a script; the last answer is repeated. `None` cuts the connection, "hang" never answers."""
-
-    def __init__(self, *script: Answer | str | None, info: Answer = (200, {"fingerprint": "abc"})) -> None:
-        self.script = list(script or [(200, FOUND)])
-        self.info = [info]
-        self.asked: list[dict[str, Any]] = []
-        self.headers: list[str | None] = []
-        self.url = ""
-        self.freed = asyncio.Event()
-
-    async def on_info(self, request: web.Request) -> web.StreamResponse:
-        return await self._say(request, self.info[0] if len(self.info) == 1 else self.info.pop(0))
-
-    async def on_search(self, request: web.Request) -> web.StreamResponse:
-        self.asked.append(await request.json())
-        self.headers.append(request.headers.get("Authorization"))
-        return await self._say(request, self.script[0] if len(self.script) == 1 else self.script.pop(0))
-
-    async def _say(self, request: web.Request, answer: Answer | str | None) -> web.StreamResponse:
-        if answer is None:
-            assert request.transport is not None
-            request.transport.abort()
-            return web.Response()
-        if isinstance(answer, str):
-            await self.freed.wait()
-            return web.Response()
-        status, content, *headers = answer
-        text = content if isinstance(content, str) else json.dumps(content)
-        return web.Response(status=status, text=text, headers=headers[0] if headers else None)
-
-
-@asynccontextmanager
-async def serving(*services: Service) -> AsyncIterator[None]:
-    async with AsyncExitStack() as stack:
-        for service in services:
-            app = web.Application()
-            app.router.add_get("/info", service.on_info)
-            app.router.add_post("/search", service.on_search)
-            runner = web.AppRunner(app, shutdown_timeout=0.1)
-            await runner.setup()
-            stack.push_async_callback(runner.cleanup)
-            stack.callback(service.freed.set)
-            site = web.TCPSite(runner, "127.0.0.1", 0)
-            await site.start()
-            service.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-        yield
+from treadle.retriever.client import (
+    SearchUnavailable,
+    ServiceClient,
+    ServiceClientSettings,
+    ask_fingerprint,
+    parse_hits,
+)
 
 
 class Pauses:
@@ -197,6 +150,45 @@ async def test_services_must_hold_the_same_index() -> None:
         with pytest.raises(ConfigError, match="another index"):
             async with client(one.url, other.url):
                 pass
+
+
+@pytest.mark.parametrize(
+    ("told", "expected", "named"),
+    [
+        ((200, {"fingerprint": "abc"}), "xyz", r"another index \(abc\) than this run was begun with \(xyz\)"),
+        ((200, {"fingerprint": "abc"}), "unknown", r"another index \(abc\) than this run was begun with \(unknown\)"),
+        ((404, {}), "abc", r"another index \(unknown\)"),
+    ],
+)
+async def test_services_must_hold_the_index_that_is_expected(told: Answer, expected: str, named: str) -> None:
+    service = Service(info=told)
+    async with serving(service):
+        with pytest.raises(ConfigError, match=named):
+            async with client(service.url, fingerprint=expected):
+                pass
+
+
+@pytest.mark.parametrize(("told", "fingerprint"), [((200, {"fingerprint": "abc"}), "abc"), ((404, {}), "unknown")])
+async def test_the_fingerprint_that_is_asked_for_is_the_one_that_is_expected_later(
+    told: Answer, fingerprint: str
+) -> None:
+    service = Service(info=told)
+    async with serving(service):
+        settings = ServiceClientSettings.model_validate({"endpoints": [{"url": service.url}]})
+        assert await ask_fingerprint(settings) == fingerprint
+        async with client(service.url, fingerprint=fingerprint):
+            pass
+
+
+async def test_asking_waits_for_a_service_that_loads_and_not_for_one_that_is_not_there() -> None:
+    service = Service(info=(503, {}))
+    service.info.append((200, {"fingerprint": "abc"}))
+    async with serving(service):
+        settings = ServiceClientSettings.model_validate({"endpoints": [{"url": service.url}]})
+        assert await ask_fingerprint(settings) == "abc"
+    settings = ServiceClientSettings.model_validate({"endpoints": [{"url": service.url}], "start_wait_s": 1e9})
+    with pytest.raises(SearchUnavailable, match="treadle retriever serve"):
+        await ask_fingerprint(settings)
 
 
 async def test_a_service_without_that_route_is_used_all_the_same() -> None:
