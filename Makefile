@@ -10,8 +10,9 @@ INSTALLED := $(VENV)/.installed
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 PYTEST := $(BIN)/python -m pytest -q --durations=5
 E2E_ARGS ?=
+BENCH_ARGS ?=
 
-.PHONY: help install demo test lint unit stages flows test-e2e parity sweep chaos benchmarks docs clean
+.PHONY: help install demo test lint unit stages flows test-e2e parity sweep chaos bench docs clean
 
 help: ## Show this list
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -59,7 +60,7 @@ test-e2e: $(INSTALLED) ## Tests with real engines (vLLM on the CPU; installs it 
 	@echo "make test-e2e: tests with a real model on vLLM; the first run installs it (about 5 minutes, 3 GB in the cache)"
 	@SECONDS=0; $(PYTEST) -s tests/e2e $(E2E_ARGS); echo "==> e2e took $$SECONDS s"
 
-parity: $(INSTALLED) ## FlashRAG's own retriever beside ours (installs it on first use, 1.8 GB in the cache)
+parity: $(INSTALLED) ## FlashRAG's own retriever beside ours (the first use installs it: 1.8 GB in the cache)
 	@$(PYTEST) -s tests/parity
 
 sweep: $(INSTALLED) ## 200 kill points, every fault at every step, 10,000 histories (about half an hour)
@@ -69,8 +70,11 @@ sweep: $(INSTALLED) ## 200 kill points, every fault at every step, 10,000 histor
 	@TREADLE_FAULT_STRIDE=1 TREADLE_HISTORIES=10000 $(PYTEST) -n 2 --dist worksteal tests/stages/test_faults*.py tests/stages/test_histories.py
 	@TREADLE_FAULT_STRIDE=1 TREADLE_KILL_POINTS=100 $(PYTEST) -n 2 tests/stages/test_object_*.py
 
-chaos: $(INSTALLED) ## 2,000 rollouts against servers that fail in every way (4 minutes)
+chaos: $(INSTALLED) ## 2,000 rollouts against servers that fail in every way (8 minutes)
 	@TREADLE_CHAOS_ROLLOUTS=$${TREADLE_CHAOS_ROLLOUTS:-2000} $(PYTEST) -s tests/stages/test_chaos.py
+
+bench: $(INSTALLED) ## All benchmarks and the bounds that they are meant to keep (about 45 minutes on an idle machine)
+	@$(BIN)/python benchmarks/run.py $(BENCH_ARGS)
 
 docs: $(INSTALLED) ## Generate docs/reference from the code
 	@$(BIN)/python -m treadle.tasks.reference docs/reference
