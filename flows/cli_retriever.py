@@ -21,7 +21,10 @@ if TYPE_CHECKING:
 _SHOWN_CHARS = 300
 
 
-@click.group(short_help="Search over a corpus: build, ask, serve.", epilog="Example:  treadle retriever serve --help")
+@click.group(
+    short_help="Search over a corpus: build, ask, serve.",
+    epilog="Example:  treadle retriever serve --corpus wiki.jsonl",
+)
 def retriever() -> None:
     """Build an index of a corpus, ask it, or serve it over HTTP.
 
