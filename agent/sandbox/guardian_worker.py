@@ -41,12 +41,13 @@ def main() -> None:
     wake = supervisor.wake_on_children()
     requests = socket.socket(fileno=0)
     started: dict[int, tuple[int, int]] = {}
+    ending: dict[int, tuple[int, int]] = {}
     try:
         while os.getppid() == parent:
             ready, _, _ = select.select([requests, wake], [], [], _POLL_S)
             if wake in ready:
                 os.read(wake, 4096)
-                _reap(started)
+                _reap(started, ending)
             if requests in ready and not _serve(requests, started):
                 return
     finally:
@@ -103,24 +104,40 @@ def _become(request: dict[str, object], descriptors: list[int]) -> None:
         os._exit(127)
 
 
-def _reap(started: dict[int, tuple[int, int]]) -> None:
-    """Collect all that have ended; tell Treadle of those that it had started."""
-    while True:
-        try:
-            ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-        except ChildProcessError:
-            return
-        if ended is None:
-            return
-        if ended.si_pid not in started:
-            os.waitpid(ended.si_pid, 0)
+def _reap(started: dict[int, tuple[int, int]], ending: dict[int, tuple[int, int]]) -> None:
+    """Collect all that have ended; tell Treadle of those that it had started once their groups are gone too.
+
+    `ending` holds pid -> exit code, its pipe of those that have ended before the rest of their group.
+    """
+    while (pid := _ended_child()) is not None:
+        if pid not in started:
+            os.waitpid(pid, 0)
             continue
-        # What it left in its group goes first: nobody else can have the group's number before it is reaped.
-        _kill_group(ended.si_pid)
-        _, status = os.waitpid(ended.si_pid, 0)
-        _, news = started.pop(ended.si_pid)
-        _tell(news, code=os.waitstatus_to_exitcode(status))
+        # What it left in its group goes too: nobody else can have the group's number before it is reaped.
+        _kill_group(pid)
+        _, status = os.waitpid(pid, 0)
+        ending[pid] = os.waitstatus_to_exitcode(status), started.pop(pid)[1]
+    for pid in [pid for pid in ending if _is_empty(pid)]:
+        code, news = ending.pop(pid)
+        _tell(news, code=code)
         os.close(news)
+
+
+def _ended_child() -> int | None:
+    """A child that has ended and is not reaped."""
+    with contextlib.suppress(ChildProcessError):
+        ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        return ended.si_pid if ended is not None else None
+    return None
+
+
+def _is_empty(group: int) -> bool:
+    """Whether no process of a group is left; the guardian inherits each one whose parent has ended."""
+    try:
+        os.waitid(os.P_PGID, group, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return True
+    return False
 
 
 def _kill_group(pid: int) -> None:
