@@ -71,15 +71,15 @@ class ServiceClient:
         self.fingerprint: str | None = None
         """Of the index that all services hold; None where they do not tell."""
 
-    async def open(self, *, patient: bool = True) -> None:
-        """Wait until every service answers, or, unless `patient`, only for those that are loading their index.
+    async def open(self) -> None:
+        """Wait until every service has loaded its index; one that is not there is not waited for.
 
         Raises ToolError naming a service that does not answer, ConfigError for one that holds another index than the
         others, or than the settings expect.
         """
         self._addresses = [_Address(endpoint) for endpoint in self._settings.endpoints]
         self._http = HttpClient(self._settings)
-        found = await asyncio.gather(*(self._fingerprint_of(address, patient) for address in self._addresses))
+        found = await asyncio.gather(*(self._fingerprint_of(address) for address in self._addresses))
         self.fingerprint = found[0]
         for address, fingerprint in zip(self._addresses, found, strict=True):
             if fingerprint != found[0]:
@@ -163,7 +163,7 @@ class ServiceClient:
         rested = any(other.rests_until <= now for other in self._addresses)
         return 0.0 if rested else max(0.0, min(other.rests_until for other in self._addresses) - now)
 
-    async def _fingerprint_of(self, address: _Address, patient: bool) -> str | None:
+    async def _fingerprint_of(self, address: _Address) -> str | None:
         loop = asyncio.get_running_loop()
         give_up = loop.time() + self._settings.start_wait_s
         pause_s = _FIRST_PAUSE_S
@@ -174,7 +174,7 @@ class ServiceClient:
                 kind = failure.kind if isinstance(failure, Failure) else "timeout"
                 if kind == "refused":
                     raise ToolError(f"search service {address.url}: {failure}") from None
-                if loop.time() + pause_s >= give_up or (kind in _SILENT and not patient):
+                if kind in _SILENT or loop.time() + pause_s >= give_up:
                     said = str(failure) or "no answer"
                     raise SearchUnavailable(f"search service {address.url} is not ready: {said}; {_START_IT}") from None
             await self._sleep(pause_s)
@@ -232,13 +232,10 @@ def _failure(status: int, retry_after: str | None, data: bytes) -> Failure:
 
 
 async def ask_fingerprint(settings: ServiceClientSettings) -> str:
-    """Fingerprint of the index that the services hold, `unknown` where they do not tell.
-
-    Waits for services that are loading their index, not for those that are not there. Raises what `open` raises.
-    """
+    """Fingerprint of the index that the services hold, `unknown` where they do not tell; raises what `open` raises."""
     client = ServiceClient(settings)
     try:
-        await client.open(patient=False)
+        await client.open()
     finally:
         await client.close()
     return client.fingerprint or UNKNOWN
