@@ -169,6 +169,7 @@ BENCHMARKS = {
         ("--documents", "2000", "--requests", "400", "--seconds", "1", "--rate", "100", "--soak", "400"),
         published,
     ),
+    "index_memory": Benchmark("index_memory.py", (), ("--documents", "4000", "--dimension", "64"), published),
     "peers": Benchmark(
         "peers/compare.py",
         ("--rollouts", "1024"),
