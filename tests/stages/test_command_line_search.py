@@ -170,3 +170,14 @@ def test_a_summarizer_that_is_no_model_is_refused(desk: Desk, tutor_url: str) ->
     configure(desk, tutor_url, 9)
     refused = desk.treadle("run", "run.toml", "--run", "r", "--set", "environment.search.summarizer=helper")
     refused.failed("'helper'", "add [models.helper]", code=2)
+
+
+def test_a_summarizer_gets_a_server_of_its_own_where_the_configuration_asks_for_one(desk: Desk, tutor_url: str) -> None:
+    with retriever() as server:
+        configure(desk, tutor_url, server.server_port)
+        helper = 'models.helper={model="treadle-tutor-summarizer",server={type="tutor"}}'
+        given = ("--set", helper, "--set", "environment.search.summarizer=helper")
+        done = desk.treadle("run", "run.toml", "--run", "r", *given, "--json").succeeded()
+    records = {record["address"]: record for record in done.json()}
+    assert set(records) == {"1/questions", "1/rollouts@tutor", "1/scores@tutor", "1/report"}
+    assert records["1/rollouts@tutor"]["metrics"]["summarizer_prompt_tokens"] > 0

@@ -509,3 +509,34 @@ def test_seeds_differ_by_every_part_and_fit() -> None:
 
 def test_stops_are_the_closing_markers_of_calls_and_answer() -> None:
     assert set(TOOL_PROTOCOL.stops) == {"</search>", "</python>", "</answer>"}
+
+
+class ListeningTool(FixedTool):
+    """Remembers what it was told of the rollout."""
+
+    def __init__(self) -> None:
+        super().__init__("search")
+        self.told: list[CallContext] = []
+
+    async def call(self, argument: str, *, deadline: float, context: CallContext | None = None) -> ToolOutcome:
+        assert context is not None
+        self.told.append(context)
+        return await super().call(argument, deadline=deadline)
+
+
+async def test_a_tool_is_told_the_whole_turn_so_far_also_in_a_continuation(tokenizer: ChatTokenizer) -> None:
+    turns = [SEARCH, "<think>b</think><python>1</python>", "<search>r</search>", ANSWER]
+    blocks = ["<result>found: q</result>", "<result>found: 1</result>"]
+    tool = ListeningTool()
+    whole = await play(ScriptedModel(turns, tokenizer), tokenizer, tool=tool)
+    first, second = tool.told
+    assert list(first.log) == [SEARCH]
+    assert list(second.log) == [SEARCH, blocks[0], turns[1], blocks[1], turns[2]]
+    assert first.question == QUESTION.user_message and first.seed != second.seed
+    kinds = [segment.kind for segment in whole.segments]
+    for num_segments, left in ((2, 1), (3, 1), (5, 2), (6, 2)):
+        tool = ListeningTool()
+        prefix = whole.prefix(num_segments, tokenizer)
+        again = await play(ScriptedModel(turns[left:], tokenizer), tokenizer, tool=tool, prefix=prefix)
+        assert [segment.kind for segment in again.segments] == kinds
+        assert tool.told[-1] == second and tool.told[:-1] == [first] * (num_segments == 2)
