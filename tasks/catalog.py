@@ -21,9 +21,12 @@ from treadle.core.stage import Address, Instance, Stage
 from treadle.datagen.questions import QUESTIONS_STAGE
 from treadle.eval.report import REPORT
 from treadle.eval.scores import SCORES
+from treadle.retriever.config import IndexSettings
+from treadle.retriever.stage import INDEX
 from treadle.tasks.config import TreadleConfig
 
-STAGES: Mapping[str, Stage] = {stage.name: stage for stage in (QUESTIONS_STAGE, ROLLOUTS, SCORES, REPORT)}
+STAGES: Mapping[str, Stage] = {stage.name: stage for stage in (QUESTIONS_STAGE, INDEX, ROLLOUTS, SCORES, REPORT)}
+"""All but `index` are part of the flow: that one is run by itself, where an index is to be there beforehand."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +151,14 @@ def _with_corpus_digest(environment: EnvironmentSettings) -> EnvironmentSettings
     return environment.model_copy(update={"search": environment.search.with_digests()})
 
 
+def _index(config: TreadleConfig, address: Address) -> IndexSettings:
+    search = config.environment.search
+    if not config.environment.call_limit("search") or search.service is not None:
+        where = "at services" if search.service is not None else "nowhere"
+        raise ConfigError(f"{address}: this run searches {where}, so it has no index of its own")
+    return IndexSettings(**{name: getattr(search, name) for name in IndexSettings.model_fields}).with_digests()
+
+
 def _report_inputs(config: TreadleConfig, address: Address) -> Mapping[str, tuple[Address, ...]]:
     return {"scores": tuple(Address(address.iteration, "scores", model) for model in flow_models(config))}
 
@@ -157,6 +168,7 @@ _RECIPES: Mapping[str, _Recipe] = {
         settings=lambda config, address: _overridden(config, address, config.questions).with_digests(),
         inputs=lambda config, address: {},
     ),
+    "index": _Recipe(settings=_index, inputs=lambda config, address: {}),
     "rollouts": _Recipe(
         settings=_rollouts,
         inputs=lambda config, address: {"questions": (Address(address.iteration, "questions"),)},

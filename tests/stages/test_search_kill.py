@@ -151,3 +151,16 @@ def test_a_killed_run_pays_no_summary_twice_and_ends_in_the_same_bytes(tmp_path:
     told = record["metrics"]
     assert told["status_answered"] == len(rows)
     assert told["summarizer_prompt_tokens"] > told["summarizer_completion_tokens"] > len(results)
+
+
+def test_an_index_that_is_made_beforehand_is_found_by_the_run(tmp_path: Path) -> None:
+    with tutor() as url:
+        desk = set_up(tmp_path, url, 'corpus = ["world/corpus.jsonl"]\ncache_folder = "cache"')
+        desk.treadle("stage", "1/index", "run.toml", "--run", "r").succeeded()
+        (made,) = (tmp_path / "cache").glob("*/index.json")
+        before = made.stat()
+        desk.treadle("run", "run.toml", "--run", "r").succeeded()
+        (found,) = (tmp_path / "cache").glob("*/index.json")
+        assert (found.stat().st_ino, found.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
+    (row,) = desk.rows("r", "1/index", "indexes")
+    assert row["engine"] == "bm25" and row["num_documents"] == 300

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from treadle.core.config import load_config
 from treadle.core.errors import ConfigError
+from treadle.core.execute import fingerprint_of
 from treadle.core.stage import Address
 from treadle.tasks.catalog import flow_addresses, instance, semantic_of
 from treadle.tasks.config import TreadleConfig
@@ -48,3 +51,44 @@ def test_an_operational_key_of_an_override_is_not_locked() -> None:
 def test_an_instance_that_cannot_exist_is_refused(text: str) -> None:
     with pytest.raises(ConfigError):
         instance(config(), Address.parse(text))
+
+
+def test_the_index_of_a_run_is_that_of_its_search_tool(tmp_path: Path) -> None:
+    (tmp_path / "corpus.jsonl").write_text('{"id": "a", "contents": "A"}\n')
+    search = {"corpus": [str(tmp_path / "corpus.jsonl")], "chunk_words": 50, "top_n": 2}
+    made = instance(config(environment={"search": search}), Address.parse("1/index"))
+    rollouts = instance(config(environment={"search": search}), Address.parse("1/rollouts@base"))
+    theirs = rollouts.settings.environment.search
+    assert made.settings.model_dump() == {name: getattr(theirs, name) for name in made.settings.model_dump()} | {
+        "encoder": theirs.encoder.model_dump(), "dense": theirs.dense.model_dump(),
+    }  # fmt: skip
+    assert made.settings.corpus_sha256 is not None and made.settings.chunk_words == 50
+    assert "1/index" not in map(str, flow_addresses(config(environment={"search": search})))
+
+
+@pytest.mark.parametrize(
+    ("search", "where"),
+    [({"enabled": False}, "nowhere"), ({"service": {"endpoints": [{"url": "http://127.0.0.1:9"}]}}, "at services")],
+)
+def test_a_run_without_an_index_of_its_own_has_no_such_stage(search: dict[str, object], where: str) -> None:
+    with pytest.raises(ConfigError, match=f"this run searches {where}, so it has no index of its own"):
+        instance(config(environment={"search": search}), Address.parse("1/index"))
+
+
+def test_the_summarizer_is_no_agent_unless_it_is_named_as_one() -> None:
+    search = {"enabled": False, "summarizer": "tuned"}
+    stages = {address.qualifier for address in flow_addresses(config(environment={"search": search}))}
+    assert stages == {None, "base"}
+    both = config(environment={"search": search}, flow={"models": ["base", "tuned"]})
+    assert {address.qualifier for address in flow_addresses(both)} == {None, "base", "tuned"}
+
+
+def test_another_summarizer_makes_other_rollouts(tmp_path: Path) -> None:
+    (tmp_path / "corpus.jsonl").write_text('{"id": "a", "contents": "A"}\n')
+
+    def fingerprint(**search: object) -> str:
+        given = {"search": {"corpus": [str(tmp_path / "corpus.jsonl")], **search}}
+        return fingerprint_of(instance(config(environment=given), Address.parse("1/rollouts@base")), {})
+
+    plain, own, other = fingerprint(), fingerprint(summarizer="base"), fingerprint(summarizer="tuned")
+    assert len({plain, own, other, fingerprint(summarizer="tuned", summarizer_sampling={"max_tokens": 9})}) == 4
