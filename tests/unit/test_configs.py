@@ -14,6 +14,7 @@ from treadle.core.errors import ConfigError
 from treadle.core.execute import fingerprint_of
 from treadle.core.stage import Address
 from treadle.demo.byte_tokenizer import write_byte_tokenizer
+from treadle.retriever.service.config import RetrieverConfig
 from treadle.tasks.catalog import STAGES, flow_addresses, instance
 from treadle.tasks.config import TreadleConfig
 from treadle.tasks.reference import pages
@@ -32,7 +33,8 @@ def test_a_shipped_configuration_loads_and_makes_a_flow(path: Path) -> None:
 
 @pytest.mark.parametrize(("page", "text"), BLOCKS, ids=lambda value: getattr(value, "name", "block"))
 def test_a_configuration_in_the_docs_loads(page: Path, text: str) -> None:
-    assert load_config(TreadleConfig, (), data=tomllib.loads(text))
+    data = tomllib.loads(text)
+    assert load_config(RetrieverConfig if {"index", "service"} & data.keys() else TreadleConfig, (), data=data)
 
 
 @pytest.mark.parametrize(
