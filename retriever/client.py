@@ -30,6 +30,7 @@ _log = logging.getLogger(__name__)
 _REST_S = 1.0
 """An address that could not be reached is asked last for so long."""
 _SILENT = frozenset({"connect", "timeout"})
+_AWAY = frozenset({"connect", "reset"})
 _START_IT = "start it with `treadle retriever serve`"
 __all__ = ["SearchUnavailable", "ServiceClient", "ServiceClientSettings", "ask_fingerprint", "parse_hits"]
 
@@ -56,6 +57,8 @@ class _Address:
         self.search = URL(f"{settings.url}/search")
         self.in_flight = 0
         self.rests_until = 0.0
+        self.was_away = False
+        """It may have been started anew, with another index."""
 
 
 class ServiceClient:
@@ -103,7 +106,8 @@ class ServiceClient:
         """At most `top_n` documents, best first.
 
         Raises TimeoutError where `deadline` (event loop's clock) comes while a service is searching; SearchUnavailable
-        where services kept failing until retries or time ran out; ToolError where a service refuses the request.
+        where services kept failing until retries or time ran out; ToolError where a service refuses the request;
+        ConfigError where one came back with another index.
         """
         body = orjson.dumps(
             {
@@ -139,6 +143,8 @@ class ServiceClient:
         address.in_flight += 1
         try:
             async with asyncio.timeout_at(min(deadline, attempt_ends)):
+                if address.was_away:
+                    await self._meet_again(address)
                 status, headers, data = await self._http.post(address.search, body, address.headers)
         except TimeoutError:
             if attempt_ends < deadline:
@@ -151,6 +157,15 @@ class ServiceClient:
             return parse_hits(data)[:top_n]
         raise _failure(status, headers.get("Retry-After"), data)
 
+    async def _meet_again(self, address: _Address) -> None:
+        fingerprint = await self._info(address)
+        if fingerprint != self.fingerprint:
+            raise ConfigError(
+                f"search service {address.url} came back with another index ({fingerprint or UNKNOWN}, not "
+                f"{self.fingerprint or UNKNOWN}); serve the same one again"
+            )
+        address.was_away = False
+
     def _choose(self) -> _Address:
         now = asyncio.get_running_loop().time()
         return min(self._addresses, key=lambda address: (address.rests_until > now, address.in_flight))
@@ -158,6 +173,7 @@ class ServiceClient:
     def _wait_s(self, address: _Address, failure: Failure, pause_s: float) -> float:
         """How long to wait before the next try: not at all where another address may be asked."""
         now = asyncio.get_running_loop().time()
+        address.was_away |= failure.kind in _AWAY
         pause_s = max(pause_s * self._random.uniform(0.5, 1.0), failure.retry_after_s or 0.0)
         address.rests_until = now + max(pause_s, _REST_S if failure.kind in _SILENT else 0.0)
         rested = any(other.rests_until <= now for other in self._addresses)

@@ -35,7 +35,7 @@ class SearchToolSettings(IndexSettings):
             if own:
                 raise ValueError(
                     f"search has a service and also {', '.join(own)} for an index in this process; "
-                    "give one of the two: what is searched is decided by `treadle retriever serve` otherwise"
+                    "remove one of the two"
                 )
         return self
 

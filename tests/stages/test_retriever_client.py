@@ -191,6 +191,18 @@ async def test_asking_waits_for_a_service_that_loads_and_not_for_one_that_is_not
         await ask_fingerprint(settings)
 
 
+@pytest.mark.parametrize("back", ["abc", "xyz"])
+async def test_a_service_that_was_away_is_asked_again_which_index_it_holds(back: str) -> None:
+    service = Service(None, (200, FOUND))
+    service.info = [(200, {"fingerprint": "abc"}), (200, {"fingerprint": back})]
+    async with serving(service), client(service.url) as searcher:
+        if back == "abc":
+            assert len(await searcher.search("q", 2, deadline=later())) == 2
+        else:
+            with pytest.raises(ConfigError, match=r"came back with another index \(xyz, not abc\)"):
+                await searcher.search("q", 2, deadline=later())
+
+
 async def test_a_service_without_that_route_is_used_all_the_same() -> None:
     service = Service(info=(404, {"detail": "Not Found"}))
     async with serving(service), client(service.url) as searcher:
