@@ -90,7 +90,7 @@ def digest_of(desk: Desk, run_id: str) -> str:
 
 
 def test_services_that_are_killed_under_a_run_cost_no_rollout_and_change_no_byte(tmp_path: Path) -> None:
-    with tutor("--latency-s", "0.03") as url:
+    with tutor("--latency-s", "0.08") as url:
         desk = set_up(tmp_path, url, "corpus = []")
         with retriever(tmp_path) as (first, port), retriever(tmp_path) as (second, other):
             desk = set_up(tmp_path, url, at_services(port, other))
@@ -131,7 +131,7 @@ def counts(url: str) -> dict[str, Any]:
 
 def test_a_killed_run_pays_no_summary_twice_and_ends_in_the_same_bytes(tmp_path: Path) -> None:
     search = 'corpus = ["world/corpus.jsonl"]\ncache_folder = "cache"\nsummarizer = "helper"'
-    with tutor("--latency-s", "0.03") as url:
+    with tutor("--latency-s", "0.08") as url:
         desk = set_up(tmp_path, url, search)
         with desk.started("run", "run.toml", "--run", "killed") as process:
             until(lambda: num_requests(url) >= 60 or process.poll() is not None, "half of a run")
