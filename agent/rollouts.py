@@ -296,7 +296,8 @@ class RolloutsRun:
         what = f"{self._context.address}: {num_owed} of {self._num_jobs} rollouts could not be finished"
         cause = f"first cause: {self._last.first}"
         if not self._context.accept_failures:
-            raise RolloutsOwed(f"{what}; {cause}; run again to retry them, or accept them as failed rows")
+            remedy = "run again to retry them, or accept them as failed rows"
+            raise RolloutsOwed(f"{what}; {cause}; {remedy}", retryable=self._last.retryable)
         if num_owed > self._options.max_error_rate * self._num_jobs:
             raise StageFailed(
                 f"{what}, more than max_error_rate = {self._options.max_error_rate:g} allows; {cause}; "

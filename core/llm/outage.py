@@ -99,7 +99,12 @@ class Outages:
     def note_success(self, endpoint: Endpoint, sent_at: float) -> None:
         """The endpoint just now did what it was asked at a time."""
         endpoint.succeeded(sent_at)
-        if self._down and (outage := self._down.pop(endpoint, None)) and outage.told:
+        outage = self._down.get(endpoint) if self._down else None
+        # What was sent before the outage says nothing of its end.
+        if outage is None or sent_at < outage.since:
+            return
+        del self._down[endpoint]
+        if outage.told:
             seconds = asyncio.get_running_loop().time() - outage.since
             _log.warning("models.%s: %s answers again after %.3g s", self._name, endpoint.url, seconds)
 

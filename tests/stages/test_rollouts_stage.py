@@ -196,8 +196,9 @@ async def test_what_infrastructure_broke_is_owed_and_a_resumed_run_asks_for_that
         return Fault.status(500) if item == ANSWER and broken[ANSWER] > 2 else item
 
     async with server(faulty) as scripted:
-        with pytest.raises(RolloutsOwed, match=r"4 of 6 rollouts could not be finished; first cause: .*500"):
+        with pytest.raises(RolloutsOwed, match=r"4 of 6 rollouts could not be finished; first cause: .*500") as owed:
             await stormy.make(scripted.url, **settings)
+        assert owed.value.retryable
         answered = {request.body["seed"] for request in work_requests(scripted) if request.outcome == "ok"}
     async with server(reply) as scripted:
         record = await stormy.make(scripted.url, **settings)
@@ -240,8 +241,9 @@ async def test_a_request_that_the_server_refuses_is_owed_without_further_passes(
         return Fault.status(400, "bad words") if "Question 3?" in request.text else ANSWER
 
     async with server(refuse) as scripted:
-        with pytest.raises(RolloutsOwed, match="1 of 6 .*bad words"):
+        with pytest.raises(RolloutsOwed, match="1 of 6 .*bad words") as owed:
             await bench.make(scripted.url, options={"owed_retries": 5})
+        assert not owed.value.retryable
         assert sum("Question 3?" in request.text for request in work_requests(scripted)) == 1
 
 
