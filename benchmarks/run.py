@@ -169,6 +169,9 @@ BENCHMARKS = {
         ("--documents", "2000", "--requests", "400", "--seconds", "1", "--rate", "100", "--soak", "400"),
         published,
     ),
+    "dense_search": Benchmark(
+        "dense_search.py", (), ("--documents", "2000", "--dimension", "64", "--queries", "256"), published
+    ),
     "index_memory": Benchmark("index_memory.py", (), ("--documents", "4000", "--dimension", "64"), published),
     "peers": Benchmark(
         "peers/compare.py",
