@@ -134,7 +134,11 @@ class Encyclopedia:
         """Return the document of an entity: {id, title, text}, one sentence."""
         kind, title = self.kind(index), self.name(index)
         values = {attribute: self.value(index, attribute) for attribute in _ATTRIBUTES[kind]}
-        return {"id": f"w{index:07d}", "title": title, "text": SENTENCES[kind].format(name=title, **values)}
+        return {"id": self.document_id(index), "title": title, "text": SENTENCES[kind].format(name=title, **values)}
+
+    def document_id(self, index: int) -> str:
+        """Return the id of an entity's document."""
+        return f"w{index:07d}"
 
     def stream(self) -> Iterator[dict[str, str]]:
         """Yield all documents in order of index."""

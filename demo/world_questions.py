@@ -27,6 +27,8 @@ class Question:
     tier: int
     template: str
     num_calls: int
+    supports: tuple[str, ...]
+    """Ids of the documents that the answer needs, in the order of the hops; none for a pure computation."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the line as data."""
@@ -38,6 +40,7 @@ class Question:
             "tier": self.tier,
             "template": self.template,
             "num_calls": self.num_calls,
+            "supports": list(self.supports),
         }
 
 
@@ -110,8 +113,9 @@ def _fill(
         return None
     wording = template.wordings[(bits >> 24) % len(template.wordings)]
     return Question(
-        wording.format(**fields), answer, template.source, split, template.tier, template.id, template.num_calls
-    )
+        wording.format(**fields), answer, template.source, split, template.tier, template.id, template.num_calls,
+        _supports(world, template, entities),
+    )  # fmt: skip
 
 
 def _compute(template: Template, fields: Mapping[str, str | int]) -> int:
@@ -148,6 +152,18 @@ def _follow(world: Encyclopedia, index: int, attributes: Sequence[str]) -> int |
     for attribute in attributes[:-1]:
         index = world.related(index, attribute)
     return world.value(index, attributes[-1])
+
+
+def _supports(world: Encyclopedia, template: Template, entities: Mapping[str, int]) -> tuple[str, ...]:
+    ids = []
+    for slot, *attributes in template.paths:
+        index = entities[slot]
+        ids.append(world.document_id(index))
+        for attribute in attributes[:-1]:
+            index = world.related(index, attribute)
+            ids.append(world.document_id(index))
+    # Two paths may begin in the same document.
+    return tuple(dict.fromkeys(ids))
 
 
 def _aliases(value: int | str, attribute: str) -> tuple[str, ...]:

@@ -1,9 +1,9 @@
-"""Commands around search: `treadle retriever build`, `search` and `serve`."""
+"""Commands around search: `treadle retriever build`, `search`, `eval` and `serve`."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,18 +15,19 @@ from treadle.flows.options import json_option, say
 
 if TYPE_CHECKING:
     from treadle.retriever.config import IndexSettings
-    from treadle.retriever.index import Index
+    from treadle.retriever.index import Index, IndexInfo
+    from treadle.retriever.recall import Recall
     from treadle.retriever.service.config import RetrieverConfig
 
 _SHOWN_CHARS = 300
 
 
 @click.group(
-    short_help="Search over a corpus: build, ask, serve.",
+    short_help="Search over a corpus: build, ask, measure, serve.",
     epilog="Example:  treadle retriever serve --corpus wiki.jsonl",
 )
 def retriever() -> None:
-    """Build an index of a corpus, ask it, or serve it over HTTP.
+    """Build an index of a corpus, ask it, measure what it finds, or serve it over HTTP.
 
     A corpus is one or more files of documents: .jsonl, .json or .parquet with {id, contents} or {id, title, text}.
     """
@@ -134,6 +135,67 @@ def search(
         click.echo(f"{hit.score:8.3f}  {harmless(hit.id)}  {harmless(hit.title)}\n          {harmless(shown)}")
     if not hits:
         click.echo("no documents were found")
+
+
+@retriever.command(
+    "eval", epilog="Example:  treadle retriever eval --corpus wiki.jsonl --questions questions.jsonl --k 5"
+)
+@_index_options
+@click.option("--questions", type=click.Path(path_type=Path), required=True, help="File with question and supports.")
+@click.option("--k", "ks", type=click.IntRange(1, 1000), multiple=True, help="Repeatable. [default: 1, 4, 10, 20]")
+@json_option
+def evaluate(
+    files: tuple[Path, ...],
+    corpus: tuple[Path, ...],
+    engine: str | None,
+    overrides: tuple[str, ...],
+    questions: Path,
+    ks: tuple[int, ...],
+    as_json: bool,
+) -> None:
+    """Say how often an index finds what questions need: recall@k.
+
+    Each question is asked as it is. `supports` lists the ids of the documents that its answer needs, in the order of
+    the hops. recall@k is the share of the questions whose document of a hop is among the first k; `all hops`, the share
+    for which every one is. Questions without `supports` are skipped.
+    """
+    from treadle.retriever.recall import DEFAULT_KS, measure_recall, read_cases
+
+    config = _configured(files, corpus, engine, overrides)
+    # Before an index is built, which may take hours.
+    cases = list(read_cases(questions))
+    with _open(config.index) as index:
+        recall = measure_recall(index, cases, sorted(set(ks)) or DEFAULT_KS)
+        info = index.info
+    if as_json:
+        click.echo(harmless_json(_recall_facts(info, recall)))
+        return
+    skipped = f", {recall.num_skipped:,} skipped: they name no supporting documents" if recall.num_skipped else ""
+    click.echo(f"{info.engine} over {info.num_documents:,} documents; {recall.num_cases:,} questions{skipped}\n")
+    lines = [(f"hop {hop}", recall.num_by_hop[hop], shares) for hop, shares in recall.by_hop.items()]
+    click.echo(f"{'':<10}{'questions':>9}" + "".join(f"{f'@{k}':>8}" for k in recall.every_hop))
+    for name, count, shares in [*lines, ("all hops", recall.num_cases, recall.every_hop)]:
+        click.echo(f"{name:<10}{count:>9,}" + "".join(f"{share:>8.3f}" for share in shares.values()))
+
+
+def _recall_facts(info: IndexInfo, recall: Recall) -> dict[str, Any]:
+    return {
+        "engine": info.engine,
+        "encoder": info.encoder,
+        "fingerprint": info.fingerprint,
+        "num_documents": info.num_documents,
+        "num_questions": recall.num_cases,
+        "num_skipped": recall.num_skipped,
+        "hops": [
+            {"hop": hop, "num_questions": recall.num_by_hop[hop], "recall": _by_name(shares)}
+            for hop, shares in recall.by_hop.items()
+        ],
+        "all_hops": _by_name(recall.every_hop),
+    }
+
+
+def _by_name(shares: Mapping[int, float]) -> dict[str, float]:
+    return {str(k): share for k, share in shares.items()}
 
 
 @retriever.command(epilog="Example:  treadle retriever serve --corpus wiki.jsonl --port 1243")

@@ -181,3 +181,36 @@ def test_a_summarizer_gets_a_server_of_its_own_where_the_configuration_asks_for_
     records = {record["address"]: record for record in done.json()}
     assert set(records) == {"1/questions", "1/rollouts@tutor", "1/scores@tutor", "1/report"}
     assert records["1/rollouts@tutor"]["metrics"]["summarizer_prompt_tokens"] > 0
+
+
+def test_recall_of_a_corpus_is_told_by_hop_and_its_errors_in_one_line(desk: Desk) -> None:
+    desk.write("corpus.jsonl", {"id": "b1", "title": "Vorna", "text": "The book Vorna was written by Ilme."},
+               {"id": "p1", "title": "Ilme", "text": "Ilme was a painter."},
+               {"id": "l1", "title": "Tazpo", "text": "Lake Tazpo is deep."})  # fmt: skip
+    desk.write("asked.jsonl", {"question": "Who painted and wrote Vorna?", "supports": ["b1", "p1"]},
+               {"question": "How deep is Lake Tazpo?", "supports": ["l1"]},
+               {"question": "How much is 2 plus 3?", "supports": []})  # fmt: skip
+    cache = {"TREADLE_CACHE": str(desk.folder / "cache")}
+    given = ("retriever", "eval", "--corpus", "corpus.jsonl", "--questions")
+    told = desk.treadle(*given, "asked.jsonl", "--k", "3", "--k", "1", "--json", **cache).succeeded().json()
+    assert (told["engine"], told["num_documents"], told["num_questions"], told["num_skipped"]) == ("bm25", 3, 2, 1)
+    assert told["hops"] == [
+        {"hop": 1, "num_questions": 2, "recall": {"1": 1.0, "3": 1.0}},
+        {"hop": 2, "num_questions": 1, "recall": {"1": 0.0, "3": 0.0}},
+    ]
+    assert told["all_hops"] == {"1": 0.5, "3": 0.5}
+    table = desk.treadle(*given, "asked.jsonl", "--k", "1", "--k", "3", **cache).succeeded().out.splitlines()
+    assert table[0] == "bm25 over 3 documents; 2 questions, 1 skipped: they name no supporting documents"
+    assert [line.split() for line in table[2:]] == [
+        ["questions", "@1", "@3"], ["hop", "1", "2", "1.000", "1.000"], ["hop", "2", "1", "0.000", "0.000"],
+        ["all", "hops", "2", "0.500", "0.500"],
+    ]  # fmt: skip
+    desk.write("wrong.jsonl", {"question": "Who?", "supports": ["b1", "p9"]})
+    desk.treadle(*given, "wrong.jsonl", **cache).failed(
+        "the corpus lacks 1 of the supporting documents", "'p9'", "give the corpus", code=2
+    )
+    # The questions are read before anything is built.
+    desk.treadle(*given, "questions.jsonl", TREADLE_CACHE=str(desk.folder / "none")).failed(
+        "questions.jsonl: no question names its supporting documents", "add `supports`", code=2
+    )
+    assert not (desk.folder / "none").exists()

@@ -9,6 +9,7 @@ import orjson
 import pytest
 
 from treadle.core.errors import DataError
+from treadle.demo.world import write_world
 from treadle.retriever.config import IndexSettings
 from treadle.retriever.opening import open_index
 from treadle.retriever.recall import RecallCase, measure_recall, read_cases
@@ -46,13 +47,53 @@ def test_a_passage_counts_as_its_document(tmp_path: Path) -> None:
             measure_recall(index, [])
 
 
+def test_questions_without_supporting_documents_are_skipped_and_counted(tmp_path: Path) -> None:
+    cases = [RecallCase("hill", ("d1",)), RecallCase("How much is 2 plus 3?", ()), RecallCase("gate", ("d0",))]
+    with open_index(index_settings(tmp_path, ["gate", "hill"])) as index:
+        recall = measure_recall(index, cases, ks=(1,))
+        with pytest.raises(DataError, match="no question with known supporting documents"):
+            measure_recall(index, cases[1:2])
+    assert (recall.num_cases, recall.num_skipped) == (2, 1)
+    assert recall.by_hop == {1: {1: 1.0}} and recall.every_hop == {1: 1.0}
+
+
+def test_documents_that_the_corpus_lacks_are_refused_not_counted_as_not_found(tmp_path: Path) -> None:
+    cases = [RecallCase("hill", ("d1",)), RecallCase("gate", ("d0", "d7")), RecallCase("far", ("d8",))]
+    said = r"corpus lacks 2 of the supporting documents, the first is 'd7' .*'gate'"
+    with open_index(index_settings(tmp_path, ["gate", "hill"])) as index, pytest.raises(DataError, match=said):
+        measure_recall(index, cases)
+
+
+def test_the_files_of_the_sample_world_can_be_measured_as_they_are(tmp_path: Path) -> None:
+    world = write_world(tmp_path, documents=200, questions=30, heldout_questions=10, tiers=(0, 1))
+    settings = IndexSettings(corpus=(world.corpus,), cache_folder=tmp_path / "cache")
+    cases = list(read_cases(world.questions))
+    with open_index(settings) as index:
+        recall = measure_recall(index, cases, ks=(1, 4))
+    assert recall.num_cases + recall.num_skipped == 40 and recall.num_skipped > 0
+    # What a question names is found by its name; what only another document names is not.
+    assert recall.by_hop[1][4] > 0.9 > recall.by_hop[2][4]
+
+
 def test_cases_are_read_and_bad_ones_refused_with_their_row(tmp_path: Path) -> None:
     good = [{"question": "q", "supports": ["a", 7]}, {"query": "r", "supports": ["b"]}]
-    assert list(read_cases(write(tmp_path / "c.jsonl", good))) == [RecallCase("q", ("a", "7")), RecallCase("r", ("b",))]
+    without = [{"question": "s", "supports": []}, {"question": "t", "supports": None}, {"question": "u"}]
+    assert list(read_cases(write(tmp_path / "c.jsonl", [*good, *without]))) == [
+        RecallCase("q", ("a", "7")), RecallCase("r", ("b",)), *(RecallCase(query, ()) for query in "stu"),
+    ]  # fmt: skip
     for bad, match in (
         ({"supports": ["a"]}, "row 3: no text in question or query"),
-        ({"question": "q", "supports": []}, "row 3: supports must be a list"),
+        ({"question": " ", "supports": ["a"]}, "row 3: no text in question or query"),
         ({"question": "q", "supports": "a"}, "row 3: supports must be a list"),
+        ({"question": "q", "supports": ["a", ""]}, "row 3: supports must be a list"),
+        ({"question": "q", "supports": [True]}, "row 3: supports must be a list"),
+        ({"question": "q", "supports": [{"title": "a"}]}, "row 3: supports must be a list"),
     ):
         with pytest.raises(DataError, match=match):
             list(read_cases(write(tmp_path / "c.jsonl", [*good, bad])))
+
+
+def test_a_file_in_which_no_question_names_a_document_is_refused_with_what_to_add(tmp_path: Path) -> None:
+    path = write(tmp_path / "c.jsonl", [{"question": "q", "answer": "5"}, {"question": "r", "supports": []}])
+    with pytest.raises(DataError, match=r"c\.jsonl: no question names .*add `supports`"):
+        list(read_cases(path))

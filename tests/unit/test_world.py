@@ -39,7 +39,7 @@ def test_equal_parameters_give_equal_bytes_and_another_seed_another_world(world:
 def test_bytes_are_those_of_this_version(tmp_path: Path) -> None:
     world = write_world(tmp_path, documents=100, questions=10, heldout_questions=5, tiers=(0, 1), seed=1)
     digest = hashlib.sha256(world.corpus.read_bytes() + world.questions.read_bytes()).hexdigest()
-    assert digest[:16] == "e82b9f77b76be5e2"
+    assert digest[:16] == "ff2864aeaaef3465"
 
 
 def test_names_are_unique_and_can_be_taken_apart() -> None:
@@ -78,6 +78,28 @@ def test_answers_of_lookups_stand_in_the_document_of_the_entity(world: World) ->
         assert row["answer"][0] in texts[asked.names["a"]]  # type: ignore[index]
         assert str(row["answer"][0]) not in str(row["question"])  # type: ignore[index]
     assert len(lookups) > 50
+
+
+def test_supports_lead_from_the_question_to_the_answer_with_one_document_a_lookup(world: World) -> None:
+    documents = {row["id"]: row for row in rows(world.corpus)}
+    templates = {template.id: template for template in TEMPLATES}
+    lengths: dict[object, set[int]] = {}
+    for row in rows(world.questions):
+        template = templates[str(row["template"])]
+        supports = [documents[id_] for id_ in row["supports"]]  # type: ignore[attr-defined]
+        lengths.setdefault(row["source"], set()).add(len(supports))
+        computes = bool(template.expression) or template.combine in ("difference", "sum")
+        assert len({document["id"] for document in supports}) == len(supports) == template.num_calls - computes
+        # Each is named by the question or by the document before it.
+        known = str(row["question"])
+        for document in supports:
+            assert re.search(rf"\b{document['title']}\b", known)
+            known = f"{row['question']} {document['text']}" if len(template.paths) > 1 else str(document["text"])
+        if template.combine == "value" and supports:
+            assert row["answer"][0] in str(supports[-1]["text"])  # type: ignore[index]
+    assert lengths == {
+        "world-lookup": {1}, "world-compute": {0}, "world-hops": {2, 3}, "world-arithmetic": {2}, "world-compare": {2},
+    }  # fmt: skip
 
 
 def test_no_two_questions_are_near_duplicates(world: World) -> None:
