@@ -242,6 +242,7 @@ class _Attempt:
                 )
                 metrics = dict(stage.run(context))
             _check_rows(stage, self._record.address, outputs.num_rows())
+            self._lease.check()
             committed = outputs.commit()
         record = self._result(committed, metrics)
         for key in record.telemetry.values():

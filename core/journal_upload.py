@@ -114,35 +114,39 @@ class JournalCopy:
         with storage_errors("open journal", directory):
             make_folder(directory)
             local = {number: path for number, path in segments(directory)}
-            if listed <= there and newest is not None:
+            gone = listed - there
+            if newest is not None and gone <= local.keys():
                 # What its holder, on this machine, had not sent up, or not listed, when it was killed.
                 tail = {number for number in local if number // _NUMBERS_PER_TOKEN == newest[0]} - listed
             else:
                 if listed:
                     _log.warning("%s lacks segments; everything is done again", self._storage.location(self._key))
-                listed, tail = set(), set()
+                listed, tail, gone = set(), set(), set()
             for number in local.keys() - listed - tail:
                 local[number].unlink()
         with ThreadPoolExecutor(_AT_ONCE) as pool:
             list(pool.map(self._storage.fetch, (self._segment_key(number) for number in listed - local.keys())))
-        self._known = listed
-        self.send(tail, newest[1].num_finished if newest and listed | tail else 0)
+        self._known = listed - gone
+        self.send(tail | gone, newest[1].num_finished if newest and listed | tail else 0)
 
     def send(self, numbers: Collection[int], num_finished: int) -> None:
         """Make segments objects, then put them on our list; raises StorageError, and RunError without the lease."""
         self._lease.check()
-        with ThreadPoolExecutor(_AT_ONCE) as pool:
-            list(pool.map(self._storage.keep, (self._segment_key(number) for number in sorted(numbers))))
-        content = _List(
-            segments=tuple(_ranges(self._known | set(numbers))),
-            num_finished=num_finished,
-            machine=self._storage.machine(),
-        )
+        ordered = sorted(numbers)
+        # Listed as they come, so that of a long backlog nothing goes up twice.
+        for start in range(0, max(len(ordered), 1), _AT_ONCE):
+            some = ordered[start : start + _AT_ONCE]
+            with ThreadPoolExecutor(_AT_ONCE) as pool:
+                list(pool.map(self._storage.keep, map(self._segment_key, some)))
+            self._put_list(self._known | set(some), num_finished)
+            self._known |= set(some)
+
+    def _put_list(self, numbers: set[int], num_finished: int) -> None:
+        content = _List(segments=tuple(_ranges(numbers)), num_finished=num_finished, machine=self._storage.machine())
         key, data = f"{self._key}/{self._lease.token:08d}.json", content.model_dump_json().encode()
         # Conditional, so that an earlier put of ours that was held up on its way cannot take its place.
         while not self._storage.put_if(key, data, self._storage.get(key)):
             self._lease.check()
-        self._known |= set(numbers)
 
     def send_new(self, journal: Journal) -> None:
         """Seal what has been recorded and send it up."""
@@ -205,8 +209,8 @@ class _Upload:
                 self._send_growing()
                 self._failing = False
             except RunError:
-                return  # The lease is lost: the next record says so.
-            except StorageError as error:
+                continue  # The lease is lost, and the next record says so; or it is renewed late, and this goes on.
+            except (StorageError, OSError) as error:
                 if not self._failing:
                     _log.warning("records stay on this machine until they can be sent up: %s", error)
                 self._failing = True

@@ -135,8 +135,11 @@ class Run:
         run = cls.open(root, run_id)
         differences = differing_keys(run.info.semantic, _plain(semantic_json))
         if differences and run.is_untouched():
+            before = storage.get(key)
             run.info = run.info.model_copy(update={"semantic": _plain(semantic_json), "seed": seed})
-            storage.put(key, _as_json(run.info))
+            # Of two at once with different configurations one gets the run; the other is told what differs.
+            if not storage.put_if(key, _as_json(run.info), before):
+                return cls.create_or_open(root, run_id, config_json, semantic_json, config_input, seed=seed)
         elif differences:
             more = len(differences) - _SHOWN_DIFFERENCES
             shown = "; ".join(differences[:_SHOWN_DIFFERENCES]) + (f"; and {more} more" if more > 0 else "")

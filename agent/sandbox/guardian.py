@@ -74,7 +74,7 @@ class Guardian:
         """
         number = next(_numbers)
         request = {"start": number, "argv": list(argv), "env": dict(env), "cwd": str(cwd)}
-        stdin, stdout, stderr, news = (os.pipe() for _ in range(4))
+        stdin, stdout, stderr, news = _pipes(4)
         theirs = (stdin[0], stdout[1], stderr[1], news[1])
         ours = (stdin[1], stdout[0], stderr[0], news[0])
         try:
@@ -143,3 +143,16 @@ def finish(guarded: Guarded, data: bytes, timeout_s: float) -> tuple[News, bytes
             if not more:
                 return News.read(text.decode()), guarded.stdout.read(65536), guarded.stderr.read(65536)
         raise TimeoutError(f"not ready within {timeout_s:g} s")
+
+
+def _pipes(count: int) -> list[tuple[int, int]]:
+    """So many pipes, or none: raises OSError where descriptors run out."""
+    pipes: list[tuple[int, int]] = []
+    try:
+        for _ in range(count):
+            pipes.append(os.pipe())
+    except OSError:
+        for end in itertools.chain(*pipes):
+            os.close(end)
+        raise
+    return pipes

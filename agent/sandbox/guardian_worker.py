@@ -70,7 +70,13 @@ def _serve(requests: socket.socket, started: dict[int, tuple[int, int]]) -> bool
             if number == request["kill"]:
                 _kill_group(pid)
         return True
-    pid = os.fork()
+    try:
+        pid = os.fork()
+    except OSError as error:  # No more processes: said of this one, while the others live on.
+        _tell(descriptors[3], error=str(error))
+        for descriptor in descriptors:
+            os.close(descriptor)
+        return True
     if pid == 0:
         _become(request, descriptors)
     news = descriptors.pop(3)

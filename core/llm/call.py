@@ -44,6 +44,8 @@ class Call:
     hedges: list[asyncio.Task[None]] = field(default_factory=list)
     hedge_at: float = 0.0
     """Not hedged again before this time."""
+    hedge_counted: bool = False
+    """Whether its newest hedge was one of the limited number."""
     known_late: bool = False
     rescue: Answer | Failure | None = None
     """What a hedge brought."""

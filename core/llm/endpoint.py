@@ -146,10 +146,6 @@ class Endpoint:
         if self._limit.refused(self.in_flight - 1):
             self.paused_until = max(self.paused_until, rest_until)
 
-    def overran(self, sent_at: float, now: float) -> None:
-        """The server did not answer in time."""
-        self._limit.overran(sent_at, now)
-
     def failed(self, at_once: bool) -> bool:
         """Count a failure; returns whether it took the endpoint down just now."""
         self.failures_in_a_row += 1

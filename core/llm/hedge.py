@@ -63,7 +63,8 @@ class Hedges:
 
     def postpone(self, call: Call) -> None:
         """A hedge found no endpoint: it counts for nothing, and may be tried at the next look."""
-        self._saved = min(_MOST_SAVED, self._saved + 1.0)
+        if call.hedge_counted:
+            self._saved = min(_MOST_SAVED, self._saved + 1.0)
         call.hedge_at = call.sent_at
 
     async def watch(
@@ -102,6 +103,7 @@ class Hedges:
         return late
 
     def _may_hedge(self, call: Call, down: bool) -> bool:
+        call.hedge_counted = False
         if call.hedged >= self._most_per_call:
             return False
         if down:
@@ -109,4 +111,5 @@ class Hedges:
         if self._saved < 1.0:
             return False
         self._saved -= 1.0
+        call.hedge_counted = True
         return True

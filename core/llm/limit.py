@@ -29,20 +29,18 @@ class InFlightLimit:
     def __init__(self, cap: int) -> None:
         self.value = min(cap, START)
         self._cap = cap
-        self._refusals = self._overruns = 0.0
+        self._refusals = 0.0
         self._growth = FIRST_GROWTH
         self._plateau: Plateau | None = Plateau(cap)
         self._hold_rounds = FIRST_HOLD_ROUNDS
         # Answers at the limit until the next step; 0 while it grows with every answer.
         self._answers_left = 0
         self._trying = False
-        self._cut_at = 0.0
 
     def answered(self, in_flight: int, sent_at: float, now: float) -> bool:
         """Note an answer, with so many requests in flight including its own; returns whether the limit rose."""
-        if self._refusals or self._overruns:
+        if self._refusals:
             self._refusals = max(0.0, self._refusals - FORGOTTEN_PER_ANSWER)
-            self._overruns = max(0.0, self._overruns - FORGOTTEN_PER_ANSWER)
         before, plateau = self.value, self._plateau
         if in_flight < before:  # it is not the limit that keeps requests away
             if plateau is not None:
@@ -83,16 +81,6 @@ class InFlightLimit:
             return False
         self._answers_left = 0
         return True
-
-    def overran(self, sent_at: float, now: float) -> None:
-        """Note a request that was not answered in time; several in a row halve the limit.
-
-        Once for all that were sent before the cut: they say nothing about the limit after it.
-        """
-        self._overruns = min(EVIDENCE, self._overruns + 1.0)
-        if self._overruns == EVIDENCE and sent_at >= self._cut_at:
-            self._cut(self.value // 2)
-            self._cut_at = now
 
     def _cut(self, value: int) -> None:
         if self._trying:

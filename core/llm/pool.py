@@ -227,7 +227,6 @@ class ModelPool:
         except TimeoutError:
             if call.rescue is not None:
                 return call.take_rescue()
-            endpoint.overran(sent_at, asyncio.get_running_loop().time())
             if call.deadline <= limit:
                 raise self._out_of_time(call, f"waiting for {endpoint.url}") from None
             raise Failure("timeout", f"no answer within {self.settings.request_timeout_s:g} s") from None
@@ -247,14 +246,11 @@ class ModelPool:
             endpoint.refused(endpoint.alive_at + max(self._backoff(1), failure.retry_after_s or 0.0))
         return failure
 
-    def _note_late(self, call: Call, endpoint: Endpoint) -> None:  # says little where others get answers
-        if endpoint.silent:
-            return
-        if endpoint.alive_at < call.sent_at:
+    def _note_late(self, call: Call, endpoint: Endpoint) -> None:
+        # Where others get answers it says nothing: some answers are longer than others.
+        if not endpoint.silent and endpoint.alive_at < call.sent_at:
             endpoint.silent = endpoint.usable
             self._outages.note_fault(endpoint, f"no answer within {self._hedges.threshold_s:.3g} s", at_once=True)
-        else:
-            endpoint.overran(call.sent_at, asyncio.get_running_loop().time())
 
     async def _hedge(self, late: Call) -> None:
         """Try a late call a second time beside the first, elsewhere if possible; deliver what ends it."""

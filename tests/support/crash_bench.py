@@ -39,6 +39,7 @@ seed = 7
 model = "treadle-tutor"
 tokenizer = "{folder}/tokenizer"
 endpoints = [{{ url = "{url}" }}]
+hedge_floor_s = 3600.0  # What a stopped process asks twice when it goes on is not what is counted here.
 
 [questions]
 sources = [{{ path = "{folder}/world/questions.jsonl", source_field = "source", split_field = "split" }}]

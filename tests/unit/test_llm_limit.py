@@ -84,21 +84,6 @@ def test_a_limit_grows_only_where_it_is_felt() -> None:
     assert limit.value == 256
 
 
-def test_requests_that_overran_halve_the_limit_once_for_all_that_were_sent_before() -> None:
-    limit = InFlightLimit(16)
-    for _ in range(3):
-        limit.overran(sent_at=1.0, now=2.0)
-    assert limit.value == 16
-    for _ in range(10):
-        limit.overran(sent_at=1.0, now=2.0)
-    assert limit.value == 8
-    limit.overran(sent_at=3.0, now=4.0)
-    assert limit.value == 4
-    for second in range(10, 90):
-        limit.overran(sent_at=second, now=second)
-    assert limit.value == 1
-
-
 def found_at(events: list[Event], fewest: float, most: float) -> int:
     """From which request on the limit stays in a range."""
     outside = [number for number, event in enumerate(events, 1) if not fewest <= event.limit <= most]
