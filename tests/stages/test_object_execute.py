@@ -409,3 +409,17 @@ def test_a_journal_that_lacks_a_listed_segment_is_not_used(run: Run, object_root
     run.storage.delete(doomed)
     execute(counting(), on_machine(object_root, tmp_path))
     assert CALLS == [0, 1, 2]
+
+
+def test_a_listed_segment_that_is_missing_is_sent_up_again_by_its_machine(
+    run: Run, object_root: str, tmp_path: Path
+) -> None:
+    execute_cut_off(run, 1)
+    execute_cut_off(run, 2)
+    other = on_machine(object_root, tmp_path)
+    doomed = next(key for key in other.storage.keys("runs/r1/journal") if key.endswith(".journal"))
+    other.storage.delete(doomed)
+    execute_cut_off(run, 0)
+    assert doomed in set(other.storage.keys("runs/r1/journal"))
+    execute(counting(), other)
+    assert CALLS == [2]
