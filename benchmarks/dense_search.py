@@ -46,7 +46,7 @@ TOP_N = 5
 SHARD = 4_096
 DOCUMENTS_PER_CENTRE = 1_000
 BLOCK = 256
-BATCHES = (8, 32)
+BATCHES = (8, 32, 64)
 IN_FLIGHT = 64
 COLD_STARTS = 3
 PLAIN = "plain faiss"
@@ -249,7 +249,7 @@ def exact_figures(exact: dict[str, Any], plain: dict[str, Any]) -> list[Figure]:
     alone_ms = exact["cpu_ms"]["1"]
     figures = [
         Figure(name="exact, one by one: CPU per query", value=alone_ms, unit="ms"),
-        Figure(name="exact, one by one: CPU beside plain faiss", value=alone_ms / plain["cpu_ms"]["1"]),
+        Figure(name="exact, one by one: CPU beside plain faiss", value=alone_ms / plain["cpu_ms"]["1"], at_most=1.5),
         Figure(name="exact: recall@5 beside plain faiss", value=recall(exact["found"], plain["found"]), at_least=0.999),
     ]
     for size in BATCHES:

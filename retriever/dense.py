@@ -6,6 +6,7 @@ The exact index is kept in faiss' own format, written shard by shard and memory-
 from __future__ import annotations
 
 import math
+import os
 import struct
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,6 +27,7 @@ _MOST_TIES: Final = 4_096
 _NOISE: Final = 1e-5
 """Inner products of unit vectors closer than this may be equal ones."""
 _MATRIX_FROM_QUERIES: Final = 4
+_READ_AHEAD_BYTES: Final = 1 << 20
 _TRAINING_PER_LIST: Final = 64
 _SUFFIXES = {"fp32": "Flat", "fp16": "SQfp16", "sq8": "SQ8"}
 
@@ -115,6 +117,11 @@ class VectorRanker:
         self.num_rows: int = index.ntotal
         self._parameters = _search_parameters(faiss, index, settings)
         self._is_exact = isinstance(index, faiss.IndexFlat | faiss.IndexScalarQuantizer)
+        if self._is_exact:
+            _read_ahead(path)
+        # From so many queries on, one matrix product answers all. faiss-cpu 1.15 counts their numbers and starts at
+        # 128,000, which leaves most batches as slow as their queries alone; for a single query the product is slower.
+        faiss.cvar.distance_compute_blas_threshold = _MATRIX_FROM_QUERIES * index.d
         self._stored = index
         self._index = _on_gpu(faiss, index, settings)
 
@@ -141,6 +148,19 @@ class VectorRanker:
         stored = self._stored.reconstruct_batch(np.ascontiguousarray(rows))
         again = (stored.astype(np.float64) * vector).sum(axis=1).astype(np.float32)
         return _ranking(rows, again)[:top_n]
+
+
+def _read_ahead(path: Path) -> None:
+    """Have the system read all of a file that every search goes through.
+
+    faiss maps it for access in any order, so each page of 4 KiB would be a read of its own when it is first touched.
+    """
+    if not hasattr(os, "posix_fadvise"):
+        return
+    with path.open("rb") as stream:
+        # The system cuts a longer request short.
+        for start in range(0, path.stat().st_size, _READ_AHEAD_BYTES):
+            os.posix_fadvise(stream.fileno(), start, _READ_AHEAD_BYTES, os.POSIX_FADV_WILLNEED)
 
 
 def _ranking(rows: Any, scores: Any) -> Ranking:
@@ -177,9 +197,6 @@ def import_faiss() -> Any:
         import faiss
     except ImportError:
         raise ConfigError("dense search needs faiss; install treadle with its extra dense") from None
-    # From so many queries on, one matrix product answers all. faiss-cpu 1.15 starts at 128,000, which
-    # leaves every batch as slow as its queries alone.
-    faiss.cvar.distance_compute_blas_threshold = _MATRIX_FROM_QUERIES
     return faiss
 
 
