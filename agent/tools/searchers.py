@@ -15,7 +15,7 @@ from treadle.retriever.config import IndexSettings
 from treadle.retriever.index import Hit, Index
 from treadle.retriever.opening import open_index
 
-_MAX_BATCH = 32
+_MAX_BATCH = 64
 """Queries that are encoded together."""
 
 

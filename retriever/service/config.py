@@ -23,7 +23,7 @@ class ServiceSettings(Section):
     """Environment variable with the token that callers send as `Authorization: Bearer ...`."""
     num_workers: int = Field(default=2, ge=1)
     """Threads that search at once; they share one index."""
-    max_batch: int = Field(default=32, ge=1)
+    max_batch: int = Field(default=64, ge=1)
     """Most queries that one worker searches together."""
     max_waiting: int = Field(default=1_024, ge=1)
     """Queries that may wait for a worker; more are refused with status 429."""

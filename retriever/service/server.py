@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import socket
 from collections.abc import Callable
 
@@ -24,7 +25,16 @@ def serve(settings: ServiceSettings, open_index: Callable[[], Index], on_listeni
     Raises ConfigError (no token, port in use) and what `open_index` raises.
     """
     failures: list[BaseException] = []
-    app = make_app(settings, lambda: asyncio.to_thread(open_index))
+
+    async def load() -> Index:
+        index = await asyncio.to_thread(open_index)
+        # What is there now stays: looking through all of it again and again would stop every search for a tenth of a
+        # second.
+        gc.collect()
+        gc.freeze()
+        return index
+
+    app = make_app(settings, load)
     config = uvicorn.Config(
         app,
         log_config=None,
