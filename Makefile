@@ -52,28 +52,28 @@ flows: $(INSTALLED) ## Tests with a real Prefect server and worker
 	@echo "==> flow tests"
 	@$(PYTEST) tests/flows
 
-test: ## lint, unit, stages and flows (no engines; about 4 minutes on 2 cores)
-	@echo "make test: lint, unit, stage and flow tests; about 4 minutes on 2 cores, plus 1 for the first installation"
+test: ## lint, unit, stages and flows (no engines; about 10 minutes on 2 cores)
+	@echo "make test: lint, unit, stage and flow tests; about 10 minutes on 2 cores, plus 2 for the first installation"
 	@for part in lint unit stages flows; do SECONDS=0; $(MAKE) --no-print-directory $$part; echo "==> $$part took $$SECONDS s"; done
 
 test-e2e: $(INSTALLED) ## Tests with real engines (vLLM on the CPU; installs it on first use)
-	@echo "make test-e2e: tests with a real model on vLLM; the first run installs it (about 5 minutes, 3 GB in the cache)"
+	@echo "make test-e2e: tests with a real model on vLLM; the first run installs it (about 7 minutes, 3 GB in the cache)"
 	@SECONDS=0; $(PYTEST) -s tests/e2e $(E2E_ARGS); echo "==> e2e took $$SECONDS s"
 
 parity: $(INSTALLED) ## FlashRAG's own retriever beside ours (the first use installs it: 1.8 GB in the cache)
 	@$(PYTEST) -s tests/parity
 
-sweep: $(INSTALLED) ## 200 kill points, every fault at every step, 10,000 histories (about half an hour)
+sweep: $(INSTALLED) ## 200 kill points, every fault at every step, 10,000 histories (takes long)
 	@echo "make sweep: a run killed at 200 moments, every fault at every step and every size of a full disk, 10,000 histories"
 	@TREADLE_KILL_POINTS=200 $(PYTEST) -n 3 tests/stages/test_crash.py
 	@TREADLE_KILL_POINTS=50 $(PYTEST) -n 2 tests/stages/test_sandbox_kill.py
 	@TREADLE_FAULT_STRIDE=1 TREADLE_HISTORIES=10000 $(PYTEST) -n 2 --dist worksteal tests/stages/test_faults*.py tests/stages/test_histories.py
 	@TREADLE_FAULT_STRIDE=1 TREADLE_KILL_POINTS=100 $(PYTEST) -n 2 tests/stages/test_object_*.py
 
-chaos: $(INSTALLED) ## 2,000 rollouts against servers that fail in every way (8 minutes)
+chaos: $(INSTALLED) ## 2,000 rollouts against servers that fail in every way
 	@TREADLE_CHAOS_ROLLOUTS=$${TREADLE_CHAOS_ROLLOUTS:-2000} $(PYTEST) -s tests/stages/test_chaos.py
 
-bench: $(INSTALLED) ## All benchmarks and the bounds that they are meant to keep (about 45 minutes on an idle machine)
+bench: $(INSTALLED) ## All benchmarks and the bounds that they are meant to keep (takes long, on an idle machine)
 	@$(BIN)/python benchmarks/run.py $(BENCH_ARGS)
 
 docs: $(INSTALLED) ## Generate docs/reference from the code

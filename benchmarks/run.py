@@ -1,7 +1,7 @@
 """All benchmarks, one after another, as one table of figures and the bounds that they are meant to keep.
 
-    python benchmarks/run.py                        # about 45 minutes; what docs/measurements.md was made with
-    python benchmarks/run.py --sample               # small sizes, about 2 minutes: shows that all of them work
+    python benchmarks/run.py                        # the sizes of docs/measurements.md
+    python benchmarks/run.py --sample               # small sizes: whether they work, not how fast
     python benchmarks/run.py --only journal harness --output figures.json
 
 Each is a command of its own with `--help`. They need an otherwise idle machine. A bound that is missed is shown and

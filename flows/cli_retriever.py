@@ -70,17 +70,10 @@ def _open(settings: IndexSettings) -> Index:
     """The index, with progress on standard error while it is built."""
     from treadle.flows.terminal import TerminalProgress
     from treadle.retriever.opening import open_index
+    from treadle.retriever.stage import Steps
 
     with TerminalProgress("index") as progress:
-        shown: dict[str, int] = {}
-
-        def report(what: str, done: int, total: int | None) -> None:
-            if what not in shown:
-                progress.start(total or 0, 0, what)
-            progress.advance(done - shown.get(what, 0))
-            shown[what] = done
-
-        return open_index(settings, report)
+        return open_index(settings, Steps(progress))
 
 
 @retriever.command(epilog="Example:  treadle retriever build --corpus wiki.jsonl --engine hybrid")

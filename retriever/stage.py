@@ -20,7 +20,7 @@ from treadle.retriever.opening import open_index
 def run_index(context: StageContext) -> Mapping[str, Any]:
     """Build or find the index of the settings and write one row about it."""
     settings: IndexSettings = context.settings
-    with open_index(settings, _Shown(context.progress)) as index:
+    with open_index(settings, Steps(context.progress)) as index:
         info = index.info
         identity = info.metadata["identity"]
         context.write(
@@ -40,14 +40,15 @@ def run_index(context: StageContext) -> Mapping[str, Any]:
         return {"num_documents": info.num_documents, "num_bytes": info.num_bytes}
 
 
-class _Shown:
-    """Hands the builder's counts on as steps."""
+class Steps:
+    """Shows the counts of a builder as steps of progress; what `open_index` may be told to notify."""
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
         self._done: dict[str, int] = {}
 
     def __call__(self, what: str, done: int, total: int | None) -> None:
+        """So many documents are done of what is being made now."""
         if what not in self._done:
             self._progress.start(total or 0, 0, what)
         self._progress.advance(done - self._done.get(what, 0))

@@ -1,6 +1,6 @@
 """Treadle beside its peers: the same work by each, against the same server, one after the other.
 
-    python benchmarks/peers/compare.py                                 everything, about half an hour on 2 idle cores
+    python benchmarks/peers/compare.py                                 everything
     python benchmarks/peers/compare.py --only treadle inspect --rollouts 512 --json
     python benchmarks/peers/compare.py --no-install                    only what is installed already; says what is not
 
