@@ -164,6 +164,10 @@ class RetrievalService:
         except TreadleError as error:
             _log.error("a search failed: %s", one_line(str(error)))
             raise Refused(503 if error.retryable else 500, one_line(str(error))) from error
+        # What nobody foresaw ends the request with an answer, not with a traceback at whoever runs the service.
+        except Exception as error:
+            _log.error("a search failed unexpectedly: %s: %s", type(error).__name__, one_line(str(error)))
+            raise Refused(500, "the search failed; the service's log says why") from error
         for query, ranking in zip(queries, found, strict=True):
             self._cache.put(query, top_n, ranking)
         return found

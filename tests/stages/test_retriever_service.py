@@ -224,6 +224,11 @@ async def test_a_failed_search_says_why_and_the_service_goes_on(index: HeldIndex
         assert status == 503 and "the encoder" in answer["detail"] and "\x1b" not in answer["detail"]
         index.failure = DataError("the index is damaged")
         assert (await client.post("/search", {"query": "red"}))[0] == 500
+        index.failure = RuntimeError("a bug of the engine")
+        assert await client.post("/search", {"query": "red"}) == (
+            500,
+            {"detail": "the search failed; the service's log says why"},
+        )
         index.failure = None
         assert (await client.post("/search", {"query": "red"}))[0] == 200
 
