@@ -12,11 +12,12 @@ import contextlib
 import logging
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import orjson
 
+from treadle.agent.crew import Crew
 from treadle.agent.environment import Question, ToolEnvironment
 from treadle.agent.metering import Meter, TokenBudget
 from treadle.agent.rollout import (
@@ -36,11 +37,7 @@ from treadle.core.chat import ChatTokenizer
 from treadle.core.errors import (
     ConfigError,
     EndpointUnavailable,
-    ModelError,
-    RolloutsOwed,
     StageFailed,
-    ToolError,
-    TreadleError,
 )
 from treadle.core.llm.config import ModelSettings
 from treadle.core.llm.pool import ModelPool
@@ -84,24 +81,6 @@ class JournalMemory:
         self.journal.append(self.owner, unit, value)
 
 
-@dataclass(slots=True)
-class _Pass:
-    """What one pass over the open rollouts came to."""
-
-    errors: dict[str, str] = field(default_factory=dict)
-    retryable: bool = False
-    in_a_row: int = 0
-    first: str = ""
-
-    def owe(self, key: str, error: Exception) -> None:
-        """Note a rollout that could not be finished."""
-        cause = str(error) if isinstance(error, TreadleError) else f"{type(error).__name__}: {error}"
-        self.errors[key] = cause
-        self.first = self.first or cause
-        self.retryable |= isinstance(error, TreadleError) and error.retryable
-        self.in_a_row += 1
-
-
 class RolloutsRun:
     """One attempt of the stage."""
 
@@ -120,7 +99,9 @@ class RolloutsRun:
         self._tokens = 0
         self._started = 0.0
         self._num_finished = 0
-        self._last = _Pass()
+        self._crew = Crew(self._options, self._open_jobs, self._make, noun="rollouts")
+        self._engine: RolloutEngine | None = None
+        self._tools: dict[str, Tool] = {}
         self._sandbox_facts: dict[str, str] = {}
 
     async def run(self) -> dict[str, Any]:
@@ -135,7 +116,12 @@ class RolloutsRun:
         self._context.progress.start(self._num_jobs, self._num_finished, "rollouts")
         if self._num_finished < self._num_jobs:
             await self._finish_open()
-        self._judge()
+        self._crew.settle(
+            str(self._context.address),
+            self._num_jobs,
+            self._num_jobs - self._num_finished,
+            accept_failures=self._context.accept_failures,
+        )
         return self._write()
 
     async def _finish_open(self) -> None:
@@ -146,15 +132,15 @@ class RolloutsRun:
                 pool = await stack.enter_async_context(ModelPool(settings.model_name, settings.model))
                 await pool.check()
                 summarizer = await self._summarizer(pool, stack)
-                tools = {}
                 for tool in make_tools(settings.environment, summarizer):
-                    tools[tool.name] = await stack.enter_async_context(tool)
+                    self._tools[tool.name] = await stack.enter_async_context(tool)
                 self._sandbox_facts = sandbox_facts(settings.environment)
-                await self._passes(self._engine(pool), tools)
+                self._engine = self._make_engine(pool)
+                await self._crew.work(self._num_jobs - self._num_finished)
         except EndpointUnavailable as error:
             if not self._context.accept_failures:
                 raise
-            self._last.first = self._last.first or str(error)
+            self._crew.last.first = self._crew.last.first or str(error)
 
     async def _summarizer(self, pool: ModelPool, stack: contextlib.AsyncExitStack) -> Summarizer | None:
         """What summarizes the documents that searches find, if anything does; `pool` is the agent's model."""
@@ -178,7 +164,7 @@ class RolloutsRun:
             max_model_len=pool.facts.max_model_len,
         )
 
-    def _engine(self, pool: ModelPool) -> RolloutEngine:
+    def _make_engine(self, pool: ModelPool) -> RolloutEngine:
         facts, environment, tokenizer = pool.facts, self._settings.environment, self._tokenizer
         assert facts is not None
         ids_mode = facts.token_ids and tokenizer is not None
@@ -222,58 +208,23 @@ class RolloutsRun:
             call.prompt_tokens + call.completion_tokens for call in summaries
         )
 
-    async def _passes(self, engine: RolloutEngine, tools: Mapping[str, Tool]) -> None:
-        for number in range(self._options.owed_retries + 1):
-            if number:
-                pause_s = self._options.owed_pause_s * 2 ** (number - 1)
-                _log.warning("%d rollouts are owed, trying again in %g s", len(self._last.errors), pause_s)
-                await asyncio.sleep(pause_s)
-            self._last = _Pass()
-            await self._one_pass(engine, tools)
-            if not self._last.retryable:
-                break
+    def _open_jobs(self) -> Iterator[_Job]:
+        return (job for job in self._jobs() if not self._journal.is_finished(job.key))
 
-    async def _one_pass(self, engine: RolloutEngine, tools: Mapping[str, Tool]) -> None:
-        jobs = (job for job in self._jobs() if not self._journal.is_finished(job.key))
-        number = min(self._options.max_concurrent, self._num_jobs - self._num_finished)
-        workers = [asyncio.create_task(self._work(jobs, engine, tools, 2 * number + 8)) for _ in range(number)]
-        try:
-            await asyncio.gather(*workers)
-        finally:
-            for worker in workers:
-                worker.cancel()
-            await asyncio.gather(*workers, return_exceptions=True)
-
-    async def _work(
-        self, jobs: Iterator[_Job], engine: RolloutEngine, tools: Mapping[str, Tool], give_up_after: int
-    ) -> None:
-        """Take rollouts from the stream until it ends, or until nothing but failures came for a while."""
-        for job in jobs:
-            await self._make(job, engine, tools)
-            if self._last.in_a_row >= give_up_after:
-                return
-
-    async def _make(self, job: _Job, engine: RolloutEngine, tools: Mapping[str, Tool]) -> None:
+    async def _make(self, job: _Job) -> None:
+        assert self._engine is not None
         loop = asyncio.get_running_loop()
         started = loop.time()
         head = self._head(job)
         memory: Memory = JournalMemory(self._journal, job.key)
-        environment = ToolEnvironment(self._settings.environment, tools)
-        try:
-            trajectory = await engine.roll_out(
-                environment,
-                Question.from_row(job.question),
-                seed=head["seed"],
-                deadline=started + self._settings.environment.rollout_time_s,
-                memory=memory,
-            )
-        except Exception as error:
-            if not _is_owed(error):
-                raise
-            _log.warning("rollout %s is owed: %s", job.key, error, exc_info=not isinstance(error, TreadleError))
-            self._last.owe(job.key, error)
-            return
-        self._last.in_a_row = 0
+        environment = ToolEnvironment(self._settings.environment, self._tools)
+        trajectory = await self._engine.roll_out(
+            environment,
+            Question.from_row(job.question),
+            seed=head["seed"],
+            deadline=started + self._settings.environment.rollout_time_s,
+            memory=memory,
+        )
         self._finish(head, trajectory, loop.time() - started)
 
     def _finish(self, head: Mapping[str, Any], trajectory: Trajectory, seconds: float) -> None:
@@ -287,22 +238,6 @@ class RolloutsRun:
         self._tokens += trajectory.usage.completion_tokens
         rate = self._tokens / max(asyncio.get_running_loop().time() - self._started, 1e-3)
         self._context.progress.advance(1, tokens_per_s=round(rate), **self._statuses)
-
-    def _judge(self) -> None:
-        """Raise where less was made than asked for and the user has not accepted that."""
-        num_owed = self._num_jobs - self._num_finished
-        if not num_owed:
-            return
-        what = f"{self._context.address}: {num_owed} of {self._num_jobs} rollouts could not be finished"
-        cause = f"first cause: {self._last.first}"
-        if not self._context.accept_failures:
-            remedy = "run again to retry them, or accept them as failed rows"
-            raise RolloutsOwed(f"{what}; {cause}; {remedy}", retryable=self._last.retryable)
-        if num_owed > self._options.max_error_rate * self._num_jobs:
-            raise StageFailed(
-                f"{what}, more than max_error_rate = {self._options.max_error_rate:g} allows; {cause}; "
-                "run again to retry them"
-            )
 
     def _write(self) -> dict[str, Any]:
         totals: Counter[str] = Counter()
@@ -318,7 +253,7 @@ class RolloutsRun:
                 for name in _SUMMARY:
                     totals[name] += stored["telemetry"][name]
             else:
-                error = self._last.errors.get(job.key, self._last.first)
+                error = self._crew.last.errors.get(job.key, self._crew.last.first)
                 row = failed_row(self._head(job), error, self._environment_digest, self._tokenizer_digest)
             rows.append(row)
             statuses[row["status"]] += 1
@@ -382,13 +317,6 @@ def _load_tokenizer(name: str, model: ModelSettings, digest: str) -> ChatTokeniz
     if digest not in ("", tokenizer.digest):
         raise ConfigError(f"models.{name}: the tokenizer in {folder} is not the one that this run was made with")
     return tokenizer
-
-
-def _is_owed(error: Exception) -> bool:
-    """Whether a rollout is owed for this error; others (a budget, a full disk, a broken tool) stop the stage."""
-    if isinstance(error, TreadleError):
-        return isinstance(error, ModelError) or (isinstance(error, ToolError) and error.retryable)
-    return True
 
 
 def run(context: StageContext) -> Mapping[str, Any]:
