@@ -207,10 +207,11 @@ class RolloutEngine:
     def render(self, messages: Sequence[Mapping[str, str]]) -> str:
         """The prompt as text, for text mode."""
         renderer = self.codec or self.renderer
-        return renderer.render(messages) if renderer else _chatml(messages)
+        return renderer.render(messages) if renderer else render_chatml(messages)
 
 
-def _chatml(messages: Sequence[Mapping[str, str]]) -> str:
+def render_chatml(messages: Sequence[Mapping[str, str]]) -> str:
+    """Messages as plain ChatML with the assistant's turn begun, for models without a known template."""
     turns = "".join(f"<|im_start|>{message['role']}\n{message['content']}<|im_end|>\n" for message in messages)
     return f"{turns}<|im_start|>assistant\n"
 

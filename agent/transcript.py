@@ -17,7 +17,7 @@ from treadle.agent.environment import CallRecord
 from treadle.agent.protocol import RESULT, Protocol, Segment, cut_after_first_close, render, tokenise
 
 ORIGIN_SYSTEM, ORIGIN_SAMPLED, ORIGIN_REENCODED = 0, 1, 2
-"""Where an id came from: a tool's result, the model, or model text encoded anew after a cut inside a token."""
+"""Where an id came from: a tool's result, the model, or model text encoded anew: cut inside a token, or put in."""
 
 
 class Codec(TypingProtocol):
@@ -221,6 +221,23 @@ class Transcript:
         stretch.text = cut_after_first_close(whole, self._protocol)
         self.wasted_tokens += round(completion_tokens * (len(whole) - len(stretch.text)) / len(text))
         return True
+
+    def insert(self, text: str) -> None:
+        """Append model text that was not sampled here, as if the model went on with it."""
+        stretch = self._open_stretch()
+        if self._codec is not None:
+            new = self._codec.encode(text)
+            text = self._codec.decode(new)
+            self.ids.fromlist(new)
+            self.origins += bytes([ORIGIN_REENCODED]) * len(new)
+        stretch.text, stretch.end = stretch.text + text, len(self.ids)
+
+    def prefix(self, calls: Sequence[CallRecord], turn: int) -> Prefix:
+        """All of it, to be continued after `calls`, in turn `turn`."""
+        segments = tuple(self.segments())
+        last = segments[-1] if segments else None
+        pending = last is not None and (_is_call(last, self._protocol) or _is_answer(last, self._protocol))
+        return Prefix(segments, tuple(self.ids), tuple(self.origins), tuple(calls), turn, pending)
 
     def append_block(self, block: str) -> None:
         """Append text that the system wrote, encoded alone."""

@@ -29,6 +29,14 @@ def _field(name: str, type_: pa.DataType, doc: str, *, nullable: bool = False) -
     return pa.field(name, type_, nullable=nullable, metadata={"doc": doc})
 
 
+def _renamed(schema: pa.Schema, **docs: str) -> list[pa.Field]:
+    """The columns of another table, some of them with another meaning."""
+    return [
+        _field(field.name, field.type, docs[field.name], nullable=field.nullable) if field.name in docs else field
+        for field in schema
+    ]
+
+
 _STRINGS = pa.list_(pa.string())
 
 QUESTIONS = Table(
@@ -145,6 +153,89 @@ ROLLOUTS = Table(
     "Trajectories of an agent, nothing scored.",
 )
 
+POOLS = Table(
+    "pools",
+    1,
+    ("rollout_key",),
+    pa.schema(
+        [
+            *_renamed(
+                ROLLOUTS.schema,
+                rollout_key="16 hex digits: digest of question, model, round, operator and parent",
+                sample_index="place in the question's pool, from 0",
+                operator="what made the trajectory: initial, rerollout, redundant_mod, global_refine, self_correct, "
+                "hint_step, hint_tail, reflect, or one of the user's",
+                parents="key of the trajectory that was edited or followed; empty for initial ones",
+                round="flywheel round that made it; 0 for initial ones",
+                prompt_tokens="of the policy, summed over its requests; a prefix costs nothing again",
+                completion_tokens="sampled by the policy",
+            ),
+            _field("prediction", pa.string(), "extracted answer; empty where there is none"),
+            _field("correct", pa.bool_(), "the judge's verdict; null where it is unknown, never right", nullable=True),
+            _field("score", pa.float64(), "1 or 0 for math and choice, F1 for qa; null if unknown", nullable=True),
+            _field("f1", pa.float64(), "token F1 of the prediction, best over the gold answers"),
+            _field("judge", pa.string(), "JSON object {method, raw, error}: what decided, the judge model's replies"),
+            _field("edit_step", pa.int32(), "1-based step of the parent that was edited or followed", nullable=True),
+            _field("edit_text", pa.string(), "the hint, the analysis or the new step; empty without"),
+            _field("prompts", pa.string(), "JSON object: prompt used -> its digest"),
+            _field("models", pa.string(), "JSON object: role -> model that played it here"),
+            _field("usage", pa.string(), "JSON object: role -> {calls, prompt_tokens, completion_tokens}"),
+        ]
+    ),
+    "Trajectories of the flywheel: initial rollouts and what operators made of them, judged.",
+)
+
+POOL_QUESTIONS = Table(
+    "pool_questions",
+    1,
+    ("question_key",),
+    pa.schema(
+        [
+            _field("question_key", pa.string(), "the question"),
+            _field("dataset", pa.string(), "copied from the question"),
+            _field("domain", pa.string(), "copied from the question"),
+            _field(
+                "status",
+                pa.string(),
+                "ok; partial: an operator failed; timeout: its time was up; failed: infrastructure, accepted",
+            ),
+            _field("error", pa.string(), "cause, where the status is not ok", nullable=True),
+            _field("num_rounds", pa.int32(), "rounds done"),
+            _field("num_trajectories", pa.int32(), "in its pool"),
+            _field("num_correct", pa.int32(), "of these, with a right answer"),
+            _field("initial_correct", pa.bool_(), "whether an initial rollout was right"),
+            _field(
+                "usage", pa.string(), "JSON object: role -> {calls, prompt_tokens, completion_tokens}, all together"
+            ),
+        ]
+    ),
+    "How the flywheel went, per question.",
+)
+
+POOL_EVENTS = Table(
+    "pool_events",
+    1,
+    ("question_key", "event_index"),
+    pa.schema(
+        [
+            _field("question_key", pa.string(), "the question"),
+            _field("event_index", pa.int32(), "from 0, in the order of rounds and operators"),
+            _field("round", pa.int32(), "flywheel round"),
+            _field("operator", pa.string(), "operator that was applied"),
+            _field("parent", pa.string(), "trajectory that it was applied to"),
+            _field("parent_correct", pa.bool_(), "whether that one was right"),
+            _field("outcome", pa.string(), "produced, duplicate, rejected or failed"),
+            _field("reason", pa.string(), "why it was rejected or failed; empty where it produced"),
+            _field("reply", pa.string(), "the model's reply that was rejected, as it came"),
+            _field("error", pa.string(), "what failed", nullable=True),
+            _field("rollout_key", pa.string(), "the trajectory it made, or the one that it repeats", nullable=True),
+            _field("usage", pa.string(), "JSON object: role -> {calls, prompt_tokens, completion_tokens}"),
+        ]
+    ),
+    "Every application of an operator, and what came of it.",
+    required=False,
+)
+
 ROLLOUT_TELEMETRY = Table(
     "rollout_telemetry",
     2,
@@ -249,5 +340,17 @@ SUMMARY = Table(
 )
 
 TABLES: dict[str, Table] = {
-    table.kind: table for table in (QUESTIONS, QUARANTINE, INDEXES, ROLLOUTS, ROLLOUT_TELEMETRY, SCORES, SUMMARY)
+    table.kind: table
+    for table in (
+        QUESTIONS,
+        QUARANTINE,
+        INDEXES,
+        ROLLOUTS,
+        ROLLOUT_TELEMETRY,
+        POOLS,
+        POOL_QUESTIONS,
+        POOL_EVENTS,
+        SCORES,
+        SUMMARY,
+    )
 }

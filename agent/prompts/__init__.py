@@ -6,12 +6,24 @@ read as templates themselves, and a missing one is an error.
 
 from __future__ import annotations
 
+import re
 from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import jinja2
+
+
+_CONTROL_TOKEN = re.compile(
+    r"<(?=[|\uff5c]|/?s>|(?:start|end)_of_turn>|(?:bos|eos|pad|unk)>)|\[(?=/?(?:INST|SYS)\])", re.I
+)
+
+
+def as_data(text: str) -> str:
+    """Text of others as it goes into a prompt: no spelling of a control token, no lone surrogate."""
+    text = _CONTROL_TOKEN.sub(lambda match: "&lt;" if match[0] == "<" else "&#91;", text)
+    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
 @cache

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from treadle.agent.prompts import render_prompt, system_prompt, template_source
+from treadle.agent.prompts import as_data, render_prompt, system_prompt, template_source
 from treadle.agent.protocol import TOOL_PROTOCOL
 from treadle.agent.tools.outcome import CallContext
 from treadle.core.errors import ContextTooLong
@@ -27,9 +27,6 @@ _WHOLE_ENTRIES = 5
 _LAST_ENTRIES = 4
 
 _BLOCK_TAG = re.compile(r"<(?=\s*/?\s*(?:question|reasoning|query|documents)\b)", re.IGNORECASE)
-_CONTROL_TOKEN = re.compile(
-    r"<(?=[|\uff5c]|/?s>|(?:start|end)_of_turn>|(?:bos|eos|pad|unk)>)|\[(?=/?(?:INST|SYS)\])", re.I
-)
 _MARKER = re.compile(r"\*{2,}\s*(Final Information)\s*\*{2,}", re.IGNORECASE)
 _SEARCH = TOOL_PROTOCOL.by_name["search"]
 _RESULT = TOOL_PROTOCOL.by_name["result"]
@@ -169,6 +166,4 @@ def _within(documents: Sequence[str], num_chars: int) -> list[str]:
 
 def _as_data(text: str) -> str:
     """Text that can neither end its block, nor stand for a control token, nor for the marker."""
-    text = _MARKER.sub(r"\1", _BLOCK_TAG.sub("&lt;", text))
-    text = _CONTROL_TOKEN.sub(lambda match: "&lt;" if match[0] == "<" else "&#91;", text)
-    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace").strip()
+    return as_data(_MARKER.sub(r"\1", _BLOCK_TAG.sub("&lt;", text))).strip()

@@ -1,0 +1,68 @@
+"""The flywheel's operators, one file each (arXiv 2601.06860), and how they are found by name."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Sequence
+from importlib.metadata import entry_points
+
+from treadle.core.errors import ConfigError
+from treadle.datagen.operators.base import Operator
+
+SHIPPED = {
+    "rerollout": "treadle.datagen.operators.rerollout:Rerollout",
+    "redundant_mod": "treadle.datagen.operators.redundant_modification:RedundantModification",
+    "global_refine": "treadle.datagen.operators.global_refinement:GlobalRefinement",
+    "self_correct": "treadle.datagen.operators.self_correction:SelfCorrection",
+    "hint_step": "treadle.datagen.operators.hint_after_step:HintAfterStep",
+    "hint_tail": "treadle.datagen.operators.hint_at_tail:HintAtTail",
+    "reflect": "treadle.datagen.operators.reflection:Reflection",
+}
+"""Short name -> class; the name is the operator's own and stands in the rows."""
+
+GROUP = "treadle.operators"
+"""Entry points of this group are known by their names."""
+
+_NAME = re.compile(r"[a-z][a-z0-9_]{0,39}")
+
+
+def load_operators(names: Sequence[str]) -> list[Operator]:
+    """The operators in the order of their names; raises ConfigError for an unknown or doubled one."""
+    operators = [_load(name) for name in names]
+    taken = [operator.name for operator in operators]
+    if twice := {name for name in taken if taken.count(name) > 1}:
+        raise ConfigError(f"pools.operators: {min(twice)!r} is there twice")
+    return operators
+
+
+def operator_versions(names: Sequence[str]) -> dict[str, int]:
+    """Name -> version of the operators, for fingerprints."""
+    return {operator.name: operator.version for operator in load_operators(names)}
+
+
+def _load(name: str) -> Operator:
+    place = SHIPPED.get(name) or _entry_point(name) or name
+    module, colon, attribute = place.partition(":")
+    if not colon:
+        raise ConfigError(
+            f"pools.operators: {name!r} is not known; there are {', '.join(SHIPPED)}, and module:Class for your own"
+        )
+    try:
+        operator: Operator = getattr(importlib.import_module(module), attribute)()
+    except (ImportError, AttributeError, TypeError) as error:
+        raise ConfigError(f"pools.operators: {name!r} cannot be loaded: {error}") from error
+    for attribute, kind in (("name", str), ("version", int), ("branch", str)):
+        if not isinstance(getattr(operator, attribute, None), kind):
+            raise ConfigError(f"pools.operators: {name!r} has no {attribute} ({kind.__name__})")
+    if not _NAME.fullmatch(operator.name) or operator.branch not in ("correct", "incorrect"):
+        raise ConfigError(
+            f"pools.operators: {name!r} calls itself {operator.name!r} on branch {operator.branch!r}; "
+            "a name is a word in small letters, a branch `correct` or `incorrect`"
+        )
+    return operator
+
+
+def _entry_point(name: str) -> str | None:
+    found = {point.name: point.value for point in entry_points(group=GROUP)}
+    return found.get(name)

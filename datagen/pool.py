@@ -1,0 +1,85 @@
+"""The pool of one question: its trajectories, what made them, and which of them is taken up next."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+
+from treadle.agent.environment import Ledger
+from treadle.agent.judges.base import Verdict
+from treadle.agent.rollout import Trajectory
+
+
+@dataclass(slots=True)
+class RoleUsage:
+    """What a role cost."""
+
+    calls: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+    def add(self, prompt_tokens: int, completion_tokens: int, calls: int = 1) -> None:
+        """Count answers of a model."""
+        self.calls += calls
+        self.prompt_tokens += prompt_tokens
+        self.completion_tokens += completion_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A trajectory in a pool.
+
+    Attributes:
+        key: 16 hex digits, the row's key.
+        index: Place in the pool; 0 is the first initial rollout.
+        round: Flywheel round that made it; 0 for initial rollouts.
+        operator: What made it.
+        parent: Key of the trajectory that was edited or followed; None for initial rollouts.
+        seed: From which its turns' seeds derive.
+        trajectory: What the agent did.
+        prediction: The extracted answer.
+        verdict: Of the judge.
+        f1: Token F1 of the prediction, best over the gold answers; ranks qa trajectories.
+        edit_step: 1-based step of the parent that was replaced or followed by a hint.
+        edit_text: The hint, the analysis or the new step.
+        prompts: Name of each prompt that was used -> its digest.
+        usage: Role -> cost of making and judging it.
+    """
+
+    key: str
+    index: int
+    round: int
+    operator: str
+    parent: str | None
+    seed: int
+    trajectory: Trajectory
+    prediction: str
+    verdict: Verdict
+    f1: float
+    edit_step: int | None = None
+    edit_text: str = ""
+    prompts: dict[str, str] = field(default_factory=dict)
+    usage: dict[str, RoleUsage] = field(default_factory=dict)
+
+    @property
+    def num_calls(self) -> int:
+        """Calls the agent asked for, from the ledger."""
+        return Ledger(self.trajectory.calls).requested.total()
+
+    @property
+    def correct(self) -> bool:
+        """Whether it is known to be right; an unknown verdict is not."""
+        return self.verdict.correct is True
+
+
+def ranked(pool: Sequence[Entry], domain: str) -> list[Entry]:
+    """Best first: right before wrong (qa: higher F1), then fewer calls, then age."""
+    if domain == "qa":
+        return sorted(pool, key=lambda entry: (-entry.f1, entry.num_calls, entry.index))
+    return sorted(pool, key=lambda entry: (not entry.correct, entry.num_calls, entry.index))
+
+
+def best_unexpanded(pool: Sequence[Entry], domain: str, expanded: Collection[int]) -> Entry:
+    """The best trajectory that was not expanded yet; where all were, the best one."""
+    order = ranked(pool, domain)
+    return next((entry for entry in order if entry.index not in expanded), order[0])

@@ -1,0 +1,101 @@
+"""Prompts of the flywheel's operators, one pair of files each, in our own words after arXiv 2601.06860.
+
+`<name>_system.txt` is the system message, `<name>.jinja` the user message. A folder of the user's may replace any of
+the files. Values are data: in them the markers of control tokens are broken up, they are never read as templates, and a
+missing one is an error. Each prompt has a digest, which stands in the rows that it helped to make.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from treadle.agent.prompts import as_data
+from treadle.core.config import digest_json
+from treadle.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    import jinja2
+
+PROMPTS = ("redundancy", "refine_thoughts", "locate_flaw", "analyse_flaw", "replace_step", "reflect")
+"""Names of the prompts."""
+
+
+@dataclass(frozen=True)
+class PromptSet:
+    """The prompts in force: those shipped, or where `folder` has a file of the same name, that one."""
+
+    folder: Path | None = None
+    _templates: dict[str, jinja2.Template] = field(default_factory=dict, compare=False)
+
+    @cached_property
+    def texts(self) -> dict[str, tuple[str, str]]:
+        """Name -> texts of the two files; raises ConfigError for a file that cannot be read or belongs to nothing."""
+        if self.folder is not None:
+            self._check_folder(self.folder)
+        return {name: (self._read(f"{name}_system.txt"), self._read(f"{name}.jinja")) for name in PROMPTS}
+
+    def digest(self, name: str) -> str:
+        """16 hex digits of a prompt's texts."""
+        return digest_json(self.texts[name])[:16]
+
+    def digests(self) -> dict[str, str]:
+        """Name -> digest of all prompts."""
+        return {name: self.digest(name) for name in PROMPTS}
+
+    def messages(self, name: str, values: Mapping[str, object]) -> list[dict[str, str]]:
+        """System and user message of a prompt; texts among the values (also in lists) are made harmless.
+
+        Raises ConfigError where the template asks for a value that is not there.
+        """
+        import jinja2
+
+        safe = {key: _safe(value) for key, value in values.items()}
+        try:
+            user = self._template(name).render(**safe).rstrip("\n")
+        except jinja2.UndefinedError as error:
+            raise ConfigError(f"prompt {name}.jinja: {error.message}; it knows {', '.join(sorted(safe))}") from None
+        return [{"role": "system", "content": self.texts[name][0]}, {"role": "user", "content": user}]
+
+    def _template(self, name: str) -> jinja2.Template:
+        import jinja2
+
+        if name not in self._templates:
+            environment = jinja2.Environment(undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+            try:
+                self._templates[name] = environment.from_string(self.texts[name][1])
+            except jinja2.TemplateSyntaxError as error:
+                raise ConfigError(f"prompt {name}.jinja, line {error.lineno}: {error.message}") from None
+        return self._templates[name]
+
+    def _read(self, file: str) -> str:
+        own = self.folder / file if self.folder is not None else None
+        if own is not None and own.exists():
+            try:
+                return own.read_text(encoding="utf-8").removesuffix("\n")
+            except (OSError, UnicodeDecodeError) as error:
+                raise ConfigError(f"prompt {own} cannot be read: {error}") from None
+        return files(__name__).joinpath(file).read_text(encoding="utf-8").removesuffix("\n")
+
+    def _check_folder(self, folder: Path) -> None:
+        if not folder.is_dir():
+            raise ConfigError(f"pools.prompts: {folder} is not a folder")
+        known = {f"{name}{ending}" for name in PROMPTS for ending in ("_system.txt", ".jinja")}
+        strange = sorted(path.name for path in folder.iterdir() if path.name not in known)
+        if strange:
+            raise ConfigError(
+                f"pools.prompts: {folder} holds {strange[0]!r}, which replaces nothing; known files: "
+                + ", ".join(sorted(known))
+            )
+
+
+def _safe(value: object) -> object:
+    if isinstance(value, str):
+        return as_data(value)
+    if isinstance(value, (list, tuple)):
+        return [_safe(item) for item in value]
+    return value

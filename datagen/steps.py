@@ -1,0 +1,54 @@
+"""Steps of a trajectory, the unit of all edits: what the model wrote up to a call, the call, and its result.
+
+What follows the last result is the last step (arXiv 2601.06860). Numbers begin with 1.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from treadle.agent.protocol import RESULT, Segment
+
+_HEADING = re.compile(r"(?m)^(\s*)####(?=\s*Step\b)", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One step.
+
+    Attributes:
+        text: As it stands in the trajectory.
+        first_segment: Index of its first segment.
+        end_segment: One past its last one.
+        has_result: Whether it ends with a result; only the last step may not.
+    """
+
+    text: str
+    first_segment: int
+    end_segment: int
+    has_result: bool
+
+
+def steps_of(segments: Sequence[Segment]) -> list[Step]:
+    """Split typed segments into steps; white space alone after the last result is none."""
+    steps: list[Step] = []
+    start = 0
+    for index, segment in enumerate(segments):
+        if segment.kind == RESULT:
+            steps.append(_step(segments, start, index + 1, True))
+            start = index + 1
+    if "".join(segment.text for segment in segments[start:]).strip():
+        steps.append(_step(segments, start, len(segments), False))
+    return steps
+
+
+def _step(segments: Sequence[Segment], start: int, end: int, has_result: bool) -> Step:
+    return Step("".join(segment.text for segment in segments[start:end]), start, end, has_result)
+
+
+def numbered(texts: Sequence[str]) -> str:
+    """Steps for a prompt, each under its heading; a heading within a step is marked, so that none can be forged."""
+    marked = [_HEADING.sub(r"\1\\####", text.strip()) for text in texts]
+    return "\n".join(f"#### Step {number}: {text}" for number, text in enumerate(marked, 1))

@@ -1,0 +1,174 @@
+"""What an operator works with: the question, the trajectory it was given, models to ask, and rollouts that go on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from treadle.agent.edit import empty_prefix, extended
+from treadle.agent.environment import Question
+from treadle.agent.protocol import Protocol
+from treadle.agent.role import Reply, RoleModel
+from treadle.agent.rollout import Memory, Trajectory, derive_seed
+from treadle.agent.transcript import Codec, Prefix
+from treadle.core.errors import ContextTooLong
+from treadle.datagen.operators.base import Rejected
+from treadle.datagen.pool import Entry, RoleUsage
+from treadle.datagen.prompts import PromptSet
+from treadle.datagen.steps import Step, steps_of
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Scoped:
+    """A memory whose units begin with a name of their own."""
+
+    memory: Memory
+    scope: str
+
+    def get(self, unit: str) -> bytes | None:
+        """A remembered unit, or None."""
+        return self.memory.get(f"{self.scope}/{unit}")
+
+    def append(self, unit: str, value: bytes) -> None:
+        """Remember a unit."""
+        self.memory.append(f"{self.scope}/{unit}", value)
+
+
+Play = Callable[[Prefix | None, int, Memory], Awaitable[Trajectory]]
+"""Plays a rollout from a prefix (None: from the start) with a seed and a memory."""
+
+
+@dataclass(slots=True)
+class Parent:
+    """What the operators of one expansion share: the trajectory, and what was found out about it."""
+
+    entry: Entry
+    steps: list[Step]
+    findings: dict[str, asyncio.Task[Any]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, entry: Entry) -> Parent:
+        """The parent of an expansion."""
+        return cls(entry, steps_of(entry.trajectory.segments))
+
+
+@dataclass(slots=True, kw_only=True)
+class Workbench:
+    """One operator applied to one trajectory.
+
+    Attributes:
+        question: What is asked, without its gold answers.
+        parent: The trajectory to work on.
+        prompts: The prompt files in force.
+        roles: Role (`critic`, `refiner`) -> model.
+        hints: The hints for this kind of question.
+        codec: The policy's tokenizer; None in text mode.
+        protocol: The table of tags.
+        seed: Of this application, in [0, 2**31).
+        used_prompts: Name -> digest of the prompts asked so far.
+        usage: Role -> cost so far.
+    """
+
+    question: Question
+    parent: Parent
+    prompts: PromptSet
+    roles: Mapping[str, RoleModel]
+    hints: Sequence[str]
+    codec: Codec | None
+    protocol: Protocol
+    seed: int
+    play: Play
+    memory: Memory
+    deadline: float
+    shared: Callable[[str], Workbench] | None = None
+    used_prompts: dict[str, str] = field(default_factory=dict)
+    usage: dict[str, RoleUsage] = field(default_factory=dict)
+    num_asked: int = 0
+
+    @property
+    def trajectory(self) -> Trajectory:
+        """The parent's trajectory."""
+        return self.parent.entry.trajectory
+
+    @property
+    def steps(self) -> Sequence[Step]:
+        """The parent's steps."""
+        return self.parent.steps
+
+    async def ask(
+        self, role: str, prompt: str, values: Mapping[str, object], *, prefill: str = "", stop: Sequence[str] = ()
+    ) -> Reply:
+        """Render a prompt, ask the model of a role, and remember the answer.
+
+        `values` are put in as data: see `PromptSet.messages`. Raises Rejected (`prompt_too_long`) where the window has
+        no room.
+        """
+        messages = self.prompts.messages(prompt, values)
+        self.used_prompts[prompt] = self.prompts.digest(prompt)
+        number, self.num_asked = self.num_asked, self.num_asked + 1
+        try:
+            reply = await self.roles[role].ask(
+                messages,
+                memory=self.memory,
+                unit=f"ask-{number}",
+                seed=derive_seed(self.seed, "ask", number),
+                session=self.question.key,
+                deadline=self.deadline,
+                prefill=prefill,
+                stop=stop,
+            )
+        except ContextTooLong:
+            raise Rejected("prompt_too_long") from None
+        self.usage.setdefault(role, RoleUsage()).add(reply.prompt_tokens, reply.completion_tokens)
+        return reply
+
+    async def once(self, name: str, find: Callable[[Workbench], Awaitable[T]]) -> T:
+        """What `find` finds out about the parent, asked once however many operators of the expansion want it.
+
+        `find` gets a workbench of its own; what it costs is counted for the expansion. A Rejected of it is everybody's.
+        """
+        task = self.parent.findings.get(name)
+        if task is None:
+            assert self.shared is not None
+            bench = self.shared(name)
+            task = asyncio.ensure_future(find(bench))
+            self.parent.findings[name] = task
+        return await asyncio.shield(task)
+
+    def choose(self, what: str, options: Sequence[T]) -> T:
+        """One of several, by the seed."""
+        return options[derive_seed(self.seed, "choose", what) % len(options)]
+
+    def prefix(self, num_steps: int) -> Prefix:
+        """The parent's first steps, id for id."""
+        end = self.steps[num_steps - 1].end_segment if num_steps else 0
+        return self.trajectory.prefix(end, self.codec, self.protocol) if end else empty_prefix()
+
+    def prefix_of_segments(self, num_segments: int) -> Prefix:
+        """The parent's first segments, id for id."""
+        return self.trajectory.prefix(num_segments, self.codec, self.protocol) if num_segments else empty_prefix()
+
+    def extend(self, prefix: Prefix, text: str) -> Prefix:
+        """A prefix with model text after it; a call at its end runs before the model goes on."""
+        return extended(prefix, text, self.codec, self.protocol)
+
+    async def continue_from(self, prefix: Prefix) -> Trajectory:
+        """Let the policy go on from a prefix: nothing in it runs again, used calls count, limits grow by
+        `environment.continuation_calls`. The trajectory begins with the prefix."""
+        return await self._played(prefix)
+
+    async def roll_out(self) -> Trajectory:
+        """A fresh rollout of the policy."""
+        return await self._played(None)
+
+    async def _played(self, prefix: Prefix | None) -> Trajectory:
+        trajectory = await self.play(prefix, self.seed, self.memory)
+        usage = trajectory.usage
+        self.usage.setdefault("policy", RoleUsage()).add(
+            usage.prompt_tokens, usage.completion_tokens, usage.num_requests
+        )
+        return trajectory
