@@ -13,33 +13,30 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import struct
 import threading
-import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from treadle.core.errors import StorageError
+from treadle.core.journal_format import (
+    HEADER_BYTES,
+    MAX_NAME_BYTES,
+    record_bytes,
+    salt_of,
+    scan,
+    segment_header,
+    segment_path,
+    segments,
+    value_of,
+)
 from treadle.core.storage import make_folder, storage_errors, write_all
 
 _log = logging.getLogger(__name__)
 
-_FILE_HEADER = struct.Struct("<7sBI")
-_FILE_MAGIC = b"TRDLJNL"
-_VERSION = 1
-_RECORD_HEADER = struct.Struct("<4sIHHI")
-# Not valid UTF-8, so that it occurs in no text that a model wrote.
-_MARKER = b"\xffTJ\xfe"
-_CRC = struct.Struct("<I")
-_CRC_AT = 4
-_CHECKED_FROM = 8
-_LENGTHS = struct.Struct("<HHI")
-_MAX_KEY = 0xFFFF
 _MAX_READERS = 128
 
 SEGMENT_BYTES = 64 * 1024 * 1024
 SYNC_INTERVAL_S = 0.1
-
 
 # Where a record lies, as one integer: of 200,000 finished owners it takes a third of the memory of an object.
 _LENGTH_BITS = 34
@@ -183,8 +180,8 @@ class Journal:
         if self._closed:
             raise ValueError("the journal is closed")
         owner_bytes, unit_bytes = owner.encode(), unit.encode()
-        if not owner_bytes or len(owner_bytes) > _MAX_KEY or len(unit_bytes) > _MAX_KEY:
-            raise ValueError(f"owner and unit names take 1 to {_MAX_KEY} bytes")
+        if not owner_bytes or len(owner_bytes) > MAX_NAME_BYTES or len(unit_bytes) > MAX_NAME_BYTES:
+            raise ValueError(f"owner and unit names take 1 to {MAX_NAME_BYTES} bytes")
         if self._guard is not None:
             self._guard()
         with storage_errors("write journal", self._directory):
@@ -192,9 +189,7 @@ class Journal:
             if self._writer is None or self._size >= self._segment_bytes:
                 self._open_segment()
             assert self._writer is not None
-            lengths = _LENGTHS.pack(len(owner_bytes), len(unit_bytes), len(value))
-            checked = b"".join((lengths, owner_bytes, unit_bytes, value))
-            record = b"".join((_MARKER, _CRC.pack(zlib.crc32(checked, self._salt)), checked))
+            record = record_bytes(owner_bytes, unit_bytes, value, self._salt)
             self._append_whole(record)
             self._sync.wake(self._writer)
         place = _place(self._segment, self._size, len(record))
@@ -224,14 +219,14 @@ class Journal:
         path = segment_path(self._directory, number)
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o666)
         try:
-            write_all(descriptor, _FILE_HEADER.pack(_FILE_MAGIC, _VERSION, salt))
+            write_all(descriptor, segment_header(salt))
             _sync_directory(self._directory)
         except OSError:
             os.close(descriptor)
             with contextlib.suppress(OSError):
                 path.unlink()
             raise
-        self._writer, self._segment, self._salt, self._size = descriptor, number, salt, _FILE_HEADER.size
+        self._writer, self._segment, self._salt, self._size = descriptor, number, salt, HEADER_BYTES
 
     def _read(self, place: int) -> bytes:
         segment, offset, length = _parts(place)
@@ -241,14 +236,13 @@ class Journal:
                 if len(self._readers) == _MAX_READERS:
                     os.close(self._readers.pop(next(iter(self._readers)))[0])
                 descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-                self._readers[segment] = descriptor, _salt_of(os.pread(descriptor, _FILE_HEADER.size, 0), path)
+                self._readers[segment] = descriptor, salt_of(os.pread(descriptor, HEADER_BYTES, 0), path)
             descriptor, salt = self._readers[segment]
             record = os.pread(descriptor, length, offset)
-        view = memoryview(record)
-        if _end_of(view, 0) != length or not _is_sound(view, 0, length, salt):
+        value = value_of(record, salt)
+        if value is None:
             raise StorageError(f"journal segment {path} was damaged at byte {offset} while in use; check the disk")
-        _, _, owner_length, unit_length, _ = _RECORD_HEADER.unpack_from(record)
-        return record[_RECORD_HEADER.size + owner_length + unit_length :]
+        return value
 
     def _load(self) -> None:
         finished, units = self._finished, self._units
@@ -264,7 +258,7 @@ class Journal:
                     finished[owner] = _place(number, offset, length)
                     units.pop(owner, None)
 
-            self.num_damaged += _scan(path, keep)
+            self.num_damaged += scan(path, keep)
         if self.num_damaged:
             _log.warning(
                 "journal %s: %d damaged stretches skipped; what they held is done again",
@@ -285,7 +279,7 @@ def count_finished(directory: Path) -> int:
         for _, path in segments(directory):
             # An instance that completes meanwhile takes its journal away.
             with contextlib.suppress(FileNotFoundError):
-                _scan(path, keep)
+                scan(path, keep)
     return len(finished)
 
 
@@ -356,91 +350,9 @@ class _SyncThread:
                 os.close(descriptor)
 
 
-def segment_path(directory: Path, number: int) -> Path:
-    """File of a segment."""
-    return directory / f"{number:08d}.journal"
-
-
-def segments(directory: Path) -> list[tuple[int, Path]]:
-    """Numbers and files of the segments of a journal, in their order."""
-    return sorted((int(path.stem), path) for path in directory.glob("*.journal") if path.stem.isdigit())
-
-
 def _sync_directory(directory: Path) -> None:
     descriptor = os.open(directory, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _salt_of(header: bytes, path: Path) -> int:
-    magic, version, salt = _FILE_HEADER.unpack(header)
-    if magic != _FILE_MAGIC:
-        raise StorageError(f"{path} is not a journal segment; move it out of the way")
-    if version != _VERSION:
-        raise StorageError(f"journal segment {path} has version {version}; this Treadle reads version {_VERSION}")
-    assert isinstance(salt, int)
-    return salt
-
-
-def _end_of(data: memoryview, offset: int) -> int:
-    """Where the record that seems to begin at an offset ends; 0 where none can begin."""
-    if offset + _RECORD_HEADER.size > len(data):
-        return 0
-    marker, _, owner_length, unit_length, value_length = _RECORD_HEADER.unpack_from(data, offset)
-    end = offset + _RECORD_HEADER.size + owner_length + unit_length + value_length
-    return end if marker == _MARKER and end <= len(data) else 0
-
-
-def _is_sound(data: memoryview, offset: int, end: int, salt: int) -> bool:
-    (crc,) = _CRC.unpack_from(data, offset + _CRC_AT)
-    return bool(zlib.crc32(data[offset + _CHECKED_FROM : end], salt) == crc)
-
-
-def _scan(path: Path, keep: Callable[[str, str, int, int], None]) -> int:
-    """Call `keep(owner, unit, offset, length)` per sound record; returns the number of damaged stretches.
-
-    A record that was being written when its writer died is dropped without a word.
-    """
-    # Read, not mapped: from a cold disk the page faults of a map cost more than the copy.
-    content = path.read_bytes()
-    header = content[: _FILE_HEADER.size]
-    if header == bytes(len(header)):
-        return 0  # After a power loss a file may have its length and none of its content.
-    if len(header) < _FILE_HEADER.size:
-        return 0
-    return _scan_records(content, _salt_of(header, path), keep)
-
-
-def _scan_records(content: bytes, salt: int, keep: Callable[[str, str, int, int], None]) -> int:
-    data, size = memoryview(content), len(content)
-    header_size, unpack, crc32 = _RECORD_HEADER.size, _RECORD_HEADER.unpack_from, zlib.crc32
-    offset, num_damaged = _FILE_HEADER.size, 0
-    while offset + header_size <= size:
-        marker, crc, owner_length, unit_length, value_length = unpack(data, offset)
-        start = offset + header_size
-        middle = start + owner_length
-        end = middle + unit_length + value_length
-        if marker == _MARKER and end <= size and crc32(data[offset + _CHECKED_FROM : end], salt) == crc:
-            keep(content[start:middle].decode(), content[middle : middle + unit_length].decode(), offset, end - offset)
-            offset = end
-            continue
-        following = _next_sound(content, offset + 1, salt)
-        if following < 0:
-            return num_damaged + bool(_end_of(data, offset))
-        num_damaged += 1
-        offset = following
-    return num_damaged
-
-
-def _next_sound(content: bytes, start: int, salt: int) -> int:
-    """Offset of the next sound record at or after `start`, or -1."""
-    data = memoryview(content)
-    offset = content.find(_MARKER, start)
-    while offset >= 0:
-        end = _end_of(data, offset)
-        if end and _is_sound(data, offset, end, salt):
-            return offset
-        offset = content.find(_MARKER, offset + 1)
-    return -1

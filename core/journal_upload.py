@@ -19,7 +19,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from treadle.core.errors import RunError, StorageError
-from treadle.core.journal import Journal, count_finished, segments
+from treadle.core.journal import Journal, count_finished
+from treadle.core.journal_format import segments
 from treadle.core.locks import Lease
 from treadle.core.object_storage import ObjectStorage, Patience
 from treadle.core.storage import Storage, make_folder, storage_errors
