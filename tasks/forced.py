@@ -1,7 +1,8 @@
 """A forced run as a whole: what it still has to make again, also after it was cut off.
 
 While `run --force` is at work, `runs/<run>/forced.json` says which attempt each instance's result was of when it began.
-An instance whose result is of a later one has been made again; the next `run --force` goes on behind it.
+An instance whose result is of a later one has been made again; the next `run --force` goes on behind it, unless a plain
+run has been through meanwhile: what that one left is the beginning of something new.
 """
 
 from __future__ import annotations
@@ -32,19 +33,17 @@ def forced_run(run: Run, addresses: Iterable[Address]) -> Iterator[frozenset[Add
     """Make all of these again: yields those that are still to be made, of a forced run that was cut off the rest.
 
     At the end of the block the forced run is over; where the block is left by an exception it can be continued. Without
-    addresses nothing is forced, and a forced run that was cut off stays so.
+    addresses nothing is forced, and at the end of the block a forced run that was cut off before is over as well.
     """
     wanted = list(addresses)
-    if not wanted:
-        yield frozenset()
-        return
-    left = still_to_make(run, wanted)
+    left = still_to_make(run, wanted) if wanted else frozenset()
     if left is None:
         begun = _Begun(begun_at=utc_now(), attempts={str(address): _attempt(run, address) for address in wanted})
         run.storage.put(run.key(_FILE), begun.model_dump_json(indent=2).encode())
         left = frozenset(wanted)
     yield left
-    run.storage.delete(run.key(_FILE))
+    if wanted or run.storage.exists(run.key(_FILE)):
+        run.storage.delete(run.key(_FILE))
 
 
 def still_to_make(run: Run, addresses: Iterable[Address]) -> frozenset[Address] | None:
