@@ -8,7 +8,6 @@ passes, then owed to a resumed run. Rows are written in the order of the questio
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -19,11 +18,11 @@ import orjson
 
 from treadle.agent.crew import Crew
 from treadle.agent.environment import Question, ToolEnvironment
-from treadle.agent.metering import Meter, TokenBudget
+from treadle.agent.metering import TokenBudget
+from treadle.agent.opening import Opening, load_tokenizer
 from treadle.agent.rollout import (
     Memory,
     RolloutEngine,
-    RolloutLimits,
     Trajectory,
     rare_collections,
     remembered_answers,
@@ -31,22 +30,18 @@ from treadle.agent.rollout import (
 )
 from treadle.agent.rollout_settings import RolloutOptions, RolloutsSettings, selected_questions
 from treadle.agent.rows import failed_row, head_of_row, rollout_key, row_of, telemetry_of
-from treadle.agent.toolbox import make_tools, sandbox_facts
+from treadle.agent.toolbox import sandbox_facts
 from treadle.agent.tools.outcome import Tool
-from treadle.core.chat import ChatTokenizer
 from treadle.core.errors import (
-    ConfigError,
     EndpointUnavailable,
     StageFailed,
 )
-from treadle.core.llm.config import ModelSettings
-from treadle.core.llm.pool import ModelPool
 from treadle.core.schemas import ROLLOUT_TELEMETRY
 from treadle.core.schemas import ROLLOUTS as ROLLOUTS_TABLE
 from treadle.core.stage import JournalView, Stage, StageContext
 
 if TYPE_CHECKING:
-    from treadle.agent.tools.summarizer import Summarizer
+    pass
 
 __all__ = ["ROLLOUTS", "RolloutOptions", "RolloutsSettings"]
 
@@ -89,10 +84,9 @@ class RolloutsRun:
         self._settings: RolloutsSettings = context.settings
         self._options = self._settings.options
         self._journal = context.journal
-        name, model = self._settings.model_name, self._settings.model
-        self._tokenizer = _load_tokenizer(name, model, self._settings.tokenizer_digest)
+        tokenizer = load_tokenizer(self._settings.model_name, self._settings.model, self._settings.tokenizer_digest)
         self._budget = TokenBudget(self._options.max_total_tokens)
-        self._tokenizer_digest = self._tokenizer.digest if self._tokenizer else ""
+        self._tokenizer_digest = tokenizer.digest if tokenizer else ""
         self._environment_digest = self._settings.environment.digest()
         self._statuses: Counter[str] = Counter()
         self._num_jobs = 0
@@ -128,69 +122,26 @@ class RolloutsRun:
         settings = self._settings
         self._started = asyncio.get_running_loop().time()
         try:
-            async with contextlib.AsyncExitStack() as stack:
-                pool = await stack.enter_async_context(ModelPool(settings.model_name, settings.model))
-                await pool.check()
-                summarizer = await self._summarizer(pool, stack)
-                for tool in make_tools(settings.environment, summarizer):
-                    self._tools[tool.name] = await stack.enter_async_context(tool)
+            async with Opening(self._budget) as opening:
+                policy = await opening.model(settings.model_name, settings.model, settings.tokenizer_digest)
+                summarizer = None
+                if settings.environment.summarizer is not None and settings.summarizer is not None:
+                    summarizer = await opening.model(
+                        settings.environment.summarizer, settings.summarizer, settings.summarizer_tokenizer_digest
+                    )
+                self._tools = await opening.tools(settings.environment, summarizer)
                 self._sandbox_facts = sandbox_facts(settings.environment)
-                self._engine = self._make_engine(pool)
+                policy.check_ids()
+                if policy.codec is None:
+                    self._tokenizer_digest = ""
+                if self._options.max_total_tokens is not None:
+                    self._budget.used_tokens = self._tokens_so_far()
+                self._engine = policy.engine(settings.environment, self._options.sampling)
                 await self._crew.work(self._num_jobs - self._num_finished)
         except EndpointUnavailable as error:
             if not self._context.accept_failures:
                 raise
             self._crew.last.first = self._crew.last.first or str(error)
-
-    async def _summarizer(self, pool: ModelPool, stack: contextlib.AsyncExitStack) -> Summarizer | None:
-        """What summarizes the documents that searches find, if anything does; `pool` is the agent's model."""
-        from treadle.agent.tools.summarizer import Summarizer
-
-        settings, name = self._settings, self._settings.environment.summarizer
-        if name is None:
-            return None
-        model = settings.summarizer
-        if model is None:
-            raise ConfigError(f"environment.search.summarizer names {name}, but the stage was given no such model")
-        if model != settings.model:
-            pool = await stack.enter_async_context(ModelPool(name, model))
-            await pool.check()
-        assert pool.facts is not None
-        tokenizer = _load_tokenizer(name, model, settings.summarizer_tokenizer_digest)
-        return Summarizer(
-            Meter(pool, self._budget),
-            settings.environment.search.summarizer_sampling,
-            codec=tokenizer if pool.facts.token_ids else None,
-            max_model_len=pool.facts.max_model_len,
-        )
-
-    def _make_engine(self, pool: ModelPool) -> RolloutEngine:
-        facts, environment, tokenizer = pool.facts, self._settings.environment, self._tokenizer
-        assert facts is not None
-        ids_mode = facts.token_ids and tokenizer is not None
-        if not ids_mode:
-            if self._settings.model.token_ids == "required":
-                raise ConfigError(
-                    f'models.{self._settings.model_name}: token_ids = "required" needs a tokenizer; name its folder'
-                )
-            _log.warning("models.%s works in text mode: rows have no token ids", self._settings.model_name)
-            self._tokenizer_digest = ""
-        if self._options.max_total_tokens is not None:
-            self._budget.used_tokens = self._tokens_so_far()
-        limits = RolloutLimits(
-            max_turns=environment.turn_limit(),
-            max_model_len=facts.max_model_len,
-            max_trajectory_tokens=environment.max_trajectory_tokens,
-            continue_unmarked=environment.on_unmarked == "continue",
-        )
-        return RolloutEngine(
-            model=Meter(pool, self._budget),
-            codec=tokenizer if ids_mode else None,
-            sampling=self._options.sampling,
-            limits=limits,
-            protocol=environment.protocol,
-            renderer=tokenizer,
-        )
 
     def _tokens_so_far(self) -> int:
         """Prompt and sampled tokens of earlier attempts, those of rollouts that were cut off included."""
@@ -307,16 +258,6 @@ class RolloutsRun:
 _TOKENS = ("prompt_tokens", "completion_tokens")
 _SUMMARY = ("summarizer_prompt_tokens", "summarizer_completion_tokens")
 _SUMMED = ("num_turns", "calls_requested", "calls_executed", "failed_calls", *_TOKENS)
-
-
-def _load_tokenizer(name: str, model: ModelSettings, digest: str) -> ChatTokenizer | None:
-    folder = model.tokenizer
-    if folder is None:
-        return None
-    tokenizer = ChatTokenizer.load(folder)
-    if digest not in ("", tokenizer.digest):
-        raise ConfigError(f"models.{name}: the tokenizer in {folder} is not the one that this run was made with")
-    return tokenizer
 
 
 def run(context: StageContext) -> Mapping[str, Any]:

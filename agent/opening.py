@@ -1,0 +1,138 @@
+"""What stages with an agent open before their first rollout: models, tools, and the engine made of them."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Self
+
+from treadle.agent.config import EnvironmentSettings
+from treadle.agent.metering import Meter, TokenBudget
+from treadle.agent.role import RoleModel
+from treadle.agent.rollout import RolloutEngine, RolloutLimits
+from treadle.agent.toolbox import make_tools
+from treadle.agent.tools.outcome import Tool
+from treadle.core.chat import ChatTokenizer
+from treadle.core.errors import ConfigError
+from treadle.core.llm.config import ModelSettings, Sampling
+from treadle.core.llm.pool import ModelPool
+from treadle.core.llm.types import ServerFacts
+
+_log = logging.getLogger(__name__)
+
+
+def load_tokenizer(name: str, model: ModelSettings, digest: str) -> ChatTokenizer | None:
+    """The tokenizer of a model, None where it has none; raises ConfigError if it is not the one of this digest."""
+    folder = model.tokenizer
+    if folder is None:
+        return None
+    tokenizer = ChatTokenizer.load(folder)
+    if digest not in ("", tokenizer.digest):
+        raise ConfigError(f"models.{name}: the tokenizer in {folder} is not the one that this run was made with")
+    return tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class OpenModel:
+    """A model whose servers answered.
+
+    Attributes:
+        name: Its name in the configuration.
+        meter: What completes requests, within the stage's budget.
+        facts: What its servers said.
+        tokenizer: None where it has none.
+    """
+
+    name: str
+    meter: Meter
+    facts: ServerFacts
+    tokenizer: ChatTokenizer | None
+
+    @property
+    def codec(self) -> ChatTokenizer | None:
+        """The tokenizer where requests carry token ids, else None: text mode."""
+        return self.tokenizer if self.facts.token_ids else None
+
+    def in_role(self, role: str, sampling: Sampling) -> RoleModel:
+        """It as it is asked in a role beside the policy."""
+        return RoleModel(role, self.name, self.meter, sampling, self.codec, self.tokenizer, self.facts.max_model_len)
+
+    def engine(
+        self, environment: EnvironmentSettings, sampling: Sampling, *, additional_calls: int = 0
+    ) -> RolloutEngine:
+        """A rollout engine with it as the policy; `additional_calls` may be made beyond each limit."""
+        limits = RolloutLimits(
+            max_turns=environment.turn_limit(additional_calls),
+            max_model_len=self.facts.max_model_len,
+            max_trajectory_tokens=environment.max_trajectory_tokens,
+            continue_unmarked=environment.on_unmarked == "continue",
+        )
+        return RolloutEngine(
+            model=self.meter,
+            codec=self.codec,
+            sampling=sampling,
+            limits=limits,
+            protocol=environment.protocol,
+            renderer=self.tokenizer,
+        )
+
+    def check_ids(self) -> None:
+        """Say that it works in text mode, if it does; raises ConfigError where the configuration refuses that."""
+        if self.codec is not None:
+            return
+        if self.meter.pool.settings.token_ids == "required":
+            raise ConfigError(f'models.{self.name}: token_ids = "required" needs a tokenizer; name its folder')
+        _log.warning("models.%s works in text mode: rows have no token ids", self.name)
+
+
+@dataclass(slots=True)
+class Opening:
+    """Opens what is asked for, each model once, and closes it all at the end of the block."""
+
+    budget: TokenBudget
+    _stack: contextlib.AsyncExitStack = field(default_factory=contextlib.AsyncExitStack)
+    _pools: list[ModelPool] = field(default_factory=list)
+
+    async def __aenter__(self) -> Self:
+        await self._stack.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._stack.__aexit__(kind, error, trace)
+
+    async def model(self, name: str, settings: ModelSettings, tokenizer_digest: str = "") -> OpenModel:
+        """A model whose every endpoint passed its check; raises ConfigError and EndpointUnavailable."""
+        tokenizer = load_tokenizer(name, settings, tokenizer_digest)
+        pool = next((known for known in self._pools if known.settings == settings), None)
+        if pool is None:
+            pool = await self._stack.enter_async_context(ModelPool(name, settings))
+            await pool.check()
+            self._pools.append(pool)
+        assert pool.facts is not None
+        return OpenModel(name, Meter(pool, self.budget), pool.facts, tokenizer)
+
+    async def tools(self, environment: EnvironmentSettings, summarizer: OpenModel | None) -> dict[str, Tool]:
+        """The enabled tools, open, by name; `summarizer` reads what searches find. Raises ToolError."""
+        from treadle.agent.tools.summarizer import Summarizer
+
+        reader = None
+        if environment.summarizer is not None:
+            if summarizer is None:
+                raise ConfigError(
+                    f"environment.search.summarizer names {environment.summarizer}, "
+                    "but the stage was given no such model"
+                )
+            reader = Summarizer(
+                summarizer.meter,
+                environment.search.summarizer_sampling,
+                codec=summarizer.codec,
+                max_model_len=summarizer.facts.max_model_len,
+            )
+        tools = {}
+        for tool in make_tools(environment, reader):
+            tools[tool.name] = await self._stack.enter_async_context(tool)
+        return tools
