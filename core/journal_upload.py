@@ -58,22 +58,27 @@ def open_journal(
 
     `from_nothing` forgets what it holds. `growing`: keys of files that are sent up with it, such as a log. At the end
     of the block everything has been sent up; raises StorageError if that fails, and RunError for a record that is
-    written after the lease was lost.
+    written after the lease was lost. Writing a record never waits for the endpoint.
     """
     directory = storage.directory(key)
     if not isinstance(storage, ObjectStorage):
         if from_nothing:
             storage.delete(key)
-        with Journal(directory, guard=lease.check) as journal:
+        with Journal(directory, guard=lease.guard) as journal:
             yield journal
         return
     copy = JournalCopy(storage, key, lease)
     copy.bring(from_nothing=from_nothing)
-    with (
-        Journal(directory, first_number=lease.token * _NUMBERS_PER_TOKEN + 1, guard=lease.check) as journal,
-        _Upload(copy, journal, growing),
-    ):
-        yield journal
+    try:
+        with (
+            Journal(directory, first_number=lease.token * _NUMBERS_PER_TOKEN + 1, guard=lease.guard) as journal,
+            _Upload(copy, journal, growing),
+        ):
+            yield journal
+    except RunError:
+        # Whoever wrote the record could not wait for an answer; here the endpoint may say who has the lease.
+        lease.check()
+        raise
 
 
 def count_recorded(storage: Storage, key: str) -> int:

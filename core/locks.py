@@ -52,8 +52,12 @@ class Lease(Protocol):
         """Whether work may go on."""
         ...
 
+    def guard(self) -> None:
+        """Raise RunError unless this process knows that it is held; asks nobody, so an event loop may call it."""
+        ...
+
     def check(self) -> None:
-        """Raise RunError where it is no longer held."""
+        """Raise RunError where it is no longer held; may ask an endpoint, and wait for it."""
         ...
 
     def release(self) -> None:
@@ -104,10 +108,14 @@ class FileLease:
         """See `Lease.is_held`; a local lease is never lost before it is released."""
         return self._descriptor is not None
 
-    def check(self) -> None:
-        """See `Lease.check`."""
+    def guard(self) -> None:
+        """See `Lease.guard`."""
         if self._descriptor is None:
             raise RunError(f"this process no longer holds {self._what}")
+
+    def check(self) -> None:
+        """See `Lease.check`; the kernel need not be asked."""
+        self.guard()
 
     def release(self) -> None:
         """See `Lease.release`."""

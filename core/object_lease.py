@@ -174,7 +174,13 @@ class ObjectLease:
 
     def check(self) -> None:
         """See `Lease.check`; a holder that was asleep asks once whether anyone has taken it."""
-        if not self.is_held() and not (self.renew() and self.is_held()):
+        if not self.is_held():
+            self.renew()
+        self.guard()
+
+    def guard(self) -> None:
+        """See `Lease.guard`: its own clock tells, also while a renewal hangs."""
+        if not self.is_held():
             raise RunError(
                 f"this process no longer holds {self._what} ({self._trouble}); what was recorded is kept: "
                 "run the same command again"

@@ -227,12 +227,16 @@ def test_an_endpoint_that_is_down_for_long_stops_the_stage_with_one_line_and_los
     proxy: FaultyProxy, object_root: str, time: Time, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hasty(monkeypatch)
+    eager = LeaseTimes(renew_s=0.01, clock=lambda: time.now, sleep=time.pass_)
+    monkeypatch.setattr("treadle.core.object_lease.TIMES", eager)
     run = Run.create(object_root, "r1", {}, {})
 
     def body(context: StageContext) -> Mapping[str, Any]:
         context.journal.finish("n0", b"0")
         proxy.plan = lambda _number, _method: "drop before"
+        dropped = len(proxy.seen)
         context.journal.finish("n1", b"1")
+        until(lambda: len(proxy.seen) > dropped + 1, "a renewal has failed")
         time.pass_(26.0)
         context.journal.finish("n2", b"2")
         return {}
@@ -245,6 +249,39 @@ def test_an_endpoint_that_is_down_for_long_stops_the_stage_with_one_line_and_los
     execute(counting(), run)
     assert CALLS == [2]
     assert numbers_of(run) == [0, 1, 2]
+
+
+def test_a_record_waits_for_no_endpoint(
+    proxy: FaultyProxy, object_root: str, time: Time, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A renewal hangs meanwhile, and whoever writes records is an event loop."""
+    monkeypatch.setattr("treadle.core.journal_upload.SEAL_INTERVAL_S", 3600.0)
+    hasty(monkeypatch)
+    eager = LeaseTimes(renew_s=0.01, clock=lambda: time.now, sleep=time.pass_)
+    monkeypatch.setattr("treadle.core.object_lease.TIMES", eager)
+    run = Run.create(object_root, "r1", {}, {})
+    first_heard: list[int] = []
+
+    def body(context: StageContext) -> Mapping[str, Any]:
+        proxy.plan = lambda _number, _method: "silence"
+        silent_since = len(proxy.seen)
+        until(lambda: len(proxy.seen) > silent_since, "a renewal hangs")
+        context.journal.finish("n0", b"0")
+        time.pass_(26.0)
+        try:
+            context.journal.finish("n1", b"1")
+        finally:
+            first_heard.append(len(proxy.seen) - silent_since)
+            proxy.plan = lambda _number, _method: None
+            proxy.ended.set()
+        return {}
+
+    with pytest.raises(RunError, match="no longer holds 1/count of run r1"):
+        execute(counting(body), run)
+    assert first_heard == [1], "the record asked the endpoint"
+    proxy.plan = lambda _number, _method: None
+    execute(counting(), run)
+    assert CALLS == [1, 2]
 
 
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -103,7 +103,10 @@ def test_a_holder_that_slept_goes_on_if_nobody_took_over(machine: Machines, time
     lease = ObjectLease(machine("a"), KEY, "it", times=time.seen_by(0.0))
     time.pass_(3600.0)
     assert not lease.is_held()
+    with pytest.raises(RunError, match="no longer holds it"):
+        lease.guard()
     lease.check()
+    lease.guard()
     assert lease.is_held()
 
 
