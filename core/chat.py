@@ -147,10 +147,11 @@ class ChatTokenizer:
             return list(itertools.accumulate(map(len, pieces), initial=0))
         return _lengths_of_beginnings(pieces, whole)
 
-    def render(self, messages: Sequence[Mapping[str, str]]) -> str:
+    def render(self, messages: Sequence[Mapping[str, str]], *, open_turn: bool = True) -> str:
         """The prompt as text, with the assistant's turn opened; raises ConfigError where the template refuses.
 
         For display and for servers that take text only: the text does not tell a control token from its spelling.
+        Without `open_turn` the messages as a finished conversation.
         """
         import jinja2
 
@@ -159,7 +160,7 @@ class ChatTokenizer:
                 messages=[dict(message) for message in messages],
                 tools=None,
                 documents=None,
-                add_generation_prompt=True,
+                add_generation_prompt=open_turn,
                 **self._named,
             )
         except (jinja2.TemplateError, TypeError, ValueError) as error:
@@ -176,6 +177,26 @@ class ChatTokenizer:
         if self._pieces_are_independent:
             return self._ids_by_pieces(rendered)
         return self._encode(self._with_specials, rendered)
+
+    @functools.cached_property
+    def turn_end_ids(self) -> tuple[int, ...]:
+        """What the template puts after an assistant's turn, such as `<|im_end|>` and a newline.
+
+        One of `eos_ids` is among them: where the template writes none, `eos_token` is added, or the least of them.
+        Raises ConfigError where the template drops the turn, or where no id ends a turn.
+        """
+        turn = _unused_marker(()) * 3
+        messages = [{"role": "user", "content": "?"}, {"role": "assistant", "content": turn}]
+        _, found, end = self.render(messages, open_turn=False).rpartition(turn)
+        if not found:
+            raise ConfigError(f"chat template of {self.folder} does not render an assistant's turn")
+        ids = self._ids_by_pieces(end)
+        if self.eos_ids.isdisjoint(ids):
+            if not self.eos_ids:
+                raise ConfigError(f"the tokenizer of {self.folder} has no id that ends a turn; set its `eos_token`")
+            named = self._plain.token_to_id(self._named.get("eos_token", ""))
+            ids.append(min(self.eos_ids) if named is None else named)
+        return tuple(ids)
 
     def _guarded_prompt_ids(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
         """Render with stand-ins for the spellings, cut at the template's own control tokens, encode the rest plain."""

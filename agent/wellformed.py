@@ -1,0 +1,148 @@
+"""Whether a trajectory keeps to its protocol, one reason code per rule: for the gate of training rows and for rewards.
+
+All is decided from typed segments and from the ledger. Text is never searched for words: a document that speaks of an
+error, or that quotes a tag, breaks no rule. Rules: arXiv 2601.06860 (answers in one box, thoughts closed, each call
+with its result) and docs/behaviour/sft_rows.md.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from treadle.agent.protocol import RESULT, TEXT, TOOL_PROTOCOL, Protocol, Segment
+
+FORMAT_FAULTS = {
+    "bad_start": "the turn does not begin with `<think>`",
+    "bad_end": "the turn does not end with `</answer>`",
+    "no_think": "there is no block of thought",
+    "think_unbalanced": "a thought is opened without being closed, or closed without being opened",
+    "answer_count": "there is not exactly one answer, opened and closed",
+    "call_markers": "a call without its opening or closing marker, or with another marker inside it",
+    "call_without_result": "a call is not directly followed by its result",
+    "order": "blocks, or text outside of them, where the protocol has no place for them",
+    "boxed_count": r"the answer does not hold exactly one `\boxed{`",
+    "marker_in_answer": "the answer holds a marker",
+}
+"""Code -> what is wrong, in the order in which faults are told."""
+
+CALL_FAULTS = {
+    "result_error": "a tool reported an error",
+    "result_timeout": "a tool ran out of time",
+    "result_invalid": "a call had no usable argument",
+    "result_empty": "a tool found or printed nothing",
+    "call_refused": "a call over the limit was not run",
+    "ledger_differs": "the calls in the text are not those that were made",
+}
+"""Code -> what became of a call."""
+
+_OF_STATUS = {
+    "error": "result_error",
+    "timeout": "result_timeout",
+    "invalid": "result_invalid",
+    "empty": "result_empty",
+    "refused": "call_refused",
+}
+_BOX = re.compile(r"\\boxed\s{0,8}\{")
+_THINK = "think"
+
+
+def format_faults(segments: Sequence[Segment], protocol: Protocol = TOOL_PROTOCOL) -> list[str]:
+    """Codes of the rules of FORMAT_FAULTS that a turn breaks, in that order; white space between blocks is allowed."""
+    blocks = [segment for segment in segments if segment.kind != TEXT or not segment.text.isspace()]
+    faults = _edge_faults(blocks, protocol)
+    faults |= _think_faults(blocks)
+    faults |= _answer_faults(blocks, protocol)
+    faults |= _call_faults(blocks, protocol)
+    faults |= _order_faults(blocks, protocol)
+    return [code for code in FORMAT_FAULTS if code in faults]
+
+
+def call_faults(
+    segments: Sequence[Segment], calls: Sequence[tuple[str, str]], protocol: Protocol = TOOL_PROTOCOL
+) -> list[str]:
+    """Codes of CALL_FAULTS that apply to the calls of a turn, given as (tool, status) of the ledger, in that order."""
+    faults = {_OF_STATUS[status] for _, status in calls if status in _OF_STATUS}
+    written = []
+    for segment in segments:
+        if segment.kind == RESULT:
+            if _result_text(segment.text, protocol) == "":
+                faults.add("result_empty")
+        elif segment.kind in protocol.tools and segment.text.endswith(protocol.by_name[segment.kind].closing):
+            written.append(segment.kind)
+    if written != [tool for tool, _ in calls]:
+        faults.add("ledger_differs")
+    return [code for code in CALL_FAULTS if code in faults]
+
+
+def _edge_faults(blocks: Sequence[Segment], protocol: Protocol) -> set[str]:
+    answer = protocol.by_name[protocol.answer]
+    faults = set()
+    if not blocks or not blocks[0].text.startswith(protocol.by_name[_THINK].opening):
+        faults.add("bad_start")
+    if not blocks or blocks[-1].kind != answer.name or not blocks[-1].text.endswith(answer.closing):
+        faults.add("bad_end")
+    return faults
+
+
+def _think_faults(blocks: Sequence[Segment]) -> set[str]:
+    """Markers count where the model wrote them as such: in thoughts and outside of blocks."""
+    opened = closed = thoughts = 0
+    for block in blocks:
+        if block.kind == _THINK:
+            thoughts += 1
+            opened += block.text.count("<think>")
+            closed += block.text.count("</think>")
+        elif block.kind == TEXT:
+            opened += block.text.count("<think>")
+            closed += block.text.count("</think>")
+    faults = {"no_think"} if not thoughts else set()
+    if opened != closed or any(block.kind == _THINK and not block.text.endswith("</think>") for block in blocks):
+        faults.add("think_unbalanced")
+    return faults
+
+
+def _answer_faults(blocks: Sequence[Segment], protocol: Protocol) -> set[str]:
+    tag = protocol.by_name[protocol.answer]
+    answers = [block.text for block in blocks if block.kind == tag.name]
+    whole = [text for text in answers if text.startswith(tag.opening) and text.endswith(tag.closing)]
+    if len(answers) != 1 or len(whole) != 1:
+        return {"answer_count"}
+    inner = whole[0][len(tag.opening) : -len(tag.closing)]
+    faults = set()
+    if len(_BOX.findall(inner)) != 1:
+        faults.add("boxed_count")
+    if protocol.markers.search(inner) is not None:
+        faults.add("marker_in_answer")
+    return faults
+
+
+def _call_faults(blocks: Sequence[Segment], protocol: Protocol) -> set[str]:
+    faults = set()
+    for index, block in enumerate(blocks):
+        if block.kind not in protocol.tools:
+            continue
+        tag = protocol.by_name[block.kind]
+        inner = block.text.removeprefix(tag.opening).removesuffix(tag.closing)
+        if len(inner) + len(tag.opening) + len(tag.closing) != len(block.text) or protocol.markers.search(inner):
+            faults.add("call_markers")
+        if index + 1 == len(blocks) or blocks[index + 1].kind != RESULT:
+            faults.add("call_without_result")
+    return faults
+
+
+def _order_faults(blocks: Sequence[Segment], protocol: Protocol) -> set[str]:
+    """What follows what; a call without its result has a code of its own."""
+    for index, block in enumerate(blocks):
+        if block.kind == TEXT or (block.kind == _THINK and len(protocol.markers.findall(block.text)) > 2):
+            return {"order"}
+        if index and blocks[index - 1].kind in protocol.tools and block.kind != RESULT:
+            continue
+        if index and block.kind not in protocol.successors[blocks[index - 1].kind]:
+            return {"order"}
+    return set()
+
+
+def _result_text(text: str, protocol: Protocol) -> str:
+    tag = protocol.by_name[RESULT]
+    return text.strip().removeprefix(tag.opening).removesuffix(tag.closing).strip()
