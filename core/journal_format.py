@@ -85,6 +85,20 @@ def scan(path: Path, keep: Callable[[str, str, int, int], None]) -> int:
     return _scan_records(content, salt_of(header, path), keep)
 
 
+def is_whole(path: Path) -> bool:
+    """Whether a file is a segment of sound records from its first byte to its last."""
+    sound_bytes = HEADER_BYTES
+
+    def keep(_owner: str, _unit: str, _offset: int, length: int) -> None:
+        nonlocal sound_bytes
+        sound_bytes += length
+
+    try:
+        return scan(path, keep) == 0 and sound_bytes == path.stat().st_size
+    except StorageError:
+        return False  # Its header is none that this version knows.
+
+
 def _scan_records(content: bytes, salt: int, keep: Callable[[str, str, int, int], None]) -> int:
     data, size = memoryview(content), len(content)
     header_size, unpack, crc32 = _RECORD_HEADER.size, _RECORD_HEADER.unpack_from, zlib.crc32

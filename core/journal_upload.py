@@ -13,14 +13,15 @@ import contextlib
 import logging
 import re
 import threading
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from treadle.core.errors import RunError, StorageError
 from treadle.core.journal import Journal, count_finished
-from treadle.core.journal_format import segments
+from treadle.core.journal_format import is_whole, segments
 from treadle.core.locks import Lease
 from treadle.core.object_storage import ObjectStorage, Patience
 from treadle.core.storage import Storage, make_folder, storage_errors
@@ -85,7 +86,7 @@ def count_recorded(storage: Storage, key: str) -> int:
     """Number of finished owners in a journal; of another machine's, as far as it has been sent up."""
     if not isinstance(storage, ObjectStorage):
         return count_finished(storage.directory(key))
-    newest = _newest_list(storage, key, _names(storage, key))
+    newest = _newest_list(storage, key, _sizes(storage, key))
     if newest is None:
         return 0
     return count_finished(storage.directory(key)) if newest[1].machine == storage.machine() else newest[1].num_finished
@@ -96,7 +97,7 @@ def delete_journal(storage: Storage, key: str, token: int) -> None:
     if not isinstance(storage, ObjectStorage):
         storage.delete(key)
         return
-    for name in _names(storage, key):
+    for name in _sizes(storage, key):
         if _token_of(name) <= token:
             storage.delete(f"{key}/{name}")
     storage.discard(key)
@@ -112,16 +113,16 @@ class JournalCopy:
 
     def bring(self, *, from_nothing: bool) -> None:
         """Make the local directory hold the records that count, and begin a list of our own."""
-        names = _names(self._storage, self._key)
-        newest = None if from_nothing else _newest_list(self._storage, self._key, names)
+        sizes = _sizes(self._storage, self._key)
+        newest = None if from_nothing else _newest_list(self._storage, self._key, sizes)
         listed = _numbers(newest[1].segments) if newest else set()
-        there = {_number_of(name) for name in names if name.endswith(".journal")}
+        there = {_number_of(name): size for name, size in sizes.items() if name.endswith(".journal")}
         directory = self._storage.directory(self._key)
         with storage_errors("open journal", directory):
             make_folder(directory)
             local = {number: path for number, path in segments(directory)}
-            gone = listed - there
-            if newest is not None and gone <= local.keys():
+            gone = listed - there.keys()
+            if newest is not None and all(number in local and is_whole(local[number]) for number in gone):
                 # What its holder, on this machine, had not sent up, or not listed, when it was killed.
                 tail = {number for number in local if number // _NUMBERS_PER_TOKEN == newest[0]} - listed
             else:
@@ -130,8 +131,9 @@ class JournalCopy:
                 listed, tail, gone = set(), set(), set()
             for number in local.keys() - listed - tail:
                 local[number].unlink()
+            torn = _torn(local, {number: there[number] for number in (listed | tail) & there.keys()})
         with ThreadPoolExecutor(_AT_ONCE) as pool:
-            list(pool.map(self._storage.fetch, (self._segment_key(number) for number in listed - local.keys())))
+            list(pool.map(self._storage.fetch, map(self._segment_key, (listed - local.keys()) | torn)))
         self._known = listed - gone
         self.send(tail | gone, newest[1].num_finished if newest and listed | tail else 0)
 
@@ -230,10 +232,22 @@ class _Upload:
                 self._sizes[key] = size
 
 
-def _names(storage: ObjectStorage, key: str) -> list[str]:
-    """Names of the segments and lists of a journal; what somebody else put there is passed over."""
-    names = (found.removeprefix(f"{key}/") for found in storage.keys(key))
-    return [name for name in names if re.fullmatch(r"\d{8,}\.(journal|json)", name)]
+def _sizes(storage: ObjectStorage, key: str) -> dict[str, int]:
+    """Names of the segments and lists of a journal, and their bytes; what somebody else put there is passed over."""
+    found = {name.removeprefix(f"{key}/"): size for name, size in storage.sizes(key).items()}
+    return {name: size for name, size in found.items() if re.fullmatch(r"\d{8,}\.(journal|json)", name)}
+
+
+def _torn(local: Mapping[int, Path], sizes: Mapping[int, int]) -> set[int]:
+    """Which segments are not what has been sent up (`sizes`, in bytes), such as after a power loss."""
+    torn = {
+        number
+        for number in local.keys() & sizes.keys()
+        if local[number].stat().st_size != sizes[number] or not is_whole(local[number])
+    }
+    if torn:
+        _log.warning("%d segments of the journal are damaged on this machine; they are fetched again", len(torn))
+    return torn
 
 
 def _newest_list(storage: ObjectStorage, key: str, names: Iterable[str]) -> tuple[int, _List] | None:

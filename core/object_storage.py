@@ -171,6 +171,12 @@ class ObjectStorage:
             for batch in _obstore().list(self._store, self._name(prefix)):
                 yield from (entry["path"] for entry in batch)
 
+    def sizes(self, prefix: str) -> dict[str, int]:
+        """Keys of all objects below a prefix, with their lengths in bytes."""
+        with self._errors("list", prefix):
+            batches = _obstore().list(self._store, self._name(prefix))
+            return {entry["path"]: entry["size"] for batch in batches for entry in batch}
+
     def names(self, prefix: str) -> list[str]:
         """See `Storage.names`."""
         with self._errors("list", prefix):

@@ -45,7 +45,7 @@ from unit.test_execute import (  # noqa: F401 - the same tests, with the `run` o
 from treadle.core.errors import RunError, StageFailed, StorageError, TreadleError
 from treadle.core.execute import execute
 from treadle.core.journal import Journal
-from treadle.core.journal_upload import count_recorded
+from treadle.core.journal_upload import JournalCopy, count_recorded
 from treadle.core.object_lease import LeaseTimes
 from treadle.core.runs import Run, list_runs
 from treadle.core.stage import Address, StageContext
@@ -445,6 +445,52 @@ def test_a_journal_that_lacks_a_listed_segment_is_not_used(run: Run, object_root
     doomed = next(key for key in run.storage.keys("runs/r1/journal") if key.endswith(".journal"))
     run.storage.delete(doomed)
     execute(counting(), on_machine(object_root, tmp_path))
+    assert CALLS == [0, 1, 2]
+
+
+def cut_short(content: bytes) -> bytes:
+    return content[:-1]
+
+
+def cut_behind_a_record(content: bytes) -> bytes:
+    """Nothing of what is left tells that there was more."""
+    return content[: content.rindex(b"\xffTJ\xfe")]
+
+
+def lost_but_for_its_length(content: bytes) -> bytes:
+    return bytes(len(content))
+
+
+def changed(content: bytes) -> bytes:
+    return content[:-1] + bytes([content[-1] ^ 1])
+
+
+@pytest.mark.parametrize("hurt", [cut_short, cut_behind_a_record, lost_but_for_its_length, changed])
+@pytest.mark.parametrize("listed", [True, False], ids=["listed", "not listed yet"])
+def test_what_was_sent_up_wins_over_what_a_power_loss_left_of_it(
+    run: Run, monkeypatch: pytest.MonkeyPatch, hurt: Callable[[bytes], bytes], listed: bool
+) -> None:
+    with monkeypatch.context() as patch:
+        if not listed:
+            whole = JournalCopy._put_list
+            patch.setattr(JournalCopy, "_put_list", lambda self, some, n: None if some else whole(self, some, n))
+        execute_cut_off(run, 2)
+    (segment,) = run.storage.directory("runs/r1/journal").rglob("*.journal")
+    segment.write_bytes(hurt(segment.read_bytes()))
+    execute(counting(), run)
+    assert CALLS == [2]
+    assert numbers_of(run) == [0, 1, 2]
+
+
+def test_a_listed_segment_that_is_missing_and_torn_on_its_machine_is_not_sent_up(
+    run: Run, object_root: str, tmp_path: Path
+) -> None:
+    execute_cut_off(run, 2)
+    (segment,) = run.storage.directory("runs/r1/journal").rglob("*.journal")
+    segment.write_bytes(cut_short(segment.read_bytes()))
+    other = on_machine(object_root, tmp_path).storage
+    other.delete(next(key for key in other.keys("runs/r1/journal") if key.endswith(".journal")))
+    execute(counting(), run)
     assert CALLS == [0, 1, 2]
 
 
