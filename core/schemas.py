@@ -236,6 +236,64 @@ POOL_EVENTS = Table(
     required=False,
 )
 
+SFT_ROWS = Table(
+    "sft_rows",
+    1,
+    ("rollout_key",),
+    pa.schema(
+        [
+            _field("rollout_key", pa.string(), "the trajectory"),
+            _field("question_key", pa.string(), "the question"),
+            _field("dataset", pa.string(), "copied from the trajectory"),
+            _field("domain", pa.string(), "copied from the trajectory"),
+            _field("model", pa.string(), "copied from the trajectory"),
+            _field("operator", pa.string(), "what made the trajectory"),
+            _field("parents", _STRINGS, "copied from the trajectory"),
+            _field("round", pa.int32(), "flywheel round; 0 for initial rollouts"),
+            _field("repaired", pa.bool_(), "whether markers of thoughts were added or taken away"),
+            _field("system", pa.string(), "system message; empty for none"),
+            _field("user", pa.string(), "the question as the agent was asked it"),
+            _field("assistant", pa.string(), "the assistant turn, results included, without the end of the turn"),
+            _field("input_ids", pa.list_(pa.int32()), "prompt, assistant turn, end of the turn; empty in text mode"),
+            _field("labels", pa.list_(pa.int32()), "the same, -100 where there is no loss; empty in text mode"),
+            _field("num_tokens", pa.int32(), "length of input_ids"),
+            _field("num_prompt_tokens", pa.int32(), "of these, before the assistant turn"),
+            _field("num_result_tokens", pa.int32(), "of these, in results of tools"),
+            _field("num_target_tokens", pa.int32(), "labels that are not -100"),
+            _field("calls_requested", pa.int32(), "tool calls the agent asked for"),
+            _field("calls_executed", pa.int32(), "tool calls that ran"),
+            _field("python_calls", pa.int32(), "python calls requested"),
+            _field("search_calls", pa.int32(), "search calls requested"),
+            _field("environment_digest", pa.string(), "prompt, tags, tools and limits"),
+            _field("tokenizer_digest", pa.string(), "tokenizer and chat template; empty in text mode"),
+        ]
+    ),
+    "Fine-tuning rows: accepted trajectories, shuffled, with the ids that the model met and wrote.",
+)
+
+SFT_REJECTIONS = Table(
+    "sft_rejections",
+    1,
+    ("rollout_key",),
+    pa.schema(
+        [
+            _field("rollout_key", pa.string(), "the trajectory"),
+            _field("question_key", pa.string(), "the question"),
+            _field("dataset", pa.string(), "copied from the trajectory"),
+            _field("domain", pa.string(), "copied from the trajectory"),
+            _field("operator", pa.string(), "what made the trajectory"),
+            _field("round", pa.int32(), "flywheel round"),
+            _field("status", pa.string(), "how the rollout ended"),
+            _field("calls_requested", pa.int32(), "tool calls the agent asked for"),
+            _field("num_tokens", pa.int32(), "as a row it would have; 0 in text mode"),
+            _field("reason", pa.string(), "code of the first rule that it breaks, or why it was not selected"),
+            _field("reasons", _STRINGS, "codes of all rules that it breaks"),
+        ]
+    ),
+    "Trajectories that did not become fine-tuning rows, each with its reasons.",
+    required=False,
+)
+
 ROLLOUT_TELEMETRY = Table(
     "rollout_telemetry",
     2,
@@ -350,6 +408,8 @@ TABLES: dict[str, Table] = {
         POOLS,
         POOL_QUESTIONS,
         POOL_EVENTS,
+        SFT_ROWS,
+        SFT_REJECTIONS,
         SCORES,
         SUMMARY,
     )
