@@ -20,8 +20,8 @@ class Case:
         domain: math, qa or choice.
         prediction: The extracted answer; empty where there is none.
         answered: Whether the rollout ended with an answer; if not, nothing it said is right.
-        seed: Of this judgement, in [0, 2**31).
-        session: Requests with the same one stay on one endpoint.
+        seed: In [0, 2**31), the same for all answers to a question: an answer given twice is judged once.
+        session: Of the question. Requests with the same one stay on one endpoint.
         deadline: In the event loop's clock.
     """
 
@@ -74,8 +74,9 @@ class Judge(Protocol):
         ...
 
     async def verdict(self, case: Case, memory: Memory) -> Verdict:
-        """Judge one answer; what a model says is remembered in `memory` before it is looked at.
+        """Judge one answer; what a model says is remembered in `memory`, the question's, before it is looked at.
 
+        Units are named after what is judged, `verdict-<digest>/...`, so that the same answer is not judged again.
         Raises ModelError where a judge model cannot be asked: the work is then owed.
         """
         ...

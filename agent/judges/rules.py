@@ -1,0 +1,141 @@
+"""The judge that asks nobody: the one implementation of answer rules, off the event loop where it may take long."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+
+import orjson
+
+from treadle.agent.judges.base import Case, Verdict
+from treadle.agent.rollout import Memory
+from treadle.core.answers.math_equal import Checker, SymbolicVerdict
+from treadle.core.answers.score import DEFAULT_F1_THRESHOLD, score_answer
+from treadle.core.answers.symbolic import SymbolicChecker
+from treadle.core.config import digest_json
+from treadle.core.errors import EngineError
+
+RULES_VERSION = 1
+"""Raised when the rules of `core.answers` change what they decide."""
+
+MAX_INLINE_CHARS = 10_000
+"""Predictions up to this length are compared on the event loop, in less than a millisecond; algebra never is."""
+
+
+@dataclass(frozen=True, slots=True)
+class SymbolicLimits:
+    """How much algebra may cost. `workers` processes at once; `limit_s` of CPU time for one comparison."""
+
+    workers: int = 1
+    limit_s: float = 2.0
+    memory_mib: int = 1024
+
+
+DEFAULT_SYMBOLIC = SymbolicLimits()
+
+
+class RuleJudge:
+    """Judges by rules: by the choice rule, token F1 or mathematical equality, as the domain has it.
+
+    What the symbolic layer finds is remembered, because its limits are those of a machine.
+    """
+
+    def __init__(
+        self, symbolic: SymbolicLimits | None = DEFAULT_SYMBOLIC, f1_threshold: float = DEFAULT_F1_THRESHOLD
+    ) -> None:
+        """`symbolic` None does without algebra: what needs it is unequal."""
+        self._symbolic = symbolic
+        self._f1_threshold = f1_threshold
+        self._checker: _Closable | None = None
+        self._threads: ThreadPoolExecutor | None = None
+
+    async def __aenter__(self) -> RuleJudge:
+        """Raises ConfigError where algebra is wanted and not installed."""
+        if self._symbolic is not None:
+            self._checker = _Closable(self._symbolic)
+        workers = self._symbolic.workers if self._symbolic is not None else 1
+        self._threads = ThreadPoolExecutor(workers, thread_name_prefix="judge")
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        """Waits for comparisons that are under way, each at most its limit of CPU time."""
+        await asyncio.to_thread(self._close)
+
+    def digest(self) -> str:
+        """Of rules, threshold and limits."""
+        return rules_digest(self._symbolic, self._f1_threshold)
+
+    async def verdict(self, case: Case, memory: Memory) -> Verdict:
+        """See `Judge`. Raises ConfigError for an unknown domain."""
+        if not case.answered:
+            return Verdict(False, 0.0, "status")
+        verdict = await self._decide(case, algebra=False)
+        if verdict.correct or case.domain != "math" or verdict.method in ("empty", "choice") or not self._checker:
+            return verdict
+        unit = f"verdict-{case_digest(case, self.digest())}/rules"
+        known = memory.get(unit)
+        if known is not None:
+            return Verdict(*orjson.loads(known))
+        verdict = await self._decide(case, algebra=True)
+        if verdict.error is None:
+            memory.append(unit, orjson.dumps([verdict.correct, verdict.score, verdict.method]))
+        return verdict
+
+    async def _decide(self, case: Case, *, algebra: bool) -> Verdict:
+        decide = partial(_by_rules, case, self._checker if algebra else None, self._f1_threshold)
+        if not algebra and len(case.prediction) <= MAX_INLINE_CHARS:
+            return decide()
+        assert self._threads is not None, "a judge is used inside `async with`"
+        return await asyncio.get_running_loop().run_in_executor(self._threads, decide)
+
+    def _close(self) -> None:
+        if self._checker is not None:
+            self._checker.is_closing = True
+        if self._threads is not None:
+            self._threads.shutdown(cancel_futures=True)
+        if self._checker is not None:
+            self._checker.close()
+
+
+class _Closable:
+    """A symbolic checker that begins no comparison once it is closing, so that the one under way is the last."""
+
+    def __init__(self, limits: SymbolicLimits) -> None:
+        self.is_closing = False
+        self._checker = SymbolicChecker(
+            workers=limits.workers, limit_s=limits.limit_s, memory_mib=limits.memory_mib
+        ).__enter__()
+
+    def check(self, prediction: str, gold: str) -> SymbolicVerdict:
+        """See `Checker`."""
+        if self.is_closing:
+            raise EngineError("the judge was closed while it compared answers")
+        return self._checker.check(prediction, gold)
+
+    def close(self) -> None:
+        """End the processes."""
+        self._checker.__exit__(None, None, None)
+
+
+def _by_rules(case: Case, checker: Checker | None, f1_threshold: float) -> Verdict:
+    score = score_answer(
+        case.prediction, case.answers, case.choices, case.domain, checker=checker, f1_threshold=f1_threshold
+    )
+    return Verdict(score.correct, score.score, score.scorer, error=score.error)
+
+
+def rules_digest(symbolic: SymbolicLimits | None, f1_threshold: float) -> str:
+    """Of all that decides a verdict by rules."""
+    limits = [symbolic.limit_s, symbolic.memory_mib] if symbolic is not None else None
+    return digest_json([RULES_VERSION, f1_threshold, limits])
+
+
+def case_digest(case: Case, judge: str) -> str:
+    """32 hex digits of what is judged, and by which judge; seed, session and deadline do not count."""
+    content = [judge, case.question, list(case.answers), list(case.choices), case.domain, case.prediction]
+    # Not digest_json: a model may write lone surrogates.
+    return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:32]
