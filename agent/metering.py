@@ -26,6 +26,10 @@ class TokenBudget:
                 "what is finished is kept: raise the budget and run again"
             )
 
+    def count(self, num_tokens: int) -> None:
+        """Count tokens that were used before."""
+        self.used_tokens += num_tokens
+
     def spend(self, completion: Completion) -> Completion:
         """Count an answer and hand it on."""
         self.used_tokens += completion.prompt_tokens + completion.completion_tokens

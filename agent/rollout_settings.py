@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from pydantic import Field
 
@@ -62,11 +62,40 @@ class RolloutsSettings(Section):
     """The run's seed; every rollout's and turn's seed derives from it."""
 
 
-def selected_questions(options: RolloutOptions, tables: Sequence[Rows]) -> Iterator[Mapping[str, Any]]:
-    """The questions to be answered, as a stream."""
+class QuestionSelection(Protocol):
+    """The keys of a stage's section that choose questions; see `RolloutOptions`."""
+
+    @property
+    def max_questions(self) -> int | None:
+        """See `RolloutOptions`."""
+        ...
+
+    @property
+    def max_questions_per_dataset(self) -> int | None:
+        """See `RolloutOptions`."""
+        ...
+
+    @property
+    def datasets(self) -> tuple[str, ...]:
+        """See `RolloutOptions`."""
+        ...
+
+    @property
+    def split(self) -> str | None:
+        """See `RolloutOptions`."""
+        ...
+
+
+ASKED_COLUMNS = ("question_key", "dataset", "domain", "question", "choices", "split")
+"""Columns of a question without its gold answers."""
+
+
+def selected_questions(
+    options: QuestionSelection, tables: Sequence[Rows], columns: Sequence[str] = ASKED_COLUMNS
+) -> Iterator[Mapping[str, Any]]:
+    """The questions to be answered, as a stream of these columns (`dataset` and `split` among them)."""
     per_dataset: Counter[str] = Counter()
     number = 0
-    columns = ["question_key", "dataset", "domain", "question", "choices", "split"]
     for table in tables:
         for row in table.rows(columns):
             if options.datasets and row["dataset"] not in options.datasets:

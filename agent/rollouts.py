@@ -18,6 +18,7 @@ import orjson
 
 from treadle.agent.crew import Crew
 from treadle.agent.environment import Question, ToolEnvironment
+from treadle.agent.memory import JournalMemory
 from treadle.agent.metering import TokenBudget
 from treadle.agent.opening import Opening, load_tokenizer
 from treadle.agent.rollout import (
@@ -38,7 +39,7 @@ from treadle.core.errors import (
 )
 from treadle.core.schemas import ROLLOUT_TELEMETRY
 from treadle.core.schemas import ROLLOUTS as ROLLOUTS_TABLE
-from treadle.core.stage import JournalView, Stage, StageContext
+from treadle.core.stage import Stage, StageContext
 
 if TYPE_CHECKING:
     pass
@@ -58,22 +59,6 @@ class _Job:
     key: str
     question: Mapping[str, Any]
     sample_index: int
-
-
-@dataclass(frozen=True, slots=True)
-class JournalMemory:
-    """The units of one rollout in the stage's journal."""
-
-    journal: JournalView
-    owner: str
-
-    def get(self, unit: str) -> bytes | None:
-        """A recorded unit, or None."""
-        return self.journal.get(self.owner, unit)
-
-    def append(self, unit: str, value: bytes) -> None:
-        """Record a unit; survives SIGKILL on return."""
-        self.journal.append(self.owner, unit, value)
 
 
 class RolloutsRun:

@@ -173,7 +173,6 @@ POOLS = Table(
             _field("prediction", pa.string(), "extracted answer; empty where there is none"),
             _field("correct", pa.bool_(), "the judge's verdict; null where it is unknown, never right", nullable=True),
             _field("score", pa.float64(), "1 or 0 for math and choice, F1 for qa; null if unknown", nullable=True),
-            _field("f1", pa.float64(), "token F1 of the prediction, best over the gold answers"),
             _field("judge", pa.string(), "JSON object {method, raw, error}: what decided, the judge model's replies"),
             _field("edit_step", pa.int32(), "1-based step of the parent that was edited or followed", nullable=True),
             _field("edit_text", pa.string(), "the hint, the analysis or the new step; empty without"),
@@ -219,12 +218,12 @@ POOL_EVENTS = Table(
     pa.schema(
         [
             _field("question_key", pa.string(), "the question"),
-            _field("event_index", pa.int32(), "from 0, in the order of rounds and operators"),
+            _field("event_index", pa.int32(), "from 0, in the order of rounds, parents and operators"),
             _field("round", pa.int32(), "flywheel round"),
-            _field("operator", pa.string(), "operator that was applied"),
+            _field("operator", pa.string(), "operator that was applied, or what was found out (locate_flaw)"),
             _field("parent", pa.string(), "trajectory that it was applied to"),
             _field("parent_correct", pa.bool_(), "whether that one was right"),
-            _field("outcome", pa.string(), "produced, duplicate, rejected or failed"),
+            _field("outcome", pa.string(), "produced, found, duplicate, rejected or failed"),
             _field("reason", pa.string(), "why it was rejected or failed; empty where it produced"),
             _field("reply", pa.string(), "the model's reply that was rejected, as it came"),
             _field("error", pa.string(), "what failed", nullable=True),

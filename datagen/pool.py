@@ -25,6 +25,15 @@ class RoleUsage:
         self.completion_tokens += completion_tokens
 
 
+def count_rollout(usage: dict[str, RoleUsage], trajectory: Trajectory, num_calls_before: int = 0) -> None:
+    """Count what a rollout cost its policy and, in the calls that it made itself, the summarizer."""
+    spent = trajectory.usage
+    usage.setdefault("policy", RoleUsage()).add(spent.prompt_tokens, spent.completion_tokens, spent.num_requests)
+    for call in trajectory.calls[num_calls_before:]:
+        if call.prompt_tokens or call.completion_tokens:
+            usage.setdefault("summarizer", RoleUsage()).add(call.prompt_tokens, call.completion_tokens)
+
+
 @dataclass(frozen=True, slots=True)
 class Entry:
     """A trajectory in a pool.
@@ -39,7 +48,6 @@ class Entry:
         trajectory: What the agent did.
         prediction: The extracted answer.
         verdict: Of the judge.
-        f1: Token F1 of the prediction, best over the gold answers; ranks qa trajectories.
         edit_step: 1-based step of the parent that was replaced or followed by a hint.
         edit_text: The hint, the analysis or the new step.
         prompts: Name of each prompt that was used -> its digest.
@@ -55,7 +63,6 @@ class Entry:
     trajectory: Trajectory
     prediction: str
     verdict: Verdict
-    f1: float
     edit_step: int | None = None
     edit_text: str = ""
     prompts: dict[str, str] = field(default_factory=dict)
@@ -72,14 +79,28 @@ class Entry:
         return self.verdict.correct is True
 
 
-def ranked(pool: Sequence[Entry], domain: str) -> list[Entry]:
-    """Best first: right before wrong (qa: higher F1), then fewer calls, then age."""
-    if domain == "qa":
-        return sorted(pool, key=lambda entry: (-entry.f1, entry.num_calls, entry.index))
-    return sorted(pool, key=lambda entry: (not entry.correct, entry.num_calls, entry.index))
+def ranked(pool: Sequence[Entry]) -> list[Entry]:
+    """Best first: higher score (math and choice: right before wrong; qa: F1), then fewer calls, then age."""
+    return sorted(pool, key=lambda entry: (-(entry.verdict.score or 0.0), entry.num_calls, entry.index))
 
 
-def best_unexpanded(pool: Sequence[Entry], domain: str, expanded: Collection[int]) -> Entry:
+def best_unexpanded(pool: Sequence[Entry], expanded: Collection[int]) -> Entry:
     """The best trajectory that was not expanded yet; where all were, the best one."""
-    order = ranked(pool, domain)
+    order = ranked(pool)
     return next((entry for entry in order if entry.index not in expanded), order[0])
+
+
+def similarity(first: str, second: str) -> float:
+    """Jaccard similarity of their runs of 5 characters, white space folded; 1 exactly where the folded texts agree."""
+    first, second = " ".join(first.split()), " ".join(second.split())
+    if first == second:
+        return 1.0
+    ones, others = _shingles(first), _shingles(second)
+    return min(len(ones & others) / len(ones | others), _BELOW_ONE)
+
+
+_BELOW_ONE = 1.0 - 2**-20
+
+
+def _shingles(text: str) -> set[str]:
+    return {text[start : start + 5] for start in range(max(len(text) - 4, 1))}

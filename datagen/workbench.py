@@ -15,40 +15,32 @@ from treadle.agent.rollout import Memory, Trajectory, derive_seed
 from treadle.agent.transcript import Codec, Prefix
 from treadle.core.errors import ContextTooLong
 from treadle.datagen.operators.base import Rejected
-from treadle.datagen.pool import Entry, RoleUsage
+from treadle.datagen.pool import Entry, RoleUsage, count_rollout
 from treadle.datagen.prompts import PromptSet
 from treadle.datagen.steps import Step, steps_of
 
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class Scoped:
-    """A memory whose units begin with a name of their own."""
-
-    memory: Memory
-    scope: str
-
-    def get(self, unit: str) -> bytes | None:
-        """A remembered unit, or None."""
-        return self.memory.get(f"{self.scope}/{unit}")
-
-    def append(self, unit: str, value: bytes) -> None:
-        """Remember a unit."""
-        self.memory.append(f"{self.scope}/{unit}", value)
-
-
 Play = Callable[[Prefix | None, int, Memory], Awaitable[Trajectory]]
 """Plays a rollout from a prefix (None: from the start) with a seed and a memory."""
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Something that is found out about a parent for several operators."""
+
+    bench: Workbench
+    task: asyncio.Task[Any]
+
+
+@dataclass(frozen=True, slots=True)
 class Parent:
-    """What the operators of one expansion share: the trajectory, and what was found out about it."""
+    """What the operators of one expansion share: the trajectory, and what was found out about it, by name."""
 
     entry: Entry
     steps: list[Step]
-    findings: dict[str, asyncio.Task[Any]] = field(default_factory=dict)
+    findings: dict[str, Finding] = field(default_factory=dict)
 
     @classmethod
     def of(cls, entry: Entry) -> Parent:
@@ -84,7 +76,7 @@ class Workbench:
     play: Play
     memory: Memory
     deadline: float
-    shared: Callable[[str], Workbench] | None = None
+    beside: Callable[[str], Workbench]
     used_prompts: dict[str, str] = field(default_factory=dict)
     usage: dict[str, RoleUsage] = field(default_factory=dict)
     num_asked: int = 0
@@ -131,13 +123,12 @@ class Workbench:
 
         `find` gets a workbench of its own; what it costs is counted for the expansion. A Rejected of it is everybody's.
         """
-        task = self.parent.findings.get(name)
-        if task is None:
-            assert self.shared is not None
-            bench = self.shared(name)
-            task = asyncio.ensure_future(find(bench))
-            self.parent.findings[name] = task
-        return await asyncio.shield(task)
+        finding = self.parent.findings.get(name)
+        if finding is None:
+            bench = self.beside(name)
+            finding = Finding(bench, asyncio.ensure_future(find(bench)))
+            self.parent.findings[name] = finding
+        return await asyncio.shield(finding.task)
 
     def choose(self, what: str, options: Sequence[T]) -> T:
         """One of several, by the seed."""
@@ -167,8 +158,5 @@ class Workbench:
 
     async def _played(self, prefix: Prefix | None) -> Trajectory:
         trajectory = await self.play(prefix, self.seed, self.memory)
-        usage = trajectory.usage
-        self.usage.setdefault("policy", RoleUsage()).add(
-            usage.prompt_tokens, usage.completion_tokens, usage.num_requests
-        )
+        count_rollout(self.usage, trajectory, len(prefix.calls) if prefix else 0)
         return trajectory

@@ -1,0 +1,424 @@
+"""One question through the flywheel: initial rollouts, then rounds in which operators work on the best trajectory.
+
+Every answer of a model and every outcome of a tool is remembered before it is acted on, so an interrupted question is
+played again from its memory and goes on where it was. An operator that fails costs only itself; what infrastructure
+kept from happening makes the question owed. Method: arXiv 2601.06860; docs/behaviour/flywheel.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
+
+from treadle.agent.config import EnvironmentSettings
+from treadle.agent.crew import cause_of, is_owed
+from treadle.agent.environment import Question, ToolEnvironment
+from treadle.agent.judges.base import Case, Judge, Verdict
+from treadle.agent.memory import Scoped
+from treadle.agent.role import RoleModel
+from treadle.agent.rollout import Memory, RolloutEngine, Trajectory, derive_seed
+from treadle.agent.tools.outcome import CallContext, Tool, ToolOutcome
+from treadle.agent.transcript import Prefix
+from treadle.core.answers.extraction import extract_prediction
+from treadle.core.config import digest_json
+from treadle.core.errors import DeadlineExceeded, EndpointUnavailable, ModelError, TreadleError
+from treadle.core.llm.config import Sampling
+from treadle.core.llm.types import Completion, CompletionRequest
+from treadle.datagen.operators.base import Edit, Operator, Rejected
+from treadle.datagen.pool import Entry, RoleUsage, best_unexpanded, count_rollout, ranked, similarity
+from treadle.datagen.pools_settings import PoolOptions
+from treadle.datagen.prompts import PromptSet
+from treadle.datagen.workbench import Parent, Workbench
+
+T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
+
+INITIAL = "initial"
+"""Operator of a trajectory that a question begins with."""
+_GRACE_S = 1.0
+"""By so much the deadlines within a question lie behind its own, which cancels whatever is in flight."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kit:
+    """What all questions of a stage share.
+
+    Attributes:
+        fresh: Plays rollouts from the start.
+        continuing: Plays them on from an edit.
+        roles: critic and refiner.
+        final: Whether nothing is owed any more: what infrastructure kept from happening is an operator's failure.
+    """
+
+    options: PoolOptions
+    environment: EnvironmentSettings
+    fresh: RolloutEngine
+    continuing: RolloutEngine
+    tools: Mapping[str, Tool]
+    roles: Mapping[str, RoleModel]
+    judge: Judge
+    operators: Sequence[Operator]
+    prompts: PromptSet
+    policy_name: str
+    seed: int
+    final: bool = False
+
+    def without_models(self, cause: str) -> Kit:
+        """A kit that asks nobody: what is not remembered fails for this cause."""
+        nobody = _Nobody(cause)
+        return replace(
+            self,
+            fresh=replace(self.fresh, model=nobody),
+            continuing=replace(self.continuing, model=nobody),
+            tools=dict.fromkeys(self.tools, nobody),
+            roles={name: replace(role, model=nobody) for name, role in self.roles.items()},
+            judge=nobody,
+            final=True,
+        )
+
+    def hints(self, domain: str) -> Sequence[str]:
+        """The hints for questions of a domain."""
+        hints: tuple[str, ...] = getattr(self.options.hints, domain)
+        return hints
+
+
+@dataclass(slots=True)
+class _Nobody:
+    """A model, a tool and a judge that are not there."""
+
+    cause: str
+    name: str = ""
+
+    async def __aenter__(self) -> _Nobody:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        pass
+
+    async def complete(self, request: CompletionRequest, *, session: str, deadline: float) -> Completion:
+        """See `RoleModel`."""
+        raise EndpointUnavailable(self.cause)
+
+    async def chat(
+        self, messages: Sequence[Mapping[str, str]], sampling: Sampling, *, seed: int, session: str, deadline: float
+    ) -> Completion:
+        """See `RoleModel`."""
+        raise EndpointUnavailable(self.cause)
+
+    async def call(self, argument: str, *, deadline: float, context: CallContext | None = None) -> ToolOutcome:
+        """See `Tool`."""
+        raise EndpointUnavailable(self.cause)
+
+    def digest(self) -> str:
+        """Nothing decides."""
+        return ""
+
+    async def verdict(self, case: Case, memory: Memory) -> Verdict:
+        """See `Judge`."""
+        raise EndpointUnavailable(self.cause)
+
+
+@dataclass(slots=True)
+class Event:
+    """What came of an operator, or of a finding."""
+
+    round: int
+    operator: str
+    parent: Entry
+    outcome: str
+    reason: str = ""
+    reply: str = ""
+    error: str | None = None
+    rollout_key: str | None = None
+    usage: dict[str, RoleUsage] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _Applied:
+    """An operator's work on one parent, and what it ended with."""
+
+    operator: Operator
+    bench: Workbench
+    result: Edit | BaseException
+
+
+class Evolution:
+    """The flywheel of one question.
+
+    Attributes:
+        pool: Trajectories in the order in which they came in.
+        events: What operators did, in the order of rounds, parents and operators.
+        status: ok, partial (an operator failed), timeout, or failed (no trajectory at all).
+        error: The first cause, where it is not ok.
+        num_rounds: Rounds that were finished.
+    """
+
+    def __init__(self, kit: Kit, row: Mapping[str, Any], memory: Memory) -> None:
+        self._kit = kit
+        self._row = row
+        self._question = Question.from_row(row)
+        self._memory = memory
+        self._expanded: set[int] = set()
+        self._deadline = 0.0
+        self.pool: list[Entry] = []
+        self.events: list[Event] = []
+        self.status = "ok"
+        self.error: str | None = None
+        self.num_rounds = 0
+
+    async def run(self) -> None:
+        """Make the pool. Raises what makes the question owed (ModelError, ToolError), or stops the stage."""
+        self._deadline = asyncio.get_running_loop().time() + self._kit.options.question_time_s
+        await self._begin()
+        for number in range(1, self._kit.options.rounds + 1):
+            if self.status == "timeout" or self._is_enough() or not await self._round(number):
+                break
+
+    def _is_enough(self) -> bool:
+        enough = self._kit.options.enough_correct
+        return not self.pool or (enough is not None and sum(entry.correct for entry in self.pool) >= enough)
+
+    async def _begin(self) -> None:
+        number = self._kit.options.initial_rollouts
+        made = await self._together([self._initial(index) for index in range(number)])
+        for index, result in enumerate(made):
+            if result is None:
+                continue
+            if isinstance(result, BaseException):
+                self._refuse(result)
+                self._note("partial" if self.pool or index + 1 < number else "failed", cause_of(_plain(result)))
+                continue
+            seed, trajectory = result
+            usage: dict[str, RoleUsage] = {}
+            count_rollout(usage, trajectory)
+            key = self._key(INITIAL, 0, str(index))
+            await self._admit(key, 0, INITIAL, None, seed, Edit(trajectory), {}, usage)
+        if not self.pool and self.status != "timeout":
+            self.status = "failed"
+
+    async def _initial(self, index: int) -> tuple[int, Trajectory]:
+        seed = self._seed(INITIAL, 0, index)
+        return seed, await self._play(None, seed, Scoped(self._memory, f"0-{INITIAL}-{index}"))
+
+    async def _round(self, number: int) -> bool:
+        """One round; returns whether the pool grew."""
+        parents = [Parent.of(entry) for entry in self._taken_up()]
+        self._expanded.update(parent.entry.index for parent in parents)
+        try:
+            jobs = [self._apply(number, parent, operator) for parent in parents for operator in self._of(parent)]
+            applied = await self._together(jobs)
+        finally:
+            await _end_findings(parents)
+        before = len(self.pool)
+        work = iter(applied)
+        for parent in parents:
+            self._note_findings(number, parent)
+            for _ in self._of(parent):
+                one = next(work)
+                if isinstance(one, BaseException):
+                    raise one
+                if one is not None:
+                    await self._settle(number, parent, one)
+        if self.status != "timeout":
+            self.num_rounds = number
+        return len(self.pool) > before
+
+    async def _together(self, jobs: Sequence[Coroutine[Any, Any, T]]) -> list[T | BaseException | None]:
+        """Run coroutines together: each result, or what was raised, or None for those that the time cut off."""
+        tasks = [asyncio.ensure_future(job) for job in jobs]
+        if not tasks:
+            return []
+        try:
+            _, late = await asyncio.wait(tasks, timeout=max(self._deadline - asyncio.get_running_loop().time(), 0.0))
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        if late:
+            self._note("timeout", f"the time of the question ({self._kit.options.question_time_s:g} s) was up")
+        return [None if task in late else task.exception() or task.result() for task in tasks]
+
+    def _taken_up(self) -> list[Entry]:
+        if self._kit.options.selection == "all":
+            fresh = [entry for entry in self.pool if entry.index not in self._expanded]
+            return fresh or ranked(self.pool)[:1]
+        return [best_unexpanded(self.pool, self._expanded)]
+
+    def _of(self, parent: Parent) -> Iterator[Operator]:
+        """The operators of the parent's branch, in their order."""
+        branch = "correct" if parent.entry.correct else "incorrect"
+        return (operator for operator in self._kit.operators if operator.branch == branch)
+
+    async def _apply(self, number: int, parent: Parent, operator: Operator) -> _Applied:
+        bench = self._bench(number, parent, operator.name)
+        try:
+            return _Applied(operator, bench, await operator.apply(bench))
+        except Exception as error:  # noqa: BLE001 - what a user's operator raises costs that operator alone
+            return _Applied(operator, bench, error)
+
+    def _bench(self, number: int, parent: Parent, name: str) -> Workbench:
+        kit = self._kit
+        return Workbench(
+            question=self._question,
+            parent=parent,
+            prompts=kit.prompts,
+            roles=kit.roles,
+            hints=kit.hints(self._row["domain"]),
+            codec=kit.continuing.codec,
+            protocol=kit.environment.protocol,
+            seed=self._seed(name, number, parent.entry.index),
+            play=self._play,
+            memory=Scoped(self._memory, f"{number}-{name}-{parent.entry.index}"),
+            deadline=self._deadline + _GRACE_S,
+            beside=lambda finding: self._bench(number, parent, finding),
+        )
+
+    async def _play(self, prefix: Prefix | None, seed: int, memory: Memory) -> Trajectory:
+        kit = self._kit
+        additional = 0 if prefix is None else kit.environment.continuation_calls
+        until = asyncio.get_running_loop().time() + kit.environment.rollout_time_s
+        engine = kit.fresh if prefix is None else kit.continuing
+        return await engine.roll_out(
+            ToolEnvironment(kit.environment, kit.tools, additional_calls=additional),
+            self._question,
+            seed=seed,
+            deadline=min(until, self._deadline + _GRACE_S),
+            memory=memory,
+            prefix=prefix,
+        )
+
+    def _note_findings(self, number: int, parent: Parent) -> None:
+        for name, finding in sorted(parent.findings.items()):
+            if finding.task.cancelled():
+                continue
+            event = Event(number, name, parent.entry, "found", usage=finding.bench.usage)
+            error = finding.task.exception()
+            if isinstance(error, Rejected):
+                event.outcome, event.reason, event.reply = "rejected", error.reason, error.reply
+            elif error is not None:
+                event.outcome, event.reason, event.error = "failed", _code(error), cause_of(_plain(error))
+            self.events.append(event)
+
+    async def _settle(self, number: int, parent: Parent, applied: _Applied) -> None:
+        """Take an operator's trajectory into the pool, or write down why there is none."""
+        name, result, bench = applied.operator.name, applied.result, applied.bench
+        event = Event(number, name, parent.entry, "produced", usage=bench.usage)
+        if isinstance(result, Edit):
+            twin = self._twin(result.trajectory)
+            if not result.trajectory.text.strip():
+                event.outcome, event.reason = "rejected", "empty_trajectory"
+            elif twin is not None:
+                event.outcome, event.rollout_key = "duplicate", twin.key
+            else:
+                key = self._key(name, number, parent.entry.key)
+                await self._admit(key, number, name, parent.entry, bench.seed, result, bench.used_prompts, bench.usage)
+                event.rollout_key = key
+        elif isinstance(result, Rejected):
+            event.outcome, event.reason, event.reply = "rejected", result.reason, result.reply
+        else:
+            self._refuse(result)
+            event.outcome, event.reason, event.error = "failed", _code(result), cause_of(_plain(result))
+            self._note("partial", f"{name}: {event.error}")
+            if event.reason == "operator_error":
+                _log.error("question %s: operator %s failed", self._question.key, name, exc_info=result)
+        self.events.append(event)
+
+    def _refuse(self, error: BaseException) -> None:
+        """Raise what is no operator's own failure: it makes the question owed, or stops the stage."""
+        if not isinstance(error, Exception):
+            raise error
+        if isinstance(error, TreadleError) and not (self._kit.final and is_owed(error)):
+            raise error
+
+    def _note(self, status: str, error: str) -> None:
+        if self.status != "timeout":
+            self.status = status
+        self.error = self.error or error
+
+    def _twin(self, trajectory: Trajectory) -> Entry | None:
+        least = self._kit.options.near_duplicate
+        return next((one for one in self.pool if similarity(one.trajectory.text, trajectory.text) >= least), None)
+
+    async def _admit(
+        self,
+        key: str,
+        number: int,
+        operator: str,
+        parent: Entry | None,
+        seed: int,
+        edit: Edit,
+        prompts: dict[str, str],
+        usage: dict[str, RoleUsage],
+    ) -> None:
+        trajectory = edit.trajectory
+        prediction = extract_prediction([{"kind": one.kind, "text": one.text} for one in trajectory.segments])
+        verdict = await self._judge(trajectory, prediction)
+        if verdict.prompt_tokens or verdict.completion_tokens:
+            usage.setdefault("judge", RoleUsage()).add(
+                verdict.prompt_tokens, verdict.completion_tokens, len(verdict.raw)
+            )
+        self.pool.append(
+            Entry(
+                key=key,
+                index=len(self.pool),
+                round=number,
+                operator=operator,
+                parent=parent.key if parent else None,
+                seed=seed,
+                trajectory=trajectory,
+                prediction=prediction,
+                verdict=verdict,
+                edit_step=edit.step,
+                edit_text=edit.text,
+                prompts=prompts,
+                usage=usage,
+            )
+        )
+
+    async def _judge(self, trajectory: Trajectory, prediction: str) -> Verdict:
+        row = self._row
+        case = Case(
+            question=self._question.user_message,
+            answers=tuple(row["answers"]),
+            choices=tuple(row["choices"]),
+            domain=row["domain"],
+            prediction=prediction,
+            answered=trajectory.status == "answered",
+            seed=self._seed("judge", prediction),
+            session=self._question.key,
+            deadline=self._deadline + _GRACE_S,
+        )
+        try:
+            return await self._kit.judge.verdict(case, self._memory)
+        except ModelError as error:
+            if not (self._kit.final or isinstance(error, DeadlineExceeded)):
+                raise
+            return Verdict(None, None, "model", error=str(error))
+
+    def _seed(self, *parts: str | int) -> int:
+        return derive_seed(self._kit.seed, self._question.key, "pools", *parts)
+
+    def _key(self, operator: str, number: int, parent: str) -> str:
+        return digest_json([self._question.key, self._kit.policy_name, "pools", operator, number, parent])[:16]
+
+
+async def _end_findings(parents: Sequence[Parent]) -> None:
+    tasks = [finding.task for parent in parents for finding in parent.findings.values()]
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _plain(error: BaseException) -> Exception:
+    return error if isinstance(error, Exception) else RuntimeError(type(error).__name__)
+
+
+def _code(error: BaseException) -> str:
+    """Reason code of a failure."""
+    if isinstance(error, ModelError):
+        return "llm_failed"
+    return "tool_failed" if isinstance(error, TreadleError) else "operator_error"
