@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from treadle.core.artifacts import ArtifactRef, ArtifactWriter
 from treadle.core.errors import ArtifactError
 from treadle.core.parquet import TableWriter
-from treadle.core.stage import Address, JournalView, Progress, Rows, Stage
+from treadle.core.shards import shard_of
+from treadle.core.stage import Address, JournalView, Progress, Rows, Stage, Worked
 from treadle.core.storage import Storage
 
 WORK_FOLDER = "work"
@@ -95,16 +96,30 @@ class Context:
     progress: Progress
     accept_failures: bool
     scratch: Path
-    outputs: Outputs
+    outputs: Outputs | None = None
+    """None while jobs are worked at: nothing is written then."""
+    shard: int | None = None
+    """The shard at hand; None means all."""
+    num_shards: int = 1
+    worked: Worked = field(default_factory=Worked)
+
+    def owns(self, key: str) -> bool:
+        """See `StageContext.owns`."""
+        return self.shard is None or shard_of(key, self.num_shards) == self.shard
 
     def write(self, kind: str, rows: Sequence[Mapping[str, Any]]) -> None:
         """See `StageContext.write`."""
-        self.outputs.table(kind).write(rows)
+        self._outputs().table(kind).write(rows)
 
     def write_telemetry(self, kind: str, rows: Sequence[Mapping[str, Any]]) -> None:
         """See `StageContext.write_telemetry`."""
-        self.outputs.telemetry(kind).write(rows)
+        self._outputs().telemetry(kind).write(rows)
 
     def add_file(self, kind: str, name: str, content: bytes) -> None:
         """See `StageContext.add_file`."""
-        self.outputs.table(kind).add_file(name, content)
+        self._outputs().table(kind).add_file(name, content)
+
+    def _outputs(self) -> Outputs:
+        if self.outputs is None:
+            raise ArtifactError(f"{self.address}: rows are written when all jobs have been worked at")
+        return self.outputs

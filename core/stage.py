@@ -95,6 +95,20 @@ class JournalView(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class Worked:
+    """What came of the jobs that a stage worked at, beside what is in the journal."""
+
+    causes: Mapping[str, str] = field(default_factory=dict)
+    """Owner of a job that could not be finished -> why."""
+    first: str = ""
+    """The first such cause, of a job or of all of them; empty where everything was finished."""
+    retryable: bool = False
+    """Whether one of the causes may pass by itself."""
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    """What `Stage.run` is to know; JSON-able."""
+
+
 class StageContext(Protocol):
     """What a running stage may touch, and nothing else: it sees no path of the run."""
 
@@ -106,6 +120,14 @@ class StageContext(Protocol):
     progress: Progress
     accept_failures: bool
     scratch: Path
+    num_shards: int
+    """Into how many parts the jobs are divided, each of them worked at by one process at a time."""
+    worked: Worked
+    """What came of `Stage.work`, where the stage has it; for `Stage.run`."""
+
+    def owns(self, key: str) -> bool:
+        """Whether the job with this owner is among those to be worked at; in `Stage.run` all are."""
+        ...
 
     def write(self, kind: str, rows: Sequence[Mapping[str, Any]]) -> None:
         """Append rows to the output table `kind`; they are checked against its schema."""
@@ -120,11 +142,19 @@ class StageContext(Protocol):
         ...
 
 
+def _one_shard(settings: Any) -> int:
+    return 1
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
     """One step of the flywheel: what it reads and makes, and the function that does it.
 
     `run` returns metrics: a flat mapping of counts and numbers that goes into the stage record and the UI.
+
+    A stage of many independent jobs may have `work` as well, which several processes can share: it finishes, in the
+    journal, every open job that its context `owns`, and writes no rows. `run` comes after all of it, sees all jobs in
+    the journal, records nothing there, and judges and writes.
     """
 
     name: str
@@ -136,6 +166,9 @@ class Stage:
     produces: tuple[Table, ...]
     telemetry: tuple[Table, ...] = ()
     run: Callable[[StageContext], Mapping[str, Any]]
+    work: Callable[[StageContext], Worked] | None = None
+    num_shards: Callable[[Any], int] = _one_shard
+    """Settings -> into how many shards the jobs are divided when an instance is begun; used with `work`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
