@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 from treadle.agent.protocol import RESULT, Segment
 
-_HEADING = re.compile(r"(?m)^(\s*)####(?=\s*Step\b)", re.IGNORECASE)
+# Wherever it stands, whatever stands between: a model may take any of them for a heading.
+_HEADING = re.compile(r"#{4,}+(?=[\W_]{0,8}step)", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,5 +51,5 @@ def _step(segments: Sequence[Segment], start: int, end: int, has_result: bool) -
 
 def numbered(texts: Sequence[str]) -> str:
     """Steps for a prompt, each under its heading; a heading within a step is marked, so that none can be forged."""
-    marked = [_HEADING.sub(r"\1\\####", text.strip()) for text in texts]
+    marked = [_HEADING.sub(r"\\\g<0>", text.strip()) for text in texts]
     return "\n".join(f"#### Step {number}: {text}" for number, text in enumerate(marked, 1))

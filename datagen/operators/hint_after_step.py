@@ -1,0 +1,27 @@
+"""Hint after a step: after the first flawed step and its result the policy is made to think again."""
+
+from __future__ import annotations
+
+from treadle.datagen.operators.base import Edit
+from treadle.datagen.operators.flaw_location import flawed_step
+from treadle.datagen.operators.reopening import reopened_prefix
+from treadle.datagen.operators.replies import THINK
+from treadle.datagen.workbench import Workbench
+
+
+class HintAfterStep:
+    """Treats insufficient tool calls early on, and lets the policy find its own way out of a flaw."""
+
+    name = "hint_step"
+    version = 1
+    branch = "incorrect"
+
+    async def apply(self, bench: Workbench) -> Edit:
+        """Open a thought with a hint after the flawed step; where that is the last one, take its answer back."""
+        number = await flawed_step(bench)
+        hint = bench.choose("hint", bench.hints)
+        if bench.steps[number - 1].has_result:
+            prefix = bench.extend(bench.prefix(number), bench.protocol.by_name[THINK].opening + hint)
+        else:
+            prefix = reopened_prefix(bench, hint)
+        return Edit(await bench.continue_from(prefix), number, hint)

@@ -1,0 +1,27 @@
+"""Redundant modification: the first step with redundancy is rewritten, what followed it is made anew."""
+
+from __future__ import annotations
+
+from treadle.datagen.operators.base import Edit, Rejected
+from treadle.datagen.operators.replies import read_redundancy
+from treadle.datagen.steps import numbered
+from treadle.datagen.workbench import Workbench
+
+
+class RedundantModification:
+    """Treats redundant reasoning and redundant calls of trajectories that answered rightly."""
+
+    name = "redundant_mod"
+    version = 1
+    branch = "correct"
+
+    async def apply(self, bench: Workbench) -> Edit:
+        """Ask the critic for the step and its simpler form, put that in its place, and let the policy go on."""
+        steps = bench.steps
+        if not steps:
+            raise Rejected("no_steps")
+        values = {"question": bench.question.user_message, "steps": numbered([step.text for step in steps])}
+        reply = await bench.ask("critic", "redundancy", values, stop=bench.protocol.stops)
+        found = read_redundancy(reply, len(steps), bench.protocol)
+        prefix = bench.extend(bench.prefix(found.step - 1), found.new_step)
+        return Edit(await bench.continue_from(prefix), found.step, found.analysis or found.new_step)

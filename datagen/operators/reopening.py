@@ -1,0 +1,42 @@
+"""An answer taken back: what follows the last result becomes one unfinished thought, whatever it was."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from treadle.agent.protocol import RESULT, Protocol
+from treadle.agent.transcript import Prefix
+from treadle.datagen.operators.replies import THINK
+
+if TYPE_CHECKING:
+    from treadle.datagen.workbench import Workbench
+
+
+def reopened(tail: str, protocol: Protocol, thought: str) -> str:
+    """Text after the last result, without its markers, in one open thought that ends with `thought`.
+
+    All of the text stays. No closing marker is left at which the engine would act, none comes about where text moves
+    together, and a call that was written but never run is words.
+    """
+    runs = re.compile(f"(?:{protocol.markers.pattern})+")
+    words = runs.sub(_gap, tail)
+    body = words.lstrip()
+    space = words[: len(words) - len(body)]
+    gap = "\n" if body and not body[-1].isspace() else ""
+    return f"{space}{protocol.by_name[THINK].opening}{body}{gap}{thought}"
+
+
+def _gap(match: re.Match[str]) -> str:
+    """A newline for markers between words: without it `<se<think>arch>` would become a marker."""
+    text, start, end = match.string, match.start(), match.end()
+    between = start > 0 and end < len(text) and not text[start - 1].isspace() and not text[end].isspace()
+    return "\n" if between else ""
+
+
+def reopened_prefix(bench: Workbench, thought: str) -> Prefix:
+    """The parent up to its last result id for id, then its end as an open thought that ends with `thought`."""
+    segments = bench.trajectory.segments
+    end = max((index + 1 for index, segment in enumerate(segments) if segment.kind == RESULT), default=0)
+    tail = "".join(segment.text for segment in segments[end:])
+    return bench.extend(bench.prefix_of_segments(end), reopened(tail, bench.protocol, thought))

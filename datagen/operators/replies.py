@@ -1,0 +1,165 @@
+"""What critics and refiners say, read: step numbers, corrected steps, new steps, paragraphs, thoughts.
+
+Tolerant of what models do to a format (case, brackets, bold labels, blank lines, words before it), strict about what it
+means. Nothing but Rejected is ever raised, with the raw reply; time is linear in the reply. The rules:
+docs/behaviour/flywheel.md.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from treadle.agent.protocol import RESULT, Protocol, cut_after_first_close
+from treadle.agent.role import Reply
+from treadle.datagen.operators.base import Rejected
+
+THINK = "think"
+"""Name of the tag of reasoning."""
+
+# All repetitions are bounded or possessive: a hostile reply costs no more than its length.
+_LINE = r"^[ \t>*_#`-]{0,16}"
+_COLON = r"[ \t*_]{0,8}:"
+_OPEN, _CLOSE = r"[\s*_`\"'\[({<]{0,16}", r"[ \t*_`\"'\])}>.]{0,16}"
+_NUMBER = re.compile(rf"(?<![A-Za-z])step{_COLON}{_OPEN}([0-9]++)(?!\.[0-9])", re.I)
+_NO_STEP = re.compile(rf"{_LINE}step{_COLON}[ \t*_`\"'\[({{<]{{0,16}}no(?:ne)?{_CLOSE}\r?$", re.I | re.M)
+_ANALYSIS = re.compile(rf"analysis{_COLON}[ \t*_]{{0,8}}", re.I)
+_CORRECTED_LABEL = rf"corrected[ \t_]{{1,4}}step[ \t]{{0,4}}[\[(]?[0-9]{{0,9}}[\])]?{_COLON}[ \t*_]{{0,8}}"
+_CORRECTED_LINE = re.compile(_LINE + _CORRECTED_LABEL, re.I | re.M)
+_CORRECTED = re.compile(_CORRECTED_LABEL, re.I)
+_ECHO = re.compile(
+    rf"\s*+(?:```[a-z]{{0,12}}\s*+)?(?:[#*_ \t]{{0,16}}(?:new|last|corrected)?[ \t]{{0,4}}(?:last[ \t]{{1,4}})?"
+    rf"step[ \t]{{0,4}}[\[(]?[0-9]{{0,9}}[\])]?{_COLON}[\s*_]{{0,8}})?",
+    re.I,
+)
+_PARAGRAPH_END = re.compile(r"\n[ \t]{0,16}\n")
+_MOST_DIGITS = 9
+
+
+@dataclass(frozen=True, slots=True)
+class Redundancy:
+    """The first step with redundancy, why, and how it reads without it."""
+
+    step: int
+    analysis: str
+    new_step: str
+
+
+def read_step_number(reply: Reply, num_steps: int) -> int:
+    """The number after the first `Step:` before the first `Analysis:`; raises Rejected."""
+    found = _find_number(reply.text)
+    if found is None:
+        raise Rejected("no_step_number", reply.text)
+    return _in_range(found[1], num_steps, reply)
+
+
+def read_redundancy(reply: Reply, num_steps: int, protocol: Protocol) -> Redundancy:
+    """A finding of redundancy; raises Rejected, with `no_redundancy` where the reply says that there is none."""
+    text = cut_after_first_close(reply.text, protocol)
+    number, none = _find_number(text), _NO_STEP.search(text)
+    if none is not None and (number is None or none.start() < number[0]):
+        raise Rejected("no_redundancy", reply.text)
+    if number is None:
+        raise Rejected("no_step_number", reply.text)
+    step = _in_range(number[1], num_steps, reply)
+    label = _CORRECTED_LINE.search(text) or _CORRECTED.search(text)
+    if label is None or not text[label.end() :].strip():
+        raise Rejected("no_corrected_step", reply.text)
+    analysis = _ANALYSIS.search(text, 0, label.start())
+    why = text[analysis.end() : label.start()].strip() if analysis else ""
+    return Redundancy(step, why, complete_step(text[label.end() :], reply, protocol))
+
+
+def read_new_step(reply: Reply, protocol: Protocol) -> str:
+    """A step that a refiner wrote, made complete; raises Rejected."""
+    return complete_step(reply.text, reply, protocol)
+
+
+def complete_step(text: str, reply: Reply, protocol: Protocol) -> str:
+    """A step that begins with a closed thought, up to the end of its first call or answer.
+
+    Missing markers of the thought are put in; a step that has them stays as it is, white space around it apart. A step
+    without call or answer is left for the policy to go on with. Raises Rejected.
+    """
+    text = cut_after_first_close(text, protocol)
+    text = text[_end_of_echo(text) :].strip()
+    if not protocol.markers.sub("", text).strip():
+        raise Rejected("empty_step", reply.text)
+    if any(match[2] == RESULT for match in protocol.markers.finditer(text)):
+        raise Rejected("result_in_step", reply.text)
+    think = protocol.by_name[THINK]
+    start = _start_of_action(text, reply, protocol)
+    thought, action = text[:start], text[start:]
+    if not thought.startswith(think.opening):
+        thought = think.opening + thought
+    if action and thought.rfind(think.opening) > thought.rfind(think.closing):
+        thought = thought.rstrip() + think.closing
+    return thought + action
+
+
+def read_paragraph(reply: Reply, lead_in: str, what: str, protocol: Protocol) -> str:
+    """The first paragraph of what a model went on with after a lead-in; raises Rejected (`empty_<what>`)."""
+    said = cut_after_first_close(reply.text, protocol).strip()
+    end = _PARAGRAPH_END.search(said)
+    said = said[: end.start()] if end else said
+    if not said:
+        raise Rejected(f"empty_{what}", reply.text)
+    return f"{lead_in} {said}"
+
+
+def read_thought(reply: Reply, most_chars: float, protocol: Protocol) -> str:
+    """The inside of a thought that was begun for the model, up to its closing marker; raises Rejected."""
+    think = protocol.by_name[THINK]
+    thought, closing, _ = reply.text.partition(think.closing)
+    if not closing:
+        raise Rejected("unclosed_thought", reply.text)
+    # The marker was begun for it; models repeat it.
+    if thought.lstrip().startswith(think.opening):
+        thought = thought.lstrip().removeprefix(think.opening)
+    if not thought.strip():
+        raise Rejected("empty_thought", reply.text)
+    if protocol.markers.search(thought):
+        raise Rejected("marker_in_thought", reply.text)
+    if len(thought) > most_chars:
+        raise Rejected("longer_thought", reply.text)
+    return thought
+
+
+def _find_number(text: str) -> tuple[int, str] | None:
+    """Place and digits of the first step number; None where there is none before the other labels."""
+    ends = [match.start() for match in (_ANALYSIS.search(text), _CORRECTED.search(text)) if match]
+    match = _NUMBER.search(text, 0, min(ends, default=len(text)))
+    return (match.start(), match[1]) if match else None
+
+
+def _in_range(digits: str, num_steps: int, reply: Reply) -> int:
+    digits = digits.lstrip("0")
+    # Python refuses to read integers of thousands of digits.
+    if not digits or len(digits) > _MOST_DIGITS or int(digits) > num_steps:
+        raise Rejected("step_out_of_range", reply.text)
+    return int(digits)
+
+
+def _end_of_echo(text: str) -> int:
+    """Where a step begins behind what models put before it: a fence, the label, the heading of the prompt."""
+    match = _ECHO.match(text)
+    return match.end() if match else 0
+
+
+def _start_of_action(text: str, reply: Reply, protocol: Protocol) -> int:
+    """Where the call or answer that ends a step begins; its length where it has none."""
+    closed = protocol.closing_stops.search(text)
+    opening = next((match for match in protocol.markers.finditer(text) if _opens_action(match, protocol)), None)
+    if closed is None:
+        if opening is not None or reply.cut:
+            raise Rejected("unfinished_step", reply.text)
+        return len(text)
+    if opening is None or not text.endswith(protocol.by_name[opening[2]].closing):
+        raise Rejected("broken_markers", reply.text)
+    if not text[opening.end() : -len(protocol.by_name[opening[2]].closing)].strip():
+        raise Rejected("empty_call", reply.text)
+    return opening.start()
+
+
+def _opens_action(match: re.Match[str], protocol: Protocol) -> bool:
+    return not match[1] and protocol.by_name[match[2]].stop

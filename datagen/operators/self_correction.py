@@ -1,0 +1,33 @@
+"""Self-correction: the first flawed step is explained and replaced, what followed it is made anew."""
+
+from __future__ import annotations
+
+from treadle.datagen.operators.base import Edit
+from treadle.datagen.operators.flaw_location import ANALYSIS, flawed_step
+from treadle.datagen.operators.replies import read_new_step, read_paragraph
+from treadle.datagen.steps import numbered
+from treadle.datagen.workbench import Workbench
+
+LEAD_IN = "The trouble with this step is that"
+"""With which the analysis is begun for the refiner: it is not asked whether there is a flaw, but which."""
+
+
+class SelfCorrection:
+    """Treats erroneous reasoning and unsuitable calls."""
+
+    name = "self_correct"
+    version = 1
+    branch = "incorrect"
+
+    async def apply(self, bench: Workbench) -> Edit:
+        """Have the flawed step explained, then replaced, and let the policy go on from there."""
+        number = await flawed_step(bench)
+        steps = numbered([step.text for step in bench.steps[:number]])
+        values = {"question": bench.question.user_message, "steps": steps}
+        stops = bench.protocol.stops
+        begun = f"Step: {number}\n{ANALYSIS} {LEAD_IN}"
+        reply = await bench.ask("refiner", "analyse_flaw", values, prefill=begun, stop=stops)
+        analysis = read_paragraph(reply, LEAD_IN, "analysis", bench.protocol)
+        reply = await bench.ask("refiner", "replace_step", {**values, "analysis": analysis}, stop=stops)
+        prefix = bench.extend(bench.prefix(number - 1), read_new_step(reply, bench.protocol))
+        return Edit(await bench.continue_from(prefix), number, analysis)
