@@ -12,9 +12,11 @@ import orjson
 from treadle.core.chat import ChatTokenizer
 from treadle.demo.tutor import roles
 from treadle.demo.tutor.conversation import Conversation, read_messages, read_prompt
+from treadle.demo.tutor.critic import perform
 from treadle.demo.tutor.draws import Draws
 from treadle.demo.tutor.policy import next_turn
 from treadle.demo.tutor.settings import MODELS, TutorSettings
+from treadle.demo.tutor.tasks import guess_task
 
 _DEFAULT_COMPLETION_TOKENS = 16
 _NOT_CONTENT = frozenset({"stream", "stream_options", "user", "request_id", "return_token_ids"})
@@ -109,8 +111,8 @@ class Writer:
         role = roles.role_of(model, conversation)
         if role == "policy":
             return next_turn(conversation, self._settings.rates_for(model), draws)
-        if role == "refiner":
-            return roles.refine(conversation.user)
+        if role in ("critic", "refiner"):
+            return perform(guess_task(conversation), conversation, self._settings.rates_for(model), draws)
         if role == "summarizer":
             return roles.summarize(conversation.user)
         return roles.judge(conversation.user, gullible=role == "gullible-judge")

@@ -65,10 +65,15 @@ def _read_plain(prompt: str) -> Conversation:
     return _with_turn("", filled[-1] if filled else "", "")
 
 
-def _with_turn(system: str, user: str, turn: str) -> Conversation:
-    calls = tuple(
+def read_calls(text: str) -> tuple[Call, ...]:
+    """Return the tool calls of a text, each with the result block that follows it."""
+    return tuple(
         Call(match["tool"], match["argument"].strip(), None if match["result"] is None else match["result"].strip())
-        for match in _CALL.finditer(turn)
+        for match in _CALL.finditer(text)
     )
+
+
+def _with_turn(system: str, user: str, turn: str) -> Conversation:
+    calls = read_calls(turn)
     _, opened, thought = turn.rpartition("<think>")
     return Conversation(system, user.strip(), calls, thought if opened and "</think>" not in thought else None, turn)

@@ -6,10 +6,11 @@ nothing else. Each turn is worked out afresh, so the rules also carry on a traje
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, replace
 
 from treadle.demo.names import NUM_NAMES, name
-from treadle.demo.tutor.conversation import Conversation
+from treadle.demo.tutor.conversation import Call, Conversation
 from treadle.demo.tutor.draws import Draws
 from treadle.demo.tutor.facts import label, queries, read_facts, read_number
 from treadle.demo.world import RELATIONS
@@ -17,41 +18,76 @@ from treadle.demo.world_templates import Asked, recognise
 
 _MAX_TRIES = 2
 _HINTED = 0.3
+_BOXED = re.compile(r"\\boxed\{([^{}]*)\}")
 
 
 @dataclass(frozen=True, slots=True)
 class ErrorRates:
-    """How often, per trajectory, the noisy policy shows each of the four error patterns.
+    """How often the noisy persona goes wrong: as a policy in four patterns per trajectory, and in what it is told.
 
     Attributes:
         redundant: Repeats a call although everything is known.
         broken: Its first call is empty or does not parse.
         early: Answers by guess while one fact is still missing.
         wrong: Follows a wrong plan: another operation, or another fact of the document.
+        stubborn: Does not heed a hint: stays with the answer it had, or goes on as if nothing had been said.
+        careless: As critic or refiner, overlooks what is there, takes another step for it, or keeps to no format.
     """
 
     redundant: float = 0.25
     broken: float = 0.15
     early: float = 0.15
     wrong: float = 0.15
+    stubborn: float = 0.2
+    careless: float = 0.1
 
     def scaled(self, factor: float) -> ErrorRates:
-        """Return all rates multiplied."""
-        return ErrorRates(self.redundant * factor, self.broken * factor, self.early * factor, self.wrong * factor)
+        """Return the rates of the four patterns multiplied, the others as they are."""
+        return replace(
+            self,
+            redundant=self.redundant * factor,
+            broken=self.broken * factor,
+            early=self.early * factor,
+            wrong=self.wrong * factor,
+        )
 
 
-STRONG = ErrorRates(0.0, 0.0, 0.0, 0.0)
+STRONG = ErrorRates(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
 
 
 def next_turn(conversation: Conversation, rates: ErrorRates, draws: Draws) -> str:
-    """Return the next turn: a think block, then one call or the answer."""
+    """Return the next turn: a think block, then one call or the answer.
+
+    Text in a block that is still open makes the policy think again, unless it is stubborn: it errs less, and believes
+    no program but the right one.
+    """
+    if conversation.thought is None:
+        thought, action = plan(conversation, rates, draws)
+        return f"<think>{thought}</think>{action}"
+    if not conversation.thought.strip():
+        thought, action = plan(conversation, rates, draws)
+        return f"{thought}</think>{action}"
+    if not draws.happens("stubborn", rates.stubborn):
+        thought, action = plan(conversation, rates.scaled(_HINTED), draws, doubting=True)
+    elif former := boxed(conversation.thought):
+        thought, action = draws.choose("stay", _STAYS), _answer(former, draws.choose("say", _SAYS))
+    else:
+        thought, action = plan(conversation, rates, draws)
+    return f" {thought}</think>{action}"
+
+
+def plan(conversation: Conversation, rates: ErrorRates, draws: Draws, *, doubting: bool = False) -> tuple[str, str]:
+    """Return thought and action of the next turn; `doubting`: what earlier calls brought may not be what is needed."""
     asked = recognise(conversation.user)
-    if conversation.thought is not None and conversation.thought.strip():
-        rates = rates.scaled(_HINTED)
-    planner = _Generic(conversation) if asked is None else _Planner(conversation, asked, rates, draws)
-    thought, action = planner.turn()
-    opening = "<think>" if conversation.thought is None else " " if conversation.thought.strip() else ""
-    return f"{opening}{thought}</think>{action}"
+    if asked is None:
+        return _Generic(conversation).turn()
+    return _Planner(conversation, asked, rates, draws, doubting).turn()
+
+
+def boxed(text: str) -> str | None:
+    """Return what the last box of a text holds, None where there is none."""
+    found = _BOXED.findall(text)
+    return found[-1] if found else None
 
 
 class _Generic:
@@ -73,13 +109,16 @@ class _Generic:
 class _Planner:
     """Questions of the sample world."""
 
-    def __init__(self, conversation: Conversation, asked: Asked, rates: ErrorRates, draws: Draws) -> None:
+    def __init__(
+        self, conversation: Conversation, asked: Asked, rates: ErrorRates, draws: Draws, doubting: bool
+    ) -> None:
         self._calls = conversation.calls
         self._asked = asked
         self._rates = rates
         self._draws = draws
         self._facts = read_facts(conversation.calls)
-        self._noisy = rates != STRONG
+        self._max_tries = _MAX_TRIES + doubting
+        self._believes = rates != STRONG and not doubting
 
     def turn(self) -> tuple[str, str]:
         """Return the thought and the action."""
@@ -88,7 +127,7 @@ class _Planner:
             wanted, attribute = missing[0]
             if len(missing) == 1 and self._left(missing[0]) == 1 and self._tries(wanted) == 0 and self._hurries():
                 return self._draws.choose("guess", _GUESSES), self._say(self._guess())
-            if self._tries(wanted) >= _MAX_TRIES:
+            if self._tries(wanted) >= self._max_tries:
                 return f"The documents do not give the {label(attribute)} of {wanted}.", self._say("unknown")
             return self._search(wanted, attribute)
         expression = self._expression(values)
@@ -97,7 +136,7 @@ class _Planner:
         number = self._printed(expression)
         if number is not None:
             return self._repeat() or (self._draws.choose("done", _DONE), self._say(number))
-        if sum(call.tool == "python" for call in self._calls) >= _MAX_TRIES:
+        if self._programs(expression) >= self._max_tries:
             return "The program gave no number.", self._say("unknown")
         if not self._calls and self._hurries():
             return self._draws.choose("guess", _GUESSES), self._say(self._guess())
@@ -150,13 +189,15 @@ class _Planner:
         return f"abs({values[0]} - {values[1]})" if combine == "difference" else None
 
     def _printed(self, expression: str) -> str | None:
-        """The number that the right program printed; the noisy policy believes any program."""
-        plain = expression.replace(" ", "")
+        """The number that the right program printed; the noisy policy believes any program unless it doubts."""
         for call in reversed(self._calls):
             number = read_number(call)
-            if number is not None and (self._noisy or plain in call.argument.replace(" ", "")):
+            if number is not None and (self._believes or computes(call, expression)):
                 return number
         return None
+
+    def _programs(self, expression: str) -> int:
+        return sum(call.tool == "python" and (self._believes or computes(call, expression)) for call in self._calls)
 
     def _program(self, expression: str) -> tuple[str, str]:
         thought = self._draws.choose("compute", _COMPUTES).format(expression)
@@ -202,6 +243,11 @@ class _Planner:
         return _answer(value, self._draws.choose("say", _SAYS))
 
 
+def computes(call: Call, expression: str) -> bool:
+    """Return whether a call is a program with this computation in it."""
+    return call.tool == "python" and expression.replace(" ", "") in call.argument.replace(" ", "")
+
+
 def _answer(value: str, sentence: str) -> str:
     boxed = value.translate({ord("{"): None, ord("}"): None, ord("\\"): None})
     return "<answer>" + sentence.format("\\boxed{" + boxed + "}") + "</answer>"
@@ -227,4 +273,5 @@ _READS = ("The document says {}.", "It is {}.", "The search gives {}.", "I found
 _DONE = ("The program gives the number.", "That is the result.", "Now I have the value.")
 _AGAIN = ("Let me check that again.", "To be sure, I ask once more.", "I repeat this to be certain.")
 _GUESSES = ("I think I know this already.", "I believe I remember this.", "This should be easy to say.")
+_STAYS = ("No, I stay with what I have.", "I have thought about it and keep my answer.", "I see nothing to change.")
 _SAYS = ("{}", "The answer is {}.", "It is {}.")

@@ -20,7 +20,7 @@ MODEL = "treadle-tutor"
 
 MODELS = (
     MODEL,
-    *(f"{MODEL}-{name}" for name in ("strong", "noisy", "judge", "gullible-judge", "refiner", "summarizer")),
+    *(f"{MODEL}-{name}" for name in ("strong", "noisy", "judge", "gullible-judge", "critic", "refiner", "summarizer")),
 )
 
 DESCRIPTION = "rule-based stand-in for the sample world, not a language model"

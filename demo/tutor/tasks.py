@@ -1,0 +1,43 @@
+"""Which of the flywheel's tasks a prompt sets, told by a few words of its system message.
+
+They are few and plain, since the prompts are files that a user may replace; docs/behaviour/demo.md lists them.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from typing import Literal
+
+from treadle.demo.tutor.conversation import Conversation
+
+Task = Literal["redundancy", "locate", "analyse", "replace", "reflect", "thoughts"]
+
+_CUES: tuple[tuple[Task, str], ...] = (
+    ("redundancy", r"(?=.*redundan)(?=.*corrected step)"),
+    ("replace", r"(?=.*\blast step\b)(?=.*(?:\breplac|\bnew (?:last )?step\b))"),
+    ("analyse", r"(?=.*\b(?:flaw|mistake))(?=.*\blast step\b)"),
+    ("locate", r"(?=.*\b(?:flaw|mistake))(?=.*\bfirst\b)(?=.*\bstep:)"),
+    ("reflect", r"(?=.*\breflect)"),
+    ("thoughts", r"(?=.*\bthoughts\b)(?=.*(?:\bedit|\bshorten|\bcondens|\bfewer words\b))"),
+)
+"""All cues of a task have to be there; the first task that fits counts."""
+
+_BEGUN = re.compile(r"(?is)\A\s*step:\s*\[?\d+\]?\s*analysis:")
+
+
+def guess_task(conversation: Conversation) -> Task:
+    """Return the task of a conversation that surely sets one, however it is worded."""
+    task = task_in(conversation.system) or task_in(conversation.user[:4000])
+    if task is not None:
+        return task
+    if _BEGUN.match(conversation.turn):
+        return "analyse"
+    return "redundancy" if "redundan" in f"{conversation.system}{conversation.user}".lower() else "locate"
+
+
+@lru_cache(maxsize=64)
+def task_in(text: str) -> Task | None:
+    """Return the task that a text sets by its words, None for one that sets none."""
+    low = text.lower()
+    return next((task for task, cues in _CUES if re.match(cues, low, re.DOTALL)), None)
