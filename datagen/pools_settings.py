@@ -120,7 +120,7 @@ class PoolOptions(Section):
     """A pool with so many right trajectories is finished; none means that all rounds are made."""
     hints: PoolHints = PoolHints()
     """What makes a model think again."""
-    prompts: Path | None = None
+    prompts: Operational[Path | None] = None
     """Folder whose files replace the prompts of the same names; their texts count, not the path."""
     judge_math: bool = True
     """Whether the judge decides on math answers that rules find unequal; without it they are wrong."""

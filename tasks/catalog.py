@@ -11,13 +11,18 @@ from pathlib import Path
 from typing import Any
 
 from treadle.agent.config import EnvironmentSettings
+from treadle.agent.judges.answer import AnswerJudge
 from treadle.agent.rollouts import ROLLOUTS, RolloutsSettings
 from treadle.core.chat import ChatTokenizer
 from treadle.core.config import Section, T_Section, merge, semantic_dump, validate
 from treadle.core.engines.config import TutorServer
 from treadle.core.errors import ConfigError
-from treadle.core.llm.config import ModelSettings
+from treadle.core.llm.config import ModelSettings, Sampling
 from treadle.core.stage import Address, Instance, Stage
+from treadle.datagen.operators import operator_versions
+from treadle.datagen.pools import POOLS_STAGE
+from treadle.datagen.pools_settings import PoolsSettings, RoleSettings
+from treadle.datagen.prompts import PromptSet
 from treadle.datagen.questions import QUESTIONS_STAGE
 from treadle.eval.report import REPORT
 from treadle.eval.scores import SCORES
@@ -25,7 +30,9 @@ from treadle.retriever.config import IndexSettings
 from treadle.retriever.stage import INDEX
 from treadle.tasks.config import TreadleConfig
 
-STAGES: Mapping[str, Stage] = {stage.name: stage for stage in (QUESTIONS_STAGE, INDEX, ROLLOUTS, SCORES, REPORT)}
+STAGES: Mapping[str, Stage] = {
+    stage.name: stage for stage in (QUESTIONS_STAGE, INDEX, POOLS_STAGE, ROLLOUTS, SCORES, REPORT)
+}
 """All but `index` are part of the flow: that one is run by itself, where an index is to be there beforehand."""
 
 
@@ -52,18 +59,22 @@ def flow_instances(config: TreadleConfig) -> list[Instance]:
 def flow_addresses(config: TreadleConfig) -> list[Address]:
     """Addresses of the flow's instances, producers first."""
     addresses = []
+    wanted = config.flow.stages
     for iteration in range(1, config.flow.iterations + 1):
         addresses.append(Address(iteration, "questions"))
-        for model in flow_models(config):
-            addresses += [Address(iteration, "rollouts", model), Address(iteration, "scores", model)]
-        addresses.append(Address(iteration, "report"))
+        addresses += [Address(iteration, stage) for stage in ("pools", "sft_rows") if stage in wanted]
+        by_model = [stage for stage in ("rollouts", "scores") if stage in wanted]
+        addresses += [Address(iteration, stage, model) for model in flow_models(config) for stage in by_model]
+        addresses += [Address(iteration, "report")] if "report" in wanted else []
     return addresses
 
 
 def flow_models(config: TreadleConfig) -> tuple[str, ...]:
     """Models whose rollouts the flow makes; raises ConfigError if there is none."""
-    helper = config.environment.search.summarizer
-    models = config.flow.models or tuple(name for name in config.models if name != helper) or tuple(config.models)
+    roles = config.pools.roles
+    helpers = {roles.critic.model, roles.refiner.model, roles.judge.model} - {roles.policy.model}
+    helpers.add(config.environment.search.summarizer)
+    models = config.flow.models or tuple(name for name in config.models if name not in helpers) or tuple(config.models)
     if not models:
         raise ConfigError("no model is configured: add a [models.<name>] table with its `model` and `endpoints`")
     return models
@@ -125,6 +136,40 @@ def _rollouts(config: TreadleConfig, address: Address) -> RolloutsSettings:
     )
 
 
+def pool_models(config: TreadleConfig) -> dict[str, str]:
+    """Role -> name of the model that plays it in `pools`; raises ConfigError where none is configured."""
+    roles = config.pools.roles
+    policy = roles.policy.model or flow_models(config)[0]
+    critic = roles.critic.model or policy
+    named = {
+        "policy": policy,
+        "critic": critic,
+        "refiner": roles.refiner.model or policy,
+        "judge": roles.judge.model or critic,
+    }
+    helper = config.environment.summarizer
+    return {**named, "summarizer": helper} if helper else named
+
+
+def _pools(config: TreadleConfig, address: Address) -> PoolsSettings:
+    options = _overridden(config, address, config.pools)
+    samplings: dict[str, Sampling] = {"summarizer": config.environment.search.summarizer_sampling}
+    roles = {}
+    for role, name in pool_models(config).items():
+        model, tokenizer_digest = _model(config, name)
+        sampling = samplings.get(role) or getattr(options.roles, role).sampling
+        roles[role] = RoleSettings(name=name, model=model, tokenizer_digest=tokenizer_digest, sampling=sampling)
+    return PoolsSettings(
+        roles=roles,
+        environment=_with_corpus_digest(config.environment),
+        options=options,
+        prompt_digests=PromptSet(options.prompts).digests(),
+        operator_versions=operator_versions(options.operators),
+        judge_digest=AnswerJudge(f1_threshold=options.f1_threshold).digest(),
+        seed=config.seed,
+    )
+
+
 def _model(config: TreadleConfig, name: str) -> tuple[ModelSettings, str]:
     """A model that can be asked, and the digest of its tokenizer (empty without one)."""
     model = config.models[name]
@@ -169,6 +214,10 @@ _RECIPES: Mapping[str, _Recipe] = {
         inputs=lambda config, address: {},
     ),
     "index": _Recipe(settings=_index, inputs=lambda config, address: {}),
+    "pools": _Recipe(
+        settings=_pools,
+        inputs=lambda config, address: {"questions": (Address(address.iteration, "questions"),)},
+    ),
     "rollouts": _Recipe(
         settings=_rollouts,
         inputs=lambda config, address: {"questions": (Address(address.iteration, "questions"),)},

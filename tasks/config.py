@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -11,16 +11,24 @@ from treadle.agent.rollouts import RolloutOptions
 from treadle.core.config import Section
 from treadle.core.llm.config import ModelSettings
 from treadle.core.stage import Address
+from treadle.datagen.pools_settings import PoolOptions
 from treadle.datagen.question_sources import QuestionsSettings
+from treadle.datagen.sft_rows_settings import SftRowsOptions
 from treadle.eval.config import ReportSettings, ScoresSettings
+
+FlowStage = Literal["pools", "sft_rows", "rollouts", "scores", "report"]
 
 
 class FlowSettings(Section):
     """What one turn of the flow does."""
 
+    stages: tuple[FlowStage, ...] = ("rollouts", "scores", "report")
+    """Stages of the flow besides `questions`: `pools` and `sft_rows` make fine-tuning data, the others measure
+    models. Any stage can also be run by itself."""
     models: tuple[str, ...] = ()
     """Models that answer the questions, by their names under `models`; each becomes `rollouts@<model>` and
-    `scores@<model>`, and the report compares them. Empty: all models but the summarizer, in their order."""
+    `scores@<model>`, and the report compares them. Empty: all but the summarizer and those that only help to make
+    pools, in their order."""
     iterations: int = Field(default=1, ge=1, le=1)
     """Turns of the whole loop."""
 
@@ -39,6 +47,10 @@ class TreadleConfig(Section):
     """Stage `questions`: where questions come from and how they are checked."""
     environment: EnvironmentSettings = EnvironmentSettings()
     """What the agent can do: prompt, tools and limits. One environment for data, training and evaluation."""
+    pools: PoolOptions = PoolOptions()
+    """Stage `pools`: the self-evolving flywheel."""
+    sft_rows: SftRowsOptions = SftRowsOptions()
+    """Stage `sft_rows`: which trajectories become rows for fine-tuning."""
     rollouts: RolloutOptions = RolloutOptions()
     """Stage `rollouts`: how many trajectories, and how they are sampled."""
     scores: ScoresSettings = ScoresSettings()
@@ -60,6 +72,12 @@ class TreadleConfig(Section):
             raise ValueError(
                 f"environment.search.summarizer names {helper!r}, which is not under [models]; add [models.{helper}]"
             )
+        for role in ("policy", "critic", "refiner", "judge"):
+            name = getattr(self.pools.roles, role).model
+            if name is not None and name not in self.models:
+                raise ValueError(
+                    f"pools.roles.{role}.model names {name!r}, which is not under [models]; add [models.{name}]"
+                )
         for name in self.models:
             Address.parse(f"1/rollouts@{name}")
         for text in self.overrides:

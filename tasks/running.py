@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
-from treadle.core.config import load_config, read_text
+from treadle.core.config import Section, load_config, read_text
 from treadle.core.engines.cache import Notify, quiet
 from treadle.core.engines.config import VllmServer
 from treadle.core.engines.serving import serve
@@ -25,11 +25,9 @@ from treadle.core.secrets import refuse_secrets
 from treadle.core.stage import Address, Instance, Progress
 from treadle.eval.layout import HEADLINE, headline_cells
 from treadle.eval.markdown import escape
-from treadle.tasks.catalog import flow_addresses, flow_models, semantic_of
+from treadle.tasks.catalog import flow_addresses, flow_models, pool_models, semantic_of
 from treadle.tasks.config import TreadleConfig
 
-_MODEL_KEYS = ("model", "summarizer")
-"""Keys of an instance's settings behind which a model can stand."""
 _CHECK_S = 30.0
 """How long a server may take to answer before a run is made; a slow one is met again in the stage."""
 
@@ -96,8 +94,9 @@ def _check_models(config: TreadleConfig) -> None:
             with suppress(EndpointUnavailable):
                 await pool.check()
 
+    used = [*flow_models(config), *(pool_models(config).values() if "pools" in config.flow.stages else ())]
     helper = config.environment.summarizer
-    for name in dict.fromkeys((*flow_models(config), *((helper,) if helper else ()))):
+    for name in dict.fromkeys((*used, *((helper,) if helper else ()))):
         if (settings := config.models[name]).endpoints:
             asyncio.run(check(name, settings))
 
@@ -120,22 +119,45 @@ def run_instance(
     notify: Notify = quiet,
 ) -> StageRecord:
     """`execute`, with servers of models around it where the configuration asks for some and there is work to do."""
-    models = {name: getattr(instance.settings, name, None) for name in _MODEL_KEYS}
-    wanted = {
-        name: model for name, model in models.items() if isinstance(model, ModelSettings) and model.server is not None
-    }
+    wanted = [model for model in _models_in(instance.settings) if model.server is not None]
     if not wanted or (not force and state_of(instance, run) != "run"):
         return execute(instance, run, force=force, accept_failures=accept_failures, progress=progress)
     with ExitStack() as stack:
-        served: dict[str, ModelSettings] = {}
-        for name, model in wanted.items():
-            # A model that summarizes for itself has one server.
-            twin = next((known for known in served if wanted[known] == model), None)
-            served[name] = served[twin] if twin else stack.enter_context(_served(model, notify))
-        settings = instance.settings.model_copy(update=served)
+        served: list[tuple[ModelSettings, ModelSettings]] = []
+        for model in wanted:
+            # A model in several roles has one server.
+            if all(model != known for known, _ in served):
+                served.append((model, stack.enter_context(_served(model, notify))))
+        settings = _with_models(instance.settings, served)
         return execute(
             replace(instance, settings=settings), run, force=force, accept_failures=accept_failures, progress=progress
         )
+
+
+def _models_in(settings: Any) -> Iterator[ModelSettings]:
+    """All models that an instance's settings hold."""
+    if isinstance(settings, ModelSettings):
+        yield settings
+    elif isinstance(settings, Section):
+        for name in type(settings).model_fields:
+            yield from _models_in(getattr(settings, name))
+    elif isinstance(settings, Mapping):
+        for value in settings.values():
+            yield from _models_in(value)
+
+
+def _with_models(settings: Any, served: Sequence[tuple[ModelSettings, ModelSettings]]) -> Any:
+    """The settings with each model that is served in place of the one that asked for it."""
+    if isinstance(settings, ModelSettings):
+        return next((reachable for model, reachable in served if model == settings), settings)
+    if isinstance(settings, Section):
+        fields = {name: getattr(settings, name) for name in type(settings).model_fields}
+        changed = {name: _with_models(value, served) for name, value in fields.items()}
+        return settings.model_copy(update={name: new for name, new in changed.items() if new is not fields[name]})
+    if isinstance(settings, Mapping):
+        changed = {name: _with_models(value, served) for name, value in settings.items()}
+        return settings if all(changed[name] is value for name, value in settings.items()) else changed
+    return settings
 
 
 @contextmanager
