@@ -37,6 +37,8 @@ from treadle.core.records import (
     RunInfo,
     StageRecord,
     StoredRecord,
+    is_unchanged,
+    sealed,
 )
 from treadle.core.stage import Address
 from treadle.core.storage import LocalStorage, Storage, open_storage
@@ -175,6 +177,18 @@ class Run:
         found = (self.record(address) for address in self._addresses("records"))
         return [record for record in found if record is not None]
 
+    def readable_records(self) -> tuple[list[StageRecord], dict[str, str]]:
+        """All results that can be read, by address, and for the files of the others what is wrong with them."""
+        records, problems = [], {}
+        for address in self._addresses("records"):
+            try:
+                record = self.record(address)
+            except RunError as error:
+                problems[self.key(f"records/{address}.json")] = str(error)
+            else:
+                records += [record] if record is not None else []
+        return records, problems
+
     def write_record(self, record: StageRecord, lease: Lease | None = None) -> None:
         """Put the result of a stage instance in force; raises RunError where a later holder's is there."""
         key = self.key(f"records/{record.address}.json")
@@ -254,9 +268,14 @@ class Run:
         return max([record.token if record else 0, *(attempt.token for attempt in self.attempts(address))])
 
     def verify(self) -> dict[str, list[str]]:
-        """Hash every artifact that a record names again: folder -> what is wrong with it (empty: nothing)."""
-        refs = {ref.folder: ref for record in self.records() for ref in record.outputs.values()}
-        return {folder: verify_artifact(self.storage, ref) for folder, ref in sorted(refs.items())}
+        """Hash every artifact that a record names again: folder -> what is wrong with it (empty: nothing).
+
+        A record that is damaged itself is there by its key.
+        """
+        records, damaged = self.readable_records()
+        refs = {ref.folder: ref for record in records for ref in record.outputs.values()}
+        problems = {folder: verify_artifact(self.storage, ref) for folder, ref in sorted(refs.items())}
+        return problems | {key: [problem] for key, problem in damaged.items()}
 
     def statuses(self, known: Iterable[Address] = ()) -> list[InstanceStatus]:
         """State of each instance in `known`, and of each further one that has a record or an attempt."""
@@ -373,6 +392,8 @@ def _plain(value: Mapping[str, Any]) -> Any:
 
 def _as_json(value: BaseModel | dict[str, Any], exclude: set[str] | None = None) -> bytes:
     data = value.model_dump(mode="json", exclude=exclude) if isinstance(value, BaseModel) else value
+    if isinstance(value, StoredRecord):
+        data = sealed(_plain(data))
     return orjson.dumps(data, default=str, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
 
 
@@ -390,5 +411,10 @@ def _load(storage: Storage, key: str, model: type[T_Record]) -> T_Record | None:
     if loaded.format != FORMAT:
         raise RunError(
             f"{key} has format {loaded.format}; this Treadle reads format {FORMAT}: use the version that wrote it"
+        )
+    if not is_unchanged(orjson.loads(content)):
+        raise RunError(
+            f"{key} has changed since it was written; restore it or delete it (if you changed it yourself and mean it: "
+            'take out its "digest")'
         )
     return loaded

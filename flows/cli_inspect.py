@@ -96,7 +96,7 @@ def lineage(key: str, run_id: str, root: str | Path, as_json: bool) -> None:
 @root_option
 @json_option
 def verify(run_id: str, root: str | Path, as_json: bool) -> None:
-    """Hash every artifact of a run again and compare with the records."""
+    """Hash every artifact of a run again and compare with the records; look for records that have changed."""
     from treadle.core.errors import ArtifactError
     from treadle.core.runs import Run
 
@@ -112,6 +112,11 @@ def verify(run_id: str, root: str | Path, as_json: bool) -> None:
             for command in _commands(run, [artifact]) if found else ():
                 click.echo(f"         make it again with: {command}")
     damaged = [artifact for artifact, found in problems.items() if found]
+    if records := [key for key in damaged if key.startswith("runs/")]:
+        raise ArtifactError(
+            f"{len(damaged)} of {len(problems)} artifacts and records of run {run_id} are damaged; "
+            f"first mend this one, then look again: {problems[records[0]][0]}"
+        )
     if damaged:
         raise ArtifactError(
             f"{len(damaged)} of {len(problems)} artifacts of run {run_id} are damaged; "
@@ -124,7 +129,8 @@ def _commands(run: Run, artifacts: list[str]) -> list[str]:
     from treadle.flows.render import run_options
     from treadle.tasks.running import known_addresses
 
-    makers = {record.address for record in run.records() for ref in record.outputs.values() if ref.folder in artifacts}
+    records, _ = run.readable_records()
+    makers = {record.address for record in records for ref in record.outputs.values() if ref.folder in artifacts}
     order = [str(address) for address in known_addresses(run)]
     ordered = [*filter(makers.__contains__, order), *sorted(makers.difference(order))]
     options = run_options(run.run_id, run.storage.location())

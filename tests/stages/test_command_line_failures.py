@@ -226,6 +226,17 @@ def test_damage_is_found_and_mended_by_running_the_stage_again(finished: Desk, t
     desk.treadle("verify", "--run", "first").succeeded()
 
 
+def test_a_record_that_was_changed_is_found(finished: Desk, tmp_path: Path) -> None:
+    shutil.copytree(finished.folder, tmp_path, dirs_exist_ok=True)
+    record = tmp_path / "outputs/runs/first/records/1/scores@tutor.json"
+    record.write_text(record.read_text().replace('"metrics": {', '"metrics": {"more": 1,'))
+    done = Desk(tmp_path).treadle("verify", "--run", "first")
+    done.failed("of run first are damaged", "records/1/scores@tutor.json has changed since", "restore it", code=1)
+    assert [line.split()[1] for line in done.out.splitlines() if line.startswith("damaged")] == [
+        "runs/first/records/1/scores@tutor.json"
+    ]
+
+
 @pytest.fixture(scope="module")
 def slow() -> Iterator[str]:
     with tutor("--latency-s", "0.4") as url:

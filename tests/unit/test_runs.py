@@ -145,10 +145,46 @@ def test_a_file_with_keys_of_a_later_version_or_without_a_format_is_read(tmp_pat
     run.write_attempt(attempt_of("1/scores"))
     path = tmp_path / "runs/r1" / name
     data = orjson.loads(path.read_bytes())
-    del data["format"]
+    del data["format"], data["digest"]
     path.write_bytes(orjson.dumps({**data, "outputs": later_outputs(data), "invented_later": 1}))
     (status,) = Run.open(tmp_path, "r1").statuses()
     assert (status.state, status.num_rows) == ("completed", {"scores": 3})
+
+
+@pytest.mark.parametrize("name", ["run.json", "records/1/scores.json", "attempts/1/scores/1/attempt.json"])
+def test_no_flipped_bit_in_a_file_is_taken_for_what_was_written(tmp_path: Path, name: str) -> None:
+    run = Run.create(tmp_path, "r1", {"a": 1}, {"a": 1})
+    run.write_record(record_of("1/scores"))
+    run.write_attempt(attempt_of("1/scores"))
+    path = tmp_path / "runs/r1" / name
+
+    def read() -> list[Any]:
+        found, address = Run.open(tmp_path, "r1"), Address(1, "scores")
+        return [found.info, found.records(), found.attempts(address), found.config()]
+
+    content, sound = path.read_bytes(), read()
+    for at in range(len(content)):
+        path.write_bytes(content[:at] + bytes([content[at] ^ 1 << at % 8]) + content[at + 1 :])
+        try:
+            assert read() == sound, f"byte {at}"
+        except RunError as error:
+            assert "\n" not in str(error) and name in str(error)
+
+
+def test_a_record_that_was_changed_is_reported_beside_the_artifacts(tmp_path: Path) -> None:
+    run = Run.create(tmp_path, "r1", {}, {})
+    run.write_record(record_of("1/scores").model_copy(update={"metrics": {"accuracy": 0.25}}))
+    path = tmp_path / "runs/r1/records/1/scores.json"
+    path.write_text(path.read_text().replace("0.25", "0.75"))
+    with pytest.raises(RunError, match=r"runs/r1/records/1/scores.json has changed since it was written; restore it"):
+        run.records()
+    (problems,) = run.verify().values()
+    assert "has changed since it was written" in problems[0]
+    data = orjson.loads(path.read_bytes())
+    del data["digest"]
+    path.write_bytes(orjson.dumps(data))
+    (record,) = run.records()
+    assert record.metrics == {"accuracy": 0.75}
 
 
 def later_outputs(data: dict[str, Any]) -> Any:
