@@ -35,9 +35,9 @@ from typing import Any
 import aiohttp
 import orjson
 import stub_server
+import stub_tools
 
 from treadle.agent.config import EnvironmentSettings
-from treadle.agent.tools.outcome import CallContext, Tool, ToolOutcome
 from treadle.core.chat import ChatTokenizer
 from treadle.core.config import load_config
 from treadle.core.llm.config import ModelSettings, Sampling
@@ -120,24 +120,6 @@ async def run_pool(url: str, num_rollouts: int, in_flight: int, requests: list[C
     return {"cpu": cpu, "wall": wall}
 
 
-class StubTool:
-    """A tool that answers at once."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    async def __aenter__(self) -> Tool:
-        """Nothing to open."""
-        return self
-
-    async def __aexit__(self, *exc: object) -> None:
-        """Nothing to close."""
-
-    async def call(self, argument: str, *, deadline: float, context: CallContext | None = None) -> ToolOutcome:
-        """The same text for every call."""
-        return ToolOutcome("ok", stub_server.RESULT_TEXT)
-
-
 class LoopTimes:
     """A progress listener that reads the meter when the first rollout may start and when the last one is finished."""
 
@@ -185,8 +167,7 @@ def run_engine(url: str, num_rollouts: int, in_flight: int, folder: Path) -> dic
         context.write("questions", list(rows))
         return {}
 
-    # What is measured is the harness, as for its peers: tools that cost nothing take the place of the real ones.
-    rollouts.make_tools = lambda settings, summarizer: [StubTool("python"), StubTool("search")]
+    stub_tools.take_the_place_of_tools(stub_server.RESULT_TEXT)
     questions, made, scored = (Address(1, stage) for stage in ("questions", "rollouts", "scores"))
     run = Run.create(folder, "r", {}, {})
     given = Stage(name="questions", version=1, settings=ScoresSettings, produces=(QUESTIONS,), run=write_questions)

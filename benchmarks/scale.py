@@ -43,8 +43,9 @@ from unittest.mock import patch
 import harness
 import orjson
 import stub_server
+import stub_tools
 
-from treadle.agent import rollouts
+from treadle.agent import opening, rollouts
 from treadle.agent.rows import head_of_row
 from treadle.core.config import Section, load_config
 from treadle.core.errors import EndpointUnavailable
@@ -161,9 +162,8 @@ def held_stage(folder: Path, url: str, num_rollouts: int, in_flight: int) -> dic
             super().__init__(*args, **kwargs)
             pools.append(self)
 
-    # Tools that cost nothing take the place of the real ones, as in benchmarks/harness.py.
-    rollouts.make_tools = lambda settings, summarizer: [harness.StubTool("python"), harness.StubTool("search")]
-    rollouts.ModelPool = Watched
+    stub_tools.take_the_place_of_tools(stub_server.RESULT_TEXT)
+    opening.ModelPool = Watched
     run = make_run(folder, [harness.QUESTION.format(number=0)], num_rollouts)
     times = MemoryTimes(num_rollouts)
     tokenizer = write_byte_tokenizer(folder / "tokenizer")
