@@ -20,7 +20,7 @@ class Case:
         domain: math, qa or choice.
         prediction: The extracted answer; empty where there is none.
         answered: Whether the rollout ended with an answer; if not, nothing it said is right.
-        seed: In [0, 2**31), the same for all answers to a question: an answer given twice is judged once.
+        seed: In [0, 2**31), the same whenever a question is answered the same: such an answer is judged once.
         session: Of the question. Requests with the same one stay on one endpoint.
         deadline: In the event loop's clock.
     """
