@@ -357,7 +357,8 @@ class Evolution:
         trajectory = edit.trajectory
         prediction = extract_prediction([{"kind": one.kind, "text": one.text} for one in trajectory.segments])
         verdict = await self._judge(trajectory, prediction)
-        if verdict.prompt_tokens or verdict.completion_tokens:
+        judged_anew = all(entry.prediction != prediction for entry in self.pool)
+        if verdict.raw and judged_anew:
             usage.setdefault("judge", RoleUsage()).add(
                 verdict.prompt_tokens, verdict.completion_tokens, len(verdict.raw)
             )

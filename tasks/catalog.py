@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from treadle.agent.config import EnvironmentSettings
-from treadle.agent.judges.answer import AnswerJudge
+from treadle.agent.judges.answer import answer_judge_digest
+from treadle.agent.judges.rules import DEFAULT_SYMBOLIC
 from treadle.agent.rollouts import ROLLOUTS, RolloutsSettings
 from treadle.core.chat import ChatTokenizer
 from treadle.core.config import Section, T_Section, merge, semantic_dump, validate
@@ -165,7 +166,7 @@ def _pools(config: TreadleConfig, address: Address) -> PoolsSettings:
         options=options,
         prompt_digests=PromptSet(options.prompts).digests(),
         operator_versions=operator_versions(options.operators),
-        judge_digest=AnswerJudge(f1_threshold=options.f1_threshold).digest(),
+        judge_digest=answer_judge_digest(DEFAULT_SYMBOLIC, options.f1_threshold, asks_model=options.judge_math),
         seed=config.seed,
     )
 
