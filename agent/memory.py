@@ -45,10 +45,13 @@ class Scoped:
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """A memory that counts the tokens of each answer which an earlier attempt left in it, once."""
+    """A memory that counts the tokens of each answer which an earlier attempt left in it, once.
+
+    `count` is given the unit, prompt tokens and sampled tokens.
+    """
 
     memory: Memory
-    count: Callable[[int], None]
+    count: Callable[[str, int, int], None]
     known: set[str] = field(default_factory=set)
 
     def get(self, unit: str) -> bytes | None:
@@ -56,7 +59,7 @@ class Counted:
         value = self.memory.get(unit)
         if value is not None and unit not in self.known:
             self.known.add(unit)
-            self.count(_tokens_of(value))
+            self.count(unit, *_tokens_of(value))
         return value
 
     def append(self, unit: str, value: bytes) -> None:
@@ -65,10 +68,14 @@ class Counted:
         self.memory.append(unit, value)
 
 
-def _tokens_of(value: bytes) -> int:
-    """Tokens of a completion, or of the models that the calls of an observation asked; 0 for other units."""
+def _tokens_of(value: bytes) -> tuple[int, int]:
+    """Prompt and sampled tokens of a completion, or of the models that the calls of an observation asked; else 0."""
     data = orjson.loads(value)
     if not isinstance(data, dict):
-        return 0
+        return 0, 0
     answers = data.get("calls", [data] if "endpoint" in data else [])
-    return sum(int(answer["prompt_tokens"]) + int(answer["completion_tokens"]) for answer in answers)
+    prompt, completion = (sum(int(answer[name]) for answer in answers) for name in _TOKENS)
+    return prompt, completion
+
+
+_TOKENS = ("prompt_tokens", "completion_tokens")

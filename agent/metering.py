@@ -1,39 +1,54 @@
-"""The token budget of a stage, and models that work within it."""
+"""The budget of a stage, in tokens and money, and models that work within it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from treadle.core.errors import BudgetExceeded
-from treadle.core.llm.config import Sampling
+from treadle.core.errors import BudgetExceeded, ConfigError
+from treadle.core.llm.config import ModelSettings, Sampling
 from treadle.core.llm.pool import ModelPool
 from treadle.core.llm.types import Completion, CompletionRequest
+
+_REMEDY = "what is finished is kept: raise the budget and run again"
 
 
 @dataclass(slots=True)
 class TokenBudget:
-    """Prompt and sampled tokens of all models of a stage; `max_total_tokens` None only counts."""
+    """Prompt and sampled tokens of all models of a stage, and what they cost; without a limit it only counts."""
 
     max_total_tokens: int | None
+    max_cost: float | None = None
+    """In the currency of the models' prices."""
     used_tokens: int = 0
+    used_cost: float = 0.0
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether there is anything to keep to, so that what earlier attempts used has to be counted."""
+        return self.max_total_tokens is not None or self.max_cost is not None
 
     def check(self) -> None:
         """Raise BudgetExceeded where nothing is left."""
         if self.max_total_tokens is not None and self.used_tokens >= self.max_total_tokens:
             raise BudgetExceeded(
-                f"{self.used_tokens} tokens are used of max_total_tokens = {self.max_total_tokens}; "
-                "what is finished is kept: raise the budget and run again"
+                f"{self.used_tokens} tokens are used of max_total_tokens = {self.max_total_tokens}; {_REMEDY}"
+            )
+        if self.max_cost is not None and self.used_cost >= self.max_cost:
+            raise BudgetExceeded(f"{self.used_cost:.4g} are spent of max_cost = {self.max_cost:g}; {_REMEDY}")
+
+    def check_price(self, name: str, model: ModelSettings) -> None:
+        """Raise ConfigError for a model whose cost cannot be told, where cost is limited."""
+        if self.max_cost is not None and not model.is_priced:
+            raise ConfigError(
+                f"max_cost is set, but models.{name} has no prices: set its prompt_price_per_million and "
+                "completion_price_per_million (0 for a model that costs nothing)"
             )
 
-    def count(self, num_tokens: int) -> None:
-        """Count tokens that were used before."""
-        self.used_tokens += num_tokens
-
-    def spend(self, completion: Completion) -> Completion:
-        """Count an answer and hand it on."""
-        self.used_tokens += completion.prompt_tokens + completion.completion_tokens
-        return completion
+    def count(self, model: ModelSettings, prompt_tokens: int, completion_tokens: int) -> None:
+        """Count tokens of a model."""
+        self.used_tokens += prompt_tokens + completion_tokens
+        self.used_cost += model.cost(prompt_tokens, completion_tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,13 +63,15 @@ class Meter:
         self.budget.check()
         answer = self.pool.complete(request, session=session, deadline=deadline)
         del request  # thousands wait at once: while the server thinks, nobody needs the ids
-        return self.budget.spend(await answer)
+        return self._spend(await answer)
 
     async def chat(
         self, messages: Sequence[Mapping[str, str]], sampling: Sampling, *, seed: int, session: str, deadline: float
     ) -> Completion:
         """One answer to messages that the server renders."""
         self.budget.check()
-        return self.budget.spend(
-            await self.pool.chat(messages, sampling, seed=seed, session=session, deadline=deadline)
-        )
+        return self._spend(await self.pool.chat(messages, sampling, seed=seed, session=session, deadline=deadline))
+
+    def _spend(self, completion: Completion) -> Completion:
+        self.budget.count(self.pool.settings, completion.prompt_tokens, completion.completion_tokens)
+        return completion

@@ -106,6 +106,7 @@ class Opening:
 
     async def model(self, name: str, settings: ModelSettings, tokenizer_digest: str = "") -> OpenModel:
         """A model whose every endpoint passed its check; raises ConfigError and EndpointUnavailable."""
+        self.budget.check_price(name, settings)
         tokenizer = load_tokenizer(name, settings, tokenizer_digest)
         pool = next((known for known in self._pools if known.settings == settings), None)
         if pool is None:

@@ -39,6 +39,8 @@ class RolloutOptions(Section):
     """Pause before the first such pass; doubled for each further one."""
     max_total_tokens: Operational[int | None] = Field(default=None, ge=1)
     """Most prompt and sampled tokens of this stage; passing it stops the run, which can be resumed with more."""
+    max_cost: Operational[float | None] = Field(default=None, gt=0.0)
+    """Most money for this stage, in the currency of the models' prices; passing it stops the run likewise."""
 
 
 class RolloutsSettings(Section):

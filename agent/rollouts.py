@@ -10,14 +10,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import orjson
 
 from treadle.agent.crew import Crew
-from treadle.agent.environment import Question, ToolEnvironment
+from treadle.agent.environment import CallRecord, Question, ToolEnvironment
 from treadle.agent.memory import JournalMemory
 from treadle.agent.metering import TokenBudget
 from treadle.agent.opening import Opening, load_tokenizer
@@ -37,6 +37,7 @@ from treadle.core.errors import (
     EndpointUnavailable,
     StageFailed,
 )
+from treadle.core.llm.types import Completion
 from treadle.core.schemas import ROLLOUT_TELEMETRY
 from treadle.core.schemas import ROLLOUTS as ROLLOUTS_TABLE
 from treadle.core.stage import Stage, StageContext
@@ -70,7 +71,7 @@ class RolloutsRun:
         self._options = self._settings.options
         self._journal = context.journal
         tokenizer = load_tokenizer(self._settings.model_name, self._settings.model, self._settings.tokenizer_digest)
-        self._budget = TokenBudget(self._options.max_total_tokens)
+        self._budget = TokenBudget(self._options.max_total_tokens, self._options.max_cost)
         self._tokenizer_digest = tokenizer.digest if tokenizer else ""
         self._environment_digest = self._settings.environment.digest()
         self._statuses: Counter[str] = Counter()
@@ -119,8 +120,8 @@ class RolloutsRun:
                 policy.check_ids()
                 if policy.codec is None:
                     self._tokenizer_digest = ""
-                if self._options.max_total_tokens is not None:
-                    self._budget.used_tokens = self._tokens_so_far()
+                if self._budget.is_limited:
+                    self._count_earlier()
                 self._engine = policy.engine(settings.environment, self._options.sampling)
                 await self._crew.work(self._num_jobs - self._num_finished)
         except EndpointUnavailable as error:
@@ -128,21 +129,24 @@ class RolloutsRun:
                 raise
             self._crew.last.first = self._crew.last.first or str(error)
 
-    def _tokens_so_far(self) -> int:
-        """Prompt and sampled tokens of earlier attempts, those of rollouts that were cut off included."""
-        return sum(self._tokens_of(job.key) for job in self._jobs())
+    def _count_earlier(self) -> None:
+        """Charge the budget with what earlier attempts used, what belongs to rollouts that were cut off included."""
+        for job in self._jobs():
+            own, of_summarizer = self._used(job.key)
+            self._budget.count(self._settings.model, *own)
+            if self._settings.summarizer is not None:
+                self._budget.count(self._settings.summarizer, *of_summarizer)
 
-    def _tokens_of(self, key: str) -> int:
+    def _used(self, key: str) -> tuple[tuple[int, int], tuple[int, int]]:
+        """Prompt and sampled tokens of a rollout so far: its policy's, its summarizer's."""
         if self._journal.is_finished(key):
             stored = self._stored(key)
             counts = {**stored["telemetry"], **stored["row"]}
-            return sum(int(counts[name]) for name in (*_TOKENS, *_SUMMARY))
+            own, helper = ([int(counts[name]) for name in names] for names in (_TOKENS, _SUMMARY))
+            return (own[0], own[1]), (helper[0], helper[1])
         memory = JournalMemory(self._journal, key)
         answers = list(remembered_answers(memory))
-        summaries = remembered_calls(memory, len(answers))
-        return sum(answer.prompt_tokens + answer.completion_tokens for answer in answers) + sum(
-            call.prompt_tokens + call.completion_tokens for call in summaries
-        )
+        return _tokens(answers), _tokens(remembered_calls(memory, len(answers)))
 
     def _open_jobs(self) -> Iterator[_Job]:
         return (job for job in self._jobs() if not self._journal.is_finished(job.key))
@@ -243,6 +247,12 @@ class RolloutsRun:
 _TOKENS = ("prompt_tokens", "completion_tokens")
 _SUMMARY = ("summarizer_prompt_tokens", "summarizer_completion_tokens")
 _SUMMED = ("num_turns", "calls_requested", "calls_executed", "failed_calls", *_TOKENS)
+
+
+def _tokens(answers: Iterable[Completion | CallRecord]) -> tuple[int, int]:
+    """Prompt and sampled tokens."""
+    found = [(answer.prompt_tokens, answer.completion_tokens) for answer in answers]
+    return sum(prompt for prompt, _ in found), sum(completion for _, completion in found)
 
 
 def run(context: StageContext) -> Mapping[str, Any]:

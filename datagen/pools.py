@@ -29,7 +29,7 @@ from treadle.core.stage import Stage, StageContext
 from treadle.datagen.evolution import Evolution, Kit
 from treadle.datagen.operators import load_operators
 from treadle.datagen.pool_report import PoolReport
-from treadle.datagen.pool_rows import event_rows, failed_question_row, pool_rows, question_row, tokens_of
+from treadle.datagen.pool_rows import event_rows, failed_question_row, pool_rows, question_row
 from treadle.datagen.pools_settings import PoolsSettings
 from treadle.datagen.prompts import PromptSet
 
@@ -58,9 +58,11 @@ class PoolsRun:
         tokenizer = load_tokenizer(policy.name, policy.model, policy.tokenizer_digest)
         self._tokenizer_digest = tokenizer.digest if tokenizer else ""
         self._environment_digest = self._settings.environment.digest()
-        self._budget = TokenBudget(self._options.max_total_tokens)
+        self._budget = TokenBudget(self._options.max_total_tokens, self._options.max_cost)
         self._crew = Crew(self._options, self._open_jobs, self._make, noun="questions")
         self._prompts = PromptSet(self._options.prompts)
+        self._prompts.check()
+        self._operators = load_operators(self._options.operators)
         self._kit: Kit | None = None
         self._counted: dict[str, set[str]] = {}
         self._num_jobs = 0
@@ -102,8 +104,8 @@ class PoolsRun:
                 policy.check_ids()
                 if policy.codec is None:
                     self._tokenizer_digest = ""
-                if options.max_total_tokens is not None:
-                    self._budget.used_tokens = self._tokens_of_finished()
+                if self._budget.is_limited:
+                    self._count_finished()
                 async with self._judge(models) as judge:
                     sampling = settings.roles["policy"].sampling
                     self._kit = Kit(
@@ -119,7 +121,7 @@ class PoolsRun:
                             for name in ("critic", "refiner")
                         },
                         judge=judge,
-                        operators=load_operators(options.operators),
+                        operators=self._operators,
                         prompts=self._prompts,
                         policy_name=settings.roles["policy"].name,
                         seed=settings.seed,
@@ -150,8 +152,8 @@ class PoolsRun:
     async def _evolve(self, job: _Job, kit: Kit) -> dict[str, Any]:
         """Play a question to its end; returns its rows."""
         memory: Memory = JournalMemory(self._journal, job.key)
-        if self._options.max_total_tokens is not None:
-            memory = Counted(memory, self._budget.count, self._counted.setdefault(job.key, set()))
+        if self._budget.is_limited:
+            memory = Counted(memory, self._count_unit, self._counted.setdefault(job.key, set()))
         evolution = Evolution(kit, job.question, memory)
         await evolution.run()
         models = {name: role.name for name, role in self._settings.roles.items()}
@@ -177,12 +179,21 @@ class PoolsRun:
             return await self._evolve(job, self._kit.without_models(cause))
         return {"pool": [], "events": [], "question": failed_question_row(job.question, cause), "telemetry": []}
 
-    def _tokens_of_finished(self) -> int:
-        return sum(
-            tokens_of(orjson.loads(self._stored(job.key)["question"]["usage"]))
-            for job in self._jobs()
-            if self._journal.is_finished(job.key)
-        )
+    def _count_finished(self) -> None:
+        """Charge the budget with what finished questions used."""
+        for job in self._jobs():
+            if self._journal.is_finished(job.key):
+                for role, used in orjson.loads(self._stored(job.key)["question"]["usage"]).items():
+                    model = self._settings.roles[role].model
+                    self._budget.count(model, used["prompt_tokens"], used["completion_tokens"])
+
+    def _count_unit(self, unit: str, prompt_tokens: int, completion_tokens: int) -> None:
+        """Charge the budget with an answer that an earlier attempt left: to whichever of its models may be dearest."""
+        if prompt_tokens or completion_tokens:
+            roles = self._settings.roles
+            models = [roles[name].model for name in _roles_behind(unit) if name in roles] or [roles["policy"].model]
+            dearest = max(models, key=lambda model: model.cost(prompt_tokens, completion_tokens))
+            self._budget.count(dearest, prompt_tokens, completion_tokens)
 
     async def _write(self) -> dict[str, Any]:
         report = PoolReport()
@@ -219,6 +230,16 @@ class PoolsRun:
         """All questions that were asked for, in their order."""
         for question in selected_questions(self._options, self._context.inputs["questions"], _COLUMNS):
             yield _Job(question["question_key"], question)
+
+
+_ROLES = {"llm": ("policy",), "tool": ("summarizer",), "ask": ("critic", "refiner")}
+
+
+def _roles_behind(unit: str) -> tuple[str, ...]:
+    """Roles that may have given the answer which a question's memory holds under this unit."""
+    if unit.startswith("verdict-"):
+        return ("judge",)
+    return _ROLES.get(unit.rpartition("/")[2].partition("-")[0], ())
 
 
 def run(context: StageContext) -> Mapping[str, Any]:

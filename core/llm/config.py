@@ -106,3 +106,17 @@ class ModelSettings(Section):
     """Longest pause between those checks."""
     max_response_bytes: Operational[int] = Field(default=64 << 20, ge=1024)
     """Largest accepted answer; a larger one counts as malformed."""
+    prompt_price_per_million: Operational[float | None] = Field(default=None, ge=0.0)
+    """What a million prompt tokens cost, in the currency of all prices of this configuration; none means unknown."""
+    completion_price_per_million: Operational[float | None] = Field(default=None, ge=0.0)
+    """What a million sampled tokens cost, in the same currency; none means unknown."""
+
+    @property
+    def is_priced(self) -> bool:
+        """Whether both prices are known."""
+        return self.prompt_price_per_million is not None and self.completion_price_per_million is not None
+
+    def cost(self, prompt_tokens: float, completion_tokens: float) -> float:
+        """What so many tokens cost; 0 for a kind of token whose price is unknown."""
+        prices = (self.prompt_price_per_million or 0.0, self.completion_price_per_million or 0.0)
+        return (prompt_tokens * prices[0] + completion_tokens * prices[1]) / 1e6

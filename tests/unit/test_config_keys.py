@@ -28,11 +28,16 @@ from treadle.tasks.running import open_run
 OPERATIONAL = """
 DenseSettings.device EncoderSettings.batch_size EncoderSettings.device EncoderSettings.endpoints
 EndpointSettings.api_key_env EndpointSettings.url
-ModelSettings.backoff_base_s ModelSettings.backoff_max_s ModelSettings.connect_timeout_s ModelSettings.endpoints
+ModelSettings.backoff_base_s ModelSettings.backoff_max_s ModelSettings.completion_price_per_million
+ModelSettings.connect_timeout_s ModelSettings.endpoints
 ModelSettings.hedge_floor_s ModelSettings.max_in_flight ModelSettings.max_response_bytes ModelSettings.outage_wait_s
-ModelSettings.probe_base_s ModelSettings.probe_max_s ModelSettings.rate_limit_retries ModelSettings.request_timeout_s
+ModelSettings.probe_base_s ModelSettings.probe_max_s ModelSettings.prompt_price_per_million
+ModelSettings.rate_limit_retries ModelSettings.request_timeout_s
 ModelSettings.retry_limit ModelSettings.tokenizer
-RolloutOptions.max_concurrent RolloutOptions.max_total_tokens RolloutOptions.owed_pause_s RolloutOptions.owed_retries
+PoolOptions.max_concurrent PoolOptions.max_cost PoolOptions.max_total_tokens PoolOptions.owed_pause_s
+PoolOptions.owed_retries PoolOptions.prompts
+RolloutOptions.max_concurrent RolloutOptions.max_cost RolloutOptions.max_total_tokens
+RolloutOptions.owed_pause_s RolloutOptions.owed_retries
 SandboxSettings.interpreter SandboxSettings.max_running SandboxSettings.pool_size SandboxSettings.start_timeout_s
 ScoresSettings.symbolic_workers
 SearchSettings.cache_folder SearchSettings.corpus SearchSettings.index_folder SearchSettings.num_threads
@@ -59,6 +64,9 @@ BY_HAND: dict[str, tuple[Any, ...]] = {
     "ServiceClientSettings.endpoints": ([{"url": "http://127.0.0.1:10"}, {"url": "http://127.0.0.1:11"}],),
     "EncoderSettings.endpoints": ([{"url": "http://127.0.0.1:10/v1"}, {"url": "http://127.0.0.1:11/v1"}],),
     "ModelSettings.endpoints": ([{"url": "http://127.0.0.1:10/v1"}, {"url": "http://127.0.0.1:11/v1"}],),
+    "PolicyRole.model": ("near",),
+    "HelperRole.model": ("near",),
+    "JudgeRole.model": ("near",),
     "ModelSettings.server": ({"type": "tutor", "persona": "noisy"},),
 }
 """Other values for keys whose types do not tell any."""
