@@ -47,6 +47,11 @@ class PromptSet:
         """Name -> digest of all prompts."""
         return {name: self.digest(name) for name in PROMPTS}
 
+    def check(self) -> None:
+        """Raise ConfigError for a file that cannot be read, belongs to nothing, or is no template."""
+        for name in self.texts:
+            self._template(name)
+
     def messages(self, name: str, values: Mapping[str, object]) -> list[dict[str, str]]:
         """System and user message of a prompt; texts among the values (also in lists) are made harmless.
 

@@ -1,0 +1,340 @@
+"""The stage `pools` as a whole: rounds, operators, failures, time and budget, over real HTTP."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.pools_bench import TOKENIZER, PoolsBench
+from support.scripted_server import Fault, Item, RecordedRequest, Reply, ScriptedServer
+
+from treadle.core.errors import BudgetExceeded, ConfigError, EndpointUnavailable, RolloutsOwed, StageFailed
+
+WRONG = "<think>I guess.</think><answer>\\boxed{Rome}</answer>"
+RIGHT = "<think>I know it, it is the capital.</think><answer>\\boxed{Paris}</answer>"
+OPERATORS_OF = {
+    "correct": ("rerollout", "redundant_mod", "global_refine"),
+    "incorrect": ("self_correct", "hint_step", "hint_tail"),
+}
+
+
+class Agent:
+    """Plays all roles: each policy turn gets another text, and editors get what their prompts ask for.
+
+    `answer` chooses the policy's text from the text of the request and its number among requests of its question.
+    """
+
+    def __init__(self, answer: Callable[[str, int], str]) -> None:
+        self.answer = answer
+        self.asked: Counter[str] = Counter()
+        self.turns: Counter[str] = Counter()
+
+    def __call__(self, request: RecordedRequest) -> Item:
+        task = self.task_of(request)
+        if task == "preflight":
+            return "x"
+        self.asked[task] += 1
+        if task == "policy":
+            question = request.text.split("<|im_start|>user\n")[1].split("<|im_end|>")[0]
+            self.turns[question] += 1
+            return self.answer(request.text, self.turns[question])
+        if task == "locate":
+            return "Step: 1\nAnalysis:"
+        if task == "redundancy":
+            number = self.asked[task]
+            step = f"<think>Said in fewer words, {number}.</think><answer>\\boxed{{Paris}}</answer>"
+            return f"Step: 1\nAnalysis: wordy.\nCorrected Step: {step}"
+        if task == "refine":
+            return f"K{self.asked[task]}.</think>"
+        if task == "replace":
+            return f"<think>Now I see {self.asked[task]}.</think><answer>\\boxed{{Paris}}</answer>"
+        return "The step guesses."
+
+    @staticmethod
+    def task_of(request: RecordedRequest) -> str:
+        """What a request asks for, told by its stop strings and its prompt."""
+        stop = request.body.get("stop") or []
+        if "Analysis:" in stop:
+            return "locate"
+        if "</think>" in stop:
+            return "refine"
+        if "#### Step" not in request.text:
+            return "policy" if "</answer>" in stop else "preflight"
+        if "Corrected Step:" in request.text:
+            return "redundancy"
+        return (
+            "analyse"
+            if request.text.rstrip().endswith("Analysis:") or "Analysis:" in request.text[-200:]
+            else "replace"
+        )
+
+
+@contextmanager
+def importable(folder: Path, name: str, source: str) -> Iterator[None]:
+    (folder / f"{name}.py").write_text(source)
+    sys.path.insert(0, str(folder))
+    try:
+        yield
+    finally:
+        sys.path.remove(str(folder))
+        sys.modules.pop(name, None)
+
+
+def server(script: Any) -> ScriptedServer:
+    return ScriptedServer(script, codec=TOKENIZER, max_model_len=32768)
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> PoolsBench:
+    return PoolsBench(tmp_path, [{}])
+
+
+def operators_of(rows: list[dict[str, Any]]) -> list[str]:
+    return [row["operator"] for row in rows]
+
+
+@pytest.mark.covers("flywheel-8")
+@pytest.mark.parametrize(("branch", "text"), [("correct", RIGHT), ("incorrect", WRONG)])
+async def test_a_parent_meets_exactly_the_operators_of_its_branch(bench: PoolsBench, branch: str, text: str) -> None:
+    agent = Agent(lambda _, turn: text.replace("think>I", f"think>{turn} I"))
+    async with server(agent) as scripted:
+        record = await bench.make(scripted.url, options={"rounds": 1})
+    events = bench.rows(record, "pool_events")
+    found = ["locate_flaw"] if branch == "incorrect" else []
+    assert [event["operator"] for event in events] == [*found, *OPERATORS_OF[branch]]
+    assert {event["parent_correct"] for event in events} == {branch == "correct"}
+    assert agent.asked["locate"] == (branch == "incorrect")
+    assert agent.asked["redundancy"] == (branch == "correct")
+
+
+@pytest.mark.covers("flywheel-10")
+async def test_three_productive_rounds_make_ten_trajectories_in_operator_order(bench: PoolsBench) -> None:
+    agent = Agent(lambda _, turn: RIGHT.replace("I know it", f"After {turn} thoughts I am sure that I know it well"))
+    async with server(agent) as scripted:
+        record = await bench.make(scripted.url)
+    rows, events = bench.rows(record), bench.rows(record, "pool_events")
+    assert [event["outcome"] for event in events] == ["produced"] * 9, [e["reason"] for e in events]
+    assert operators_of(rows) == ["initial", *OPERATORS_OF["correct"] * 3]
+    assert [row["round"] for row in rows] == [0, 1, 1, 1, 2, 2, 2, 3, 3, 3]
+    assert [row["sample_index"] for row in rows] == list(range(10))
+    assert len({row["rollout_key"] for row in rows}) == 10
+    assert {row["parents"][0] for row in rows[1:4]} == {rows[0]["rollout_key"]}
+    assert record.metrics["operators"]["rerollout"] == {"tried": 3, "produced": 3, "right": 3, "turned_right": 0}
+
+
+async def test_all_unexpanded_trajectories_can_be_taken_up_in_a_round(bench: PoolsBench) -> None:
+    agent = Agent(lambda _, turn: RIGHT.replace("it", f"it {turn}"))
+    async with server(agent) as scripted:
+        record = await bench.make(
+            scripted.url, options={"initial_rollouts": 3, "rounds": 2, "selection": "all", "operators": ["rerollout"]}
+        )
+    rows = bench.rows(record)
+    assert [row["round"] for row in rows] == [0, 0, 0, 1, 1, 1, 2, 2, 2]
+    assert len({row["parents"][0] for row in rows[3:]}) == 6
+
+
+async def test_rounds_end_when_nothing_new_comes_and_repetitions_are_not_kept(bench: PoolsBench) -> None:
+    async with server(Agent(lambda _, turn: RIGHT)) as scripted:
+        record = await bench.make(scripted.url, options={"operators": ["rerollout"], "rounds": 5})
+    assert len(bench.rows(record)) == 1
+    (event,) = bench.rows(record, "pool_events")
+    assert (event["outcome"], event["rollout_key"]) == ("duplicate", bench.rows(record)[0]["rollout_key"])
+    assert bench.rows(record, "pool_questions")[0]["num_rounds"] == 1
+
+
+async def test_near_duplicates_are_dropped_where_asked_and_enough_is_enough(bench: PoolsBench) -> None:
+    text = RIGHT.replace("it is", "as everybody knows who ever looked at a map of the country it is")
+    async with server(Agent(lambda _, turn: text.replace("map", f"map{turn}"))) as scripted:
+        options = {"operators": ["rerollout"], "rounds": 4}
+        near = await bench.make(scripted.url, options={**options, "near_duplicate": 0.8})
+        exact = await bench.make(scripted.url, options=options)
+        enough = await bench.make(scripted.url, options={**options, "enough_correct": 2})
+    assert [len(bench.rows(record)) for record in (near, exact, enough)] == [1, 5, 2]
+
+
+@pytest.mark.covers("flywheel-22")
+async def test_a_math_question_gets_math_hints_and_its_judge_is_asked_where_rules_cannot_tell(tmp_path: Path) -> None:
+    bench = PoolsBench(tmp_path, [{"domain": "math", "dataset": "dapo", "answers": ["12"], "question": "6+6?"}])
+    agent = Agent(lambda _, turn: f"<think>{turn}</think><answer>\\boxed{{{turn} apples}}</answer>")
+    async with server(agent) as scripted, server(lambda _: "Incorrect") as judge:
+        urls = {**dict.fromkeys(("policy", "critic", "refiner"), scripted.url), "judge": judge.url}
+        record = await bench.make(urls, options={"rounds": 1, "operators": ["hint_tail"]})
+        verdicts = [request for request in judge.requests if "12" in request.text]
+    rows = bench.rows(record)
+    assert operators_of(rows) == ["initial", "hint_tail"]
+    assert "Python" in rows[1]["edit_text"] and rows[1]["edit_text"] in rows[1]["text"]
+    assert [row["correct"] for row in rows] == [False, False]
+    assert [row["judge"]["raw"] for row in rows] == [["Incorrect"], ["Incorrect"]]
+    assert len(verdicts) == 2
+    assert rows[0]["usage"]["judge"]["calls"] == 1
+
+
+@pytest.mark.covers("flywheel-23")
+async def test_an_operator_that_breaks_costs_only_itself(bench: PoolsBench, tmp_path: Path) -> None:
+    source = (
+        "class Broken:\n    name = 'broken'\n    version = 1\n    branch = 'correct'\n"
+        "    async def apply(self, bench):\n        raise KeyError('no such thing')\n"
+    )
+    agent = Agent(lambda _, turn: RIGHT.replace("it", f"it {turn}"))
+    with importable(tmp_path, "broken_operator", source):
+        async with server(agent) as scripted:
+            operators = ["rerollout", "broken_operator:Broken", "global_refine"]
+            record = await bench.make(scripted.url, options={"rounds": 1, "operators": operators})
+    assert operators_of(bench.rows(record)) == ["initial", "rerollout", "global_refine"]
+    (question,) = bench.rows(record, "pool_questions")
+    assert question["status"] == "partial" and "broken" in question["error"] and "no such thing" in question["error"]
+    event = bench.rows(record, "pool_events")[1]
+    assert (event["operator"], event["outcome"], event["reason"]) == ("broken", "failed", "operator_error")
+    assert event["parent"] == bench.rows(record)[0]["rollout_key"] and "KeyError" in event["error"]
+
+
+WAITING = """
+import asyncio
+class Waiting:
+    name, version, branch, cancelled = "waiting", 1, "correct", 0
+    async def apply(self, bench):
+        try:
+            await asyncio.Event().wait()
+        finally:
+            Waiting.cancelled += 1
+"""
+
+
+@pytest.mark.covers("flywheel-24")
+async def test_a_question_whose_time_is_up_keeps_what_was_finished(bench: PoolsBench, tmp_path: Path) -> None:
+    agent = Agent(lambda _, turn: RIGHT.replace("it", f"it {turn}"))
+    with importable(tmp_path, "waiting_operator", WAITING):
+        async with server(agent) as scripted:
+            operators = ["rerollout", "waiting_operator:Waiting"]
+            record = await bench.make(scripted.url, options={"question_time_s": 1.5, "operators": operators})
+        assert sys.modules["waiting_operator"].Waiting.cancelled == 1
+    assert operators_of(bench.rows(record)) == ["initial", "rerollout"]
+    (question,) = bench.rows(record, "pool_questions")
+    assert question["status"] == "timeout" and "1.5 s" in question["error"] and question["num_rounds"] == 0
+
+
+@pytest.mark.covers("flywheel-27")
+async def test_an_endpoint_that_is_gone_leaves_questions_owed_then_accepted_with_what_there_is(
+    tmp_path: Path,
+) -> None:
+    bench = PoolsBench(tmp_path, [{}, {"question": "Other?"}])
+    agent = Agent(lambda _, turn: WRONG.replace("guess", f"guess {turn}"))
+    critic_is_down = True
+
+    def critic(request: RecordedRequest) -> Item:
+        return Fault.status(500) if critic_is_down and request.body.get("stop") else agent(request)
+
+    async with server(agent) as scripted, server(critic) as broken:
+        urls = {**dict.fromkeys(("policy", "refiner", "judge"), scripted.url), "critic": broken.url}
+        options = {"rounds": 1, "operators": ["self_correct", "hint_tail"]}
+        with pytest.raises(RolloutsOwed, match="2 of 2 questions"):
+            await bench.make(urls, options=options)
+        before = agent.asked["policy"]
+        with pytest.raises(StageFailed, match="max_error_rate"):
+            await bench.make(urls, options=options, accept_failures=True)
+        record = await bench.make(urls, options={**options, "max_error_rate": 1.0}, accept_failures=True)
+    assert {question["status"] for question in bench.rows(record, "pool_questions")} == {"partial"}
+    assert operators_of(bench.rows(record)) == ["initial", "hint_tail"] * 2
+    failed = [event for event in bench.rows(record, "pool_events") if event["outcome"] == "failed"]
+    assert {event["reason"] for event in failed} == {"llm_failed"}
+    assert before == 4, "nothing is asked that the journal holds"
+
+
+async def test_a_resumed_stage_asks_nothing_again_and_ends_with_the_same_bytes(tmp_path: Path) -> None:
+    texts = {number: RIGHT.replace("it", f"it {number}") for number in range(50)}
+
+    def agent() -> Agent:
+        def answer(text: str, turn: int) -> str:
+            return texts[int.from_bytes(text.encode()[-9:], "big") % 50]
+
+        return Agent(answer)
+
+    digests = []
+    for cut in (None, 5):
+        bench = PoolsBench(tmp_path / str(cut), [{"question": f"Which {number}?"} for number in range(3)])
+        script, served = agent(), Counter[str]()
+
+        def counting(
+            request: RecordedRequest, script: Agent = script, served: Counter[str] = served, cut: int | None = cut
+        ) -> Item:
+            if request.body.get("stop"):
+                if cut is not None and served.total() >= cut and not served["open"]:
+                    return Fault.status(500)
+                served[f"{request.body['seed']} {request.text}"] += 1
+            return script(request)
+
+        async with server(counting) as scripted:
+            options = {"rounds": 2, "operators": ["rerollout", "hint_tail"]}
+            if cut is not None:
+                with pytest.raises((RolloutsOwed, EndpointUnavailable)):
+                    await bench.make(scripted.url, options=options)
+                served["open"] = 1
+            record = await bench.make(scripted.url, options=options)
+        assert all(count == 1 for count in served.values())
+        digests.append({kind: ref.digest for kind, ref in record.outputs.items()})
+    assert digests[0] == digests[1]
+
+
+async def test_the_budget_counts_what_unfinished_questions_have_in_the_journal(bench: PoolsBench) -> None:
+    agent = Agent(lambda _, turn: RIGHT.replace("it", f"it {turn}"))
+    async with server(agent) as scripted:
+        with pytest.raises(BudgetExceeded, match="max_total_tokens = 1500"):
+            await bench.make(scripted.url, options={"max_total_tokens": 1500})
+        asked = agent.asked.total()
+        with pytest.raises(BudgetExceeded):
+            await bench.make(scripted.url, options={"max_total_tokens": 1500})
+        assert agent.asked.total() == asked, "a spent budget is noticed before anything is asked"
+        record = await bench.make(scripted.url)
+    assert record.metrics["status_ok"] == 1
+
+
+@pytest.mark.covers("flywheel-31")
+async def test_the_seed_decides_what_is_drawn(bench: PoolsBench) -> None:
+    agent = Agent(lambda _, turn: WRONG.replace("guess", f"guess {turn}"))
+    hints = set()
+    async with server(agent) as scripted:
+        for seed in range(8):
+            record = await bench.make(scripted.url, seed=seed, options={"rounds": 1, "operators": ["hint_tail"]})
+            hints.add(bench.rows(record)[1]["edit_text"])
+    assert len(hints) > 2
+
+
+@pytest.mark.covers("flywheel-32")
+async def test_an_unknown_operator_and_a_wrong_prompt_stop_the_stage_before_anything_is_asked(
+    bench: PoolsBench, tmp_path: Path
+) -> None:
+    agent = Agent(lambda _, turn: RIGHT)
+    (tmp_path / "prompts").mkdir()
+    (tmp_path / "prompts" / "reflect.txt").write_text("?")
+    async with server(agent) as scripted:
+        with pytest.raises(ConfigError, match="'hint_middle' is not known; there are rerollout"):
+            await bench.make(scripted.url, options={"operators": ["hint_middle"]})
+        with pytest.raises(ConfigError, match=r"'reflect.txt', which replaces nothing"):
+            await bench.make(scripted.url, options={"prompts": str(tmp_path / "prompts")})
+    assert not agent.asked
+
+
+async def test_two_roles_of_one_model_share_its_connection_pool(bench: PoolsBench) -> None:
+    async with server(Agent(lambda _, turn: RIGHT)) as scripted:
+        await bench.make(scripted.url, options={"rounds": 0})
+        preflight = [request for request in scripted.requests if not request.body.get("stop")]
+    assert len(preflight) == 1
+
+
+async def test_a_reply_that_was_rejected_is_kept_with_its_reason(bench: PoolsBench) -> None:
+    def script(request: RecordedRequest) -> Item:
+        if Agent.task_of(request) == "redundancy":
+            return Reply("I would rather talk about the weather.")
+        return RIGHT
+
+    async with server(script) as scripted:
+        record = await bench.make(scripted.url, options={"rounds": 1, "operators": ["redundant_mod"]})
+    (event,) = bench.rows(record, "pool_events")
+    assert event["outcome"] == "rejected" and event["reason"]
+    assert event["reply"] == "I would rather talk about the weather."
+    assert record.metrics["reasons"] == {f"redundant_mod.{event['reason']}": 1}
