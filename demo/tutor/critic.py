@@ -85,10 +85,10 @@ def _locate(conversation: Conversation, steps: list[Step], draws: Draws, careles
 
 def _analyse(conversation: Conversation, steps: list[Step], draws: Draws, careless: bool) -> str:
     flaw = flaw_at(read_question(conversation.user), steps, draws)
-    said = "The step could be better." if careless else _diagnosis(flaw)
+    said = "it could be better." if careless else f"{REASONS[flaw.kind]}. {_advice(flaw)}"
     if not _LABELLED.search(conversation.turn):
-        return f"Step: {flaw.step.number}\nAnalysis: {said}"
-    return said if conversation.turn[-1:].isspace() else f" {said}"
+        return f"Step: {flaw.step.number}\nAnalysis: In this step, {said}"
+    return said if conversation.turn[-1].isspace() else f" {said}"
 
 
 def _replace(conversation: Conversation, steps: list[Step], draws: Draws, careless: bool) -> str:

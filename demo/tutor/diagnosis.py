@@ -13,8 +13,7 @@ from typing import Literal
 
 from treadle.demo.tutor.conversation import Call, Conversation, read_calls
 from treadle.demo.tutor.draws import Draws
-from treadle.demo.tutor.facts import read_facts
-from treadle.demo.tutor.policy import STRONG, boxed, plan
+from treadle.demo.tutor.policy import STRONG, boxed, missing, plan
 from treadle.demo.world_templates import recognise
 
 Kind = Literal["redundant", "broken", "idle", "early", "wrong", "unfinished", "wordy"]
@@ -139,7 +138,7 @@ def _kind_of_call(question: str, step: Step, before: Sequence[Step], right: str)
         return "redundant" if call.tool == "search" else "early"
     if call.tool == "python":
         return None if _essence(wanted.argument) in _plain(call.argument) else "wrong"
-    return None if read_facts([call]).keys() - read_facts(earlier).keys() else "idle"
+    return "idle" if missing(question, earlier) == missing(question, [*earlier, call]) else None
 
 
 def _kind_of_answer(text: str, right: str) -> Kind | None:

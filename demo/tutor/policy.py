@@ -7,6 +7,7 @@ nothing else. Each turn is worked out afresh, so the rules also carry on a traje
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from treadle.demo.names import NUM_NAMES, name
@@ -84,6 +85,15 @@ def plan(conversation: Conversation, rates: ErrorRates, draws: Draws, *, doubtin
     return _Planner(conversation, asked, rates, draws, doubting).turn()
 
 
+def missing(question: str, calls: Sequence[Call]) -> frozenset[tuple[str, str]]:
+    """Return the (name, attribute) pairs that a question of the sample world needs looked up next."""
+    asked = recognise(question)
+    if asked is None:
+        return frozenset()
+    planner = _Planner(Conversation("", question, tuple(calls)), asked, STRONG, Draws(), doubting=False)
+    return frozenset(planner.resolve()[0])
+
+
 def boxed(text: str) -> str | None:
     """Return what the last box of a text holds, None where there is none."""
     found = _BOXED.findall(text)
@@ -122,7 +132,7 @@ class _Planner:
 
     def turn(self) -> tuple[str, str]:
         """Return the thought and the action."""
-        missing, values = self._resolve()
+        missing, values = self.resolve()
         if missing:
             wanted, attribute = missing[0]
             if len(missing) == 1 and self._left(missing[0]) == 1 and self._tries(wanted) == 0 and self._hurries():
@@ -146,7 +156,7 @@ class _Planner:
         """Whether to answer too early; asked once per trajectory, so not again after a broken call."""
         return all(call.argument for call in self._calls) and self._draws.happens("early", self._rates.early)
 
-    def _resolve(self) -> tuple[list[tuple[str, str]], list[str]]:
+    def resolve(self) -> tuple[list[tuple[str, str]], list[str]]:
         """Follow every path as far as the facts reach: what is missing next, and the values at the ends."""
         missing, values = [], []
         for slot, *attributes in self._asked.template.paths:
