@@ -145,6 +145,13 @@ class Ledger:
         return self.requested[tool] - self.executed[tool]
 
 
+def opening_messages(settings: EnvironmentSettings, question: Question) -> list[dict[str, str]]:
+    """What stands before the assistant's turn: the system message, if there is one, and the question."""
+    system = settings.system_text
+    messages = [{"role": "system", "content": system}] if system else []
+    return [*messages, {"role": "user", "content": question.user_message}]
+
+
 class ToolEnvironment:
     """Tools with limits. The tools are shared by all rollouts; the ledger is this rollout's own."""
 
@@ -159,9 +166,7 @@ class ToolEnvironment:
         """Take over the calls of a prefix and return the system message (if any) and the question."""
         self._ledger = Ledger(history)
         self._question = question.user_message
-        system = self._settings.system_text
-        messages = [{"role": "system", "content": system}] if system else []
-        return [*messages, {"role": "user", "content": self._question}]
+        return opening_messages(self._settings, question)
 
     async def step(
         self, text: str, *, turn: int, deadline: float, log: Sequence[str] = (), seed: int = 0

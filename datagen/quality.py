@@ -1,0 +1,93 @@
+"""The quality gate: why a trajectory of a pool may not be trained on, every reason by its code.
+
+A trajectory passes if its answer is right, its format strict and none of its calls failed (arXiv 2601.06860). What
+became of calls is known from the ledger, the format from typed segments. Documented in docs/behaviour/sft_rows.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from treadle.agent.protocol import RESULT, TOOL_PROTOCOL, Protocol, Segment
+from treadle.agent.wellformed import CALL_FAULTS, FORMAT_FAULTS, call_faults, format_faults
+
+REASONS = {
+    "failed": "infrastructure kept the rollout from being made",
+    "unfinished": "the rollout did not end with an answer",
+    "unknown_verdict": "nothing could say whether the answer is right",
+    "wrong_answer": "the answer is wrong",
+    **FORMAT_FAULTS,
+    **CALL_FAULTS,
+    "ids_differ": "token ids, their origins and the segments do not fit together",
+    "too_long": "the row would be longer than the cut-off",
+}
+"""Code -> what it means. A trajectory is counted under the first one that applies to it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """What the gate looks at.
+
+    Attributes:
+        status: How the rollout ended.
+        correct: The verdict; None where it is unknown.
+        calls: (tool, status) of the ledger's entries, in their order.
+        num_prompt_ids: Tokens before the assistant turn; 0 in text mode.
+        num_output_ids: Tokens of the assistant turn; 0 in text mode.
+        origins: Origin of each id of the assistant turn; empty in text mode.
+    """
+
+    status: str
+    correct: bool | None
+    segments: Sequence[Segment]
+    calls: Sequence[tuple[str, str]]
+    num_prompt_ids: int = 0
+    num_output_ids: int = 0
+    origins: bytes = b""
+
+
+def reasons_against(
+    candidate: Candidate, *, cutoff_tokens: int, num_end_ids: int, protocol: Protocol = TOOL_PROTOCOL
+) -> list[str]:
+    """Codes of all rules that a trajectory breaks, in the order of REASONS; empty where it may be trained on.
+
+    `num_end_ids`: tokens that end a turn and count towards the cut-off. In text mode the length is not known and not
+    judged.
+    """
+    if candidate.status == "failed":
+        return ["failed"]
+    reasons = [] if candidate.status == "answered" else ["unfinished"]
+    if candidate.correct is not True:
+        reasons.append("unknown_verdict" if candidate.correct is None else "wrong_answer")
+    reasons += format_faults(candidate.segments, protocol)
+    reasons += call_faults(candidate.segments, candidate.calls, protocol)
+    if not ids_fit(candidate):
+        reasons.append("ids_differ")
+    if candidate.num_output_ids and num_tokens(candidate, num_end_ids) > cutoff_tokens:
+        reasons.append("too_long")
+    return reasons
+
+
+def num_tokens(candidate: Candidate, num_end_ids: int) -> int:
+    """Length of the row that a trajectory becomes; 0 in text mode."""
+    if not candidate.num_output_ids:
+        return 0
+    return candidate.num_prompt_ids + candidate.num_output_ids + num_end_ids
+
+
+def ids_fit(candidate: Candidate) -> bool:
+    """Whether each id belongs to one segment, and the origins call results what the segments do."""
+    if len(candidate.origins) != candidate.num_output_ids or (candidate.origins and not candidate.num_prompt_ids):
+        return False
+    position = num_system = 0
+    for segment in candidate.segments:
+        if segment.start != position or segment.end < position:
+            return False
+        position = segment.end
+        if segment.kind == RESULT:
+            part = candidate.origins[segment.start : segment.end]
+            num_system += len(part)
+            if part.count(0) != len(part):
+                return False
+    return position == candidate.num_output_ids and candidate.origins.count(0) == num_system

@@ -1,0 +1,112 @@
+"""Mending the markers of thoughts in a trajectory, stretch by stretch, before the quality gate sees it.
+
+A stretch is what the model wrote between two results. Of a stretch that ends with a call or an answer, everything
+before that becomes one closed thought; empty thoughts beside others go. Calls, results and answers stay as they are.
+A stretch that needs no repair keeps its ids; a mended one is encoded anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from treadle.agent.protocol import RESULT, TEXT, TOOL_PROTOCOL, Protocol, Segment, render, tokenise
+from treadle.agent.transcript import ORIGIN_REENCODED, Codec
+
+_OPEN, _CLOSE = "<think>", "</think>"
+
+
+@dataclass(frozen=True, slots=True)
+class Mended:
+    """A trajectory's turn with its ids; `segments` as a rollout would have them."""
+
+    segments: list[Segment]
+    ids: list[int]
+    origins: list[int]
+
+    @property
+    def text(self) -> str:
+        """The assistant turn."""
+        return render(self.segments)
+
+
+def mend(
+    segments: Sequence[Segment],
+    ids: Sequence[int],
+    origins: Sequence[int],
+    codec: Codec | None,
+    protocol: Protocol = TOOL_PROTOCOL,
+) -> Mended | None:
+    """The mended turn, or None where there is nothing to mend. Text mode: no ids, no codec."""
+    mended = Mended([], [], [])
+    changed = False
+    for stretch in _stretches(segments):
+        new = stretch[0].kind != RESULT and _mended_text(stretch, protocol)
+        if new and new != render(stretch):
+            changed = True
+            _append_text(mended, new, codec, protocol)
+        else:
+            _append_as_is(mended, stretch, ids, origins)
+    return mended if changed else None
+
+
+def _stretches(segments: Sequence[Segment]) -> Iterator[list[Segment]]:
+    stretch: list[Segment] = []
+    for segment in segments:
+        if segment.kind == RESULT:
+            if stretch:
+                yield stretch
+            yield [segment]
+            stretch = []
+        else:
+            stretch.append(segment)
+    if stretch:
+        yield stretch
+
+
+def _mended_text(stretch: Sequence[Segment], protocol: Protocol) -> str:
+    """The stretch with one closed thought before its call or answer; as it is where it ends with neither, or where
+    there is no thought to be made."""
+    *before, last = stretch
+    text = render(stretch)
+    if last.kind not in (*protocol.tools, protocol.answer) or any(
+        segment.kind not in (TEXT, "think") for segment in before
+    ):
+        return text
+    if _is_whole(before):
+        return text
+    thoughts = [segment.text.replace(_OPEN, "").replace(_CLOSE, "").strip() for segment in before]
+    thought = "\n".join(filter(None, thoughts))
+    return f"{_OPEN}{thought}{_CLOSE}{last.text}" if thought else text
+
+
+def _is_whole(before: Sequence[Segment]) -> bool:
+    """Whether there is exactly one closed thought and nothing else but white space."""
+    blocks = [segment for segment in before if segment.kind != TEXT or not segment.text.isspace()]
+    return len(blocks) == 1 and blocks[0].text.startswith(_OPEN) and blocks[0].text.endswith(_CLOSE)
+
+
+def _append_as_is(mended: Mended, stretch: Sequence[Segment], ids: Sequence[int], origins: Sequence[int]) -> None:
+    shift = len(mended.ids) - stretch[0].start
+    mended.ids.extend(ids[stretch[0].start : stretch[-1].end])
+    mended.origins.extend(origins[stretch[0].start : stretch[-1].end])
+    for segment in stretch:
+        mended.segments.append(Segment(segment.kind, segment.text, segment.start + shift, segment.end + shift))
+
+
+def _append_text(mended: Mended, text: str, codec: Codec | None, protocol: Protocol) -> None:
+    if codec is None:
+        mended.segments.extend(
+            Segment(piece.kind, piece.text, 0, 0) for piece in tokenise(text, protocol, model_text=True)
+        )
+        return
+    start = len(mended.ids)
+    new = codec.encode(text)
+    # What the ids say counts: a tokenizer may normalise characters.
+    text = codec.decode(new)
+    pieces = tokenise(text, protocol, model_text=True)
+    ends = [*codec.counts_before(new, text, [piece.end for piece in pieces[:-1]]), len(new)]
+    for piece, begin, end in zip(pieces, [0, *ends[:-1]], ends, strict=True):
+        mended.segments.append(Segment(piece.kind, piece.text, start + begin, start + end))
+    mended.ids.extend(new)
+    mended.origins.extend([ORIGIN_REENCODED] * len(new))
