@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from treadle.agent.protocol import RESULT, Segment
 
 # Wherever it stands, whatever stands between: a model may take any of them for a heading.
-_HEADING = re.compile(r"#{4,}+(?=[\W_]{0,8}step)", re.IGNORECASE)
+_HEADING = re.compile(r"(?<!#)#{4,}+(?=[\W_]{0,8}step)", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)

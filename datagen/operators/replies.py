@@ -101,7 +101,7 @@ def read_paragraph(reply: Reply, lead_in: str, what: str, protocol: Protocol) ->
     """The first paragraph of what a model went on with after a lead-in; raises Rejected (`empty_<what>`)."""
     said = cut_after_first_close(reply.text, protocol).strip()
     end = _PARAGRAPH_END.search(said)
-    said = said[: end.start()] if end else said
+    said = said[: end.start()].rstrip() if end else said
     if not said:
         raise Rejected(f"empty_{what}", reply.text)
     return f"{lead_in} {said}"
