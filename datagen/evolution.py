@@ -28,7 +28,7 @@ from treadle.core.errors import DeadlineExceeded, EndpointUnavailable, ModelErro
 from treadle.core.llm.config import Sampling
 from treadle.core.llm.types import Completion, CompletionRequest
 from treadle.datagen.operators.base import Edit, Operator, Rejected
-from treadle.datagen.pool import Entry, RoleUsage, best_unexpanded, count_rollout, ranked, similarity
+from treadle.datagen.pool import Entry, RoleUsage, best_unexpanded, count_rollout, is_twin, ranked
 from treadle.datagen.pools_settings import PoolOptions
 from treadle.datagen.prompts import PromptSet
 from treadle.datagen.workbench import Parent, Workbench
@@ -341,7 +341,7 @@ class Evolution:
 
     def _twin(self, trajectory: Trajectory) -> Entry | None:
         least = self._kit.options.near_duplicate
-        return next((one for one in self.pool if similarity(one.trajectory.text, trajectory.text) >= least), None)
+        return next((one for one in self.pool if is_twin(one.trajectory.text, trajectory.text, least)), None)
 
     async def _admit(
         self,

@@ -90,16 +90,13 @@ def best_unexpanded(pool: Sequence[Entry], expanded: Collection[int]) -> Entry:
     return next((entry for entry in order if entry.index not in expanded), order[0])
 
 
-def similarity(first: str, second: str) -> float:
-    """Jaccard similarity of their runs of 5 characters, white space folded; 1 exactly where the folded texts agree."""
+def is_twin(first: str, second: str, least: float) -> bool:
+    """Whether two texts are the same, white space folded, or similar: Jaccard of their runs of 5 characters."""
     first, second = " ".join(first.split()), " ".join(second.split())
-    if first == second:
-        return 1.0
+    if first == second or least >= 1.0:
+        return first == second
     ones, others = _shingles(first), _shingles(second)
-    return min(len(ones & others) / len(ones | others), _BELOW_ONE)
-
-
-_BELOW_ONE = 1.0 - 2**-20
+    return len(ones & others) >= least * len(ones | others)
 
 
 def _shingles(text: str) -> set[str]:
