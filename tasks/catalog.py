@@ -25,6 +25,8 @@ from treadle.datagen.pools import POOLS_STAGE
 from treadle.datagen.pools_settings import PoolsSettings, RoleSettings
 from treadle.datagen.prompts import PromptSet
 from treadle.datagen.questions import QUESTIONS_STAGE
+from treadle.datagen.sft_rows import SFT_ROWS_STAGE
+from treadle.datagen.sft_rows_settings import SftRowsSettings
 from treadle.eval.report import REPORT
 from treadle.eval.scores import SCORES
 from treadle.retriever.config import IndexSettings
@@ -32,7 +34,7 @@ from treadle.retriever.stage import INDEX
 from treadle.tasks.config import TreadleConfig
 
 STAGES: Mapping[str, Stage] = {
-    stage.name: stage for stage in (QUESTIONS_STAGE, INDEX, POOLS_STAGE, ROLLOUTS, SCORES, REPORT)
+    stage.name: stage for stage in (QUESTIONS_STAGE, INDEX, POOLS_STAGE, SFT_ROWS_STAGE, ROLLOUTS, SCORES, REPORT)
 }
 """All but `index` are part of the flow: that one is run by itself, where an index is to be there beforehand."""
 
@@ -171,6 +173,17 @@ def _pools(config: TreadleConfig, address: Address) -> PoolsSettings:
     )
 
 
+def _sft_rows(config: TreadleConfig, address: Address) -> SftRowsSettings:
+    model, tokenizer_digest = _model(config, pool_models(config)["policy"])
+    return SftRowsSettings(
+        environment=_with_corpus_digest(config.environment),
+        tokenizer=_tokenizer_folder(model),
+        tokenizer_digest=tokenizer_digest,
+        options=_overridden(config, address, config.sft_rows),
+        seed=config.seed,
+    )
+
+
 def _model(config: TreadleConfig, name: str) -> tuple[ModelSettings, str]:
     """A model that can be asked, and the digest of its tokenizer (empty without one)."""
     model = config.models[name]
@@ -218,6 +231,13 @@ _RECIPES: Mapping[str, _Recipe] = {
     "pools": _Recipe(
         settings=_pools,
         inputs=lambda config, address: {"questions": (Address(address.iteration, "questions"),)},
+    ),
+    "sft_rows": _Recipe(
+        settings=_sft_rows,
+        inputs=lambda config, address: {
+            "pools": (Address(address.iteration, "pools"),),
+            "questions": (Address(address.iteration, "questions"),),
+        },
     ),
     "rollouts": _Recipe(
         settings=_rollouts,

@@ -11,7 +11,7 @@ from uuid import UUID
 
 from prefect.artifacts import create_progress_artifact, update_progress_artifact
 
-from treadle.eval.markdown import escape
+from treadle.core.figures import escape
 from treadle.tasks.pace import Pace
 
 logger = logging.getLogger(__name__)

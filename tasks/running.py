@@ -18,13 +18,13 @@ from treadle.core.engines.config import VllmServer
 from treadle.core.engines.serving import serve
 from treadle.core.errors import ConfigError, EndpointUnavailable
 from treadle.core.execute import execute, state_of
+from treadle.core.figures import escape
 from treadle.core.llm.config import EndpointSettings, ModelSettings
 from treadle.core.records import StageRecord
 from treadle.core.runs import Run, run_exists
 from treadle.core.secrets import refuse_secrets
 from treadle.core.stage import Address, Instance, Progress
 from treadle.eval.layout import HEADLINE, headline_cells
-from treadle.eval.markdown import escape
 from treadle.tasks.catalog import flow_addresses, flow_models, pool_models, semantic_of
 from treadle.tasks.config import TreadleConfig
 
