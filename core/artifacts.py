@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import io
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -177,6 +177,36 @@ class ArtifactReader:
                 except pa.ArrowException as error:
                     raise ArtifactError(f"{key} cannot be read: {error}; `treadle verify` shows more") from error
 
+    def matching(
+        self, column: str, test: Callable[[pa.Array], pa.Array], columns: Sequence[str] | None = None
+    ) -> Iterator[pa.RecordBatch]:
+        """Rows of which the values of one column pass a test (an array -> a mask), in record batches.
+
+        That column is looked through first; a file is hashed, and its other columns are read, only where something
+        passes, row group by row group. So one question is found in a table of millions.
+        """
+        import pyarrow.parquet as pq
+
+        wanted = None if columns is None else list(dict.fromkeys((column, *columns)))
+        for entry in self.manifest.files:
+            if not entry.name.endswith(".parquet"):
+                continue
+            key = f"{self._ref.folder}/{entry.name}"
+            with storage_errors("read", key), self._storage.open(key) as file:
+                try:
+                    parquet = pq.ParquetFile(file, pre_buffer=False)
+                    groups = [
+                        number for number in range(parquet.num_row_groups) if _passes(parquet, number, column, test)
+                    ]
+                    if groups:
+                        file.seek(0)
+                        self._check(entry, file)
+                    for batch in parquet.iter_batches(_BATCH_ROWS, row_groups=groups, columns=wanted) if groups else ():
+                        if (found := batch.filter(test(batch[column]))).num_rows:
+                            yield found
+                except pa.ArrowException as error:
+                    raise ArtifactError(f"{key} cannot be read: {error}; `treadle verify` shows more") from error
+
     def _check(self, entry: FileEntry, file: io.BufferedIOBase) -> None:
         if entry.name not in self._sound:
             if _sha256(file) != entry.sha256:
@@ -204,6 +234,14 @@ class ArtifactReader:
     def file_names(self) -> list[str]:
         """Names of the data files."""
         return [entry.name for entry in self.manifest.files]
+
+
+def _passes(parquet: Any, row_group: int, column: str, test: Callable[[pa.Array], pa.Array]) -> bool:
+    """Whether a value of the column passes in a row group."""
+    import pyarrow.compute as pc
+
+    values = parquet.read_row_group(row_group, columns=[column])[column]
+    return any(pc.any(test(chunk)).as_py() for chunk in values.chunks)
 
 
 def read_manifest(storage: Storage, ref: ArtifactRef) -> Manifest:

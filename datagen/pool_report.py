@@ -6,16 +6,23 @@ Counted row by row, so that memory does not grow with the questions.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
 
+from treadle.core.figures import Figures, money, render_figures
 from treadle.datagen.evolution import INITIAL
-from treadle.datagen.pool_rows import total_usage
+from treadle.datagen.pool_rows import tokens_of, total_usage
 
 Row = Mapping[str, Any]
+
+_COLUMNS = ("tried", "produced", "duplicate", "rejected", "failed", "right", "turned_right")
+_YIELD_NOTE = (
+    "wrong turned right: of trajectories with a wrong parent; calls: means over what was produced from a parent, "
+    "of the parent and of what became of it"
+)
 
 
 @dataclass(slots=True)
@@ -56,28 +63,31 @@ class PoolReport:
         by_key = {row["rollout_key"]: row for row in pool}
         for row in pool:
             if row["operator"] == INITIAL:
-                self._tried(INITIAL, "produced", row, parent_correct=True)
+                self._tried(INITIAL, "produced", row, None)
                 self.calls_initial.add(row["calls_requested"])
             if row["correct"]:
                 self.calls_right.add(row["calls_requested"])
         for event in events:
             made = by_key.get(event["rollout_key"]) if event["outcome"] == "produced" else None
-            self._tried(event["operator"], event["outcome"], made, parent_correct=event["parent_correct"])
+            self._tried(event["operator"], event["outcome"], made, by_key.get(event["parent"]))
             if event["reason"]:
                 self.reasons[f"{event['operator']}.{event['reason']}"] += 1
 
-    def _tried(self, operator: str, outcome: str, made: Row | None, *, parent_correct: bool) -> None:
+    def _tried(self, operator: str, outcome: str, made: Row | None, parent: Row | None) -> None:
         counts = self.operators.setdefault(operator, Counter())
         counts["tried"] += 1
         counts[outcome] += 1
-        if made is not None and made["correct"]:
-            counts["right"] += 1
-            counts["turned_right"] += not parent_correct
+        if made is None:
+            return
+        counts["right"] += made["correct"] is True
+        if parent is not None:
+            counts["turned_right"] += made["correct"] is True and parent["correct"] is not True
+            counts["calls_before"] += parent["calls_requested"]
+            counts["calls_after"] += made["calls_requested"]
 
     def metrics(self) -> dict[str, Any]:
         """Counts for the stage's record."""
         num_questions = self.statuses.total()
-        tokens = sum(role["prompt_tokens"] + role["completion_tokens"] for role in self.usage.values())
         correct = self.counts["correct"]
         return {
             "num_questions": num_questions,
@@ -85,7 +95,7 @@ class PoolReport:
             **{f"num_{name}": self.counts[name] for name in sorted(self.counts)},
             "calls_initial": self.calls_initial.value,
             "calls_right": self.calls_right.value,
-            "tokens_per_correct": tokens / correct if correct else 0.0,
+            "tokens_per_correct": tokens_of(self.usage) / correct if correct else 0.0,
             "operators": {name: dict(self.operators[name]) for name in sorted(self.operators)},
             "reasons": dict(sorted(self.reasons.items())),
             "usage": self.usage,
@@ -94,25 +104,72 @@ class PoolReport:
     def markdown(self) -> str:
         """Tables for people."""
         metrics = self.metrics()
-        outcomes = [[name, self.statuses[name]] for name in sorted(self.statuses)]
-        columns = ("tried", "produced", "duplicate", "rejected", "failed", "right", "turned_right")
-        operators = [[name, *(self.operators[name][column] for column in columns)] for name in sorted(self.operators)]
-        roles = [[name, *usage.values()] for name, usage in self.usage.items()]
-        parts = [
-            "# Pools",
-            f"{metrics['num_questions']:,} questions, {self.counts['trajectories']:,} trajectories, "
-            f"{self.counts['correct']:,} right. Right at first: {self.counts['questions_right_at_first']:,} questions; "
-            f"at last: {self.counts['questions_right_at_last']:,}.",
-            f"Calls per trajectory: {self.calls_initial.value:.2f} initial, {self.calls_right.value:.2f} among the "
-            f"right ones. Tokens per right trajectory: {metrics['tokens_per_correct']:,.0f}.",
-            _table(("status", "questions"), outcomes),
-            _table(("operator", *(column.replace("_", " ") for column in columns)), operators),
-            _table(("rejected or failed", "times"), [[name, count] for name, count in sorted(self.reasons.items())]),
-            _table(("role", "calls", "prompt tokens", "sampled tokens"), roles),
-        ]
+        parts = ["# Pools", *pool_sentences(metrics), render_figures(pool_figures(metrics))]
         return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def _table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    lines = [f"| {' | '.join(f'{cell:,}' if isinstance(cell, int) else str(cell) for cell in row)} |" for row in rows]
-    return "\n".join([f"| {' | '.join(head)} |", "|" + "---|" * len(head), *lines]) if lines else ""
+def pool_sentences(metrics: Mapping[str, Any]) -> list[str]:
+    """What came of the pools, in words; from the metrics of the stage's record."""
+    unknown = metrics["num_unknown_verdicts"]
+    return [
+        f"{metrics['num_questions']:,} questions: {metrics['num_questions_right_at_first']:,} right at first, "
+        f"{metrics['num_questions_right_at_last']:,} at last. {metrics['num_trajectories']:,} trajectories, "
+        f"{metrics['num_correct']:,} right" + (f", {unknown:,} without a verdict." if unknown else "."),
+        f"Tool calls per trajectory: {metrics['calls_initial']:.2f} in initial rollouts, {metrics['calls_right']:.2f} "
+        f"in right ones. Tokens per right trajectory: {metrics['tokens_per_correct']:,.0f}.",
+    ]
+
+
+def pool_figures(
+    metrics: Mapping[str, Any],
+    accepted: Mapping[str, int] | None = None,
+    costs: Mapping[str, float | None] | None = None,
+) -> list[Figures]:
+    """The tables of the report, from the metrics of the stage's record.
+
+    `accepted`: operator -> trajectories that passed the quality gate, once it has judged them. `costs`: role -> money;
+    None for a role whose model has no price.
+    """
+    statuses = {name.removeprefix("status_"): count for name, count in metrics.items() if name.startswith("status_")}
+    ranked = sorted(metrics["reasons"].items(), key=lambda item: (-item[1], item[0]))
+    reasons = [(*name.partition(".")[::2], count) for name, count in ranked]
+    return [
+        Figures("Questions", ("outcome", "questions"), tuple((name, statuses[name]) for name in sorted(statuses))),
+        _yield(metrics["operators"], accepted),
+        Figures("What operators came to nothing for", ("operator", "reason", "times"), tuple(reasons)),
+        usage_figures(metrics["usage"], costs),
+    ]
+
+
+def _yield(operators: Mapping[str, Mapping[str, int]], accepted: Mapping[str, int] | None) -> Figures:
+    """What each operator was tried for and what it gave; findings, which give no trajectory, stand last."""
+    names = sorted(operators, key=lambda name: (name != INITIAL, "found" in operators[name], name))
+    rows = []
+    for name in names:
+        counts = operators[name]
+        cells: list[str | int] = [counts.get(column, 0) for column in _COLUMNS]
+        cells[1] = counts.get("produced", 0) + counts.get("found", 0)
+        if name == INITIAL:
+            cells[-1] = "-"
+        if "found" in counts:
+            cells[2] = cells[5] = cells[6] = "-"
+        gated: list[str | int] = [] if accepted is None else ["-" if "found" in counts else accepted.get(name, 0)]
+        edits = counts.get("produced", 0) if "calls_before" in counts else 0
+        calls = [f"{counts[side] / edits:.2f}" if edits else "-" for side in ("calls_before", "calls_after")]
+        rows.append((name, *cells, *gated, *calls))
+    titles = [column.replace("turned_right", "wrong turned right") for column in _COLUMNS]
+    header = ("operator", *titles, *([] if accepted is None else ["accepted"]), "calls before", "after")
+    return Figures("Yield of operators", header, tuple(rows), _YIELD_NOTE)
+
+
+def usage_figures(usage: Mapping[str, Mapping[str, int]], costs: Mapping[str, float | None] | None = None) -> Figures:
+    """Requests, tokens and, where prices are known, money by role."""
+    names = ("calls", "prompt_tokens", "completion_tokens")
+    rows: list[tuple[str | int, ...]] = [(role, *(used[name] for name in names)) for role, used in usage.items()]
+    rows += [("all", *(sum(used[name] for used in usage.values()) for name in names))] if len(rows) > 1 else []
+    header: tuple[str, ...] = ("role", "requests", "prompt tokens", "sampled tokens")
+    if costs and any(cost is not None for cost in costs.values()):
+        header = (*header, "cost")
+        by_role = {**costs, "all": sum(cost or 0.0 for cost in costs.values())}
+        rows = [(*row, "?" if (cost := by_role.get(str(row[0]))) is None else money(cost)) for row in rows]
+    return Figures("Requests and tokens", header, tuple(rows))

@@ -7,6 +7,8 @@ from typing import Any
 
 import orjson
 
+from treadle.core.figures import plain
+
 HEADLINE = (
     "model",
     "data set",
@@ -53,11 +55,6 @@ def status_table(rows: Iterable[Mapping[str, Any]]) -> tuple[list[str], list[lis
         [model, dataset, *(f"{statuses.get(status, 0):,}" for status in order)] for model, dataset, statuses in counts
     ]
     return ["model", "data set", *order], body
-
-
-def plain(text: str) -> str:
-    """Text without control and other invisible characters, which could drive a terminal or break a table."""
-    return "".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in text)
 
 
 def is_text_column(index: int) -> bool:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import Any
 
-from treadle.eval.layout import HEADLINE, headline_cells, is_text_column, plain, status_table, widths
-
-_SPECIAL = re.compile(r"([\\`*\[\]<>|~$&]|(?<![^\W_])_|_(?![^\W_]))")
+from treadle.core.figures import escape
+from treadle.eval.layout import HEADLINE, headline_cells, is_text_column, status_table, widths
 
 _EXPLANATION = """\
 - **accuracy**: share of rollouts judged right. A rollout that did not end with an answer is wrong.
@@ -20,11 +18,6 @@ _EXPLANATION = """\
 - **all**: counts are sums, everything else is the unweighted mean over the data sets.
 - Rollouts without a verdict (`unscored`) are left out of the means.
 """
-
-
-def escape(text: str) -> str:
-    """Text that no markdown reader takes for markup, on one line."""
-    return _SPECIAL.sub(r"\\\1", plain(text))
 
 
 def render_report(rows: Sequence[dict[str, Any]], title: str) -> str:

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from treadle.eval.layout import HEADLINE, headline_cells, is_text_column, plain
+from treadle.core.figures import plain
+from treadle.eval.layout import HEADLINE, headline_cells, is_text_column
 
 if TYPE_CHECKING:
     from rich.table import Table
