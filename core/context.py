@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from treadle.core.artifacts import ArtifactRef, ArtifactWriter
 from treadle.core.errors import ArtifactError
 from treadle.core.parquet import TableWriter
-from treadle.core.shards import shard_of
-from treadle.core.stage import Address, JournalView, Progress, Rows, Stage, Worked
+from treadle.core.shards import ShardPlan, Shards, shard_of
+from treadle.core.stage import Address, JournalView, Progress, Rows, Stage, StageContext, Worked
 from treadle.core.storage import Storage
 
 WORK_FOLDER = "work"
@@ -123,3 +123,42 @@ class Context:
         if self.outputs is None:
             raise ArtifactError(f"{self.address}: rows are written when all jobs have been worked at")
         return self.outputs
+
+
+def work_at_shards(
+    shards: Shards,
+    work: Callable[[StageContext], Worked],
+    context_of: Callable[[JournalView], Context],
+    *,
+    progress: Progress,
+    wait: bool,
+    growing: Sequence[str] = (),
+) -> int:
+    """`Shards.work` with the `work` of a stage; `context_of` makes a context for all jobs, given a journal."""
+
+    def work_at(journal: JournalView, plan: ShardPlan, index: int) -> Worked:
+        shown = _ShardProgress(progress, f"{index + 1} of {plan.num_shards}")
+        part = replace(context_of(journal), shard=index, num_shards=plan.num_shards, progress=shown)
+        return work(part)
+
+    def wait_for(num_through: int, num_shards: int) -> None:
+        progress.start(num_shards, num_through, "shards")
+
+    return shards.work(work_at, wait=wait, growing=growing, tell=wait_for)
+
+
+@dataclass(frozen=True, slots=True)
+class _ShardProgress:
+    """Shows the jobs of one shard, and which one it is."""
+
+    progress: Progress
+    name: str
+
+    def start(self, total: int, done: int, unit: str) -> None:
+        """See `core.stage.Progress.start`."""
+        self.progress.start(total, done, unit)
+        self.progress.advance(0, shard=self.name)
+
+    def advance(self, count: int = 1, **facts: str | int | float) -> None:
+        """See `core.stage.Progress.advance`."""
+        self.progress.advance(count, **facts)

@@ -11,13 +11,14 @@ import logging
 import os
 import socket
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 from treadle.core.artifacts import ArtifactRef, artifact_exists
 from treadle.core.config import digest_json, semantic_dump
-from treadle.core.context import WORK_FOLDER, Context, NullProgress, Outputs
+from treadle.core.context import WORK_FOLDER, Context, NullProgress, Outputs, work_at_shards
 from treadle.core.errors import ConfigError, RunError, StageFailed, StorageError, TreadleError
 from treadle.core.harmless import HarmlessFormatter
 from treadle.core.journal_upload import delete_journal, open_journal
@@ -25,7 +26,7 @@ from treadle.core.locks import Lease
 from treadle.core.provenance import package_versions
 from treadle.core.records import AttemptRecord, AttemptState, InputRef, StageRecord
 from treadle.core.runs import Run, utc_now
-from treadle.core.stage import Address, Instance, Progress, Stage
+from treadle.core.stage import Address, Instance, JournalView, Progress, Rows, Stage, Worked
 from treadle.core.storage import storage_errors
 
 _log = logging.getLogger(__name__)
@@ -49,10 +50,10 @@ def execute(
     attempt's log) and whatever TreadleError the stage raises. After any failure the next call continues.
     """
     with run.lease(instance.address) as lease:
-        inputs = _bind(instance, run)
+        inputs = bind_inputs(instance, run)
         fingerprint = fingerprint_of(instance, inputs)
         record = run.record(instance.address)
-        if not force and record is not None and _is_current(record, fingerprint, run):
+        if not force and record is not None and is_current(record, fingerprint, run):
             _log.info("%s is done already, with artifacts %s", instance.address, _describe(record.outputs))
             _tidy(record, run, instance.address, lease)
             return record.model_copy(update={"reused": True})
@@ -62,11 +63,11 @@ def execute(
 def state_of(instance: Instance, run: Run) -> Plan:
     """What `execute` would do now, without doing it."""
     try:
-        inputs = _bind(instance, run)
+        inputs = bind_inputs(instance, run)
     except RunError:
         return "missing input"
     record = run.record(instance.address)
-    current = record is not None and _is_current(record, fingerprint_of(instance, inputs), run)
+    current = record is not None and is_current(record, fingerprint_of(instance, inputs), run)
     return "reuse" if current else "run"
 
 
@@ -84,7 +85,7 @@ def fingerprint_of(instance: Instance, inputs: Mapping[str, tuple[InputRef, ...]
     )
 
 
-def _bind(instance: Instance, run: Run) -> dict[str, tuple[InputRef, ...]]:
+def bind_inputs(instance: Instance, run: Run) -> dict[str, tuple[InputRef, ...]]:
     """The artifacts behind the instance's inputs; raises RunError naming the instance to run first."""
     stage, given = instance.stage, instance.inputs
     if given.keys() != stage.consumes.keys():
@@ -110,6 +111,11 @@ def _bind(instance: Instance, run: Run) -> dict[str, tuple[InputRef, ...]]:
     return bound
 
 
+def open_inputs(run: Run, bound: Mapping[str, tuple[InputRef, ...]]) -> dict[str, tuple[Rows, ...]]:
+    """The artifacts that an instance reads, for its context."""
+    return {name: tuple(run.rows(ref.artifact) for ref in refs) for name, refs in bound.items()}
+
+
 def _warn_if_stale(producer: Address, record: StageRecord, run: Run) -> None:
     """Say so if what a producer read has been made anew since; its result is used all the same."""
     for ref in (ref for refs in record.inputs.values() for ref in refs):
@@ -120,7 +126,8 @@ def _warn_if_stale(producer: Address, record: StageRecord, run: Run) -> None:
             )
 
 
-def _is_current(record: StageRecord, fingerprint: str, run: Run) -> bool:
+def is_current(record: StageRecord, fingerprint: str, run: Run) -> bool:
+    """Whether this result is what would be made, and is there."""
     return record.fingerprint == fingerprint and all(
         artifact_exists(run.storage, ref) for ref in record.outputs.values()
     )
@@ -142,6 +149,7 @@ def _remove_work(record: StageRecord, run: Run, address: Address, lease: Lease) 
     try:
         lease.check()
         run.storage.discard(run.attempt_key(address, record.attempt, WORK_FOLDER))
+        run.shards(address, record.fingerprint).delete(lease.token)
         delete_journal(run.storage, run.journal_key(address, record.fingerprint), lease.token)
     except (StorageError, RunError) as failure:
         _log.warning("%s is done, but its work files remain until it is run again: %s", address, failure)
@@ -195,7 +203,7 @@ class _Attempt:
         with contextlib.ExitStack() as stack:
             stack.callback(self._keep_log)
             try:
-                stack.enter_context(_log_to(log_path))
+                stack.enter_context(log_to(log_path))
                 record = self._make(accept_failures, progress or NullProgress())
             except TreadleError as error:
                 _log.error("%s: %s", self._record.address, error)
@@ -221,25 +229,21 @@ class _Attempt:
             scratch.mkdir(parents=True)
         stage = self._instance.stage
         with Outputs(run.storage, stage, self._fingerprint, self._key) as outputs:
-            with open_journal(
-                run.storage,
-                self._journal_key,
-                self._lease,
-                from_nothing=self._from_nothing,
-                growing=(f"{self._key}/log.txt",),
-            ) as journal:
-                _log.info("%s: attempt %d, %d finished before", address, self._record.number, journal.num_finished)
-                context = Context(
+
+            def context_of(journal: JournalView) -> Context:
+                return Context(
                     address=address,
                     attempt=self._record.number,
                     settings=self._instance.settings,
-                    inputs={name: tuple(run.rows(ref.artifact) for ref in refs) for name, refs in self._inputs.items()},
+                    inputs=open_inputs(run, self._inputs),
                     journal=journal,
                     progress=progress,
                     accept_failures=accept_failures,
                     scratch=scratch,
-                    outputs=outputs,
                 )
+
+            with self._worked(context_of, progress) as (journal, worked):
+                context = replace(context_of(journal), outputs=outputs, worked=worked)
                 metrics = dict(stage.run(context))
             _check_rows(stage, self._record.address, outputs.num_rows())
             self._lease.check()
@@ -251,6 +255,29 @@ class _Attempt:
         _remove_work(record, run, address, self._lease)
         _log.info("%s is done: %s", address, _describe(committed))
         return record
+
+    @contextlib.contextmanager
+    def _worked(
+        self, context_of: Callable[[JournalView], Context], progress: Progress
+    ) -> Iterator[tuple[JournalView, Worked]]:
+        """The journal of the instance when its jobs have been worked at, where they are apart from the rest of it."""
+        run, address, stage, log = self._run, self._instance.address, self._instance.stage, f"{self._key}/log.txt"
+        plan = None
+        if stage.work is not None:
+            shards, number = run.shards(address, self._fingerprint), self._record.number
+            num_shards = stage.num_shards(self._instance.settings)
+            plan = shards.begin(num_shards, attempt=number, lease=self._lease, from_nothing=self._from_nothing)
+            if plan is not None:
+                _log.info("%s: attempt %d, %d shards", address, number, plan.num_shards)
+                work_at_shards(shards, stage.work, context_of, progress=progress, wait=True, growing=(log,))
+                with shards.read(plan) as whole:
+                    yield whole, shards.worked(plan)
+                return
+        with open_journal(
+            run.storage, self._journal_key, self._lease, from_nothing=self._from_nothing, growing=(log,)
+        ) as journal:
+            _log.info("%s: attempt %d, %d finished before", address, self._record.number, journal.num_finished)
+            yield journal, Worked() if stage.work is None else stage.work(context_of(journal))
 
     def _result(self, outputs: Mapping[str, ArtifactRef], metrics: dict[str, Any]) -> StageRecord:
         instance, address, number = self._instance, self._instance.address, self._record.number
@@ -313,7 +340,7 @@ class _LogFile(logging.FileHandler):
 
 
 @contextlib.contextmanager
-def _log_to(path: Path) -> Iterator[None]:
+def log_to(path: Path) -> Iterator[None]:
     """Write what the `treadle` loggers say into a file as well."""
     logger = logging.getLogger("treadle")
     with storage_errors("write", path):

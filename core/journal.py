@@ -33,7 +33,7 @@ from treadle.core.storage import make_folder, storage_errors, write_all
 
 _log = logging.getLogger(__name__)
 
-_MAX_READERS = 128
+MAX_READERS = 128
 
 SEGMENT_BYTES = 64 * 1024 * 1024
 SYNC_INTERVAL_S = 0.1
@@ -70,15 +70,17 @@ class Journal:
         segment_bytes: int = SEGMENT_BYTES,
         sync_interval_s: float = SYNC_INTERVAL_S,
         first_number: int = 1,
+        max_readers: int = MAX_READERS,
         guard: Callable[[], None] | None = None,
     ) -> None:
         """Open or create a journal and index what it holds; raises StorageError.
 
-        `first_number`: the least number of a new segment. `guard` is called before each record is written and may
-        raise.
+        `first_number`: the least number of a new segment. `max_readers`: segments kept open for reading. `guard` is
+        called before each record is written and may raise.
         """
         self._directory = directory
         self._first_number = first_number
+        self._max_readers = max_readers
         self._guard = guard
         self._segment_bytes = segment_bytes
         self._lock = threading.Lock()
@@ -233,7 +235,7 @@ class Journal:
         path = segment_path(self._directory, segment)
         with self._lock, storage_errors("read journal", path):
             if segment not in self._readers:
-                if len(self._readers) == _MAX_READERS:
+                if len(self._readers) == self._max_readers:
                     os.close(self._readers.pop(next(iter(self._readers)))[0])
                 descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
                 self._readers[segment] = descriptor, salt_of(os.pread(descriptor, HEADER_BYTES, 0), path)

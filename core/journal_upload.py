@@ -92,6 +92,37 @@ def count_recorded(storage: Storage, key: str) -> int:
     return count_finished(storage.directory(key)) if newest[1].machine == storage.machine() else newest[1].num_finished
 
 
+def fetch_journal(storage: Storage, key: str) -> Path:
+    """A folder of this machine with the segments that count of a journal in which nobody records now.
+
+    Raises StorageError where one is missing.
+    """
+    directory = storage.directory(key)
+    if not isinstance(storage, ObjectStorage):
+        return directory
+    sizes = _sizes(storage, key)
+    newest = _newest_list(storage, key, sizes)
+    listed = _numbers(newest[1].segments) if newest else set()
+    with storage_errors("open journal", directory):
+        make_folder(directory)
+        local = {number: path for number, path in segments(directory)}
+        for number in local.keys() - listed:
+            local[number].unlink()
+        there = {_number_of(name): size for name, size in sizes.items() if name.endswith(".journal")}
+        torn = _torn(local, {number: there[number] for number in listed & there.keys()})
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        keys = (f"{key}/{number:08d}.journal" for number in (listed - local.keys()) | torn)
+        list(pool.map(storage.fetch, keys))
+    return directory
+
+
+def last_token(storage: Storage, key: str) -> int:
+    """The greatest token of those who recorded in a journal of an object root; 0 for none, and elsewhere."""
+    if not isinstance(storage, ObjectStorage):
+        return 0
+    return max(map(_token_of, _sizes(storage, key)), default=0)
+
+
 def delete_journal(storage: Storage, key: str, token: int) -> None:
     """Remove the journal of a completed instance; what belongs to a later holder than `token` stays."""
     if not isinstance(storage, ObjectStorage):

@@ -16,8 +16,9 @@ import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol
 
+import orjson
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from treadle.core.errors import RunError
@@ -141,15 +142,20 @@ def hold(path: Path, what: str) -> Iterator[Lease]:
 
 
 @contextlib.contextmanager
-def hold_key(storage: Storage, key: str, what: str, *, above: int = 0) -> Iterator[Lease]:
-    """The same for a lease of a root; its token is greater than `above` where the root is an object store."""
+def hold_key(
+    storage: Storage, key: str, what: str, *, above: int = 0, seen: tuple[bytes, float] | None = None
+) -> Iterator[Lease]:
+    """The same for a lease of a root; its token is greater than `above` where the root is an object store.
+
+    `seen`: what a watch of it has seen, see `LeaseWatch`.
+    """
     if not isinstance(storage, ObjectStorage):
         with hold(storage.directory(key), what) as local:
             yield local
         return
     from treadle.core.object_lease import ObjectLease
 
-    lease = ObjectLease(storage, key, what, above=above)
+    lease = ObjectLease(storage, key, what, above=above, seen=seen)
     try:
         lease.keep_renewing()
         yield lease
@@ -179,6 +185,72 @@ def living_holder(path: Path) -> Holder | None:
             return _read(path) or Holder(token=0, pid=0, host="unknown", started_at="unknown")
         finally:
             os.close(descriptor)
+        return None
+
+
+def write_fenced(storage: Storage, key: str, data: bytes, token: int, lease: Lease | None) -> None:
+    """Replace what the same or an earlier holder wrote into a JSON object; the tokens in one object never go down.
+
+    `data` bears the token. Raises RunError where a later holder wrote there, and where the lease is lost.
+    """
+    while True:
+        if lease is not None:
+            lease.check()
+        current = storage.get(key)
+        later = _token_in(current)
+        if later > token:
+            raise RunError(
+                f"{storage.location(key)} was written by a process that took over meanwhile "
+                f"(its token is {later}, ours {token}); see `treadle status`"
+            )
+        if storage.put_if(key, data, current):
+            return
+
+
+def _token_in(content: bytes | None) -> int:
+    """0 where there is none, or something else."""
+    try:
+        token = orjson.loads(content or b"{}")["token"]
+    except (orjson.JSONDecodeError, KeyError, TypeError):
+        return 0
+    return token if isinstance(token, int) else 0
+
+
+Look = Literal["free", "held", "unknown"]
+"""Of a lease: nobody has it or it has run out, a living process has it, or that cannot be told yet."""
+
+
+class LeaseWatch(Protocol):
+    """Leases that are looked at now and then by somebody who would like to have one; no look waits."""
+
+    def look(self, key: str) -> Look:
+        """How it is with a lease."""
+        ...
+
+    def seen(self, key: str) -> tuple[bytes, float] | None:
+        """For `hold_key`, which need not watch again what was watched: what was seen first, and when."""
+        ...
+
+
+def watch_leases(storage: Storage) -> LeaseWatch:
+    """A watch of the leases of a root."""
+    if not isinstance(storage, ObjectStorage):
+        return _FileLeaseWatch(storage)
+    from treadle.core.object_lease import ObjectLeaseWatch
+
+    return ObjectLeaseWatch(storage)
+
+
+class _FileLeaseWatch:
+    """The kernel knows at once."""
+
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
+
+    def look(self, key: str) -> Look:
+        return "free" if living_holder(self._storage.directory(key)) is None else "held"
+
+    def seen(self, key: str) -> None:
         return None
 
 

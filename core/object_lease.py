@@ -20,7 +20,7 @@ from datetime import UTC, datetime
 from pydantic import ValidationError
 
 from treadle.core.errors import RunError, StorageError
-from treadle.core.locks import FileLease, Holder, busy, living_holder
+from treadle.core.locks import FileLease, Holder, Look, busy, living_holder
 from treadle.core.object_storage import ObjectStorage, Patience
 
 _log = logging.getLogger(__name__)
@@ -68,12 +68,19 @@ class ObjectLease:
     """A lease on one object; also a local one, so that a working folder has one process at a time."""
 
     def __init__(
-        self, storage: ObjectStorage, key: str, what: str, *, above: int = 0, times: LeaseTimes | None = None
+        self,
+        storage: ObjectStorage,
+        key: str,
+        what: str,
+        *,
+        above: int = 0,
+        seen: tuple[bytes, float] | None = None,
+        times: LeaseTimes | None = None,
     ) -> None:
         """Take the lease `key` for the thing named `what`, with a token greater than `above`.
 
         Waits where another machine has it, until that renews it (RunError, after some seconds) or has been silent for
-        the length of the lease. Raises StorageError where the endpoint fails.
+        the length of the lease, counted from where it was `seen` first. Raises StorageError where the endpoint fails.
         """
         self._storage, self._key, self._what = storage.patient(_PATIENCE), key, what
         self._times = times or TIMES
@@ -85,16 +92,15 @@ class ObjectLease:
         self._trouble = "it could not be renewed in time"
         self._local = FileLease(storage.directory(key), what)
         try:
-            self._state, self._content = self._acquire(above)
+            self._state, self._content = self._acquire(above, seen)
         except BaseException:
             self._local.release()
             raise
         self.token = self._state.token
 
-    def _acquire(self, above: int) -> tuple[LeaseState, bytes]:
+    def _acquire(self, above: int, watched: tuple[bytes, float] | None) -> tuple[LeaseState, bytes]:
         clock, machine = self._times.clock, self._storage.machine()
-        seen: bytes | None = None
-        seen_at = 0.0
+        seen, seen_at = watched or (None, 0.0)
         while True:
             asked_at = clock()
             content = self._storage.get(self._key)
@@ -201,6 +207,39 @@ class ObjectLease:
             _log.warning("the lease of %s could not be given back, it runs out by itself: %s", self._what, error)
         finally:
             self._local.release()
+
+
+class ObjectLeaseWatch:
+    """Implements `core.locks.LeaseWatch`: of another machine, a lease is watched over several looks."""
+
+    def __init__(self, storage: ObjectStorage, times: LeaseTimes | None = None) -> None:
+        self._storage, self._times = storage, times or TIMES
+        self._seen: dict[str, tuple[bytes, float]] = {}
+        self._living: set[str] = set()
+
+    def look(self, key: str) -> Look:
+        """See `LeaseWatch.look`; `held` also of one that was renewed in an earlier look and has not run out since."""
+        asked_at = self._times.clock()
+        content = self._storage.get(key)
+        state = _parse(content)
+        if content is None or state is None or state.released:
+            return "free"
+        if state.machine == self._storage.machine():
+            return "held" if living_holder(self._storage.directory(key)) else "free"
+        seen = self._seen.get(key)
+        if seen is not None and content == seen[0]:
+            if asked_at - seen[1] >= state.length_s:
+                return "free"
+            return "held" if key in self._living else "unknown"
+        self._seen[key] = content, self._times.clock()
+        if seen is None:
+            return "unknown"
+        self._living.add(key)
+        return "held"
+
+    def seen(self, key: str) -> tuple[bytes, float] | None:
+        """See `LeaseWatch.seen`."""
+        return self._seen.get(key)
 
 
 def holder_on(storage: ObjectStorage, key: str, times: LeaseTimes | None = None) -> Holder | None:

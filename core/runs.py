@@ -6,7 +6,7 @@
                          records/<address>.json          one result per stage instance
                          attempts/<address>/<n>/         attempt.json, log.txt, telemetry
                          journal/<address>/<fingerprint> work in progress
-                         locks/<address>.lock
+                         locks/<address>.lock            and locks/<address>/<n>.lock of its shards
 
 Everything is readable without this program, and paths inside are relative to the root, so that it can be moved.
 """
@@ -26,8 +26,7 @@ from pydantic import BaseModel, ValidationError
 from treadle.core.artifacts import ArtifactReader, ArtifactRef, verify_artifact
 from treadle.core.config import differing_keys
 from treadle.core.errors import ConfigError, RunError
-from treadle.core.journal_upload import count_recorded
-from treadle.core.locks import Lease, hold_key, holder_of
+from treadle.core.locks import Lease, hold_key, holder_of, write_fenced
 from treadle.core.provenance import git_state, package_versions
 from treadle.core.records import (
     FORMAT,
@@ -40,6 +39,7 @@ from treadle.core.records import (
     is_unchanged,
     sealed,
 )
+from treadle.core.shards import Shards
 from treadle.core.stage import Address
 from treadle.core.storage import LocalStorage, Storage, open_storage
 
@@ -192,7 +192,7 @@ class Run:
     def write_record(self, record: StageRecord, lease: Lease | None = None) -> None:
         """Put the result of a stage instance in force; raises RunError where a later holder's is there."""
         key = self.key(f"records/{record.address}.json")
-        self._write_fenced(key, _as_json(record, exclude={"reused"}), record.token, lease)
+        write_fenced(self.storage, key, _as_json(record, exclude={"reused"}), record.token, lease)
 
     def rows(self, ref: ArtifactRef) -> ArtifactReader:
         """Open an artifact; raises ArtifactError."""
@@ -229,26 +229,20 @@ class Run:
     def write_attempt(self, attempt: AttemptRecord, lease: Lease | None = None) -> None:
         """Write the state of an attempt."""
         key = self.attempt_key(Address.parse(attempt.address), attempt.number, "attempt.json")
-        self._write_fenced(key, _as_json(attempt), attempt.token, lease)
-
-    def _write_fenced(self, key: str, data: bytes, token: int, lease: Lease | None) -> None:
-        """Replace what the same or an earlier holder wrote; the tokens in one object never go down."""
-        while True:
-            if lease is not None:
-                lease.check()
-            current = self.storage.get(key)
-            later = _token_in(current)
-            if later > token:
-                raise RunError(
-                    f"{self.storage.location(key)} was written by a process that took over meanwhile "
-                    f"(its token is {later}, ours {token}); see `treadle status`"
-                )
-            if self.storage.put_if(key, data, current):
-                return
+        write_fenced(self.storage, key, _as_json(attempt), attempt.token, lease)
 
     def journal_key(self, address: Address, fingerprint: str) -> str:
         """Key of the journal of a stage instance for one fingerprint."""
         return self.key(f"journal/{address}/{fingerprint[:FINGERPRINT_DIGITS]}")
+
+    def shards(self, address: Address, fingerprint: str) -> Shards:
+        """The shards of a stage instance for one fingerprint, whether it is divided or not."""
+        return Shards(
+            storage=self.storage,
+            key=self.journal_key(address, fingerprint),
+            locks=self.key(f"locks/{address}"),
+            what=f"{address} of run {self.run_id}",
+        )
 
     def lease(self, address: Address) -> AbstractContextManager[Lease]:
         """Hold a stage instance for the length of a block; raises RunError where a living process has it."""
@@ -305,7 +299,7 @@ class Run:
         unfinished = forced_state is not None or state not in ("completed", "absent")
         num_finished = 0
         if last is not None and unfinished:
-            num_finished = count_recorded(self.storage, self.journal_key(address, last.fingerprint))
+            num_finished = self.shards(address, last.fingerprint).count_finished()
         return InstanceStatus(
             address=str(address),
             state=state,
@@ -374,15 +368,6 @@ def _checked_id(run_id: str) -> str:
             "beginning with a letter or digit"
         )
     return run_id
-
-
-def _token_in(content: bytes | None) -> int:
-    """The fencing token in a record or attempt; 0 where there is none, or something else."""
-    try:
-        token = orjson.loads(content or b"{}")["token"]
-    except (orjson.JSONDecodeError, KeyError, TypeError):
-        return 0
-    return token if isinstance(token, int) else 0
 
 
 def _plain(value: Mapping[str, Any]) -> Any:
