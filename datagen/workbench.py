@@ -101,6 +101,12 @@ class Workbench:
         """
         messages = self.prompts.messages(prompt, values)
         self.used_prompts[prompt] = self.prompts.digest(prompt)
+        return await self.ask_messages(role, messages, prefill=prefill, stop=stop)
+
+    async def ask_messages(
+        self, role: str, messages: Sequence[Mapping[str, str]], *, prefill: str = "", stop: Sequence[str] = ()
+    ) -> Reply:
+        """The same with messages of an operator's own; put text of others into them with `as_data`."""
         number, self.num_asked = self.num_asked, self.num_asked + 1
         try:
             reply = await self.roles[role].ask(
