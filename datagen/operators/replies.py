@@ -156,7 +156,11 @@ def _start_of_action(text: str, reply: Reply, protocol: Protocol) -> int:
         return len(text)
     if opening is None or not text.endswith(protocol.by_name[opening[2]].closing):
         raise Rejected("broken_markers", reply.text)
-    if not text[opening.end() : -len(protocol.by_name[opening[2]].closing)].strip():
+    inside = text[opening.end() : -len(protocol.by_name[opening[2]].closing)]
+    if protocol.markers.search(inside):
+        # The engine would take all from the first opening marker on for the argument.
+        raise Rejected("broken_markers", reply.text)
+    if not inside.strip():
         raise Rejected("empty_call", reply.text)
     return opening.start()
 

@@ -177,6 +177,7 @@ def test_a_step_that_has_both_markers_is_unchanged(said: str) -> None:
         ("q</search>", "broken_markers"),
         ("<think>x</think><search>q</python>", "broken_markers"),
         ("<think>x</think><search>a<python>b</python>", "broken_markers"),
+        ("<think>I could <search> here</think><search>q</search>", "broken_markers"),
         ("<think>x</think><search>q", "unfinished_step"),
     ],
 )
