@@ -18,7 +18,7 @@ import numpy as np
 import orjson
 
 from treadle.datagen.buckets import Buckets, bucket_count
-from treadle.datagen.pool import similarity
+from treadle.datagen.pool import is_twin
 
 FATES = ("row", "duplicate", "near_duplicate", "over_question_limit", "over_row_limit")
 """What can become of an accepted trajectory; only the first one is written as a row."""
@@ -163,9 +163,7 @@ class Selection:
     def _repeats(self, one: Accepted, kept: Sequence[Accepted]) -> int:
         if any(one.digest == other.digest or one.rollout_key == other.rollout_key for other in kept):
             return DUPLICATE
-        if self._near_duplicate < 1.0 and any(
-            similarity(one.text, other.text) >= self._near_duplicate for other in kept
-        ):
+        if self._near_duplicate < 1.0 and any(is_twin(one.text, other.text, self._near_duplicate) for other in kept):
             return NEAR_DUPLICATE
         return ROW
 

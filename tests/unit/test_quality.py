@@ -1,0 +1,329 @@
+"""The quality gate, the repairs before it, and the selection after it."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+from support.qwen_tokenizer import qwen_tokenizer
+
+from treadle.agent.protocol import Segment, render, tokenise
+from treadle.agent.transcript import ORIGIN_REENCODED, ORIGIN_SAMPLED, ORIGIN_SYSTEM
+from treadle.agent.wellformed import format_faults
+from treadle.core.chat import ChatTokenizer
+from treadle.datagen.buckets import Buckets
+from treadle.datagen.pool import is_twin
+from treadle.datagen.quality import REASONS, Candidate, reasons_against
+from treadle.datagen.repairs import mend
+from treadle.datagen.sft_selection import FATES, Selection, draw, quotas, spread
+
+RIGHT = r"<think>a</think><search>q</search>{}<think>b</think><answer>\boxed{1}</answer>"
+ROOM = {"cutoff_tokens": 100, "num_end_ids": 2}
+
+
+def text_segments(text: str, *results: str) -> list[Segment]:
+    segments: list[Segment] = []
+    for index, part in enumerate(text.split("{}")):
+        if index:
+            segments.append(Segment("result", f"<result>{results[index - 1] if results else 'found'}</result>", 0, 0))
+        segments += [Segment(one.kind, one.text, 0, 0) for one in tokenise(part, model_text=True)]
+    return segments
+
+
+def candidate(text: str = RIGHT, *results: str, **columns: Any) -> Candidate:
+    given = {"status": "answered", "correct": True, "calls": [("search", "ok")] * text.count("{}")}
+    return Candidate(**{"segments": text_segments(text, *results), **given, **columns})
+
+
+@pytest.mark.covers("flywheel-28")
+@pytest.mark.parametrize(
+    ("one", "reasons"),
+    [
+        (candidate(), []),
+        (candidate(RIGHT, "ValueError: an error; Execution Timeout; Tool execute failed"), []),
+        (candidate(correct=False), ["wrong_answer"]),
+        (candidate(correct=None), ["unknown_verdict"]),
+        (candidate(r"<think>a<answer>\boxed{1}</answer>"), ["think_unbalanced"]),
+        (candidate(r"<think>a</think><answer>\boxed{1}, \boxed{2}</answer>"), ["boxed_count"]),
+        (
+            candidate(r"<think>a</think><search>q</search><answer>\boxed{1}</answer>", calls=[("search", "refused")]),
+            ["call_without_result", "call_refused"],
+        ),
+        (candidate(RIGHT, " ", calls=[("search", "empty")]), ["result_empty"]),
+        (candidate(calls=[("search", "timeout")]), ["result_timeout"]),
+        (candidate(calls=[("search", "error")]), ["result_error"]),
+        (candidate(status="max_turns"), ["unfinished"]),
+        (candidate(status="length", correct=False), ["unfinished", "wrong_answer"]),
+        (candidate("", status="failed", correct=None), ["failed"]),
+    ],
+)
+def test_each_rule_rejects_with_its_own_reason(one: Candidate, reasons: list[str]) -> None:
+    assert reasons_against(one, **ROOM) == reasons
+    assert set(reasons) <= set(REASONS)
+
+
+def ids_of(one: Candidate, *, num_prompt_ids: int = 10) -> Candidate:
+    """The same with one id per character."""
+    segments, position = [], 0
+    origins = b""
+    for segment in one.segments:
+        end = position + len(segment.text)
+        segments.append(Segment(segment.kind, segment.text, position, end))
+        origins += bytes([ORIGIN_SYSTEM if segment.kind == "result" else ORIGIN_SAMPLED]) * len(segment.text)
+        position = end
+    return Candidate(one.status, one.correct, segments, one.calls, num_prompt_ids, position, origins)
+
+
+@pytest.mark.covers("flywheel-28")
+def test_length_counts_prompt_turn_and_end_of_turn() -> None:
+    one = ids_of(candidate())
+    length = 10 + one.num_output_ids + 2
+    assert reasons_against(one, cutoff_tokens=length, num_end_ids=2) == []
+    assert reasons_against(one, cutoff_tokens=length - 1, num_end_ids=2) == ["too_long"]
+    assert reasons_against(candidate(), cutoff_tokens=1, num_end_ids=2) == []
+
+
+@pytest.mark.parametrize("change", ["origin_of_result", "origin_of_text", "short", "gap", "no_prompt"])
+def test_ids_that_do_not_fit_the_segments_are_refused(change: str) -> None:
+    one = ids_of(candidate())
+    origins, segments, prompt, count = bytearray(one.origins), list(one.segments), 10, one.num_output_ids
+    result = next(segment for segment in segments if segment.kind == "result")
+    if change == "origin_of_result":
+        origins[result.start] = ORIGIN_SAMPLED
+    elif change == "origin_of_text":
+        origins[0] = ORIGIN_SYSTEM
+    elif change == "short":
+        count += 1
+    elif change == "gap":
+        segments[0] = Segment(segments[0].kind, segments[0].text, 0, segments[0].end - 1)
+    else:
+        prompt = 0
+    changed = Candidate(one.status, one.correct, segments, one.calls, prompt, count, bytes(origins))
+    assert reasons_against(changed, cutoff_tokens=10_000, num_end_ids=2) == ["ids_differ"]
+
+
+@pytest.mark.parametrize(
+    ("text", "mended"),
+    [
+        (r"So<answer>\boxed{1}</answer>", r"<think>So</think><answer>\boxed{1}</answer>"),
+        (
+            r"<think>a</think><search>q</search>{}so<answer>\boxed{1}</answer>",
+            r"<think>a</think><search>q</search>{}<think>so</think><answer>\boxed{1}</answer>",
+        ),
+        (r"<think>a<search>q</search>{}b</think><answer>\boxed{1}</answer>",
+         r"<think>a</think><search>q</search>{}<think>b</think><answer>\boxed{1}</answer>"),
+        (r"<think></think><think>a</think><answer>\boxed{1}</answer>", r"<think>a</think><answer>\boxed{1}</answer>"),
+        (
+            r"<think>a</think><think>Wait.</think><answer>\boxed{1}</answer>",
+            "<think>a\nWait.</think><answer>\\boxed{1}</answer>",
+        ),
+    ],
+)  # fmt: skip
+def test_markers_of_thoughts_are_mended(text: str, mended: str) -> None:
+    segments = text_segments(text)
+    assert format_faults(segments)
+    made = mend(segments, [], [], None)
+    assert made is not None
+    assert made.text == render(text_segments(mended))
+    assert format_faults(made.segments) == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        RIGHT,
+        r"<answer>\boxed{1}</answer>",
+        r"<think></think><answer>\boxed{1}</answer>",
+        "<think>a",
+        r"<think>a</think><answer>\boxed{1}</answer> so",
+        r"<search>q<answer>\boxed{1}</answer>",
+    ],
+)
+def test_what_needs_no_repair_or_allows_none_stays(text: str) -> None:
+    assert mend(text_segments(text), [], [], None) is None
+
+
+@cache
+def qwen() -> ChatTokenizer:
+    return ChatTokenizer.load(qwen_tokenizer())
+
+
+def encoded(text: str, *results: str) -> tuple[list[Segment], list[int], list[int]]:
+    """Segments, ids and origins as a rollout makes them."""
+    segments: list[Segment] = []
+    ids: list[int] = []
+    origins: list[int] = []
+    for index, part in enumerate(text.split("{}")):
+        if index:
+            block = qwen().encode(f"<result>{results[index - 1]}</result>")
+            segments.append(Segment("result", qwen().decode(block), len(ids), len(ids) + len(block)))
+            ids, origins = ids + block, origins + [ORIGIN_SYSTEM] * len(block)
+        new = qwen().encode(part)
+        pieces = tokenise(part, model_text=True)
+        ends = [*qwen().counts_before(new, part, [piece.end for piece in pieces[:-1]]), len(new)]
+        for piece, start, end in zip(pieces, [0, *ends[:-1]], ends, strict=True):
+            segments.append(Segment(piece.kind, piece.text, len(ids) + start, len(ids) + end))
+        ids, origins = ids + new, origins + [ORIGIN_SAMPLED] * len(new)
+    return segments, ids, origins
+
+
+def test_repair_leaves_other_stretches_id_for_id() -> None:
+    text = (
+        r"<think>a</think>"
+        "\n"
+        r"<search>q</search>{}so it is<python>1</python>{}<think>c</think><answer>\boxed{1}</answer>"
+    )
+    segments, ids, origins = encoded(text, "found", "1")
+    mended = mend(segments, ids, origins, qwen())
+    assert mended is not None
+    assert mended.text == render(segments).replace("so it is", "<think>so it is</think>")
+    assert qwen().decode(mended.ids) == mended.text
+    first, last = segments[3], next(segment for segment in reversed(segments) if segment.kind == "result")
+    assert mended.ids[: first.end] == ids[: first.end]
+    tail = len(ids) - last.start
+    assert mended.ids[-tail:] == ids[-tail:]
+    again = [index for index, origin in enumerate(mended.origins) if origin == ORIGIN_REENCODED]
+    assert again == list(range(first.end, len(mended.ids) - tail))
+    one = Candidate("answered", True, mended.segments, [("search", "ok"), ("python", "ok")], 5, len(mended.ids),
+                    bytes(mended.origins))  # fmt: skip
+    assert reasons_against(one, cutoff_tokens=10_000, num_end_ids=2) == []
+
+
+def dealt(counts: list[int], limit: int) -> list[int]:
+    """What `quotas` means, by dealing."""
+    shares = [0] * len(counts)
+    while sum(shares) < min(limit, sum(counts)):
+        for index, count in enumerate(counts):
+            if shares[index] < count and sum(shares) < limit:
+                shares[index] += 1
+    return shares
+
+
+@given(st.lists(st.integers(0, 9), max_size=8), st.integers(0, 40))
+def test_quotas_are_what_dealing_in_turn_gives(counts: list[int], limit: int) -> None:
+    assert quotas(counts, limit) == dealt(counts, limit)
+
+
+def test_members_come_from_the_front_of_their_stratum() -> None:
+    assert spread({"b": [5, 1, 2], "a": [9], "c": []}, 3) == [5, 1, 9]
+
+
+TRAJECTORIES = st.lists(
+    st.tuples(
+        st.sampled_from(["q1", "q2", "q3"]),
+        st.sampled_from(["d1", "d2"]),
+        st.sampled_from(["initial", "hint_tail", "rerollout"]),
+        st.integers(0, 3),
+        st.sampled_from(["it is one", "it  is\none", "it is two", "it is twoo", "a wholly different text"]),
+    ),
+    max_size=24,
+)
+
+
+@hypothesis_settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(
+    TRAJECTORIES,
+    st.sampled_from([1.0, 0.5]),
+    st.one_of(st.none(), st.integers(1, 3)),
+    st.one_of(st.none(), st.integers(1, 8)),
+    st.integers(0, 3),
+    st.sampled_from([1, 50_000, 5_000_000]),
+)
+def test_selection_is_what_its_definition_says(
+    tmp_path_factory: pytest.TempPathFactory,
+    trajectories: list[tuple[str, str, str, int, str]],
+    near: float,
+    per_question: int | None,
+    max_rows: int | None,
+    seed: int,
+    num_expected: int,
+) -> None:
+    selection = Selection(
+        tmp_path_factory.mktemp("selection") / "q",
+        num_expected,
+        seed=seed,
+        near_duplicate=near,
+        max_per_question=per_question,
+        max_rows=max_rows,
+    )
+    with selection:
+        for number, (question, dataset, operator, calls, text) in enumerate(trajectories):
+            selection.add(number, question, f"r{number}", (dataset, operator, calls), text)
+        fates = selection.fates()
+    assert fates.numbers.tolist() == list(range(len(trajectories)))
+    assert [FATES[code] for code in fates.codes] == by_definition(trajectories, near, per_question, max_rows, seed)
+    middle = len(trajectories) // 2
+    assert list(fates.between(middle, len(trajectories))) == list(enumerate(fates.codes.tolist()))[middle:]
+
+
+def by_definition(
+    trajectories: list[tuple[str, str, str, int, str]],
+    near: float,
+    per_question: int | None,
+    max_rows: int | None,
+    seed: int,
+) -> list[str]:
+    """Quadratic, in memory, word by word."""
+    fates = ["row"] * len(trajectories)
+    kept: dict[str, list[int]] = defaultdict(list)
+    for number, (question, *_, text) in enumerate(trajectories):
+        if any(is_twin(text, trajectories[other][-1], 1.0) for other in kept[question]):
+            fates[number] = "duplicate"
+        elif any(is_twin(text, trajectories[other][-1], near) for other in kept[question]):
+            fates[number] = "near_duplicate"
+        else:
+            kept[question].append(number)
+
+    def stratum(number: int) -> list[str]:
+        return [str(part) for part in trajectories[number][1:4]]
+
+    def limited(numbers: list[int], limit: int | None, purpose: str, over: str, *scope: str) -> None:
+        if limit is None:
+            return
+        strata: dict[tuple[str, ...], list[int]] = defaultdict(list)
+        for number in sorted(numbers, key=lambda number: draw(seed, purpose, f"r{number}")):
+            strata[tuple(stratum(number))].append(number)
+        hands = sorted(strata.items(), key=lambda item: draw(seed, "stratum", *scope, *item[0]))
+        chosen: set[int] = set()
+        while len(chosen) < min(limit, len(numbers)):
+            for _, hand in hands:
+                if hand and len(chosen) < limit:
+                    chosen.add(hand.pop(0))
+        for number in numbers:
+            if number not in chosen:
+                fates[number] = over
+
+    for question, numbers in kept.items():
+        limited(numbers, per_question, "question", "over_question_limit", question)
+    rows = [number for number, fate in enumerate(fates) if fate == "row"]
+    limited(rows, max_rows, "row", "over_row_limit")
+    return fates
+
+
+def test_row_limit_keeps_the_histogram_of_calls_broad(tmp_path: Path) -> None:
+    with Selection(tmp_path / "q", 1000, seed=1, max_rows=40) as selection:
+        calls = [0] * 500 + [1] * 300 + [2] * 30 + [5] * 4
+        for number, count in enumerate(calls):
+            selection.add(number, f"q{number}", f"r{number}", ("d", "initial", count), str(number))
+        fates = selection.fates()
+    taken = Counter(calls[number] for number, code in zip(fates.numbers, fates.codes, strict=True) if not code)
+    assert sum(taken.values()) == 40
+    assert taken[5] == 4
+    assert {taken[0], taken[1], taken[2]} == {12}
+
+
+def test_lines_come_back_bucket_by_bucket_in_their_order(tmp_path: Path) -> None:
+    with Buckets(tmp_path / "b", 4) as buckets:
+        numbers = [draw(0, str(index)) for index in range(100)]
+        for number in numbers:
+            buckets.add(buckets.of(number), f"{number:016x}".encode())
+        lines = [line for bucket in buckets for line in sorted(bucket)]
+        assert lines == [f"{number:016x}".encode() for number in sorted(numbers)]
+        assert buckets.of(2**64 - 1) == 3
+    assert list((tmp_path / "b").iterdir()) == []
