@@ -11,6 +11,7 @@ import logging
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,6 +22,8 @@ from treadle.agent.environment import Question, opening_messages
 from treadle.agent.protocol import Segment
 from treadle.agent.wellformed import format_faults
 from treadle.core.chat import ChatTokenizer
+from treadle.core.engines.config import EMBEDDED
+from treadle.core.engines.serving import embedded_folder
 from treadle.core.errors import ArtifactError, ConfigError, StageFailed
 from treadle.core.schemas import SFT_REJECTIONS, SFT_ROWS
 from treadle.core.stage import Stage, StageContext
@@ -327,7 +330,8 @@ def run_sft_rows(context: StageContext) -> Mapping[str, Any]:
 def _load_tokenizer(settings: SftRowsSettings) -> ChatTokenizer | None:
     if settings.tokenizer is None:
         return None
-    tokenizer = ChatTokenizer.load(settings.tokenizer)
+    folder = embedded_folder("tokenizer") if settings.tokenizer == Path(EMBEDDED) else settings.tokenizer
+    tokenizer = ChatTokenizer.load(folder)
     if settings.tokenizer_digest not in ("", tokenizer.digest):
         raise ConfigError(f"the tokenizer in {settings.tokenizer} is not the one that this run was made with")
     return tokenizer

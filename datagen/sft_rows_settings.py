@@ -34,7 +34,7 @@ class SftRowsSettings(Section):
     environment: EnvironmentSettings = EnvironmentSettings()
     """What the trajectories were made in; its prompt becomes that of the rows."""
     tokenizer: Operational[Path | None] = None
-    """Folder of the policy's tokenizer and chat template; needed where trajectories have token ids."""
+    """Folder of the policy's tokenizer and chat template, or `embedded`; needed where trajectories have token ids."""
     tokenizer_digest: str = ""
     """Digest that the tokenizer must have; empty means that any will do."""
     options: SftRowsOptions = SftRowsOptions()

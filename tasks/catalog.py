@@ -16,7 +16,7 @@ from treadle.agent.judges.rules import DEFAULT_SYMBOLIC
 from treadle.agent.rollouts import ROLLOUTS, RolloutsSettings
 from treadle.core.chat import ChatTokenizer
 from treadle.core.config import Section, T_Section, merge, semantic_dump, validate
-from treadle.core.engines.config import TutorServer
+from treadle.core.engines.config import EMBEDDED, TutorServer, VllmServer
 from treadle.core.errors import ConfigError
 from treadle.core.llm.config import ModelSettings, Sampling
 from treadle.core.stage import Address, Instance, Stage
@@ -177,7 +177,7 @@ def _sft_rows(config: TreadleConfig, address: Address) -> SftRowsSettings:
     model, tokenizer_digest = _model(config, pool_models(config)["policy"])
     return SftRowsSettings(
         environment=_with_corpus_digest(config.environment),
-        tokenizer=_tokenizer_folder(model),
+        tokenizer=_tokenizer_folder(model) or _served_tokenizer(model),
         tokenizer_digest=tokenizer_digest,
         options=_overridden(config, address, config.sft_rows),
         seed=config.seed,
@@ -202,6 +202,14 @@ def _tokenizer_folder(model: ModelSettings) -> Path | None:
     if model.tokenizer is None and isinstance(model.server, TutorServer):
         return model.server.tokenizer
     return model.tokenizer
+
+
+def _served_tokenizer(model: ModelSettings) -> Path | None:
+    """The tokenizer that a server started by the run brings along: a folder, or `embedded`; None for a hub id."""
+    if not isinstance(model.server, VllmServer):
+        return None
+    folder = Path(model.server.model)
+    return folder if model.server.model == EMBEDDED or folder.is_dir() else None
 
 
 def _with_corpus_digest(environment: EnvironmentSettings) -> EnvironmentSettings:

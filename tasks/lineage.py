@@ -1,82 +1,124 @@
-"""Where a row comes from: the way from a rollout back to the row of the user's file, and on to its verdicts."""
+"""Where a row comes from: the way from a trajectory back to the row of the user's file, and on to its verdicts.
+
+What the flywheel made of a question is a tree of its own: see `tasks/pool_tree.py`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
 
-from treadle.core.errors import DataError
 from treadle.core.runs import Run
-from treadle.core.stage import Address, Rows
+from treadle.core.stage import Address
+from treadle.tasks.pool_tree import PoolTree, pool_trees
+from treadle.tasks.rows import full_key, rows_with
 
-_UNKNOWN = "no {what} begins with {key!r} in this run; `treadle status` lists what is finished"
+_ROLLOUTS = ("rollouts", "rollout_key")
+_POOLS = ("pools", "rollout_key")
+_QUESTIONS = ("questions", "question_key")
 
 
 @dataclass(frozen=True, slots=True)
 class FoundRollout:
-    """A rollout with all that belongs to it."""
+    """A trajectory with all that belongs to it."""
 
     address: Address
     rollout: dict[str, Any]
     question: dict[str, Any]
     score: dict[str, Any] | None
+    """The row of `scores`; None where there is none, and for trajectories of a pool, which hold their verdicts."""
     segments: list[dict[str, Any]]
     tool_calls: list[dict[str, Any]]
+    parent: dict[str, Any] | None = None
+    """The row of the trajectory that it was made from, segments unpacked."""
+
+    @property
+    def is_of_pool(self) -> bool:
+        """Whether the flywheel made it."""
+        return "edit_step" in self.rollout
 
     def as_dict(self) -> dict[str, Any]:
         """JSON-able form."""
         rollout = {**self.rollout, "segments": self.segments, "tool_calls": self.tool_calls}
-        return {"instance": str(self.address), "rollout": rollout, "question": self.question, "score": self.score}
+        for name in ("judge", "prompts", "models", "usage"):
+            if self.is_of_pool:
+                rollout[name] = orjson.loads(rollout[name])
+        more = {"parent": self.parent} if self.is_of_pool else {}
+        return {
+            "instance": str(self.address),
+            "rollout": rollout,
+            "question": self.question,
+            "score": self.score,
+        } | more
 
 
 @dataclass(frozen=True, slots=True)
 class LineageStep:
-    """One step of the way: a row of a table, or the artifact that holds it."""
+    """One step of the way: a row of a table, the artifact that holds it, or all that became of a question."""
 
     label: str
     facts: dict[str, Any] = field(default_factory=dict)
+    tree: PoolTree | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """JSON-able form."""
-        return {"label": self.label, **self.facts}
+        tree = {"pool": self.tree.as_dict()} if self.tree else {}
+        return {"label": self.label, **self.facts, **tree}
 
 
 def find_rollout(run: Run, key: str) -> FoundRollout:
-    """Find a rollout by its key or an unambiguous beginning; raises DataError."""
-    full_key = _full_key(run, "rollouts", "rollout_key", key)
-    if full_key is None:
-        raise DataError(_UNKNOWN.format(what="rollout", key=key))
-    address, row = next(_rows(run, "rollouts", "rollout_key", full_key))
-    _, question = next(_rows(run, "questions", "question_key", row["question_key"]))
-    scores = [score for _, score in _rows(run, "scores", "rollout_key", full_key)]
+    """Find a rollout, or a trajectory of a pool, by its key or an unambiguous beginning; raises DataError."""
+    kind, whole = full_key(run, (_ROLLOUTS, _POOLS), key, "trajectory")
+    return _found(run, kind, whole)
+
+
+def _found(run: Run, kind: str, key: str) -> FoundRollout:
+    address, row = next(rows_with(run, kind, "rollout_key", key))
+    scores = [score for _, score in rows_with(run, "scores", "rollout_key", key)] if kind == "rollouts" else []
+    parent = None
+    if kind == "pools" and row["parents"]:
+        found = (row for _, row in rows_with(run, kind, "rollout_key", row["parents"][0], _PARENT))
+        parent = next(({**one, "segments": orjson.loads(one["segments"])} for one in found), None)
     return FoundRollout(
         address=address,
         rollout=row,
-        question=question,
+        question=_question(run, row["question_key"]),
         score=scores[0] if scores else None,
         segments=orjson.loads(row["segments"]),
         tool_calls=orjson.loads(row["tool_calls"]),
+        parent=parent,
     )
 
 
+_PARENT = ("rollout_key", "operator", "round", "status", "correct", "prediction", "calls_requested", "text", "segments")
+
+
+def _question(run: Run, key: str) -> dict[str, Any]:
+    return next(row for _, row in rows_with(run, "questions", "question_key", key))
+
+
 def trace_back(run: Run, key: str) -> list[LineageStep]:
-    """The way of a rollout or a question, from its source on; raises DataError for an unknown key."""
-    if _full_key(run, "rollouts", "rollout_key", key) is not None:
-        found = find_rollout(run, key)
+    """The way of a trajectory or a question, from its source on; raises DataError for an unknown key."""
+    kind, whole = full_key(run, (_ROLLOUTS, _POOLS, _QUESTIONS), key, "trajectory or question")
+    if kind == "rollouts":
+        found = _found(run, kind, whole)
         return [*_question_steps(run, found.question), *_rollout_steps(run, found)]
-    question_key = _full_key(run, "questions", "question_key", key)
-    if question_key is None:
-        raise DataError(_UNKNOWN.format(what="rollout or question", key=key))
-    _, question = next(_rows(run, "questions", "question_key", question_key))
+    if kind == "pools":
+        columns = ("rollout_key", "question_key")
+        _, row = next(rows_with(run, "pools", "rollout_key", whole, columns))
+        question = _question(run, row["question_key"])
+        return [*_question_steps(run, question), *_pool_steps(run, question, chosen=whole)]
+    question = _question(run, whole)
+    rollouts = rows_with(run, "rollouts", "question_key", whole, ("rollout_key", "status"))
     return [
         *_question_steps(run, question),
         *(
             LineageStep(f"rollout {row['rollout_key']} by {address}: {row['status']}", {"rollout": row["rollout_key"]})
-            for address, row in _rows(run, "rollouts", "question_key", question_key)
+            for address, row in rollouts
         ),
+        *_pool_steps(run, question, chosen=None),
     ]
 
 
@@ -88,6 +130,17 @@ def _question_steps(run: Run, question: dict[str, Any]) -> list[LineageStep]:
             f"question {question['question_key']} ({question['dataset']}, {question['split']}): {question['question']}",
             {"question": question["question_key"], "artifacts": _artifacts(run, "questions")},
         ),
+    ]
+
+
+def _pool_steps(run: Run, question: dict[str, Any], chosen: str | None) -> list[LineageStep]:
+    return [
+        LineageStep(
+            tree.label,
+            {"instance": str(tree.address), "artifacts": _artifacts(run, "pools", tree.address)},
+            tree,
+        )
+        for tree in pool_trees(run, question["question_key"], chosen)
     ]
 
 
@@ -111,32 +164,3 @@ def _artifacts(run: Run, kind: str, address: Address | None = None) -> list[str]
     """Digests of the tables of a kind: that of one instance, or of all."""
     records = [record for record in run.records() if address in (None, Address.parse(record.address))]
     return sorted({record.outputs[kind].digest for record in records if kind in record.outputs})
-
-
-def _full_key(run: Run, kind: str, column: str, prefix: str) -> str | None:
-    """The one key that begins so, None if none does; raises DataError for several. Reads only the keys."""
-    import pyarrow.compute as pc
-
-    found: set[str] = set()
-    for _, table in _tables(run, kind):
-        for batch in table.batches([column]):
-            found.update(batch[column].filter(pc.starts_with(batch[column], prefix)).to_pylist())
-    if len(found) > 1:
-        raise DataError(f"{prefix!r} is the beginning of {len(found):,} keys; give more of it, as {min(found)}")
-    return found.pop() if found else None
-
-
-def _rows(run: Run, kind: str, column: str, value: str) -> Iterator[tuple[Address, dict[str, Any]]]:
-    """Rows of all tables of a kind with this value, read as a stream."""
-    import pyarrow.compute as pc
-
-    for address, table in _tables(run, kind):
-        for batch in table.batches():
-            for row in batch.filter(pc.equal(batch[column], value)).to_pylist():
-                yield address, row
-
-
-def _tables(run: Run, kind: str) -> Iterator[tuple[Address, Rows]]:
-    for record in run.records():
-        if kind in record.outputs:
-            yield Address.parse(record.address), run.rows(record.outputs[kind])
