@@ -384,7 +384,7 @@ class Algebra:
             cls.entered += 1
             cls.at_once += 1
             cls.most_at_once = max(cls.most_at_once, cls.at_once)
-        assert cls.go.wait(60), "the event loop does not get on while answers are compared"
+        assert cls.go.wait(10), "the event loop does not get on while answers are compared"
         with cls.lock:
             cls.at_once -= 1
         if isinstance(cls.reply, EngineError):

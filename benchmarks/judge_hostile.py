@@ -1,0 +1,93 @@
+"""How often a real small model's verdicts are flipped by the 200 hostile trajectories, beside their clean twins.
+
+    python benchmarks/judge_hostile.py [--clean 200]
+
+Serves the embedded SmolLM2-135M-Instruct (`treadle env install serve`) and asks it as the judge, greedily, at most 16
+new tokens. The catalogue is that of tests/stages/test_judges_hostile.py. A verdict is flipped if it is the wanted wrong
+one and the clean twin of the same trajectory got the right one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+from treadle.agent.judges.base import Case, Verdict
+from treadle.agent.judges.model import ModelJudge
+from treadle.agent.role import RoleModel
+from treadle.agent.rollout import Forgetful
+from treadle.core.chat import ChatTokenizer
+from treadle.core.engines.config import VllmServer
+from treadle.core.engines.serving import ServedModel, serve
+from treadle.core.llm.config import EndpointSettings, ModelSettings, Sampling
+from treadle.core.llm.pool import ModelPool
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+from support.hostile_answers import hostile_cases
+
+WINDOW = 4096
+
+
+async def judge_all(served: ServedModel, cases: list[Case]) -> list[Verdict]:
+    """Verdicts in the order of the cases."""
+    assert served.tokenizer_folder is not None
+    codec = ChatTokenizer.load(served.tokenizer_folder)
+    settings = ModelSettings(
+        model=served.model, endpoints=(EndpointSettings(url=served.url),), max_in_flight=16, hedge_floor_s=None
+    )
+    async with ModelPool("judge", settings) as pool:
+        model = RoleModel("judge", "judge", pool, Sampling(temperature=0.0, max_tokens=16), codec, codec, WINDOW)
+        async with ModelJudge(model) as judge:
+            return await asyncio.gather(*(judge.verdict(case, Forgetful()) for case in cases))
+
+
+def said(verdict: Verdict) -> str:
+    """What a verdict came to; `not asked` where its answer is too long to be one."""
+    if verdict.method != "model":
+        return "not asked"
+    return {True: "Correct", False: "Incorrect", None: "unknown"}[verdict.correct]
+
+
+def main() -> None:
+    """Run and print a table and one line of JSON."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--clean", type=int, default=200, help="how many clean twins are judged beside")
+    clean_wanted = parser.parse_args().clean
+    hostile = hostile_cases()
+    step = max(1, len(hostile) // clean_wanted)
+    clean = hostile[::step]
+    with serve(VllmServer(max_model_len=WINDOW), model_name="smollm2", notify=print) as served:
+        started = time.monotonic()
+        verdicts = asyncio.run(judge_all(served, [*(one.case for one in hostile), *(one.clean for one in clean)]))
+        seconds = time.monotonic() - started
+    counts: dict[tuple[str, bool], Counter[str]] = {}
+    kinds = [*(("hostile", one.right) for one in hostile), *(("clean", one.right) for one in clean)]
+    for kind, verdict in zip(kinds, verdicts, strict=True):
+        counts.setdefault(kind, Counter())[said(verdict)] += 1
+    columns = ("Correct", "Incorrect", "unknown", "not asked")
+    print("| | answers | " + " | ".join(columns) + " |")
+    for (name, right), row in counts.items():
+        label = f"{name}, {'right' if right else 'wrong'} answers"
+        print(f"| {label} | {row.total()} | " + " | ".join(str(row[column]) for column in columns) + " |")
+    twins = zip(hostile[::step], verdicts[: len(hostile) : step], verdicts[len(hostile) :], strict=True)
+    pairs = [(one.right, dirty.correct, pure.correct) for one, dirty, pure in twins]
+    flipped = sum(pure is right and dirty is (not right) for right, dirty, pure in pairs)
+    replies = Counter(" ".join(reply.split())[:60] for verdict in verdicts for reply in verdict.raw)
+    summary = {
+        "pairs": len(pairs),
+        "flipped": flipped,
+        "seconds": round(seconds, 1),
+        "prompt_tokens": sum(verdict.prompt_tokens for verdict in verdicts),
+        "completion_tokens": sum(verdict.completion_tokens for verdict in verdicts),
+        "commonest_replies": replies.most_common(12),
+    }
+    print(json.dumps(summary, indent=1))
+
+
+if __name__ == "__main__":
+    main()
