@@ -13,7 +13,7 @@ from typing import Literal
 
 from treadle.demo.tutor.conversation import Call, Conversation, read_calls
 from treadle.demo.tutor.draws import Draws
-from treadle.demo.tutor.policy import STRONG, boxed, missing, plan
+from treadle.demo.tutor.policy import STRONG, boxed, next_facts, plan
 from treadle.demo.world_templates import recognise
 
 Kind = Literal["redundant", "broken", "idle", "early", "wrong", "unfinished", "wordy"]
@@ -21,7 +21,8 @@ Kind = Literal["redundant", "broken", "idle", "early", "wrong", "unfinished", "w
 _HEADED = re.compile(r"(?ms)^#### Step (\d+): ?(.*?)(?=^#### Step \d+:|\Z)")
 _THOUGHT = re.compile(r"(?s)<think>(.*?)</think>")
 _ANSWER = re.compile(r"(?s)<answer>(.*?)(?:</answer>|\Z)")
-_ERROR = re.compile(r"\b[A-Z]\w*(?:Error|Exception)\b|Traceback|(?i:timed? ?out|invalid query|failed)")
+_PROGRAM_FAILED = re.compile(r"\b[A-Z]\w*(?:Error|Exception)\b|Traceback|(?i:timed? ?out|invalid program)")
+_SEARCH_FAILED = re.compile(r"(?i)(?:the search |no documents |no results|invalid query)")
 _QUESTION = re.compile(r"(?is)<(question\w*)>\s*(.*?)\s*</\1>")
 _QUESTION_LINE = re.compile(r"(?im)^\W*question\W*:\s*(\S[^\n]*)$")
 _MAX_THOUGHT_CHARS = 240
@@ -113,7 +114,11 @@ def flaw_at(question: str, steps: Sequence[Step], draws: Draws) -> Flaw:
 
 def is_broken(call: Call) -> bool:
     """Return whether a call is empty or brought an error or nothing."""
-    return not call.argument or call.result is not None and (not call.result or bool(_ERROR.search(call.result)))
+    if not call.argument or call.result == "":
+        return True
+    if call.tool == "python":
+        return bool(_PROGRAM_FAILED.search(call.result or ""))
+    return bool(_SEARCH_FAILED.match(call.result or ""))
 
 
 def _kind(question: str, step: Step, before: Sequence[Step], right: str) -> Kind | None:
@@ -138,7 +143,7 @@ def _kind_of_call(question: str, step: Step, before: Sequence[Step], right: str)
         return "redundant" if call.tool == "search" else "early"
     if call.tool == "python":
         return None if _essence(wanted.argument) in _plain(call.argument) else "wrong"
-    return "idle" if missing(question, earlier) == missing(question, [*earlier, call]) else None
+    return "idle" if next_facts(question, earlier) == next_facts(question, [*earlier, call]) else None
 
 
 def _kind_of_answer(text: str, right: str) -> Kind | None:

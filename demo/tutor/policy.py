@@ -85,7 +85,7 @@ def plan(conversation: Conversation, rates: ErrorRates, draws: Draws, *, doubtin
     return _Planner(conversation, asked, rates, draws, doubting).turn()
 
 
-def missing(question: str, calls: Sequence[Call]) -> frozenset[tuple[str, str]]:
+def next_facts(question: str, calls: Sequence[Call]) -> frozenset[tuple[str, str]]:
     """Return the (name, attribute) pairs that a question of the sample world needs looked up next."""
     asked = recognise(question)
     if asked is None:
@@ -231,6 +231,8 @@ class _Planner:
         template = self._asked.template
         wrong = self._draws.happens("wrong", self._rates.wrong)
         if template.combine in ("larger", "smaller"):
+            if not all(value.isdecimal() for value in values):
+                return "These are no numbers.", self._say("unknown")
             first_wins = (int(values[0]) > int(values[1])) == (template.combine == "larger")
             winner = self._asked.names["a" if first_wins != wrong else "b"]
             return f"I compare {values[0]} and {values[1]}.", self._say(winner)
