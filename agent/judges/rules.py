@@ -22,8 +22,8 @@ from treadle.core.errors import EngineError
 RULES_VERSION = 1
 """Raised when the rules of `core.answers` change what they decide."""
 
-MAX_INLINE_CHARS = 10_000
-"""Predictions up to this length are compared on the event loop, in less than a millisecond; algebra never is."""
+MAX_INLINE_CHARS = 1_000
+"""Predictions up to this length are compared on the event loop, in milliseconds at worst; algebra never is."""
 
 
 @dataclass(frozen=True, slots=True)

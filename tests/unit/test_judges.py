@@ -326,6 +326,7 @@ async def test_unfinished_empty_and_endless_answers_are_wrong_without_a_request(
         ("choice", ("B",), ("x", "y"), "y", True, "choice"),
         ("choice", ("B",), ("x", "y"), "A", False, "choice"),
         ("math", ("B",), ("x", "y"), "A", False, "choice"),
+        ("qa", ("Ann " * 300,), (), "Ann " * 300, True, "qa_em"),
     ],
 )
 @pytest.mark.covers("flywheel-20")
