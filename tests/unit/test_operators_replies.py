@@ -226,7 +226,7 @@ def test_a_thought_keeps_its_case_and_a_repeated_opening_marker_is_dropped() -> 
 
 
 @given(said=replies, cut=st.booleans(), most=st.integers(0, 6))
-@settings(max_examples=300)
+@settings(max_examples=300, deadline=None)
 def test_readers_raise_nothing_but_rejections_that_hold_the_reply(said: str, cut: bool, most: int) -> None:
     given_reply = reply(said, cut)
     for read in (
@@ -244,7 +244,7 @@ def test_readers_raise_nothing_but_rejections_that_hold_the_reply(said: str, cut
 
 
 @given(said=replies, cut=st.booleans())
-@settings(max_examples=300)
+@settings(max_examples=300, deadline=None)
 def test_a_step_that_is_accepted_is_one_that_the_engine_understands(said: str, cut: bool) -> None:
     try:
         step = read_new_step(reply(said, cut), TOOL_PROTOCOL)
@@ -263,7 +263,7 @@ def test_a_step_that_is_accepted_is_one_that_the_engine_understands(said: str, c
 
 
 @given(tail=st.lists(st.one_of(st.sampled_from(MARKERS + NOISE), st.text(max_size=5)), max_size=30).map("".join))
-@settings(max_examples=300)
+@settings(max_examples=300, deadline=None)
 def test_a_reopened_tail_has_one_open_thought_no_other_marker_and_all_its_words(tail: str) -> None:
     text = reopened(tail, TOOL_PROTOCOL, "Wait.")
     assert [match[0] for match in TOOL_PROTOCOL.markers.finditer(text)] == ["<think>"]

@@ -3,7 +3,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from treadle.agent.protocol import RESULT, TOOL_PROTOCOL, tokenise
@@ -39,6 +39,7 @@ def test_white_space_alone_is_no_step(text: str, number: int) -> None:
     assert len(steps_of(tokenise(text))) == number
 
 
+@settings(deadline=None)
 @given(st.lists(st.sampled_from(FRAGMENTS), max_size=40))
 def test_steps_cover_their_segments_in_order(fragments: list[str]) -> None:
     segments = tokenise("".join(fragments))
