@@ -104,7 +104,8 @@ class PoolReport:
     def markdown(self) -> str:
         """Tables for people."""
         metrics = self.metrics()
-        parts = ["# Pools", *pool_sentences(metrics), render_figures(pool_figures(metrics))]
+        cost = f"Tokens per right trajectory: {metrics['tokens_per_correct']:,.0f}."
+        parts = ["# Pools", *pool_sentences(metrics), cost, render_figures(pool_figures(metrics))]
         return "\n\n".join(part for part in parts if part) + "\n"
 
 
@@ -116,7 +117,7 @@ def pool_sentences(metrics: Mapping[str, Any]) -> list[str]:
         f"{metrics['num_questions_right_at_last']:,} at last. {metrics['num_trajectories']:,} trajectories, "
         f"{metrics['num_correct']:,} right" + (f", {unknown:,} without a verdict." if unknown else "."),
         f"Tool calls per trajectory: {metrics['calls_initial']:.2f} in initial rollouts, {metrics['calls_right']:.2f} "
-        f"in right ones. Tokens per right trajectory: {metrics['tokens_per_correct']:,.0f}.",
+        "in right ones.",
     ]
 
 

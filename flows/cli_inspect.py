@@ -55,33 +55,42 @@ def _print_runs(root: str | Path, as_json: bool) -> None:
         click.echo(f"no runs under {harmless(str(root))}; start one with: treadle run CONFIG.toml --run NAME")
 
 
-@click.command(short_help="One trajectory, coloured.", epilog="Example:  treadle show 3f2a --run first")
+@click.command(
+    short_help="One trajectory, and what changed against its parent.", epilog="Example:  treadle show 3f2a --run first"
+)
 @click.argument("key")
 @run_option
 @root_option
 @json_option
 def show(key: str, run_id: str, root: str | Path, as_json: bool) -> None:
-    """One trajectory, coloured. KEY is a rollout key or an unambiguous beginning of one."""
+    """One trajectory, coloured, with its verdict. KEY is the key of a rollout or of a trajectory of `pools`, or an
+    unambiguous beginning of one. Of an edited trajectory, what changed against its parent is shown too."""
     from treadle.core.runs import Run
-    from treadle.flows.render import console, trajectory_panel
+    from treadle.flows.render import console
+    from treadle.flows.trajectory_view import trajectory_view
     from treadle.tasks.lineage import find_rollout
 
     found = find_rollout(Run.open(root, run_id), key)
     if as_json:
         click.echo(harmless_json(found.as_dict()))
         return
-    console().print(trajectory_panel(found))
+    console().print(trajectory_view(found))
 
 
-@click.command(short_help="Where a row comes from.", epilog="Example:  treadle lineage 3f2a --run first")
+@click.command(
+    short_help="Where a row comes from; the tree of a question.", epilog="Example:  treadle lineage 3f2a --run first"
+)
 @click.argument("key")
 @run_option
 @root_option
 @json_option
 def lineage(key: str, run_id: str, root: str | Path, as_json: bool) -> None:
-    """Where a row comes from: from a rollout or question KEY back to the source file, and on to its verdicts."""
+    """Where a row comes from: from the KEY of a question, a rollout or a trajectory of `pools` back to the source file,
+    and on to its verdicts. Of a question that the flywheel took up, the whole tree of its pool is shown: what each
+    operator made of what, what came to nothing, and which trajectories became fine-tuning rows."""
     from treadle.core.runs import Run
-    from treadle.flows.render import console, lineage_tree
+    from treadle.flows.lineage_view import lineage_tree
+    from treadle.flows.render import console
     from treadle.tasks.lineage import trace_back
 
     steps = trace_back(Run.open(root, run_id), key)

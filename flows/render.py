@@ -1,4 +1,4 @@
-"""What the command line shows: statuses, trajectories, lineage. All model and dataset text is made harmless here."""
+"""Tables of runs, instances and plans. All text of users, models and servers is made harmless here."""
 
 from __future__ import annotations
 
@@ -9,15 +9,12 @@ from datetime import datetime
 from pathlib import Path
 
 from rich.console import Console, Group
-from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
-from rich.tree import Tree
 
 from treadle.core.harmless import harmless, one_line
 from treadle.core.records import InstanceStatus
 from treadle.core.runs import Run
-from treadle.tasks.lineage import FoundRollout, LineageStep
 from treadle.tasks.overview import RunOverview
 from treadle.tasks.plan import Step
 
@@ -28,7 +25,6 @@ _TROUBLES = ("failed", *_STATE_CAUSES)
 _FORCED_WORDS = {"failed": "failed", "interrupted": "was interrupted", "crashed": "crashed"}
 _ACTION_STYLES = {"reuse": "green", "run": "cyan", "missing input": "red"}
 _PIPE_WIDTH = 160
-_SEGMENT_STYLES = {"think": "dim", "search": "cyan", "python": "magenta", "result": "yellow", "answer": "bold green"}
 
 
 def console() -> Console:
@@ -146,40 +142,3 @@ def _trouble(run: Run, status: InstanceStatus, state: str, words: str) -> Text:
     if status.log:
         text.append(f"\nlog: {harmless(run.storage.location(status.log))}", style="dim")
     return text
-
-
-def trajectory_panel(found: FoundRollout) -> Group:
-    """A trajectory with its question and verdict."""
-    row, head = found.rollout, Text()
-    origin = f"{row['rollout_key']}  {row['model']}  {row['dataset']}  sample {row['sample_index']}"
-    head.append(one_line(origin) + "\n", style="dim")
-    head.append(harmless(found.question["question"]) + "\n", style="bold")
-    head.append("gold: " + harmless(" | ".join(found.question["answers"])), style="green")
-    body = Text()
-    for segment in found.segments:
-        body.append(harmless(segment["text"]), style=_SEGMENT_STYLES.get(segment["kind"], ""))
-        body.append("\n")
-    return Group(Panel(head, expand=False), body, Panel(_verdict(found), expand=False))
-
-
-def _verdict(found: FoundRollout) -> Text:
-    row, text = found.rollout, Text()
-    calls = f"{row['calls_executed']} of {row['calls_requested']} calls run, {row['failed_calls']} failed"
-    tokens = f"{row['completion_tokens']} sampled tokens"
-    text.append(f"{one_line(row['status'])}; {row['num_turns']} turns; {calls}; {tokens}")
-    for call in found.tool_calls:
-        outcome = one_line(f"{call['tool']}: {call['status']}")
-        text.append(f"\n{outcome}", style="dim" if call["status"] == "ok" else "red")
-    if found.score is not None:
-        verdict = {True: "correct", False: "wrong", None: "no verdict"}[found.score["correct"]]
-        text.append(f"\n{verdict}", style="green" if verdict == "correct" else "red")
-        text.append(f" ({one_line(found.score['scorer'])}): prediction {harmless(found.score['prediction'])!r}")
-    return text
-
-
-def lineage_tree(steps: Sequence[LineageStep]) -> Tree:
-    """The way of a row, from the source down."""
-    tree = node = Tree(Text(harmless(steps[0].label)))
-    for step in steps[1:]:
-        node = node.add(Text(harmless(step.label)))
-    return tree

@@ -12,10 +12,12 @@ from treadle.core.harmless import harmless, harmless_json
 from treadle.core.records import StageRecord
 from treadle.core.runs import Run
 from treadle.core.stage import Instance
+from treadle.flows.figures_view import report_view
 from treadle.flows.render import console, plan_table, run_options
 from treadle.tasks.catalog import semantic_of
 from treadle.tasks.config import TreadleConfig
 from treadle.tasks.plan import changed_keys, keys_set, plan
+from treadle.tasks.stage_report import stage_report
 
 
 def made_text(record: StageRecord) -> str:
@@ -28,11 +30,16 @@ def made_text(record: StageRecord) -> str:
 
 
 def print_end(run: Run, records: Sequence[StageRecord], as_json: bool, *, overall: bool = False) -> None:
-    """Print the scores (`overall`: one row per model) and where the data lies; as JSON the records with the scores."""
+    """Print what `pools` and `sft_rows` came to, the scores (`overall`: one row per model), and where the data lies.
+
+    As JSON the records, that of the report with its scores.
+    """
     if as_json:
         click.echo(harmless_json([_with_summary(run, record) for record in records]))
         return
     for record in records:
+        if (report := stage_report(record, run)) is not None:
+            console().print("\n", report_view(record.address, report), sep="", end="")
         if "summary" in record.outputs:
             _print_summary(run, record, overall)
     click.echo()
@@ -55,21 +62,50 @@ def _print_summary(run: Run, record: StageRecord, overall: bool) -> None:
 
 def _print_places(run: Run, records: Sequence[StageRecord]) -> None:
     """Where the data lies and how to look at it."""
+    kinds = [kind for record in records for kind, ref in record.outputs.items() if ref.num_rows]
+    width = max(map(len, kinds), default=0)
     for record in records:
         for kind, ref in sorted(record.outputs.items()):
             if ref.num_rows:
-                click.echo(harmless(f"{kind:<12} {run.storage.location(ref.folder)}"))
+                click.echo(harmless(f"{kind:<{width}} {run.storage.location(ref.folder)}"))
     options = run_options(run.run_id, run.storage.location())
-    keys = [key for record in records if "rollouts" in record.outputs for key in _some_key(run, record)]
     click.echo(f"treadle status {options}")
-    for key in keys[-1:]:
-        click.echo(f"treadle show {key} {options}")
+    for command in _looks(run, records):
+        click.echo(f"{command} {options}")
 
 
-def _some_key(run: Run, record: StageRecord) -> list[str]:
-    for batch in run.rows(record.outputs["rollouts"]).batches(["rollout_key"]):
-        return [batch["rollout_key"][0].as_py()]
-    return []
+def _looks(run: Run, records: Sequence[StageRecord]) -> list[str]:
+    """Commands that show a trajectory, and how a pool came about: of the last stages that made some."""
+    commands = []
+    for record in records:
+        if "rollouts" in record.outputs and (row := _first(run, record, "rollouts", "rollout_key")):
+            commands.append(("rollouts", f"treadle show {row['rollout_key']}"))
+        if "pools" in record.outputs and (row := _edited(run, record)):
+            commands.append(("pools", f"treadle show {row['rollout_key']}"))
+            commands.append(("tree", f"treadle lineage {row['question_key']}"))
+    return list(dict(commands).values())
+
+
+def _first(run: Run, record: StageRecord, kind: str, *columns: str) -> dict[str, Any] | None:
+    return next(run.rows(record.outputs[kind]).rows(columns), None)
+
+
+def _edited(run: Run, record: StageRecord) -> dict[str, Any] | None:
+    """A trajectory that an operator made of a wrong one and that is right, else of any one, else any."""
+    found: dict[str, Any] | None = None
+    for number, row in enumerate(run.rows(record.outputs["pools"]).rows(_LOOKED_AT)):
+        if row["operator"] in _REPAIRS and row["correct"]:
+            return row
+        if found is None or (row["edit_text"] and not found["edit_text"]):
+            found = row
+        if number > _MOST_LOOKED_AT:
+            break
+    return found
+
+
+_LOOKED_AT = ("rollout_key", "question_key", "operator", "correct", "edit_text")
+_REPAIRS = ("self_correct", "hint_step", "hint_tail", "reflect")
+_MOST_LOOKED_AT = 1_000
 
 
 def print_plan(

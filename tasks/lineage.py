@@ -14,6 +14,7 @@ from treadle.core.runs import Run
 from treadle.core.stage import Address
 from treadle.tasks.pool_tree import PoolTree, pool_trees
 from treadle.tasks.rows import full_key, rows_with
+from treadle.tasks.trajectory_changes import Changes, changes_between
 
 _ROLLOUTS = ("rollouts", "rollout_key")
 _POOLS = ("pools", "rollout_key")
@@ -39,13 +40,19 @@ class FoundRollout:
         """Whether the flywheel made it."""
         return "edit_step" in self.rollout
 
+    @property
+    def changes(self) -> Changes | None:
+        """What differs from the parent; None without one."""
+        return changes_between(self.parent["segments"], self.segments) if self.parent else None
+
     def as_dict(self) -> dict[str, Any]:
         """JSON-able form."""
         rollout = {**self.rollout, "segments": self.segments, "tool_calls": self.tool_calls}
         for name in ("judge", "prompts", "models", "usage"):
             if self.is_of_pool:
                 rollout[name] = orjson.loads(rollout[name])
-        more = {"parent": self.parent} if self.is_of_pool else {}
+        changes = self.changes
+        more = {"parent": self.parent, "changes": changes and changes.as_dict()} if self.is_of_pool else {}
         return {
             "instance": str(self.address),
             "rollout": rollout,

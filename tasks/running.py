@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -18,13 +18,11 @@ from treadle.core.engines.config import VllmServer
 from treadle.core.engines.serving import serve
 from treadle.core.errors import ConfigError, EndpointUnavailable
 from treadle.core.execute import execute, state_of
-from treadle.core.figures import escape
 from treadle.core.llm.config import EndpointSettings, ModelSettings
 from treadle.core.records import StageRecord
 from treadle.core.runs import Run, run_exists
 from treadle.core.secrets import refuse_secrets
 from treadle.core.stage import Address, Instance, Progress
-from treadle.eval.layout import HEADLINE, headline_cells
 from treadle.tasks.catalog import flow_addresses, flow_models, pool_models, semantic_of
 from treadle.tasks.config import TreadleConfig
 
@@ -119,19 +117,23 @@ def run_instance(
     notify: Notify = quiet,
 ) -> StageRecord:
     """`execute`, with servers of models around it where the configuration asks for some and there is work to do."""
-    wanted = [model for model in _models_in(instance.settings) if model.server is not None]
-    if not wanted or (not force and state_of(instance, run) != "run"):
-        return execute(instance, run, force=force, accept_failures=accept_failures, progress=progress)
     with ExitStack() as stack:
-        served: list[tuple[ModelSettings, ModelSettings]] = []
-        for model in wanted:
+        wants_servers = any(model.server is not None for model in _models_in(instance.settings))
+        if wants_servers and (force or state_of(instance, run) == "run"):
+            instance = stack.enter_context(with_servers(instance, notify))
+        return execute(instance, run, force=force, accept_failures=accept_failures, progress=progress)
+
+
+@contextmanager
+def with_servers(instance: Instance, notify: Notify) -> Iterator[Instance]:
+    """The instance with the models that the configuration wants served reachable, for the length of a block."""
+    served: list[tuple[ModelSettings, ModelSettings]] = []
+    with ExitStack() as stack:
+        for model in _models_in(instance.settings):
             # A model in several roles has one server.
-            if all(model != known for known, _ in served):
+            if model.server is not None and all(model != known for known, _ in served):
                 served.append((model, stack.enter_context(_served(model, notify))))
-        settings = _with_models(instance.settings, served)
-        return execute(
-            replace(instance, settings=settings), run, force=force, accept_failures=accept_failures, progress=progress
-        )
+        yield replace(instance, settings=_with_models(instance.settings, served)) if served else instance
 
 
 def _models_in(settings: Any) -> Iterator[ModelSettings]:
@@ -180,38 +182,3 @@ def serve_until_interrupted(server: VllmServer, *, notify: Notify) -> NoReturn:
             notify(f"tokenizer: {served.tokenizer_folder}")
         served.child.wait()
         raise served.child.failure("ended")
-
-
-@dataclass(frozen=True, slots=True)
-class StageCard:
-    """A finished stage for the Prefect UI."""
-
-    markdown: str
-    rows: list[dict[str, Any]]
-    """Rows of the table of scores as shown to people; empty for other stages."""
-
-
-def stage_card(record: StageRecord, run: Run) -> StageCard:
-    """Counts, digests and places of a finished stage, as markdown."""
-    lines = [f"**{record.address}** of run `{run.run_id}`, attempt {record.attempt}", ""]
-    lines += ["| table | rows | digest |", "|---|---|---|"]
-    lines += [f"| {kind} | {ref.num_rows:,} | `{ref.digest}` |" for kind, ref in sorted(record.outputs.items())]
-    lines += ["", "| metric | value |", "|---|---|"]
-    lines += [f"| {escape(name)} | {_plain(value)} |" for name, value in _flat(record.metrics)]
-    lines += ["", f"From {record.started_at} to {record.finished_at}; fingerprint `{record.fingerprint[:12]}`."]
-    lines += [f"Data: {escape(run.storage.location(ref.folder))}" for _, ref in sorted(record.outputs.items())]
-    rows = run.rows(record.outputs["summary"]).rows() if "summary" in record.outputs else ()
-    return StageCard("\n".join(lines), [dict(zip(HEADLINE, headline_cells(row), strict=True)) for row in rows])
-
-
-def _flat(metrics: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    found: list[tuple[str, Any]] = []
-    for name, value in metrics.items():
-        found += _flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else [(prefix + name, value)]
-    return found
-
-
-def _plain(value: Any) -> str:
-    if isinstance(value, float):
-        return f"{value:,.4g}"
-    return f"{value:,}" if isinstance(value, int) else escape(str(value))

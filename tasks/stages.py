@@ -24,7 +24,8 @@ from treadle.core.stage import Address
 from treadle.tasks.catalog import instance
 from treadle.tasks.config import TreadleConfig
 from treadle.tasks.progress import PrefectProgress
-from treadle.tasks.running import run_instance, stage_card
+from treadle.tasks.running import run_instance
+from treadle.tasks.stage_card import stage_card
 
 logger = logging.getLogger(__name__)
 
@@ -78,7 +79,7 @@ def run_stage(
 
 
 def publish(record: StageRecord, run: Run, key: str) -> None:
-    """Show a finished stage in the UI: a card with counts and digests, and the table of scores where there is one."""
+    """Show a finished stage in the UI: a card with counts and digests, and its main table where there is one."""
     card, what = stage_card(record, run), f"{record.address} of run {run.run_id}"
     try:
         create_markdown_artifact(card.markdown, key=f"stage-{key}", description=what)

@@ -1,0 +1,69 @@
+"""How `treadle lineage` shows the way of a row, and the tree of a question's pool. All text is made harmless here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.text import Text
+from rich.tree import Tree
+
+from treadle.core.harmless import one_line
+from treadle.flows.trajectory_view import VERDICTS
+from treadle.tasks.lineage import LineageStep
+from treadle.tasks.pool_tree import Barren, Node
+
+CHOSEN = "bold reverse"
+
+
+def lineage_tree(steps: Sequence[LineageStep]) -> Tree:
+    """The way of a row, from the source down; a pool branches."""
+    tree = node = Tree(Text(one_line(steps[0].label)))
+    for step in steps[1:]:
+        branch = node.add(Text(one_line(step.label)))
+        if step.tree is None:
+            node = branch
+            continue
+        for root in step.tree.roots:
+            _grow(branch, root)
+    return tree
+
+
+def _grow(branch: Tree, node: Node) -> None:
+    """A trajectory, then what was tried with it, in the order of rounds."""
+    twig = branch.add(_node_text(node))
+    below: list[Node | Barren] = sorted([*node.barren, *node.edits], key=_round)
+    for item in below:
+        if isinstance(item, Node):
+            _grow(twig, item)
+        else:
+            twig.add(_barren_text(item))
+
+
+def _round(item: Node | Barren) -> tuple[int, bool]:
+    return (item.round, False) if isinstance(item, Barren) else (item.facts["round"], True)
+
+
+def _node_text(node: Node) -> Text:
+    facts, text = node.facts, Text()
+    word, style = VERDICTS[facts["correct"]]
+    step = f" step {facts['edit_step']}" if facts["edit_step"] is not None else ""
+    made = f"round {facts['round']} {facts['operator']}{step}" if facts["round"] else facts["operator"]
+    text.append(one_line(made) + " ", style="bold")
+    text.append(one_line(node.key), style=CHOSEN if node.chosen else "cyan")
+    text.append(f" {word}", style=style)
+    decided = one_line(node.method) + (f" {facts['score']:.2f}" if facts["score"] is not None else "")
+    calls = f"{facts['calls_requested']} call{'' if facts['calls_requested'] == 1 else 's'}"
+    text.append(f" ({decided}); {one_line(facts['status'])}, {calls}, {node.num_tokens:,} tokens")
+    if node.fate is not None and node.fate.is_row:
+        text.append("; fine-tuning row", style="green")
+    elif node.fate is not None:
+        text.append(f"; no row: {one_line(', '.join(node.fate.reasons))}", style="dim")
+    if node.chosen:
+        text.append(" <-- this one", style="bold")
+    return text
+
+
+def _barren_text(one: Barren) -> Text:
+    why = ": ".join(filter(None, (one.reason, one.error)))
+    said = {"duplicate": f"repeats {one.twin}", "found": "found"}.get(one.outcome, f"{one.outcome} ({why})")
+    return Text(one_line(f"round {one.round} {one.operator}: {said}, {one.num_tokens:,} tokens"), style="dim")

@@ -1,0 +1,88 @@
+"""What an edited trajectory has in place of what its parent had, segment by segment."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from difflib import SequenceMatcher
+from itertools import groupby
+from typing import Any, Literal
+
+Side = Literal["same", "removed", "added"]
+Segment = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A segment, as far as it is the same, only in the parent, or only in the edited one."""
+
+    side: Side
+    kind: str
+    text: str
+    shared_chars: int = 0
+    """So many characters at its beginning stand in its counterpart too."""
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """How an edited trajectory differs from its parent.
+
+    Attributes:
+        num_steps: Whole steps at the beginning that are as in the parent.
+        pieces: What comes after them.
+    """
+
+    num_steps: int
+    pieces: tuple[Piece, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON-able form."""
+        pieces = [{"side": one.side, "kind": one.kind, "text": one.text} for one in self.pieces]
+        return {"steps_as_in_parent": self.num_steps, "pieces": pieces}
+
+
+def changes_between(parent: Sequence[Segment], edited: Sequence[Segment]) -> Changes:
+    """Compare two trajectories by their segments."""
+    before, after = ([(one["kind"], one["text"]) for one in side] for side in (parent, edited))
+    shared = 0
+    while shared < min(len(before), len(after)) and before[shared] == after[shared]:
+        shared += 1
+    # Only what ends with a result is a whole step.
+    whole = max((index + 1 for index in range(shared) if before[index][0] == _RESULT), default=0)
+    if shared == len(before) == len(after):
+        whole = shared
+    num_steps = sum(kind == _RESULT for kind, _ in before[:whole])
+    return Changes(num_steps, tuple(_pieces(before[whole:], after[whole:])))
+
+
+_RESULT = "result"
+
+
+def _pieces(before: Sequence[tuple[str, str]], after: Sequence[tuple[str, str]]) -> list[Piece]:
+    pieces: list[Piece] = []
+    for what, start, end, new_start, new_end in SequenceMatcher(None, before, after, autojunk=False).get_opcodes():
+        if what == "equal":
+            pieces += [Piece("same", kind, text) for kind, text in before[start:end]]
+            continue
+        gone, come = before[start:end], after[new_start:new_end]
+        # A segment that was gone on with shows only what is new.
+        shared = _shared(gone[0][1], come[0][1]) if gone and come and gone[0][0] == come[0][0] else 0
+        for side, segments in (("removed", gone), ("added", come)):
+            for index, (kind, text) in enumerate(segments):
+                pieces.append(Piece("added" if side == "added" else "removed", kind, text, 0 if index else shared))
+    return pieces
+
+
+_LEAST_SHARED = 20
+
+
+def _shared(first: str, second: str) -> int:
+    """Characters that both begin with; 0 where they are too few to be worth a mention."""
+    count = next((index for index, (one, other) in enumerate(zip(first, second, strict=False)) if one != other), None)
+    count = min(len(first), len(second)) if count is None else count
+    return count if count >= _LEAST_SHARED else 0
+
+
+def folded(pieces: Sequence[Piece]) -> list[tuple[Side, list[Piece]]]:
+    """Runs of pieces of one side."""
+    return [(side, list(run)) for side, run in groupby(pieces, key=lambda piece: piece.side)]
