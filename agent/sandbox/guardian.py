@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import itertools
 import json
+import logging
 import os
 import select
 import socket
 import subprocess
 import sys
+import termios
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +20,12 @@ from typing import IO, Any
 
 from treadle.core.engines import supervisor
 
+_logger = logging.getLogger(__name__)
+
+_SEND_S = 5.0
+"""The event loop waits with it, once: whoever leaves its requests unread for so long is replaced."""
+_CLOSE_S = 10.0
+_KILLED_S = 1.0
 _WORKER = Path(__file__).with_name("guardian_worker.py")
 _numbers = itertools.count()
 
@@ -53,7 +62,10 @@ class News:
 
 
 class Guardian:
-    """The parent of all sandboxes of a pool. It begins with the first one, and anew if it was killed."""
+    """The parent of all sandboxes of a pool. It begins with the first one, and anew if it was killed or stopped.
+
+    No call waits for it longer than some seconds.
+    """
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
@@ -95,13 +107,42 @@ class Guardian:
         with contextlib.suppress(OSError):
             self._send({"kill": guarded.number}, [], again=False)
 
+    def is_stalled(self) -> bool:
+        """Whether it leaves requests unread, as one that was stopped does."""
+        if self._requests is None:
+            return False
+        unread_bytes = fcntl.ioctl(self._requests, termios.TIOCOUTQ, bytes(4))
+        return int.from_bytes(unread_bytes, sys.byteorder) > 0
+
+    def abandon(self) -> None:
+        """Kill it: what it had started ends with it or with its input. The next sandbox starts another one."""
+        process, self._process = self._process, None
+        self._hang_up()
+        if process is not None:
+            process.kill()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(_KILLED_S)
+
     def close(self) -> None:
-        """End all that is left, and wait for it."""
+        """End all that is left, and wait for it; a guardian that does not come to its end is killed."""
+        self._hang_up()
+        if self._process is not None:
+            try:
+                self._process.wait(_CLOSE_S)
+            except subprocess.TimeoutExpired:
+                _logger.warning(
+                    "the process that starts sandboxes (%d) did not end within %g s and was killed; "
+                    "processes that it had started may be left: look for them with `ps -u %d -o pid,stat,args`",
+                    self._process.pid,
+                    _CLOSE_S,
+                    os.geteuid(),
+                )
+        self.abandon()
+
+    def _hang_up(self) -> None:
         if self._requests is not None:
             self._requests.close()
-        if self._process is not None:
-            self._process.wait()
-        self._requests = self._process = None
+        self._requests = None
 
     def _send(self, request: dict[str, object], descriptors: list[int], *, again: bool = True) -> None:
         message = json.dumps(request).encode()
@@ -110,14 +151,15 @@ class Guardian:
         try:
             assert self._requests is not None
             socket.send_fds(self._requests, [message], descriptors)
-        except ConnectionError:
+        except (ConnectionError, TimeoutError):
+            self.abandon()
             if not again:
                 raise
-            self.close()
             self._send(request, descriptors, again=False)
 
     def _begin(self) -> None:
         self._requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._requests.settimeout(_SEND_S)
         folder = str(Path(supervisor.__file__).parent)
         with theirs:
             self._process = subprocess.Popen(

@@ -49,17 +49,14 @@ class SandboxPool:
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        """End every sandbox and wait until all are gone."""
+        """End every sandbox and wait until all are gone, for at most a minute."""
         self._launcher = None
         starting = list(self._starting)
         for task in starting:
             task.cancel()
         await asyncio.gather(*starting, return_exceptions=True)
-        while not self._warm.empty():
-            sandbox = self._warm.get_nowait()
-            if isinstance(sandbox, SandboxProcess):
-                sandbox.kill()
-                await sandbox.gone()
+        warm = [self._warm.get_nowait() for _ in range(self._warm.qsize())]
+        await asyncio.gather(*(sandbox.discard() for sandbox in warm if isinstance(sandbox, SandboxProcess)))
         await asyncio.to_thread(self._guardian.close)
 
     async def run(self, program: str, *, time_limit_s: float, deadline: float | None = None) -> ProgramResult:
@@ -89,7 +86,7 @@ class SandboxPool:
             try:
                 return await sandbox.run(program, time_limit_s=time_limit_s, cpu_s=cpu_s)
             except asyncio.CancelledError:
-                await asyncio.shield(sandbox.gone())
+                await asyncio.shield(sandbox.discard())
                 raise
         finally:
             self._running.release()
@@ -105,8 +102,7 @@ class SandboxPool:
                     raise sandbox
                 if sandbox.alive:
                     return sandbox
-                sandbox.kill()
-                await sandbox.gone()
+                await sandbox.discard()
         finally:
             self._waiting -= 1
             self._refill()

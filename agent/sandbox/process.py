@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 import os
 import shutil
 import signal
@@ -19,9 +20,12 @@ from treadle.agent.sandbox.config import SandboxSettings
 from treadle.agent.sandbox.guardian import Guarded, Guardian, News
 from treadle.core.errors import SandboxError
 
+_logger = logging.getLogger(__name__)
+
 _KEPT_BYTES = 512 * 1024
 _DRAIN_S = 0.5
 _GONE_S = 10.0
+_FORCED_S = 5.0
 _WEIGH_S = 0.2
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
@@ -101,7 +105,19 @@ def _start(guardian: Guardian, command: Command, scratch: Path | None) -> Guarde
 
 def _guardian_killed() -> SandboxError:
     """How the program ended is not known, so it has to run again."""
-    error = SandboxError("a sandbox was lost: the process that starts sandboxes was killed from outside")
+    error = SandboxError(
+        "a sandbox was lost: the process that starts sandboxes was killed from outside, or stopped and then replaced"
+    )
+    error.retryable = True
+    return error
+
+
+def _stuck(pid: int | None) -> SandboxError:
+    """The kernel does not let go of it."""
+    error = SandboxError(
+        f"a sandbox cannot be ended: process {pid} was killed and is still there; "
+        f"if `ps -o stat {pid}` says D, it waits for a disk or a network file system of this machine"
+    )
     error.retryable = True
     return error
 
@@ -177,8 +193,7 @@ class SandboxProcess:
             await sandbox._ready(timeout_s)
         except BaseException as error:
             if sandbox is not None:
-                sandbox.kill()
-                await sandbox.gone()
+                await sandbox.discard()
             elif scratch is not None:
                 shutil.rmtree(scratch, ignore_errors=True)
             if isinstance(error, OSError):
@@ -249,7 +264,7 @@ class SandboxProcess:
             self.kill()
         await self.gone()
         code = self._told.code
-        if code is None and (finished or (lost.done() and not lost.cancelled())):
+        if code is None:
             raise _guardian_killed()
         return ProgramResult(
             exit_code=code if finished else None,
@@ -333,12 +348,15 @@ class SandboxProcess:
             self._guarded.stdin.close()
 
     async def gone(self) -> None:
-        """Wait until the killed sandbox is gone and reaped, and its output is read; then free what it held."""
+        """Wait until the killed sandbox is gone and reaped, and its output is read; then free what it held.
+
+        Raises SandboxError where it is still there after some 20 s.
+        """
         try:
             await asyncio.wait_for(self._ended(), _GONE_S)
         except TimeoutError:
-            self._guardian.kill(self._guarded)
-            await asyncio.shield(self._news.ended)
+            await self._end_by_force()
+        stuck = not self._news.ended.done()
         await asyncio.wait({self._stdout.ended, self._stderr.ended}, timeout=_DRAIN_S)
         for transport in self._transports:
             transport.close()
@@ -348,3 +366,21 @@ class SandboxProcess:
         self._info = self._first_process = None
         if self._scratch is not None:
             await asyncio.to_thread(shutil.rmtree, self._scratch, ignore_errors=True)
+        if stuck:
+            raise _stuck(self._told.pid)
+
+    async def _end_by_force(self) -> None:
+        """Have the guardian kill it, or, if nothing reaches the guardian, kill that."""
+        self._guardian.kill(self._guarded)
+        await asyncio.wait({self._news.ended}, timeout=_FORCED_S)
+        if not self._news.ended.done() and self._guardian.is_stalled():
+            self._guardian.abandon()
+            await asyncio.wait({self._news.ended}, timeout=_FORCED_S)
+
+    async def discard(self) -> None:
+        """Kill it and wait until it is gone; one that cannot be ended is left, with a warning."""
+        self.kill()
+        try:
+            await self.gone()
+        except SandboxError as error:
+            _logger.warning("%s", error)
