@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from treadle.core.errors import ModelError, RolloutsOwed, StageFailed, ToolError, TreadleError
+from treadle.core.stage import Worked
 
 _log = logging.getLogger(__name__)
 
@@ -145,20 +146,33 @@ class Crew(Generic[T_Job]):
             else:
                 self.last.in_a_row = 0
 
-    def settle(self, what: str, num_jobs: int, num_owed: int, *, accept_failures: bool) -> None:
-        """Raise where less was made than asked for and the user has not accepted that.
+    def worked(self, facts: Mapping[str, Any]) -> Worked:
+        """What the last pass left, for `Stage.run`."""
+        return Worked(self.last.errors, self.last.first, self.last.retryable, facts)
 
-        Raises RolloutsOwed, or StageFailed where more failed than `max_error_rate` allows. `what` is the address.
-        """
-        if not num_owed:
-            return
-        said = f"{what}: {num_owed} of {num_jobs} {self._noun} could not be finished"
-        cause = f"first cause: {self.last.first}"
-        if not accept_failures:
-            remedy = "run again to retry them, or accept them as failed rows"
-            raise RolloutsOwed(f"{said}; {cause}; {remedy}", retryable=self.last.retryable)
-        if num_owed > self._options.max_error_rate * num_jobs:
-            raise StageFailed(
-                f"{said}, more than max_error_rate = {self._options.max_error_rate:g} allows; {cause}; "
-                "run again to retry them"
-            )
+
+def settle(
+    worked: Worked,
+    options: CrewOptions,
+    *,
+    what: str,
+    noun: str,
+    num_jobs: int,
+    num_owed: int,
+    accept_failures: bool,
+) -> None:
+    """Raise where less was made than asked for and the user has not accepted that.
+
+    Raises RolloutsOwed, or StageFailed where more failed than `max_error_rate` allows. `what` is the address.
+    """
+    if not num_owed:
+        return
+    said = f"{what}: {num_owed} of {num_jobs} {noun} could not be finished"
+    cause = f"first cause: {worked.first}"
+    if not accept_failures:
+        remedy = "run again to retry them, or accept them as failed rows"
+        raise RolloutsOwed(f"{said}; {cause}; {remedy}", retryable=worked.retryable)
+    if num_owed > options.max_error_rate * num_jobs:
+        raise StageFailed(
+            f"{said}, more than max_error_rate = {options.max_error_rate:g} allows; {cause}; run again to retry them"
+        )

@@ -22,6 +22,8 @@ class TokenBudget:
     """In the currency of the models' prices."""
     used_tokens: int = 0
     used_cost: float = 0.0
+    num_shards: int = 1
+    """Processes cannot see what others spend: each shard has an equal part, so that together they keep to the whole."""
 
     @property
     def is_limited(self) -> bool:
@@ -30,12 +32,15 @@ class TokenBudget:
 
     def check(self) -> None:
         """Raise BudgetExceeded where nothing is left."""
-        if self.max_total_tokens is not None and self.used_tokens >= self.max_total_tokens:
+        part = f" for each of {self.num_shards} shards" if self.num_shards > 1 else ""
+        if self.max_total_tokens is not None and self.used_tokens * self.num_shards >= self.max_total_tokens:
+            most = f"{self.max_total_tokens // self.num_shards}{part}, by " if part else ""
             raise BudgetExceeded(
-                f"{self.used_tokens} tokens are used of max_total_tokens = {self.max_total_tokens}; {_REMEDY}"
+                f"{self.used_tokens} tokens are used of {most}max_total_tokens = {self.max_total_tokens}; {_REMEDY}"
             )
-        if self.max_cost is not None and self.used_cost >= self.max_cost:
-            raise BudgetExceeded(f"{self.used_cost:.4g} are spent of max_cost = {self.max_cost:g}; {_REMEDY}")
+        if self.max_cost is not None and self.used_cost * self.num_shards >= self.max_cost:
+            most = f"{self.max_cost / self.num_shards:.4g}{part}, by " if part else ""
+            raise BudgetExceeded(f"{self.used_cost:.4g} are spent of {most}max_cost = {self.max_cost:g}; {_REMEDY}")
 
     def check_price(self, name: str, model: ModelSettings) -> None:
         """Raise ConfigError for a model whose cost cannot be told, where cost is limited."""

@@ -11,6 +11,7 @@ from pydantic import Field
 from treadle.agent.config import EnvironmentSettings
 from treadle.core.config import Operational, Section
 from treadle.core.llm.config import ModelSettings, Sampling
+from treadle.core.shards import MAX_SHARDS
 from treadle.core.stage import Rows
 
 
@@ -41,6 +42,8 @@ class RolloutOptions(Section):
     """Most prompt and sampled tokens of this stage; passing it stops the run, which can be resumed with more."""
     max_cost: Operational[float | None] = Field(default=None, gt=0.0)
     """Most money for this stage, in the currency of the models' prices; passing it stops the run likewise."""
+    shards: Operational[int] = Field(default=1, ge=1, le=MAX_SHARDS)
+    """Parts into which the work is divided when it begins, so that several processes can share it (`treadle work`)."""
 
 
 class RolloutsSettings(Section):

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from treadle.agent.crew import Crew
+from treadle.agent.crew import Crew, settle
 from treadle.agent.environment import CallRecord, Question, ToolEnvironment
 from treadle.agent.memory import JournalMemory
 from treadle.agent.metering import TokenBudget
@@ -40,7 +40,7 @@ from treadle.core.errors import (
 from treadle.core.llm.types import Completion
 from treadle.core.schemas import ROLLOUT_TELEMETRY
 from treadle.core.schemas import ROLLOUTS as ROLLOUTS_TABLE
-from treadle.core.stage import Stage, StageContext
+from treadle.core.stage import Stage, StageContext, Worked
 
 if TYPE_CHECKING:
     pass
@@ -70,42 +70,36 @@ class RolloutsRun:
         self._settings: RolloutsSettings = context.settings
         self._options = self._settings.options
         self._journal = context.journal
-        tokenizer = load_tokenizer(self._settings.model_name, self._settings.model, self._settings.tokenizer_digest)
-        self._budget = TokenBudget(self._options.max_total_tokens, self._options.max_cost)
-        self._tokenizer_digest = tokenizer.digest if tokenizer else ""
+        self._budget = TokenBudget(
+            self._options.max_total_tokens, self._options.max_cost, num_shards=context.num_shards
+        )
+        self._tokenizer_digest = ""
         self._environment_digest = self._settings.environment.digest()
         self._statuses: Counter[str] = Counter()
-        self._num_jobs = 0
         self._tokens = 0
         self._started = 0.0
-        self._num_finished = 0
         self._crew = Crew(self._options, self._open_jobs, self._make, noun="rollouts")
         self._engine: RolloutEngine | None = None
         self._tools: dict[str, Tool] = {}
         self._sandbox_facts: dict[str, str] = {}
 
-    async def run(self) -> dict[str, Any]:
-        """Make what is open, then write all rows."""
-        for job in self._jobs():
-            self._num_jobs += 1
-            self._num_finished += self._journal.is_finished(job.key)
-        if not self._num_jobs:
-            raise StageFailed(
-                f"{self._context.address}: none of the questions is selected; check datasets, split and max_questions"
-            )
-        self._context.progress.start(self._num_jobs, self._num_finished, "rollouts")
-        if self._num_finished < self._num_jobs:
-            await self._finish_open()
-        self._crew.settle(
-            str(self._context.address),
-            self._num_jobs,
-            self._num_jobs - self._num_finished,
-            accept_failures=self._context.accept_failures,
-        )
-        return self._write()
+    async def work(self) -> Worked:
+        """Make what is open of the rollouts at hand."""
+        num_jobs = num_finished = 0
+        for job in self._own_jobs():
+            num_jobs += 1
+            num_finished += self._journal.is_finished(job.key)
+        if num_jobs:
+            self._context.progress.start(num_jobs, num_finished, "rollouts")
+        if num_finished == num_jobs:
+            return Worked()
+        await self._finish_open(num_jobs - num_finished)
+        return self._crew.worked({"sandbox": self._sandbox_facts, "tokenizer_digest": self._tokenizer_digest})
 
-    async def _finish_open(self) -> None:
+    async def _finish_open(self, num_open: int) -> None:
         settings = self._settings
+        tokenizer = load_tokenizer(settings.model_name, settings.model, settings.tokenizer_digest)
+        self._tokenizer_digest = tokenizer.digest if tokenizer else ""
         self._started = asyncio.get_running_loop().time()
         try:
             async with Opening(self._budget) as opening:
@@ -123,7 +117,7 @@ class RolloutsRun:
                 if self._budget.is_limited:
                     self._count_earlier()
                 self._engine = policy.engine(settings.environment, self._options.sampling)
-                await self._crew.work(self._num_jobs - self._num_finished)
+                await self._crew.work(num_open)
         except EndpointUnavailable as error:
             if not self._context.accept_failures:
                 raise
@@ -131,7 +125,7 @@ class RolloutsRun:
 
     def _count_earlier(self) -> None:
         """Charge the budget with what earlier attempts used, what belongs to rollouts that were cut off included."""
-        for job in self._jobs():
+        for job in self._own_jobs():
             own, of_summarizer = self._used(job.key)
             self._budget.count(self._settings.model, *own)
             if self._settings.summarizer is not None:
@@ -148,8 +142,11 @@ class RolloutsRun:
         answers = list(remembered_answers(memory))
         return _tokens(answers), _tokens(remembered_calls(memory, len(answers)))
 
+    def _own_jobs(self) -> Iterator[_Job]:
+        return (job for job in self._jobs() if self._context.owns(job.key))
+
     def _open_jobs(self) -> Iterator[_Job]:
-        return (job for job in self._jobs() if not self._journal.is_finished(job.key))
+        return (job for job in self._own_jobs() if not self._journal.is_finished(job.key))
 
     async def _make(self, job: _Job) -> None:
         assert self._engine is not None
@@ -173,13 +170,34 @@ class RolloutsRun:
         telemetry = telemetry_of(key, self._context.attempt, seconds, trajectory)
         value = {"row": row, "telemetry": telemetry, "wasted_tokens": trajectory.usage.wasted_tokens}
         self._journal.finish(key, orjson.dumps(value))
-        self._num_finished += 1
         self._statuses[trajectory.status] += 1
         self._tokens += trajectory.usage.completion_tokens
         rate = self._tokens / max(asyncio.get_running_loop().time() - self._started, 1e-3)
         self._context.progress.advance(1, tokens_per_s=round(rate), **self._statuses)
 
-    def _write(self) -> dict[str, Any]:
+    def write(self) -> dict[str, Any]:
+        """Judge what was made, and write all rows."""
+        num_jobs = num_owed = 0
+        for job in self._jobs():
+            num_jobs += 1
+            num_owed += not self._journal.is_finished(job.key)
+        what = str(self._context.address)
+        if not num_jobs:
+            raise StageFailed(f"{what}: none of the questions is selected; check datasets, split and max_questions")
+        settle(
+            self._context.worked,
+            self._options,
+            what=what,
+            noun="rollouts",
+            num_jobs=num_jobs,
+            num_owed=num_owed,
+            accept_failures=self._context.accept_failures,
+        )
+        return self._write(num_jobs)
+
+    def _write(self, num_jobs: int) -> dict[str, Any]:
+        worked = self._context.worked
+        tokenizer_digest = worked.facts.get("tokenizer_digest", "")
         totals: Counter[str] = Counter()
         statuses: Counter[str] = Counter()
         rows: list[dict[str, Any]] = []
@@ -193,8 +211,8 @@ class RolloutsRun:
                 for name in _SUMMARY:
                     totals[name] += stored["telemetry"][name]
             else:
-                error = self._crew.last.errors.get(job.key, self._crew.last.first)
-                row = failed_row(self._head(job), error, self._environment_digest, self._tokenizer_digest)
+                error = worked.causes.get(job.key, worked.first)
+                row = failed_row(self._head(job), error, self._environment_digest, tokenizer_digest)
             rows.append(row)
             statuses[row["status"]] += 1
             for name in _SUMMED:
@@ -202,14 +220,14 @@ class RolloutsRun:
             if len(rows) == _WRITE_BATCH:
                 self._flush(rows, telemetry)
         self._flush(rows, telemetry)
-        if statuses["context_full"] == self._num_jobs and not totals["calls_requested"]:
+        if statuses["context_full"] == num_jobs and not totals["calls_requested"]:
             self._refuse_window()
         return {
-            "num_rollouts": self._num_jobs,
+            "num_rollouts": num_jobs,
             **{f"status_{name}": count for name, count in sorted(statuses.items())},
             **{name: totals[name] for name in (*_SUMMED, "wasted_tokens")},
             **{name: totals[name] for name in _SUMMARY if self._settings.environment.summarizer},
-            **self._sandbox_facts,
+            **worked.facts.get("sandbox", {}),
         }
 
     def _refuse_window(self) -> None:
@@ -255,10 +273,16 @@ def _tokens(answers: Iterable[Completion | CallRecord]) -> tuple[int, int]:
     return sum(prompt for prompt, _ in found), sum(completion for _, completion in found)
 
 
-def run(context: StageContext) -> Mapping[str, Any]:
-    """Make the rollouts of one stage instance; returns counts of statuses, turns, calls and tokens."""
+def work(context: StageContext) -> Worked:
+    """Make the rollouts of one stage instance that are open."""
     with rare_collections():
-        return asyncio.run(RolloutsRun(context).run())
+        return asyncio.run(RolloutsRun(context).work())
+
+
+def run(context: StageContext) -> Mapping[str, Any]:
+    """Write the rollouts of one stage instance; returns counts of statuses, turns, calls and tokens."""
+    with rare_collections():
+        return RolloutsRun(context).write()
 
 
 ROLLOUTS = Stage(
@@ -269,4 +293,6 @@ ROLLOUTS = Stage(
     produces=(ROLLOUTS_TABLE,),
     telemetry=(ROLLOUT_TELEMETRY,),
     run=run,
+    work=work,
+    num_shards=lambda settings: settings.options.shards,
 )

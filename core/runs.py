@@ -14,7 +14,7 @@ Everything is readable without this program, and paths inside are relative to th
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -143,15 +143,23 @@ class Run:
             if not storage.put_if(key, _as_json(run.info), before):
                 return cls.create_or_open(root, run_id, config_json, semantic_json, config_input, seed=seed)
         elif differences:
-            more = len(differences) - _SHOWN_DIFFERENCES
-            shown = "; ".join(differences[:_SHOWN_DIFFERENCES]) + (f"; and {more} more" if more > 0 else "")
-            raise RunError(
-                f"run {run_id} was made with another configuration ({shown}); "
-                f"choose a new run id, or resume with the configuration in {run.key('config.json')}"
-            )
+            raise run._refusal(differences)
         if run.config() != _plain(config_json):
             run._write_config(config_json, config_input)
         return run
+
+    def check_config(self, semantic_json: Mapping[str, Any]) -> None:
+        """Raise RunError, listing the keys, where a configuration would not give this run's results."""
+        if differences := differing_keys(self.info.semantic, _plain(semantic_json)):
+            raise self._refusal(differences)
+
+    def _refusal(self, differences: Sequence[str]) -> RunError:
+        more = len(differences) - _SHOWN_DIFFERENCES
+        shown = "; ".join(differences[:_SHOWN_DIFFERENCES]) + (f"; and {more} more" if more > 0 else "")
+        return RunError(
+            f"run {self.run_id} was made with another configuration ({shown}); "
+            f"choose a new run id, or resume with the configuration in {self.key('config.json')}"
+        )
 
     def key(self, name: str) -> str:
         """Key of something that belongs to this run, relative to the root."""

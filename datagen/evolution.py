@@ -69,7 +69,7 @@ class Kit:
 
     def without_models(self, cause: str) -> Kit:
         """A kit that asks nobody: what is not remembered fails for this cause."""
-        nobody = _Nobody(cause)
+        nobody = Nobody(cause)
         return replace(
             self,
             fresh=replace(self.fresh, model=nobody),
@@ -87,13 +87,13 @@ class Kit:
 
 
 @dataclass(slots=True)
-class _Nobody:
+class Nobody:
     """A model, a tool and a judge that are not there."""
 
     cause: str
     name: str = ""
 
-    async def __aenter__(self) -> _Nobody:
+    async def __aenter__(self) -> Nobody:
         return self
 
     async def __aexit__(self, *exc: object) -> None:

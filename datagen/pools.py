@@ -9,24 +9,28 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import orjson
 
-from treadle.agent.crew import Crew
+from treadle.agent.crew import Crew, settle
 from treadle.agent.judges.answer import AnswerJudge
+from treadle.agent.judges.base import Judge
 from treadle.agent.memory import Counted, JournalMemory
-from treadle.agent.metering import TokenBudget
+from treadle.agent.metering import Meter, TokenBudget
 from treadle.agent.opening import Opening, OpenModel, load_tokenizer
 from treadle.agent.rollout import Memory, rare_collections
 from treadle.agent.rollout_settings import selected_questions
 from treadle.agent.rows import telemetry_of
 from treadle.agent.toolbox import sandbox_facts
+from treadle.agent.tools.outcome import Tool
 from treadle.core import schemas
 from treadle.core.errors import EndpointUnavailable, StageFailed
-from treadle.core.stage import Stage, StageContext
-from treadle.datagen.evolution import Evolution, Kit
+from treadle.core.llm.pool import ModelPool
+from treadle.core.llm.types import ServerFacts
+from treadle.core.stage import Stage, StageContext, Worked
+from treadle.datagen.evolution import Evolution, Kit, Nobody
 from treadle.datagen.operators import load_operators
 from treadle.datagen.pool_report import PoolReport
 from treadle.datagen.pool_rows import event_rows, failed_question_row, pool_rows, question_row
@@ -54,44 +58,36 @@ class PoolsRun:
         self._settings: PoolsSettings = context.settings
         self._options = self._settings.options
         self._journal = context.journal
-        policy = self._settings.roles["policy"]
-        tokenizer = load_tokenizer(policy.name, policy.model, policy.tokenizer_digest)
-        self._tokenizer_digest = tokenizer.digest if tokenizer else ""
+        self._tokenizer_digest = ""
         self._environment_digest = self._settings.environment.digest()
-        self._budget = TokenBudget(self._options.max_total_tokens, self._options.max_cost)
+        self._budget = TokenBudget(
+            self._options.max_total_tokens, self._options.max_cost, num_shards=context.num_shards
+        )
         self._crew = Crew(self._options, self._open_jobs, self._make, noun="questions")
         self._prompts = PromptSet(self._options.prompts)
         self._prompts.check()
         self._operators = load_operators(self._options.operators)
         self._kit: Kit | None = None
         self._counted: dict[str, set[str]] = {}
-        self._num_jobs = 0
-        self._num_finished = 0
         self._facts: Counter[str] = Counter()
-        self._sandbox_facts: dict[str, str] = {}
+        self._found: dict[str, Any] = {}
+        """What `run` is to know beside the journal."""
 
-    async def run(self) -> dict[str, Any]:
-        """Make what is open, then write all rows."""
-        for job in self._jobs():
-            self._num_jobs += 1
-            self._num_finished += self._journal.is_finished(job.key)
-        if not self._num_jobs:
-            raise StageFailed(
-                f"{self._context.address}: none of the questions is selected; check datasets, split and max_questions"
-            )
-        self._context.progress.start(self._num_jobs, self._num_finished, "questions")
-        if self._num_finished < self._num_jobs:
-            await self._finish_open()
-        self._crew.settle(
-            str(self._context.address),
-            self._num_jobs,
-            self._num_jobs - self._num_finished,
-            accept_failures=self._context.accept_failures,
-        )
-        return await self._write()
+    async def work(self) -> Worked:
+        """Make what is open of the pools at hand."""
+        num_jobs = num_finished = 0
+        for job in self._own_jobs():
+            num_jobs += 1
+            num_finished += self._journal.is_finished(job.key)
+        if num_jobs:
+            self._context.progress.start(num_jobs, num_finished, "questions")
+        if num_finished == num_jobs:
+            return Worked()
+        await self._finish_open(num_jobs - num_finished)
+        return self._crew.worked(self._found)
 
-    async def _finish_open(self) -> None:
-        settings, options = self._settings, self._options
+    async def _finish_open(self, num_open: int) -> None:
+        settings = self._settings
         try:
             async with Opening(self._budget) as opening:
                 models = {
@@ -99,38 +95,39 @@ class PoolsRun:
                     for name, role in settings.roles.items()
                 }
                 tools = await opening.tools(settings.environment, models.get("summarizer"))
-                self._sandbox_facts = sandbox_facts(settings.environment)
-                policy = models["policy"]
-                policy.check_ids()
-                if policy.codec is None:
-                    self._tokenizer_digest = ""
+                self._found = {
+                    "sandbox": sandbox_facts(settings.environment),
+                    "servers": {name: asdict(model.facts) for name, model in models.items()},
+                    "tools": list(tools),
+                }
+                models["policy"].check_ids()
                 if self._budget.is_limited:
                     self._count_finished()
                 async with self._judge(models) as judge:
-                    sampling = settings.roles["policy"].sampling
-                    self._kit = Kit(
-                        options=options,
-                        environment=settings.environment,
-                        fresh=policy.engine(settings.environment, sampling),
-                        continuing=policy.engine(
-                            settings.environment, sampling, additional_calls=settings.environment.continuation_calls
-                        ),
-                        tools=tools,
-                        roles={
-                            name: models[name].in_role(name, settings.roles[name].sampling)
-                            for name in ("critic", "refiner")
-                        },
-                        judge=judge,
-                        operators=self._operators,
-                        prompts=self._prompts,
-                        policy_name=settings.roles["policy"].name,
-                        seed=settings.seed,
-                    )
-                    await self._crew.work(self._num_jobs - self._num_finished)
+                    self._kit = self._make_kit(models, tools, judge)
+                    await self._crew.work(num_open)
         except EndpointUnavailable as error:
             if not self._context.accept_failures:
                 raise
             self._crew.last.first = self._crew.last.first or str(error)
+
+    def _make_kit(self, models: Mapping[str, OpenModel], tools: Mapping[str, Tool], judge: Judge) -> Kit:
+        settings, policy = self._settings, models["policy"]
+        sampling, environment = settings.roles["policy"].sampling, settings.environment
+        self._tokenizer_digest = policy.codec.digest if policy.codec else ""
+        return Kit(
+            options=self._options,
+            environment=environment,
+            fresh=policy.engine(environment, sampling),
+            continuing=policy.engine(environment, sampling, additional_calls=environment.continuation_calls),
+            tools=tools,
+            roles={name: models[name].in_role(name, settings.roles[name].sampling) for name in ("critic", "refiner")},
+            judge=judge,
+            operators=self._operators,
+            prompts=self._prompts,
+            policy_name=settings.roles["policy"].name,
+            seed=settings.seed,
+        )
 
     def _judge(self, models: Mapping[str, OpenModel]) -> AnswerJudge:
         role = self._settings.roles["judge"]
@@ -142,7 +139,6 @@ class PoolsRun:
         stored = await self._evolve(job, self._kit)
         self._journal.finish(job.key, orjson.dumps(stored))
         self._counted.pop(job.key, None)
-        self._num_finished += 1
         self._facts["trajectories"] += stored["question"]["num_trajectories"]
         self._facts["right"] += stored["question"]["num_correct"]
         if (status := stored["question"]["status"]) != "ok":
@@ -174,14 +170,26 @@ class PoolsRun:
 
     async def _from_memory(self, job: _Job) -> dict[str, Any]:
         """Rows of a question that stays unfinished: what its remembered parts make; the rest counts as failed."""
-        cause = self._crew.last.errors.get(job.key, self._crew.last.first)
-        if self._kit is not None:
-            return await self._evolve(job, self._kit.without_models(cause))
-        return {"pool": [], "events": [], "question": failed_question_row(job.question, cause), "telemetry": []}
+        worked = self._context.worked
+        cause = worked.causes.get(job.key, worked.first)
+        if "servers" not in worked.facts:
+            return {"pool": [], "events": [], "question": failed_question_row(job.question, cause), "telemetry": []}
+        self._kit = self._kit or self._kit_of(worked.facts)
+        return await self._evolve(job, self._kit.without_models(cause))
+
+    def _kit_of(self, found: Mapping[str, Any]) -> Kit:
+        """The kit with which the questions were worked at, as far as it is needed where nobody is asked."""
+        models, nobody = {}, Nobody("nothing is asked any more")
+        for name, facts in found["servers"].items():
+            role = self._settings.roles[name]
+            meter = Meter(ModelPool(role.name, role.model), self._budget)
+            tokenizer = load_tokenizer(role.name, role.model, role.tokenizer_digest)
+            models[name] = OpenModel(role.name, meter, ServerFacts(**facts), tokenizer)
+        return self._make_kit(models, dict.fromkeys(found["tools"], nobody), nobody)
 
     def _count_finished(self) -> None:
         """Charge the budget with what finished questions used."""
-        for job in self._jobs():
+        for job in self._own_jobs():
             if self._journal.is_finished(job.key):
                 for role, used in orjson.loads(self._stored(job.key)["question"]["usage"]).items():
                     model = self._settings.roles[role].model
@@ -194,6 +202,26 @@ class PoolsRun:
             models = [roles[name].model for name in _roles_behind(unit) if name in roles] or [roles["policy"].model]
             dearest = max(models, key=lambda model: model.cost(prompt_tokens, completion_tokens))
             self._budget.count(dearest, prompt_tokens, completion_tokens)
+
+    async def write(self) -> dict[str, Any]:
+        """Judge what was made, and write all rows."""
+        num_jobs = num_owed = 0
+        for job in self._jobs():
+            num_jobs += 1
+            num_owed += not self._journal.is_finished(job.key)
+        what = str(self._context.address)
+        if not num_jobs:
+            raise StageFailed(f"{what}: none of the questions is selected; check datasets, split and max_questions")
+        settle(
+            self._context.worked,
+            self._options,
+            what=what,
+            noun="questions",
+            num_jobs=num_jobs,
+            num_owed=num_owed,
+            accept_failures=self._context.accept_failures,
+        )
+        return await self._write()
 
     async def _write(self) -> dict[str, Any]:
         report = PoolReport()
@@ -209,7 +237,7 @@ class PoolsRun:
                 self._flush(tables)
         self._flush(tables)
         self._context.add_file(schemas.POOLS.kind, "report.md", report.markdown().encode())
-        return {**report.metrics(), **self._sandbox_facts}
+        return {**report.metrics(), **self._context.worked.facts.get("sandbox", {})}
 
     def _flush(self, tables: dict[str, list[dict[str, Any]]]) -> None:
         self._context.write(schemas.POOLS.kind, tables["pool"])
@@ -223,8 +251,11 @@ class PoolsRun:
         stored: dict[str, Any] = orjson.loads(self._journal.finished(key))
         return stored
 
+    def _own_jobs(self) -> Iterator[_Job]:
+        return (job for job in self._jobs() if self._context.owns(job.key))
+
     def _open_jobs(self) -> Iterator[_Job]:
-        return (job for job in self._jobs() if not self._journal.is_finished(job.key))
+        return (job for job in self._own_jobs() if not self._journal.is_finished(job.key))
 
     def _jobs(self) -> Iterator[_Job]:
         """All questions that were asked for, in their order."""
@@ -242,10 +273,16 @@ def _roles_behind(unit: str) -> tuple[str, ...]:
     return _ROLES.get(unit.rpartition("/")[2].partition("-")[0], ())
 
 
-def run(context: StageContext) -> Mapping[str, Any]:
-    """Make the pools of one stage instance; returns counts by outcome, operator, reason and role."""
+def work(context: StageContext) -> Worked:
+    """Make the pools of one stage instance that are open."""
     with rare_collections():
-        return asyncio.run(PoolsRun(context).run())
+        return asyncio.run(PoolsRun(context).work())
+
+
+def run(context: StageContext) -> Mapping[str, Any]:
+    """Write the pools of one stage instance; returns counts by outcome, operator, reason and role."""
+    with rare_collections():
+        return asyncio.run(PoolsRun(context).write())
 
 
 POOLS_STAGE = Stage(
@@ -256,4 +293,6 @@ POOLS_STAGE = Stage(
     produces=(schemas.POOLS, schemas.POOL_QUESTIONS, schemas.POOL_EVENTS),
     telemetry=(schemas.ROLLOUT_TELEMETRY,),
     run=run,
+    work=work,
+    num_shards=lambda settings: settings.options.shards,
 )

@@ -11,6 +11,7 @@ from treadle.agent.config import EnvironmentSettings
 from treadle.core.answers.score import DEFAULT_F1_THRESHOLD
 from treadle.core.config import Operational, Section
 from treadle.core.llm.config import ModelSettings, Sampling
+from treadle.core.shards import MAX_SHARDS
 
 DEFAULT_OPERATORS = ("rerollout", "redundant_mod", "global_refine", "self_correct", "hint_step", "hint_tail")
 
@@ -148,6 +149,8 @@ class PoolOptions(Section):
     """Most prompt and sampled tokens of all roles; passing it stops the run, which can be resumed with more."""
     max_cost: Operational[float | None] = Field(default=None, gt=0.0)
     """Most money for this stage, in the currency of the models' prices; passing it stops the run likewise."""
+    shards: Operational[int] = Field(default=1, ge=1, le=MAX_SHARDS)
+    """Parts into which the work is divided when it begins, so that several processes can share it (`treadle work`)."""
 
 
 class RoleSettings(Section):

@@ -22,6 +22,7 @@ from treadle.flows.cli_engines import doctor, env, serve, tutor
 from treadle.flows.cli_inspect import lineage, show, status, verify
 from treadle.flows.cli_retriever import retriever
 from treadle.flows.cli_run import demo, run, stage
+from treadle.flows.cli_work import work
 from treadle.flows.warnings import show_warnings
 
 INTERRUPTED = 130
@@ -64,7 +65,7 @@ def cli() -> None:
     """
 
 
-for command in (demo, run, stage, status, show, lineage, verify, doctor, env, serve, tutor, retriever):
+for command in (demo, run, stage, work, status, show, lineage, verify, doctor, env, serve, tutor, retriever):
     cli.add_command(command)
 
 

@@ -505,7 +505,7 @@ async def test_a_cancelled_stage_leaves_its_journal_in_order_and_nothing_running
                 scratch=tmp_path,
                 outputs=Outputs(bench.run.storage, ROLLOUTS, "0" * 64, "attempt"),
             )
-            stage = asyncio.create_task(RolloutsRun(context).run())
+            stage = asyncio.create_task(RolloutsRun(context).work())
             await stuck.wait()
             stage.cancel()
             with pytest.raises(asyncio.CancelledError):
