@@ -488,3 +488,14 @@ async def test_a_server_that_runs_on_after_a_stop_makes_no_difference(honours_st
     assert [part.text for part in refined.trajectory.segments if part.kind == "think"] == [
         f"<think>{thought}</think>" for thought in ("L", "Y", "Z")
     ]
+
+
+@pytest.mark.covers("flywheel-14")
+async def test_a_refinement_in_which_calls_would_read_differently_makes_no_trajectory(world: World) -> None:
+    # The call that was refused without a word ended a stretch; put together, `<python>` would reach into the next one.
+    world.settings = environment(search={"max_calls": 0}, on_limit="silent")
+    turns = ["<python>a<search>b</search>", "<think>So, so.</think><python>1</python>", FINISH]
+    parent = await world.rolled(turns)
+    error = await rejected(GlobalRefinement(), world.bench(parent, critic=["So.</think>", "Last.</think>"]))
+    assert error.reason == "actions_changed"
+    assert error.reply.startswith("<python>a<search>b</search><think>So.</think><python>1</python><result>")
