@@ -14,7 +14,7 @@ import contextlib
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from treadle.core.errors import StorageError
@@ -283,6 +283,34 @@ def count_finished(directory: Path) -> int:
             with contextlib.suppress(FileNotFoundError):
                 scan(path, keep)
     return len(finished)
+
+
+def finished_rows(directory: Path, most: int) -> list[bytes]:
+    """Final rows of up to so many owners in a journal that another process may be writing; none where there is none."""
+    rows: dict[str, bytes] = {}
+    with storage_errors("read journal", directory):
+        for _, path in segments(directory):
+            places: dict[str, tuple[int, int]] = {}
+
+            def keep(owner: str, unit: str, offset: int, length: int, places: dict = places) -> None:  # type: ignore[type-arg]
+                if not unit:
+                    places[owner] = offset, length
+
+            with contextlib.suppress(FileNotFoundError):
+                scan(path, keep)
+                rows.update(_values(path, places, most - len(rows)))
+            if len(rows) >= most:
+                break
+    return list(rows.values())
+
+
+def _values(path: Path, places: Mapping[str, tuple[int, int]], most: int) -> Iterator[tuple[str, bytes]]:
+    with path.open("rb") as file:
+        salt = salt_of(file.read(HEADER_BYTES), path) if places else 0
+        for owner, (offset, length) in list(places.items())[:most]:
+            file.seek(offset)
+            if (value := value_of(file.read(length), salt)) is not None:
+                yield owner, value
 
 
 class _SyncThread:

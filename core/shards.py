@@ -23,7 +23,7 @@ import orjson
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from treadle.core.errors import RunError, StorageError
-from treadle.core.journal import Journal
+from treadle.core.journal import Journal, finished_rows
 from treadle.core.journal_format import segments
 from treadle.core.journal_upload import count_recorded, fetch_journal, last_token, open_journal
 from treadle.core.locks import Lease, hold_key, watch_leases, write_fenced
@@ -162,6 +162,14 @@ class Shards:
         if plan is None:
             return count_recorded(self.storage, self.key)
         return sum(count_recorded(self.storage, self.shard_key(plan, index)) for index in range(plan.num_shards))
+
+    def finished_rows(self, most: int) -> list[bytes]:
+        """Final rows of up to so many owners, as far as this machine has them."""
+        plan, rows = self.plan(), list[bytes]()
+        keys = [self.key] if plan is None else [self.shard_key(plan, index) for index in range(plan.num_shards)]
+        for key in keys:
+            rows += finished_rows(self.storage.directory(key), most - len(rows))
+        return rows
 
     def delete(self, token: int) -> None:
         """Remove the shards' journals and the plan, but no plan of a later holder than `token`."""

@@ -27,6 +27,13 @@ set_option = click.option(
 )
 
 
+_dry_run_option = click.option(
+    "--dry-run",
+    is_flag=True,
+    help="Print what would be done and why, and what it may cost (--json: the whole configuration too).",
+)
+
+
 def _work_options(command: Command) -> Command:
     for option in (
         click.option("--force", is_flag=True, help="Run again although nothing changed."),
@@ -45,7 +52,7 @@ def _work_options(command: Command) -> Command:
 @click.command(epilog="Example:  treadle run configs/laptop.toml --run first --set rollouts.samples_per_question=2")
 @click.argument("configs", nargs=-1, type=click.Path(path_type=Path, dir_okay=False), metavar="[CONFIG.toml]...")
 @click.option("--run", "run_id", required=True, help="Name of the run; an existing one is resumed.")
-@click.option("--dry-run", is_flag=True, help="Print what would be done and why (--json: the whole configuration too).")
+@_dry_run_option
 @_work_options
 def run(
     configs: tuple[Path, ...],
@@ -91,6 +98,7 @@ def run(
 @click.argument("address", metavar="INSTANCE")
 @click.argument("configs", nargs=-1, type=click.Path(path_type=Path, dir_okay=False), metavar="[CONFIG.toml]...")
 @click.option("--run", "run_id", required=True, help="Name of the run.")
+@_dry_run_option
 @_work_options
 def stage(
     address: str,
@@ -98,6 +106,7 @@ def stage(
     run_id: str,
     overrides: tuple[str, ...],
     root: str | Path,
+    dry_run: bool,
     force: bool,
     accept_failures: bool,
     with_prefect: bool,
@@ -105,13 +114,17 @@ def stage(
 ) -> None:
     """Run one stage INSTANCE, such as 1/rollouts@base, of a run."""
     from treadle.core.stage import Address
-    from treadle.flows.summary import print_end
+    from treadle.flows.summary import print_end, print_plan
     from treadle.tasks.catalog import instance
     from treadle.tasks.running import configuration_of, open_run
     from treadle.tasks.services import with_index_of_services
 
-    config = with_index_of_services(configuration_of(root, run_id, configs, overrides), root, run_id)
+    config = configuration_of(root, run_id, configs, overrides)
+    config = with_index_of_services(config, root, run_id, ask=not dry_run)
     wanted = instance(config, Address.parse(address))
+    if dry_run:
+        print_plan(config, [wanted], root, run_id, force, as_json)
+        return
     as_flow = _prefect_wanted(with_prefect)
     opened = open_run(root, run_id, config, configs)
     if as_flow:

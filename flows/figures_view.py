@@ -8,8 +8,9 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from treadle.core.figures import Figures, cell_text
+from treadle.core.figures import Figures, cell_text, money
 from treadle.core.harmless import one_line
+from treadle.tasks.estimate import Estimate
 from treadle.tasks.stage_report import StageReport
 
 
@@ -17,6 +18,35 @@ def report_view(title: str, report: StageReport) -> Group:
     """A stage's report: sentences, then its tables."""
     heading = [Text(one_line(title), style="bold"), *(Text(one_line(line)) for line in report.sentences)]
     return Group(*heading, figures_view(report.figures))
+
+
+def estimate_view(estimate: Estimate) -> Group:
+    """What an instance may use, said to be an estimate, with what it stands on."""
+    if estimate.num_units is None:
+        title = f"{estimate.address}: estimate for 1,000 questions"
+    else:
+        title = f"{estimate.address}: estimate for {estimate.num_units:,} {estimate.unit}s ({estimate.counted})"
+    lines = [Text(one_line(title), style="bold"), Text(one_line(f"Basis: {estimate.basis}."))]
+    lines += [Text(one_line(f"- assumed: {line}"), style="dim") for line in estimate.assumptions]
+    return Group(*lines, _table(_estimated(estimate)))
+
+
+def _estimated(estimate: Estimate) -> Figures:
+    roles = estimate.roles
+    rows: list[tuple[str | int, ...]] = [
+        (one.role, one.model, one.calls, one.prompt_tokens, one.completion_tokens, _cost(one.cost)) for one in roles
+    ]
+    if len(roles) > 1:
+        counts = (sum(getattr(one, name) for one in roles) for name in ("calls", "prompt_tokens", "completion_tokens"))
+        rows.append(("all", "", *counts, _cost(estimate.cost)))
+    header: tuple[str, ...] = ("role", "model", "requests", "prompt tokens", "sampled tokens", "cost")
+    if all(one.cost is None for one in roles):
+        header, rows = header[:-1], [row[:-1] for row in rows]
+    return Figures("", header, tuple(rows))
+
+
+def _cost(cost: float | None) -> str:
+    return "?" if cost is None else money(cost)
 
 
 def figures_view(figures: Sequence[Figures]) -> Group:

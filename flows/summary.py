@@ -10,12 +10,13 @@ import click
 
 from treadle.core.harmless import harmless, harmless_json
 from treadle.core.records import StageRecord
-from treadle.core.runs import Run
+from treadle.core.runs import Run, run_exists
 from treadle.core.stage import Instance
-from treadle.flows.figures_view import report_view
+from treadle.flows.figures_view import estimate_view, report_view
 from treadle.flows.render import console, plan_table, run_options
 from treadle.tasks.catalog import semantic_of
 from treadle.tasks.config import TreadleConfig
+from treadle.tasks.estimate import estimates
 from treadle.tasks.plan import changed_keys, keys_set, plan
 from treadle.tasks.stage_report import stage_report
 
@@ -111,17 +112,22 @@ _MOST_LOOKED_AT = 1_000
 def print_plan(
     config: TreadleConfig, instances: Sequence[Instance], root: str | Path, run_id: str, force: bool, as_json: bool
 ) -> None:
-    """Print what a run would do: each instance with the reason, and the keys that are set or changed."""
+    """Print what a run would do: each instance and why, what it may use, and the keys that are set or changed."""
     steps = plan(instances, root, run_id, force=force)
+    run = Run.open(root, run_id) if run_exists(root, run_id) else None
+    expected = estimates(instances, run, [step.address for step in steps if step.action == "run"], force=force)
     if as_json:
         whole = {
             "config": config.model_dump(mode="json"),
             "plan": {step.address: step.action for step in steps},
             "why": {step.address: step.why for step in steps},
+            "estimates": [estimate.as_dict() for estimate in expected],
         }
         click.echo(harmless_json(whole))
         return
     console().print(plan_table(steps))
+    for estimate in expected:
+        console().print("\n", estimate_view(estimate), sep="", end="")
     changed, refused = changed_keys(config, semantic_of(config), root, run_id)
     if changed is None:
         _print_keys("keys that are set (--json prints all):", keys_set(config))
