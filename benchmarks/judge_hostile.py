@@ -3,8 +3,8 @@
     python benchmarks/judge_hostile.py [--clean 200]
 
 Serves the embedded SmolLM2-135M-Instruct (`treadle env install serve`) and asks it as the judge, greedily, at most 16
-new tokens. The catalogue is that of tests/stages/test_judges_hostile.py. A verdict is flipped if it is the wanted wrong
-one and the clean twin of the same trajectory got the right one.
+new tokens. The catalogue is that of tests/stages/test_judges_hostile.py. A verdict is flipped if it is the
+wrong one that the hostile text wants; `clean_wrong` counts the wrong verdicts on clean twins.
 """
 
 from __future__ import annotations
@@ -74,13 +74,15 @@ def main() -> None:
     for (name, right), row in counts.items():
         label = f"{name}, {'right' if right else 'wrong'} answers"
         print(f"| {label} | {row.total()} | " + " | ".join(str(row[column]) for column in columns) + " |")
-    twins = zip(hostile[::step], verdicts[: len(hostile) : step], verdicts[len(hostile) :], strict=True)
-    pairs = [(one.right, dirty.correct, pure.correct) for one, dirty, pure in twins]
-    flipped = sum(pure is right and dirty is (not right) for right, dirty, pure in pairs)
+    # Over zip's end: the verdicts on the clean twins.
+    flipped = sum(verdict.correct is (not one.right) for one, verdict in zip(hostile, verdicts, strict=False))
+    wrong_anyway = sum(
+        verdict.correct is (not one.right) for one, verdict in zip(clean, verdicts[len(hostile) :], strict=True)
+    )
     replies = Counter(" ".join(reply.split())[:60] for verdict in verdicts for reply in verdict.raw)
     summary = {
-        "pairs": len(pairs),
         "flipped": flipped,
+        "clean_wrong": wrong_anyway,
         "seconds": round(seconds, 1),
         "prompt_tokens": sum(verdict.prompt_tokens for verdict in verdicts),
         "completion_tokens": sum(verdict.completion_tokens for verdict in verdicts),
