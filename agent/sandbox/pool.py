@@ -13,6 +13,7 @@ import os
 from treadle.agent.sandbox.bubblewrap import Launcher, make_launcher
 from treadle.agent.sandbox.config import SandboxSettings
 from treadle.agent.sandbox.guardian import Guardian
+from treadle.agent.sandbox.leftovers import end_leftovers
 from treadle.agent.sandbox.process import ProgramResult, SandboxProcess
 from treadle.core.errors import SandboxError
 
@@ -35,6 +36,8 @@ class SandboxPool:
     async def __aenter__(self) -> SandboxPool:
         """Start the stock; returns when the first sandbox is ready. Raises SandboxError with what to do about it."""
         self._launcher = await asyncio.to_thread(make_launcher, self._settings)
+        if self._launcher.bwrap is not None and (num_ended := await asyncio.to_thread(end_leftovers)):
+            _logger.info("ended %d half-made sandboxes that a killed process had left", num_ended)
         if self._settings.kind == "none":
             _logger.warning('sandbox.kind = "none": programs of the model run with your own rights')
         try:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.processes import until
+from support.processes import look, until
 from support.sandbox_kills import guardians, marked
 from support.sandbox_users import TESTS, USERS, user_command
 
@@ -46,6 +46,15 @@ class Host:
         self.marker += 1
         self.pid = int(self.ask(marker=self.marker, **request))
 
+    def begin_stuck(self) -> None:
+        self.begin(stuck=True)
+        until(self.half_made, "bubblewrap has made its child")
+
+    def half_made(self) -> bool:
+        """Whether there is a bubblewrap with a child that waits for it."""
+        found = [seen for seen in marked(self.marker) if seen.lives()]
+        return any(one.parent == other.pid for one in found for other in found)
+
     def kill(self) -> None:
         os.kill(self.pid, signal.SIGKILL)
         assert self.ask() == "gone"
@@ -71,14 +80,27 @@ def host_of(user: str, kind: str) -> Iterator[Host]:
 def test_no_half_made_sandbox_is_left(user: str) -> None:
     """bubblewrap's child waits for its parent, and would for ever: the parent dies with what started it."""
     with host_of(user, "bubblewrap") as host:
-        host.begin(stuck=True)
-
-        def half_made() -> bool:
-            found = marked(host.marker)
-            return any(one.parent == other.pid for one in found for other in found)
-
-        until(half_made, "bubblewrap has made its child")
+        host.begin_stuck()
         host.kill()
+        host.nothing_is_left()
+
+
+@pytest.mark.parametrize("user", USERS)
+def test_a_half_made_sandbox_that_nobody_could_end_is_ended_by_the_next_start(user: str) -> None:
+    """Nothing else is: neither half-made ones whose guardian lives, nor what other users have."""
+    with host_of(user, "bubblewrap") as host, host_of(user, "bubblewrap") as next_start:
+        host.begin_stuck()
+        assert next_start.ask(sweep=True) == "0"
+        assert host.half_made()
+        (guardian,) = guardians(host.pid)
+        for pid in (guardian.pid, host.pid):
+            os.kill(pid, signal.SIGSTOP)
+        os.kill(guardian.pid, signal.SIGKILL)
+        host.kill()
+        until(lambda: not guardian.lives() and not host.half_made(), "the end of all that ends by itself", LEFT_S)
+        left = [seen for seen in marked(host.marker) if seen.lives()]
+        assert left, "bubblewrap's child no longer waits for it: then there is nothing to sweep"
+        assert next_start.ask(sweep=True) == str(len(left))
         host.nothing_is_left()
 
 
@@ -90,11 +112,17 @@ def test_nothing_is_left_wherever_the_kill_comes(user: str, kind: str) -> None:
     with host_of(user, kind) as host:
         for point in range(0, POINTS * STRIDE, STRIDE):
             host.begin()
-            changes, before = 0, None
-            while changes <= point:
-                now = {(seen.pid, seen.name, seen.session) for seen in (*marked(host.marker), *guardians(host.pid))}
-                changes += now != before
-                before = now
+            changes: list[set[tuple[int, str, int]]] = []
+
+            def reached(point: int = point, changes: list[set[tuple[int, str, int]]] = changes) -> bool:
+                assert look(host.pid), "the host has ended by itself: no sandbox can be started"
+                seen = (*marked(host.marker), *guardians(host.pid))
+                now = {(one.pid, one.name, one.session) for one in seen}
+                if not changes or now != changes[-1]:
+                    changes.append(now)
+                return len(changes) > point
+
+            until(reached, f"change {point} of what is seen of sandboxes that are made", pause_s=0.0)
             host.kill()
             host.nothing_is_left()
 

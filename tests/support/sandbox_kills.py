@@ -3,7 +3,7 @@
 For each line on standard input, `{"marker": n, "stuck": true}`, it forks a process that makes one sandbox after the
 other, several at a time, and says that process's id; when somebody has killed it, it says `gone`. The marker stands in
 the command line of all that belongs to its sandboxes. A stuck one stops each sandbox half-made, in the moment in which
-bubblewrap's own child waits for its parent.
+bubblewrap's own child waits for its parent. To `{"sweep": true}` it says how many left-over sandboxes it has ended.
 """
 
 from __future__ import annotations
@@ -89,6 +89,7 @@ def main() -> None:
     """Fork one for each line."""
     from treadle.agent.sandbox.bubblewrap import make_launcher
     from treadle.agent.sandbox.config import SandboxSettings
+    from treadle.agent.sandbox.leftovers import end_leftovers
 
     task = json.loads(sys.argv[1])
     become(task.get("uid"))
@@ -97,6 +98,9 @@ def main() -> None:
     )  # What is found is kept, so that forks begin at once.
     for line in sys.stdin:
         request = json.loads(line)
+        if "sweep" in request:
+            print(end_leftovers(), flush=True)
+            continue
         pid = os.fork()
         if pid == 0:
             asyncio.run(make_sandboxes(task, request["marker"], request.get("stuck", False)))

@@ -1,0 +1,69 @@
+"""Half-made sandboxes that nobody else can end: found by the next start, and ended.
+
+While bubblewrap sets up, its child waits for it, and waits for ever where it was killed. The guardian would end such a
+child; this is for where Treadle and the guardian were killed in the same moment.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+from treadle.agent.sandbox.bubblewrap import GUEST
+
+_OURS = {b"--die-with-parent", b"--info-fd", os.fsencode(GUEST)}
+
+
+def end_leftovers() -> int:
+    """End what is left of this user's sandboxes, made by this installation; returns how many there were."""
+    num_ended = 0
+    for name in os.listdir("/proc"):
+        if name.isdigit() and _is_left(int(name)):
+            num_ended += _end(int(name))
+    return num_ended
+
+
+def _end(pid: int) -> bool:
+    try:
+        process = os.pidfd_open(pid)
+    except OSError:
+        return False
+    try:
+        # Once more: by now the number may have been given to a stranger.
+        if _is_left(pid):
+            signal.pidfd_send_signal(process, signal.SIGKILL)
+            return True
+    except OSError:
+        pass  # It has ended.
+    finally:
+        os.close(process)
+    return False
+
+
+def _is_left(pid: int) -> bool:
+    """Whether a process is a bubblewrap of ours whose parent is neither bubblewrap nor a guardian.
+
+    A guardian is the parent of each bubblewrap that it started, and of each child whose bubblewrap died before it.
+    """
+    try:
+        words = _words(pid)
+        if not _is_bubblewrap(words):
+            return False
+        facts = dict(
+            line.split(":\t", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines() if ":\t" in line
+        )
+        if int(facts["Uid"].split()[0]) != os.geteuid():
+            return False
+        parent = _words(int(facts["PPid"]))
+    except (OSError, KeyError, ValueError):
+        return False  # It, or its parent, ends in this moment.
+    return not _is_bubblewrap(parent) and not any(word.endswith(b"/guardian_worker.py") for word in parent)
+
+
+def _words(pid: int) -> list[bytes]:
+    return Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+
+
+def _is_bubblewrap(words: list[bytes]) -> bool:
+    return words[0].endswith(b"bwrap") and set(words) >= _OURS
