@@ -6,7 +6,7 @@ import os
 import shlex
 import signal
 import subprocess
-import time
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,8 +15,6 @@ import pytest
 from support.command_line import TREADLE, Desk, environment, set_up
 from support.endless_agent import NAME
 from support.processes import Seen, end_family, family, kill_alone, look, remaining, until
-
-from treadle.core.parent import POLL_S
 
 LEFT_S = 10.0
 TESTS = Path(__file__).resolve().parents[1]
@@ -84,6 +82,26 @@ def test_a_killed_shell_takes_its_run_along(desk: Desk) -> None:
     assert state["state"] == "interrupted"
 
 
+WATCHING = """
+import signal
+from treadle.core.parent import end_with_parent
+end_with_parent()
+print("watching", flush=True)
+signal.pause()
+"""
+
+
+def whoever_watches_its_parent_has_looked() -> None:
+    """Another process begins to watch its parent, loses it, and ends: so much later all others have looked, too."""
+    command = f"{shlex.join([sys.executable, '-c', WATCHING])} & echo $!; wait"
+    with subprocess.Popen(["sh", "-c", command], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        watching = look(int(parent.stdout.readline()))
+        assert watching is not None and parent.stdout.readline() == "watching\n"
+        parent.kill()
+    until(lambda: not watching.lives(), "the end of a process that watches its parent", LEFT_S)
+
+
 @pytest.mark.parametrize("prefix", ["nohup", "setsid --wait"])
 def test_a_run_that_was_started_to_stay_outlives_its_shell(desk: Desk, prefix: str) -> None:
     with started(desk, *shell(desk, prefix)) as parent:
@@ -93,9 +111,12 @@ def test_a_run_that_was_started_to_stay_outlives_its_shell(desk: Desk, prefix: s
     (run,) = [seen for seen in orphans if seen.name == "treadle"]
     try:
         until(lambda: look(run.pid).parent != parent.pid, "the run has another parent")
-        # Longer than a run looks away.
-        time.sleep(3 * POLL_S)
+        whoever_watches_its_parent_has_looked()
         assert run.lives()
+        (state,) = [
+            item for item in desk.treadle("status", "--run", "r", "--json").json() if "rollouts" in item["address"]
+        ]
+        assert state["state"] == "running"
     finally:
         os.kill(run.pid, signal.SIGKILL)
     nothing_is_left(orphans)
