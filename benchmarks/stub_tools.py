@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from treadle.agent import opening
+from treadle.agent import opening, rollouts
 from treadle.agent.config import EnvironmentSettings
 from treadle.agent.tools.outcome import CallContext, Tool, ToolOutcome
 from treadle.agent.tools.summarizer import Summarizer
@@ -33,5 +33,7 @@ def take_the_place_of_tools(text: str) -> None:
     def make_stubs(settings: EnvironmentSettings, summarizer: Summarizer | None = None) -> list[Tool]:
         return [StubTool(name, text) for name in ("python", "search") if settings.call_limit(name)]
 
-    assert hasattr(opening, "make_tools"), "tools are opened elsewhere now"
+    assert hasattr(opening, "make_tools") and hasattr(rollouts, "sandbox_facts"), "tools are opened elsewhere now"
     opening.make_tools = make_stubs
+    # Nothing runs in a sandbox, and to ask what one would hold takes 2 s.
+    rollouts.sandbox_facts = lambda settings: {}
