@@ -194,18 +194,33 @@ class ArtifactReader:
             key = f"{self._ref.folder}/{entry.name}"
             with storage_errors("read", key), self._storage.open(key) as file:
                 try:
+                    groups = self._row_groups_with(entry, file, column, test)
+                    if not groups:
+                        continue
                     parquet = pq.ParquetFile(file, pre_buffer=False)
-                    groups = [
-                        number for number in range(parquet.num_row_groups) if _passes(parquet, number, column, test)
-                    ]
-                    if groups:
-                        file.seek(0)
-                        self._check(entry, file)
-                    for batch in parquet.iter_batches(_BATCH_ROWS, row_groups=groups, columns=wanted) if groups else ():
+                    for batch in parquet.iter_batches(_BATCH_ROWS, row_groups=groups, columns=wanted):
                         if (found := batch.filter(test(batch[column]))).num_rows:
                             yield found
                 except pa.ArrowException as error:
                     raise ArtifactError(f"{key} cannot be read: {error}; `treadle verify` shows more") from error
+
+    def _row_groups_with(
+        self, entry: FileEntry, file: io.BufferedIOBase, column: str, test: Callable[[pa.Array], pa.Array]
+    ) -> list[int]:
+        """Row groups of a file in which a value of the column passes; the file is sound where there are some."""
+        import pyarrow.parquet as pq
+
+        try:
+            parquet = pq.ParquetFile(file, pre_buffer=False)
+            groups = [index for index in range(parquet.num_row_groups) if _passes(parquet, index, column, test)]
+        except (OSError, pa.ArrowException):
+            file.seek(0)
+            self._check(entry, file)  # What cannot be read has mostly changed: then that is what is said.
+            raise
+        if groups:
+            file.seek(0)
+            self._check(entry, file)
+        return groups
 
     def _check(self, entry: FileEntry, file: io.BufferedIOBase) -> None:
         if entry.name not in self._sound:

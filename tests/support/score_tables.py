@@ -20,7 +20,7 @@ WITHOUT_ALGEBRA = ScoresSettings(symbolic=False)
 
 
 class GivenRows(Section):
-    """Rows of one table, as JSON text."""
+    """Rows by kind of table, as JSON text."""
 
     rows: str
 
@@ -31,14 +31,22 @@ def new_run(root: Path) -> Run:
 
 def put_rows(run: Run, address: str, table: Table, rows: Sequence[Mapping[str, Any]]) -> Address:
     """Make the instance at `address` hold these rows."""
+    return put_tables(run, address, {table.kind: rows})
+
+
+def put_tables(run: Run, address: str, rows: Mapping[str, Sequence[Mapping[str, Any]]]) -> Address:
+    """Make the instance at `address` hold these tables: kind -> rows."""
     place = Address.parse(address)
 
     def write(context: StageContext) -> dict[str, Any]:
-        context.write(table.kind, json.loads(context.settings.rows))
+        for kind, given in json.loads(context.settings.rows).items():
+            context.write(kind, given)
         return {}
 
-    stage = Stage(name=place.stage, version=1, settings=GivenRows, produces=(table,), run=write)
-    execute(Instance(address=place, stage=stage, settings=GivenRows(rows=json.dumps(list(rows)))), run)
+    produced = tuple(schemas.TABLES[kind] for kind in rows)
+    stage = Stage(name=place.stage, version=1, settings=GivenRows, produces=produced, run=write)
+    settings = GivenRows(rows=json.dumps({kind: list(given) for kind, given in rows.items()}))
+    execute(Instance(address=place, stage=stage, settings=settings), run)
     return place
 
 
