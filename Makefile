@@ -65,7 +65,7 @@ parity: $(INSTALLED) ## FlashRAG's own retriever beside ours (the first use inst
 
 sweep: $(INSTALLED) ## 200 kill points, every fault at every step, 10,000 histories (takes long)
 	@echo "make sweep: a run killed at 200 moments, every fault at every step and every size of a full disk, 10,000 histories"
-	@TREADLE_KILL_POINTS=200 $(PYTEST) -n 3 tests/stages/test_crash.py
+	@TREADLE_KILL_POINTS=200 $(PYTEST) -n 3 tests/stages/test_crash.py tests/stages/test_pools_crash.py
 	@TREADLE_KILL_POINTS=50 $(PYTEST) -n 2 tests/stages/test_sandbox_kill.py
 	@TREADLE_FAULT_STRIDE=1 TREADLE_HISTORIES=10000 $(PYTEST) -n 2 --dist worksteal tests/stages/test_faults*.py tests/stages/test_histories.py
 	@TREADLE_FAULT_STRIDE=1 TREADLE_KILL_POINTS=100 $(PYTEST) -n 2 tests/stages/test_object_*.py

@@ -290,8 +290,10 @@ def tutor(tokenizer: Path) -> Iterator[str]:
     command = [sys.executable, "-m", "treadle.demo.tutor", "--tokenizer", str(tokenizer)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
         assert child.stdout is not None
-        yield json.loads(child.stdout.readline())["url"]
-        child.terminate()
+        try:
+            yield json.loads(child.stdout.readline())["url"]
+        finally:
+            child.terminate()
 
 
 def flat(folder: Path, options: argparse.Namespace) -> dict[str, Any]:

@@ -274,7 +274,8 @@ class Evolution:
             play=self._play,
             memory=Scoped(self._memory, f"{number}-{name}-{parent.entry.index}"),
             deadline=self._deadline + _GRACE_S,
-            beside=lambda finding: self._bench(number, parent, finding),
+            # No operator's name has a hyphen, so a finding and an operator never share a memory.
+            beside=lambda finding: self._bench(number, parent, f"find-{finding}"),
         )
 
     async def _play(self, prefix: Prefix | None, seed: int, memory: Memory) -> Trajectory:

@@ -50,8 +50,9 @@ def _load(name: str) -> Operator:
         )
     try:
         operator: Operator = getattr(importlib.import_module(module), attribute)()
-    except (ImportError, AttributeError, TypeError) as error:
-        raise ConfigError(f"pools.operators: {name!r} cannot be loaded: {error}") from error
+    except Exception as error:  # whatever a module of the user's raises when it is imported
+        what = f"{type(error).__name__}: {error}"
+        raise ConfigError(f"pools.operators: {name!r} cannot be loaded: {what}") from error
     for attribute, kind in (("name", str), ("version", int), ("branch", str)):
         if not isinstance(getattr(operator, attribute, None), kind):
             raise ConfigError(f"pools.operators: {name!r} has no {attribute} ({kind.__name__})")

@@ -48,9 +48,17 @@ class PromptSet:
         return {name: self.digest(name) for name in PROMPTS}
 
     def check(self) -> None:
-        """Raise ConfigError for a file that cannot be read, belongs to nothing, or is no template."""
+        """Raise ConfigError for a file that cannot be read, is no template, or asks for what there is not."""
+        import jinja2.meta
+
         for name in self.texts:
             self._template(name)
+            asked, known = (
+                jinja2.meta.find_undeclared_variables(jinja2.Environment().parse(text))
+                for text in (self.texts[name][1], PromptSet().texts[name][1])
+            )
+            if strange := sorted(asked - known):
+                raise ConfigError(f"prompt {name}.jinja asks for {strange[0]!r}; it knows {', '.join(sorted(known))}")
 
     def messages(self, name: str, values: Mapping[str, object]) -> list[dict[str, str]]:
         """System and user message of a prompt; texts among the values (also in lists) are made harmless.
