@@ -1,0 +1,236 @@
+"""Several processes at one stage instance, over HTTP and on an object root: killed, interrupted, stopped, resumed."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.crash_bench import ROLLOUTS, RUN, CrashBench, artifact_files, crash_bench, run_of, said
+from support.processes import freeze, kill_alone, thaw, until
+from unit import test_shards as local
+from unit.test_execute import numbers_of
+from unit.test_shards import ADDRESS, EVERY, Counting, cut_off, plan_of
+
+from treadle.core.journal_format import HEADER_BYTES, segments
+from treadle.core.journal_upload import count_recorded
+from treadle.core.runs import Run
+from treadle.core.shards import ShardPlan, Shards
+
+CONCURRENCY = 3
+NUM_SHARDS = 5
+SMALL = ("environment.search.enabled=false", "environment.python.enabled=false", "rollouts.samples_per_question=2")
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CrashBench]:
+    folder = tmp_path_factory.mktemp("shards")
+    with crash_bench(folder, documents=100, questions=40, latency_s=0.03) as started:
+        yield started
+
+
+def begin(bench: CrashBench, root: Path, num_shards: int) -> subprocess.Popen[bytes]:
+    sets = (*SMALL, f"rollouts.max_concurrent={CONCURRENCY}", f"rollouts.shards={num_shards}")
+    words = [word for value in sets for word in ("--set", value)]
+    return bench.start(root, "run", str(root / "config.toml"), *words)
+
+
+class AtWork:
+    """A process of a divided stage, and the shard that it is at."""
+
+    def __init__(self, root: Path, process: subprocess.Popen[bytes], log: str) -> None:
+        self.root, self.process, self.log = root, process, log
+
+    def shard(self) -> int | None:
+        """The shard in whose journal it has recorded something and of which it has told no end."""
+        logs = self.root.glob(f"runs/{RUN}/attempts/{ROLLOUTS}/1/{self.log}")
+        lines = [line for log in logs for line in log.read_text().splitlines() if "core.shards: work" in line]
+        if not lines or "working at shard" not in lines[-1]:
+            return None
+        index = int(lines[-1].partition("working at shard ")[2].split()[0]) - 1
+        shards, plan = shards_of(self.root)
+        found = segments(shards.storage.directory(shards.shard_key(plan, index)))
+        return index if found and found[-1][1].stat().st_size > HEADER_BYTES else None
+
+    def freeze_within_a_shard(self) -> int:
+        """Stop it where a shard is begun and not ended; returns which."""
+        while True:
+            until(lambda: self.process.poll() is not None or self.shard() is not None, "a shard is begun")
+            assert freeze(self.process), said(self.root)
+            shards, plan = shards_of(self.root)
+            index = self.shard()
+            if index is not None and shards.result(plan, index) is None and nobody_writes(self.root):
+                return index
+            thaw(self.process)
+
+
+def nobody_writes(root: Path) -> bool:
+    """Whether no process was stopped in a conditional put, for which all others would wait."""
+    with (root / ".put_if.lock").open("ab") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+    return True
+
+
+def helping(bench: CrashBench, root: Path, *options: str) -> AtWork:
+    process = bench.start(root, "work", str(ROLLOUTS), *options)
+    return AtWork(root, process, f"workers/*-{process.pid}.txt")
+
+
+def shards_of(root: Path) -> tuple[Shards, ShardPlan]:
+    run = run_of(root)
+    assert run is not None
+    shards = run.shards(ROLLOUTS, run.attempts(ROLLOUTS)[-1].fingerprint)
+    plan = shards.plan()
+    assert plan is not None
+    return shards, plan
+
+
+def end(process: subprocess.Popen[bytes], root: Path, code: int = 0) -> None:
+    assert process.wait(timeout=300.0) == code, said(root)
+
+
+@pytest.mark.covers("flywheel-25")
+def test_processes_that_share_a_stage_are_killed_and_the_rows_are_those_of_one_process(
+    bench: CrashBench, tmp_path: Path
+) -> None:
+    alone, root = tmp_path / "alone", tmp_path / "shared"
+    first = bench.log_size()
+    end(begin(bench, alone, 1), alone)
+    asked = Counter(arrival.seed for arrival in bench.arrivals(first, bench.log_end()))
+    assert set(asked.values()) == {1}
+
+    second = bench.log_size()
+    starter = begin(bench, root, NUM_SHARDS)
+    processes = [starter]
+    try:
+        AtWork(root, starter, "log.txt").freeze_within_a_shard()
+        workers = [helping(bench, root) for _ in range(3)]
+        processes += [worker.process for worker in workers]
+        left = workers[0].freeze_within_a_shard()
+        kill_alone(workers[0].process)
+        workers[1].freeze_within_a_shard()
+        workers[1].process.send_signal(signal.SIGINT)
+        thaw(workers[1].process)
+        end(workers[1].process, root, 130)
+        end(workers[2].process, root)
+        shards, plan = shards_of(root)
+        assert shards.result(plan, left) is not None, "the dead worker's shard was not finished"
+        # What is left now is the shard of the process that began all this, which is frozen and then killed.
+        assert sum(shards.result(plan, index) is None for index in range(NUM_SHARDS)) == 1
+        kill_alone(starter)
+        run = run_of(root)
+        assert run is not None and run.status(ROLLOUTS).state == "crashed"
+        end(helping(bench, root).process, root)
+        assert run.status(ROLLOUTS).num_finished == len(asked_rollouts(alone))
+        before = bench.log_end()
+        end(bench.start(root, "run"), root)
+        assert bench.arrivals(before, bench.log_end()) == [], "asked again although all shards were finished"
+    finally:
+        for process in processes:
+            if process.poll() is None:
+                kill_alone(process)
+    assert artifact_files(root) == artifact_files(alone)
+    again = Counter(arrival.seed for arrival in bench.arrivals(second, bench.log_end()))
+    assert again.keys() == asked.keys()
+    assert sum(count - 1 for count in again.values()) <= 3 * CONCURRENCY, "only what was in flight is asked twice"
+    assert not list((root / "runs" / RUN / "journal").rglob("*.journal"))
+
+
+def asked_rollouts(root: Path) -> list[str]:
+    run = run_of(root)
+    assert run is not None
+    record = run.record(ROLLOUTS)
+    assert record is not None
+    return [row["rollout_key"] for row in run.rows(record.outputs["rollouts"]).rows(["rollout_key"])]
+
+
+def test_a_worker_with_another_configuration_or_nothing_to_help_with_says_so_in_one_line(
+    bench: CrashBench, tmp_path: Path
+) -> None:
+    end(begin(bench, tmp_path, 2), tmp_path)
+    end(helping(bench, tmp_path, "--set", "seed=8").process, tmp_path, 1)
+    assert "run crash was made with another configuration (seed: 7 -> 8)" in said(tmp_path)
+    assert len(said(tmp_path).splitlines()) == 1
+    end(helping(bench, tmp_path, "--set", "rollouts.max_concurrent=1").process, tmp_path)
+
+
+PROGRAM = """
+import sys
+from treadle.core import journal_upload, object_lease, shards
+from treadle.core.runs import Run
+from treadle.core.worker import help_instance
+from unit.test_shards import Counting
+journal_upload.SEAL_INTERVAL_S = 0.05
+object_lease.TIMES = object_lease.LeaseTimes(length_s=2.0, renew_s=0.2, safety_s=0.3)
+shards.POLL_S = object_lease._POLL_S = 0.1
+counting = Counting()
+
+def before(owner):
+    print(owner, flush=True)
+    sys.stdin.readline()
+
+counting.before = before
+help_instance(counting.instance(shards=2), Run.open(sys.argv[1], "r1"))
+"""
+
+
+class Machine:
+    """A worker on a machine of its own that names a job, and finishes it when it is given a line."""
+
+    def __init__(self, root: str, work: Path) -> None:
+        environment = {**os.environ, "TREADLE_WORK": str(work), "PYTHONPATH": str(Path(local.__file__).parents[1])}
+        pipe = subprocess.PIPE
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", PROGRAM, root], stdin=pipe, stdout=pipe, stderr=pipe, text=True, env=environment
+        )
+
+    def line(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().strip()
+
+    def go_on(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+
+    def end(self) -> tuple[list[str], str]:
+        out, err = self.process.communicate("\n" * 50)
+        return out.split(), err
+
+
+def test_a_frozen_worker_whose_shard_was_taken_over_elsewhere_writes_nothing_more(
+    object_root: str, tmp_path: Path
+) -> None:
+    run, counting = Run.create(object_root, "r1", {}, {}), Counting()
+    cut_off(run, counting, 0, shards=2)
+    plan, shards = plan_of(run), run.shards(ADDRESS, run.attempts(ADDRESS)[-1].fingerprint)
+    assert plan is not None
+    frozen = Machine(object_root, tmp_path / "a")
+    try:
+        done = frozen.line()
+        frozen.go_on()
+        begun = frozen.line()
+        index = local.shard_of(done, 2)
+        until(lambda: count_recorded(run.storage, shards.shard_key(plan, index)) == 1, "one record was sent up")
+        frozen.process.send_signal(signal.SIGSTOP)
+        made, error = Machine(object_root, tmp_path / "b").end()
+        assert sorted(made) == sorted(set(EVERY) - {done}), error
+        frozen.process.send_signal(signal.SIGCONT)
+        _, error = frozen.end()
+    finally:
+        frozen.process.kill()
+    assert begun in made and frozen.process.returncode == 1
+    last = error.splitlines()[-1]
+    assert f"no longer holds shard {index + 1} of 2 of 1/count of run r1" in last, error
+    local.execute(counting.instance(), run)
+    assert counting.made == [] and numbers_of(run) == local.ALL
+    assert not [key for key in run.storage.keys("runs/r1/journal") if "shard" in key]
