@@ -364,3 +364,14 @@ def test_templates_without_end_of_turn_get_the_models_own(tmp_path: Path) -> Non
     template.write_text("{% for m in messages %}{{ m.role }}\n{% endfor %}")
     with pytest.raises(ConfigError, match="does not render an assistant's turn"):
         _ = ChatTokenizer.load(folder).turn_end_ids
+
+
+def test_selection_finds_its_trajectories_across_batches(tmp_path: Path) -> None:
+    pools = [
+        pool_row(f"r{index}", "q1", [("think", f"<think>{index}</think>"), ANSWER], correct=index % 3 > 0)
+        for index in range(1100)
+    ]
+    made = make_rows(tmp_path, QUESTIONS, pools)
+    expected = {f"r{index}": f"<think>{index}</think>{ANSWER[1]}" for index in range(1100) if index % 3}
+    assert {row["rollout_key"]: row["assistant"] for row in made.rows} == expected
+    assert len(made.rejections) == 1100 - len(expected)
