@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import pytest
 from support.object_server import ObjectServer, in_environment, object_server
+
+if TYPE_CHECKING:
+    from support.failing_disk import FailingDisk, Undisturbed
 
 
 @pytest.fixture(scope="session")
@@ -20,3 +24,20 @@ def object_root(objects: ObjectServer, tmp_path_factory: pytest.TempPathFactory)
     """An empty root on it, and a machine that never saw it."""
     with in_environment({**objects.environment, "TREADLE_WORK": str(tmp_path_factory.mktemp("work"))}):
         yield objects.new_root()
+
+
+@pytest.fixture(scope="module")
+def disk() -> Iterator[FailingDisk]:
+    """A desk on a disk that can be made to fail, with a world and its tutor."""
+    from support.failing_disk import in_memory
+
+    with in_memory() as disk:
+        yield disk
+
+
+@pytest.fixture(scope="module")
+def undisturbed(disk: FailingDisk) -> Undisturbed:
+    """What a run there does and leaves when nothing fails."""
+    from support.failing_disk import undisturbed_run
+
+    return undisturbed_run(disk)

@@ -6,7 +6,6 @@ TREADLE_FAULT_STRIDE=1 tries every fault, the default every 37th.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 
 import pytest
 from support.failing_disk import (
@@ -15,8 +14,6 @@ from support.failing_disk import (
     check_failure,
     check_resumed,
     check_states,
-    in_memory,
-    undisturbed_run,
 )
 from support.faults import Fault
 
@@ -34,17 +31,6 @@ KINDS: dict[str, tuple[str, ...]] = {
 """Less than for one stage, where every step may also be the last of its process; see `support.faults`."""
 STRIDE = int(os.environ.get("TREADLE_FAULT_STRIDE", "37"))
 PARTS = 2
-
-
-@pytest.fixture(scope="module")
-def disk() -> Iterator[FailingDisk]:
-    with in_memory() as disk:
-        yield disk
-
-
-@pytest.fixture(scope="module")
-def undisturbed(disk: FailingDisk) -> Undisturbed:
-    return undisturbed_run(disk)
 
 
 def faults_of(steps: list[str]) -> list[Fault]:

@@ -7,7 +7,7 @@ Python writes. TREADLE_FAULT_STRIDE=1 tries every size, page by page; the defaul
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 from support.crash_bench import RUN
@@ -19,26 +19,13 @@ from support.failing_disk import (
     check_failure,
     check_resumed,
     check_states,
-    in_memory,
     namespaces,
-    undisturbed_run,
 )
 
 STRIDE = int(os.environ.get("TREADLE_FAULT_STRIDE", "37"))
 ENOUGH = "size=64m"
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 needs_namespaces = pytest.mark.skipif(bool(namespaces()), reason=f"no mount namespace: {namespaces()}")
-
-
-@pytest.fixture(scope="module")
-def disk() -> Iterator[FailingDisk]:
-    with in_memory() as disk:
-        yield disk
-
-
-@pytest.fixture(scope="module")
-def undisturbed(disk: FailingDisk) -> Undisturbed:
-    return undisturbed_run(disk)
 
 
 def try_sizes(sizes: range, attempt: Callable[[int], str]) -> list[str]:

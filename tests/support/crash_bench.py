@@ -32,7 +32,7 @@ TREADLE = str(Path(sys.executable).with_name("treadle"))
 END_S = 300.0
 """Only a run that hangs takes longer."""
 
-_CONFIG = """
+TUTOR_CONFIG = """
 seed = 7
 
 [models.tutor]
@@ -50,7 +50,10 @@ world-hops = "qa"
 world-compare = "qa"
 world-compute = "math"
 world-arithmetic = "math"
+"""
+"""The beginning of a run's configuration: its tutor and its questions; `folder` and `url` are those of the bench."""
 
+_CONFIG = """
 [environment.search]
 corpus = ["{folder}/world/corpus.jsonl"]
 cache_folder = "{root}/indexes"
@@ -108,7 +111,7 @@ class CrashBench:
         root.mkdir(parents=True, exist_ok=True)
         config = root / "config.toml"
         if not config.exists():
-            text = _CONFIG.format(folder=self.folder, url=self.url, root=root, concurrency=CONCURRENCY)
+            text = (TUTOR_CONFIG + _CONFIG).format(folder=self.folder, url=self.url, root=root, concurrency=CONCURRENCY)
             config.write_text(text)
         words = command or ("run", str(config))
         with (root / "stderr.txt").open("wb") as said:

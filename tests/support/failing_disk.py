@@ -17,6 +17,7 @@ from support.command_line import Done, environment
 from support.crash_bench import (
     ROLLOUTS,
     RUN,
+    TUTOR_CONFIG,
     CrashBench,
     Turn,
     artifact_files,
@@ -28,23 +29,6 @@ from support.crash_bench import (
 from support.faults import Fault
 
 _CONFIG = """
-seed = 7
-
-[models.tutor]
-model = "treadle-tutor"
-tokenizer = "{folder}/tokenizer"
-endpoints = [{{ url = "{url}" }}]
-
-[questions]
-sources = [{{ path = "{folder}/world/questions.jsonl", source_field = "source", split_field = "split" }}]
-
-[questions.domains]
-world-lookup = "qa"
-world-hops = "qa"
-world-compare = "qa"
-world-compute = "math"
-world-arithmetic = "math"
-
 [environment]
 python.enabled = false
 search = {{ corpus = ["{folder}/world/corpus.jsonl"], cache_folder = "outputs/indexes", top_n = 1 }}
@@ -84,7 +68,9 @@ class FailingDisk:
     def set_up(self) -> None:
         """Lay out an empty desk."""
         self.desk.mkdir()
-        (self.desk / "run.toml").write_text(_CONFIG.format(folder=self.bench.folder, url=self.bench.url))
+        (self.desk / "run.toml").write_text(
+            (TUTOR_CONFIG + _CONFIG).format(folder=self.bench.folder, url=self.bench.url)
+        )
         (self.desk / "outputs").mkdir()
 
     def treadle(self, *arguments: str, file_bytes: int = 0) -> Done:
