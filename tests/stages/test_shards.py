@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -98,69 +99,88 @@ def end(process: subprocess.Popen[bytes], root: Path, code: int = 0) -> None:
     assert process.wait(timeout=300.0) == code, said(root)
 
 
+@dataclass(frozen=True)
+class Alone:
+    """What one process made."""
+
+    files: dict[str, str]
+    asked: set[int]
+    """Seeds of its requests."""
+
+
+@pytest.fixture(scope="module")
+def alone(bench: CrashBench) -> Alone:
+    root = bench.folder / "alone"
+    first = bench.log_size()
+    end(begin(bench, root, 1), root)
+    asked = [arrival.seed for arrival in bench.arrivals(first, bench.log_end())]
+    assert len(asked) == len(set(asked))
+    return Alone(artifact_files(root), set(asked))
+
+
 @pytest.mark.covers("flywheel-25")
 def test_processes_that_share_a_stage_are_killed_and_the_rows_are_those_of_one_process(
-    bench: CrashBench, tmp_path: Path
+    bench: CrashBench, alone: Alone, tmp_path: Path
 ) -> None:
-    alone, root = tmp_path / "alone", tmp_path / "shared"
-    first = bench.log_size()
-    end(begin(bench, alone, 1), alone)
-    asked = Counter(arrival.seed for arrival in bench.arrivals(first, bench.log_end()))
-    assert set(asked.values()) == {1}
-
-    second = bench.log_size()
-    starter = begin(bench, root, NUM_SHARDS)
+    root, began = tmp_path, bench.log_size()
+    starter = AtWork(root, begin(bench, root, NUM_SHARDS), "log.txt")
     processes = [starter]
     try:
-        AtWork(root, starter, "log.txt").freeze_within_a_shard()
-        workers = [helping(bench, root) for _ in range(3)]
-        processes += [worker.process for worker in workers]
-        left = workers[0].freeze_within_a_shard()
-        kill_alone(workers[0].process)
-        workers[1].freeze_within_a_shard()
-        workers[1].process.send_signal(signal.SIGINT)
-        thaw(workers[1].process)
-        end(workers[1].process, root, 130)
-        end(workers[2].process, root)
+        own = starter.freeze_within_a_shard()
+        for _ in range(2):
+            processes.append(helping(bench, root))
+            left = processes[-1].freeze_within_a_shard()
+        _, killed, interrupted = processes
+        kill_alone(killed.process)
+        interrupted.process.send_signal(signal.SIGINT)
+        thaw(interrupted.process)
+        end(interrupted.process, root, 130)
+        processes.append(helping(bench, root))
+        end(processes[-1].process, root)
         shards, plan = shards_of(root)
-        assert shards.result(plan, left) is not None, "the dead worker's shard was not finished"
-        # What is left now is the shard of the process that began all this, which is frozen and then killed.
-        assert sum(shards.result(plan, index) is None for index in range(NUM_SHARDS)) == 1
-        kill_alone(starter)
+        assert left != own
+        assert [index for index in range(NUM_SHARDS) if shards.result(plan, index) is None] == [own]
+        kill_alone(starter.process)
         run = run_of(root)
         assert run is not None and run.status(ROLLOUTS).state == "crashed"
-        end(helping(bench, root).process, root)
-        assert run.status(ROLLOUTS).num_finished == len(asked_rollouts(alone))
+        processes.append(helping(bench, root))
+        end(processes[-1].process, root)
+        assert run.status(ROLLOUTS).num_finished == 80
         before = bench.log_end()
         end(bench.start(root, "run"), root)
         assert bench.arrivals(before, bench.log_end()) == [], "asked again although all shards were finished"
     finally:
-        for process in processes:
-            if process.poll() is None:
-                kill_alone(process)
-    assert artifact_files(root) == artifact_files(alone)
-    again = Counter(arrival.seed for arrival in bench.arrivals(second, bench.log_end()))
-    assert again.keys() == asked.keys()
-    assert sum(count - 1 for count in again.values()) <= 3 * CONCURRENCY, "only what was in flight is asked twice"
+        for one in processes:
+            kill_alone(one.process)
+    assert artifact_files(root) == alone.files
+    asked = Counter(arrival.seed for arrival in bench.arrivals(began, bench.log_end()))
+    assert asked.keys() == alone.asked
+    assert sum(count - 1 for count in asked.values()) <= 3 * CONCURRENCY, "only what was in flight is asked twice"
     assert not list((root / "runs" / RUN / "journal").rglob("*.journal"))
 
 
-def asked_rollouts(root: Path) -> list[str]:
-    run = run_of(root)
-    assert run is not None
-    record = run.record(ROLLOUTS)
-    assert record is not None
-    return [row["rollout_key"] for row in run.rows(record.outputs["rollouts"]).rows(["rollout_key"])]
-
-
-def test_a_worker_with_another_configuration_or_nothing_to_help_with_says_so_in_one_line(
-    bench: CrashBench, tmp_path: Path
+def test_four_processes_at_once_make_what_one_makes_and_ask_everything_once(
+    bench: CrashBench, alone: Alone, tmp_path: Path
 ) -> None:
-    end(begin(bench, tmp_path, 2), tmp_path)
+    began = bench.log_size()
+    starter = AtWork(tmp_path, begin(bench, tmp_path, NUM_SHARDS), "log.txt")
+    helpers = []
+    try:
+        starter.freeze_within_a_shard()
+        helpers = [helping(bench, tmp_path) for _ in range(3)]
+        until(lambda: len(list(tmp_path.glob(f"runs/{RUN}/attempts/{ROLLOUTS}/1/workers/*"))) == 3, "three help")
+        thaw(starter.process)
+        for one in (starter, *helpers):
+            end(one.process, tmp_path)
+    finally:
+        for one in (starter, *helpers):
+            kill_alone(one.process)
+    assert artifact_files(tmp_path) == alone.files
+    asked = [arrival.seed for arrival in bench.arrivals(began, bench.log_end())]
+    assert len(asked) == len(alone.asked) and set(asked) == alone.asked
     end(helping(bench, tmp_path, "--set", "seed=8").process, tmp_path, 1)
     assert "run crash was made with another configuration (seed: 7 -> 8)" in said(tmp_path)
     assert len(said(tmp_path).splitlines()) == 1
-    end(helping(bench, tmp_path, "--set", "rollouts.max_concurrent=1").process, tmp_path)
 
 
 PROGRAM = """
