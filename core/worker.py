@@ -23,10 +23,12 @@ _log = logging.getLogger(__name__)
 
 def has_open_shards(instance: Instance, run: Run) -> bool:
     """Whether there is anything for `help_instance` to do, held by others or not; raises RunError as that does."""
+    if instance.stage.work is None:
+        raise RunError(f"{instance.address}: a stage {instance.stage.name} is done by one process; nobody can help")
     inputs = bind_inputs(instance, run)
     fingerprint = fingerprint_of(instance, inputs)
     shards = run.shards(instance.address, fingerprint)
-    plan = shards.plan() if instance.stage.work is not None else None
+    plan = shards.plan()
     if plan is not None:
         return any(shards.result(plan, index) is None for index in range(plan.num_shards))
     record = run.record(instance.address)
@@ -42,7 +44,7 @@ def help_instance(instance: Instance, run: Run, *, progress: Progress | None = N
     Raises RunError where it is not under way in shards, and whatever its stage raises: its shard is then open again.
     """
     work = instance.stage.work
-    if work is None or not has_open_shards(instance, run):
+    if not has_open_shards(instance, run) or work is None:
         return 0
     inputs = bind_inputs(instance, run)
     shards = run.shards(instance.address, fingerprint_of(instance, inputs))

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from treadle.core.harmless import one_line
 
-_LOG_ONLY = ("rollout %s is owed",)
+_LOG_ONLY = ("%s %s is owed",)
 """Beginnings of messages that tell of one unit each; the stage tells how many there are."""
 BURST = 2
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 10.0, 600.0

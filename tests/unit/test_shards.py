@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 from unit.test_execute import NUMBERS, numbers_of
+from unit.test_execute import counting as whole_stage
 
+from treadle.agent.metering import TokenBudget
 from treadle.core.config import Operational, Section
-from treadle.core.errors import ArtifactError, RolloutsOwed, RunError
+from treadle.core.errors import ArtifactError, BudgetExceeded, RolloutsOwed, RunError
 from treadle.core.execute import execute
 from treadle.core.locks import hold
 from treadle.core.runs import Run
@@ -259,3 +261,22 @@ def test_a_worker_that_is_late_finds_the_instance_done(run: Run, counting: Count
     execute(counting.instance(), run)
     assert help_instance(counting.instance(), run) == 0
     assert plan_of(run) is None
+
+
+def test_a_stage_of_one_piece_cannot_be_helped_with(run: Run) -> None:
+    with pytest.raises(RunError, match="1/count: a stage count is done by one process"):
+        help_instance(whole_stage(), run)
+
+
+def test_each_shard_may_spend_an_equal_part_of_the_budget() -> None:
+    budget = TokenBudget(100, 2.0, num_shards=4)
+    budget.used_tokens = 24
+    budget.check()
+    budget.used_tokens = 25
+    with pytest.raises(
+        BudgetExceeded, match="25 tokens are used of 25 for each of 4 shards, by max_total_tokens = 100"
+    ):
+        budget.check()
+    budget.used_tokens, budget.used_cost = 0, 0.5
+    with pytest.raises(BudgetExceeded, match="0.5 are spent of 0.5 for each of 4 shards, by max_cost = 2"):
+        budget.check()

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from treadle.agent import rollouts
+from treadle.agent import crew
 from treadle.flows import warnings
 from treadle.flows.warnings import BURST, TerminalWarnings, show_warnings
 
@@ -60,11 +60,11 @@ def test_what_is_told_of_each_rollout_stays_in_the_log(
     shown: TerminalWarnings, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """As the stage itself says it, whose next line has the count."""
-    said = [line for line in inspect.getsource(rollouts).splitlines() if "_log." in line and "owed" in line]
+    said = [line for line in inspect.getsource(crew).splitlines() if "_log." in line and "owed" in line]
     messages = [match[1] for line in said if (match := re.search(r'"(.*?)"', line))]
     assert len(messages) == 2
     for message in messages:
-        logging.getLogger("treadle.agent.rollouts").warning(message.replace("%d", "%s").replace("%g", "%s"), "31", "5")
+        logging.getLogger(crew.__name__).warning(message.replace("%d", "%s").replace("%g", "%s"), "31", "rollouts", "5")
     assert capsys.readouterr().err == "warning: 31 rollouts are owed, trying again in 5 s\n"
     shown.tell_rest()
     assert capsys.readouterr().err == ""
