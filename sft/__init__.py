@@ -1,0 +1,1 @@
+"""Fine-tuning on accepted trajectories: configuration, statistics, exports, and LLaMA-Factory as the engine."""
