@@ -52,6 +52,7 @@ class FileEntry(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore")
 
     name: str
+    """Relative to the artifact's folder."""
     sha256: str
     num_bytes: int
 
@@ -98,22 +99,34 @@ class ArtifactWriter:
 
     def add_file(self, name: str, content: bytes) -> None:
         """Add a further file, which is part of the digest; raises ArtifactError for a name that is not plain."""
-        if (
-            not name
-            or Path(name).name != name
-            or name.startswith((".", "part-"))
-            or name in (_MANIFEST, _CARD, *self._extra)
-        ):
-            raise ArtifactError(f"{name!r} cannot be the name of a further file in artifact {self._table.kind}")
+        self._check_name(name)
         with storage_errors("write", self._folder / name):
             (self._folder / name).write_bytes(content)
         self._extra.append(name)
+
+    def add_folder(self, name: str, source: Path) -> None:
+        """Move a folder with all that is in it, such as a model, into the artifact; its files are part of the digest.
+
+        Raises ArtifactError for a name that is not plain, and for anything in it that is no regular file.
+        """
+        self._check_name(name)
+        files = sorted(path for path in source.rglob("*") if not path.is_dir() or path.is_symlink())
+        if strange := next((path for path in files if path.is_symlink() or not path.is_file()), None):
+            raise ArtifactError(f"{strange} is no regular file, so {source} cannot go into artifact {self._table.kind}")
+        with storage_errors("write", self._folder / name):
+            shutil.move(source, self._folder / name)
+        self._extra += [f"{name}/{path.relative_to(source)}" for path in files]
+
+    def _check_name(self, name: str) -> None:
+        taken = {_MANIFEST, _CARD, *(extra.partition("/")[0] for extra in self._extra)}
+        if not name or Path(name).name != name or name.startswith((".", "part-")) or name in taken:
+            raise ArtifactError(f"{name!r} cannot be the name of a further file in artifact {self._table.kind}")
 
     def commit(self) -> ArtifactRef:
         """Make the artifact appear under its digest; where it is there already, ours is dropped."""
         self._writer.close()
         with storage_errors("write", self._folder):
-            entries = tuple(_entry(self._folder / name) for name in sorted([*self._writer.files, *self._extra]))
+            entries = tuple(_entry(self._folder, name) for name in sorted([*self._writer.files, *self._extra]))
             manifest = Manifest(
                 kind=self._table.kind,
                 schema_version=self._table.version,
@@ -246,6 +259,20 @@ class ArtifactReader:
         self._check(entry, io.BytesIO(content))
         return content
 
+    def folder(self, name: str) -> Path:
+        """Path of a folder of further files on this machine, fetched if it has to be; it is to be read only.
+
+        Raises ArtifactError if there is none of that name, or if a file in it has changed.
+        """
+        entries = [entry for entry in self.manifest.files if entry.name.startswith(f"{name}/")]
+        if not entries:
+            raise ArtifactError(f"{self._ref.folder} has no folder {name!r}; it has {', '.join(self.file_names())}")
+        for entry in entries:
+            path = self._storage.bring(f"{self._ref.folder}/{entry.name}")
+            with storage_errors("read", path), path.open("rb") as file:
+                self._check(entry, file)
+        return self._storage.bring(f"{self._ref.folder}/{entries[0].name}").parents[entries[0].name.count("/") - 1]
+
     def file_names(self) -> list[str]:
         """Names of the data files."""
         return [entry.name for entry in self.manifest.files]
@@ -308,9 +335,10 @@ def verify_artifact(storage: Storage, ref: ArtifactRef) -> list[str]:
     return problems
 
 
-def _entry(path: Path) -> FileEntry:
+def _entry(folder: Path, name: str) -> FileEntry:
+    path = folder / name
     with path.open("rb") as file:
-        return FileEntry(name=path.name, sha256=_sha256(file), num_bytes=path.stat().st_size)
+        return FileEntry(name=name, sha256=_sha256(file), num_bytes=path.stat().st_size)
 
 
 def _sha256(file: io.BufferedIOBase) -> str:

@@ -115,6 +115,10 @@ class Context:
         """See `StageContext.write_telemetry`."""
         self._outputs().telemetry(kind).write(rows)
 
+    def add_folder(self, kind: str, name: str, source: Path) -> None:
+        """See `StageContext.add_folder`."""
+        self._outputs().table(kind).add_folder(name, source)
+
     def add_file(self, kind: str, name: str, content: bytes) -> None:
         """See `StageContext.add_file`."""
         self._outputs().table(kind).add_file(name, content)

@@ -80,7 +80,7 @@ def fingerprint_of(instance: Instance, inputs: Mapping[str, tuple[InputRef, ...]
             "version": stage.version,
             "produces": {table.kind: table.version for table in stage.produces},
             "settings": semantic_dump(instance.settings),
-            "inputs": {name: [ref.artifact.digest for ref in refs] for name, refs in inputs.items()},
+            "inputs": {name: [ref.artifact.digest for ref in refs] for name, refs in inputs.items() if refs},
         }
     )
 
@@ -88,14 +88,14 @@ def fingerprint_of(instance: Instance, inputs: Mapping[str, tuple[InputRef, ...]
 def bind_inputs(instance: Instance, run: Run) -> dict[str, tuple[InputRef, ...]]:
     """The artifacts behind the instance's inputs; raises RunError naming the instance to run first."""
     stage, given = instance.stage, instance.inputs
-    if given.keys() != stage.consumes.keys():
+    if not stage.consumes.keys() - stage.optional <= given.keys() <= stage.consumes.keys():
         raise ConfigError(
             f"{instance.address}: stage {stage.name} reads {sorted(stage.consumes)}, bound are {sorted(given)}"
         )
     bound = {}
     for name, kind in stage.consumes.items():
         refs = []
-        for producer in given[name]:
+        for producer in given.get(name, ()):
             record = run.record(producer)
             if record is None:
                 raise RunError(

@@ -204,9 +204,9 @@ class ObjectStorage:
         key = f"{folder}/{manifest}"
         published = not replace and self.exists(key)
         if not published:
-            for path in sorted(staged.iterdir()):
-                if path.name != manifest:
-                    self._upload(path, f"{folder}/{path.name}")
+            for path in sorted(path for path in staged.rglob("*") if path.is_file()):
+                if (name := str(path.relative_to(staged))) != manifest:
+                    self._upload(path, f"{folder}/{name}")
             with storage_errors("read", staged):
                 content = (staged / manifest).read_bytes()
             if replace:
@@ -220,6 +220,13 @@ class ObjectStorage:
     def directory(self, key: str) -> Path:
         """See `Storage.directory`: in the working folder of this machine."""
         return self._local.directory(key)
+
+    def bring(self, key: str) -> Path:
+        """See `Storage.bring`: into the working folder, where it stays until the cache is cleared."""
+        path = self._local.path(key)
+        if not path.is_file():
+            self.fetch(key)
+        return path
 
     def keep(self, key: str) -> None:
         """See `Storage.keep`."""

@@ -316,6 +316,52 @@ ROLLOUT_TELEMETRY = Table(
     required=False,
 )
 
+CHECKPOINTS = Table(
+    "checkpoint",
+    1,
+    ("name",),
+    pa.schema(
+        [
+            _field("name", pa.string(), "address of the instance that made it, such as 1/sft"),
+            _field("base_model", pa.string(), "model that training began with: `embedded`, folder, hub id or address"),
+            _field("base_digest", pa.string(), "hex digest of that model's files; empty for a hub id"),
+            _field("finetuning_type", pa.string(), "full, or lora merged into the base"),
+            _field("num_steps", pa.int64(), "optimizer steps"),
+            _field("num_epochs", pa.float64(), "passes over the rows"),
+            _field("num_rows", pa.int64(), "rows trained on"),
+            _field("num_target_tokens", pa.int64(), "tokens of one pass that count in the loss"),
+            _field("first_loss", pa.float64(), "loss at the first logged step"),
+            _field("last_loss", pa.float64(), "loss at the last logged step"),
+            _field("tokenizer_digest", pa.string(), "tokenizer and chat template, as in the rows"),
+            _field("seed", pa.int64(), "of training"),
+            _field("engine", pa.string(), "what trained it"),
+            _field("versions", pa.string(), "JSON object: package -> version in the engine's environment"),
+        ]
+    ),
+    "A trained model: its files lie in the folder `model` beside this table.",
+)
+
+MODEL_FOLDER = "model"
+"""Folder of a checkpoint's artifact with the model in Hugging Face format."""
+
+TRAINING_LOG = Table(
+    "training_log",
+    1,
+    ("step",),
+    pa.schema(
+        [
+            _field("step", pa.int64(), "optimizer step"),
+            _field("epoch", pa.float64(), "passes over the rows so far"),
+            _field("loss", pa.float64(), "mean since the last logged step"),
+            _field("learning_rate", pa.float64(), "at this step"),
+            _field("grad_norm", pa.float64(), "before clipping", nullable=True),
+            _field("seconds", pa.float64(), "since training began in this attempt"),
+        ]
+    ),
+    "Loss and learning rate over the steps of a training.",
+    required=False,
+)
+
 SCORES = Table(
     "scores",
     1,
@@ -409,6 +455,8 @@ TABLES: dict[str, Table] = {
         POOL_EVENTS,
         SFT_ROWS,
         SFT_REJECTIONS,
+        CHECKPOINTS,
+        TRAINING_LOG,
         SCORES,
         SUMMARY,
     )

@@ -58,6 +58,10 @@ class Rows(Protocol):
         """The same as dictionaries."""
         ...
 
+    def folder(self, name: str) -> Path:
+        """Path on this machine of a folder in the artifact, such as a model; to be read only."""
+        ...
+
 
 class Progress(Protocol):
     """Where a stage says how far it is; the terminal and the Prefect UI listen."""
@@ -137,6 +141,10 @@ class StageContext(Protocol):
         """Append rows to a table that is kept beside the attempt, outside every digest."""
         ...
 
+    def add_folder(self, kind: str, name: str, source: Path) -> None:
+        """Move a folder, such as a model, into the artifact of table `kind`."""
+        ...
+
     def add_file(self, kind: str, name: str, content: bytes) -> None:
         """Put a further file, such as `report.md`, into the artifact of table `kind`."""
         ...
@@ -163,6 +171,8 @@ class Stage:
     settings: type[Section]
     consumes: Mapping[str, str] = field(default_factory=dict)
     """Input name -> kind of table."""
+    optional: frozenset[str] = frozenset()
+    """Inputs that may be bound to nothing."""
     produces: tuple[Table, ...]
     telemetry: tuple[Table, ...] = ()
     run: Callable[[StageContext], Mapping[str, Any]]

@@ -103,6 +103,10 @@ class Storage(Protocol):
         """Path of a POSIX directory, which may not exist yet, for files that grow: journals, logs, locks."""
         ...
 
+    def bring(self, key: str) -> Path:
+        """Path of an object on this machine, fetched if it is not there; to be read only. Raises StorageError."""
+        ...
+
     def keep(self, key: str) -> None:
         """Make a file that grew below `directory` an object, as it is now; nothing happens where there is none."""
         ...
@@ -234,7 +238,7 @@ class LocalStorage:
         if replace:
             self.delete(folder)
         with storage_errors("write", target):
-            for path in staged.iterdir():
+            for path in staged.rglob("*"):
                 _fsync(path)
             _fsync(staged)
             make_folder(target.parent)
@@ -250,6 +254,10 @@ class LocalStorage:
 
     def directory(self, key: str) -> Path:
         """See `Storage.directory`."""
+        return self.path(key)
+
+    def bring(self, key: str) -> Path:
+        """See `Storage.bring`."""
         return self.path(key)
 
     def keep(self, key: str) -> None:

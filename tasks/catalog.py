@@ -5,7 +5,8 @@ Prefect-free: the command line, the Prefect flows and the generated reference al
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,8 @@ from treadle.eval.scores import SCORES
 from treadle.retriever.config import IndexSettings
 from treadle.retriever.stage import INDEX
 from treadle.tasks.config import TreadleConfig
+
+_CHECKPOINT = re.compile(r"[1-9]\d*/(sft|rl)(@[A-Za-z0-9][A-Za-z0-9._-]*)?")
 
 STAGES: Mapping[str, Stage] = {
     stage.name: stage for stage in (QUESTIONS_STAGE, INDEX, POOLS_STAGE, SFT_ROWS_STAGE, ROLLOUTS, SCORES, REPORT)
@@ -139,6 +142,19 @@ def _rollouts(config: TreadleConfig, address: Address) -> RolloutsSettings:
     )
 
 
+def checkpoint_of(model: ModelSettings) -> Address | None:
+    """The instance whose checkpoint a model's server is to load, if it is one of this run."""
+    if not isinstance(model.server, VllmServer) or not _CHECKPOINT.fullmatch(model.server.model):
+        return None
+    return Address.parse(model.server.model)
+
+
+def _checkpoints(config: TreadleConfig, names: Iterable[str | None]) -> tuple[Address, ...]:
+    """The instances whose checkpoints some of the models are, each once."""
+    found = (checkpoint_of(config.models[name]) for name in names if name is not None)
+    return tuple(dict.fromkeys(address for address in found if address is not None))
+
+
 def pool_models(config: TreadleConfig) -> dict[str, str]:
     """Role -> name of the model that plays it in `pools`; raises ConfigError where none is configured."""
     roles = config.pools.roles
@@ -238,7 +254,10 @@ _RECIPES: Mapping[str, _Recipe] = {
     "index": _Recipe(settings=_index, inputs=lambda config, address: {}),
     "pools": _Recipe(
         settings=_pools,
-        inputs=lambda config, address: {"questions": (Address(address.iteration, "questions"),)},
+        inputs=lambda config, address: {
+            "questions": (Address(address.iteration, "questions"),),
+            "checkpoint": _checkpoints(config, pool_models(config).values()),
+        },
     ),
     "sft_rows": _Recipe(
         settings=_sft_rows,
@@ -249,7 +268,10 @@ _RECIPES: Mapping[str, _Recipe] = {
     ),
     "rollouts": _Recipe(
         settings=_rollouts,
-        inputs=lambda config, address: {"questions": (Address(address.iteration, "questions"),)},
+        inputs=lambda config, address: {
+            "questions": (Address(address.iteration, "questions"),),
+            "checkpoint": _checkpoints(config, (address.qualifier, config.environment.summarizer)),
+        },
         by_model=True,
     ),
     "scores": _Recipe(

@@ -16,14 +16,15 @@ from treadle.core.config import Section, load_config, read_text
 from treadle.core.engines.cache import Notify, quiet
 from treadle.core.engines.config import VllmServer
 from treadle.core.engines.serving import serve
-from treadle.core.errors import ConfigError, EndpointUnavailable
+from treadle.core.errors import ConfigError, EndpointUnavailable, RunError
 from treadle.core.execute import execute, state_of
 from treadle.core.llm.config import EndpointSettings, ModelSettings
 from treadle.core.records import StageRecord
 from treadle.core.runs import Run, run_exists
+from treadle.core.schemas import CHECKPOINTS, MODEL_FOLDER
 from treadle.core.secrets import refuse_secrets
 from treadle.core.stage import Address, Instance, Progress
-from treadle.tasks.catalog import flow_addresses, flow_models, pool_models, semantic_of
+from treadle.tasks.catalog import checkpoint_of, flow_addresses, flow_models, pool_models, semantic_of
 from treadle.tasks.config import TreadleConfig
 
 _CHECK_S = 30.0
@@ -120,19 +121,19 @@ def run_instance(
     with ExitStack() as stack:
         wants_servers = any(model.server is not None for model in _models_in(instance.settings))
         if wants_servers and (force or state_of(instance, run) == "run"):
-            instance = stack.enter_context(with_servers(instance, notify))
+            instance = stack.enter_context(with_servers(instance, run, notify))
         return execute(instance, run, force=force, accept_failures=accept_failures, progress=progress)
 
 
 @contextmanager
-def with_servers(instance: Instance, notify: Notify) -> Iterator[Instance]:
+def with_servers(instance: Instance, run: Run, notify: Notify) -> Iterator[Instance]:
     """The instance with the models that the configuration wants served reachable, for the length of a block."""
     served: list[tuple[ModelSettings, ModelSettings]] = []
     with ExitStack() as stack:
         for model in _models_in(instance.settings):
             # A model in several roles has one server.
             if model.server is not None and all(model != known for known, _ in served):
-                served.append((model, stack.enter_context(_served(model, notify))))
+                served.append((model, stack.enter_context(_served(model, run, notify))))
         yield replace(instance, settings=_with_models(instance.settings, served)) if served else instance
 
 
@@ -162,11 +163,22 @@ def _with_models(settings: Any, served: Sequence[tuple[ModelSettings, ModelSetti
     return settings
 
 
+def checkpoint_folder(run: Run, address: Address) -> Path:
+    """The model that an instance made, on this machine; raises RunError where there is none."""
+    record = run.record(address)
+    if record is None or CHECKPOINTS.kind not in record.outputs:
+        raise RunError(f"there is no checkpoint of {address} yet; run {address} first")
+    return run.rows(record.outputs[CHECKPOINTS.kind]).folder(MODEL_FOLDER)
+
+
 @contextmanager
-def _served(model: ModelSettings, notify: Notify) -> Iterator[ModelSettings]:
-    """The model as it can be reached while its server runs."""
+def _served(model: ModelSettings, run: Run, notify: Notify) -> Iterator[ModelSettings]:
+    """The model as it can be reached while its server runs; raises RunError where its checkpoint is not there yet."""
     assert model.server is not None
-    with serve(model.server, model_name=model.model, notify=notify) as served:
+    server = model.server
+    if (address := checkpoint_of(model)) is not None:
+        server = server.model_copy(update={"model": str(checkpoint_folder(run, address))})
+    with serve(server, model_name=model.model, notify=notify) as served:
         reachable = {
             "endpoints": (EndpointSettings(url=served.url),),
             "tokenizer": model.tokenizer or served.tokenizer_folder,

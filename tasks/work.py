@@ -35,5 +35,5 @@ def work_at(wanted: Instance, run: Run, *, progress: Progress | None = None, not
     """
     if not has_open_shards(wanted, run):
         return 0
-    with with_servers(wanted, notify) as served:
+    with with_servers(wanted, run, notify) as served:
         return help_instance(served, run, progress=progress)

@@ -19,7 +19,7 @@ class VllmServer(Section):
     type: Literal["vllm"] = "vllm"
     """Which kind of server."""
     model: str = EMBEDDED
-    """`embedded`, a folder in Hugging Face format, or a hub id."""
+    """`embedded`, a folder in Hugging Face format, a hub id, or the checkpoint of an instance of this run: `1/sft`."""
     revision: str = ""
     """Commit or tag of a hub id; empty takes the newest."""
     variant: Operational[Literal["auto", "cpu", "cuda"]] = "auto"
