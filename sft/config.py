@@ -1,0 +1,212 @@
+"""Settings of the stage `sft`: what is trained, how, and on what. Documented in docs/behaviour/sft.md."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field, JsonValue, field_validator, model_validator
+
+from treadle.core.config import Operational, Section
+from treadle.core.engines.config import EMBEDDED
+
+ET_AGENT_7B: dict[str, Any] = {
+    "model": "Qwen/Qwen2.5-7B-Instruct",
+    "finetuning_type": "full",
+    "template": "qwen",
+    "learning_rate": 5e-6,
+    "lr_scheduler_type": "cosine",
+    "warmup_ratio": 0.1,
+    "num_train_epochs": 3.0,
+    "batch_size": 32,
+    "cutoff_tokens": 10_000,
+    "max_rows": 1_000_000,
+    "precision": "bf16",
+    "deepspeed": "zero3",
+    "liger_kernel": True,
+    "unsloth_gradient_checkpointing": True,
+    "attention": "auto",
+    "logging_steps": 10,
+    "per_device_batch_size": 1,
+    "num_devices": 4,
+    "save_steps": 107,
+    "ddp_timeout_s": 180_000_000,
+    "plot_loss": True,
+    "trackers": [],
+}
+"""Fine-tuning of ET-Agent (arXiv 2601.06860): its text and the configuration published with it."""
+
+_OURS = "Treadle sets it"
+_DATA = "rows come tokenised, with their labels, from `sft_rows`, and nothing else is trained on"
+_VOCABULARY = "the rows have the token ids of the base model's tokenizer, which must stay as it is"
+_NO_EVALUATION = "training is not evaluated in between; `rollouts` and `scores` measure the checkpoint"
+_SECRET = "secrets are not configuration; set the environment variable that its library reads"
+
+TYPED_KEYS: dict[str, str] = {
+    "model_name_or_path": "model",
+    "model_revision": "revision",
+    "report_to": "trackers",
+    "ddp_timeout": "ddp_timeout_s",
+    "flash_attn": "attention",
+    "enable_liger_kernel": "liger_kernel",
+    "use_unsloth_gc": "unsloth_gradient_checkpointing",
+    "disable_gradient_checkpointing": "gradient_checkpointing",
+    "bf16": "precision",
+    "fp16": "precision",
+    "cutoff_len": "cutoff_tokens",
+    "max_samples": "max_rows",
+    "per_device_train_batch_size": "per_device_batch_size",
+    "gradient_accumulation_steps": "batch_size",
+    "use_cpu": "variant",
+    "no_cuda": "variant",
+}
+"""LLaMA-Factory's name of what has another name here."""
+
+REFUSED_KEYS: dict[str, str] = {
+    **dict.fromkeys(("stage", "do_train", "output_dir", "overwrite_output_dir", "resume_from_checkpoint"), _OURS),
+    **dict.fromkeys(("save_strategy", "save_only_model", "save_on_each_node", "logging_strategy"), _OURS),
+    **dict.fromkeys(("seed", "data_seed"), "it is the run's `seed`"),
+    **dict.fromkeys(("dataset", "dataset_dir", "media_dir", "tokenized_path", "streaming", "buffer_size"), _DATA),
+    **dict.fromkeys(("mix_strategy", "interleave_probs", "tool_format", "default_system"), _DATA),
+    **dict.fromkeys(("train_on_prompt", "mask_history", "packing", "neat_packing"), _DATA),
+    **dict.fromkeys(("ignore_pad_token_for_loss", "data_shared_file_system"), _DATA),
+    **dict.fromkeys(("val_size", "eval_dataset", "do_eval", "do_predict", "eval_strategy"), _NO_EVALUATION),
+    **dict.fromkeys(("predict_with_generate", "load_best_model_at_end", "compute_accuracy"), _NO_EVALUATION),
+    "early_stopping_steps": _NO_EVALUATION,
+    **dict.fromkeys(("resize_vocab", "add_tokens", "add_special_tokens", "new_special_tokens_config"), _VOCABULARY),
+    **dict.fromkeys(("split_special_tokens", "use_fast_tokenizer"), _VOCABULARY),
+    "adapter_name_or_path": "name the model that training begins with as `model`; adapters are merged when they end",
+    "create_new_adapter": "every training begins with a merged model, so there is no older adapter",
+    "trust_remote_code": "code that comes with a model is never run",
+    **dict.fromkeys(("ray_num_workers", "ray_init_kwargs", "master_addr", "master_port"), "Ray is not used"),
+    **dict.fromkeys(("hf_hub_token", "ms_hub_token", "om_hub_token", "hub_token", "swanlab_api_key"), _SECRET),
+    "swanlab_lark_secret": _SECRET,
+}
+"""Keys of LLaMA-Factory that would break what the stage promises, each with the reason."""
+
+
+class SftOptions(Section):
+    """How a model is fine-tuned. The defaults are those measured with the embedded model; `et-agent-7b` has those of
+    the paper."""
+
+    PRESETS: ClassVar[dict[str, dict[str, Any]]] = {"et-agent-7b": ET_AGENT_7B}
+
+    preset: str | None = None
+    """Named settings to start from, such as `et-agent-7b`; keys given beside it win."""
+    model: str = EMBEDDED
+    """What training begins with: `embedded`, a folder in Hugging Face format, a hub id, or the checkpoint of an
+    instance of this run: `1/sft`. Its tokenizer and chat template must be those that the rows were made with."""
+    revision: str = ""
+    """Commit or tag of a hub id; empty takes the newest."""
+    finetuning_type: Literal["full", "lora"] = "full"
+    """All weights, or low-rank adapters that are merged into them at the end."""
+    lora_rank: int = Field(default=8, ge=1)
+    """Rank of the adapters."""
+    lora_alpha: int | None = Field(default=None, ge=1)
+    """Scale of the adapters; none means twice the rank."""
+    lora_dropout: float = Field(default=0.0, ge=0.0, lt=1.0)
+    """Dropout in the adapters."""
+    lora_target: str = "all"
+    """Modules that get an adapter, with commas between; `all` means every linear layer."""
+    template: str | None = None
+    """LLaMA-Factory's template, which adds what it needs to the tokenizer. Rows come tokenised, so it shapes no
+    prompt; none reads the tokenizer's own chat template."""
+    learning_rate: float = Field(default=1e-4, gt=0.0)
+    """Highest learning rate."""
+    lr_scheduler_type: Literal[
+        "linear", "cosine", "cosine_with_restarts", "polynomial", "constant", "constant_with_warmup", "inverse_sqrt"
+    ] = "cosine"
+    """How the learning rate falls after the warm-up."""
+    warmup_ratio: float = Field(default=0.1, ge=0.0, lt=1.0)
+    """Share of all steps in which the learning rate rises from 0."""
+    num_train_epochs: float = Field(default=1.0, gt=0.0)
+    """Passes over the rows."""
+    batch_size: int = Field(default=8, ge=1)
+    """Rows of one update, over all devices and nodes; the steps of gradient accumulation follow from it."""
+    weight_decay: float = Field(default=0.0, ge=0.0)
+    """Weight decay of AdamW."""
+    max_grad_norm: float = Field(default=1.0, ge=0.0)
+    """Gradients are clipped to this norm; 0 clips nothing."""
+    cutoff_tokens: int | None = Field(default=None, ge=1)
+    """Longer rows are left out and counted, never cut; none takes all that `sft_rows` accepted."""
+    max_rows: int | None = Field(default=None, ge=1)
+    """Most rows; they are shuffled, so the first ones are a draw."""
+    precision: Literal["auto", "bf16", "fp16", "fp32"] = "auto"
+    """Number type of the computation; `auto` is bf16 on a GPU and fp32 on a CPU. Weights in training are fp32."""
+    deepspeed: Literal["none", "zero3"] = "none"
+    """`zero3`: weights, gradients and optimizer spread over the GPUs by DeepSpeed, nothing offloaded, gathered in 16
+    bits when the model is saved. GPUs only."""
+    attention: Literal["auto", "disabled", "sdpa", "fa2", "fa3"] = "auto"
+    """Implementation of attention; `auto` is that of transformers, `fa2` and `fa3` need FlashAttention installed."""
+    liger_kernel: bool = False
+    """Fused kernels of Liger. GPUs only."""
+    unsloth_gradient_checkpointing: bool = False
+    """Gradient checkpointing that keeps activations in the host's memory. GPUs only."""
+    logging_steps: int = Field(default=1, ge=1)
+    """Steps over which a logged loss is the mean; the first and the last of them stand in the checkpoint's row."""
+    extra: dict[str, JsonValue] = {}
+    """Any other key of LLaMA-Factory, checked by its own parser before training begins."""
+
+    variant: Operational[Literal["auto", "cpu", "cuda"]] = "auto"
+    """Build of the engine; `auto` takes cuda where an NVIDIA GPU answers."""
+    per_device_batch_size: Operational[int | None] = Field(default=None, ge=1)
+    """Rows that a device works at together; none means as many as make 8,192 tokens with the longest row."""
+    num_devices: Operational[int | None] = Field(default=None, ge=1)
+    """GPUs of each node; none means all that are visible. A CPU counts as one."""
+    num_nodes: Operational[int] = Field(default=1, ge=1)
+    """Machines that train together; GPUs only."""
+    main_address: Operational[str] = Field(default="", pattern=r"^[A-Za-z0-9.:_-]*$")
+    """Host name or address of the first node, under which the others reach it; needed with several nodes."""
+    main_port: Operational[int] = Field(default=29500, ge=1, le=65535)
+    """Its port for them."""
+    gradient_checkpointing: Operational[bool | None] = None
+    """Whether activations are computed twice instead of kept; none means on a GPU only."""
+    threads: Operational[int] = Field(default=0, ge=0)
+    """Compute threads on a CPU; 0 takes all cores that this process may use."""
+    save_steps: Operational[int] = Field(default=50, ge=1)
+    """Steps between the states from which a training that was cut off goes on."""
+    ddp_timeout_s: Operational[int] = Field(default=1800, ge=1)
+    """How long a process may wait for the others in one exchange."""
+    stall_timeout_s: Operational[float] = Field(default=3600.0, gt=0.0)
+    """A training that finishes no step for so long counts as hung and is ended."""
+    plot_loss: Operational[bool] = False
+    """Whether LLaMA-Factory draws its own picture of the loss beside its logs."""
+    trackers: Operational[tuple[Literal["wandb", "tensorboard", "swanlab", "mlflow", "trackio"], ...]] = ()
+    """Experiment trackers that the training reports to; none by default. They must be installed in the engine's
+    environment, and take their keys from their own environment variables."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _apply_preset(cls, data: Any) -> Any:
+        if not isinstance(data, dict) or data.get("preset") is None:
+            return data
+        preset = cls.PRESETS.get(data["preset"])
+        if preset is None:
+            raise ValueError(f"unknown preset {data['preset']!r}; known presets: {', '.join(cls.PRESETS)}")
+        return {**preset, **data}
+
+    @field_validator("extra")
+    @classmethod
+    def _check_extra(cls, extra: dict[str, JsonValue]) -> dict[str, JsonValue]:
+        for key in extra:
+            if (ours := TYPED_KEYS.get(key)) or (ours := key) in cls.model_fields:
+                raise ValueError(f"{key!r} is not passed through: write it as `sft.{ours}`")
+            if (reason := REFUSED_KEYS.get(key)) is not None:
+                raise ValueError(f"{key!r} is not passed through: {reason}")
+        return extra
+
+    @model_validator(mode="after")
+    def _check_nodes(self) -> SftOptions:
+        if self.num_nodes > 1 and not self.main_address:
+            raise ValueError("several nodes need `main_address`, under which they reach the first one")
+        return self
+
+
+class SftSettings(Section):
+    """All that an instance of the stage reads."""
+
+    options: SftOptions = SftOptions()
+    """What is trained, and how."""
+    model_digest: str = ""
+    """Digest of the files of the model that training begins with; empty for a hub id."""
+    seed: int = 0
+    """The run's seed; it decides the order of the rows in each pass, and how adapters begin."""
