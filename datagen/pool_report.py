@@ -19,6 +19,7 @@ from treadle.datagen.pool_rows import tokens_of, total_usage
 Row = Mapping[str, Any]
 
 _COLUMNS = ("tried", "produced", "duplicate", "rejected", "failed", "right", "turned_right")
+_TITLES = {"turned_right": "wrong turned right", "duplicate": "repeats"}
 _YIELD_NOTE = (
     "wrong turned right: of trajectories with a wrong parent; calls: means over what was produced from a parent, "
     "of the parent and of what became of it"
@@ -158,7 +159,7 @@ def _yield(operators: Mapping[str, Mapping[str, int]], accepted: Mapping[str, in
         edits = counts.get("produced", 0) if "calls_before" in counts else 0
         calls = [f"{counts[side] / edits:.2f}" if edits else "-" for side in ("calls_before", "calls_after")]
         rows.append((name, *cells, *gated, *calls))
-    titles = [column.replace("turned_right", "wrong turned right") for column in _COLUMNS]
+    titles = [_TITLES.get(column, column) for column in _COLUMNS]
     header = ("operator", *titles, *([] if accepted is None else ["accepted"]), "calls before", "after")
     return Figures("Yield of operators", header, tuple(rows), _YIELD_NOTE)
 

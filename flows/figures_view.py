@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from rich.console import Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.table import Table
 from rich.text import Text
 
@@ -28,7 +29,7 @@ def estimate_view(estimate: Estimate) -> Group:
         title = f"{estimate.address}: estimate for {estimate.num_units:,} {estimate.unit}s ({estimate.counted})"
     lines = [Text(one_line(title), style="bold"), Text(one_line(f"Basis: {estimate.basis}."))]
     lines += [Text(one_line(f"- assumed: {line}"), style="dim") for line in estimate.assumptions]
-    return Group(*lines, _table(_estimated(estimate)))
+    return Group(*lines, _Fitted(_estimated(estimate)))
 
 
 def _estimated(estimate: Estimate) -> Figures:
@@ -54,16 +55,42 @@ def figures_view(figures: Sequence[Figures]) -> Group:
     parts: list[RenderableType] = []
     for one in figures:
         if one.rows:
-            parts += [Text(f"\n{one_line(one.title)}", style="bold"), _table(one)]
+            parts += [Text(f"\n{one_line(one.title)}", style="bold"), _Fitted(one)]
             parts += [Text(one_line(one.note), style="dim")] if one.note else []
     return Group(*parts)
 
 
-def _table(figures: Figures) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-    for index, name in enumerate(figures.header):
+@dataclass(frozen=True, slots=True)
+class _Fitted:
+    """A table as wide as the terminal allows: a narrow one leaves out columns in which nothing is counted."""
+
+    figures: Figures
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        kept: Sequence[int] = range(len(self.figures.header))
+        gap = _GAP if _width(self.figures, kept) + _GAP * len(kept) <= options.max_width else 1
+        if _width(self.figures, kept) + gap * len(kept) > options.max_width:
+            kept = [index for index in kept if any(row[index] not in (0, "-") for row in self.figures.rows)]
+        yield _table(self.figures, kept, gap)
+
+
+_GAP = 2
+
+
+def _width(figures: Figures, kept: Sequence[int]) -> int:
+    """Characters that the columns take at least: names whole, headings word by word."""
+    return sum(
+        max(*map(len, figures.header[index].split()), *(len(cell_text(row[index])) for row in figures.rows))
+        for index in kept
+    )
+
+
+def _table(figures: Figures, kept: Sequence[int], gap: int) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, gap, 0, 0), header_style="dim")
+    for index in kept:
         is_name = index == 0 or all(cell_text(row[index])[:1].isalpha() for row in figures.rows)
-        table.add_column(Text(one_line(name)), justify="left" if is_name else "right", overflow="fold")
+        heading = Text(one_line(figures.header[index]))
+        table.add_column(heading, justify="left" if is_name else "right", overflow="fold", no_wrap=index == 0)
     for row in figures.rows:
-        table.add_row(*(Text(cell_text(cell)) for cell in row))
+        table.add_row(*(Text(cell_text(row[index])) for index in kept))
     return table
