@@ -19,7 +19,7 @@ from treadle.datagen.pool_rows import tokens_of, total_usage
 Row = Mapping[str, Any]
 
 _COLUMNS = ("tried", "produced", "duplicate", "rejected", "failed", "right", "turned_right")
-_TITLES = {"turned_right": "wrong turned right", "duplicate": "repeats"}
+_TITLES = {"turned_right": "wrong turned right", "duplicate": "repeats", "produced": "made"}
 _YIELD_NOTE = (
     "wrong turned right: of trajectories with a wrong parent; calls: means over what was produced from a parent, "
     "of the parent and of what became of it"
