@@ -15,6 +15,7 @@ from treadle.datagen.pools_settings import PoolOptions
 from treadle.datagen.question_sources import QuestionsSettings
 from treadle.datagen.sft_rows_settings import SftRowsOptions
 from treadle.eval.config import ReportSettings, ScoresSettings
+from treadle.sft.config import SftOptions
 
 FlowStage = Literal["pools", "sft_rows", "rollouts", "scores", "report"]
 
@@ -51,6 +52,8 @@ class TreadleConfig(Section):
     """Stage `pools`: the self-evolving flywheel."""
     sft_rows: SftRowsOptions = SftRowsOptions()
     """Stage `sft_rows`: which trajectories become rows for fine-tuning."""
+    sft: SftOptions = SftOptions()
+    """Stage `sft`: how a model is fine-tuned on them."""
     rollouts: RolloutOptions = RolloutOptions()
     """Stage `rollouts`: how many trajectories, and how they are sampled."""
     scores: ScoresSettings = ScoresSettings()

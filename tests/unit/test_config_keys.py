@@ -43,6 +43,9 @@ ScoresSettings.symbolic_workers
 SearchSettings.cache_folder SearchSettings.corpus SearchSettings.index_folder SearchSettings.num_threads
 ServiceClientSettings.connect_timeout_s ServiceClientSettings.endpoints ServiceClientSettings.max_response_bytes
 ServiceClientSettings.request_timeout_s ServiceClientSettings.retry_limit ServiceClientSettings.start_wait_s
+SftOptions.ddp_timeout_s SftOptions.gradient_checkpointing SftOptions.main_address SftOptions.main_port
+SftOptions.num_devices SftOptions.num_nodes SftOptions.per_device_batch_size SftOptions.plot_loss SftOptions.save_steps
+SftOptions.stall_timeout_s SftOptions.threads SftOptions.trackers SftOptions.variant
 SourceSettings.path
 TutorServer.module TutorServer.port TutorServer.startup_timeout_s TutorServer.tokenizer
 VllmServer.compile VllmServer.gpu_memory_share VllmServer.kv_cache_gb VllmServer.port VllmServer.startup_timeout_s
@@ -58,6 +61,8 @@ BY_HAND: dict[str, tuple[Any, ...]] = {
     "TreadleConfig.models": ({"far": {"model": "m", "endpoints": [{"url": "http://127.0.0.1:9/v1"}]}},),
     "TreadleConfig.overrides": ({"1/rollouts@near": {"max_questions": 2}},),
     "EnvironmentSettings.preset": ("et-agent-rl",),
+    "SftOptions.preset": ("et-agent-7b",),
+    "SftOptions.trackers": (["wandb"],),
     "EndpointSettings.api_key_env": ("KEY",),
     "SearchSettings.service": ({"endpoints": [{"url": "http://127.0.0.1:9"}], "fingerprint": "x"},),
     "SearchSettings.summarizer": ("near",),
@@ -184,6 +189,7 @@ def bases(tmp_path: Path) -> list[TreadleConfig]:
         "environment": {
             "search": {"corpus": [f"{tmp_path}/corpus.jsonl"], "chunk_words": 50, "encoder": ENCODER},
         },
+        "sft": {"main_address": "node-0"},
     }
     apart = {**tree, "environment": {"search": {"service": {"endpoints": [{"url": "http://127.0.0.1:9"}]}}}}
     return [load_config(TreadleConfig, data=tree), load_config(TreadleConfig, data=apart)]

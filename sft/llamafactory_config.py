@@ -1,0 +1,261 @@
+"""From settings to what LLaMA-Factory reads: its YAML, DeepSpeed's JSON, and how several GPUs and nodes are started.
+
+Written for LLaMA-Factory 0.9.5. `tokenized_path` makes it ignore every other data option, yet `dataset` must be set;
+and where the tokenised rows are missing it would tokenise that data set instead, so the name is one that cannot exist.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from treadle.core.errors import ConfigError
+from treadle.sft.config import SftOptions
+
+NO_DATASET = "none-only-tokenized-path"
+"""Named as `dataset`: never there, so that missing rows end in an error and not in another training."""
+MICRO_BATCH_TOKENS = 8192
+"""Tokens that a device works at together where `per_device_batch_size` is open."""
+_KEPT_STATES = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """What a training runs on."""
+
+    variant: str
+    """Build of the engine: cpu or cuda."""
+    num_devices: int = 1
+    """Processes of this node, one per GPU; a CPU counts as one."""
+    num_nodes: int = 1
+
+    @property
+    def num_processes(self) -> int:
+        """Processes that train together, over all nodes."""
+        return self.num_devices * self.num_nodes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Paths:
+    """Where one training finds and leaves its files."""
+
+    model: str
+    """Folder of the base model, or a hub id."""
+    rows: Path
+    """Folder of tokenised rows, as `datasets` saves them; it must exist before LLaMA-Factory starts."""
+    output: Path
+    """Where the model, the states and the logs go."""
+    deepspeed: Path
+    """File with `deepspeed_config()`; read only with `deepspeed = "zero3"`."""
+    resume: Path | None = None
+    """State to go on from; None begins anew."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingPlan:
+    """What LLaMA-Factory is told, and what of the settings cannot be followed here."""
+
+    arguments: dict[str, Any]
+    """Its keys, in the order of the YAML."""
+    notes: tuple[str, ...]
+    """One sentence per setting without effect on this machine."""
+    machine: Machine
+
+    @property
+    def distributed(self) -> bool:
+        """Whether it must be started by torchrun."""
+        return self.machine.num_processes > 1 or "deepspeed" in self.arguments
+
+    def yaml(self) -> str:
+        """The configuration file of `llamafactory-cli train`."""
+        import yaml
+
+        body: str = yaml.safe_dump(self.arguments, sort_keys=False, allow_unicode=False, width=1000)
+        return "# Written by Treadle for LLaMA-Factory 0.9.5.\n" + "".join(f"# {note}\n" for note in self.notes) + body
+
+
+def plan_training(options: SftOptions, paths: Paths, machine: Machine, *, longest_row: int, seed: int) -> TrainingPlan:
+    """What to tell LLaMA-Factory; `longest_row` in tokens, after `cutoff_tokens`.
+
+    Raises ConfigError where the batch cannot be spread over the devices, or a CPU cannot do what is asked.
+    """
+    device, notes = _for_variant(options, machine)
+    per_device, accumulation = _spread(options, machine, longest_row)
+    arguments: dict[str, Any] = {
+        "model_name_or_path": paths.model,
+        **({"model_revision": options.revision} if options.revision else {}),
+        "trust_remote_code": False,
+        "stage": "sft",
+        "do_train": True,
+        **_finetuning(options),
+        "dataset": NO_DATASET,
+        "tokenized_path": str(paths.rows),
+        **({"template": options.template} if options.template else {}),
+        "cutoff_len": options.cutoff_tokens or longest_row,
+        "output_dir": str(paths.output),
+        "overwrite_output_dir": True,
+        **({"resume_from_checkpoint": str(paths.resume)} if paths.resume else {}),
+        "per_device_train_batch_size": per_device,
+        "gradient_accumulation_steps": accumulation,
+        "learning_rate": options.learning_rate,
+        "lr_scheduler_type": options.lr_scheduler_type,
+        "warmup_ratio": options.warmup_ratio,
+        "num_train_epochs": options.num_train_epochs,
+        "weight_decay": options.weight_decay,
+        "max_grad_norm": options.max_grad_norm,
+        "seed": seed,
+        "data_seed": seed,
+        "logging_strategy": "steps",
+        "logging_steps": options.logging_steps,
+        "save_strategy": "steps",
+        "save_steps": options.save_steps,
+        "save_total_limit": _KEPT_STATES,
+        "save_only_model": False,
+        "plot_loss": options.plot_loss,
+        "report_to": list(options.trackers) or "none",
+        "ddp_timeout": options.ddp_timeout_s,
+        **device,
+    }
+    if "deepspeed" in device:
+        arguments["deepspeed"] = str(paths.deepspeed)
+    return TrainingPlan(arguments={**arguments, **options.extra}, notes=notes, machine=machine)
+
+
+def _finetuning(options: SftOptions) -> dict[str, Any]:
+    if options.finetuning_type == "full":
+        return {"finetuning_type": "full"}
+    return {
+        "finetuning_type": "lora",
+        "lora_rank": options.lora_rank,
+        "lora_alpha": options.lora_alpha or 2 * options.lora_rank,
+        "lora_dropout": options.lora_dropout,
+        "lora_target": options.lora_target,
+    }
+
+
+def _for_variant(options: SftOptions, machine: Machine) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """All keys that differ between CPU and GPU, and what a CPU leaves out."""
+    checkpointing = options.gradient_checkpointing
+    if machine.variant != "cpu":
+        precision = "bf16" if options.precision == "auto" else options.precision
+        return {
+            "bf16": precision == "bf16",
+            "fp16": precision == "fp16",
+            "flash_attn": options.attention,
+            "disable_gradient_checkpointing": checkpointing is False,
+            "enable_liger_kernel": options.liger_kernel,
+            "use_unsloth_gc": options.unsloth_gradient_checkpointing,
+            **({"deepspeed": ""} if options.deepspeed == "zero3" else {}),
+        }, ()
+    if machine.num_processes > 1:
+        raise ConfigError("sft: on a CPU training is one process on one machine; set num_devices and num_nodes to 1")
+    if options.precision == "fp16":
+        raise ConfigError("sft: fp16 cannot be trained on a CPU; set precision to auto, fp32 or bf16")
+    flash = options.attention in ("fa2", "fa3")
+    without = {
+        f"attention = {options.attention}": flash,
+        "liger_kernel": options.liger_kernel,
+        "unsloth_gradient_checkpointing": options.unsloth_gradient_checkpointing,
+        f"deepspeed = {options.deepspeed}": options.deepspeed != "none",
+    }
+    return {
+        "use_cpu": True,
+        "bf16": options.precision == "bf16",
+        "fp16": False,
+        "flash_attn": "auto" if flash else options.attention,
+        "disable_gradient_checkpointing": not checkpointing,
+    }, tuple(f"sft.{name} has no effect on a CPU" for name, is_set in without.items() if is_set)
+
+
+def _spread(options: SftOptions, machine: Machine, longest_row: int) -> tuple[int, int]:
+    """Rows per device, and micro-batches per update."""
+    processes = machine.num_processes
+    share, rest = divmod(options.batch_size, processes)
+    if rest:
+        raise ConfigError(
+            f"sft.batch_size {options.batch_size} cannot be spread over {processes} devices; make it a multiple"
+        )
+    per_device = options.per_device_batch_size
+    if per_device is None:
+        fitting = max(1, MICRO_BATCH_TOKENS // max(1, longest_row))
+        per_device = max(rows for rows in range(1, min(share, fitting) + 1) if share % rows == 0)
+    if share % per_device:
+        raise ConfigError(
+            f"sft.batch_size {options.batch_size} over {processes} devices is {share} rows each, which is no multiple "
+            f"of per_device_batch_size {per_device}"
+        )
+    return per_device, share // per_device
+
+
+def deepspeed_config() -> bytes:
+    """DeepSpeed's JSON: ZeRO-3 without offload, weights gathered in 16 bits on save; `auto` follows the trainer."""
+    automatic = dict.fromkeys(
+        (
+            "train_batch_size",
+            "train_micro_batch_size_per_gpu",
+            "gradient_accumulation_steps",
+            "gradient_clipping",
+        ),
+        "auto",
+    )
+    zero = {
+        "stage": 3,
+        "overlap_comm": True,
+        "contiguous_gradients": True,
+        "reduce_bucket_size": "auto",
+        "stage3_prefetch_bucket_size": "auto",
+        "stage3_param_persistence_threshold": "auto",
+        "stage3_gather_16bit_weights_on_model_save": True,
+    }
+    config = {
+        **automatic,
+        "zero_allow_untested_optimizer": True,
+        "bf16": {"enabled": "auto"},
+        "fp16": {"enabled": "auto"},
+        "zero_optimization": zero,
+    }
+    return orjson.dumps(config, option=orjson.OPT_INDENT_2) + b"\n"
+
+
+def node_environment(options: SftOptions, machine: Machine, node: int = 0) -> dict[str, str]:
+    """Variables with which `llamafactory-cli train` starts its part of a distributed training; `node` from 0."""
+    return {
+        "FORCE_TORCHRUN": "1",
+        "NNODES": str(machine.num_nodes),
+        "NODE_RANK": str(node),
+        "NPROC_PER_NODE": str(machine.num_devices),
+        "MASTER_ADDR": options.main_address or "127.0.0.1",
+        "MASTER_PORT": str(options.main_port),
+    }
+
+
+def torchrun_arguments(options: SftOptions, machine: Machine, node: int = 0) -> list[str]:
+    """Arguments of `python -m torch.distributed.run`, before the program; `node` from 0."""
+    variables = node_environment(options, machine, node)
+    return [
+        f"--nnodes={variables['NNODES']}",
+        f"--node_rank={variables['NODE_RANK']}",
+        f"--nproc_per_node={variables['NPROC_PER_NODE']}",
+        f"--master_addr={variables['MASTER_ADDR']}",
+        f"--master_port={variables['MASTER_PORT']}",
+    ]
+
+
+def launch_text(options: SftOptions, machine: Machine, config_file: Path) -> str:
+    """The command of each node, for people; every node must see model, rows and output under the same paths."""
+    lines = [
+        f"# {machine.num_nodes} nodes x {machine.num_devices} GPUs; start all of them within {options.ddp_timeout_s} s."
+    ]
+    for node in range(machine.num_nodes):
+        lines += [f"# node {node}", f"{_assignments(node_environment(options, machine, node))} \\"]
+        lines.append(f"  llamafactory-cli train {shlex.quote(str(config_file))}")
+    return "\n".join(lines) + "\n"
+
+
+def _assignments(variables: Mapping[str, str]) -> str:
+    return " ".join(f"{name}={shlex.quote(value)}" for name, value in variables.items())
