@@ -11,10 +11,14 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
+from stages.test_pools_stage import WRONG, Agent, server
 from support.crash_bench import ROLLOUTS, RUN, CrashBench, artifact_files, crash_bench, run_of, said
+from support.pools_bench import PoolsBench
 from support.processes import freeze, kill_alone, thaw, until
+from support.scripted_server import Fault, Item, RecordedRequest
 from unit import test_shards as local
 from unit.test_execute import numbers_of
 from unit.test_shards import ADDRESS, EVERY, Counting, cut_off, plan_of
@@ -254,3 +258,25 @@ def test_a_frozen_worker_whose_shard_was_taken_over_elsewhere_writes_nothing_mor
     local.execute(counting.instance(), run)
     assert counting.made == [] and numbers_of(run) == local.ALL
     assert not [key for key in run.storage.keys("runs/r1/journal") if "shard" in key]
+
+
+@pytest.mark.parametrize("is_down", [False, True])
+async def test_pools_made_in_shards_are_those_made_in_one_piece(tmp_path: Path, is_down: bool) -> None:
+    """Also where a helper model is gone and what there is of each question is accepted."""
+    made: list[Any] = []
+    for num_shards in (1, 3):
+        bench = PoolsBench(tmp_path / str(num_shards), [{"question": f"Which {number}?"} for number in range(4)])
+        agent = Agent(lambda text, _: WRONG.replace("guess", f"guess {len(text)}"))
+
+        def critic(request: RecordedRequest, agent: Agent = agent) -> Item:
+            return Fault.status(500) if is_down and request.body.get("stop") else agent(request)
+
+        async with server(agent) as policy, server(critic) as other:
+            urls = {**dict.fromkeys(("policy", "refiner", "judge"), policy.url), "critic": other.url}
+            options = {"rounds": 1, "operators": ["hint_step", "hint_tail"], "shards": num_shards}
+            options["max_error_rate"] = 1.0
+            record = await bench.make(urls, options=options, accept_failures=is_down)
+        assert {row["status"] for row in bench.rows(record, "pool_questions")} == {"partial" if is_down else "ok"}
+        # Where a server is down the causes name its port.
+        made.append([row["text"] for row in bench.rows(record)] if is_down else record.outputs)
+    assert made[0] == made[1] and made[0]
