@@ -1,0 +1,140 @@
+"""Statistics of the rows that are trained on: lengths, shares of targets, by operator and data set."""
+
+from __future__ import annotations
+
+import re
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from treadle.core.harmless import one_line
+from treadle.sft.selection import RowSelection
+
+COLUMNS = (
+    "operator",
+    "dataset",
+    "num_tokens",
+    "num_prompt_tokens",
+    "num_result_tokens",
+    "num_target_tokens",
+)
+"""Columns of `sft_rows` that are looked at."""
+_NUMBERS = COLUMNS[2:]
+_GROUPS_SHOWN = 40
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Rows of one operator, of one data set, or all."""
+
+    kind: str
+    """`all`, `operator` or `dataset`."""
+    name: str
+    num_rows: int
+    tokens: int
+    target_tokens: int
+    median_tokens: float
+    p95_tokens: float
+    longest: int
+
+    @property
+    def target_share(self) -> float:
+        """Targets among its tokens."""
+        return self.target_tokens / self.tokens if self.tokens else 0.0
+
+
+class RowStatistics:
+    """Counted batch by batch; holds five numbers per row and no text."""
+
+    def __init__(self) -> None:
+        self._numbers = {name: array("i") for name in _NUMBERS}
+        self._places: dict[str, dict[str, int]] = {"operator": {}, "dataset": {}}
+        self._codes = {kind: array("i") for kind in self._places}
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        """Count the rows of a batch, which must have `COLUMNS`."""
+        for name, numbers in self._numbers.items():
+            numbers.frombytes(np.ascontiguousarray(batch[name].to_numpy(), np.int32).tobytes())
+        for kind, places in self._places.items():
+            self._codes[kind].extend(places.setdefault(name, len(places)) for name in batch[kind].to_pylist())
+
+    def numbers(self, name: str) -> np.ndarray:
+        """One of the columns that hold numbers, a value per row."""
+        return np.frombuffer(self._numbers[name], np.int32) if self._numbers[name] else np.empty(0, np.int32)
+
+    def target_shares(self) -> np.ndarray:
+        """Per row, the share of its tokens that are targets."""
+        shares: np.ndarray = self.numbers("num_target_tokens") / np.maximum(self.numbers("num_tokens"), 1)
+        return shares
+
+    def num_unmasked(self) -> int:
+        """Rows with results of tools of which some tokens are targets: all of them without `mask_results`."""
+        behind = self.numbers("num_tokens") - self.numbers("num_prompt_tokens")
+        return int((self.numbers("num_target_tokens") + self.numbers("num_result_tokens") > behind).sum())
+
+    def groups(self) -> list[Group]:
+        """All rows, then operators, then data sets, by name."""
+        everything = np.ones(len(self._numbers["num_tokens"]), bool)
+        found = [self._group("all", "all", everything)]
+        for kind, places in self._places.items():
+            codes = np.frombuffer(self._codes[kind], np.int32) if places else np.empty(0, np.int32)
+            found += [self._group(kind, name, codes == place) for name, place in sorted(places.items())]
+        return found
+
+    def _group(self, kind: str, name: str, chosen: np.ndarray) -> Group:
+        lengths = self.numbers("num_tokens")[chosen]
+        if not lengths.size:
+            return Group(kind, name, 0, 0, 0, 0.0, 0.0, 0)
+        median, high = np.percentile(lengths, (50, 95)).tolist()
+        targets = int(self.numbers("num_target_tokens")[chosen].sum(dtype=np.int64))
+        total = int(lengths.sum(dtype=np.int64))
+        return Group(kind, name, int(lengths.size), total, targets, median, high, int(lengths.max()))
+
+
+def metrics_of(statistics: RowStatistics, selection: RowSelection) -> dict[str, Any]:
+    """Flat numbers for the stage's record."""
+    overall = statistics.groups()[0]
+    return {
+        "rows": overall.num_rows,
+        "tokens": overall.tokens,
+        "target_tokens": overall.target_tokens,
+        "target_share": round(overall.target_share, 4),
+        "longest_row": overall.longest,
+        "unmasked_rows": statistics.num_unmasked(),
+        **{f"left_out.{why}": count for why, count in selection.left_out().items()},
+    }
+
+
+def render_statistics(statistics: RowStatistics, selection: RowSelection) -> str:
+    """A section of Markdown: what is trained on, what was left out, a table of groups."""
+    groups = statistics.groups()
+    overall, left_out = groups[0], selection.left_out()
+    parts = [
+        "## Rows",
+        f"{overall.num_rows:,} of {selection.num_read:,} rows are trained on: {overall.tokens:,} tokens, "
+        f"{overall.target_tokens:,} of them targets ({overall.target_share:.1%}). Left out: {left_out['too_long']:,} "
+        f"longer than the cut-off, {left_out['text_mode']:,} without token ids, {left_out['over_limit']:,} over the "
+        f"limit of rows. Rows whose results are targets too: {statistics.num_unmasked():,}.",
+        _table(groups[:_GROUPS_SHOWN]),
+    ]
+    if len(groups) > _GROUPS_SHOWN:
+        parts.append(f"{len(groups) - _GROUPS_SHOWN:,} further groups are not shown.")
+    return "\n\n".join(parts) + "\n"
+
+
+def _table(groups: Sequence[Group]) -> str:
+    header = ("", "rows", "tokens", "median", "95 %", "longest", "targets")
+    lines = [header, ("---", *["---:"] * 6)]
+    for group in groups:
+        name = group.name if group.kind == "all" else f"{group.kind} {_escaped(group.name)}"
+        numbers = (group.num_rows, group.tokens, group.median_tokens, group.p95_tokens, group.longest)
+        lines.append((name, *(f"{number:,.0f}" for number in numbers), f"{group.target_share:.1%}"))
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def _escaped(cell: str) -> str:
+    return re.sub(r"([|\\<>*_`\[\]&])", r"\\\1", one_line(cell))
