@@ -19,6 +19,8 @@ from treadle.core.errors import TreadleError
 
 Status = Literal["ok", "warn", "fail"]
 _GIB = 1024**3
+_ENGINES = {"serve": "torch, transformers", "sft": "torch, torchaudio, torchvision, llamafactory.hparams.parser"}
+"""What must be importable in each engine's environment; LLaMA-Factory's parser looks at versions when it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +45,7 @@ def core_checks(root: Path) -> list[Check]:
         ("root", lambda: _folder("root", root, 1)),
         ("cache", lambda: _folder("cache", cache_root(), 4)),
         ("gpu", _gpu),
-        ("engine serve", _serve_engine),
+        *((f"engine {engine}", lambda e=engine, m=modules: _engine(e, m)) for engine, modules in _ENGINES.items()),
     ]
     return [run_check(name, probe) for name, probe in probes]
 
@@ -127,13 +129,12 @@ def _gpu() -> Check:
     return Check("gpu", "ok", "; ".join(line.strip() for line in done.stdout.strip().split("\n")))
 
 
-def _serve_engine() -> Check:
-    if not is_installed("serve"):
-        detail = f"not installed ({environment_path('serve')})"
-        return Check("engine serve", "warn", detail, "treadle env install serve")
-    code = "import torch, transformers; print(torch.__version__)"
+def _engine(engine: str, modules: str) -> Check:
+    name = f"engine {engine}"
+    if not is_installed(engine):
+        return Check(name, "warn", f"not installed ({environment_path(engine)})", f"treadle env install {engine}")
     done = subprocess.run(
-        [str(python_of("serve")), "-c", code],
+        [str(python_of(engine)), "-c", f"import {modules}; print(torch.__version__)"],
         env=engine_environ(),
         capture_output=True,
         text=True,
@@ -142,6 +143,6 @@ def _serve_engine() -> Check:
     )
     if done.returncode:
         reason = (done.stderr.strip().split("\n") or ["no output"])[-1]
-        fix = f"rm -r {environment_path('serve')} && treadle env install serve"
-        return Check("engine serve", "fail", f"installed but broken: {reason}", fix)
-    return Check("engine serve", "ok", f"{environment_path('serve')}, torch {done.stdout.strip()}")
+        fix = f"rm -r {environment_path(engine)} && treadle env install {engine}"
+        return Check(name, "fail", f"installed but broken: {reason}", fix)
+    return Check(name, "ok", f"{environment_path(engine)}, torch {done.stdout.strip().splitlines()[-1]}")

@@ -1,0 +1,80 @@
+"""Commands of the engine's processes: `python -m treadle.sft.engine prepare|train|finish <job.json>`."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from treadle.sft.engine.arguments import BadArguments, check_arguments, read_arguments
+from treadle.sft.engine.events import EventFile
+
+_PACKAGES = ("llamafactory", "torch", "transformers", "peft", "accelerate", "datasets", "safetensors", "tokenizers")
+_NO_MEMORY = ("out of memory", "can't allocate memory", "cannot allocate memory", "not enough memory")
+
+
+def prepare(job: dict[str, Any], events: EventFile) -> None:
+    """Check the configuration, then save the rows; event `prepared`."""
+    from treadle.sft.engine.rows import save_rows
+
+    check_arguments(read_arguments(Path(job["config"])))
+    num_rows = save_rows(Path(job["parquet"]), Path(job["rows"]))
+    events.write("prepared", num_rows=num_rows, versions={name: version(name) for name in _PACKAGES})
+
+
+def train(job: dict[str, Any], events: EventFile) -> None:
+    """Train, from a state where the job names one."""
+    from treadle.sft.engine import training
+
+    arguments = read_arguments(Path(job["config"]))
+    training.train({**arguments, "resume_from_checkpoint": job["resume"]}, events)
+
+
+def finish(job: dict[str, Any], events: EventFile) -> None:
+    """Write the model's folder, then let it continue the job's prompt; events `model`, `greedy`."""
+    from treadle.sft.engine import model_folder
+
+    folder = Path(job["model"])
+    model_folder.write_model(read_arguments(Path(job["config"])), Path(job["output"]), folder)
+    events.write("model")
+    if job["prompt"]:
+        events.write("greedy", **model_folder.greedy_ids(folder, job["prompt"], job["num_greedy_tokens"]))
+
+
+COMMANDS: dict[str, Callable[[dict[str, Any], EventFile], None]] = {
+    "prepare": prepare,
+    "train": train,
+    "finish": finish,
+}
+
+
+def main(name: str, job_path: str) -> int:
+    """Run one command; what goes wrong becomes an event `error` beside the traceback in the log."""
+    job = json.loads(Path(job_path).read_text(encoding="utf-8"))
+    events = EventFile(Path(job["events"]))
+    try:
+        COMMANDS[name](job, events)
+    # Whatever it is, it ends this process and must be told with its kind.
+    except Exception as error:  # noqa: BLE001
+        traceback.print_exc()
+        if os.environ.get("RANK", "0") == "0" or _kind_of(error) == "no_memory":
+            events.write("error", kind=_kind_of(error), message=f"{type(error).__name__}: {error}"[:2000])
+        return 1
+    return 0
+
+
+def _kind_of(error: Exception) -> str:
+    text = str(error).lower()
+    if isinstance(error, MemoryError) or any(words in text for words in _NO_MEMORY):
+        return "no_memory"
+    kinds = {"BadArguments": "arguments", "Diverged": "diverged", "Unmoved": "unmoved"}
+    return "arguments" if isinstance(error, BadArguments) else kinds.get(type(error).__name__, "other")
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:3]))

@@ -1,0 +1,59 @@
+"""LLaMA-Factory's configuration, read and checked by LLaMA-Factory's own parser."""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+from typing import Any
+
+
+class BadArguments(Exception):
+    """LLaMA-Factory does not accept the configuration."""
+
+
+def read_arguments(path: Path) -> dict[str, Any]:
+    """The YAML as `llamafactory-cli train` reads it."""
+    from omegaconf import OmegaConf
+
+    arguments = OmegaConf.to_container(OmegaConf.load(path))
+    if not isinstance(arguments, dict):
+        raise BadArguments(f"{path} is no mapping of keys to values")
+    return {str(name): value for name, value in arguments.items()}
+
+
+def check_arguments(arguments: dict[str, Any]) -> None:
+    """Raise BadArguments for unknown keys (all of them, each with the nearest known one), for values of a wrong type,
+    and for what the parser refuses."""
+    from llamafactory.hparams.parser import _TRAIN_ARGS, get_train_args
+    from transformers import HfArgumentParser
+
+    # The parser fills fields in place, hence copies.
+    parser = HfArgumentParser(_TRAIN_ARGS)
+    actions = {action.dest: action for action in parser._actions}
+    problems = []
+    for name, value in arguments.items():
+        if name not in actions:
+            near = difflib.get_close_matches(name, actions, n=1, cutoff=0.6)
+            problems.append(f"unknown key {name!r}" + (f" (did you mean {near[0]!r}?)" if near else ""))
+        elif problem := _wrong_value(actions[name], value):
+            problems.append(f"key {name!r}: {problem}")
+    if problems:
+        raise BadArguments("; ".join(problems))
+    try:
+        get_train_args(dict(arguments))
+    except (ValueError, TypeError, ImportError, OSError, RuntimeError) as error:
+        raise BadArguments(" ".join(str(error).split())) from error
+
+
+def _wrong_value(action: Any, value: Any) -> str:
+    """Why argparse would refuse a plain value; `parse_dict`, which reads the YAML, looks at keys only."""
+    if value is None or isinstance(value, (dict, list)):
+        return ""
+    if action.type is not None:
+        try:
+            value = action.type(str(value))
+        except (ValueError, TypeError, KeyError) as error:
+            return f"{value!r} does not fit ({error})"
+    if action.choices is not None and value not in action.choices:
+        return f"{value!r} is none of {', '.join(str(choice) for choice in action.choices)}"
+    return ""

@@ -1,0 +1,136 @@
+"""Training with LLaMA-Factory, told step by step."""
+
+from __future__ import annotations
+
+import math
+import os
+import resource
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import TrainerCallback
+
+from treadle.sft.engine.events import EventFile
+
+STATE_MARKER = "treadle-complete"
+"""File in a state's folder, written when all of it is on the disk."""
+_BEAT_S = 5.0
+_SAMPLED_VALUES = 4096
+"""Of each tensor. All tensors are looked at: of an adapter's two matrices one does not move at first."""
+
+
+class Diverged(Exception):
+    """The loss or the gradient is no number any more."""
+
+
+class Unmoved(Exception):
+    """Training ended and the weights are what they were."""
+
+
+class Reporter(TrainerCallback):  # type: ignore[misc]
+    """Writes events: `begin`, `beat` and `step` while it goes on, `saved` for each state, `end`."""
+
+    def __init__(self, events: EventFile) -> None:
+        self._events = events
+        self._began = self._beat = time.monotonic()
+        self._first_step = 0
+        self._before: list[tuple[Any, torch.Tensor]] = []
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
+        """Remember a sample of the weights, so that it can be told whether they moved."""
+        self._began = self._beat = time.monotonic()
+        self._first_step = state.global_step
+        trained = [weights for weights in model.parameters() if weights.requires_grad and weights.numel()]
+        self._before = [(weights, _sample(weights)) for weights in trained]
+        if state.is_world_process_zero:
+            self._events.write(
+                "begin",
+                resumed_step=state.global_step,
+                num_steps=state.max_steps,
+                num_epochs=args.num_train_epochs,
+                num_trained_parameters=sum(weights.numel() for weights in trained),
+                num_processes=args.world_size,
+                device=str(args.device),
+            )
+
+    def on_substep_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """A sign of life."""
+        if state.is_world_process_zero and time.monotonic() - self._beat > _BEAT_S:
+            self._beat = time.monotonic()
+            self._events.write("beat", step=state.global_step)
+
+    on_step_end = on_substep_end
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
+        """A step with its loss; raises Diverged."""
+        logs = logs or {}
+        if "loss" not in logs:
+            return
+        loss, norm = float(logs["loss"]), logs.get("grad_norm")
+        norm = None if norm is None else float(norm)
+        seconds = time.monotonic() - self._began
+        done = state.global_step - self._first_step
+        finite = math.isfinite(loss) and (norm is None or math.isfinite(norm))
+        if state.is_world_process_zero and finite:
+            self._events.write(
+                "step",
+                step=state.global_step,
+                num_steps=state.max_steps,
+                loss=loss,
+                learning_rate=float(logs.get("learning_rate", 0.0)),
+                grad_norm=norm,
+                epoch=float(logs.get("epoch", state.epoch or 0.0)),
+                seconds=seconds,
+                eta_s=seconds / done * (state.max_steps - state.global_step) if done else None,
+                memory_bytes=_peak_memory(),
+            )
+        # In fp16 a single overflow is skipped by the scaler and costs nothing.
+        if not (math.isfinite(loss) and (finite or args.fp16)):
+            raise Diverged(f"loss {loss}, gradient norm {norm} at step {state.global_step}")
+
+    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Mark a state as complete once every process has written its part."""
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            torch.distributed.barrier()
+        if state.is_world_process_zero:
+            mark_complete(Path(args.output_dir) / f"checkpoint-{state.global_step}")
+            self._events.write("saved", step=state.global_step)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Say how it ended; raises Unmoved where no weight of the sample has another value."""
+        moved = any(not torch.equal(before, _sample(weights)) for weights, before in self._before)
+        if self._before and not moved and state.global_step > self._first_step:
+            raise Unmoved(f"after {state.global_step - self._first_step} steps the weights are what they were")
+        if state.is_world_process_zero:
+            self._events.write("end", step=state.global_step, epoch=state.epoch, seconds=time.monotonic() - self._began)
+
+
+def mark_complete(folder: Path) -> None:
+    """Write the marker after what is in the folder has reached the disk."""
+    for path in folder.rglob("*"):
+        if path.is_file():
+            descriptor = os.open(path, os.O_RDONLY)
+            os.fsync(descriptor)
+            os.close(descriptor)
+    (folder / STATE_MARKER).touch()
+
+
+def train(arguments: dict[str, Any], events: EventFile, callbacks: Sequence[TrainerCallback] = ()) -> None:
+    """Train as the arguments say; the model and its states go to `output_dir`."""
+    from llamafactory.train.tuner import run_exp
+
+    # The trainer would otherwise put the mean of earlier losses in place of a NaN.
+    run_exp({"logging_nan_inf_filter": False, **arguments}, callbacks=[Reporter(events), *callbacks])
+
+
+def _sample(weights: Any) -> torch.Tensor:
+    return weights.detach().flatten()[:_SAMPLED_VALUES].to("cpu", copy=True)
+
+
+def _peak_memory() -> int:
+    if torch.cuda.is_available():
+        return int(torch.cuda.max_memory_reserved())
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
