@@ -96,6 +96,7 @@ class Context:
     progress: Progress
     accept_failures: bool
     scratch: Path
+    workspace: Path
     outputs: Outputs | None = None
     """None while jobs are worked at: nothing is written then."""
     shard: int | None = None

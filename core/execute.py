@@ -149,6 +149,7 @@ def _remove_work(record: StageRecord, run: Run, address: Address, lease: Lease) 
     try:
         lease.check()
         run.storage.discard(run.attempt_key(address, record.attempt, WORK_FOLDER))
+        run.storage.discard(run.workspace_key(address, record.fingerprint))
         run.shards(address, record.fingerprint).delete(lease.token)
         delete_journal(run.storage, run.journal_key(address, record.fingerprint), lease.token)
     except (StorageError, RunError) as failure:
@@ -227,6 +228,9 @@ class _Attempt:
         scratch = self._folder / WORK_FOLDER / "scratch"
         with storage_errors("write", scratch):
             scratch.mkdir(parents=True)
+        workspace = run.workspace_key(address, self._fingerprint)
+        if self._from_nothing:
+            run.storage.discard(workspace)
         stage = self._instance.stage
         with Outputs(run.storage, stage, self._fingerprint, self._key) as outputs:
 
@@ -240,6 +244,7 @@ class _Attempt:
                     progress=progress,
                     accept_failures=accept_failures,
                     scratch=scratch,
+                    workspace=run.storage.directory(workspace),
                 )
 
             with self._worked(context_of, progress) as (journal, worked):

@@ -243,6 +243,10 @@ class Run:
         """Key of the journal of a stage instance for one fingerprint."""
         return self.key(f"journal/{address}/{fingerprint[:FINGERPRINT_DIGITS]}")
 
+    def workspace_key(self, address: Address, fingerprint: str) -> str:
+        """Key of the workspace of a stage instance for one fingerprint, see `StageContext.workspace`."""
+        return self.key(f"workspaces/{address}/{fingerprint[:FINGERPRINT_DIGITS]}")
+
     def shards(self, address: Address, fingerprint: str) -> Shards:
         """The shards of a stage instance for one fingerprint, whether it is divided or not."""
         return Shards(

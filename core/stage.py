@@ -124,6 +124,10 @@ class StageContext(Protocol):
     progress: Progress
     accept_failures: bool
     scratch: Path
+    """Folder of this attempt for what nobody needs when it ends."""
+    workspace: Path
+    """Folder, not made yet, that the next attempt at the same work finds as it was left: for states of engines. It lies
+    on this machine alone, and is removed when the work is done or begun from nothing."""
     num_shards: int
     """Into how many parts the jobs are divided, each of them worked at by one process at a time."""
     worked: Worked

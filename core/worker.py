@@ -63,6 +63,7 @@ def help_instance(instance: Instance, run: Run, *, progress: Progress | None = N
                 progress=progress or NullProgress(),
                 accept_failures=False,
                 scratch=Path(scratch),
+                workspace=Path(scratch) / "workspace",
             )
 
         return work_at_shards(shards, work, context_of, progress=progress or NullProgress(), wait=False, growing=(log,))

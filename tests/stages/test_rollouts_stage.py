@@ -503,6 +503,7 @@ async def test_a_cancelled_stage_leaves_its_journal_in_order_and_nothing_running
                 progress=NullProgress(),
                 accept_failures=False,
                 scratch=tmp_path,
+                workspace=tmp_path / "workspace",
                 outputs=Outputs(bench.run.storage, ROLLOUTS, "0" * 64, "attempt"),
             )
             stage = asyncio.create_task(RolloutsRun(context).work())

@@ -426,3 +426,27 @@ def test_a_clock_that_is_set_back_changes_nothing(run: Run, monkeypatch: pytest.
     assert again.finished_at < first.started_at
     assert numbers_of(run, "1/double", "doubles") == [0, 2, 4, 6]
     assert execute(DOUBLING, run).reused
+
+
+def test_a_workspace_survives_a_failed_attempt_and_goes_with_the_work(tmp_path: Path) -> None:
+    seen: list[bool] = []
+
+    def work(context: StageContext) -> Mapping[str, Any]:
+        state = context.workspace / "state"
+        seen.append(state.exists())
+        context.workspace.mkdir(parents=True, exist_ok=True)
+        state.write_text("half")
+        if len(seen) in (1, 3):
+            raise StageFailed("cut off")
+        return count(context)
+
+    run = Run.create(tmp_path, "r", {}, {})
+    with pytest.raises(StageFailed):
+        execute(counting(work), run)
+    execute(counting(work), run)
+    with pytest.raises(StageFailed):
+        execute(counting(work), run, force=True)
+    execute(counting(work), run, force=True)
+    execute(counting(work), run, force=True)
+    assert seen == [False, True, False, True, False], "a forced run begins anew, and goes on where it was cut off"
+    assert not list((tmp_path / "runs" / "r").rglob("state"))
