@@ -1,7 +1,7 @@
 """Search at any size of the sample world: build, size, cold load, latency and what is found, side by side.
 
-    python benchmarks/retrieval.py sparse --documents 100000 --folder /tmp/retrieval
-    python benchmarks/retrieval.py dense --documents 10000 --folder /tmp/retrieval
+    python benchmarks/retrieval.py sparse --documents 100000
+    python benchmarks/retrieval.py dense --documents 10000 --folder /tmp/retrieval     # keeps world and vectors there
 
 `dense` embeds the world with the embedded encoder and compares ways to keep its vectors with the exact search.
 
@@ -12,12 +12,14 @@ Both sparse engines get the same words (`retriever/tokens.py`) and questions, ea
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import resource
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from array import array
 from collections.abc import Callable, Iterable
@@ -241,16 +243,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("task", choices=["sparse", "dense", "build", "ask"])
     parser.add_argument("--documents", type=int, default=100_000)
-    parser.add_argument("--folder", type=Path, default=Path("/tmp/retrieval"))
+    parser.add_argument("--folder", type=Path, help="where to keep what is written; default: nowhere")
     parser.add_argument("--corpus", type=Path)
     parser.add_argument("--engine", choices=list(ENGINES))
+    parser.add_argument("--json", action="store_true", help="one line of JSON")
     arguments = parser.parse_args()
-    if arguments.task == "sparse":
-        engines = [arguments.engine] if arguments.engine else list(ENGINES)
-        print(json.dumps(sparse(arguments.documents, arguments.folder, engines), indent=2))
-        return
-    if arguments.task == "dense":
-        print(json.dumps(dense(arguments.documents, arguments.folder), indent=2))
+    if arguments.task in ("sparse", "dense"):
+        with contextlib.nullcontext(arguments.folder) if arguments.folder else tempfile.TemporaryDirectory() as folder:
+            engines = [arguments.engine] if arguments.engine else list(ENGINES)
+            world = (arguments.documents, Path(folder))
+            result = sparse(*world, engines) if arguments.task == "sparse" else dense(*world)
+        print(json.dumps(result, indent=None if arguments.json else 2))
         return
     resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_BYTES, MEMORY_BYTES))
     task = build if arguments.task == "build" else ask

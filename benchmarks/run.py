@@ -127,8 +127,30 @@ def chaos(found: Any) -> list[Figure]:
     ]
 
 
+def retrieval(found: Any) -> list[Figure]:
+    """Search by words: what is found of what the questions name, and what it costs beside the reference."""
+    ours, reference = found["tantivy"], found["bm25s"]
+    return [
+        Figure(name="named documents found", value=ours["recall_named"], unit="of 1", at_least=0.99),
+        Figure(name="of those that bm25s finds", value=ours["recall_named"] / reference["recall_named"], at_least=0.99),
+        Figure(name="rankings like those of bm25s", value=found["same_ranking"], unit="of 1"),
+        Figure(name="CPU per query: p50", value=ours["cpu_p50_ms"], unit="ms"),
+        Figure(name="CPU per query: p99", value=ours["cpu_p99_ms"], unit="ms"),
+        Figure(name="time per query: p99", value=ours["p99_ms"], unit="ms"),
+        Figure(name="queries per CPU second beside bm25s", value=_beside(ours, reference, "queries_per_cpu_s")),
+        Figure(name="CPU of the build beside bm25s", value=_beside(ours, reference, "build_cpu_s")),
+        Figure(name="cold start to the first answer", value=ours["cold_load_s"], unit="s", at_most=2.0),
+    ]
+
+
+def _beside(ours: dict[str, float], reference: dict[str, float], name: str) -> float:
+    return ours[name] / reference[name]
+
+
 def peers(found: Any) -> list[Figure]:
     """Others beside Treadle: CPU per item, and what they ask again after a kill."""
+    if failed := [row["reason"] for row in found["results"] if row["peer"] == "treadle" and "reason" in row]:
+        raise ValueError(f"Treadle itself: {failed[0]}")
     figures = []
     own = {row["kind"]: row["cost"] for row in found["results"] if row["peer"] == "treadle" and "cost" in row}
     for row in found["results"]:
@@ -150,35 +172,42 @@ def published(found: Any) -> list[Figure]:
 
 
 BENCHMARKS = {
+    "command_line": Benchmark("command_line.py", (), ("--times", "1"), published),
     "harness": Benchmark(
-        "harness.py", ("--rollouts", "10000", "--repeat", "1"), ("--rollouts", "256", "--repeat", "1"), harness
+        "harness.py",
+        ("--rollouts", "10000", "--repeat", "1"),
+        ("--rollouts", "64", "--in-flight", "32", "--repeat", "1"),
+        harness,
     ),
-    "held": Benchmark("scale.py", ("held",), ("held", "--in-flight", "200", "--delay", "0.2"), held),
-    "flat": Benchmark("scale.py", ("flat",), ("flat", "--rollouts", "400", "--first", "200"), flat),
-    "resume": Benchmark("scale.py", ("resume",), ("resume", "--rollouts", "1000"), resume),
+    "held": Benchmark("scale.py", ("held",), ("held", "--in-flight", "50", "--delay", "0.2"), held),
+    "flat": Benchmark("scale.py", ("flat",), ("flat", "--rollouts", "64", "--first", "16"), flat),
+    "resume": Benchmark("scale.py", ("resume",), ("resume", "--rollouts", "200"), resume),
     "journal": Benchmark("journal.py", (), ("--rollouts", "2000"), journal),
     "compaction": Benchmark("compaction.py", (), ("--rollouts", "2000"), compaction),
-    "sandbox": Benchmark("sandbox.py", (), ("--calls", "5"), sandbox),
+    "sandbox": Benchmark("sandbox.py", (), ("--calls", "2"), sandbox),
     "chaos": Benchmark(
         "chaos.py",
         (),
         ("--rollouts", "100", "--in-flight", "24", "--latency", "0.05", "--jitter", "0.1", "--outage", "2"),
         chaos,
     ),
+    "retrieval": Benchmark(
+        "retrieval.py", ("sparse", "--documents", "100000"), ("sparse", "--documents", "1000"), retrieval
+    ),
     "retriever_service": Benchmark(
         "retriever_service.py",
         (),
-        ("--documents", "2000", "--requests", "400", "--seconds", "1", "--rate", "100", "--soak", "400"),
+        ("--documents", "1000", "--requests", "200", "--seconds", "1", "--rate", "50", "--soak", "200"),
         published,
     ),
     "dense_search": Benchmark(
-        "dense_search.py", (), ("--documents", "2000", "--dimension", "64", "--queries", "256"), published
+        "dense_search.py", (), ("--documents", "1000", "--dimension", "32", "--queries", "128"), published
     ),
-    "index_memory": Benchmark("index_memory.py", (), ("--documents", "4000", "--dimension", "64"), published),
+    "index_memory": Benchmark("index_memory.py", (), ("--documents", "2000", "--dimension", "32"), published),
     "peers": Benchmark(
         "peers/compare.py",
         ("--rollouts", "1024"),
-        ("--no-install", "--rollouts", "32", "--in-flight", "8", "--only", "treadle"),
+        ("--no-install", "--rollouts", "16", "--in-flight", "8", "--only", "treadle", "--kind", "tools"),
         peers,
     ),
 }

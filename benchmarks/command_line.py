@@ -1,0 +1,48 @@
+"""How long the command line takes to answer: `treadle --help` in fresh processes, beside an empty Python.
+
+    python benchmarks/command_line.py [--times 10]
+
+The best of several counts: what is slower was slowed down by others, or read its files for the first time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from figures import Figure, add_json_option, publish
+
+TREADLE = Path(sys.executable).with_name("treadle")
+
+
+def best_s(command: Sequence[str], times: int) -> float:
+    """Wall time of the fastest of several runs."""
+    taken = []
+    for _ in range(times):
+        started = time.perf_counter()
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        taken.append(time.perf_counter() - started)
+    return min(taken)
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--times", type=int, default=10)
+    add_json_option(parser)
+    options = parser.parse_args()
+    empty_s = best_s([sys.executable, "-c", ""], options.times)
+    help_s = best_s([str(TREADLE), "--help"], options.times)
+    figures = [
+        Figure(name="treadle --help", value=help_s, unit="s", at_most=0.3),
+        Figure(name="python -c ''", value=empty_s, unit="s"),
+    ]
+    publish(figures, options.json)
+
+
+if __name__ == "__main__":
+    main()
