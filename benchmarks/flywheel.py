@@ -2,10 +2,11 @@
 
     python benchmarks/flywheel.py [--questions 1000 2000 5000] [--json]
 
-Every size runs in a process of its own against one tutor that answers at once (noisy persona, all roles), with the
-real search index, journal and artifacts. The Python tool is a stub that works out the tutor's arithmetic in the process
-itself: 2 cores would otherwise spend their time on sandboxes. Each figure says what a question costs Treadle's own
-process; the tutor's CPU is not in it. Memory: the peak with the tables written, for the smallest and the largest size.
+Every size runs in a process of its own over the same world and against one tutor that answers at once (noisy persona,
+all roles), with the real search index, journal and artifacts. The Python tool is a stub that works out the tutor's
+arithmetic in the process itself: 2 cores would otherwise spend their time on sandboxes. Each figure says what a question
+costs Treadle's own process; the tutor's CPU is not in it. Memory: the peak with the tables written, for the smallest and
+the largest size.
 """
 
 from __future__ import annotations
@@ -85,14 +86,15 @@ def _value(node: ast.AST | None) -> int:
 
 
 def configuration(folder: Path, url: str, questions: int) -> TreadleConfig:
-    """The run of one size."""
-    world = write_world(folder / "world", documents=40 * questions, questions=questions, tiers=(0, 1))
-    sources = {row["source"] for row in map(orjson.loads, world.questions.read_text().splitlines())}
+    """The run of one size over the world in `folder`."""
+    world = folder / "world"
+    sources = {row["source"] for row in map(orjson.loads, (world / "questions.jsonl").read_text().splitlines())}
     math = {"world-compute", "world-arithmetic"}
     return load_config(
         TreadleConfig,
         data={
             "flow": {"stages": ["pools"]},
+            "pools": {"max_questions": questions},
             "models": {
                 "tutor": {
                     "model": "treadle-tutor-noisy",
@@ -101,13 +103,13 @@ def configuration(folder: Path, url: str, questions: int) -> TreadleConfig:
                 }
             },
             "questions": {
-                "sources": [{"path": str(world.questions), "source_field": "source", "split_field": "split"}],
+                "sources": [{"path": str(world / "questions.jsonl"), "source_field": "source", "split_field": "split"}],
                 "domains": {name: "math" if name in math else "qa" for name in sorted(sources)},
             },
             "environment": {
                 "max_turns": 6,
                 "search": {
-                    "corpus": [str(world.corpus)],
+                    "corpus": [str(world / "corpus.jsonl")],
                     "cache_folder": str(folder / "indexes"),
                     "top_n": 1,
                     "document_chars": 200,
@@ -126,7 +128,8 @@ def make(folder: Path, url: str, questions: int) -> dict[str, Any]:
 
     opening.make_tools = with_stub
     asked, pools = flow_instances(configuration(folder, url, questions))
-    run = Run.create(folder / "root", "r", {}, {})
+    root = folder / f"root-{questions}"
+    run = Run.create(root, "r", {}, {})
     execute(asked, run)
     times = MemoryTimes(max(questions // 8, 1))
     before, began = _cpu_s(), time.perf_counter()
@@ -141,7 +144,7 @@ def make(folder: Path, url: str, questions: int) -> dict[str, Any]:
         "seconds": time.perf_counter() - began,
         "resident_kib": times.resident_kib,
         "peak_kib": memory_kib("VmHWM"),
-        "bytes": sum(path.stat().st_size for path in (folder / "root" / "artifacts").rglob("*.parquet")),
+        "bytes": sum(path.stat().st_size for path in (root / "artifacts" / "pools").rglob("*.parquet")),
     }
 
 
@@ -188,8 +191,10 @@ def main() -> None:
         return
     found = []
     with tempfile.TemporaryDirectory() as work, tutor(write_byte_tokenizer(Path(work) / "tokenizer")) as url:
+        most = max(options.questions)
+        write_world(Path(work) / "world", documents=max(40 * most, 1000), questions=most, tiers=(0, 1))
         for number in options.questions:
-            command = [sys.executable, __file__, "--child", f"{work}/{number}", url, str(number)]
+            command = [sys.executable, __file__, "--child", work, url, str(number)]
             said = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True).stdout
             found.append(json.loads(said.splitlines()[-1]))
     publish(figures_of(found), options.json)
