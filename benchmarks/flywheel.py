@@ -2,11 +2,11 @@
 
     python benchmarks/flywheel.py [--questions 1000 2000 5000] [--json]
 
-Every size runs in a process of its own over the same world and against one tutor that answers at once (noisy persona,
-all roles), with the real search index, journal and artifacts. The Python tool is a stub that works out the tutor's
-arithmetic in the process itself: 2 cores would otherwise spend their time on sandboxes. Each figure says what a question
-costs Treadle's own process; the tutor's CPU is not in it. Memory: the peak with the tables written, for the smallest and
-the largest size.
+Every size runs in a process of its own over the same world and against one tutor that answers at once (noisy
+persona, all roles), with the real search index, journal and artifacts. The Python tool is a stub that works out the
+tutor's arithmetic in the process itself: 2 cores would otherwise spend their time on sandboxes. Each figure says what
+a question costs Treadle's own process; the tutor's CPU is not in it. Memory: the peak with the tables written, for the
+smallest and the largest size.
 """
 
 from __future__ import annotations
