@@ -1,0 +1,81 @@
+"""Every benchmark at a small size: that it runs and comes to its figures, never how large they are."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import math
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+FOLDER = Path(__file__).parents[2] / "benchmarks"
+
+
+def runner() -> ModuleType:
+    """benchmarks/run.py, which is no part of a package."""
+    sys.path.insert(0, str(FOLDER))
+    try:
+        spec = importlib.util.spec_from_file_location("treadle_benchmarks_run", FOLDER / "run.py")
+        assert spec is not None and spec.loader is not None
+        module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module
+    finally:
+        sys.path.remove(str(FOLDER))
+
+
+RUN = runner()
+# `chaos` runs in test_chaos.py. The longest come first, for two at a time end sooner so.
+LONGEST = ("sandbox", "resume", "index_memory", "dense_search", "flat", "held")
+NAMES = sorted(set(RUN.BENCHMARKS) - {"chaos"}, key=lambda name: (name not in LONGEST, name))
+
+
+@pytest.fixture(scope="module")
+def samples(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Future[tuple[str, dict[str, Any] | None]]]]:
+    """What each benchmark says, and what it writes, as far as it gets."""
+    folder = tmp_path_factory.mktemp("figures")
+
+    def run(name: str) -> tuple[str, dict[str, Any] | None]:
+        output = folder / f"{name}.json"
+        command = [sys.executable, str(FOLDER / "run.py"), "--sample", "--only", name, "--output", str(output)]
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        return done.stdout, json.loads(output.read_text()) if done.returncode == 0 else None
+
+    with ThreadPoolExecutor(max_workers=2) as pool:
+        yield {name: pool.submit(run, name) for name in NAMES}
+        pool.shutdown(cancel_futures=True)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_benchmark_comes_to_its_figures(
+    name: str, samples: dict[str, Future[tuple[str, dict[str, Any] | None]]]
+) -> None:
+    said, written = samples[name].result()
+    assert written is not None, said
+    assert written["sample"] is True
+    figures = written["figures"][name]
+    assert figures, said
+    assert all(figure["name"] and math.isfinite(figure["value"]) for figure in figures), said
+    assert len({figure["name"] for figure in figures}) == len(figures)
+
+
+def test_a_benchmark_that_breaks_is_told_and_makes_the_command_fail(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    broken = RUN.Benchmark("journal.py", (), ("--rollouts", "none"), RUN.journal)
+    monkeypatch.setitem(RUN.BENCHMARKS, "journal", broken)
+    assert RUN.main(["--sample", "--only", "journal"]) == 1
+    assert "journal broke" in capsys.readouterr().out
+
+
+def test_treadle_that_fails_beside_its_peers_is_no_figure() -> None:
+    row = {"peer": "treadle", "kind": "tools", "version": "1", "reason": "it fails: disk full"}
+    with pytest.raises(ValueError, match="disk full"):
+        RUN.peers({"results": [row]})
