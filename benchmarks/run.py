@@ -184,6 +184,7 @@ BENCHMARKS = {
     "resume": Benchmark("scale.py", ("resume",), ("resume", "--rollouts", "200"), resume),
     "journal": Benchmark("journal.py", (), ("--rollouts", "2000"), journal),
     "compaction": Benchmark("compaction.py", (), ("--rollouts", "2000"), compaction),
+    "flywheel": Benchmark("flywheel.py", (), ("--questions", "8", "16"), published),
     "sandbox": Benchmark("sandbox.py", (), ("--calls", "2"), sandbox),
     "chaos": Benchmark(
         "chaos.py",
