@@ -19,6 +19,7 @@ import click
 from treadle.core.errors import TreadleError
 from treadle.core.harmless import one_line
 from treadle.flows.cli_engines import doctor, env, serve, tutor
+from treadle.flows.cli_export import export
 from treadle.flows.cli_inspect import lineage, show, status, verify
 from treadle.flows.cli_retriever import retriever
 from treadle.flows.cli_run import demo, run, stage
@@ -65,7 +66,7 @@ def cli() -> None:
     """
 
 
-for command in (demo, run, stage, work, status, show, lineage, verify, doctor, env, serve, tutor, retriever):
+for command in (demo, run, stage, work, status, show, lineage, verify, export, doctor, env, serve, tutor, retriever):
     cli.add_command(command)
 
 

@@ -1,0 +1,100 @@
+"""`treadle export KIND`: what a run made, written for other programs. A kind is one command of this group."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from treadle.core.harmless import harmless, harmless_json
+from treadle.flows.options import json_option, root_option, say
+
+if TYPE_CHECKING:
+    from treadle.core.records import StageRecord
+    from treadle.core.runs import Run
+
+ROW_FORMATS = ("sharegpt", "alpaca", "openai", "hf")
+"""Names of `sft.exporters.FORMATS`, known without importing what writes them; a test compares them."""
+
+
+@click.group(short_help="Write what a run made for other programs.")
+def export() -> None:
+    """Write what a run made for other programs."""
+
+
+@export.command(
+    "sft_rows",
+    short_help="Fine-tuning rows for other trainers.",
+    epilog="Example:  treadle export sft_rows --run first --format sharegpt --out rows",
+)
+@click.option("--run", "run_id", required=True, help="Name of the run.")
+@click.option(
+    "--format",
+    "format_name",
+    required=True,
+    type=click.Choice(ROW_FORMATS),
+    help="LLaMA-Factory's sharegpt or alpaca, OpenAI's messages, or a Hugging Face data set (the only one with masks).",
+)
+@click.option("--out", required=True, type=click.Path(path_type=Path), help="Folder to write; it must not exist yet.")
+@click.option("--instance", help="Which rows, as in 1/sft_rows; without it, those of the last iteration.")
+@click.option("--force", is_flag=True, help="Replace an earlier export in that folder.")
+@root_option
+@json_option
+def sft_rows(
+    run_id: str,
+    format_name: str,
+    out: Path,
+    instance: str | None,
+    force: bool,
+    root: str | Path,
+    as_json: bool,
+) -> None:
+    """Write the rows of the stage `sft_rows` for other trainers.
+
+    Formats of text (sharegpt, alpaca, openai) carry no masks and no token ids: a trainer that reads them learns to
+    write results of tools too. Beside the rows stand rows.jsonl, which says in the same order where each comes from,
+    and export.json. The folder appears whole or not at all.
+    """
+    from treadle.core.runs import Run
+    from treadle.sft.exporters import export_rows
+
+    run = Run.open(root, run_id)
+    record = _record_with(run, "sft_rows", instance)
+    rows = run.rows(record.outputs["sft_rows"])
+    done = export_rows(rows, format_name, out, origin={"run": run_id, "instance": record.address}, replace=force)
+    for loss in done.format.loses:
+        say(f"{format_name} has {loss}")
+    if done.num_text_mode:
+        say(f"{done.num_text_mode:,} of {done.num_rows:,} rows have no token ids, as they were made in text mode")
+    if as_json:
+        click.echo(
+            harmless_json(
+                {
+                    "folder": str(done.folder),
+                    "format": format_name,
+                    "instance": record.address,
+                    "digest": rows.digest,
+                    "num_rows": done.num_rows,
+                    "num_text_mode": done.num_text_mode,
+                    "loses": done.format.loses,
+                }
+            )
+        )
+    else:
+        click.echo(f"{done.num_rows:,} rows of {record.address} as {format_name}: {harmless(str(done.folder))}")
+
+
+def _record_with(run: Run, kind: str, address: str | None) -> StageRecord:
+    """The record of an instance that made tables of a kind: the one named, or that of the last iteration."""
+    from treadle.core.errors import RunError
+    from treadle.core.stage import Address
+
+    records = [record for record in run.records() if kind in record.outputs]
+    if address is not None:
+        wanted = Address.parse(address)
+        records = [record for record in records if Address.parse(record.address) == wanted]
+    if not records:
+        missing = address or kind
+        raise RunError(f"run {run.run_id} has no finished {missing}; `treadle status --run {run.run_id}` shows it all")
+    return max(records, key=lambda record: Address.parse(record.address).iteration)

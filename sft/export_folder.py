@@ -1,0 +1,79 @@
+"""A folder that appears whole or not at all, and is replaced only where an earlier export lies."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from treadle.core.errors import ConfigError
+from treadle.core.storage import make_folder, storage_errors
+
+EXPORT_FILE = "export.json"
+"""Every export has it; by it an older one is known."""
+
+
+@contextlib.contextmanager
+def new_folder(target: Path, *, replace: bool = False) -> Iterator[Path]:
+    """A folder to write into, which becomes `target` at the end of the block; on any error nothing is left.
+
+    Raises ConfigError where `target` is there already, unless it is empty or, with `replace`, an earlier export;
+    StorageError where the disk refuses.
+    """
+    target = target.absolute()
+    _check(target, replace)
+    with storage_errors("write", target):
+        make_folder(target.parent)
+        work = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
+    try:
+        with storage_errors("write", work):
+            yield work
+            os.chmod(work, 0o755)
+            _sync(work)
+            _check(target, replace)
+            _put(work, target)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def _check(target: Path, replace: bool) -> None:
+    if not os.path.lexists(target) or (target.is_dir() and not any(target.iterdir())):
+        return
+    if not (target / EXPORT_FILE).is_file():
+        raise ConfigError(f"{target} is there and is no export; name a folder that does not exist yet")
+    if not replace:
+        raise ConfigError(f"{target} holds an export already; name another folder, or replace it with --force")
+
+
+def _put(work: Path, target: Path) -> None:
+    """Rename; an older export steps aside first, and goes when the new one is there."""
+    if not os.path.lexists(target):
+        work.rename(target)
+        return
+    aside = Path(tempfile.mkdtemp(prefix=f".{target.name}-old-", dir=target.parent))
+    target.rename(aside / target.name)
+    try:
+        work.rename(target)
+    except BaseException:
+        (aside / target.name).rename(target)
+        raise
+    finally:
+        if target.exists():
+            shutil.rmtree(aside, ignore_errors=True)
+
+
+def _sync(folder: Path) -> None:
+    for path in sorted(folder.rglob("*"), reverse=True):
+        _sync_one(path)
+    _sync_one(folder)
+
+
+def _sync_one(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

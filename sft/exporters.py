@@ -1,0 +1,281 @@
+"""Fine-tuning rows for other trainers: LLaMA-Factory's text formats, OpenAI messages, a Hugging Face data set.
+
+Rows are streamed, in their order. The formats of text carry neither token ids nor masks; what that costs is said in
+`Format.loses`, in the export itself and in docs/behaviour/sft.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import orjson
+import pyarrow as pa
+
+from treadle.core.stage import Rows
+from treadle.sft.export_folder import EXPORT_FILE, new_folder
+
+EXPORT_VERSION = 1
+DATASET_NAME = "sft"
+"""Name of the data set in `dataset_info.json`."""
+SIDE_CAR = "rows.jsonl"
+_CALLS = ("calls_requested", "calls_executed", "python_calls", "search_calls")
+_ORIGIN = ("question_key", "rollout_key", "operator", "dataset", *_CALLS)
+_TEXT = ("system", "user", "assistant")
+_PART_ROWS = 100_000
+_MASKS_LOST = (
+    "no masks: a trainer that reads it learns to write results of tools too, and LLaMA-Factory trains on the whole "
+    "answer"
+)
+_IDS_LOST = "no token ids: the text is encoded anew, which need not give the ids that the model met and wrote"
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """How rows are written."""
+
+    name: str
+    meaning: str
+    columns: tuple[str, ...]
+    """What it reads of `sft_rows`."""
+    write: Callable[[Iterator[pa.RecordBatch], Path], None]
+    """Writes the rows into a folder."""
+    loses: tuple[str, ...] = ()
+    """What the rows have and the export has not."""
+
+
+@dataclass(frozen=True, slots=True)
+class Export:
+    """What was written."""
+
+    folder: Path
+    format: Format
+    num_rows: int
+    num_text_mode: int
+    """Rows without token ids, as they were made in text mode."""
+
+
+def export_rows(rows: Rows, name: str, target: Path, *, origin: Mapping[str, str], replace: bool = False) -> Export:
+    """Write a table of `sft_rows` in the format `name` into a new folder `target`; `origin` goes into `export.json`.
+
+    Raises ConfigError where `target` cannot be taken (see `new_folder`), ArtifactError, StorageError.
+    """
+    chosen = FORMATS[name]
+    counts = _Counts()
+    columns = list(dict.fromkeys((*_ORIGIN, "num_tokens", *chosen.columns)))
+    with new_folder(target, replace=replace) as folder:
+        with (folder / SIDE_CAR).open("wb") as side_car:
+            chosen.write(counts.watch(rows.batches(columns), side_car), folder)
+        _write_json(
+            folder / EXPORT_FILE,
+            {
+                "version": EXPORT_VERSION,
+                "kind": rows.kind,
+                "format": chosen.name,
+                "digest": rows.digest,
+                "num_rows": counts.num_rows,
+                "num_text_mode": counts.num_text_mode,
+                "loses": chosen.loses,
+                **origin,
+            },
+        )
+    return Export(target, chosen, counts.num_rows, counts.num_text_mode)
+
+
+class _Counts:
+    """Rows on their way through: counted, and their origins written beside them, in the same order."""
+
+    def __init__(self) -> None:
+        self.num_rows = 0
+        self.num_text_mode = 0
+
+    def watch(self, batches: Iterator[pa.RecordBatch], side_car: BinaryIO) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for row in batch.select([*_ORIGIN, "num_tokens"]).to_pylist():
+                self.num_rows += 1
+                self.num_text_mode += not row["num_tokens"]
+                side_car.write(orjson.dumps(_origin_of(row)) + b"\n")
+            yield batch
+
+
+def _origin_of(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "id": row["question_key"],
+        "tid": row["rollout_key"],
+        "operator": row["operator"],
+        "source": row["dataset"],
+        "counts": {
+            "search": row["search_calls"],
+            "python": row["python_calls"],
+            "total": row["calls_requested"],
+            "executed": row["calls_executed"],
+        },
+    }
+
+
+# LLaMA-Factory and OpenAI: a line of JSON per row.
+
+
+def _sharegpt(row: Mapping[str, Any]) -> dict[str, Any]:
+    turns = [{"from": "human", "value": row["user"]}, {"from": "gpt", "value": row["assistant"]}]
+    return {"conversations": turns, "system": row["system"]}
+
+
+def _alpaca(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {"instruction": row["system"], "input": row["user"], "output": row["assistant"]}
+
+
+def messages_of(row: Mapping[str, Any]) -> list[dict[str, str]]:
+    """A row as a conversation; without a system message where there is none."""
+    system = [{"role": "system", "content": row["system"]}] if row["system"] else []
+    turns = [{"role": "user", "content": row["user"]}, {"role": "assistant", "content": row["assistant"]}]
+    return [*system, *turns]
+
+
+_DATASET_INFO: Mapping[str, dict[str, Any]] = {
+    "sharegpt": {
+        "file_name": "sharegpt.jsonl",
+        "formatting": "sharegpt",
+        "columns": {"messages": "conversations", "system": "system"},
+        "tags": {"role_tag": "from", "content_tag": "value", "user_tag": "human", "assistant_tag": "gpt"},
+    },
+    "alpaca": {
+        "file_name": "alpaca.jsonl",
+        "formatting": "alpaca",
+        "columns": {"prompt": "input", "response": "output", "system": "instruction"},
+    },
+}
+"""Without the system column LLaMA-Factory would put its template's own system message in its place."""
+
+
+def _lines(
+    name: str, record: Callable[[Mapping[str, Any]], dict[str, Any]]
+) -> Callable[[Iterator[pa.RecordBatch], Path], None]:
+    def write(batches: Iterator[pa.RecordBatch], folder: Path) -> None:
+        with (folder / f"{name}.jsonl").open("wb") as file:
+            for batch in batches:
+                for row in batch.select(_TEXT).to_pylist():
+                    file.write(orjson.dumps(record(row)) + b"\n")
+        if name in _DATASET_INFO:
+            _write_json(folder / "dataset_info.json", {DATASET_NAME: _DATASET_INFO[name]})
+
+    return write
+
+
+# Hugging Face: parquet with a card, which every version of `datasets` reads.
+
+_MESSAGES = pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))
+_HF_SCHEMA = pa.schema(
+    [
+        ("messages", _MESSAGES),
+        ("input_ids", pa.list_(pa.int32())),
+        ("attention_mask", pa.list_(pa.int8())),
+        ("labels", pa.list_(pa.int64())),
+        *((name, pa.string()) for name in ("id", "tid", "operator", "source")),
+        *((name, pa.int32()) for name in _CALLS),
+    ]
+)
+_CARD = """---
+configs:
+- config_name: default
+  data_files:
+  - split: train
+    path: data/train-*.parquet
+---
+
+# Fine-tuning rows
+
+Trajectories of a tool-using agent. `input_ids` and `labels` are the token ids that the model met and wrote, `labels`
+-100 where there is no loss (the prompt, results of tools); both are empty in rows that were made in text mode.
+`messages` is the same as text. `id` is the question, `tid` the trajectory, `operator` what made it, `source` its data
+set.
+
+Read it with `datasets.load_dataset(folder)`.
+"""
+
+
+def _write_hf(batches: Iterator[pa.RecordBatch], folder: Path) -> None:
+    import pyarrow.parquet as pq
+
+    (folder / "README.md").write_text(_CARD, encoding="utf-8")
+    (folder / "data").mkdir()
+    for number, part in enumerate(_parts(batches)):
+        with pq.ParquetWriter(folder / "data" / f"train-{number:05d}.parquet", _HF_SCHEMA, compression="zstd") as file:
+            for batch in part:
+                file.write_batch(_hf_batch(batch))
+
+
+def _parts(batches: Iterator[pa.RecordBatch]) -> Iterator[Iterator[pa.RecordBatch]]:
+    """The batches cut into runs of about 100,000 rows, each a file."""
+    waiting: list[pa.RecordBatch] = []
+
+    def part() -> Iterator[pa.RecordBatch]:
+        num_rows = 0
+        while num_rows < _PART_ROWS and (batch := waiting.pop() if waiting else next(batches, None)) is not None:
+            num_rows += batch.num_rows
+            yield batch
+
+    first = next(batches, None)
+    while first is not None:
+        waiting.append(first)
+        yield part()
+        first = next(batches, None)
+
+
+def _hf_batch(batch: pa.RecordBatch) -> pa.RecordBatch:
+    import pyarrow.compute as pc
+
+    ids = batch["input_ids"]
+    offsets = pc.subtract(ids.offsets, ids.offsets[0])
+    ones = pa.array(np.ones(offsets[-1].as_py(), np.int8))
+    columns: list[Any] = [
+        pa.array([messages_of(row) for row in batch.select(_TEXT).to_pylist()], _MESSAGES),
+        ids,
+        pa.ListArray.from_arrays(offsets, ones),
+        batch["labels"].cast(pa.list_(pa.int64())),
+        *(batch[name] for name in ("question_key", "rollout_key", "operator", "dataset")),
+        *(batch[name] for name in _CALLS),
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=_HF_SCHEMA)
+
+
+def _write_json(path: Path, value: Any) -> None:
+    path.write_bytes(orjson.dumps(value, option=orjson.OPT_INDENT_2) + b"\n")
+
+
+FORMATS: Mapping[str, Format] = {
+    one.name: one
+    for one in (
+        Format(
+            "sharegpt",
+            "LLaMA-Factory: conversations, with dataset_info.json",
+            _TEXT,
+            _lines("sharegpt", _sharegpt),
+            (_MASKS_LOST, _IDS_LOST),
+        ),
+        Format(
+            "alpaca",
+            "LLaMA-Factory: instruction (the system message), input, output, with dataset_info.json",
+            _TEXT,
+            _lines("alpaca", _alpaca),
+            (_MASKS_LOST, _IDS_LOST),
+        ),
+        Format(
+            "openai",
+            "messages of OpenAI's fine-tuning API",
+            _TEXT,
+            _lines("openai", lambda row: {"messages": messages_of(row)}),
+            (_MASKS_LOST, _IDS_LOST),
+        ),
+        Format(
+            "hf",
+            "a Hugging Face data set in parquet: messages, input_ids, labels",
+            (*_TEXT, "input_ids", "labels"),
+            _write_hf,
+        ),
+    )
+}
+"""Format name -> how it is written."""
