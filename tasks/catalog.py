@@ -32,12 +32,15 @@ from treadle.eval.report import REPORT
 from treadle.eval.scores import SCORES
 from treadle.retriever.config import IndexSettings
 from treadle.retriever.stage import INDEX
+from treadle.sft.base_model import folder_digest
+from treadle.sft.config import SftSettings
+from treadle.sft.stage import SFT
 from treadle.tasks.config import TreadleConfig
 
 _CHECKPOINT = re.compile(r"[1-9]\d*/(sft|rl)(@[A-Za-z0-9][A-Za-z0-9._-]*)?")
 
 STAGES: Mapping[str, Stage] = {
-    stage.name: stage for stage in (QUESTIONS_STAGE, INDEX, POOLS_STAGE, SFT_ROWS_STAGE, ROLLOUTS, SCORES, REPORT)
+    stage.name: stage for stage in (QUESTIONS_STAGE, INDEX, POOLS_STAGE, SFT_ROWS_STAGE, SFT, ROLLOUTS, SCORES, REPORT)
 }
 """All but `index` are part of the flow: that one is run by itself, where an index is to be there beforehand."""
 
@@ -68,7 +71,7 @@ def flow_addresses(config: TreadleConfig) -> list[Address]:
     wanted = config.flow.stages
     for iteration in range(1, config.flow.iterations + 1):
         addresses.append(Address(iteration, "questions"))
-        addresses += [Address(iteration, stage) for stage in ("pools", "sft_rows") if stage in wanted]
+        addresses += [Address(iteration, stage) for stage in ("pools", "sft_rows", "sft") if stage in wanted]
         by_model = [stage for stage in ("rollouts", "scores") if stage in wanted]
         addresses += [Address(iteration, stage, model) for model in flow_models(config) for stage in by_model]
         addresses += [Address(iteration, "report")] if "report" in wanted else []
@@ -200,6 +203,19 @@ def _sft_rows(config: TreadleConfig, address: Address) -> SftRowsSettings:
     )
 
 
+def _sft(config: TreadleConfig, address: Address) -> SftSettings:
+    options = _overridden(config, address, config.sft)
+    return SftSettings(options=options, model_digest=folder_digest(options.model), seed=config.seed)
+
+
+def _sft_inputs(config: TreadleConfig, address: Address) -> Mapping[str, tuple[Address, ...]]:
+    model = _overridden(config, address, config.sft).model
+    return {
+        "sft_rows": (Address(address.iteration, "sft_rows"),),
+        "checkpoint": (Address.parse(model),) if _CHECKPOINT.fullmatch(model) else (),
+    }
+
+
 def _model(config: TreadleConfig, name: str) -> tuple[ModelSettings, str]:
     """A model that can be asked, and the digest of its tokenizer (empty without one)."""
     model = config.models[name]
@@ -266,6 +282,7 @@ _RECIPES: Mapping[str, _Recipe] = {
             "questions": (Address(address.iteration, "questions"),),
         },
     ),
+    "sft": _Recipe(settings=_sft, inputs=_sft_inputs),
     "rollouts": _Recipe(
         settings=_rollouts,
         inputs=lambda config, address: {

@@ -17,15 +17,15 @@ from treadle.datagen.sft_rows_settings import SftRowsOptions
 from treadle.eval.config import ReportSettings, ScoresSettings
 from treadle.sft.config import SftOptions
 
-FlowStage = Literal["pools", "sft_rows", "rollouts", "scores", "report"]
+FlowStage = Literal["pools", "sft_rows", "sft", "rollouts", "scores", "report"]
 
 
 class FlowSettings(Section):
     """What one turn of the flow does."""
 
     stages: tuple[FlowStage, ...] = ("rollouts", "scores", "report")
-    """Stages of the flow besides `questions`: `pools` and `sft_rows` make fine-tuning data, the others measure
-    models. Any stage can also be run by itself."""
+    """Stages of the flow besides `questions`: `pools` and `sft_rows` make fine-tuning data, `sft` trains on it, the
+    others measure models. Any stage can also be run by itself."""
     models: tuple[str, ...] = ()
     """Models that answer the questions, by their names under `models`; each becomes `rollouts@<model>` and
     `scores@<model>`, and the report compares them. Empty: all but the summarizer and those that only help to make

@@ -1,0 +1,257 @@
+"""The stage `sft`: fine-tuning rows and a model in, a checkpoint out that can be served and trained further.
+
+The training lies in the stage's workspace, so an attempt that was cut off is gone on with from its newest complete
+state. Documented in docs/behaviour/sft.md.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pyarrow as pa
+
+from treadle.core.chat import ChatTokenizer
+from treadle.core.engines.environments import choose_variant
+from treadle.core.errors import ConfigError, StageFailed
+from treadle.core.schemas import CHECKPOINTS, MODEL_FOLDER, TRAINING_LOG
+from treadle.core.stage import Stage, StageContext
+from treadle.core.storage import storage_errors
+from treadle.sft.base_model import base_model
+from treadle.sft.config import SftSettings
+from treadle.sft.launch import ENGINE, EngineOptions, Training, TrainingFolder, fine_tune, store_rows
+from treadle.sft.llamafactory_config import (
+    Machine,
+    Paths,
+    TrainingPlan,
+    deepspeed_config,
+    plan_training,
+    torchrun_arguments,
+)
+from treadle.sft.picture import draw_rows
+from treadle.sft.selection import RowSelection
+from treadle.sft.statistics import COLUMNS, RowStatistics, metrics_of, render_statistics
+from treadle.sft.training_events import TrainingStep
+
+_log = logging.getLogger(__name__)
+
+_READ = tuple(dict.fromkeys((*COLUMNS, "num_tokens", "input_ids", "labels", "tokenizer_digest")))
+_MASKED = -100
+
+
+class _Steps:
+    """Hands the steps of a training on to the stage's listener."""
+
+    def __init__(self, context: StageContext) -> None:
+        self._progress = context.progress
+        self._done = 0
+
+    def begin(self, num_steps: int, resumed_step: int) -> None:
+        """Training begins, or goes on."""
+        self._done = resumed_step
+        self._progress.start(num_steps, resumed_step, "steps")
+
+    def step(self, step: TrainingStep) -> None:
+        """A logged step."""
+        rate = f"{step.learning_rate:.2g}"
+        self._progress.advance(step.step - self._done, loss=round(step.loss, 4), learning_rate=rate)
+        self._done = step.step
+
+
+class SftRun:
+    """One attempt of the stage."""
+
+    def __init__(self, context: StageContext) -> None:
+        self._context = context
+        self._settings: SftSettings = context.settings
+        self._options = self._settings.options
+        self._folder = TrainingFolder(context.workspace)
+        self._selection = RowSelection(self._options)
+        self._statistics = RowStatistics()
+        self._digests: set[str] = set()
+        self._prompt: list[int] = []
+
+    def run(self) -> dict[str, Any]:
+        """Train, or go on training, and hand the checkpoint over."""
+        base = base_model(self._options.model, self._context.inputs.get("checkpoint", ()), _log.info)
+        num_rows = self._store()
+        tokenizer = self._check_tokenizer(base)
+        plan = self._plan(base)
+        steps = _Steps(self._context)
+        training = fine_tune(
+            self._folder,
+            plan.yaml(),
+            EngineOptions(
+                variant=plan.machine.variant,
+                threads=self._options.threads,
+                offline=isinstance(base, Path),
+                stall_timeout_s=self._options.stall_timeout_s,
+                torchrun=tuple(torchrun_arguments(self._options, plan.machine)) if plan.distributed else None,
+            ),
+            prompt=self._prompt,
+            on_begin=steps.begin,
+            on_step=steps.step,
+            notify=_log.info,
+        )
+        self._check_handover(training, tokenizer)
+        return self._write(training, plan, num_rows)
+
+    def _store(self) -> int:
+        """Choose the rows and put them where the engine finds them; returns their number."""
+        num_rows = store_rows(self._folder, self._chosen())
+        if not self._selection.num_read:
+            for _ in self._chosen():
+                pass
+        if not num_rows:
+            left_out = ", ".join(f"{why} {count:,}" for why, count in self._selection.left_out().items() if count)
+            raise StageFailed(
+                f"{self._context.address}: none of {self._selection.num_read:,} rows can be trained on ({left_out})"
+            )
+        return num_rows
+
+    def _chosen(self) -> Iterator[pa.RecordBatch]:
+        for table in self._context.inputs["sft_rows"]:
+            for batch in table.batches(_READ):
+                chosen = self._selection.take(batch)
+                if not chosen.num_rows:
+                    continue
+                self._statistics.add(chosen)
+                self._digests.update(chosen["tokenizer_digest"].unique().to_pylist())
+                if not self._prompt:
+                    labels = chosen["labels"][0].as_py()
+                    first = next((place for place, label in enumerate(labels) if label != _MASKED), len(labels))
+                    self._prompt = chosen["input_ids"][0].as_py()[:first]
+                yield chosen
+
+    def _check_tokenizer(self, base: Path | str) -> ChatTokenizer | None:
+        """Raise ConfigError where the rows were not made with the tokenizer of the model; None for a hub id."""
+        if not isinstance(base, Path):
+            return None
+        tokenizer = ChatTokenizer.load(base)
+        if strange := self._digests - {tokenizer.digest}:
+            raise ConfigError(
+                f"{self._context.address}: the rows were made with tokenizer {min(strange)[:12]}, but that of "
+                f"sft.model = {self._options.model} is {tokenizer.digest[:12]}; name the model of `pools`"
+            )
+        return tokenizer
+
+    def _plan(self, base: Path | str) -> TrainingPlan:
+        options, folder = self._options, self._folder
+        variant = choose_variant(ENGINE, options.variant)
+        machine = Machine(
+            variant=variant, num_devices=_num_devices(options.num_devices, variant), num_nodes=options.num_nodes
+        )
+        paths = Paths(model=str(base), rows=folder.rows, output=folder.output, deepspeed=folder.deepspeed)
+        plan = plan_training(options, paths, machine, longest_row=self._selection.longest_row, seed=self._settings.seed)
+        with storage_errors("write", folder.deepspeed):
+            folder.deepspeed.write_bytes(deepspeed_config())
+        for note in plan.notes:
+            _log.warning("%s", note)
+        return plan
+
+    def _check_handover(self, training: Training, base: ChatTokenizer | None) -> None:
+        """Raise StageFailed where what was trained does not speak as its base does."""
+        tokenizer = ChatTokenizer.load(training.model)
+        if base is not None and tokenizer.digest != base.digest:
+            raise StageFailed(
+                f"{self._context.address}: the tokenizer or chat template of the checkpoint is not that of its base "
+                f"({tokenizer.digest[:12]} instead of {base.digest[:12]}); see {training.model}"
+            )
+
+    def _write(self, training: Training, plan: TrainingPlan, num_rows: int) -> dict[str, Any]:
+        context, options = self._context, self._options
+        overall = self._statistics.groups()[0]
+        first, last = training.steps[0], training.steps[-1]
+        row = {
+            "name": str(context.address),
+            "base_model": options.model,
+            "base_digest": self._base_digest(),
+            "finetuning_type": options.finetuning_type,
+            "num_steps": training.num_steps,
+            "num_epochs": training.num_epochs,
+            "num_rows": num_rows,
+            "num_target_tokens": overall.target_tokens,
+            "first_loss": first.loss,
+            "last_loss": last.loss,
+            "tokenizer_digest": ChatTokenizer.load(training.model).digest,
+            "seed": self._settings.seed,
+            "engine": f"llamafactory {training.versions['llamafactory']}, {plan.machine.variant}",
+            "versions": orjson.dumps(training.versions, option=orjson.OPT_SORT_KEYS).decode(),
+        }
+        log = [
+            {
+                "step": step.step,
+                "epoch": step.epoch,
+                "loss": step.loss,
+                "learning_rate": step.learning_rate,
+                "grad_norm": step.grad_norm,
+                "seconds": step.seconds,
+            }
+            for step in training.steps
+        ]
+        context.write_telemetry(TRAINING_LOG.kind, log)
+        context.write(CHECKPOINTS.kind, [row])
+        context.add_file(CHECKPOINTS.kind, "rows.svg", draw_rows(self._statistics, options.cutoff_tokens))
+        context.add_file(CHECKPOINTS.kind, "report.md", self._report(training).encode())
+        context.add_file(CHECKPOINTS.kind, "train.yaml", _without_places(plan, self._folder).encode())
+        context.add_folder(CHECKPOINTS.kind, MODEL_FOLDER, training.model)
+        return {
+            **metrics_of(self._statistics, self._selection),
+            "steps": training.num_steps,
+            "resumed_step": training.resumed_step,
+            "first_loss": first.loss,
+            "last_loss": last.loss,
+            "trained_parameters": training.num_trained_parameters,
+            "seconds": round(training.seconds, 1),
+            "greedy_ids": list(training.greedy.ids) if training.greedy else [],
+        }
+
+    def _base_digest(self) -> str:
+        bound = self._context.inputs.get("checkpoint", ())
+        return bound[0].digest if bound else self._settings.model_digest
+
+    def _report(self, training: Training) -> str:
+        first, last = training.steps[0], training.steps[-1]
+        return (
+            "# Fine-tuning\n\n"
+            f"{training.num_steps:,} steps, {training.num_epochs:g} epochs of {self._options.model}; loss "
+            f"{first.loss:.3f} at step {first.step}, {last.loss:.3f} at step {last.step}.\n\n"
+            f"![rows](rows.svg)\n\n{render_statistics(self._statistics, self._selection)}"
+        )
+
+
+def _num_devices(wanted: int | None, variant: str) -> int:
+    """Processes of this node: the GPUs that are wanted, else all that can be seen; a CPU counts as one."""
+    if wanted is not None or variant == "cpu":
+        return wanted or 1
+    import os
+
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return max(1, len([part for part in visible.split(",") if part.strip()]))
+    return max(1, sum(1 for _ in Path("/proc/driver/nvidia/gpus").iterdir()))
+
+
+def _without_places(plan: TrainingPlan, folder: TrainingFolder) -> str:
+    """The YAML without where this machine keeps its files."""
+    return plan.yaml().replace(str(folder.path), ".")
+
+
+def run(context: StageContext) -> Mapping[str, Any]:
+    """Fine-tune one model; returns what it was trained on, steps and losses."""
+    return SftRun(context).run()
+
+
+SFT = Stage(
+    name="sft",
+    version=1,
+    settings=SftSettings,
+    consumes={"sft_rows": "sft_rows", "checkpoint": "checkpoint"},
+    optional=frozenset({"checkpoint"}),
+    produces=(CHECKPOINTS,),
+    telemetry=(TRAINING_LOG,),
+    run=run,
+)
