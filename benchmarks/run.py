@@ -259,7 +259,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.output:
             write_figures(options.output, figures, options.sample)
     missed = [f"{name}: {one.name}" for name, found in figures.items() for one in found if not one.is_reached]
-    print(f"missed: {', '.join(missed)}" if missed else "every bound was kept")
+    if broken:
+        print(f"broke: {', '.join(broken)}")
+    print(f"missed: {', '.join(missed)}" if missed else "what was measured kept every bound")
     return 1 if broken else 0
 
 

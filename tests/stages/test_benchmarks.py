@@ -38,9 +38,13 @@ NAMES = sorted(set(RUN.BENCHMARKS) - {"chaos"}, key=lambda name: (name not in LO
 
 
 @pytest.fixture(scope="module")
-def samples(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Future[tuple[str, dict[str, Any] | None]]]]:
-    """What each benchmark says, and what it writes, as far as it gets."""
+def samples(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[dict[str, Future[tuple[str, dict[str, Any] | None]]]]:
+    """What each selected benchmark says, and what it writes, as far as it gets."""
     folder = tmp_path_factory.mktemp("figures")
+    selected = {item.name for item in request.session.items}
+    names = [name for name in NAMES if f"test_a_benchmark_comes_to_its_figures[{name}]" in selected]
 
     def run(name: str) -> tuple[str, dict[str, Any] | None]:
         output = folder / f"{name}.json"
@@ -49,7 +53,7 @@ def samples(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Futu
         return done.stdout, json.loads(output.read_text()) if done.returncode == 0 else None
 
     with ThreadPoolExecutor(max_workers=2) as pool:
-        yield {name: pool.submit(run, name) for name in NAMES}
+        yield {name: pool.submit(run, name) for name in names}
         pool.shutdown(cancel_futures=True)
 
 
@@ -72,7 +76,8 @@ def test_a_benchmark_that_breaks_is_told_and_makes_the_command_fail(
     broken = RUN.Benchmark("journal.py", (), ("--rollouts", "none"), RUN.journal)
     monkeypatch.setitem(RUN.BENCHMARKS, "journal", broken)
     assert RUN.main(["--sample", "--only", "journal"]) == 1
-    assert "journal broke" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "journal broke" in said and "\nbroke: journal\n" in said
 
 
 def test_treadle_that_fails_beside_its_peers_is_no_figure() -> None:
