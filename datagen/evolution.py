@@ -68,7 +68,7 @@ class Kit:
     final: bool = False
 
     def without_models(self, cause: str) -> Kit:
-        """A kit that asks nobody: what is not remembered fails for this cause."""
+        """A kit that asks nobody but its judge: what is not remembered fails for this cause."""
         nobody = Nobody(cause)
         return replace(
             self,
@@ -76,7 +76,6 @@ class Kit:
             continuing=replace(self.continuing, model=nobody),
             tools=dict.fromkeys(self.tools, nobody),
             roles={name: replace(role, model=nobody) for name, role in self.roles.items()},
-            judge=nobody,
             final=True,
         )
 
@@ -88,7 +87,7 @@ class Kit:
 
 @dataclass(slots=True)
 class Nobody:
-    """A model, a tool and a judge that are not there."""
+    """A model and a tool that are not there."""
 
     cause: str
     name: str = ""
@@ -111,14 +110,6 @@ class Nobody:
 
     async def call(self, argument: str, *, deadline: float, context: CallContext | None = None) -> ToolOutcome:
         """See `Tool`."""
-        raise EndpointUnavailable(self.cause)
-
-    def digest(self) -> str:
-        """Nothing decides."""
-        return ""
-
-    async def verdict(self, case: Case, memory: Memory) -> Verdict:
-        """See `Judge`."""
         raise EndpointUnavailable(self.cause)
 
 

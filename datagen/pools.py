@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import orjson
@@ -20,6 +20,7 @@ from treadle.agent.judges.base import Judge
 from treadle.agent.memory import Counted, JournalMemory
 from treadle.agent.metering import Meter, TokenBudget
 from treadle.agent.opening import Opening, OpenModel, load_tokenizer
+from treadle.agent.role import AskedModel
 from treadle.agent.rollout import Memory, rare_collections
 from treadle.agent.rollout_settings import selected_questions
 from treadle.agent.rows import telemetry_of
@@ -129,9 +130,12 @@ class PoolsRun:
             seed=settings.seed,
         )
 
-    def _judge(self, models: Mapping[str, OpenModel]) -> AnswerJudge:
-        role = self._settings.roles["judge"]
-        model = models["judge"].in_role("judge", role.sampling) if self._options.judge_math else None
+    def _judge(self, models: Mapping[str, OpenModel], instead: AskedModel | None = None) -> AnswerJudge:
+        """The judge in force; `instead` is asked in place of its model."""
+        model = None
+        if self._options.judge_math:
+            model = models["judge"].in_role("judge", self._settings.roles["judge"].sampling)
+            model = replace(model, model=instead or model.model)
         return AnswerJudge(f1_threshold=self._options.f1_threshold, model=model)
 
     async def _make(self, job: _Job) -> None:
@@ -172,20 +176,19 @@ class PoolsRun:
         """Rows of a question that stays unfinished: what its remembered parts make; the rest counts as failed."""
         worked = self._context.worked
         cause = worked.causes.get(job.key, worked.first)
-        if "servers" not in worked.facts:
+        if self._kit is None:
             return {"pool": [], "events": [], "question": failed_question_row(job.question, cause), "telemetry": []}
-        self._kit = self._kit or self._kit_of(worked.facts)
         return await self._evolve(job, self._kit.without_models(cause))
 
-    def _kit_of(self, found: Mapping[str, Any]) -> Kit:
-        """The kit with which the questions were worked at, as far as it is needed where nobody is asked."""
-        models, nobody = {}, Nobody("nothing is asked any more")
-        for name, facts in found["servers"].items():
+    def _known_models(self, servers: Mapping[str, Any]) -> dict[str, OpenModel]:
+        """Role -> the model with which the questions were worked at, for where nobody is asked any more."""
+        models = {}
+        for name, facts in servers.items():
             role = self._settings.roles[name]
             meter = Meter(ModelPool(role.name, role.model), self._budget)
             tokenizer = load_tokenizer(role.name, role.model, role.tokenizer_digest)
             models[name] = OpenModel(role.name, meter, ServerFacts(**facts), tokenizer)
-        return self._make_kit(models, dict.fromkeys(found["tools"], nobody), nobody)
+        return models
 
     def _count_finished(self) -> None:
         """Charge the budget with what finished questions used."""
@@ -221,7 +224,14 @@ class PoolsRun:
             num_owed=num_owed,
             accept_failures=self._context.accept_failures,
         )
-        return await self._write()
+        facts = self._context.worked.facts
+        if not num_owed or "servers" not in facts:
+            return await self._write()
+        models, nobody = self._known_models(facts["servers"]), Nobody(self._context.worked.first)
+        # Rules need nobody, and verdicts of models are remembered: without them the wrong branch would be played.
+        async with self._judge(models, nobody) as judge:
+            self._kit = self._make_kit(models, dict.fromkeys(facts["tools"], nobody), judge)
+            return await self._write()
 
     async def _write(self) -> dict[str, Any]:
         report = PoolReport()

@@ -246,6 +246,31 @@ async def test_an_endpoint_that_is_gone_leaves_questions_owed_then_accepted_with
     assert before == 4, "nothing is asked that the journal holds"
 
 
+@pytest.mark.parametrize("domain", ["qa", "math"])
+async def test_what_is_accepted_unfinished_keeps_its_verdicts_and_its_branch(tmp_path: Path, domain: str) -> None:
+    bench = PoolsBench(tmp_path, [{"domain": domain}])
+    agent = Agent(lambda _, turn: RIGHT.replace("it", f"it {turn}").replace("{Paris", "{The city of Paris"))
+
+    def critic(request: RecordedRequest) -> Item:
+        return Fault.status(500) if request.body.get("stop") else agent(request)
+
+    async with server(agent) as scripted, server(lambda _: "Correct") as judge, server(critic) as broken:
+        urls = {**dict.fromkeys(("policy", "refiner"), scripted.url), "judge": judge.url, "critic": broken.url}
+        operators = ["rerollout", "redundant_mod", "hint_tail"]
+        options = {"rounds": 1, "operators": operators, "max_error_rate": 1.0, "f1_threshold": 0.3}
+        with pytest.raises(RolloutsOwed):
+            await bench.make(urls, options=options)
+        record = await bench.make(urls, options=options, accept_failures=True)
+    rows, (question,) = bench.rows(record), bench.rows(record, "pool_questions")
+    assert [(row["operator"], row["correct"]) for row in rows] == [("initial", True), ("rerollout", True)]
+    assert (question["status"], question["num_correct"], question["initial_correct"]) == ("partial", 2, True)
+    events = bench.rows(record, "pool_events")
+    assert [(event["operator"], event["outcome"]) for event in events] == [
+        ("rerollout", "produced"),
+        ("redundant_mod", "failed"),
+    ]
+
+
 async def test_a_resumed_stage_asks_nothing_again_and_ends_with_the_same_bytes(tmp_path: Path) -> None:
     texts = {number: RIGHT.replace("it", f"it {number}") for number in range(50)}
 
