@@ -131,7 +131,7 @@ def retrieval(found: Any) -> list[Figure]:
     """Search by words: what is found of what the questions name, and what it costs beside the reference."""
     ours, reference = found["tantivy"], found["bm25s"]
     return [
-        Figure(name="named documents found", value=ours["recall_named"], unit="of 1", at_least=0.99),
+        Figure(name="named documents found", value=ours["recall_named"], unit="of 1"),
         Figure(name="of those that bm25s finds", value=ours["recall_named"] / reference["recall_named"], at_least=0.99),
         Figure(name="rankings like those of bm25s", value=found["same_ranking"], unit="of 1"),
         Figure(name="CPU per query: p50", value=ours["cpu_p50_ms"], unit="ms"),
