@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from treadle.agent.edit import empty_prefix, extended
 from treadle.agent.environment import Question
+from treadle.agent.memory import Scoped
 from treadle.agent.protocol import Protocol
 from treadle.agent.role import Reply, RoleModel
 from treadle.agent.rollout import Memory, Trajectory, derive_seed
@@ -80,6 +81,7 @@ class Workbench:
     used_prompts: dict[str, str] = field(default_factory=dict)
     usage: dict[str, RoleUsage] = field(default_factory=dict)
     num_asked: int = 0
+    num_played: int = 0
 
     @property
     def trajectory(self) -> Trajectory:
@@ -163,6 +165,10 @@ class Workbench:
         return await self._played(None)
 
     async def _played(self, prefix: Prefix | None) -> Trajectory:
-        trajectory = await self.play(prefix, self.seed, self.memory)
+        number, self.num_played = self.num_played, self.num_played + 1
+        # An operator may play several times: each time with a seed and a memory of its own.
+        seed = derive_seed(self.seed, "play", number) if number else self.seed
+        memory = Scoped(self.memory, f"play-{number}") if number else self.memory
+        trajectory = await self.play(prefix, seed, memory)
         count_rollout(self.usage, trajectory, len(prefix.calls) if prefix else 0)
         return trajectory

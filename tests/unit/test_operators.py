@@ -68,6 +68,20 @@ def check_contexts(world: World, trajectory: Trajectory, first: str) -> None:
     assert world.scripts["policy"].prompts()[0].endswith(first)
 
 
+class Remembering:
+    """A memory whose units are written once."""
+
+    def __init__(self) -> None:
+        self.units: dict[str, bytes] = {}
+
+    def get(self, unit: str) -> bytes | None:
+        return self.units.get(unit)
+
+    def append(self, unit: str, value: bytes) -> None:
+        assert unit not in self.units
+        self.units[unit] = value
+
+
 async def rejected(operator: object, bench: Workbench) -> Rejected:
     with pytest.raises(Rejected) as error:
         await operator.apply(bench)  # type: ignore[attr-defined]
@@ -103,6 +117,22 @@ async def test_redundant_modification_replaces_a_step_runs_its_call_and_drops_wh
     check_contexts(world, edit.trajectory, kept)
     assert list(bench.used_prompts) == ["redundancy"]
     assert set(bench.usage) == {"critic", "policy"}
+
+
+async def test_an_operator_may_play_several_times_and_goes_on_from_its_memory(world: World) -> None:
+    parent = await world.rolled(STEPS)
+    memory = Remembering()
+    policy = [STEPS[0], FINISH, "<think>Another.</think><answer>\\boxed{2}</answer>", FINISH]
+    bench = world.bench(parent, policy=policy, memory=memory)
+    fresh, other, on = await bench.roll_out(), await bench.roll_out(), await bench.continue_from(bench.prefix(1))
+    assert fresh.text.startswith(STEPS[0]) and other.text.endswith("\\boxed{2}</answer>")
+    assert on.text == f"{STEPS[0]}<result>search found: A</result>{FINISH}"
+    assert len({request.seed for request in world.scripts["policy"].requests}) == 4
+    again = world.bench(parent, memory=memory)
+    texts = [(await again.roll_out()).text, (await again.roll_out()).text]
+    texts.append((await again.continue_from(again.prefix(1))).text)
+    assert texts == [fresh.text, other.text, on.text]
+    assert not world.scripts["policy"].requests
 
 
 async def test_the_critic_sees_the_steps_under_headings_and_stops_where_the_policy_does(world: World) -> None:
