@@ -247,7 +247,16 @@ class Evolution:
     async def _apply(self, number: int, parent: Parent, operator: Operator) -> _Applied:
         bench = self._bench(number, parent, operator.name)
         try:
-            return _Applied(operator, bench, await operator.apply(bench))
+            edit: object = await operator.apply(bench)
+            if not isinstance(edit, Edit):
+                raise TypeError(f"apply returned {type(edit).__name__} in place of an Edit")
+            return _Applied(operator, bench, edit)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            # Nobody cancelled this question: something that the operator waited for was.
+            return _Applied(operator, bench, RuntimeError("what the operator waited for was cancelled"))
         except Exception as error:  # noqa: BLE001 - what a user's operator raises costs that operator alone
             return _Applied(operator, bench, error)
 
@@ -349,7 +358,7 @@ class Evolution:
         trajectory = edit.trajectory
         prediction = extract_prediction([{"kind": one.kind, "text": one.text} for one in trajectory.segments])
         verdict = await self._judge(trajectory, prediction)
-        judged_anew = all(entry.prediction != prediction for entry in self.pool)
+        judged_anew = all(entry.prediction != prediction for entry in self.pool if entry.verdict.raw)
         if verdict.raw and judged_anew:
             usage.setdefault("judge", RoleUsage()).add(
                 verdict.prompt_tokens, verdict.completion_tokens, len(verdict.raw)
@@ -388,7 +397,8 @@ class Evolution:
         try:
             return await self._kit.judge.verdict(case, self._memory)
         except ModelError as error:
-            if not (self._kit.final or isinstance(error, DeadlineExceeded)):
+            in_time = self.status != "timeout" and not isinstance(error, DeadlineExceeded)
+            if in_time and not self._kit.final:
                 raise
             return Verdict(None, None, "model", error=str(error))
 

@@ -25,6 +25,8 @@ GROUP = "treadle.operators"
 """Entry points of this group are known by their names."""
 
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,39}")
+_TAKEN = ("initial", "locate_flaw")
+"""What stands in the rows for initial rollouts and for the finding of the shipped operators."""
 
 
 def load_operators(names: Sequence[str]) -> list[Operator]:
@@ -56,10 +58,10 @@ def _load(name: str) -> Operator:
     for attribute, kind in (("name", str), ("version", int), ("branch", str)):
         if not isinstance(getattr(operator, attribute, None), kind):
             raise ConfigError(f"pools.operators: {name!r} has no {attribute} ({kind.__name__})")
-    if not _NAME.fullmatch(operator.name) or operator.branch not in ("correct", "incorrect"):
+    if not _NAME.fullmatch(operator.name) or operator.name in _TAKEN or operator.branch not in ("correct", "incorrect"):
         raise ConfigError(
             f"pools.operators: {name!r} calls itself {operator.name!r} on branch {operator.branch!r}; "
-            "a name is a word in small letters, a branch `correct` or `incorrect`"
+            f"a name is a word in small letters (not {' or '.join(_TAKEN)}), a branch `correct` or `incorrect`"
         )
     return operator
 

@@ -8,7 +8,7 @@ it draws derives from the workbench's seed, so that a resumed run repeats it ans
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 from treadle.agent.rollout import Trajectory
 
@@ -32,6 +32,16 @@ class Edit:
     step: int | None = None
     text: str = ""
 
+    def __post_init__(self) -> None:
+        """Raises TypeError at once: a wrong type would be noticed only when the rows are written."""
+        kinds: tuple[tuple[object, Any], ...] = (
+            (self.trajectory, Trajectory),
+            (self.step, int | None),
+            (self.text, str),
+        )
+        if not all(isinstance(value, kind) for value, kind in kinds):
+            raise TypeError("an Edit has a Trajectory, the number of a step or None, and a text")
+
 
 class Rejected(Exception):
     """An operator came to nothing, for a reason that is the model's or the trajectory's, not a failure.
@@ -43,6 +53,8 @@ class Rejected(Exception):
 
     def __init__(self, reason: str, reply: str = "") -> None:
         super().__init__(reason)
+        if not all(isinstance(text, str) for text in (reason, reply)):
+            raise TypeError("a Rejected has a code and the text of a reply")
         self.reason = reason
         self.reply = reply
 
@@ -60,7 +72,7 @@ class Operator(Protocol):
     async def apply(self, bench: Workbench) -> Edit:
         """Make a trajectory from `bench.parent`; raises Rejected.
 
-        Any other exception costs this operator alone: it is logged, and the question ends as `partial`. Errors of
-        models and tools (ModelError, ToolError) pass through: the question is owed.
+        Any other exception, or another result, costs this operator alone: it is logged, and the question ends as
+        `partial`. Errors of models and tools (ModelError, ToolError) pass through: the question is owed.
         """
         ...

@@ -13,6 +13,8 @@ import pytest
 from support.pools_bench import TOKENIZER, PoolsBench
 from support.scripted_server import Fault, Item, RecordedRequest, Reply, ScriptedServer
 
+from treadle.agent.judges.base import Case, Verdict
+from treadle.agent.rollout import Memory
 from treadle.core.errors import BudgetExceeded, ConfigError, EndpointUnavailable, RolloutsOwed, StageFailed
 
 WRONG = "<think>I guess.</think><answer>\\boxed{Rome}</answer>"
@@ -194,6 +196,44 @@ async def test_an_operator_that_breaks_costs_only_itself(bench: PoolsBench, tmp_
     assert event["parent"] == bench.rows(record)[0]["rollout_key"] and "KeyError" in event["error"]
 
 
+MISBEHAVING = """
+import asyncio
+from treadle.datagen.operators.base import Edit, Rejected
+class Operator:
+    name, version, branch = "broken", 1, "correct"
+class Forgets(Operator):
+    async def apply(self, bench): return None
+class Trajectory(Operator):
+    async def apply(self, bench): return bench.trajectory
+class Nothing(Operator):
+    async def apply(self, bench): return Edit(None)
+class Step(Operator):
+    async def apply(self, bench): return Edit(bench.trajectory, step="two")
+class Reply(Operator):
+    async def apply(self, bench): raise Rejected("no", reply=bench)
+class Cancelled(Operator):
+    async def apply(self, bench): raise asyncio.CancelledError
+class NotAwaitable(Operator):
+    def apply(self, bench): return Edit(bench.trajectory)
+"""
+
+
+@pytest.mark.covers("flywheel-23")
+@pytest.mark.parametrize("which", ["Forgets", "Trajectory", "Nothing", "Step", "Reply", "Cancelled", "NotAwaitable"])
+async def test_an_operator_that_keeps_to_no_contract_costs_only_itself(
+    bench: PoolsBench, tmp_path: Path, which: str
+) -> None:
+    agent = Agent(lambda _, turn: RIGHT.replace("it", f"it {turn}"))
+    with importable(tmp_path, "misbehaving_operator", MISBEHAVING):
+        async with server(agent) as scripted:
+            operators = ["rerollout", f"misbehaving_operator:{which}"]
+            record = await bench.make(scripted.url, options={"rounds": 1, "operators": operators})
+    assert operators_of(bench.rows(record)) == ["initial", "rerollout"]
+    event = bench.rows(record, "pool_events")[1]
+    assert (event["operator"], event["outcome"], event["reason"]) == ("broken", "failed", "operator_error")
+    assert bench.rows(record, "pool_questions")[0]["status"] == "partial"
+
+
 WAITING = """
 import asyncio
 class Waiting:
@@ -217,6 +257,38 @@ async def test_a_question_whose_time_is_up_keeps_what_was_finished(bench: PoolsB
     assert operators_of(bench.rows(record)) == ["initial", "rerollout"]
     (question,) = bench.rows(record, "pool_questions")
     assert question["status"] == "timeout" and "1.5 s" in question["error"] and question["num_rounds"] == 0
+
+
+class JudgeThatGoes:
+    """Knows one answer, then cannot be reached."""
+
+    def __init__(self, **_: Any) -> None:
+        self.num_asked = 0
+
+    async def __aenter__(self) -> JudgeThatGoes:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None: ...
+
+    async def verdict(self, case: Case, memory: Memory) -> Verdict:
+        self.num_asked += 1
+        if self.num_asked > 1:
+            raise EndpointUnavailable("no free slot before the deadline")
+        return Verdict(True, 1.0, "qa_em")
+
+
+async def test_a_judge_that_fails_after_the_time_of_a_question_does_not_make_it_owed(
+    bench: PoolsBench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("treadle.datagen.pools.AnswerJudge", JudgeThatGoes)
+    agent = Agent(lambda _, turn: RIGHT.replace("it", f"it {turn}"))
+    with importable(tmp_path, "waiting_operator", WAITING):
+        async with server(agent) as scripted:
+            options = {"question_time_s": 1.5, "operators": ["rerollout", "waiting_operator:Waiting"]}
+            record = await bench.make(scripted.url, options=options)
+    assert [row["correct"] for row in bench.rows(record)] == [True, None]
+    assert bench.rows(record)[1]["judge"]["error"] == "no free slot before the deadline"
+    assert bench.rows(record, "pool_questions")[0]["status"] == "timeout"
 
 
 @pytest.mark.covers("flywheel-27")

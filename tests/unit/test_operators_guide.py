@@ -62,6 +62,15 @@ def test_an_entry_point_gives_an_operator_a_short_name(names: tuple[str, ...], m
     assert (operator.name, operator.branch) == ("second_look", "incorrect")
 
 
+@pytest.mark.parametrize("name", ["initial", "locate_flaw", "Big", ""])
+def test_a_name_that_rows_have_for_something_else_is_refused(
+    names: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr("second_look.SecondLook.name", name)
+    with pytest.raises(ConfigError, match=f"calls itself '{name}'"):
+        load_operators(names)
+
+
 @pytest.mark.parametrize(
     ("listed", "said"),
     [
