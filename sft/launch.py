@@ -1,0 +1,385 @@
+"""Fine-tuning as child processes: prepare, train, finish, each in the environment of the engine `sft`.
+
+All files of a training lie in one folder. Called again with the folder of a training that was cut off, by whatever, it
+goes on from the newest complete state. Documented in docs/behaviour/sft.md, part "Engine".
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pyarrow as pa
+
+from treadle.core.engines.cache import Notify, quiet
+from treadle.core.engines.environments import choose_variant, engine_environ, python_of
+from treadle.core.engines.process import Child, log_tail, printable, start_child
+from treadle.core.errors import ConfigError, EngineError
+from treadle.core.storage import storage_errors
+from treadle.sft.training_events import TrainingEvents, TrainingStep
+
+ENGINE = "sft"
+STATE_MARKER = "treadle-complete"
+"""File that the engine writes into a state's folder when all of it is on the disk."""
+_STATE = re.compile(r"checkpoint-(\d+)")
+_POLL_S = 0.25
+_NO_MEMORY = re.compile(r"OutOfMemoryError|out of memory|can't allocate memory|Cannot allocate memory")
+_KILLED = re.compile(r"Signal 9 \(SIGKILL\)")
+_FOREIGN = ("ALLOW_EXTRA_ARGS", "DISABLE_VERSION_CHECK", "LLAMABOARD_ENABLED", "USE_KT", "USE_MCA", "USE_RAY")
+"""Switches of LLaMA-Factory that would make it another program."""
+_ROWS_SCHEMA = pa.schema([("input_ids", pa.list_(pa.int32())), ("labels", pa.list_(pa.int32()))])
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingFolder:
+    """Where the files of one training lie. Use it for one set of rows and semantic settings only."""
+
+    path: Path
+
+    @property
+    def parquet(self) -> Path:
+        """Rows as Treadle writes them."""
+        return self.path / "rows.parquet"
+
+    @property
+    def rows(self) -> Path:
+        """Rows as `datasets` saves them, for `tokenized_path`."""
+        return self.path / "rows"
+
+    @property
+    def config(self) -> Path:
+        """LLaMA-Factory's YAML."""
+        return self.path / "train.yaml"
+
+    @property
+    def deepspeed(self) -> Path:
+        """DeepSpeed's JSON; the caller writes it."""
+        return self.path / "deepspeed.json"
+
+    @property
+    def output(self) -> Path:
+        """What LLaMA-Factory writes: states, adapters or weights, its own logs."""
+        return self.path / "output"
+
+    @property
+    def model(self) -> Path:
+        """The trained model in Hugging Face format; there only when it is complete."""
+        return self.path / "model"
+
+    @property
+    def events(self) -> Path:
+        """JSON lines from the engine."""
+        return self.path / "events.jsonl"
+
+    @property
+    def logs(self) -> Path:
+        """Everything that the engine printed, a file per process."""
+        return self.path / "logs"
+
+    @property
+    def trained(self) -> Path:
+        """Marker of a training that ended and was checked."""
+        return self.path / "trained"
+
+    def newest_state(self) -> Path | None:
+        """The complete state with the most steps."""
+        complete = {step: path for step, path in self._states() if (path / STATE_MARKER).is_file()}
+        return complete[max(complete)] if complete else None
+
+    def remove_incomplete_states(self) -> None:
+        """Remove what a kill left of a state that was being written."""
+        for _, path in self._states():
+            if not (path / STATE_MARKER).is_file():
+                shutil.rmtree(path)
+
+    def _states(self) -> list[tuple[int, Path]]:
+        if not self.output.is_dir():
+            return []
+        found = ((_STATE.fullmatch(path.name), path) for path in self.output.iterdir())
+        return [(int(match[1]), path) for match, path in found if match]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineOptions:
+    """How the engine's processes are run."""
+
+    variant: str = "auto"
+    """Build of the engine."""
+    threads: int = 0
+    """Compute threads on a CPU; 0 takes all cores that this process may use."""
+    offline: bool = True
+    """Whether the model hub is out of reach; false where the base model is a hub id."""
+    stall_timeout_s: float = 3600.0
+    """How long nothing may be heard before a process counts as hung."""
+    torchrun: tuple[str, ...] | None = None
+    """Arguments of torchrun where training is distributed."""
+    num_greedy_tokens: int = 16
+    """Ids that the trained model writes after the prompt."""
+
+
+@dataclass(frozen=True, slots=True)
+class Greedy:
+    """What transformers writes after a prompt with the trained model, always the likeliest id."""
+
+    ids: tuple[int, ...]
+    margins: tuple[float, ...]
+    """By how much each log-probability exceeds the next one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Training:
+    """A training that ended as it should."""
+
+    model: Path
+    """Folder in Hugging Face format, adapters merged, in the number type of the base model."""
+    steps: tuple[TrainingStep, ...]
+    """Logged steps, at least one."""
+    num_steps: int
+    """Updates."""
+    num_epochs: float
+    num_trained_parameters: int
+    resumed_step: int
+    """Step from which the last attempt went on; 0 where it began anew."""
+    seconds: float
+    """Time in training, over all attempts, without loading."""
+    greedy: Greedy | None
+    versions: dict[str, str]
+    """Package -> version in the engine's environment."""
+
+
+def store_rows(folder: TrainingFolder, batches: Iterable[pa.RecordBatch]) -> int:
+    """Write `input_ids` and `labels` of the batches as they come; returns the number of rows.
+
+    The file appears whole. It is not written again where it is there: the folder belongs to one set of rows.
+    """
+    import pyarrow.parquet as pq
+
+    if folder.parquet.is_file():
+        return int(pq.read_metadata(folder.parquet).num_rows)
+    unfinished = folder.parquet.with_suffix(".tmp")
+    num_rows = 0
+    with storage_errors("write", folder.parquet):
+        folder.path.mkdir(parents=True, exist_ok=True)
+        with pq.ParquetWriter(unfinished, _ROWS_SCHEMA, compression="zstd") as writer:
+            for batch in batches:
+                writer.write_batch(batch.select(_ROWS_SCHEMA.names).cast(_ROWS_SCHEMA))
+                num_rows += batch.num_rows
+        unfinished.rename(folder.parquet)
+    return num_rows
+
+
+def fine_tune(
+    folder: TrainingFolder,
+    config_text: str,
+    options: EngineOptions,
+    *,
+    prompt: Sequence[int] = (),
+    on_begin: Callable[[int, int], None] = lambda num_steps, resumed_step: None,
+    on_step: Callable[[TrainingStep], None] = lambda step: None,
+    notify: Notify = quiet,
+) -> Training:
+    """Train on the stored rows as LLaMA-Factory's YAML says, or go on with a training that was cut off.
+
+    The YAML must name the folder's `rows` and `output`. `on_begin` is called with the number of steps and the one that
+    is gone on from, `on_step` with each logged step of this attempt. Raises ConfigError where LLaMA-Factory refuses the
+    YAML, EngineError with the end of the log where a process fails, hangs, runs out of memory or diverges, and where
+    training took no step or moved nothing.
+    """
+    run = _Run(folder, options, prompt, notify)
+    with storage_errors("write", folder.path):
+        run.catch_up()
+        same = folder.config.is_file() and folder.config.read_text(encoding="utf-8") == config_text
+        folder.config.write_text(config_text, encoding="utf-8")
+    if folder.model.is_dir():
+        return run.result()
+    if not (same and folder.rows.is_dir() and "prepared" in run.events.last):
+        notify("checking LLaMA-Factory's configuration and saving the rows")
+        run.process("prepare")
+    if not folder.trained.is_file():
+        folder.remove_incomplete_states()
+        run.process("train", on_begin, on_step)
+        run.check_training()
+        folder.trained.touch()
+    notify("writing the model")
+    run.process("finish")
+    return run.result()
+
+
+class _Run:
+    """One call of `fine_tune`."""
+
+    def __init__(self, folder: TrainingFolder, options: EngineOptions, prompt: Sequence[int], notify: Notify) -> None:
+        self._folder = folder
+        self._options = options
+        self._prompt = list(prompt)
+        self._notify = notify
+        self.events = TrainingEvents(folder.events)
+
+    def catch_up(self) -> None:
+        """Read what earlier attempts told."""
+        self.events.mend()
+        for _ in self.events.new():
+            pass
+
+    def process(
+        self,
+        command: str,
+        on_begin: Callable[[int, int], None] = lambda num_steps, resumed_step: None,
+        on_step: Callable[[TrainingStep], None] = lambda step: None,
+    ) -> None:
+        """Run one command of the engine to its end; raises EngineError or ConfigError."""
+        self.events.mend()
+        self.events.last.pop("error", None)
+        child = self._start(command)
+        try:
+            quiet_since, heard = time.monotonic(), -1
+            began = False
+            while True:
+                code = child.wait(_POLL_S)
+                for event in self.events.new():
+                    if event["event"] == "begin":
+                        began = True
+                        self._tell_begin(event)
+                        on_begin(event["num_steps"], event["resumed_step"])
+                    elif event["event"] == "step":
+                        on_step(self.events.steps[-1])
+                if code is not None:
+                    break
+                # Once it trains, only steps count: a hung process may go on printing.
+                now_heard = _size(self._folder.events) + (0 if began else _size(child.log_path))
+                if now_heard != heard:
+                    quiet_since, heard = time.monotonic(), now_heard
+                elif time.monotonic() - quiet_since > self._options.stall_timeout_s:
+                    child.stop()
+                    what = f"hangs: nothing was heard of it for {self._options.stall_timeout_s:g} s (stall_timeout_s)"
+                    raise child.failure(f"{what}; it was ended, and the next attempt goes on from the last state")
+        finally:
+            child.stop()
+        if code:
+            raise explain_failure(child, code, self.events.last.get("error"))
+
+    def _start(self, command: str) -> Child:
+        folder, options = self._folder, self._options
+        python = str(python_of(ENGINE, options.variant))
+        resume = folder.newest_state()
+        job = {
+            "config": str(folder.config),
+            "parquet": str(folder.parquet),
+            "rows": str(folder.rows),
+            "output": str(folder.output),
+            "model": str(folder.model),
+            "events": str(folder.events),
+            "resume": str(resume) if resume else None,
+            "prompt": self._prompt,
+            "num_greedy_tokens": options.num_greedy_tokens,
+        }
+        job_path = folder.path / f"{command}.json"
+        job_path.write_bytes(orjson.dumps(job))
+        start = [python, "-m", "treadle.sft.engine"]
+        if command == "train" and options.torchrun is not None:
+            start = [python, "-m", "torch.distributed.run", *options.torchrun, "-m", "treadle.sft.engine"]
+        return start_child(
+            [*start, command, str(job_path)],
+            name=f"fine-tuning ({command})",
+            log_path=folder.logs / f"{command}.log",
+            env=_environment(folder, options),
+        )
+
+    def _tell_begin(self, begin: Mapping[str, Any]) -> None:
+        going_on = f", going on from step {begin['resumed_step']:,}" if begin["resumed_step"] else ""
+        parameters, device = begin["num_trained_parameters"], printable(str(begin["device"]))
+        self._notify(f"training {parameters:,} parameters on {device}: {begin['num_steps']:,} steps{going_on}")
+
+    def check_training(self) -> None:
+        """Raise EngineError for a training that ended without an error and still is none."""
+        steps, end, log = self.events.steps, self.events.last.get("end", {}), self._folder.logs / "train.log"
+        if not end.get("step") or not steps:
+            raise EngineError(f"fine-tuning took no step; log: {log}\n{log_tail(log)}")
+        if end["step"] < steps[-1].num_steps:
+            raise EngineError(
+                f"fine-tuning ended after {end['step']} of {steps[-1].num_steps} steps; log: {log}\n{log_tail(log)}"
+            )
+        if len(steps) > 1 and len({step.loss for step in steps}) == 1:
+            raise EngineError(
+                f"the loss stood at {steps[0].loss:g} for all {end['step']} steps: nothing was learnt; look at "
+                f"learning_rate and at the rows' targets; log: {log}\n{log_tail(log)}"
+            )
+
+    def result(self) -> Training:
+        """What came of it, from the events of all attempts."""
+        last, steps = self.events.last, self.events.steps
+        greedy = last.get("greedy")
+        begin = self.events.begin or {}
+        return Training(
+            model=self._folder.model,
+            steps=tuple(steps),
+            num_steps=last["end"]["step"],
+            num_epochs=last["end"]["epoch"],
+            num_trained_parameters=begin["num_trained_parameters"],
+            resumed_step=begin["resumed_step"],
+            seconds=steps[-1].seconds,
+            greedy=Greedy(tuple(greedy["ids"]), tuple(greedy["margins"])) if greedy else None,
+            versions=dict(last["prepared"]["versions"]),
+        )
+
+
+def explain_failure(child: Child, code: int, error: Mapping[str, Any] | None) -> Exception:
+    """The one error about a process that ended with `code`: its cause in words, what to do, the end of its log.
+
+    `error` is the event that it left, if it could leave one.
+    """
+    kind = error["kind"] if error else ""
+    message = printable(" ".join(str(error["message"]).split()))[:1000] if error else ""
+    tail = log_tail(child.log_path, 40)
+    if kind == "arguments":
+        return ConfigError(f"LLaMA-Factory refuses the configuration of sft: {message.partition(': ')[2]}")
+    if kind == "diverged":
+        return child.failure(f"diverged ({message}); lower learning_rate, or train in bf16 or fp32 instead of fp16")
+    if kind == "unmoved":
+        return child.failure(f"learnt nothing ({message}); look at learning_rate and at what is trained")
+    if kind == "no_memory" or (not kind and _NO_MEMORY.search(tail)):
+        return child.failure(
+            "ran out of memory; lower per_device_batch_size or cutoff_tokens, set gradient_checkpointing, use LoRA, or "
+            'spread the model over more GPUs with deepspeed = "zero3"'
+        )
+    if code == 137 or _KILLED.search(tail):
+        return child.failure(
+            "was killed (signal 9), as the system does when memory runs out; lower per_device_batch_size or "
+            "cutoff_tokens, use LoRA, or take a machine with more memory"
+        )
+    return child.failure(f"failed with code {code}" + (f" ({message})" if message else ""))
+
+
+def _environment(folder: TrainingFolder, options: EngineOptions) -> dict[str, str]:
+    extra = {
+        "TOKENIZERS_PARALLELISM": "false",
+        "HF_DATASETS_CACHE": str(folder.path / "cache"),
+        "HF_HUB_DISABLE_TELEMETRY": "1",
+        "MPLBACKEND": "Agg",
+        "WANDB_DIR": str(folder.logs),
+        "NO_COLOR": "1",
+    }
+    if options.offline:
+        extra |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
+    if choose_variant(ENGINE, options.variant) == "cpu":
+        threads = options.threads or len(os.sched_getaffinity(0))
+        # Threads that spin at barriers wait for each other's time slices as soon as anything else wants the cores.
+        extra |= {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "passive"}
+    environ = engine_environ(extra)
+    for name in _FOREIGN:
+        environ.pop(name, None)
+    return environ
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
