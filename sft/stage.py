@@ -207,6 +207,7 @@ class SftRun:
             "trained_parameters": training.num_trained_parameters,
             "seconds": round(training.seconds, 1),
             "greedy_ids": list(training.greedy.ids) if training.greedy else [],
+            "greedy_margins": [round(margin, 4) for margin in training.greedy.margins] if training.greedy else [],
         }
 
     def _base_digest(self) -> str:

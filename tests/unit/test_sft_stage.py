@@ -1,0 +1,70 @@
+"""The stage `sft` before its engine is started: what it refuses, and in which words."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.sft_tables import TEXT_MODE, run_with_rows, sft_row
+
+from treadle.core.config import load_config
+from treadle.core.errors import ConfigError, RunError, StageFailed, TreadleError
+from treadle.core.execute import execute
+from treadle.core.runs import Run
+from treadle.core.stage import Address, Instance
+from treadle.demo.byte_tokenizer import write_byte_tokenizer
+from treadle.sft.base_model import base_model, folder_digest
+from treadle.sft.config import SftSettings
+from treadle.sft.stage import SFT
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> Path:
+    folder = write_byte_tokenizer(tmp_path / "base")
+    (folder / "config.json").write_text("{}")
+    (folder / "model.safetensors").write_bytes(b"weights")
+    return folder
+
+
+def train(run: Run, model: Path | str, checkpoint: tuple[Address, ...] = (), **options: Any) -> None:
+    settings = load_config(SftSettings, data={"options": {"model": str(model), **options}})
+    inputs = {"sft_rows": (Address.parse("1/sft_rows"),), "checkpoint": checkpoint}
+    execute(Instance(address=Address.parse("1/sft"), stage=SFT, settings=settings, inputs=inputs), run)
+
+
+def test_rows_of_another_tokenizer_are_refused(tmp_path: Path, base: Path) -> None:
+    run = run_with_rows(tmp_path / "root", [sft_row("a"), sft_row("b")])
+    with pytest.raises(
+        ConfigError, match="made with tokenizer t, but that of sft.model = .*; name the model of `pools`"
+    ):
+        train(run, base)
+
+
+def test_rows_without_ids_and_too_long_ones_leave_nothing_to_train_on(tmp_path: Path, base: Path) -> None:
+    run = run_with_rows(tmp_path / "root", [sft_row("a", **TEXT_MODE), sft_row("b", said=50)])
+    with pytest.raises(StageFailed, match=r"none of 2 rows can be trained on \(text_mode 1, too_long 1\)"):
+        train(run, base, cutoff_tokens=20)
+
+
+@pytest.mark.parametrize(
+    ("model", "said"), [("./nowhere", "folder ./nowhere does not exist"), ("{tmp}", "has no config.json")]
+)
+def test_a_model_that_is_none_is_told_by_name(tmp_path: Path, model: str, said: str) -> None:
+    run = run_with_rows(tmp_path / "root", [sft_row("a")])
+    with pytest.raises(TreadleError, match=said):
+        train(run, model.format(tmp=tmp_path))
+
+
+def test_a_checkpoint_that_was_not_made_yet_is_asked_for(tmp_path: Path) -> None:
+    run = run_with_rows(tmp_path / "root", [sft_row("a")])
+    with pytest.raises(RunError, match="1/sft@first, which has not been run"):
+        train(run, "1/sft@first", (Address.parse("1/sft@first"),))
+
+
+def test_a_hub_id_stays_as_it_is_and_folders_are_told_apart_by_their_files(base: Path) -> None:
+    assert base_model("org/name", ()) == "org/name" and base_model(str(base), ()) == base
+    before = folder_digest(str(base))
+    assert before and folder_digest("org/name") == "" and folder_digest("embedded") == ""
+    (base / "model.safetensors").write_bytes(b"Weights")
+    assert folder_digest(str(base)) != before
