@@ -7,7 +7,7 @@ and where the tokenised rows are missing it would tokenise that data set instead
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -246,16 +246,16 @@ def torchrun_arguments(options: SftOptions, machine: Machine, node: int = 0) -> 
     ]
 
 
-def launch_text(options: SftOptions, machine: Machine, config_file: Path) -> str:
-    """The command of each node, for people; every node must see model, rows and output under the same paths."""
-    lines = [
-        f"# {machine.num_nodes} nodes x {machine.num_devices} GPUs; start all of them within {options.ddp_timeout_s} s."
+def commands_of_nodes(argv: Sequence[str], variables: Mapping[str, str], num_nodes: int) -> list[str]:
+    """What a person runs on each further node, from the command that was started on the first one.
+
+    `argv` holds `torchrun_arguments`; `variables` are those of its environment that matter. The nodes must see
+    interpreter, model, rows and output under the same paths.
+    """
+    if "--node_rank=0" not in argv:
+        raise ValueError("this is not the command of the first of several nodes")
+    settings = " ".join(f"{name}={shlex.quote(value)}" for name, value in sorted(variables.items()))
+    return [
+        f"{settings} {shlex.join(part.replace('--node_rank=0', f'--node_rank={node}') for part in argv)}".strip()
+        for node in range(1, num_nodes)
     ]
-    for node in range(machine.num_nodes):
-        lines += [f"# node {node}", f"{_assignments(node_environment(options, machine, node))} \\"]
-        lines.append(f"  llamafactory-cli train {shlex.quote(str(config_file))}")
-    return "\n".join(lines) + "\n"
-
-
-def _assignments(variables: Mapping[str, str]) -> str:
-    return " ".join(f"{name}={shlex.quote(value)}" for name, value in variables.items())

@@ -15,8 +15,8 @@ from treadle.sft.config import REFUSED_KEYS, TYPED_KEYS, SftOptions
 from treadle.sft.llamafactory_config import (
     Machine,
     Paths,
+    commands_of_nodes,
     deepspeed_config,
-    launch_text,
     node_environment,
     plan_training,
     torchrun_arguments,
@@ -191,9 +191,11 @@ def test_several_nodes_are_told_of_one_another() -> None:
         "FORCE_TORCHRUN": "1", "NNODES": "2", "NODE_RANK": "1", "NPROC_PER_NODE": "8", "MASTER_ADDR": "node-0",
         "MASTER_PORT": "29501",
     }  # fmt: skip
-    assert "--node_rank=1" in torchrun_arguments(options, machine, 1)
-    text = launch_text(options, machine, Path("/work/a b/train.yaml"))
-    assert text.count("llamafactory-cli train '/work/a b/train.yaml'") == 2
+    start = ["python", "-m", "torch.distributed.run", *torchrun_arguments(options, machine), "/work/a b/train.json"]
+    assert commands_of_nodes(start, {"PYTHONPATH": "/code"}, 2) == [
+        "PYTHONPATH=/code python -m torch.distributed.run --nnodes=2 --node_rank=1 --nproc_per_node=8 "
+        "--master_addr=node-0 --master_port=29501 '/work/a b/train.json'"
+    ]
 
 
 def test_an_address_cannot_carry_a_command() -> None:
