@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import yaml
 
 from treadle.core.config import load_config
 from treadle.core.errors import ConfigError
-from treadle.sft.config import REFUSED_KEYS, TYPED_KEYS, SftOptions
+from treadle.sft.config import ET_AGENT_7B, REFUSED_KEYS, TYPED_KEYS, SftOptions
 from treadle.sft.llamafactory_config import (
     Machine,
     Paths,
@@ -87,6 +88,12 @@ def test_the_preset_has_every_value_of_the_paper() -> None:
     assert {key: arguments[key] for key in PAPER} == PAPER
     assert ET_AGENT.model == "Qwen/Qwen2.5-7B-Instruct"
     assert (ET_AGENT.batch_size, ET_AGENT.max_rows) == (32, 1_000_000)
+
+
+def test_the_shipped_configuration_writes_out_the_preset() -> None:
+    path = Path(__file__).parents[2] / "configs" / "et-agent-7b.toml"
+    assert set(tomllib.loads(path.read_text())["sft"]) == {*ET_AGENT_7B, "preset"}
+    assert load_config(TreadleConfig, (path,)).sft == ET_AGENT
 
 
 def test_keys_beside_a_preset_win() -> None:
