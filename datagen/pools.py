@@ -91,16 +91,13 @@ class PoolsRun:
         settings = self._settings
         try:
             async with Opening(self._budget) as opening:
-                models = {
-                    name: await opening.model(role.name, role.model, role.tokenizer_digest)
-                    for name, role in settings.roles.items()
-                }
+                models: dict[str, OpenModel] = {}
+                servers = self._found["servers"] = {}
+                for name, role in settings.roles.items():
+                    models[name] = await opening.model(role.name, role.model, role.tokenizer_digest)
+                    servers[name] = asdict(models[name].facts)
                 tools = await opening.tools(settings.environment, models.get("summarizer"))
-                self._found = {
-                    "sandbox": sandbox_facts(settings.environment),
-                    "servers": {name: asdict(model.facts) for name, model in models.items()},
-                    "tools": list(tools),
-                }
+                self._found["sandbox"] = sandbox_facts(settings.environment)
                 models["policy"].check_ids()
                 if self._budget.is_limited:
                     self._count_finished()
@@ -181,13 +178,17 @@ class PoolsRun:
         return await self._evolve(job, self._kit.without_models(cause))
 
     def _known_models(self, servers: Mapping[str, Any]) -> dict[str, OpenModel]:
-        """Role -> the model with which the questions were worked at, for where nobody is asked any more."""
+        """Role -> the model with which the questions were worked at, for where nobody is asked any more.
+
+        Of the policy it matters what its server said; of the others only answers count that are remembered.
+        """
         models = {}
-        for name, facts in servers.items():
-            role = self._settings.roles[name]
+        for name, role in self._settings.roles.items():
+            unknown = ServerFacts(role.model.model, None, token_ids=False, endpoints=())
+            facts = ServerFacts(**servers[name]) if name in servers else unknown
             meter = Meter(ModelPool(role.name, role.model), self._budget)
             tokenizer = load_tokenizer(role.name, role.model, role.tokenizer_digest)
-            models[name] = OpenModel(role.name, meter, ServerFacts(**facts), tokenizer)
+            models[name] = OpenModel(role.name, meter, facts, tokenizer)
         return models
 
     def _count_finished(self) -> None:
@@ -224,13 +225,14 @@ class PoolsRun:
             num_owed=num_owed,
             accept_failures=self._context.accept_failures,
         )
-        facts = self._context.worked.facts
-        if not num_owed or "servers" not in facts:
+        servers: Any = self._context.worked.facts.get("servers", {})
+        if not num_owed or "policy" not in servers:
             return await self._write()
-        models, nobody = self._known_models(facts["servers"]), Nobody(self._context.worked.first)
+        models, nobody = self._known_models(servers), Nobody(self._context.worked.first)
+        tools = dict.fromkeys(self._settings.environment.enabled_tools, nobody)
         # Rules need nobody, and verdicts of models are remembered: without them the wrong branch would be played.
         async with self._judge(models, nobody) as judge:
-            self._kit = self._make_kit(models, dict.fromkeys(facts["tools"], nobody), judge)
+            self._kit = self._make_kit(models, tools, judge)
             return await self._write()
 
     async def _write(self) -> dict[str, Any]:

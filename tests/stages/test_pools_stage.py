@@ -319,7 +319,10 @@ async def test_an_endpoint_that_is_gone_leaves_questions_owed_then_accepted_with
 
 
 @pytest.mark.parametrize("domain", ["qa", "math"])
-async def test_what_is_accepted_unfinished_keeps_its_verdicts_and_its_branch(tmp_path: Path, domain: str) -> None:
+@pytest.mark.parametrize("gone", [False, True])
+async def test_what_is_accepted_unfinished_keeps_its_verdicts_and_its_branch(
+    tmp_path: Path, domain: str, gone: bool
+) -> None:
     bench = PoolsBench(tmp_path, [{"domain": domain}])
     agent = Agent(lambda _, turn: RIGHT.replace("it", f"it {turn}").replace("{Paris", "{The city of Paris"))
 
@@ -332,6 +335,9 @@ async def test_what_is_accepted_unfinished_keeps_its_verdicts_and_its_branch(tmp
         options = {"rounds": 1, "operators": operators, "max_error_rate": 1.0, "f1_threshold": 0.3}
         with pytest.raises(RolloutsOwed):
             await bench.make(urls, options=options)
+        if gone:
+            await broken.stop_listening()
+            await judge.stop_listening()
         record = await bench.make(urls, options=options, accept_failures=True)
     rows, (question,) = bench.rows(record), bench.rows(record, "pool_questions")
     assert [(row["operator"], row["correct"]) for row in rows] == [("initial", True), ("rerollout", True)]
