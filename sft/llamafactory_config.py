@@ -72,8 +72,11 @@ class TrainingPlan:
         return self.machine.num_processes > 1 or "deepspeed" in self.arguments
 
     def yaml(self) -> str:
-        """The configuration file of `llamafactory-cli train`."""
-        import yaml
+        """The configuration file of `llamafactory-cli train`; raises ConfigError without PyYAML."""
+        try:
+            import yaml
+        except ModuleNotFoundError:
+            raise ConfigError("fine-tuning needs PyYAML: pip install 'treadle[sft]'") from None
 
         body: str = yaml.safe_dump(self.arguments, sort_keys=False, allow_unicode=False, width=1000)
         return "# Written by Treadle for LLaMA-Factory 0.9.5.\n" + "".join(f"# {note}\n" for note in self.notes) + body

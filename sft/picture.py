@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from treadle.core.errors import ConfigError
 from treadle.core.harmless import one_line
 from treadle.sft.statistics import RowStatistics
 
@@ -24,8 +25,14 @@ _COLOUR, _LIGHT = "#2a5d9f", "#b5cbe6"
 
 
 def draw_rows(statistics: RowStatistics, cutoff_tokens: int | None = None) -> bytes:
-    """An SVG with two histograms and the shares of prompt, results and targets by operator; equal rows, equal bytes."""
-    import matplotlib.style
+    """An SVG with two histograms and the shares of prompt, results and targets by operator; equal rows, equal bytes.
+
+    Raises ConfigError without matplotlib.
+    """
+    try:
+        import matplotlib.style
+    except ModuleNotFoundError:
+        raise ConfigError("pictures of rows need matplotlib: pip install 'treadle[report]'") from None
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
 

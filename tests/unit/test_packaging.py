@@ -21,6 +21,8 @@ HEAVY = (
     "datasketch",
     "pyarrow",
     "rich.progress",
+    "matplotlib",
+    "yaml",
 )
 
 
