@@ -76,6 +76,7 @@ class _Inspection:
         self._target = target
         self._sleep = sleep
         self._where = f"models.{name}: endpoint {target.url}"
+        self._listed = False
 
     async def run(self) -> _Found:
         try:
@@ -131,6 +132,7 @@ class _Inspection:
         if card is None:
             served = excerpt(", ".join(sorted(cards)).encode("utf-8", "replace"))
             raise ConfigError(f"{self._where} does not serve model {self._settings.model!r}; it serves: {served}")
+        self._listed = True
         window = card.get("max_model_len")
         return window if type(window) is int and window > 0 else None
 
@@ -149,6 +151,12 @@ class _Inspection:
         request = CompletionRequest(prompt, max_tokens=1, sampling=_GREEDY, stop=(), seed=0)
         body = completion_body(self._settings.model, request, want_ids=isinstance(prompt, list))
         status, headers, data = await self._http.post(self._target.completions, body, self._target.headers)
+        if status in _NO_ROUTE and self._listed:
+            raise ConfigError(
+                f"{self._where} lists the model, but {self._target.completions} answers HTTP {status}: Treadle asks "
+                "every model for completions of a prompt, which chat-only services lack; name a server that has them, "
+                "such as vLLM"
+            )
         if status != 200:
             raise failure_of(status, headers, data)
         return parse_completion(data).token_ids is not None

@@ -843,6 +843,12 @@ async def test_check_refuses_a_server_that_disagrees(overrides: dict[str, object
             await pool.check()
 
 
+async def test_check_says_that_a_listed_model_without_completions_is_chat_only() -> None:
+    async with ScriptedServer([Fault.status(404)] * 2) as server, ModelPool("policy", settings(server)) as pool:
+        with pytest.raises(ConfigError, match="lists the model, but .*/completions answers HTTP 404: .* chat-only"):
+            await pool.check()
+
+
 async def test_check_names_an_unreachable_endpoint() -> None:
     async with ScriptedServer(endless) as server, ModelPool("policy", settings(server)) as pool:
         await server.stop_listening()
