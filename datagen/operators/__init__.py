@@ -54,6 +54,8 @@ def _load(name: str) -> Operator:
         operator: Operator = getattr(importlib.import_module(module), attribute)()
     except Exception as error:  # whatever a module of the user's raises when it is imported
         what = f"{type(error).__name__}: {error}"
+        if isinstance(error, ModuleNotFoundError) and error.name == module:
+            what += "; put its folder on PYTHONPATH"
         raise ConfigError(f"pools.operators: {name!r} cannot be loaded: {what}") from error
     for attribute, kind in (("name", str), ("version", int), ("branch", str)):
         if not isinstance(getattr(operator, attribute, None), kind):

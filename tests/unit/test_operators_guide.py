@@ -75,7 +75,7 @@ def test_a_name_that_rows_have_for_something_else_is_refused(
     ("listed", "said"),
     [
         (["nothing_of_this_name"], "is not known"),
-        (["no_such_module:Class"], "cannot be loaded"),
+        (["no_such_module:Class"], "cannot be loaded: .*; put its folder on PYTHONPATH"),
         (["treadle.datagen.operators.base:NoSuchClass"], "cannot be loaded"),
         (["treadle.datagen.operators.base:Rejected"], "cannot be loaded"),
         (["hint_tail", "hint_tail"], "twice"),
