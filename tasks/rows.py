@@ -29,7 +29,10 @@ def full_key(run: Run, places: Sequence[Key], prefix: str, what: str) -> tuple[s
     if prefix in found:
         return found[prefix], prefix
     if not found:
-        raise DataError(f"no {what} begins with {prefix!r} in this run; `treadle status` lists what is finished")
+        raise DataError(
+            f"no {what} begins with {prefix!r} in this run; `treadle lineage` also finds questions, and "
+            "`treadle status` lists what is finished"
+        )
     if len(found) > 1:
         raise DataError(f"{prefix!r} is the beginning of {len(found):,} keys; give more of it, as {min(found)}")
     ((key, kind),) = found.items()
