@@ -23,11 +23,10 @@ from treadle.core.engines.environments import choose_variant, engine_environ, py
 from treadle.core.engines.process import Child, log_tail, printable, start_child
 from treadle.core.errors import ConfigError, EngineError
 from treadle.core.storage import storage_errors
+from treadle.sft.engine.events import STATE_MARKER
 from treadle.sft.training_events import TrainingEvents, TrainingStep
 
 ENGINE = "sft"
-STATE_MARKER = "treadle-complete"
-"""File that the engine writes into a state's folder when all of it is on the disk."""
 _STATE = re.compile(r"checkpoint-(\d+)")
 _POLL_S = 0.25
 _NO_MEMORY = re.compile(r"OutOfMemoryError|out of memory|can't allocate memory|Cannot allocate memory")

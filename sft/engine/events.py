@@ -7,6 +7,9 @@ import os
 from pathlib import Path
 from typing import Any
 
+STATE_MARKER = "treadle-complete"
+"""File in the folder of a training's state, written when all of the state is on the disk."""
+
 
 class EventFile:
     """Appends events, each a whole line that is with the operating system when `write` returns."""

@@ -7,64 +7,61 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from treadle.sft.engine.training import STATE_MARKER
-
-_LEFT_OUT = frozenset(
-    {
-        "training_args.bin",
-        "trainer_state.json",
-        "trainer_log.jsonl",
-        "train_results.json",
-        "all_results.json",
-        "training_loss.png",
-        "README.md",
-        "Modelfile",
-        STATE_MARKER,
-    }
+_COPIED = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "chat_template.jinja",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "tokenizer.model",
+    "vocab.json",
+    "merges.txt",
+    "generation_config.json",
 )
-"""Files of the training beside the model; a pickle among them."""
 
 
 def write_model(arguments: dict[str, Any], output: Path, folder: Path) -> None:
     """Make `folder` the trained model in Hugging Face format, in the base's number type; there whole or not at all.
 
-    With LoRA the adapters are merged into the base model. The tokenizer's files are those that LLaMA-Factory saved.
+    With LoRA the adapters are merged into the base model. Training takes token ids and adds none, so tokenizer, chat
+    template and generation defaults are the base's own files: transformers would write the same things differently.
     """
     import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoConfig, AutoModelForCausalLM
 
     base, revision = arguments["model_name_or_path"], arguments.get("model_revision", "main")
-    dtype = _dtype_of(base, revision)
+    base_config = AutoConfig.from_pretrained(base, revision=revision)
     is_lora = arguments.get("finetuning_type") == "lora"
     unfinished = folder.with_name(folder.name + ".tmp")
     shutil.rmtree(unfinished, ignore_errors=True)
     shutil.rmtree(folder, ignore_errors=True)
-    unfinished.mkdir(parents=True)
-    for path in output.iterdir():
-        name = path.name
-        is_weights = name.endswith((".safetensors", ".safetensors.index.json", ".bin"))
-        if path.is_file() and name not in _LEFT_OUT and not is_weights and not name.startswith("adapter_"):
-            shutil.copyfile(path, unfinished / name)
-    source = base if is_lora else str(output)
-    options = {"revision": revision} if is_lora else {}
-    # Merged in 32 bits: in the base's 16 the sum would be rounded twice.
-    model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32 if is_lora else "auto", **options)
     if is_lora:
         from peft import PeftModel
 
+        # Merged in 32 bits: in the base's 16 the sum would be rounded twice.
+        model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32, revision=revision)
         model = PeftModel.from_pretrained(model, str(output)).merge_and_unload()
+    else:
+        model = AutoModelForCausalLM.from_pretrained(str(output), dtype="auto")
+    dtype = base_config.dtype if isinstance(base_config.dtype, torch.dtype) else torch.float32
+    # Training turns the cache off, and what is saved would keep it off.
+    model.config.use_cache = getattr(base_config, "use_cache", True)
     model.to(dtype).save_pretrained(str(unfinished))
-    AutoTokenizer.from_pretrained(str(unfinished))
+    for name in _COPIED:
+        (unfinished / name).unlink(missing_ok=True)
+        source = _base_folder(base, revision) / name
+        if source.is_file():
+            shutil.copyfile(source, unfinished / name)
     unfinished.rename(folder)
 
 
-def _dtype_of(base: str, revision: str) -> Any:
-    """Number type of the base model's weights."""
-    import torch
-    from transformers import AutoConfig
+def _base_folder(base: str, revision: str) -> Path:
+    """Folder with the small files of the base model: itself, or the hub's cache."""
+    if Path(base).is_dir():
+        return Path(base)
+    from huggingface_hub import snapshot_download
 
-    dtype = AutoConfig.from_pretrained(base, revision=revision).dtype
-    return dtype if isinstance(dtype, torch.dtype) else torch.float32
+    return Path(snapshot_download(base, revision=revision, allow_patterns=list(_COPIED)))
 
 
 def greedy_ids(folder: Path, prompt: Sequence[int], num_tokens: int) -> dict[str, Any]:

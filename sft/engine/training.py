@@ -13,10 +13,8 @@ from typing import Any
 import torch
 from transformers import TrainerCallback
 
-from treadle.sft.engine.events import EventFile
+from treadle.sft.engine.events import STATE_MARKER, EventFile
 
-STATE_MARKER = "treadle-complete"
-"""File in a state's folder, written when all of it is on the disk."""
 _BEAT_S = 5.0
 _SAMPLED_VALUES = 4096
 """Of each tensor. All tensors are looked at: of an adapter's two matrices one does not move at first."""

@@ -1,0 +1,87 @@
+"""Stands for the engine `sft` in tests of its launch: a process that does what a script says, and trains nothing.
+
+Run like the engine, `-m treadle.sft.engine <command> <job.json>`; the script `script.json` lies beside the job. Real
+training is in tests/e2e/test_sft_engine.py.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from treadle.sft.engine.events import EventFile
+
+NUM_STEPS = 6
+SAVE_STEPS = 2
+
+
+def main() -> int:
+    command, job = sys.argv[-2], json.loads(Path(sys.argv[-1]).read_text())
+    script: dict[str, Any] = json.loads((Path(job["config"]).parent / "script.json").read_text())
+    tell = EventFile(Path(job["events"])).write
+    print(f"scripted engine: {command}", os.environ.get("OMP_NUM_THREADS"), os.getcwd(), flush=True)
+    if command == "prepare":
+        if "refuse" in script:
+            tell("error", kind="arguments", message=f"BadArguments: {script['refuse']}")
+            return 1
+        Path(job["rows"]).mkdir(exist_ok=True)
+        tell("prepared", num_rows=1, versions={"llamafactory": "0"})
+    elif command == "train":
+        return train(script, job, tell)
+    else:
+        Path(job["model"]).mkdir()
+        tell("greedy", ids=[1], margins=[0.5])
+    return 0
+
+
+def train(script: dict[str, Any], job: dict[str, Any], tell: Any) -> int:
+    first = int(job["resume"].rpartition("-")[2]) if job["resume"] else 0
+    tell("begin", resumed_step=first, num_steps=NUM_STEPS, num_epochs=1, num_trained_parameters=5, device="none")
+    for step in range(first + 1, NUM_STEPS + 1):
+        if step == script.get("at") and not (script.get("once") and first):
+            code = act(script["do"], tell)
+            if code is not None:
+                return code
+        loss = script.get("loss", 1.0 / step)
+        tell(
+            "step",
+            **{"step": step, "num_steps": NUM_STEPS, "loss": loss, "learning_rate": 0.1, "grad_norm": 1.0},
+            **{"epoch": step / NUM_STEPS, "seconds": 1.0 * (step - first), "eta_s": 0.0, "memory_bytes": 1},
+        )
+        if step % SAVE_STEPS == 0:
+            state = Path(job["output"]) / f"checkpoint-{step}"
+            state.mkdir(parents=True)
+            if step != script.get("torn"):
+                (state / "treadle-complete").touch()
+    tell("end", step=NUM_STEPS, epoch=1.0, seconds=1.0)
+    return 0
+
+
+def act(what: str, tell: Any) -> int | None:
+    """Go wrong; the exit code, or None to go on."""
+    if what == "die":
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif what == "hang":
+        # A grandchild in a session of its own: it has to be found, too.
+        subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+        while True:
+            print("still here", flush=True)
+            time.sleep(0.02)
+    elif what == "no memory":
+        print("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB\x1b[31m", flush=True)
+    elif what == "stop early":
+        tell("end", step=0, epoch=0.0, seconds=0.0)
+        return 0
+    else:
+        tell("error", kind=what, message=f"Error: {what} it is")
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,89 @@
+"""Files of a training: rows, states, events; no process is started."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from treadle.core.errors import StorageError
+from treadle.sft.engine.events import STATE_MARKER, EventFile
+from treadle.sft.launch import TrainingFolder, store_rows
+from treadle.sft.training_events import TrainingEvents
+
+STEP = {"num_steps": 9, "loss": 1.0, "learning_rate": 0.1, "grad_norm": None, "epoch": 0.1, "eta_s": 1.0}
+
+
+def batch(*rows: list[int]) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pydict({"text": ["x"] * len(rows), "labels": list(rows), "input_ids": list(rows)})
+
+
+def unreadable() -> Iterator[pa.RecordBatch]:
+    yield batch([1])
+    raise OSError(errno.EIO, "cannot be read")
+
+
+def write_step(events: EventFile, step: int, seconds: float) -> None:
+    events.write("step", step=step, seconds=seconds, memory_bytes=1, **STEP)
+
+
+def test_only_ids_and_labels_are_stored_and_only_once(tmp_path: Path) -> None:
+    folder = TrainingFolder(tmp_path / "new")
+    assert store_rows(folder, [batch([1, 2], [3]), batch([4])]) == 3
+    stored = pq.read_table(folder.parquet)
+    assert stored.column_names == ["input_ids", "labels"]
+    assert stored["labels"].to_pylist() == [[1, 2], [3], [4]]
+
+    assert store_rows(folder, unreadable()) == 3
+
+
+def test_rows_that_were_not_stored_whole_do_not_count(tmp_path: Path) -> None:
+    folder = TrainingFolder(tmp_path)
+
+    with pytest.raises(StorageError):
+        store_rows(folder, unreadable())
+    assert not folder.parquet.exists() and store_rows(folder, [batch([1])]) == 1
+
+
+def test_the_newest_state_is_the_complete_one_with_most_steps(tmp_path: Path) -> None:
+    folder = TrainingFolder(tmp_path)
+    assert folder.newest_state() is None
+    for name in ("checkpoint-5", "checkpoint-40", "checkpoint-100", "checkpoint-x", "other"):
+        (folder.output / name).mkdir(parents=True)
+    for step in (5, 40):
+        (folder.output / f"checkpoint-{step}" / STATE_MARKER).touch()
+    assert folder.newest_state() == folder.output / "checkpoint-40"
+    folder.remove_incomplete_states()
+    assert sorted(path.name for path in folder.output.iterdir()) == [
+        "checkpoint-40",
+        "checkpoint-5",
+        "checkpoint-x",
+        "other",
+    ]
+
+
+def test_steps_that_were_done_twice_count_once(tmp_path: Path) -> None:
+    file = EventFile(tmp_path / "events")
+    file.write("begin", resumed_step=0)
+    for step in (1, 2, 3):
+        write_step(file, step, 10.0 * step)
+    events = TrainingEvents(tmp_path / "events")
+    assert len(list(events.new())) == 4 and not list(events.new())
+    file.write("begin", resumed_step=2)
+    write_step(file, 3, 10.0)
+    assert len(list(events.new())) == 2
+    assert [(step.step, step.seconds) for step in events.steps] == [(1, 10.0), (2, 20.0), (3, 30.0)]
+
+
+def test_a_torn_line_neither_counts_nor_swallows_the_next_one(tmp_path: Path) -> None:
+    path = tmp_path / "events"
+    path.write_text('{"event": "begin", "resumed')
+    events = TrainingEvents(path)
+    assert not list(events.new())
+    events.mend()
+    EventFile(path).write("saved", step=1)
+    assert [event["event"] for event in events.new()] == ["saved"]
