@@ -130,11 +130,11 @@ class Event:
 
 @dataclass(slots=True)
 class _Applied:
-    """An operator's work on one parent, and what it ended with."""
+    """An operator's work on one parent, and what it ended with; None where the time cut it off."""
 
     operator: Operator
     bench: Workbench
-    result: Edit | BaseException
+    result: Edit | BaseException | None = None
 
 
 class Evolution:
@@ -199,21 +199,20 @@ class Evolution:
         """One round; returns whether the pool grew."""
         parents = [Parent.of(entry) for entry in self._taken_up()]
         self._expanded.update(parent.entry.index for parent in parents)
+        work = [
+            [_Applied(one, self._bench(number, parent, one.name)) for one in self._of(parent)] for parent in parents
+        ]
         try:
-            jobs = [self._apply(number, parent, operator) for parent in parents for operator in self._of(parent)]
-            applied = await self._together(jobs)
+            done = await self._together([self._apply(one) for applied in work for one in applied])
         finally:
             await _end_findings(parents)
         before = len(self.pool)
-        work = iter(applied)
-        for parent in parents:
+        results = iter(done)
+        for parent, applied in zip(parents, work, strict=True):
             self._note_findings(number, parent)
-            for _ in self._of(parent):
-                one = next(work)
-                if isinstance(one, BaseException):
-                    raise one
-                if one is not None:
-                    await self._settle(number, parent, one)
+            for one in applied:
+                one.result = next(results)
+                await self._settle(number, parent, one)
         if self.status != "timeout":
             self.num_rounds = number
         return len(self.pool) > before
@@ -244,21 +243,20 @@ class Evolution:
         branch = "correct" if parent.entry.correct else "incorrect"
         return (operator for operator in self._kit.operators if operator.branch == branch)
 
-    async def _apply(self, number: int, parent: Parent, operator: Operator) -> _Applied:
-        bench = self._bench(number, parent, operator.name)
+    async def _apply(self, one: _Applied) -> Edit | Exception:
         try:
-            edit: object = await operator.apply(bench)
+            edit: object = await one.operator.apply(one.bench)
             if not isinstance(edit, Edit):
                 raise TypeError(f"apply returned {type(edit).__name__} in place of an Edit")
-            return _Applied(operator, bench, edit)
+            return edit
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if task is None or task.cancelling():
                 raise
             # Nobody cancelled this question: something that the operator waited for was.
-            return _Applied(operator, bench, RuntimeError("what the operator waited for was cancelled"))
+            return RuntimeError("what the operator waited for was cancelled")
         except Exception as error:  # noqa: BLE001 - what a user's operator raises costs that operator alone
-            return _Applied(operator, bench, error)
+            return error
 
     def _bench(self, number: int, parent: Parent, name: str) -> Workbench:
         kit = self._kit
@@ -318,6 +316,8 @@ class Evolution:
                 key = self._key(name, number, parent.entry.key)
                 await self._admit(key, number, name, parent.entry, bench.seed, result, bench.used_prompts, bench.usage)
                 event.rollout_key = key
+        elif result is None:
+            event.outcome, event.reason = "failed", "timeout"
         elif isinstance(result, Rejected):
             event.outcome, event.reason, event.reply = "rejected", result.reason, result.reply
         else:

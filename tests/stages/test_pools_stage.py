@@ -257,6 +257,8 @@ async def test_a_question_whose_time_is_up_keeps_what_was_finished(bench: PoolsB
     assert operators_of(bench.rows(record)) == ["initial", "rerollout"]
     (question,) = bench.rows(record, "pool_questions")
     assert question["status"] == "timeout" and "1.5 s" in question["error"] and question["num_rounds"] == 0
+    events = [(event["operator"], event["outcome"], event["reason"]) for event in bench.rows(record, "pool_events")]
+    assert events == [("rerollout", "produced", ""), ("waiting", "failed", "timeout")]
 
 
 class JudgeThatGoes:
