@@ -25,8 +25,9 @@ from treadle.sft.config import SftSettings
 from treadle.sft.stage import SFT
 
 NUM_ROWS = 12
-CLOSE_CALL = 0.05
-"""Margin of log-probabilities within which two engines may choose differently: one computes in 32 bits, one in 16."""
+CLOSE_CALL = 0.15
+"""Margin of log-probabilities within which two engines may choose differently: a logit of 16 to 32 has steps of 0.125
+in the 16 bits in which transformers computes here."""
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +66,9 @@ def test_a_training_makes_a_checkpoint_with_the_tokenizer_of_its_base(trained: t
 def test_vllm_serves_the_checkpoint_and_says_what_transformers_says(trained: tuple[Run, StageRecord]) -> None:
     run, record = trained
     folder = run.rows(record.outputs["checkpoint"]).folder("model")
-    first = next(run.rows(run.records()[0].outputs["sft_rows"]).rows(["input_ids", "num_prompt_tokens"]))
+    made = run.record(Address.parse("1/sft_rows"))
+    assert made is not None
+    first = next(run.rows(made.outputs["sft_rows"]).rows(["input_ids", "num_prompt_tokens"]))
     prompt = first["input_ids"][: first["num_prompt_tokens"]]
     with serve(VllmServer(model=str(folder), max_model_len=512, dtype="float32"), model_name="tuned") as served:
         body = {
