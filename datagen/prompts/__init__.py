@@ -48,7 +48,7 @@ class PromptSet:
         return {name: self.digest(name) for name in PROMPTS}
 
     def check(self) -> None:
-        """Raise ConfigError for a file that cannot be read, is no template, or asks for what there is not."""
+        """Raise ConfigError for a file that cannot be read, compiled or rendered, or asks for what there is not."""
         import jinja2.meta
 
         for name in self.texts:
@@ -59,11 +59,12 @@ class PromptSet:
             )
             if strange := sorted(asked - known):
                 raise ConfigError(f"prompt {name}.jinja asks for {strange[0]!r}; it knows {', '.join(sorted(known))}")
+            self.messages(name, dict.fromkeys(known, "text"))
 
     def messages(self, name: str, values: Mapping[str, object]) -> list[dict[str, str]]:
         """System and user message of a prompt; texts among the values (also in lists) are made harmless.
 
-        Raises ConfigError where the template asks for a value that is not there.
+        Raises ConfigError where the template asks for a value that is not there, or cannot be rendered.
         """
         import jinja2
 
@@ -72,6 +73,8 @@ class PromptSet:
             user = self._template(name).render(**safe).rstrip("\n")
         except jinja2.UndefinedError as error:
             raise ConfigError(f"prompt {name}.jinja: {error.message}; it knows {', '.join(sorted(safe))}") from None
+        except Exception as error:  # whatever the code in a user's template raises
+            raise ConfigError(f"prompt {name}.jinja cannot be rendered: {type(error).__name__}: {error}") from error
         return [{"role": "system", "content": self.texts[name][0]}, {"role": "user", "content": user}]
 
     def _template(self, name: str) -> jinja2.Template:

@@ -81,3 +81,10 @@ def test_a_folder_with_a_strange_or_broken_file_is_refused(tmp_path: Path) -> No
     (tmp_path / "reflection.jinja").write_text("x")
     with pytest.raises(ConfigError, match=r"reflection\.jinja"):
         PromptSet(tmp_path).digests()
+
+
+@pytest.mark.parametrize("text", ["{{ 1 / 0 }}", "{% include 'other' %}", "{{ question.no.such }}", "{{ answer }}"])
+def test_a_template_that_cannot_be_rendered_is_refused_before_anything_is_asked(tmp_path: Path, text: str) -> None:
+    (tmp_path / "reflect.jinja").write_text(text)
+    with pytest.raises(ConfigError, match="prompt reflect.jinja"):
+        PromptSet(tmp_path).check()
