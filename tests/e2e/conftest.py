@@ -24,6 +24,12 @@ def serve_environment() -> Path:
 
 
 @pytest.fixture(scope="session")
+def sft_environment() -> Path:
+    """The installed engine environment of `sft`."""
+    return install("sft", "cpu", notify=_say)
+
+
+@pytest.fixture(scope="session")
 def served_embedded_model(serve_environment: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedModel]:
     """SmolLM2-135M-Instruct on real vLLM: window 2,048, model name `smollm2`."""
     folder = tmp_path_factory.mktemp("serve")
