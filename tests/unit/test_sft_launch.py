@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from treadle.core.engines.environments import lock_text
 from treadle.core.errors import StorageError
 from treadle.sft.engine.events import STATE_MARKER, EventFile
 from treadle.sft.launch import TrainingFolder, store_rows
@@ -87,3 +88,15 @@ def test_a_torn_line_neither_counts_nor_swallows_the_next_one(tmp_path: Path) ->
     events.mend()
     EventFile(path).write("saved", step=1)
     assert [event["event"] for event in events.new()] == ["saved"]
+
+
+@pytest.mark.parametrize("variant", ["cpu", "cuda"])
+def test_the_locks_keep_within_what_llamafactory_accepts(variant: str) -> None:
+    """Its requirements in words: datasets <= 4.0.0, transformers <= 5.6.0, trl <= 0.24.0; torchaudio takes one torch."""
+    pins = dict(line.split("==") for line in lock_text("sft", variant).splitlines() if "==" in line and line[0] != "#")
+    assert pins["llamafactory"] == "0.9.5"
+    assert (pins["torch"], pins["torchaudio"], pins["torchvision"]) == ("2.11.0", "2.11.0", "0.26.0")
+    most = {"datasets": (4, 0, 0), "transformers": (5, 6, 0), "trl": (0, 24, 0), "accelerate": (1, 15, 0)}
+    assert all(tuple(map(int, pins[name].split("."))) <= limit for name, limit in most.items())
+    on_gpu = {"triton", "liger-kernel", "deepspeed"}
+    assert on_gpu & set(pins) == (on_gpu if variant == "cuda" else set())
