@@ -92,7 +92,7 @@ def test_a_torn_line_neither_counts_nor_swallows_the_next_one(tmp_path: Path) ->
 
 @pytest.mark.parametrize("variant", ["cpu", "cuda"])
 def test_the_locks_keep_within_what_llamafactory_accepts(variant: str) -> None:
-    """Its requirements in words: datasets <= 4.0.0, transformers <= 5.6.0, trl <= 0.24.0; torchaudio takes one torch."""
+    """As its own check of versions has them; torchaudio takes one torch only."""
     pins = dict(line.split("==") for line in lock_text("sft", variant).splitlines() if "==" in line and line[0] != "#")
     assert pins["llamafactory"] == "0.9.5"
     assert (pins["torch"], pins["torchaudio"], pins["torchvision"]) == ("2.11.0", "2.11.0", "0.26.0")
