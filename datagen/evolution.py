@@ -10,27 +10,21 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from treadle.agent.config import EnvironmentSettings
 from treadle.agent.crew import cause_of, is_owed
 from treadle.agent.environment import Question, ToolEnvironment
-from treadle.agent.judges.base import Case, Judge, Verdict
+from treadle.agent.judges.base import Case, Verdict
 from treadle.agent.memory import Scoped
-from treadle.agent.role import RoleModel
-from treadle.agent.rollout import Memory, RolloutEngine, Trajectory, derive_seed
-from treadle.agent.tools.outcome import CallContext, Tool, ToolOutcome
+from treadle.agent.rollout import Memory, Trajectory, derive_seed
 from treadle.agent.transcript import Prefix
 from treadle.core.answers.extraction import extract_prediction
 from treadle.core.config import digest_json
-from treadle.core.errors import DeadlineExceeded, EndpointUnavailable, ModelError, TreadleError
-from treadle.core.llm.config import Sampling
-from treadle.core.llm.types import Completion, CompletionRequest
+from treadle.core.errors import DeadlineExceeded, ModelError, TreadleError
+from treadle.datagen.kit import Kit
 from treadle.datagen.operators.base import Edit, Operator, Rejected
 from treadle.datagen.pool import Entry, RoleUsage, best_unexpanded, count_rollout, is_twin, ranked
-from treadle.datagen.pools_settings import PoolOptions
-from treadle.datagen.prompts import PromptSet
 from treadle.datagen.workbench import Parent, Workbench
 
 T = TypeVar("T")
@@ -41,76 +35,6 @@ INITIAL = "initial"
 """Operator of a trajectory that a question begins with."""
 _GRACE_S = 1.0
 """By so much the deadlines within a question lie behind its own, which cancels whatever is in flight."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Kit:
-    """What all questions of a stage share.
-
-    Attributes:
-        fresh: Plays rollouts from the start.
-        continuing: Plays them on from an edit.
-        roles: critic and refiner.
-        final: Whether nothing is owed any more: what infrastructure kept from happening is an operator's failure.
-    """
-
-    options: PoolOptions
-    environment: EnvironmentSettings
-    fresh: RolloutEngine
-    continuing: RolloutEngine
-    tools: Mapping[str, Tool]
-    roles: Mapping[str, RoleModel]
-    judge: Judge
-    operators: Sequence[Operator]
-    prompts: PromptSet
-    policy_name: str
-    seed: int
-    final: bool = False
-
-    def without_models(self, cause: str) -> Kit:
-        """A kit that asks nobody but its judge: what is not remembered fails for this cause."""
-        nobody = Nobody(cause)
-        return replace(
-            self,
-            fresh=replace(self.fresh, model=nobody),
-            continuing=replace(self.continuing, model=nobody),
-            tools=dict.fromkeys(self.tools, nobody),
-            roles={name: replace(role, model=nobody) for name, role in self.roles.items()},
-            final=True,
-        )
-
-    def hints(self, domain: str) -> Sequence[str]:
-        """The hints for questions of a domain."""
-        hints: tuple[str, ...] = getattr(self.options.hints, domain)
-        return hints
-
-
-@dataclass(slots=True)
-class Nobody:
-    """A model and a tool that are not there."""
-
-    cause: str
-    name: str = ""
-
-    async def __aenter__(self) -> Nobody:
-        return self
-
-    async def __aexit__(self, *exc: object) -> None:
-        pass
-
-    async def complete(self, request: CompletionRequest, *, session: str, deadline: float) -> Completion:
-        """See `RoleModel`."""
-        raise EndpointUnavailable(self.cause)
-
-    async def chat(
-        self, messages: Sequence[Mapping[str, str]], sampling: Sampling, *, seed: int, session: str, deadline: float
-    ) -> Completion:
-        """See `RoleModel`."""
-        raise EndpointUnavailable(self.cause)
-
-    async def call(self, argument: str, *, deadline: float, context: CallContext | None = None) -> ToolOutcome:
-        """See `Tool`."""
-        raise EndpointUnavailable(self.cause)
 
 
 @dataclass(slots=True)

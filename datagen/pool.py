@@ -95,9 +95,9 @@ def is_twin(first: str, second: str, least: float) -> bool:
     first, second = " ".join(first.split()), " ".join(second.split())
     if first == second or least >= 1.0:
         return first == second
-    ones, others = _shingles(first), _shingles(second)
+    ones, others = _runs_of_five(first), _runs_of_five(second)
     return len(ones & others) >= least * len(ones | others)
 
 
-def _shingles(text: str) -> set[str]:
+def _runs_of_five(text: str) -> set[str]:
     return {text[start : start + 5] for start in range(max(len(text) - 4, 1))}

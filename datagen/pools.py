@@ -31,7 +31,8 @@ from treadle.core.errors import EndpointUnavailable, StageFailed
 from treadle.core.llm.pool import ModelPool
 from treadle.core.llm.types import ServerFacts
 from treadle.core.stage import Stage, StageContext, Worked
-from treadle.datagen.evolution import Evolution, Kit, Nobody
+from treadle.datagen.evolution import Evolution
+from treadle.datagen.kit import Kit, Nobody
 from treadle.datagen.operators import load_operators
 from treadle.datagen.pool_report import PoolReport
 from treadle.datagen.pool_rows import event_rows, failed_question_row, pool_rows, question_row

@@ -25,7 +25,8 @@ from treadle.agent.tools.outcome import CallContext, ToolOutcome
 from treadle.core.chat import ChatTokenizer
 from treadle.core.llm.config import Sampling
 from treadle.core.llm.types import Completion, CompletionRequest
-from treadle.datagen.evolution import Evolution, Kit
+from treadle.datagen.evolution import Evolution
+from treadle.datagen.kit import Kit
 from treadle.datagen.operators import load_operators
 from treadle.datagen.pool import Entry
 from treadle.datagen.pools_settings import DEFAULT_OPERATORS, PoolOptions
