@@ -262,7 +262,11 @@ class _Run:
         finally:
             child.stop()
         if code:
-            raise explain_failure(child, code, self.events.last.get("error"))
+            error = self.events.last.get("error")
+            if error and error["kind"] == "unmoved":
+                # Going on from its last state would take no step and so look like an end.
+                shutil.rmtree(self._folder.output, ignore_errors=True)
+            raise explain_failure(child, code, error)
 
     def _start(self, command: str) -> Child:
         folder, options = self._folder, self._options

@@ -18,6 +18,8 @@ from treadle.sft.engine.events import STATE_MARKER, EventFile
 _BEAT_S = 5.0
 _SAMPLED_VALUES = 4096
 """Of each tensor. All tensors are looked at: of an adapter's two matrices one does not move at first."""
+_LEAST_MOVE = 1e-8
+"""Below it weights count as unmoved; the smallest useful training moves them thousands of times as far."""
 
 
 class Diverged(Exception):
@@ -98,12 +100,17 @@ class Reporter(TrainerCallback):  # type: ignore[misc]
             self._events.write("saved", step=state.global_step)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Say how it ended; raises Unmoved where no weight of the sample has another value."""
-        moved = any(not torch.equal(before, _sample(weights)) for weights, before in self._before)
-        if self._before and not moved and state.global_step > self._first_step:
+        """Say how it ended; raises Unmoved where the weights stayed where they were."""
+        if self._before and state.global_step > self._first_step and self._moved_by() <= _LEAST_MOVE:
             raise Unmoved(f"after {state.global_step - self._first_step} steps the weights are what they were")
         if state.is_world_process_zero:
             self._events.write("end", step=state.global_step, epoch=state.epoch, seconds=time.monotonic() - self._began)
+
+    def _moved_by(self) -> float:
+        """Length of the way that the sample went, as a share of its own length."""
+        before = torch.cat([values for _, values in self._before]).double()
+        now = torch.cat([_sample(weights) for weights, _ in self._before]).double()
+        return float((now - before).norm() / before.norm().clamp_min(1e-30))
 
 
 def mark_complete(folder: Path) -> None:

@@ -117,6 +117,12 @@ def test_after_a_kill_training_goes_on_from_the_newest_complete_state(folder: Tr
     assert done.seconds == 6.0, "the two steps that were done twice count once"
 
 
+def test_a_training_that_learnt_nothing_is_not_gone_on_with(folder: TrainingFolder) -> None:
+    with pytest.raises(EngineError, match="learnt nothing"):
+        run(folder, at=5, do="unmoved")
+    assert run(folder).resumed_step == 0
+
+
 def test_ctrl_c_ends_the_training_and_the_next_call_goes_on(folder: TrainingFolder) -> None:
     (folder.path / "script.json").write_text(json.dumps({"at": 4, "do": "hang", "once": True}))
 
