@@ -175,7 +175,7 @@ BENCHMARKS = {
     "command_line": Benchmark("command_line.py", (), ("--times", "1"), published),
     "harness": Benchmark(
         "harness.py",
-        ("--rollouts", "10000", "--repeat", "1"),
+        ("--rollouts", "30000", "--repeat", "1"),
         ("--rollouts", "64", "--in-flight", "32", "--repeat", "1"),
         harness,
     ),
