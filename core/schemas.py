@@ -220,8 +220,8 @@ POOL_EVENTS = Table(
             _field("question_key", pa.string(), "the question"),
             _field("event_index", pa.int32(), "from 0, in the order of rounds, parents and operators"),
             _field("round", pa.int32(), "flywheel round"),
-            _field("operator", pa.string(), "operator that was applied, or what was found out (locate_flaw)"),
-            _field("parent", pa.string(), "trajectory that it was applied to"),
+            _field("operator", pa.string(), "operator that was applied, what was found out (locate_flaw), or initial"),
+            _field("parent", pa.string(), "trajectory that it was applied to; empty for initial"),
             _field("parent_correct", pa.bool_(), "whether that one was right"),
             _field("outcome", pa.string(), "produced, found, duplicate, rejected or failed"),
             _field("reason", pa.string(), "why it was rejected or failed; empty where it produced"),
@@ -231,7 +231,7 @@ POOL_EVENTS = Table(
             _field("usage", pa.string(), "JSON object: role -> {calls, prompt_tokens, completion_tokens}"),
         ]
     ),
-    "Every application of an operator, and what came of it.",
+    "Every application of an operator, and what came of it; and initial rollouts that gave no trajectory.",
     required=False,
 )
 

@@ -25,6 +25,7 @@ from treadle.core.errors import DeadlineExceeded, ModelError, TreadleError
 from treadle.datagen.kit import Kit
 from treadle.datagen.operators.base import Edit, Operator, Rejected
 from treadle.datagen.pool import Entry, RoleUsage, best_unexpanded, count_rollout, is_twin, ranked
+from treadle.datagen.spending import Tracked
 from treadle.datagen.workbench import Parent, Workbench
 
 T = TypeVar("T")
@@ -35,15 +36,18 @@ INITIAL = "initial"
 """Operator of a trajectory that a question begins with."""
 _GRACE_S = 1.0
 """By so much the deadlines within a question lie behind its own, which cancels whatever is in flight."""
+_END_S = 5.0
+"""What was cancelled has so long to end; then it is left behind."""
 
 
 @dataclass(slots=True)
 class Event:
-    """What came of an operator, or of a finding."""
+    """What came of an operator, or of a finding; of an initial rollout only where it gave no trajectory."""
 
     round: int
     operator: str
-    parent: Entry
+    parent: Entry | None
+    """None for initial rollouts."""
     outcome: str
     reason: str = ""
     reply: str = ""
@@ -99,25 +103,31 @@ class Evolution:
 
     async def _begin(self) -> None:
         number = self._kit.options.initial_rollouts
-        made = await self._together([self._initial(index) for index in range(number)])
-        for index, result in enumerate(made):
-            if result is None:
-                continue
-            if isinstance(result, BaseException):
-                self._refuse(result)
-                self._note("partial" if self.pool or index + 1 < number else "failed", cause_of(_plain(result)))
-                continue
-            seed, trajectory = result
-            usage: dict[str, RoleUsage] = {}
-            count_rollout(usage, trajectory)
-            key = self._key(INITIAL, 0, str(index))
-            await self._admit(key, 0, INITIAL, None, seed, Edit(trajectory), {}, usage)
+        memories = [Tracked(Scoped(self._memory, f"0-{INITIAL}-{index}")) for index in range(number)]
+        jobs = [self._play(None, self._seed(INITIAL, 0, index), memories[index]) for index in range(number)]
+        for index, result in enumerate(await self._together(jobs)):
+            await self._settle_initial(index, result, memories[index])
         if not self.pool and self.status != "timeout":
             self.status = "failed"
 
-    async def _initial(self, index: int) -> tuple[int, Trajectory]:
-        seed = self._seed(INITIAL, 0, index)
-        return seed, await self._play(None, seed, Scoped(self._memory, f"0-{INITIAL}-{index}"))
+    async def _settle_initial(self, index: int, result: Trajectory | BaseException | None, memory: Tracked) -> None:
+        """Take an initial rollout into the pool, or write down why not; even an empty one can be repaired."""
+        event = Event(0, INITIAL, None, "failed")
+        if isinstance(result, Trajectory):
+            count_rollout(event.usage, result)
+            if (twin := self._twin(result)) is None:
+                key, seed = self._key(INITIAL, 0, str(index)), self._seed(INITIAL, 0, index)
+                await self._admit(key, 0, INITIAL, None, seed, Edit(result), {}, event.usage)
+                return
+            event.outcome, event.rollout_key = "duplicate", twin.key
+        else:
+            memory.count(event.usage)
+            event.reason = "timeout"
+        if isinstance(result, BaseException):
+            self._refuse(result)
+            event.reason, event.error = _code(result), cause_of(_plain(result))
+            self._note("partial", event.error)
+        self.events.append(event)
 
     async def _round(self, number: int) -> bool:
         """One round; returns whether the pool grew."""
@@ -129,7 +139,7 @@ class Evolution:
         try:
             done = await self._together([self._apply(one) for applied in work for one in applied])
         finally:
-            await _end_findings(parents)
+            await self._end([finding.task for parent in parents for finding in parent.findings.values()])
         before = len(self.pool)
         results = iter(done)
         for parent, applied in zip(parents, work, strict=True):
@@ -149,12 +159,22 @@ class Evolution:
         try:
             _, late = await asyncio.wait(tasks, timeout=max(self._deadline - asyncio.get_running_loop().time(), 0.0))
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await self._end(tasks)
         if late:
             self._note("timeout", f"the time of the question ({self._kit.options.question_time_s:g} s) was up")
         return [None if task in late else task.exception() or task.result() for task in tasks]
+
+    async def _end(self, tasks: Sequence[asyncio.Task[Any]]) -> None:
+        """Cancel what still runs; what does not end then is left behind and holds neither question nor stage."""
+        for task in tasks:
+            task.cancel()
+        if not tasks:
+            return
+        _, left = await asyncio.wait(tasks, timeout=_END_S)
+        for task in left:
+            _log.error("question %s: an operator goes on though it was cancelled: %r", self._question.key, task)
+            # `asyncio.run` waits at its end for all tasks that it knows.
+            asyncio.tasks._unregister_task(task)
 
     def _taken_up(self) -> list[Entry]:
         if self._kit.options.selection == "all":
@@ -216,9 +236,12 @@ class Evolution:
 
     def _note_findings(self, number: int, parent: Parent) -> None:
         for name, finding in sorted(parent.findings.items()):
-            if finding.task.cancelled():
-                continue
             event = Event(number, name, parent.entry, "found", usage=finding.bench.usage)
+            if not finding.task.done() or finding.task.cancelled():
+                event.outcome, event.reason = "failed", "unfinished"
+                if event.usage:
+                    self.events.append(event)
+                continue
             error = finding.task.exception()
             if isinstance(error, Rejected):
                 event.outcome, event.reason, event.reply = "rejected", error.reason, error.reply
@@ -331,13 +354,6 @@ class Evolution:
 
     def _key(self, operator: str, number: int, parent: str) -> str:
         return digest_json([self._question.key, self._kit.policy_name, "pools", operator, number, parent])[:16]
-
-
-async def _end_findings(parents: Sequence[Parent]) -> None:
-    tasks = [finding.task for parent in parents for finding in parent.findings.values()]
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _plain(error: BaseException) -> Exception:

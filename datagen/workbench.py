@@ -18,6 +18,7 @@ from treadle.core.errors import ContextTooLong
 from treadle.datagen.operators.base import Rejected
 from treadle.datagen.pool import Entry, RoleUsage, count_rollout
 from treadle.datagen.prompts import PromptSet
+from treadle.datagen.spending import Tracked
 from treadle.datagen.steps import Step, steps_of
 
 T = TypeVar("T")
@@ -169,6 +170,11 @@ class Workbench:
         # An operator may play several times: each time with a seed and a memory of its own.
         seed = derive_seed(self.seed, "play", number) if number else self.seed
         memory = Scoped(self.memory, f"play-{number}") if number else self.memory
-        trajectory = await self.play(prefix, seed, memory)
+        tracked = Tracked(memory)
+        try:
+            trajectory = await self.play(prefix, seed, tracked)
+        except BaseException:
+            tracked.count(self.usage)
+            raise
         count_rollout(self.usage, trajectory, len(prefix.calls) if prefix else 0)
         return trajectory

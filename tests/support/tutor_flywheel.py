@@ -51,7 +51,14 @@ class TutorModel:
         return self._answer(body, request.seed, chat=False)
 
     async def chat(
-        self, messages: Sequence[Mapping[str, str]], sampling: Sampling, *, seed: int, session: str, deadline: float
+        self,
+        messages: Sequence[Mapping[str, str]],
+        sampling: Sampling,
+        *,
+        seed: int,
+        session: str,
+        deadline: float,
+        stop: Sequence[str] = (),
     ) -> Completion:
         return self._answer({"messages": list(messages)}, seed, chat=True)
 
@@ -183,6 +190,8 @@ def tally(done: Sequence[tuple[Row, Evolution]]) -> Tally:
         out.num_accepted += any(not patterns(row, entry) - {"redundant"} for entry in evolution.pool)
         for event in evolution.events:
             out.outcomes[event.operator, event.reason or event.outcome] += 1
+            if event.parent is None:
+                continue
             child = by_key.get(event.rollout_key or "")
             for pattern in patterns(row, event.parent) or {"none"}:
                 out.applied[event.operator, pattern] += 1
