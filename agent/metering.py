@@ -71,11 +71,19 @@ class Meter:
         return self._spend(await answer)
 
     async def chat(
-        self, messages: Sequence[Mapping[str, str]], sampling: Sampling, *, seed: int, session: str, deadline: float
+        self,
+        messages: Sequence[Mapping[str, str]],
+        sampling: Sampling,
+        *,
+        seed: int,
+        session: str,
+        deadline: float,
+        stop: Sequence[str] = (),
     ) -> Completion:
         """One answer to messages that the server renders."""
         self.budget.check()
-        return self._spend(await self.pool.chat(messages, sampling, seed=seed, session=session, deadline=deadline))
+        answer = self.pool.chat(messages, sampling, seed=seed, session=session, deadline=deadline, stop=stop)
+        return self._spend(await answer)
 
     def _spend(self, completion: Completion) -> Completion:
         self.budget.count(self.pool.settings, completion.prompt_tokens, completion.completion_tokens)

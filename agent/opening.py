@@ -34,6 +34,19 @@ def load_tokenizer(name: str, model: ModelSettings, digest: str) -> ChatTokenize
     return tokenizer
 
 
+CHAT_ROLES = frozenset({"judge", "summarizer"})
+"""Roles in which nothing is begun for the model, so that a service with only a chat route will do."""
+
+
+def check_api(role: str, name: str, model: ModelSettings) -> None:
+    """Raise ConfigError for a model that is asked over the chat route in a role that needs completions."""
+    if model.api == "chat" and role not in CHAT_ROLES:
+        raise ConfigError(
+            f'models.{name}: api = "chat" will do for judge and summarizer only, but this is the {role}, which goes on '
+            "from text that is begun for it; name a model whose server completes prompts, such as vLLM"
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class OpenModel:
     """A model whose servers answered.
@@ -56,13 +69,29 @@ class OpenModel:
         return self.tokenizer if self.facts.token_ids else None
 
     def in_role(self, role: str, sampling: Sampling) -> RoleModel:
-        """It as it is asked in a role beside the policy."""
-        return RoleModel(role, self.name, self.meter, sampling, self.codec, self.tokenizer, self.facts.max_model_len)
+        """It as it is asked in a role beside the policy; raises ConfigError where it cannot play it."""
+        settings = self.meter.pool.settings
+        check_api(role, self.name, settings)
+        renderer = self.tokenizer if settings.api == "completions" else None
+        return RoleModel(
+            role,
+            self.name,
+            self.meter,
+            sampling,
+            self.codec,
+            renderer,
+            self.facts.max_model_len,
+            chat_only=settings.api == "chat",
+        )
 
     def engine(
         self, environment: EnvironmentSettings, sampling: Sampling, *, additional_calls: int = 0
     ) -> RolloutEngine:
-        """A rollout engine with it as the policy; `additional_calls` may be made beyond each limit."""
+        """A rollout engine with it as the policy; `additional_calls` may be made beyond each limit.
+
+        Raises ConfigError for a model that has no completions.
+        """
+        check_api("policy", self.name, self.meter.pool.settings)
         limits = RolloutLimits(
             max_turns=environment.turn_limit(additional_calls),
             max_model_len=self.facts.max_model_len,
@@ -111,7 +140,7 @@ class Opening:
         pool = next((known for known in self._pools if known.settings == settings), None)
         if pool is None:
             pool = await self._stack.enter_async_context(ModelPool(name, settings))
-            await pool.check()
+            await pool.check(tokenizer)
             self._pools.append(pool)
         assert pool.facts is not None
         return OpenModel(name, Meter(pool, self.budget), pool.facts, tokenizer)

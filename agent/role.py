@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from treadle.agent.rollout import ChatCodec, Memory, render_chatml
-from treadle.core.errors import ContextTooLong
+from treadle.core.errors import ConfigError, ContextTooLong
 from treadle.core.llm.config import Sampling
 from treadle.core.llm.types import Completion, CompletionRequest
 
@@ -24,7 +24,14 @@ class AskedModel(Protocol):
         ...
 
     async def chat(
-        self, messages: Sequence[Mapping[str, str]], sampling: Sampling, *, seed: int, session: str, deadline: float
+        self,
+        messages: Sequence[Mapping[str, str]],
+        sampling: Sampling,
+        *,
+        seed: int,
+        session: str,
+        deadline: float,
+        stop: Sequence[str] = (),
     ) -> Completion:
         """One answer to messages that the server renders."""
         ...
@@ -52,6 +59,7 @@ class RoleModel:
         codec: The tokenizer, where the server takes ids.
         renderer: The tokenizer where it does not; without either, the server renders, and a prefill goes as ChatML.
         max_model_len: The window in tokens; None if unknown.
+        chat_only: Whether its server knows no route but chat; then nothing can be begun for it.
     """
 
     role: str
@@ -61,6 +69,7 @@ class RoleModel:
     codec: ChatCodec | None = None
     renderer: ChatCodec | None = None
     max_model_len: int | None = None
+    chat_only: bool = False
 
     async def ask(
         self,
@@ -76,8 +85,9 @@ class RoleModel:
     ) -> Reply:
         """One answer, remembered under `unit` before it is looked at; a remembered one is not asked again.
 
-        Stop strings are kept in the text. Raises ContextTooLong where the prompt leaves no room, DeadlineExceeded, and
-        other ModelErrors where the model cannot be asked.
+        Stop strings are kept in the text, but not by chat-only services. Raises ContextTooLong where the prompt leaves
+        no room, DeadlineExceeded, other ModelErrors where the model cannot be asked, and ConfigError for a prefill that
+        its server cannot go on from.
         """
         known = memory.get(unit)
         if known is not None:
@@ -101,6 +111,12 @@ class RoleModel:
         session: str,
         deadline: float,
     ) -> Completion:
+        if self.chat_only:
+            if prefill:
+                raise ConfigError(f'models.{self.name}: the {self.role} goes on from text, which api = "chat" cannot')
+            return await self.model.chat(
+                messages, self.sampling, seed=seed, session=session, deadline=deadline, stop=stop
+            )
         if self.codec is None and self.renderer is None and not prefill and not stop:
             return await self.model.chat(messages, self.sampling, seed=seed, session=session, deadline=deadline)
         prompt: list[int] | str

@@ -20,7 +20,7 @@ from treadle.agent.crew import Crew, settle
 from treadle.agent.environment import CallRecord, Question, ToolEnvironment
 from treadle.agent.memory import JournalMemory
 from treadle.agent.metering import TokenBudget
-from treadle.agent.opening import Opening, load_tokenizer
+from treadle.agent.opening import Opening, check_api, load_tokenizer
 from treadle.agent.rollout import (
     Memory,
     RolloutEngine,
@@ -98,6 +98,7 @@ class RolloutsRun:
 
     async def _finish_open(self, num_open: int) -> None:
         settings = self._settings
+        check_api("policy", settings.model_name, settings.model)
         tokenizer = load_tokenizer(settings.model_name, settings.model, settings.tokenizer_digest)
         self._tokenizer_digest = tokenizer.digest if tokenizer else ""
         self._started = asyncio.get_running_loop().time()

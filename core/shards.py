@@ -15,9 +15,9 @@ import hashlib
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import orjson
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -142,7 +142,7 @@ class Shards:
             causes={key: cause for part in parts for key, cause in part.causes.items()},
             first=next((part.first for part in parts if part.first), ""),
             retryable=any(part.retryable for part in parts),
-            facts={name: fact for part in parts for name, fact in part.facts.items()},
+            facts=_merged(part.facts for part in parts),
         )
 
     @contextlib.contextmanager
@@ -293,6 +293,19 @@ class _AllShards:
 
     def finish(self, owner: str, value: bytes) -> None:
         raise ValueError("the shards are worked through: nothing is recorded any more")
+
+
+def _merged(parts: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """Facts of several shards: of each name what the last shard said that knew anything; objects entry by entry."""
+    merged: dict[str, Any] = {}
+    for part in parts:
+        for name, fact in part.items():
+            known = merged.get(name)
+            if isinstance(known, dict) and isinstance(fact, dict):
+                merged[name] = known | fact
+            elif name not in merged or fact not in (None, "", {}, []):
+                merged[name] = fact
+    return merged
 
 
 T_Model = TypeVar("T_Model", bound=BaseModel)

@@ -78,7 +78,14 @@ class Nobody:
         raise EndpointUnavailable(self.cause)
 
     async def chat(
-        self, messages: Sequence[Mapping[str, str]], sampling: Sampling, *, seed: int, session: str, deadline: float
+        self,
+        messages: Sequence[Mapping[str, str]],
+        sampling: Sampling,
+        *,
+        seed: int,
+        session: str,
+        deadline: float,
+        stop: Sequence[str] = (),
     ) -> Completion:
         """See `RoleModel`."""
         raise EndpointUnavailable(self.cause)

@@ -6,7 +6,7 @@ Counted row by row, so that memory does not grow with the questions.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -44,6 +44,8 @@ class _Mean:
 class PoolReport:
     """Sums over questions; `add` one after the other, then read `metrics` or `markdown`."""
 
+    applied: Collection[str]
+    """Names of the operators; what else has events is a finding for several of them."""
     statuses: Counter[str] = field(default_factory=Counter)
     counts: Counter[str] = field(default_factory=Counter)
     operators: dict[str, Counter[str]] = field(default_factory=dict)
@@ -71,8 +73,18 @@ class PoolReport:
         for event in events:
             made = by_key.get(event["rollout_key"]) if event["outcome"] == "produced" else None
             self._tried(event["operator"], event["outcome"], made, by_key.get(event["parent"]))
-            if event["reason"]:
-                self.reasons[f"{event['operator']}.{event['reason']}"] += 1
+        self._count_reasons(events)
+
+    def _count_reasons(self, events: Sequence[Row]) -> None:
+        """Count why nothing came; what a finding came to nothing for is not counted again for those that wanted it."""
+        found: set[tuple[Any, ...]] = set()
+        for event in events:
+            cause = tuple(event[name] for name in ("round", "parent", "reason", "reply"))
+            if not event["reason"] or cause in found:
+                continue
+            if event["operator"] not in (INITIAL, *self.applied):
+                found.add(cause)
+            self.reasons[f"{event['operator']}.{event['reason']}"] += 1
 
     def _tried(self, operator: str, outcome: str, made: Row | None, parent: Row | None) -> None:
         counts = self.operators.setdefault(operator, Counter())

@@ -19,7 +19,7 @@ from treadle.agent.judges.answer import AnswerJudge
 from treadle.agent.judges.base import Judge
 from treadle.agent.memory import Counted, JournalMemory
 from treadle.agent.metering import Meter, TokenBudget
-from treadle.agent.opening import Opening, OpenModel, load_tokenizer
+from treadle.agent.opening import Opening, OpenModel, check_api, load_tokenizer
 from treadle.agent.role import AskedModel
 from treadle.agent.rollout import Memory, rare_collections
 from treadle.agent.rollout_settings import selected_questions
@@ -90,6 +90,8 @@ class PoolsRun:
 
     async def _finish_open(self, num_open: int) -> None:
         settings = self._settings
+        for name, role in settings.roles.items():
+            check_api(name, role.name, role.model)
         try:
             async with Opening(self._budget) as opening:
                 models: dict[str, OpenModel] = {}
@@ -237,7 +239,7 @@ class PoolsRun:
             return await self._write()
 
     async def _write(self) -> dict[str, Any]:
-        report = PoolReport()
+        report = PoolReport([operator.name for operator in self._operators])
         tables: dict[str, list[dict[str, Any]]] = {"pool": [], "events": [], "question": [], "telemetry": []}
         for number, job in enumerate(self._jobs(), 1):
             finished = self._journal.is_finished(job.key)

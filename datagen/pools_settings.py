@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from treadle.agent.config import EnvironmentSettings
+from treadle.agent.protocol import TOOL_PROTOCOL
 from treadle.core.answers.score import DEFAULT_F1_THRESHOLD
 from treadle.core.config import Operational, Section
 from treadle.core.llm.config import ModelSettings, Sampling
@@ -98,6 +99,17 @@ class PoolHints(Section):
     """For qa questions."""
     choice: tuple[str, ...] = Field(default=SEARCH_HINTS, min_length=1)
     """For multiple choice."""
+
+    @field_validator("math", "qa", "choice")
+    @classmethod
+    def _check(cls, hints: tuple[str, ...]) -> tuple[str, ...]:
+        for hint in hints:
+            marker = TOOL_PROTOCOL.markers.search(hint)
+            if marker is not None:
+                raise ValueError(f"the hint {hint!r} holds the marker {marker[0]}; a hint is words within a thought")
+            if not hint.strip():
+                raise ValueError("a hint is empty; give it words, or leave it out")
+        return hints
 
 
 class PoolOptions(Section):

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import math
 import re
 import string
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +22,9 @@ from treadle.core.inputs import InputRow
 from treadle.datagen.benchmarks import AnswerForm, Domain, FieldRule, rule_for
 from treadle.datagen.question_sources import QuestionsSettings, SourceSettings, Split
 
+_log = logging.getLogger(__name__)
+
+_SPLIT_COLUMN = "split"
 _SPLITS: dict[str, Split] = {
     "train": "train",
     "training": "train",
@@ -267,6 +271,32 @@ def check_text(text: str) -> None:
     except UnicodeEncodeError as error:
         code = ord(text[error.start])
         raise Rejected("lone_surrogate", f"lone surrogate U+{code:04X} at character {error.start + 1}") from None
+
+
+def noting_splits(rows: Iterable[InputRow], source: SourceSettings) -> Iterator[InputRow]:
+    """The rows of a source; says once where their own split is ignored and would have kept one out of training."""
+    is_settled = source.split is not None or source.split_field is not None
+    for row in rows:
+        if not is_settled and row.value is not None and (found := _ignored_split(row.value)):
+            is_settled = True
+            _log.warning(
+                "questions of %s are trained on whatever their column %r says (row %d: %r): set split_field = %r, "
+                'or split = "train" if that is meant',
+                source.label,
+                found[0],
+                row.number,
+                found[1][:40],
+                found[0],
+            )
+        yield row
+
+
+def _ignored_split(fields: Mapping[str, Any]) -> tuple[str, str] | None:
+    """A column that looks like a split and its value, where that is not of training."""
+    for name, value in fields.items():
+        if isinstance(name, str) and name.strip().lower() == _SPLIT_COLUMN and isinstance(value, str) and value.strip():
+            return None if _SPLITS.get(value.strip().lower()) == "train" else (name[:40], value)
+    return None
 
 
 def _split(fields: Mapping[str, Any], source: SourceSettings) -> Split | None:

@@ -20,7 +20,7 @@ from treadle.core.stage import Stage, StageContext
 from treadle.core.storage import storage_errors
 from treadle.datagen.contamination import BenchmarkIndex
 from treadle.datagen.duplicates import DuplicateIndex, identity
-from treadle.datagen.question_rows import Question, Rejected, benchmark_question, parse_row
+from treadle.datagen.question_rows import Question, Rejected, benchmark_question, noting_splits, parse_row
 from treadle.datagen.question_sources import QuestionsSettings, SourceSettings, Split, source_rows
 
 _CHUNK_ROWS = 500
@@ -127,7 +127,7 @@ class _Intake:
     def add_source(self, source: SourceSettings) -> _Tally:
         """Take in one source; raises StageFailed where none of its rows can be used."""
         tally = _Tally()
-        for row in source_rows(source):
+        for row in noting_splits(source_rows(source), source):
             tally.rows += 1
             try:
                 question = parse_row(row, source, self._settings)

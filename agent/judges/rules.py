@@ -17,7 +17,7 @@ from treadle.core.answers.math_equal import Checker, SymbolicVerdict
 from treadle.core.answers.score import DEFAULT_F1_THRESHOLD, score_answer
 from treadle.core.answers.symbolic import SymbolicChecker
 from treadle.core.config import digest_json
-from treadle.core.errors import EngineError
+from treadle.core.errors import DeadlineExceeded, EngineError
 
 RULES_VERSION = 1
 """Raised when the rules of `core.answers` change what they decide."""
@@ -90,7 +90,11 @@ class RuleJudge:
         if not algebra and len(case.prediction) <= MAX_INLINE_CHARS:
             return decide()
         assert self._threads is not None, "a judge is used inside `async with`"
-        return await asyncio.get_running_loop().run_in_executor(self._threads, decide)
+        try:
+            async with asyncio.timeout_at(case.deadline):
+                return await asyncio.get_running_loop().run_in_executor(self._threads, decide)
+        except TimeoutError:
+            raise DeadlineExceeded("the time was up before the answer was compared") from None
 
     def _close(self) -> None:
         if self._checker is not None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from treadle.core.config import Operational, Section
 from treadle.core.engines.config import ServerSettings
@@ -71,6 +71,9 @@ class ModelSettings(Section):
     """The model's name in requests."""
     revision: str = ""
     """Which weights stand behind the name, where the name does not say it; changing it makes results new ones."""
+    api: Literal["completions", "chat"] = "completions"
+    """How it is asked: `completions` of a prompt (vLLM and the like), or `chat` for services that have nothing else;
+    these can be judge and summarizer only."""
     tokenizer: Operational[Path | None] = None
     """Folder with the model's tokenizer and chat template; none means text mode. Its digest, not its path, counts."""
     endpoints: Operational[tuple[EndpointSettings, ...]] = ()
@@ -110,6 +113,12 @@ class ModelSettings(Section):
     """What a million prompt tokens cost, in the currency of all prices of this configuration; none means unknown."""
     completion_price_per_million: Operational[float | None] = Field(default=None, ge=0.0)
     """What a million sampled tokens cost, in the same currency; none means unknown."""
+
+    @model_validator(mode="after")
+    def _has_ids_where_they_are_required(self) -> Self:
+        if self.api == "chat" and self.token_ids == "required":
+            raise ValueError('token_ids = "required" needs api = "completions": the chat route has no token ids')
+        return self
 
     @property
     def is_priced(self) -> bool:

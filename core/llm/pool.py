@@ -19,7 +19,7 @@ from treadle.core.llm.config import ModelSettings, Sampling
 from treadle.core.llm.endpoint import Endpoint
 from treadle.core.llm.hedge import Hedges
 from treadle.core.llm.outage import Outages
-from treadle.core.llm.preflight import inspect_endpoints
+from treadle.core.llm.preflight import Vocabulary, inspect_endpoints
 from treadle.core.llm.types import Completion, CompletionRequest, PoolStats, ServerFacts
 from treadle.core.llm.wire import (
     FINAL_KINDS,
@@ -89,15 +89,15 @@ class ModelPool:
             await asyncio.gather(*(endpoint.wait_idle() for endpoint in self._endpoints))
             await self._http.close()
 
-    async def check(self) -> ServerFacts:
+    async def check(self, vocabulary: Vocabulary | None = None) -> ServerFacts:
         """Preflight: every endpoint answers, serves the model, and agrees with the configuration.
 
-        Sends each endpoint GET /models and one completion of one token. Raises ConfigError or EndpointUnavailable with
-        one line naming the endpoint.
+        Sends each endpoint GET /models and one request for one token; where ids are used and the server tells those of
+        its prompts, one more, whose ids have to be those of `vocabulary`. Raises ConfigError or EndpointUnavailable
+        with one line naming the endpoint.
         """
-        self.facts = await inspect_endpoints(
-            self._client(), self.name, self.settings, [endpoint.target for endpoint in self._endpoints], self._sleep
-        )
+        targets = [endpoint.target for endpoint in self._endpoints]
+        self.facts = await inspect_endpoints(self._client(), self.name, self.settings, targets, self._sleep, vocabulary)
         return self.facts
 
     async def complete(self, request: CompletionRequest, *, session: str, deadline: float) -> Completion:
@@ -127,10 +127,17 @@ class ModelPool:
         return completion
 
     async def chat(
-        self, messages: Sequence[Mapping[str, str]], sampling: Sampling, *, seed: int, session: str, deadline: float
+        self,
+        messages: Sequence[Mapping[str, str]],
+        sampling: Sampling,
+        *,
+        seed: int,
+        session: str,
+        deadline: float,
+        stop: Sequence[str] = (),
     ) -> Completion:
         """Like `complete` over the chat route: the server renders the messages, and there are no token ids."""
-        body = chat_body(self.settings.model, messages, sampling, seed)
+        body = chat_body(self.settings.model, messages, sampling, seed, stop, chat_only=self.settings.api == "chat")
         return await self._call(Call(chat_url, body, parse_chat, session, deadline))
 
     def states(self) -> dict[str, str]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol
 
 import orjson
 
@@ -13,17 +14,40 @@ from treadle.core.errors import ConfigError, EndpointUnavailable
 from treadle.core.llm.client import HttpClient, Target
 from treadle.core.llm.config import ModelSettings, Sampling
 from treadle.core.llm.types import CompletionRequest, ServerFacts
-from treadle.core.llm.wire import Failure, completion_body, excerpt, failure_of, parse_completion
+from treadle.core.llm.wire import (
+    Answer,
+    Failure,
+    chat_body,
+    completion_body,
+    excerpt,
+    failure_of,
+    parse_chat,
+    parse_probe,
+)
 
 PROBE_IDS = [0]
 """Prompt of the probing completion: an id that every vocabulary has."""
 PROBE_TEXT = "Hi"
+TOKENIZER_TEXT = (
+    "Na\u00efve towers sum to 31,415 + 926:\n\tfor item in found: print(item)  # \u6771\u4eac \u041c\u0438\u0440!"
+)
+"""Words, numbers, code, blanks and three scripts: vocabularies that were made differently cut it differently."""
 _GREEDY = Sampling(temperature=0.0, top_p=1.0, max_tokens=1)
 _NO_ROUTE = (404, 405, 501)
 _STEP_TIME_S = 60.0
 """Most time for one token, on a server that may be busy with the work of others."""
 _SILENCES = 2
 """Attempts without an answer after which a server is said to be silent, if the next one meets the same."""
+
+
+class Vocabulary(Protocol):
+    """What is needed of a tokenizer; `treadle.core.chat.ChatTokenizer` fits."""
+
+    folder: Path
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of plain text, with nothing before or after them."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +62,13 @@ async def inspect_endpoints(
     settings: ModelSettings,
     targets: Sequence[Target],
     sleep: Callable[[float], Awaitable[object]],
+    vocabulary: Vocabulary | None = None,
 ) -> ServerFacts:
-    """Inspect all endpoints of a model at once; raises ConfigError or EndpointUnavailable naming the first bad one."""
-    inspections = [_Inspection(http, name, settings, target, sleep).run() for target in targets]
+    """Inspect all endpoints of a model at once; raises ConfigError or EndpointUnavailable naming the first bad one.
+
+    Ids of endpoints that say how they understand a text are compared with those of `vocabulary`.
+    """
+    inspections = [_Inspection(http, name, settings, target, sleep, vocabulary).run() for target in targets]
     results = await asyncio.gather(*inspections, return_exceptions=True)
     for result in results:
         if isinstance(result, BaseException):
@@ -69,7 +97,9 @@ class _Inspection:
         settings: ModelSettings,
         target: Target,
         sleep: Callable[[float], Awaitable[object]],
+        vocabulary: Vocabulary | None,
     ) -> None:
+        self._vocabulary = vocabulary
         self._http = http
         self._name = name
         self._settings = settings
@@ -77,11 +107,15 @@ class _Inspection:
         self._sleep = sleep
         self._where = f"models.{name}: endpoint {target.url}"
         self._listed = False
+        self._tells_prompt_ids = False
 
     async def run(self) -> _Found:
+        chat = self._settings.api == "chat"
         try:
             window = await self._with_retries(self._check_model)
-            token_ids = await self._with_retries(self._check_completion)
+            token_ids = await self._with_retries(self._check_chat if chat else self._check_completion)
+            if token_ids and self._vocabulary is not None and self._tells_prompt_ids:
+                await self._with_retries(self._check_vocabulary)
         except Failure as failure:
             raise self._explain(failure) from failure
         wanted = self._settings.max_model_len
@@ -140,26 +174,54 @@ class _Inspection:
         """Whether ids go in and out; raises Failure if the server completes nothing."""
         if self._settings.token_ids != "off":
             try:
-                return await self._complete(PROBE_IDS)
+                answer = await self._complete(PROBE_IDS, want_ids=True)
+                self._tells_prompt_ids = answer.prompt_ids is not None
+                return answer.token_ids is not None
             except Failure as failure:
                 if failure.kind != "refused":
                     raise
         await self._complete(PROBE_TEXT)
         return False
 
-    async def _complete(self, prompt: list[int] | str) -> bool:
-        request = CompletionRequest(prompt, max_tokens=1, sampling=_GREEDY, stop=(), seed=0)
-        body = completion_body(self._settings.model, request, want_ids=isinstance(prompt, list))
-        status, headers, data = await self._http.post(self._target.completions, body, self._target.headers)
+    async def _check_vocabulary(self) -> None:
+        """Raise ConfigError where the server's ids of a text are not ours; it may put one (BOS) before them."""
+        assert self._vocabulary is not None
+        theirs = (await self._complete(TOKENIZER_TEXT, want_ids=True)).prompt_ids
+        ours = tuple(self._vocabulary.encode(TOKENIZER_TEXT))
+        if theirs is not None and ours not in (theirs, theirs[1:]):
+            raise ConfigError(
+                f"{self._where} understands a text as other token ids than the tokenizer in {self._vocabulary.folder} "
+                "makes of it; name the folder with the tokenizer of the model that is served there"
+            )
+
+    async def _check_chat(self) -> bool:
+        """Always False: the chat route has no ids. Raises Failure if the server does not answer messages."""
+        messages = [{"role": "user", "content": PROBE_TEXT}]
+        body = chat_body(self._settings.model, messages, _GREEDY, seed=0, chat_only=True)
+        status, headers, data = await self._http.post(self._target.chat, body, self._target.headers)
         if status in _NO_ROUTE and self._listed:
             raise ConfigError(
-                f"{self._where} lists the model, but {self._target.completions} answers HTTP {status}: Treadle asks "
-                "every model for completions of a prompt, which chat-only services lack; name a server that has them, "
-                "such as vLLM"
+                f"{self._where} lists the model, but {self._target.chat} answers HTTP {status}; "
+                'set api = "completions" if it completes prompts'
             )
         if status != 200:
             raise failure_of(status, headers, data)
-        return parse_completion(data).token_ids is not None
+        parse_chat(data)
+        return False
+
+    async def _complete(self, prompt: list[int] | str, *, want_ids: bool = False) -> Answer:
+        request = CompletionRequest(prompt, max_tokens=1, sampling=_GREEDY, stop=(), seed=0)
+        body = completion_body(self._settings.model, request, want_ids)
+        status, headers, data = await self._http.post(self._target.completions, body, self._target.headers)
+        if status in _NO_ROUTE and self._listed:
+            raise ConfigError(
+                f"{self._where} lists the model, but {self._target.completions} answers HTTP {status}: as judge or "
+                'summarizer a chat-only service will do, with api = "chat"; every other role needs a server that '
+                "completes prompts, such as vLLM"
+            )
+        if status != 200:
+            raise failure_of(status, headers, data)
+        return parse_probe(data)
 
     def _explain(self, failure: Failure) -> ConfigError | EndpointUnavailable:
         if failure.kind in ("connect", "reset", "timeout"):

@@ -10,7 +10,7 @@ import json
 import re
 from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import orjson
@@ -24,6 +24,8 @@ _CONTEXT_WORDS = re.compile(
     re.IGNORECASE,
 )
 _MESSAGE_LIMIT = 300
+_NEUTRAL = {"top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
+"""Sampling keys that hosted services refuse to know, and the values that change nothing."""
 
 
 class Failure(Exception):
@@ -52,6 +54,8 @@ class Answer:
     stop_reason: str | None
     prompt_tokens: int
     completion_tokens: int
+    prompt_ids: tuple[int, ...] | None = None
+    """The prompt as the server understood it, where it says so (vLLM: `prompt_token_ids`); read by the preflight."""
 
 
 def completion_body(model: str, request: CompletionRequest, want_ids: bool) -> bytes:
@@ -65,10 +69,29 @@ def completion_body(model: str, request: CompletionRequest, want_ids: bool) -> b
     return _dump(body)
 
 
-def chat_body(model: str, messages: Sequence[Mapping[str, str]], sampling: Sampling, seed: int) -> bytes:
-    """JSON body for POST /chat/completions."""
+def chat_body(
+    model: str,
+    messages: Sequence[Mapping[str, str]],
+    sampling: Sampling,
+    seed: int,
+    stop: Sequence[str] = (),
+    *,
+    chat_only: bool = False,
+) -> bytes:
+    """JSON body for POST /chat/completions.
+
+    For services that are `chat_only`, keys beyond OpenAI's own are left out where they change nothing.
+    """
     body: dict[str, Any] = {"model": model, "messages": [dict(message) for message in messages]}
     _add_sampling(body, sampling, sampling.max_tokens, seed)
+    if stop:
+        body["stop"] = list(stop)
+        if not chat_only:
+            body["include_stop_str_in_output"] = True
+    if chat_only:
+        for name, neutral in _NEUTRAL.items():
+            if body[name] == neutral:
+                del body[name]
     return _dump(body)
 
 
@@ -97,11 +120,23 @@ def parse_completion(data: bytes) -> Answer:
     return _answer(reply, choice, choice.get("text"), _checked_ids(ids))
 
 
+def parse_probe(data: bytes) -> Answer:
+    """Read a completion like `parse_completion`, with the ids of its prompt."""
+    _, choice = _first_choice(data)
+    return replace(parse_completion(data), prompt_ids=_checked_ids(choice.get("prompt_token_ids")))
+
+
 def parse_chat(data: bytes) -> Answer:
-    """Read a chat completion; raises Failure like `parse_completion`."""
+    """Read a chat completion; raises Failure like `parse_completion`.
+
+    Null content is no text: a model that was cut off while it thought has said nothing yet.
+    """
     reply, choice = _first_choice(data)
     message = choice.get("message")
-    return _answer(reply, choice, message.get("content") if isinstance(message, dict) else None, None)
+    if not isinstance(message, dict) or "content" not in message:
+        return _answer(reply, choice, None, None)
+    content = message["content"]
+    return _answer(reply, choice, "" if content is None else content, None)
 
 
 def _first_choice(data: bytes) -> tuple[dict[str, Any], dict[str, Any]]:

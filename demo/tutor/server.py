@@ -127,6 +127,10 @@ class TutorServer:
         if body.get("stream"):
             return "200", await self._stream(request, body, written, digest, chat=chat)
         payload = _payload(body, written, digest, chat=chat)
+        if body.get("return_token_ids") and not chat:
+            prompt = body["prompt"]
+            given = prompt if isinstance(prompt, list) else self._tokenizer.encode(prompt)
+            payload["choices"][0]["prompt_token_ids"] = given
         return "200", web.Response(body=orjson.dumps(payload), content_type="application/json")
 
     async def _stream(

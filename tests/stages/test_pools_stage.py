@@ -177,6 +177,31 @@ async def test_a_math_question_gets_math_hints_and_its_judge_is_asked_where_rule
     assert rows[0]["usage"]["judge"]["calls"] == 1
 
 
+async def test_a_chat_only_service_judges_a_math_question(tmp_path: Path) -> None:
+    bench = PoolsBench(tmp_path, [{"domain": "math", "dataset": "dapo", "answers": ["12"], "question": "6+6?"}])
+    agent = Agent(lambda _, turn: f"<think>{turn}</think><answer>\\boxed{{{turn} apples}}</answer>")
+    async with (
+        server(agent) as scripted,
+        ScriptedServer(lambda _: "Incorrect", chat_only=True, codec=TOKENIZER, max_model_len=32768) as judge,
+    ):
+        urls = {**dict.fromkeys(("policy", "critic", "refiner"), scripted.url), "judge": judge.url}
+        roles = {"judge": {"model": {"api": "chat"}}}
+        record = await bench.make(urls, roles=roles, options={"rounds": 0})
+    assert [row["judge"]["raw"] for row in bench.rows(record)] == [["Incorrect"]]
+    assert [request.path for request in judge.requests] == ["/v1/chat/completions"] * 2
+    assert "12" in judge.requests[1].text
+
+
+@pytest.mark.parametrize("role", ["policy", "critic", "refiner"])
+async def test_a_chat_only_service_is_refused_in_other_roles_before_anything_is_asked(
+    bench: PoolsBench, role: str
+) -> None:
+    async with server(Agent(lambda _, __: RIGHT)) as scripted:
+        with pytest.raises(ConfigError, match=f'models.{role}: api = "chat" .* this is the {role}') as refusal:
+            await bench.make(scripted.url, roles={role: {"model": {"api": "chat"}}})
+    assert "\n" not in str(refusal.value) and not scripted.requests
+
+
 @pytest.mark.covers("flywheel-23")
 async def test_an_operator_that_breaks_costs_only_itself(bench: PoolsBench, tmp_path: Path) -> None:
     source = (

@@ -89,7 +89,14 @@ class Script:
         return Completion(text, ids, finish, None, len(request.prompt), len(ids or text), "http://x/v1", 0.5, 0)
 
     async def chat(
-        self, messages: Sequence[Mapping[str, str]], sampling: Sampling, *, seed: int, session: str, deadline: float
+        self,
+        messages: Sequence[Mapping[str, str]],
+        sampling: Sampling,
+        *,
+        seed: int,
+        session: str,
+        deadline: float,
+        stop: Sequence[str] = (),
     ) -> Completion:
         self.chats.append(messages)
         return await self.complete(CompletionRequest("", 9, sampling, (), seed), session=session, deadline=deadline)

@@ -101,7 +101,8 @@ Script = Iterable[Item] | Callable[[RecordedRequest], "Item | Awaitable[Item]"]
 
 class ScriptedServer:
     """See the module. `honour_stops` cuts texts after the first stop string, as a server that obeys would; while
-    `silent` is set, GET /v1/models is not answered."""
+    `silent` is set, GET /v1/models is not answered. `tells_prompts` returns the ids of prompts as vLLM does, with
+    `bos` before those of texts; `chat_only` leaves out the route of completions."""
 
     def __init__(
         self,
@@ -114,7 +115,13 @@ class ScriptedServer:
         honour_stops: bool = False,
         port: int = 0,
         silent: asyncio.Event | None = None,
+        tells_prompts: bool = False,
+        bos: tuple[int, ...] = (),
+        chat_only: bool = False,
     ) -> None:
+        self._tells_prompts = tells_prompts
+        self._bos = bos
+        self._chat_only = chat_only
         self.model = model
         self.codec: Codec = codec or ByteCodec()
         self.max_model_len = max_model_len
@@ -146,7 +153,8 @@ class ScriptedServer:
         app = web.Application(client_max_size=256 * 2**20)
         app.router.add_get("/v1/models", self._models)
         app.router.add_get("/health", self._health)
-        app.router.add_post("/v1/completions", self._serve)
+        if not self._chat_only:
+            app.router.add_post("/v1/completions", self._serve)
         app.router.add_post("/v1/chat/completions", self._serve)
         self._runner = web.AppRunner(app, shutdown_timeout=0.2, access_log=None)
         await self._runner.setup()
@@ -268,6 +276,10 @@ class ScriptedServer:
         }
         if self.ids and recorded.body.get("return_token_ids") and not reply.without_ids:
             choice["token_ids"] = ids
+            if self._tells_prompts:
+                given = recorded.prompt
+                text_ids = [*self._bos, *self.codec.encode(given)] if isinstance(given, str) else given
+                choice["prompt_token_ids"] = text_ids
         num_prompt = (
             len(recorded.prompt) if isinstance(recorded.prompt, list) else len(self.codec.encode(recorded.text))
         )

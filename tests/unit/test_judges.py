@@ -32,7 +32,7 @@ from treadle.agent.protocol import tokenise
 from treadle.agent.role import Reply, RoleModel
 from treadle.agent.rollout import Forgetful
 from treadle.core.answers.math_equal import SymbolicVerdict
-from treadle.core.errors import ConfigError, EndpointUnavailable, EngineError
+from treadle.core.errors import ConfigError, DeadlineExceeded, EndpointUnavailable, EngineError
 from treadle.core.llm.config import EndpointSettings, ModelSettings
 from treadle.core.llm.pool import ModelPool
 from treadle.datagen.benchmarks import RULES
@@ -424,6 +424,16 @@ async def test_what_algebra_found_is_remembered(algebra: type[Algebra]) -> None:
         assert await judge.verdict(SUM, memory) == first == Verdict(True, 1.0, "math_symbolic")
         assert (await judge.verdict(SUM, Forgetful())).method == "math_symbolic_limit"
     assert algebra.entered == 2
+
+
+async def test_algebra_that_is_not_through_by_the_deadline_is_waited_for_no_longer(algebra: type[Algebra]) -> None:
+    memory = Remembering()
+    async with RuleJudge() as judge:
+        with pytest.raises(DeadlineExceeded, match="the time was up before the answer was compared"):
+            await judge.verdict(replace(SUM, deadline=asyncio.get_running_loop().time()), memory)
+        assert memory.units == {}
+        algebra.go.set()
+        assert (await judge.verdict(SUM, memory)).method == "math_symbolic"
 
 
 async def test_broken_algebra_leaves_the_verdict_unknown_and_is_not_remembered(algebra: type[Algebra]) -> None:

@@ -8,9 +8,10 @@ import random
 import re
 from collections import defaultdict, deque
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 import pytest
-from support.scripted_server import Fault, Item, RecordedRequest, Reply, ScriptedServer
+from support.scripted_server import ByteCodec, Fault, Item, RecordedRequest, Reply, ScriptedServer
 
 from treadle.core.errors import ConfigError, ContextTooLong, DeadlineExceeded, EndpointUnavailable, ModelError
 from treadle.core.llm.call import Call, completions_url
@@ -847,6 +848,65 @@ async def test_check_says_that_a_listed_model_without_completions_is_chat_only()
     async with ScriptedServer([Fault.status(404)] * 2) as server, ModelPool("policy", settings(server)) as pool:
         with pytest.raises(ConfigError, match="lists the model, but .*/completions answers HTTP 404: .* chat-only"):
             await pool.check()
+
+
+async def test_check_asks_chat_only_services_over_their_route_with_openais_own_keys() -> None:
+    async with (
+        ScriptedServer(endless, chat_only=True) as server,
+        ModelPool("judge", settings(server, api="chat")) as pool,
+    ):
+        assert not (await pool.check(OtherBytes(0))).token_ids
+        sampling = Sampling(top_k=-1, max_tokens=5)
+        messages = [{"role": "user", "content": "Same?"}]
+        await pool.chat(
+            messages, sampling, seed=3, session="", deadline=asyncio.get_running_loop().time() + 20, stop=(";",)
+        )
+    probe, asked = server.requests
+    assert {probe.path, asked.path} == {"/v1/chat/completions"}
+    assert probe.body["max_tokens"] == 1 and asked.body["stop"] == [";"]
+    assert set(asked.body) == {"model", "messages", "max_tokens", "temperature", "top_p", "seed", "stop"}
+
+
+async def test_check_says_where_a_server_has_no_chat() -> None:
+    async with (
+        ScriptedServer([Fault.status(404)]) as server,
+        ModelPool("judge", settings(server, api="chat")) as pool,
+    ):
+        with pytest.raises(ConfigError, match='/chat/completions answers HTTP 404; set api = "completions"'):
+            await pool.check()
+
+
+class OtherBytes(ByteCodec):
+    """As many ids as the server's, each by so many another."""
+
+    folder = Path("/models/other")
+
+    def __init__(self, shift: int) -> None:
+        self._shift = shift
+
+    def encode(self, text: str) -> list[int]:
+        return [(item + self._shift) % 256 for item in super().encode(text)]
+
+
+@pytest.mark.parametrize("bos", [(), (256,)])
+async def test_check_compares_the_servers_ids_of_a_text_with_ours(bos: tuple[int, ...]) -> None:
+    async with (
+        ScriptedServer(endless, tells_prompts=True, bos=bos) as server,
+        ModelPool("policy", settings(server)) as pool,
+    ):
+        assert (await pool.check(OtherBytes(0))).token_ids
+        with pytest.raises(ConfigError, match=f"endpoint {server.url} understands .* tokenizer in /models/other makes"):
+            await pool.check(OtherBytes(1))
+
+
+@pytest.mark.parametrize(("tells_prompts", "token_ids"), [(False, "auto"), (True, "off")])
+async def test_check_compares_no_ids_where_none_are_told_or_used(tells_prompts: bool, token_ids: str) -> None:
+    async with (
+        ScriptedServer(endless, tells_prompts=tells_prompts) as server,
+        ModelPool("policy", settings(server, token_ids=token_ids)) as pool,
+    ):
+        await pool.check(OtherBytes(1))
+    assert len(server.requests) == 1
 
 
 async def test_check_names_an_unreachable_endpoint() -> None:

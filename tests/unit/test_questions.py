@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,6 +23,7 @@ from treadle.core.stage import Address, Instance
 from treadle.datagen.question_rows import content_key
 from treadle.datagen.question_sources import QuestionsSettings, SourceSettings
 from treadle.datagen.questions import QUESTIONS_STAGE
+from treadle.flows.warnings import show_warnings
 
 GOOD = {"question": "Which river flows through Vorna?", "answer": ["Ilme", "the Ilme"]}
 
@@ -376,6 +378,24 @@ def test_the_split_comes_from_the_source_then_the_row_then_the_share(bench: Benc
     rows = [{"question": f"Item {number}?", "answer": "x", "s": s} for number, s in enumerate(["train", "test", None])]
     assert [row["split"] for row in bench.take_rows(rows, split_field="s").questions] == ["train", "heldout", "train"]
     assert {row["split"] for row in bench.take_rows(rows, split="heldout").questions} == {"heldout"}
+
+
+def test_a_column_of_splits_that_nobody_named_is_told_once(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [{"question": f"Item {n}?", "answer": "x", "Split": s} for n, s in enumerate(["train", "test", "dev"])]
+    handler = show_warnings()
+    try:
+        bench.take_rows(rows)
+        (line,) = capsys.readouterr().err.splitlines()
+        for settings in ({"split_field": "Split"}, {"split": "train"}):
+            bench.take_rows(rows, **settings)
+        bench.take_rows(rows[:1])
+        assert not capsys.readouterr().err
+    finally:
+        logging.getLogger("treadle").removeHandler(handler)
+    assert line == (
+        "warning: questions of q.jsonl are trained on whatever their column 'Split' says (row 2: 'test'): "
+        "set split_field = 'Split', or split = \"train\" if that is meant"
+    )
 
 
 def test_a_share_is_held_out_by_content_alone(bench: Bench) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -217,6 +218,30 @@ def test_owed_jobs_of_all_shards_are_told_together_and_tried_again_by_the_next_a
     record = execute(counting.instance(), run, accept_failures=True)
     assert sorted(counting.made) == sorted(set(EVERY) - {"n3"})
     assert record.metrics == {"shards": 4} and numbers_of(run) == [-1 if number == 3 else number for number in ALL]
+
+
+def test_what_one_shard_found_out_is_not_lost_to_another_that_found_nothing(run: Run, counting: Counting) -> None:
+    said: list[dict[str, Any]] = [
+        {"servers": {"policy": {"ids": True}, "judge": {"ids": False}}, "digest": "d1"},
+        {},
+        {"servers": {"policy": {"ids": False}}, "digest": "", "count": 3},
+        {"servers": {}, "digest": None, "count": 0},
+    ]
+    work, seen = counting.work, []
+
+    def telling(context: StageContext) -> Worked:
+        shard = next(shard_of(owner, 4) for owner in owners(context) if context.owns(owner))
+        return replace(work(context), facts=said[shard])
+
+    def told(context: StageContext) -> dict[str, Any]:
+        seen.append(context.worked.facts)
+        context.write("numbers", [{"number": 1}])
+        return {}
+
+    counting.work, counting.run = telling, told  # type: ignore[method-assign]
+    execute(counting.instance(), run)
+    servers = {"policy": {"ids": False}, "judge": {"ids": False}}
+    assert seen == [{"servers": servers, "digest": "d1", "count": 0}]
 
 
 def test_a_worker_that_fails_leaves_its_shard_open(run: Run, counting: Counting) -> None:

@@ -76,7 +76,8 @@ async def test_text_and_ids_give_the_same_answer_and_ids_come_back(client: Clien
     assert tokenizer.decode(choice["token_ids"]) == choice["text"]
     assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", "</search>")
     assert ids["usage"]["prompt_tokens"] == len(tokenizer.encode(render(QUESTION)))
-    assert "token_ids" not in (await client.complete(ask()))["choices"][0]
+    assert choice["prompt_token_ids"] == tokenizer.encode(render(QUESTION))
+    assert not {"token_ids", "prompt_token_ids"} & set((await client.complete(ask()))["choices"][0])
 
 
 async def test_rendered_prompts_with_control_ids_are_read(client: Client, tokenizer: ChatTokenizer) -> None:
