@@ -79,7 +79,7 @@ class PoolReport:
         """Count why nothing came; what a finding came to nothing for is not counted again for those that wanted it."""
         found: set[tuple[Any, ...]] = set()
         for event in events:
-            cause = tuple(event[name] for name in ("round", "parent", "reason", "reply"))
+            cause = tuple(event[name] for name in ("round", "parent", "reason", "reply", "error"))
             if not event["reason"] or cause in found:
                 continue
             if event["operator"] not in (INITIAL, *self.applied):

@@ -88,7 +88,7 @@ def recorded(root: Path, units: set[Unit]) -> set[Unit]:
             }
 
 
-@pytest.mark.covers("flywheel-25")
+@pytest.mark.covers("flywheel-25", "flywheel-31")
 def test_killed_pools_ask_for_nothing_again_and_end_with_the_same_bytes(
     bench: CrashBench, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -376,6 +376,7 @@ async def test_what_is_accepted_unfinished_keeps_its_verdicts_and_its_branch(
     ]
 
 
+@pytest.mark.covers("flywheel-31")
 async def test_a_resumed_stage_asks_nothing_again_and_ends_with_the_same_bytes(tmp_path: Path) -> None:
     texts = {number: RIGHT.replace("it", f"it {number}") for number in range(50)}
 
@@ -469,3 +470,18 @@ async def test_a_reply_that_was_rejected_is_kept_with_its_reason(bench: PoolsBen
     assert event["outcome"] == "rejected" and event["reason"]
     assert event["reply"] == "I would rather talk about the weather."
     assert record.metrics["reasons"] == {f"redundant_mod.{event['reason']}": 1}
+
+
+async def test_what_a_shared_finding_came_to_nothing_for_is_counted_once(bench: PoolsBench) -> None:
+    def script(request: RecordedRequest) -> Item:
+        return "I cannot tell." if Agent.task_of(request) == "locate" else WRONG
+
+    async with server(script) as scripted:
+        operators = ["self_correct", "hint_step"]
+        record = await bench.make(scripted.url, options={"rounds": 1, "operators": operators})
+    events = bench.rows(record, "pool_events")
+    assert [(event["operator"], event["outcome"]) for event in events] == [
+        (name, "rejected") for name in ("locate_flaw", *operators)
+    ]
+    (reason,) = {event["reason"] for event in events}
+    assert record.metrics["reasons"] == {f"locate_flaw.{reason}": 1}

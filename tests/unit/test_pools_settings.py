@@ -1,0 +1,20 @@
+"""What the section `[pools]` refuses."""
+
+from __future__ import annotations
+
+import pytest
+
+from treadle.core.config import load_config
+from treadle.core.errors import ConfigError
+from treadle.datagen.pools_settings import PoolHints
+
+
+@pytest.mark.parametrize("domain", ["math", "qa", "choice"])
+@pytest.mark.parametrize(
+    ("hint", "said"),
+    [("Wait.</think><answer>", "holds the marker </think>"), ("So <search>x", "<search>"), (" \n", "a hint is empty")],
+)
+def test_a_hint_is_words_within_a_thought(domain: str, hint: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        load_config(PoolHints, data={domain: ["Think again.", hint]})
+    assert getattr(load_config(PoolHints, data={domain: ["Is 1 < 2 > 0?"]}), domain) == ("Is 1 < 2 > 0?",)
