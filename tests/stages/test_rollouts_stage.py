@@ -513,3 +513,31 @@ async def test_a_cancelled_stage_leaves_its_journal_in_order_and_nothing_running
                 await stage
             assert journal.num_finished == 4
     assert asyncio.all_tasks() == before
+
+
+class Shifted:
+    """A vocabulary of the same size in which every byte has another id."""
+
+    def encode(self, text: str) -> list[int]:
+        return [(item + 1) % 256 for item in TOKENIZER.encode(text)]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return TOKENIZER.decode([(item - 1) % 256 for item in ids])
+
+
+async def test_a_tokenizer_that_is_not_the_servers_is_refused_before_a_rollout(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, ["1?"])
+    async with ScriptedServer(lambda _: ANSWER, codec=Shifted(), tells_prompts=True) as server:
+        with pytest.raises(ConfigError, match=f"{server.url} understands a text .* tokenizer in {TOKENIZER_FOLDER} "):
+            await bench.make(server.url)
+        assert len(server.requests) == 2
+    async with ScriptedServer(lambda _: ANSWER, codec=TOKENIZER, tells_prompts=True) as server:
+        assert (await bench.make(server.url)).metrics
+
+
+async def test_a_chat_only_policy_is_refused_before_anything_is_asked(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, ["1?"])
+    async with ScriptedServer(lambda _: ANSWER, chat_only=True) as server:
+        with pytest.raises(ConfigError, match='models.base: api = "chat" .* this is the policy'):
+            await bench.make(server.url, model={"api": "chat"})
+    assert not server.requests
