@@ -82,9 +82,13 @@ def _texts(tree: Any) -> Iterator[str]:
 
 
 def _check_models(config: TreadleConfig) -> None:
-    """Raise ConfigError where a server that answers does not serve its model as configured; others may come up."""
+    """Raise ConfigError where a server that answers does not serve its model as configured; others may come up.
+
+    And for a model that cannot play a role it has: that is no matter of servers, and said first.
+    """
     import asyncio
 
+    from treadle.agent.opening import check_api
     from treadle.core.llm.pool import ModelPool
 
     async def check(name: str, settings: ModelSettings) -> None:
@@ -93,7 +97,11 @@ def _check_models(config: TreadleConfig) -> None:
             with suppress(EndpointUnavailable):
                 await pool.check()
 
-    used = [*flow_models(config), *(pool_models(config).values() if "pools" in config.flow.stages else ())]
+    roles = pool_models(config) if "pools" in config.flow.stages else {}
+    policies = flow_models(config)
+    for role, name in (*(("policy", name) for name in policies if "rollouts" in config.flow.stages), *roles.items()):
+        check_api(role, name, config.models[name])
+    used = [*policies, *roles.values()]
     helper = config.environment.summarizer
     for name in dict.fromkeys((*used, *((helper,) if helper else ()))):
         if (settings := config.models[name]).endpoints:
