@@ -18,7 +18,10 @@ ROW_FORMATS = ("sharegpt", "alpaca", "openai", "hf")
 """Names of `sft.exporters.FORMATS`, known without importing what writes them; a test compares them."""
 
 
-@click.group(short_help="Write what a run made for other programs.")
+@click.group(
+    short_help="Write what a run made for other programs.",
+    epilog="Example:  treadle export sft_rows --run first --format sharegpt --out rows",
+)
 def export() -> None:
     """Write what a run made for other programs."""
 
