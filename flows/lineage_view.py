@@ -25,6 +25,8 @@ def lineage_tree(steps: Sequence[LineageStep]) -> Tree:
             continue
         for root in step.tree.roots:
             _grow(branch, root)
+        for one in step.tree.barren:
+            branch.add(_barren_text(one))
     return tree
 
 
@@ -66,4 +68,5 @@ def _node_text(node: Node) -> Text:
 def _barren_text(one: Barren) -> Text:
     why = ": ".join(filter(None, (one.reason, one.error)))
     said = {"duplicate": f"repeats {one.twin}", "found": "found"}.get(one.outcome, f"{one.outcome} ({why})")
-    return Text(one_line(f"round {one.round} {one.operator}: {said}, {one.num_tokens:,} tokens"), style="dim")
+    made = f"round {one.round} {one.operator}" if one.round else one.operator
+    return Text(one_line(f"{made}: {said}, {one.num_tokens:,} tokens"), style="dim")

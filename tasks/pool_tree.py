@@ -97,6 +97,8 @@ class PoolTree:
     outcome: dict[str, Any]
     """The row of `pool_questions`, usage unpacked."""
     roots: list[Node]
+    barren: list[Barren]
+    """Initial rollouts that gave no trajectory."""
 
     @property
     def label(self) -> str:
@@ -110,7 +112,11 @@ class PoolTree:
 
     def as_dict(self) -> dict[str, Any]:
         """JSON-able form."""
-        return {**self.outcome, "trajectories": [node.as_dict() for node in self.roots]}
+        return {
+            **self.outcome,
+            "trajectories": [node.as_dict() for node in self.roots],
+            "without_result": [one.as_dict() for one in self.barren],
+        }
 
 
 def pool_trees(run: Run, question_key: str, chosen: str | None = None) -> Iterator[PoolTree]:
@@ -123,15 +129,16 @@ def pool_trees(run: Run, question_key: str, chosen: str | None = None) -> Iterat
     events = _by_address(rows_with(run, "pool_events", "question_key", question_key, _EVENT))
     for address, outcome in outcomes.items():
         outcome = {**outcome, "usage": orjson.loads(outcome["usage"])}
-        roots = _grown(trajectories.get(address, []), events.get(address, []), fates, chosen)
-        yield PoolTree(address, outcome, roots)
+        roots, barren = _grown(trajectories.get(address, []), events.get(address, []), fates, chosen)
+        yield PoolTree(address, outcome, roots, barren)
 
 
 def _grown(
     rows: list[dict[str, Any]], events: list[dict[str, Any]], fates: Mapping[str, Fate], chosen: str | None
-) -> list[Node]:
+) -> tuple[list[Node], list[Barren]]:
     nodes: dict[str, Node] = {}
     roots: list[Node] = []
+    barren: list[Barren] = []
     for row in sorted(rows, key=lambda row: row["sample_index"]):
         key = row["rollout_key"]
         facts = {name: row[name] for name in _COPIED} | {"models": orjson.loads(row["models"])}
@@ -141,9 +148,10 @@ def _grown(
         (parent.edits if parent else roots).append(node)
         nodes[key] = node
     for event in sorted(events, key=lambda event: event["event_index"]):
-        if event["outcome"] != "produced" and event["parent"] in nodes:
-            nodes[event["parent"]].barren.append(_barren(event))
-    return roots
+        if event["outcome"] != "produced":
+            parent = nodes.get(event["parent"])
+            (parent.barren if parent else barren).append(_barren(event))
+    return roots, barren
 
 
 def _barren(event: Mapping[str, Any]) -> Barren:

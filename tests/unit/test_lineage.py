@@ -72,6 +72,7 @@ def run(tmp_path: Path) -> Run:
         event(1, "hint_step", "a0", "rejected", reason="no_step_number", reply=f"the reply {EVIL}"),
         event(2, "reflect", "b1", "duplicate", rollout_key="a0", round=2),
         event(3, "mine", "b1", "failed", reason="operator_error", error=EVIL, round=2),
+        event(4, "initial", "", "duplicate", rollout_key="a0", round=0),
     ]
     outcome = {"question_key": "q1", "status": "partial", "error": EVIL, "num_rounds": 2, "num_trajectories": 4}
     asked = filled(schemas.POOL_QUESTIONS, **outcome, num_correct=2, usage="{}")
@@ -113,6 +114,8 @@ def test_the_pool_of_a_question_is_a_tree_with_what_came_to_nothing_and_which_on
     assert "hint_step: rejected (no_step_number)" in said["hint_step"]
     assert "reflect: repeats a0" in said["reflect"]
     assert "mine: failed (operator_error: \\x1b]0;owned" in said["mine"]
+    first = next(line for line in lines if "initial: repeats a0" in line)
+    assert first.index("─") == depths["a0 wrong"], "an initial rollout that gave nothing stands beside those that did"
     assert not any("this one" in line for line in lines)
 
 
