@@ -90,7 +90,7 @@ def test_a_wrong_command_is_refused_in_one_line_and_leaves_nothing(
         (["show", "\x1b]8;;x\x07"], [r"\x1b]8"]),
         (["show", ""], ["3 keys"]),
         (["lineage", "zz"], ["'zz'"]),
-        (["lineage", ""], ["3 keys"]),
+        (["lineage", ""], ["6 keys"]),
     ],
     ids=lambda value: " ".join(value).encode("unicode_escape").decode(),
 )
