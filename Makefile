@@ -52,12 +52,12 @@ flows: $(INSTALLED) ## Tests with a real Prefect server and worker
 	@echo "==> flow tests"
 	@$(PYTEST) tests/flows
 
-test: ## lint, unit, stages and flows (no engines; about 10 minutes on 2 cores)
-	@echo "make test: lint, unit, stage and flow tests; about 10 minutes on 2 cores, plus 2 for the first installation"
+test: ## lint, unit, stages and flows (no engines; about 12 minutes on 2 cores)
+	@echo "make test: lint, unit, stage and flow tests; about 12 minutes on 2 cores, the first installation included"
 	@for part in lint unit stages flows; do SECONDS=0; $(MAKE) --no-print-directory $$part; echo "==> $$part took $$SECONDS s"; done
 
-test-e2e: $(INSTALLED) ## Tests with real engines (vLLM on the CPU; installs it on first use)
-	@echo "make test-e2e: tests with a real model on vLLM; the first run installs it (about 7 minutes, 3 GB in the cache)"
+test-e2e: $(INSTALLED) ## Tests with real engines (vLLM and LLaMA-Factory on the CPU; installs them on first use)
+	@echo "make test-e2e: tests with a real model on vLLM and LLaMA-Factory; about 13 minutes with their installation (8 GB in the cache)"
 	@SECONDS=0; $(PYTEST) -s tests/e2e $(E2E_ARGS); echo "==> e2e took $$SECONDS s"
 
 parity: $(INSTALLED) ## FlashRAG's own retriever beside ours (the first use installs it: 1.8 GB in the cache)
