@@ -26,7 +26,10 @@ from treadle.tasks.config import TreadleConfig
 
 GOLDEN = Path(__file__).parent / "golden"
 PATHS = Paths(
-    model="/models/base", rows=Path("/work/rows"), output=Path("/work/model"), deepspeed=Path("/work/z3.json")
+    model="/models/base",
+    rows=Path("/training/rows"),
+    output=Path("/training/model"),
+    deepspeed=Path("/training/z3.json"),
 )
 CPU, FOUR_GPUS = Machine(variant="cpu"), Machine(variant="cuda", num_devices=4)
 ET_AGENT = SftOptions(preset="et-agent-7b")
@@ -51,7 +54,7 @@ PAPER: dict[str, Any] = {
     "enable_liger_kernel": True,
     "use_unsloth_gc": True,
     "ddp_timeout": 180_000_000,
-    "deepspeed": "/work/z3.json",
+    "deepspeed": "/training/z3.json",
     "flash_attn": "auto",
 }
 """The published configuration. `max_samples` is ours to keep to; `preprocessing_num_workers` and `overwrite_cache`
@@ -105,7 +108,7 @@ def test_keys_beside_a_preset_win() -> None:
 
 def test_rows_come_tokenised_and_a_missing_folder_finds_no_data_set_instead() -> None:
     arguments = told(SftOptions())
-    assert arguments["tokenized_path"] == "/work/rows"
+    assert arguments["tokenized_path"] == "/training/rows"
     assert arguments["dataset"] == "none-only-tokenized-path"
     assert "dataset_dir" not in arguments
 
@@ -198,10 +201,10 @@ def test_several_nodes_are_told_of_one_another() -> None:
         "FORCE_TORCHRUN": "1", "NNODES": "2", "NODE_RANK": "1", "NPROC_PER_NODE": "8", "MASTER_ADDR": "node-0",
         "MASTER_PORT": "29501",
     }  # fmt: skip
-    start = ["python", "-m", "torch.distributed.run", *torchrun_arguments(options, machine), "/work/a b/train.json"]
+    start = ["python", "-m", "torch.distributed.run", *torchrun_arguments(options, machine), "/training/a b/train.json"]
     assert commands_of_nodes(start, {"PYTHONPATH": "/code"}, 2) == [
         "PYTHONPATH=/code python -m torch.distributed.run --nnodes=2 --node_rank=1 --nproc_per_node=8 "
-        "--master_addr=node-0 --master_port=29501 '/work/a b/train.json'"
+        "--master_addr=node-0 --master_port=29501 '/training/a b/train.json'"
     ]
 
 
