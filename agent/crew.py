@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
 from treadle.core.errors import ModelError, RolloutsOwed, StageFailed, ToolError, TreadleError
-from treadle.core.stage import Worked
+from treadle.core.stage import StageContext, Worked
 
 _log = logging.getLogger(__name__)
 
@@ -151,28 +151,28 @@ class Crew(Generic[T_Job]):
         return Worked(self.last.errors, self.last.first, self.last.retryable, facts)
 
 
-def settle(
-    worked: Worked,
-    options: CrewOptions,
-    *,
-    what: str,
-    noun: str,
-    num_jobs: int,
-    num_owed: int,
-    accept_failures: bool,
-) -> None:
-    """Raise where less was made than asked for and the user has not accepted that.
+def settle(context: StageContext, options: CrewOptions, jobs: Iterable[Job], noun: str) -> tuple[int, int]:
+    """Number of all jobs and of those that are owed, where the user accepts that; to be asked when the work is over.
 
-    Raises RolloutsOwed, or StageFailed where more failed than `max_error_rate` allows. `what` is the address.
+    Raises StageFailed where there are no jobs, or more failed than `max_error_rate` allows, and RolloutsOwed.
     """
+    num_jobs = num_owed = 0
+    for job in jobs:
+        num_jobs += 1
+        num_owed += not context.journal.is_finished(job.key)
+    if not num_jobs:
+        raise StageFailed(
+            f"{context.address}: none of the questions is selected; check datasets, split and max_questions"
+        )
     if not num_owed:
-        return
-    said = f"{what}: {num_owed} of {num_jobs} {noun} could not be finished"
-    cause = f"first cause: {worked.first}"
-    if not accept_failures:
-        remedy = "run again to retry them, or accept them as failed rows"
-        raise RolloutsOwed(f"{said}; {cause}; {remedy}", retryable=worked.retryable)
+        return num_jobs, 0
+    said = f"{context.address}: {num_owed} of {num_jobs} {noun} could not be finished"
+    cause = f"first cause: {context.worked.first}"
+    if not context.accept_failures:
+        remedy = "run again to retry them, or accept them as failed rows with --accept-failures"
+        raise RolloutsOwed(f"{said}; {cause}; {remedy}", retryable=context.worked.retryable)
     if num_owed > options.max_error_rate * num_jobs:
         raise StageFailed(
             f"{said}, more than max_error_rate = {options.max_error_rate:g} allows; {cause}; run again to retry them"
         )
+    return num_jobs, num_owed

@@ -178,22 +178,7 @@ class RolloutsRun:
 
     def write(self) -> dict[str, Any]:
         """Judge what was made, and write all rows."""
-        num_jobs = num_owed = 0
-        for job in self._jobs():
-            num_jobs += 1
-            num_owed += not self._journal.is_finished(job.key)
-        what = str(self._context.address)
-        if not num_jobs:
-            raise StageFailed(f"{what}: none of the questions is selected; check datasets, split and max_questions")
-        settle(
-            self._context.worked,
-            self._options,
-            what=what,
-            noun="rollouts",
-            num_jobs=num_jobs,
-            num_owed=num_owed,
-            accept_failures=self._context.accept_failures,
-        )
+        num_jobs, _ = settle(self._context, self._options, self._jobs(), "rollouts")
         return self._write(num_jobs)
 
     def _write(self, num_jobs: int) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from treadle.agent.rows import telemetry_of
 from treadle.agent.toolbox import sandbox_facts
 from treadle.agent.tools.outcome import Tool
 from treadle.core import schemas
-from treadle.core.errors import EndpointUnavailable, StageFailed
+from treadle.core.errors import EndpointUnavailable
 from treadle.core.llm.pool import ModelPool
 from treadle.core.llm.types import ServerFacts
 from treadle.core.stage import Stage, StageContext, Worked
@@ -212,22 +212,7 @@ class PoolsRun:
 
     async def write(self) -> dict[str, Any]:
         """Judge what was made, and write all rows."""
-        num_jobs = num_owed = 0
-        for job in self._jobs():
-            num_jobs += 1
-            num_owed += not self._journal.is_finished(job.key)
-        what = str(self._context.address)
-        if not num_jobs:
-            raise StageFailed(f"{what}: none of the questions is selected; check datasets, split and max_questions")
-        settle(
-            self._context.worked,
-            self._options,
-            what=what,
-            noun="questions",
-            num_jobs=num_jobs,
-            num_owed=num_owed,
-            accept_failures=self._context.accept_failures,
-        )
+        _, num_owed = settle(self._context, self._options, self._jobs(), "questions")
         servers: Any = self._context.worked.facts.get("servers", {})
         if not num_owed or "policy" not in servers:
             return await self._write()
