@@ -32,7 +32,7 @@ def test_faults_of_every_kind_and_outages_change_no_row_and_cost_one_retry_each(
     print(summary)
     assert made["rollouts"] == result["calm"]["rollouts"] >= 0.9 * NUM_ROLLOUTS
     assert made["proper"] >= 0.999 * made["rollouts"], summary
-    assert made["statuses"].get("timeout", 0) == 0, summary
+    assert made["statuses"].get("timeout", 0) == 0 and made["longest_s"] < 120, summary
     assert result["same_rows"], summary
     assert {"500", "429", "reset", "malformed", "hang"} <= set(made["faults"]), summary
     assert made["faults"].get("frozen", 0) > 0 or "freeze" not in outages, summary
