@@ -409,6 +409,83 @@ SCORES = Table(
     "One verdict per rollout.",
 )
 
+_PROMPT = pa.list_(pa.struct([("content", pa.string()), ("role", pa.string())]))
+_REWARD_MODEL = pa.struct([("ground_truth", _STRINGS), ("style", pa.string())])
+_EXTRA_INFO = pa.struct(
+    [
+        ("index", pa.int64()),
+        ("need_tools_kwargs", pa.bool_()),
+        ("question", pa.string()),
+        ("split", pa.string()),
+        ("id", pa.string()),
+        ("source", pa.string()),
+        ("stage", pa.int64()),
+        ("score_tool", pa.float64()),
+        ("score_corr", pa.float64()),
+        ("rank", pa.int64()),
+        ("choices", _STRINGS),
+    ]
+)
+
+RL_ROWS = Table(
+    "rl_rows",
+    1,
+    ("question_key",),
+    pa.schema(
+        [
+            _field("data_source", pa.string(), "math_effi_rl, qa_effi_rl or choice_effi_rl: what the reward goes by"),
+            _field("prompt", _PROMPT, "system message, where the environment has one, and the question as it is asked"),
+            _field("ability", pa.string(), "math, qa or choice"),
+            _field("reward_model", _REWARD_MODEL, "accepted gold answers; style is always `rule`"),
+            _field(
+                "extra_info",
+                _EXTRA_INFO,
+                "for trainers of verl's kind: index (unique, in the order of the selection, before the shuffle), the "
+                "question without options, split, id, source, stage (the phase), objectives, rank, options",
+            ),
+            _field("question_key", pa.string(), "the question"),
+            _field("dataset", pa.string(), "copied from the question"),
+            _field("domain", pa.string(), "copied from the question"),
+            _field("phase", pa.int32(), "phase of the curriculum that it was selected for"),
+            _field("model", pa.string(), "policy whose rollouts decided, by its name in the rollouts"),
+            _field("parents", _STRINGS, "keys of the rollouts that decided, in their order"),
+            _field("correctness", pa.list_(pa.float64()), "their scores: 0 or 1 for math and choice, F1 for qa"),
+            _field("calls", pa.list_(pa.int32()), "their executed tool calls"),
+            _field("num_unusable", pa.int32(), "further rollouts, lost to infrastructure or without a verdict"),
+            _field("score_tool", pa.float64(), "population standard deviation of `calls`"),
+            _field("score_corr", pa.float64(), "population standard deviation of `correctness`"),
+            _field("rank", pa.int32(), "front of the non-dominated sort, 0 the first; within a domain under quotas"),
+            _field("distance", pa.float64(), "crowding distance in its front; null at the boundary", nullable=True),
+            _field("is_boundary", pa.bool_(), "at an end of its front, where the distance has no bound"),
+            _field("environment_digest", pa.string(), "prompt, tags, tools and limits of the rollouts"),
+        ]
+    ),
+    "Questions chosen for reinforcement learning, shuffled; the first five columns are those of verl's parquet files.",
+)
+
+RL_REJECTIONS = Table(
+    "rl_rejections",
+    1,
+    ("question_key",),
+    pa.schema(
+        [
+            _field("question_key", pa.string(), "the question"),
+            _field("dataset", pa.string(), "copied from the question"),
+            _field("domain", pa.string(), "copied from the question"),
+            _field("reason", pa.string(), "code of the first filter that it did not pass, or over_limit"),
+            _field("num_rollouts", pa.int32(), "all its rollouts"),
+            _field("num_usable", pa.int32(), "of these, finished and with a verdict"),
+            _field("mean_correctness", pa.float64(), "of the usable ones; null without any", nullable=True),
+            _field("score_tool", pa.float64(), "standard deviation of executed calls; null as above", nullable=True),
+            _field("score_corr", pa.float64(), "standard deviation of correctness; null as above", nullable=True),
+            _field("rank", pa.int32(), "its front; null for what was filtered out before", nullable=True),
+            _field("distance", pa.float64(), "null likewise, and at the boundary of a front", nullable=True),
+        ]
+    ),
+    "Questions with rollouts that were not chosen for reinforcement learning, each with its reason.",
+    required=False,
+)
+
 SUMMARY = Table(
     "summary",
     1,
@@ -458,6 +535,8 @@ TABLES: dict[str, Table] = {
         CHECKPOINTS,
         TRAINING_LOG,
         SCORES,
+        RL_ROWS,
+        RL_REJECTIONS,
         SUMMARY,
     )
 }
