@@ -1,0 +1,27 @@
+"""Advantages within a group, as both engines must compute them; the reference for their contract tests.
+
+Group-relative policy optimisation (arXiv 2402.03300). Documented in docs/behaviour/rewards.md.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+EPSILON = 1e-6
+"""Added to the standard deviation; TRL adds 1e-4."""
+
+
+def group_advantages(rewards: Sequence[float], epsilon: float = EPSILON) -> list[float]:
+    """(R - mean) / (std + epsilon) with the sample's deviation (n - 1); all 0 for equal rewards.
+
+    A group of one keeps its reward.
+    """
+    count = len(rewards)
+    if count == 1:
+        return [float(rewards[0])]
+    if not count or min(rewards) == max(rewards):
+        return [0.0] * count
+    mean = math.fsum(rewards) / count
+    deviation = math.sqrt(math.fsum((reward - mean) ** 2 for reward in rewards) / (count - 1))
+    return [(reward - mean) / (deviation + epsilon) for reward in rewards]
