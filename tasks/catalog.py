@@ -5,21 +5,18 @@ Prefect-free: the command line, the Prefect flows and the generated reference al
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from treadle.agent.config import EnvironmentSettings
 from treadle.agent.judges.answer import answer_judge_digest
 from treadle.agent.judges.rules import DEFAULT_SYMBOLIC
 from treadle.agent.rollouts import ROLLOUTS, RolloutsSettings
-from treadle.core.chat import ChatTokenizer
 from treadle.core.config import Section, T_Section, merge, semantic_dump, validate
-from treadle.core.engines.config import EMBEDDED, TutorServer, VllmServer
+from treadle.core.engines.base_model import folder_digest
 from treadle.core.errors import ConfigError
-from treadle.core.llm.config import ModelSettings, Sampling
+from treadle.core.llm.config import Sampling
 from treadle.core.stage import Address, Instance, Stage
 from treadle.datagen.operators import operator_versions
 from treadle.datagen.pools import POOLS_STAGE
@@ -32,12 +29,18 @@ from treadle.eval.report import REPORT
 from treadle.eval.scores import SCORES
 from treadle.retriever.config import IndexSettings
 from treadle.retriever.stage import INDEX
-from treadle.sft.base_model import folder_digest
 from treadle.sft.config import SftSettings
 from treadle.sft.stage import SFT
 from treadle.tasks.config import TreadleConfig
-
-_CHECKPOINT = re.compile(r"[1-9]\d*/(sft|rl)(@[A-Za-z0-9][A-Za-z0-9._-]*)?")
+from treadle.tasks.models import (
+    asked_model,
+    checkpoints_of,
+    flow_models,
+    made_here,
+    pool_models,
+    served_tokenizer,
+    tokenizer_folder,
+)
 
 STAGES: Mapping[str, Stage] = {
     stage.name: stage for stage in (QUESTIONS_STAGE, INDEX, POOLS_STAGE, SFT_ROWS_STAGE, SFT, ROLLOUTS, SCORES, REPORT)
@@ -76,17 +79,6 @@ def flow_addresses(config: TreadleConfig) -> list[Address]:
         addresses += [Address(iteration, stage, model) for model in flow_models(config) for stage in by_model]
         addresses += [Address(iteration, "report")] if "report" in wanted else []
     return addresses
-
-
-def flow_models(config: TreadleConfig) -> tuple[str, ...]:
-    """Models whose rollouts the flow makes; raises ConfigError if there is none."""
-    roles = config.pools.roles
-    helpers = {roles.critic.model, roles.refiner.model, roles.judge.model} - {roles.policy.model}
-    helpers.add(config.environment.search.summarizer)
-    models = config.flow.models or tuple(name for name in config.models if name not in helpers) or tuple(config.models)
-    if not models:
-        raise ConfigError("no model is configured: add a [models.<name>] table with its `model` and `endpoints`")
-    return models
 
 
 def instance(config: TreadleConfig, address: Address) -> Instance:
@@ -131,8 +123,9 @@ def _overridden(config: TreadleConfig, address: Address, section: T_Section) -> 
 
 def _rollouts(config: TreadleConfig, address: Address) -> RolloutsSettings:
     name = address.qualifier or ""
-    model, tokenizer_digest = _model(config, name)
-    summarizer, summarizer_digest = _model(config, helper) if (helper := config.environment.summarizer) else (None, "")
+    model, tokenizer_digest = asked_model(config, name)
+    helper = config.environment.summarizer
+    summarizer, summarizer_digest = asked_model(config, helper) if helper else (None, "")
     return RolloutsSettings(
         model_name=name,
         model=model,
@@ -145,40 +138,12 @@ def _rollouts(config: TreadleConfig, address: Address) -> RolloutsSettings:
     )
 
 
-def checkpoint_of(model: ModelSettings) -> Address | None:
-    """The instance whose checkpoint a model's server is to load, if it is one of this run."""
-    if not isinstance(model.server, VllmServer) or not _CHECKPOINT.fullmatch(model.server.model):
-        return None
-    return Address.parse(model.server.model)
-
-
-def _checkpoints(config: TreadleConfig, names: Iterable[str | None]) -> tuple[Address, ...]:
-    """The instances whose checkpoints some of the models are, each once."""
-    found = (checkpoint_of(config.models[name]) for name in names if name is not None)
-    return tuple(dict.fromkeys(address for address in found if address is not None))
-
-
-def pool_models(config: TreadleConfig) -> dict[str, str]:
-    """Role -> name of the model that plays it in `pools`; raises ConfigError where none is configured."""
-    roles = config.pools.roles
-    policy = roles.policy.model or flow_models(config)[0]
-    critic = roles.critic.model or policy
-    named = {
-        "policy": policy,
-        "critic": critic,
-        "refiner": roles.refiner.model or policy,
-        "judge": roles.judge.model or critic,
-    }
-    helper = config.environment.summarizer
-    return {**named, "summarizer": helper} if helper else named
-
-
 def _pools(config: TreadleConfig, address: Address) -> PoolsSettings:
     options = _overridden(config, address, config.pools)
     samplings: dict[str, Sampling] = {"summarizer": config.environment.search.summarizer_sampling}
     roles = {}
     for role, name in pool_models(config).items():
-        model, tokenizer_digest = _model(config, name)
+        model, tokenizer_digest = asked_model(config, name)
         sampling = samplings.get(role) or getattr(options.roles, role).sampling
         roles[role] = RoleSettings(name=name, model=model, tokenizer_digest=tokenizer_digest, sampling=sampling)
     return PoolsSettings(
@@ -193,10 +158,10 @@ def _pools(config: TreadleConfig, address: Address) -> PoolsSettings:
 
 
 def _sft_rows(config: TreadleConfig, address: Address) -> SftRowsSettings:
-    model, tokenizer_digest = _model(config, pool_models(config)["policy"])
+    model, tokenizer_digest = asked_model(config, pool_models(config)["policy"])
     return SftRowsSettings(
         environment=_with_corpus_digest(config.environment),
-        tokenizer=_tokenizer_folder(model) or _served_tokenizer(model),
+        tokenizer=tokenizer_folder(model) or served_tokenizer(model),
         tokenizer_digest=tokenizer_digest,
         options=_overridden(config, address, config.sft_rows),
         seed=config.seed,
@@ -210,38 +175,7 @@ def _sft(config: TreadleConfig, address: Address) -> SftSettings:
 
 def _sft_inputs(config: TreadleConfig, address: Address) -> Mapping[str, tuple[Address, ...]]:
     model = _overridden(config, address, config.sft).model
-    return {
-        "sft_rows": (Address(address.iteration, "sft_rows"),),
-        "checkpoint": (Address.parse(model),) if _CHECKPOINT.fullmatch(model) else (),
-    }
-
-
-def _model(config: TreadleConfig, name: str) -> tuple[ModelSettings, str]:
-    """A model that can be asked, and the digest of its tokenizer (empty without one)."""
-    model = config.models[name]
-    if bool(model.endpoints) == (model.server is not None):
-        raise ConfigError(
-            f"models.{name} has both `server` and `endpoints`; keep one of them"
-            if model.endpoints
-            else f"models.{name} has no endpoints; give their URLs, or a server to start"
-        )
-    tokenizer = _tokenizer_folder(model)
-    return model, ChatTokenizer.load(tokenizer).digest if tokenizer else ""
-
-
-def _tokenizer_folder(model: ModelSettings) -> Path | None:
-    """The tokenizer whose ids will be spoken, as far as it is known before a server is started."""
-    if model.tokenizer is None and isinstance(model.server, TutorServer):
-        return model.server.tokenizer
-    return model.tokenizer
-
-
-def _served_tokenizer(model: ModelSettings) -> Path | None:
-    """The tokenizer that a server started by the run brings along: a folder, or `embedded`; None for a hub id."""
-    if not isinstance(model.server, VllmServer):
-        return None
-    folder = Path(model.server.model)
-    return folder if model.server.model == EMBEDDED or folder.is_dir() else None
+    return {"sft_rows": (Address(address.iteration, "sft_rows"),), "checkpoint": made_here(model)}
 
 
 def _with_corpus_digest(environment: EnvironmentSettings) -> EnvironmentSettings:
@@ -272,7 +206,7 @@ _RECIPES: Mapping[str, _Recipe] = {
         settings=_pools,
         inputs=lambda config, address: {
             "questions": (Address(address.iteration, "questions"),),
-            "checkpoint": _checkpoints(config, pool_models(config).values()),
+            "checkpoint": checkpoints_of(config, pool_models(config).values()),
         },
     ),
     "sft_rows": _Recipe(
@@ -287,7 +221,7 @@ _RECIPES: Mapping[str, _Recipe] = {
         settings=_rollouts,
         inputs=lambda config, address: {
             "questions": (Address(address.iteration, "questions"),),
-            "checkpoint": _checkpoints(config, (address.qualifier, config.environment.summarizer)),
+            "checkpoint": checkpoints_of(config, (address.qualifier, config.environment.summarizer)),
         },
         by_model=True,
     ),

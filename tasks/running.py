@@ -24,8 +24,9 @@ from treadle.core.runs import Run, run_exists
 from treadle.core.schemas import CHECKPOINTS, MODEL_FOLDER
 from treadle.core.secrets import refuse_secrets
 from treadle.core.stage import Address, Instance, Progress
-from treadle.tasks.catalog import checkpoint_of, flow_addresses, flow_models, pool_models, semantic_of
+from treadle.tasks.catalog import flow_addresses, semantic_of
 from treadle.tasks.config import TreadleConfig
+from treadle.tasks.models import checkpoint_of, flow_models, pool_models
 
 _CHECK_S = 30.0
 """How long a server may take to answer before a run is made; a slow one is met again in the stage."""

@@ -1,0 +1,86 @@
+"""Which models a configuration has for what: agents of the flow, roles of `pools`, checkpoints. Prefect-free."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+from treadle.core.chat import ChatTokenizer
+from treadle.core.engines.config import EMBEDDED, TutorServer, VllmServer
+from treadle.core.errors import ConfigError
+from treadle.core.llm.config import ModelSettings
+from treadle.core.stage import Address
+from treadle.tasks.config import TreadleConfig
+
+_CHECKPOINT = re.compile(r"[1-9]\d*/(sft|rl)(@[A-Za-z0-9][A-Za-z0-9._-]*)?")
+
+
+def flow_models(config: TreadleConfig) -> tuple[str, ...]:
+    """Models whose rollouts the flow makes; raises ConfigError if there is none."""
+    roles = config.pools.roles
+    helpers = {roles.critic.model, roles.refiner.model, roles.judge.model} - {roles.policy.model}
+    helpers.add(config.environment.search.summarizer)
+    models = config.flow.models or tuple(name for name in config.models if name not in helpers) or tuple(config.models)
+    if not models:
+        raise ConfigError("no model is configured: add a [models.<name>] table with its `model` and `endpoints`")
+    return models
+
+
+def pool_models(config: TreadleConfig) -> dict[str, str]:
+    """Role -> name of the model that plays it in `pools`; raises ConfigError where none is configured."""
+    roles = config.pools.roles
+    policy = roles.policy.model or flow_models(config)[0]
+    critic = roles.critic.model or policy
+    named = {
+        "policy": policy,
+        "critic": critic,
+        "refiner": roles.refiner.model or policy,
+        "judge": roles.judge.model or critic,
+    }
+    helper = config.environment.summarizer
+    return {**named, "summarizer": helper} if helper else named
+
+
+def made_here(model: str) -> tuple[Address, ...]:
+    """The instance of this run whose checkpoint a model's name stands for, if it does."""
+    return (Address.parse(model),) if _CHECKPOINT.fullmatch(model) else ()
+
+
+def checkpoint_of(model: ModelSettings) -> Address | None:
+    """The instance whose checkpoint a model's server is to load, if it is one of this run."""
+    return next(iter(made_here(model.server.model)), None) if isinstance(model.server, VllmServer) else None
+
+
+def checkpoints_of(config: TreadleConfig, names: Iterable[str | None]) -> tuple[Address, ...]:
+    """The instances whose checkpoints some of the models are, each once."""
+    found = (checkpoint_of(config.models[name]) for name in names if name is not None)
+    return tuple(dict.fromkeys(address for address in found if address is not None))
+
+
+def asked_model(config: TreadleConfig, name: str) -> tuple[ModelSettings, str]:
+    """A model that can be asked, and the digest of its tokenizer (empty without one)."""
+    model = config.models[name]
+    if bool(model.endpoints) == (model.server is not None):
+        raise ConfigError(
+            f"models.{name} has both `server` and `endpoints`; keep one of them"
+            if model.endpoints
+            else f"models.{name} has no endpoints; give their URLs, or a server to start"
+        )
+    tokenizer = tokenizer_folder(model)
+    return model, ChatTokenizer.load(tokenizer).digest if tokenizer else ""
+
+
+def tokenizer_folder(model: ModelSettings) -> Path | None:
+    """The tokenizer whose ids will be spoken, as far as it is known before a server is started."""
+    if model.tokenizer is None and isinstance(model.server, TutorServer):
+        return model.server.tokenizer
+    return model.tokenizer
+
+
+def served_tokenizer(model: ModelSettings) -> Path | None:
+    """The tokenizer that a server started by the run brings along: a folder, or `embedded`; None for a hub id."""
+    if not isinstance(model.server, VllmServer):
+        return None
+    folder = Path(model.server.model)
+    return folder if model.server.model == EMBEDDED or folder.is_dir() else None
