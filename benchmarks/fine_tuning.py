@@ -1,0 +1,144 @@
+"""Base against tuned: the flywheel's rows fine-tune SmolLM2 on this machine, and both answer held-out questions.
+
+    python benchmarks/fine_tuning.py [--seeds 0 1 2] [--tiers 0] [--set sft.max_rows=400] [--json]
+
+Needs the engines `serve` and `sft` (`treadle env install`). Every seed makes its own world, pools (the tutor's noisy
+persona), rows, checkpoint and rollouts with real tools, as benchmarks/fine_tuning.toml says, in a run of its own below
+`--folder`; called again, it goes on where it was. The intervals are Wilson's; over all seeds each held-out question
+counts as one trial.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from figures import Figure, add_json_option, publish
+
+from treadle.core.runs import Run
+from treadle.core.stage import Address
+from treadle.demo.embedded_model import embedded_tokenizer
+from treadle.demo.world import write_world
+from treadle.eval.statistics import wilson_interval
+
+CONFIG = Path(__file__).with_suffix(".toml")
+TREADLE = Path(sys.executable).with_name("treadle")
+NUM_QUESTIONS = 600
+NUM_HELDOUT = 150
+MODELS = ("base", "tuned")
+
+
+@dataclass
+class Tally:
+    """Counts over the held-out rollouts of one model."""
+
+    num_rollouts: int = 0
+    num_right: int = 0
+    num_valid: int = 0
+    num_calls: int = 0
+    num_failed_calls: int = 0
+
+    def add(self, row: dict[str, Any]) -> None:
+        """One scored rollout."""
+        self.num_rollouts += 1
+        self.num_right += bool(row["correct"])
+        self.num_valid += row["is_valid_answer"]
+        self.num_calls += row["calls_executed"]
+        self.num_failed_calls += row["failed_calls"]
+
+
+def run_seed(folder: Path, seed: int, tiers: Sequence[int], changes: Sequence[str]) -> Run:
+    """The finished run of one seed; what it says goes to standard error."""
+    folder.mkdir(parents=True, exist_ok=True)
+    world = write_world(
+        folder / "world",
+        documents=NUM_QUESTIONS * 10,
+        questions=NUM_QUESTIONS,
+        heldout_questions=NUM_HELDOUT,
+        tiers=tuple(tiers),
+        seed=seed,
+    )
+    tokenizer = embedded_tokenizer(lambda line: print(line, file=sys.stderr))
+    places = folder / "places.toml"
+    places.write_text(
+        f"seed = {seed}\n[models.tutor.server]\ntokenizer = {json.dumps(str(tokenizer))}\n"
+        f"[[questions.sources]]\npath = {json.dumps(str(world.questions))}\n"
+        f'source_field = "source"\nsplit_field = "split"\n'
+        f"[environment.search]\ncorpus = [{json.dumps(str(world.corpus))}]\n"
+    )
+    command = [str(TREADLE), "run", str(CONFIG), str(places), "--run", "line", "--root", str(folder / "root")]
+    for change in changes:
+        command += ["--set", change]
+    subprocess.run(command, check=True, stdout=sys.stderr)
+    return Run.open(folder / "root", "line")
+
+
+def tallies(run: Run) -> dict[str, Tally]:
+    """Model -> counts of a run."""
+    found = {model: Tally() for model in MODELS}
+    for model, tally in found.items():
+        record = run.record(Address(1, "scores", model))
+        assert record is not None
+        for row in run.rows(record.outputs["scores"]).rows():
+            tally.add(row)
+    return found
+
+
+def training(run: Run) -> dict[str, Any]:
+    """What the stage `sft` said of itself."""
+    record = run.record(Address(1, "sft"))
+    assert record is not None
+    return dict(record.metrics)
+
+
+def figures_of(
+    per_seed: dict[int, dict[str, Tally]], trained: dict[int, dict[str, Any]], bounded: bool
+) -> list[Figure]:
+    """Accuracy per seed and over all, format and calls over all, and what training took."""
+    figures = []
+    for model in MODELS:
+        found = [tallies_of[model] for tallies_of in per_seed.values()]
+        for seed, tally in zip(per_seed, found, strict=True):
+            figures.append(Figure(name=f"{model}, seed {seed}: accuracy", value=tally.num_right / tally.num_rollouts))
+        total = sum(tally.num_rollouts for tally in found)
+        right, valid = sum(tally.num_right for tally in found), sum(tally.num_valid for tally in found)
+        low, high = wilson_interval(right / total, total)
+        bound = 0.9 if model == "tuned" and bounded else None
+        figures.append(Figure(name=f"{model}: accuracy", value=right / total, at_least=bound))
+        figures.append(Figure(name=f"{model}: accuracy, lower end", value=low))
+        figures.append(Figure(name=f"{model}: accuracy, upper end", value=high))
+        figures.append(Figure(name=f"{model}: ended with an answer", value=valid / total))
+        calls, failed = sum(tally.num_calls for tally in found), sum(tally.num_failed_calls for tally in found)
+        figures.append(Figure(name=f"{model}: calls", value=calls, unit="calls"))
+        if calls:
+            figures.append(Figure(name=f"{model}: calls that ran without an error", value=1 - failed / calls))
+    for seed, metrics in trained.items():
+        seconds, bound = metrics["seconds"], 600.0 if bounded else None
+        figures.append(Figure(name=f"seed {seed}: training", value=seconds, unit="s", at_most=bound))
+    return figures
+
+
+def main() -> None:
+    """Run all seeds and print the figures."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="one run each")
+    parser.add_argument("--tiers", type=int, nargs="+", default=[0], help="kinds of questions: 0 one call, 1 several")
+    parser.add_argument("--folder", type=Path, default=Path("outputs/fine-tuning"), help="where runs are kept")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override a key of the run")
+    add_json_option(parser)
+    options = parser.parse_args()
+    per_seed, trained = {}, {}
+    for seed in options.seeds:
+        run = run_seed(options.folder / f"seed-{seed}", seed, options.tiers, options.set)
+        per_seed[seed], trained[seed] = tallies(run), training(run)
+    publish(figures_of(per_seed, trained, bounded=options.tiers == [0]), options.json)
+
+
+if __name__ == "__main__":
+    main()
