@@ -6,10 +6,7 @@ goes on from the newest complete state. Documented in docs/behaviour/sft.md, par
 
 from __future__ import annotations
 
-import os
-import re
 import shutil
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,34 +15,32 @@ from typing import Any
 import orjson
 import pyarrow as pa
 
+from treadle.core.engines import training
 from treadle.core.engines.cache import Notify, quiet
-from treadle.core.engines.environments import choose_variant, engine_environ, python_of
+from treadle.core.engines.environments import python_of
 from treadle.core.engines.process import Child, log_tail, printable, start_child
-from treadle.core.errors import ConfigError, EngineError
+from treadle.core.engines.training import Advice, EngineFolder, Greedy, explain_failure, follow, training_environ
+from treadle.core.errors import EngineError
 from treadle.core.storage import storage_errors
-from treadle.sft.engine.events import STATE_MARKER
 from treadle.sft.training_events import TrainingEvents, TrainingStep
 
 ENGINE = "sft"
-_STATE = re.compile(r"checkpoint-(\d+)")
-_POLL_S = 0.25
-_NO_MEMORY = re.compile(r"OutOfMemoryError|out of memory|can't allocate memory|Cannot allocate memory")
-_KILLED = re.compile(r"Signal 9 \(SIGKILL\)")
 _FOREIGN = ("ALLOW_EXTRA_ARGS", "DISABLE_VERSION_CHECK", "LLAMABOARD_ENABLED", "USE_KT", "USE_MCA", "USE_RAY")
 """Switches of LLaMA-Factory that would make it another program."""
+_ADVICE = Advice(
+    refused="LLaMA-Factory refuses the configuration of sft",
+    memory="lower per_device_batch_size or cutoff_tokens, set gradient_checkpointing, use LoRA, or "
+    'spread the model over more GPUs with deepspeed = "zero3"',
+    killed="lower per_device_batch_size or cutoff_tokens, use LoRA, or take a machine with more memory",
+    diverged="lower learning_rate, or train in bf16 or fp32 instead of fp16",
+    unmoved="look at learning_rate and at what is trained",
+)
 _ROWS_SCHEMA = pa.schema([("input_ids", pa.list_(pa.int32())), ("labels", pa.list_(pa.int32()))])
 
 
 @dataclass(frozen=True, slots=True)
-class TrainingFolder:
-    """Where the files of one training lie. Use it for one set of rows and semantic settings only."""
-
-    path: Path
-
-    @property
-    def parquet(self) -> Path:
-        """Rows as Treadle writes them."""
-        return self.path / "rows.parquet"
+class TrainingFolder(EngineFolder):
+    """Where the files of one fine-tuning lie."""
 
     @property
     def rows(self) -> Path:
@@ -62,74 +57,13 @@ class TrainingFolder:
         """DeepSpeed's JSON; the caller writes it."""
         return self.path / "deepspeed.json"
 
-    @property
-    def output(self) -> Path:
-        """What LLaMA-Factory writes: states, adapters or weights, its own logs."""
-        return self.path / "output"
-
-    @property
-    def model(self) -> Path:
-        """The trained model in Hugging Face format; there only when it is complete."""
-        return self.path / "model"
-
-    @property
-    def events(self) -> Path:
-        """JSON lines from the engine."""
-        return self.path / "events.jsonl"
-
-    @property
-    def logs(self) -> Path:
-        """Everything that the engine printed, a file per process."""
-        return self.path / "logs"
-
-    @property
-    def trained(self) -> Path:
-        """Marker of a training that ended and was checked."""
-        return self.path / "trained"
-
-    def newest_state(self) -> Path | None:
-        """The complete state with the most steps."""
-        complete = {step: path for step, path in self._states() if (path / STATE_MARKER).is_file()}
-        return complete[max(complete)] if complete else None
-
-    def remove_incomplete_states(self) -> None:
-        """Remove what a kill left of a state that was being written."""
-        for _, path in self._states():
-            if not (path / STATE_MARKER).is_file():
-                shutil.rmtree(path)
-
-    def _states(self) -> list[tuple[int, Path]]:
-        if not self.output.is_dir():
-            return []
-        found = ((_STATE.fullmatch(path.name), path) for path in self.output.iterdir())
-        return [(int(match[1]), path) for match, path in found if match]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EngineOptions:
+class EngineOptions(training.EngineOptions):
     """How the engine's processes are run."""
 
-    variant: str = "auto"
-    """Build of the engine."""
-    threads: int = 0
-    """Compute threads on a CPU; 0 takes all cores that this process may use."""
-    offline: bool = True
-    """Whether the model hub is out of reach; false where the base model is a hub id."""
-    stall_timeout_s: float = 3600.0
-    """How long nothing may be heard before a process counts as hung."""
     torchrun: tuple[str, ...] | None = None
     """Arguments of torchrun where training is distributed."""
-    num_greedy_tokens: int = 16
-    """Ids that the trained model writes after the prompt."""
-
-
-@dataclass(frozen=True, slots=True)
-class Greedy:
-    """What transformers writes after a prompt with the trained model, always the likeliest id."""
-
-    ids: tuple[int, ...]
-    margins: tuple[float, ...]
-    """By how much each log-probability exceeds the next one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -237,36 +171,21 @@ class _Run:
         self.events.mend()
         self.events.last.pop("error", None)
         child = self._start(command)
-        try:
-            quiet_since, heard = time.monotonic(), -1
-            began = False
-            while True:
-                code = child.wait(_POLL_S)
-                for event in self.events.new():
-                    if event["event"] == "begin":
-                        began = True
-                        self._tell_begin(event)
-                        on_begin(event["num_steps"], event["resumed_step"])
-                    elif event["event"] == "step":
-                        on_step(self.events.steps[-1])
-                if code is not None:
-                    break
-                # Once it trains, only steps count: a hung process may go on printing.
-                now_heard = _size(self._folder.events) + (0 if began else _size(child.log_path))
-                if now_heard != heard:
-                    quiet_since, heard = time.monotonic(), now_heard
-                elif time.monotonic() - quiet_since > self._options.stall_timeout_s:
-                    child.stop()
-                    what = f"hangs: nothing was heard of it for {self._options.stall_timeout_s:g} s (stall_timeout_s)"
-                    raise child.failure(f"{what}; it was ended, and the next attempt goes on from the last state")
-        finally:
-            child.stop()
+
+        def heard(event: dict[str, Any]) -> None:
+            if event["event"] == "begin":
+                self._tell_begin(event)
+                on_begin(event["num_steps"], event["resumed_step"])
+            elif event["event"] == "step":
+                on_step(self.events.steps[-1])
+
+        code = follow(child, self.events, self._options.stall_timeout_s, heard)
         if code:
             error = self.events.last.get("error")
             if error and error["kind"] == "unmoved":
                 # Going on from its last state would take no step and so look like an end.
                 shutil.rmtree(self._folder.output, ignore_errors=True)
-            raise explain_failure(child, code, error)
+            raise explain_failure(child, code, error, _ADVICE)
 
     def _start(self, command: str) -> Child:
         folder, options = self._folder, self._options
@@ -292,7 +211,7 @@ class _Run:
             [*start, command, str(job_path)],
             name=f"fine-tuning ({command})",
             log_path=folder.logs / f"{command}.log",
-            env=_environment(folder, options),
+            env=training_environ(ENGINE, folder, options, without=_FOREIGN),
         )
 
     def _tell_begin(self, begin: Mapping[str, Any]) -> None:
@@ -318,7 +237,6 @@ class _Run:
     def result(self) -> Training:
         """What came of it, from the events of all attempts."""
         last, steps = self.events.last, self.events.steps
-        greedy = last.get("greedy")
         begin = self.events.begin or {}
         return Training(
             model=self._folder.model,
@@ -328,61 +246,6 @@ class _Run:
             num_trained_parameters=begin["num_trained_parameters"],
             resumed_step=begin["resumed_step"],
             seconds=steps[-1].seconds,
-            greedy=Greedy(tuple(greedy["ids"]), tuple(greedy["margins"])) if greedy else None,
+            greedy=Greedy.of_event(last.get("greedy")),
             versions=dict(last["prepared"]["versions"]),
         )
-
-
-def explain_failure(child: Child, code: int, error: Mapping[str, Any] | None) -> Exception:
-    """The one error about a process that ended with `code`: its cause in words, what to do, the end of its log.
-
-    `error` is the event that it left, if it could leave one.
-    """
-    kind = error["kind"] if error else ""
-    message = printable(" ".join(str(error["message"]).split()))[:1000] if error else ""
-    tail = log_tail(child.log_path, 40)
-    if kind == "arguments":
-        return ConfigError(f"LLaMA-Factory refuses the configuration of sft: {message.partition(': ')[2]}")
-    if kind == "diverged":
-        return child.failure(f"diverged ({message}); lower learning_rate, or train in bf16 or fp32 instead of fp16")
-    if kind == "unmoved":
-        return child.failure(f"learnt nothing ({message}); look at learning_rate and at what is trained")
-    if kind == "no_memory" or (not kind and _NO_MEMORY.search(tail)):
-        return child.failure(
-            "ran out of memory; lower per_device_batch_size or cutoff_tokens, set gradient_checkpointing, use LoRA, or "
-            'spread the model over more GPUs with deepspeed = "zero3"'
-        )
-    if code == 137 or _KILLED.search(tail):
-        return child.failure(
-            "was killed (signal 9), as the system does when memory runs out; lower per_device_batch_size or "
-            "cutoff_tokens, use LoRA, or take a machine with more memory"
-        )
-    return child.failure(f"failed with code {code}" + (f" ({message})" if message else ""))
-
-
-def _environment(folder: TrainingFolder, options: EngineOptions) -> dict[str, str]:
-    extra = {
-        "TOKENIZERS_PARALLELISM": "false",
-        "HF_DATASETS_CACHE": str(folder.path / "cache"),
-        "HF_HUB_DISABLE_TELEMETRY": "1",
-        "MPLBACKEND": "Agg",
-        "WANDB_DIR": str(folder.logs),
-        "NO_COLOR": "1",
-    }
-    if options.offline:
-        extra |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
-    if choose_variant(ENGINE, options.variant) == "cpu":
-        threads = options.threads or len(os.sched_getaffinity(0))
-        # Threads that spin at barriers wait for each other's time slices as soon as anything else wants the cores.
-        extra |= {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "passive"}
-    environ = engine_environ(extra)
-    for name in _FOREIGN:
-        environ.pop(name, None)
-    return environ
-
-
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except FileNotFoundError:
-        return 0

@@ -15,12 +15,12 @@ import orjson
 import pyarrow as pa
 
 from treadle.core.chat import ChatTokenizer
+from treadle.core.engines.base_model import base_model
 from treadle.core.engines.environments import choose_variant
 from treadle.core.errors import ConfigError, StageFailed
 from treadle.core.schemas import CHECKPOINTS, MODEL_FOLDER, TRAINING_LOG
 from treadle.core.stage import Stage, StageContext
 from treadle.core.storage import storage_errors
-from treadle.sft.base_model import base_model
 from treadle.sft.config import SftSettings
 from treadle.sft.launch import ENGINE, EngineOptions, Training, TrainingFolder, fine_tune, store_rows
 from treadle.sft.llamafactory_config import (
@@ -76,7 +76,7 @@ class SftRun:
 
     def run(self) -> dict[str, Any]:
         """Train, or go on training, and hand the checkpoint over."""
-        base = base_model(self._options.model, self._context.inputs.get("checkpoint", ()), _log.info)
+        base = base_model(self._options.model, self._context.inputs.get("checkpoint", ()), _log.info, key="sft.model")
         num_rows = self._store()
         tokenizer = self._check_tokenizer(base)
         plan = self._plan(base)

@@ -11,8 +11,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from treadle.core.engines.events import EventFile
 from treadle.sft.engine.arguments import BadArguments, check_arguments, read_arguments
-from treadle.sft.engine.events import EventFile
 
 _PACKAGES = ("llamafactory", "torch", "transformers", "peft", "accelerate", "datasets", "safetensors", "tokenizers")
 _NO_MEMORY = ("out of memory", "can't allocate memory", "cannot allocate memory", "not enough memory")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import resource
 import time
 from collections.abc import Sequence
@@ -13,7 +12,7 @@ from typing import Any
 import torch
 from transformers import TrainerCallback
 
-from treadle.sft.engine.events import STATE_MARKER, EventFile
+from treadle.core.engines.events import EventFile, mark_complete
 
 _BEAT_S = 5.0
 _SAMPLED_VALUES = 4096
@@ -111,16 +110,6 @@ class Reporter(TrainerCallback):  # type: ignore[misc]
         before = torch.cat([values for _, values in self._before]).double()
         now = torch.cat([_sample(weights) for weights, _ in self._before]).double()
         return float((now - before).norm() / before.norm().clamp_min(1e-30))
-
-
-def mark_complete(folder: Path) -> None:
-    """Write the marker after what is in the folder has reached the disk."""
-    for path in folder.rglob("*"):
-        if path.is_file():
-            descriptor = os.open(path, os.O_RDONLY)
-            os.fsync(descriptor)
-            os.close(descriptor)
-    (folder / STATE_MARKER).touch()
 
 
 def train(arguments: dict[str, Any], events: EventFile, callbacks: Sequence[TrainerCallback] = ()) -> None:

@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from treadle.sft.engine.events import EventFile
+from treadle.core.engines.events import EventFile
 
 NUM_STEPS = 6
 SAVE_STEPS = 2

@@ -11,8 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from treadle.core.engines.environments import lock_text
+from treadle.core.engines.events import STATE_MARKER, EventFile
 from treadle.core.errors import StorageError
-from treadle.sft.engine.events import STATE_MARKER, EventFile
 from treadle.sft.launch import TrainingFolder, store_rows
 from treadle.sft.training_events import TrainingEvents
 

@@ -9,12 +9,12 @@ import pytest
 from support.sft_tables import TEXT_MODE, run_with_rows, sft_row
 
 from treadle.core.config import load_config
+from treadle.core.engines.base_model import base_model, folder_digest
 from treadle.core.errors import ConfigError, RunError, StageFailed, TreadleError
 from treadle.core.execute import execute
 from treadle.core.runs import Run
 from treadle.core.stage import Address, Instance
 from treadle.demo.byte_tokenizer import write_byte_tokenizer
-from treadle.sft.base_model import base_model, folder_digest
 from treadle.sft.config import SftSettings
 from treadle.sft.stage import SFT
 
@@ -63,7 +63,7 @@ def test_a_checkpoint_that_was_not_made_yet_is_asked_for(tmp_path: Path) -> None
 
 
 def test_a_hub_id_stays_as_it_is_and_folders_are_told_apart_by_their_files(base: Path) -> None:
-    assert base_model("org/name", ()) == "org/name" and base_model(str(base), ()) == base
+    assert base_model("org/name", (), key="x") == "org/name" and base_model(str(base), (), key="x") == base
     before = folder_digest(str(base))
     assert before and folder_digest("org/name") == "" and folder_digest("embedded") == ""
     (base / "model.safetensors").write_bytes(b"Weights")

@@ -1,4 +1,7 @@
-"""JSON lines through which a process of the engine tells Treadle what goes on."""
+"""JSON lines through which a training process tells Treadle what goes on, and the marker of a complete state.
+
+Imported inside engine environments: the standard library only. The other end is `core.engines.event_log`.
+"""
 
 from __future__ import annotations
 
@@ -25,3 +28,13 @@ class EventFile:
             os.write(descriptor, line.encode())
         finally:
             os.close(descriptor)
+
+
+def mark_complete(folder: Path) -> None:
+    """Write the marker of a state after what is in its folder has reached the disk."""
+    for path in folder.rglob("*"):
+        if path.is_file():
+            descriptor = os.open(path, os.O_RDONLY)
+            os.fsync(descriptor)
+            os.close(descriptor)
+    (folder / STATE_MARKER).touch()
