@@ -178,7 +178,17 @@ def _row_bytes(row: Mapping[str, Any]) -> int:
         if isinstance(value, str):
             total += len(value)
         elif isinstance(value, (list, tuple)):
-            total += sum(map(len, value)) if value and isinstance(value[0], str) else 4 * len(value)
+            total += _list_bytes(value)
+        elif isinstance(value, Mapping):
+            total += _row_bytes(value)
         else:
             total += 8
     return total
+
+
+def _list_bytes(values: Sequence[Any]) -> int:
+    if values and isinstance(values[0], str):
+        return sum(map(len, values))
+    if values and isinstance(values[0], Mapping):
+        return sum(map(_row_bytes, values))
+    return 4 * len(values)

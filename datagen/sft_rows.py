@@ -21,19 +21,19 @@ import pyarrow as pa
 from treadle.agent.environment import Question, opening_messages
 from treadle.agent.protocol import Segment
 from treadle.agent.wellformed import format_faults
+from treadle.core.buckets import Buckets, bucket_count, draw
 from treadle.core.chat import ChatTokenizer
 from treadle.core.engines.config import EMBEDDED
 from treadle.core.engines.serving import embedded_folder
 from treadle.core.errors import ArtifactError, ConfigError, StageFailed
 from treadle.core.schemas import SFT_REJECTIONS, SFT_ROWS
 from treadle.core.stage import Stage, StageContext
-from treadle.datagen.buckets import Buckets, bucket_count
 from treadle.datagen.quality import Candidate, num_tokens, reasons_against
 from treadle.datagen.repairs import mend
 from treadle.datagen.sft_encoding import IdColumns, Prompt, id_columns, num_said, result_spans
 from treadle.datagen.sft_report import Parents, Tally, render_report
 from treadle.datagen.sft_rows_settings import SftRowsSettings
-from treadle.datagen.sft_selection import FATES, ROW, Fates, Selection, draw
+from treadle.datagen.sft_selection import FATES, ROW, Fates, Selection
 
 _log = logging.getLogger(__name__)
 

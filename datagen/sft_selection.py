@@ -17,7 +17,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 import orjson
 
-from treadle.datagen.buckets import Buckets, bucket_count
+from treadle.core.buckets import Buckets, bucket_count, draw
 from treadle.datagen.pool import is_twin
 
 FATES = ("row", "duplicate", "near_duplicate", "over_question_limit", "over_row_limit")
@@ -51,12 +51,6 @@ class Fates(NamedTuple):
         """(number, code) of those in [start, end)."""
         low, high = np.searchsorted(self.numbers, [start, end])
         return zip(self.numbers[low:high].tolist(), self.codes[low:high].tolist(), strict=True)
-
-
-def draw(seed: int, *parts: str) -> int:
-    """A number in [0, 2**64) from what it is for."""
-    text = "\x1f".join([str(seed), *parts])
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
 
 
 def quotas(counts: Sequence[int], limit: int) -> list[int]:

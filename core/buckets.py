@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
@@ -17,6 +18,12 @@ MOST_BUCKETS = 256
 def bucket_count(num_lines: int, lines_per_bucket: int) -> int:
     """Buckets for about so many lines; more lines per bucket where they would be too many files."""
     return max(1, min(MOST_BUCKETS, -(-num_lines // lines_per_bucket)))
+
+
+def draw(seed: int, *parts: str) -> int:
+    """A number in [0, 2**64) from what it is for."""
+    text = "\x1f".join([str(seed), *parts])
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
 
 
 class Buckets:
