@@ -39,10 +39,10 @@ def env() -> None:
 
 
 @env.command(epilog="Example:  treadle env install serve")
-@click.argument("engine", type=click.Choice(["serve"]))
+@click.argument("engine")
 @click.option("--variant", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True)
 def install(engine: str, variant: str) -> None:
-    """Install an ENGINE from its lock: `serve` is vLLM."""
+    """Install an ENGINE from its lock: `serve` is vLLM, `sft` is LLaMA-Factory."""
     from treadle.core.engines.environments import install as install_environment
 
     path = install_environment(engine, variant, notify=say)

@@ -63,6 +63,7 @@ WRONG: list[tuple[list[str], list[str]]] = [
     (["bogus"], ["bogus", "treadle --help"]),
     (["tutor", "--bogus"], ["--bogus", "treadle tutor --help"]),
     (["serve", "embedded"], ["treadle env install serve"]),
+    (["env", "install", "nothing"], ["'nothing'", "serve", "sft"]),
 ]  # fmt: skip
 
 

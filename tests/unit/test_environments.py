@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from treadle.core.config import Section, validate
 from treadle.core.engines import environments
@@ -17,6 +18,7 @@ from treadle.core.engines.own_code import own_code
 from treadle.core.engines.serving import serve, vllm_arguments
 from treadle.core.errors import ConfigError, EngineError
 from treadle.demo import embedded_model
+from treadle.flows.cli_engines import env as env_command
 
 BUILDS = [(engine, variant) for engine, variants in environments.VARIANTS.items() for variant in variants]
 
@@ -141,8 +143,28 @@ def test_checks_name_a_remedy_for_whatever_is_not_well(cache: Path, tmp_path: Pa
     file.touch()
     checks = {check.name: check for check in core_checks(file)}
     assert checks["root"].status == "fail"
-    assert checks["engine serve"].status == "warn" and checks["engine serve"].fix == "treadle env install serve"
+    for engine in ("serve", "sft"):
+        found = checks[f"engine {engine}"]
+        assert found.status == "warn" and found.fix == f"treadle env install {engine}"
     assert all(check.fix for check in checks.values() if check.status != "ok")
+
+
+def test_an_engine_that_cannot_be_imported_is_told_with_its_reason() -> None:
+    path = environments.environment_path("sft")
+    (path / "bin").mkdir(parents=True)
+    (path / "bin" / "python").write_text("#!/bin/sh\necho 'ImportError: torch is too old' >&2\nexit 1\n")
+    (path / "bin" / "python").chmod(0o755)
+    (path / ".complete").touch()
+    found = next(check for check in core_checks(path) if check.name == "engine sft")
+    assert found.status == "fail" and found.detail == "installed but broken: ImportError: torch is too old"
+    assert found.fix == f"rm -r {path} && treadle env install sft"
+
+
+@pytest.mark.parametrize("engine", environments.VARIANTS)
+def test_every_engine_with_a_lock_can_be_installed_by_name(engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(environments, "install", lambda engine, variant, notify: f"{engine} {variant}")
+    done = CliRunner().invoke(env_command, ["install", engine, "--variant", "cpu"])
+    assert (done.exit_code, done.output.strip()) == (0, f"{engine} cpu"), done.output
 
 
 def test_a_wheel_with_other_bytes_is_refused(tmp_path: Path) -> None:
