@@ -1,1 +1,1 @@
-"""Reinforcement learning on selected questions: selection, rewards, plans, group rollouts, and TRL or verl as the engine."""
+"""Reinforcement learning: selection of questions, rewards, plans, group rollouts; TRL or verl as the engine."""

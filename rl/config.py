@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Literal
 
-from pydantic import Field, JsonValue, field_validator, model_validator
+from pydantic import Field, JsonValue, model_validator
 
 from treadle.agent.config import EnvironmentSettings
 from treadle.core.config import Operational, Section
 from treadle.rl.rewards import RewardOptions
+from treadle.rl.trl_keys import REFUSED_KEYS, TYPED_KEYS
 
 ET_AGENT_7B: dict[str, Any] = {
     "engine": "verl",
@@ -74,8 +75,8 @@ class RlOptions(Section):
     branch_probability: float = Field(default=0.5, ge=0.0, le=1.0)
     """Probability of a branch where entropy is what it was in the trajectory's first turn."""
     entropy_weight: float = Field(default=0.2, ge=0.0)
-    """How much that probability rises with entropy: per unit of mean entropy per token, which is divided by the logarithm
-    of the size of the vocabulary."""
+    """How much that probability rises with entropy: per unit of the mean entropy per token, which is divided by the
+    logarithm of the size of the vocabulary."""
 
     prompts_per_step: int = Field(default=4, ge=1)
     """Questions of one step, each with its whole group."""
@@ -198,13 +199,15 @@ class RlOptions(Section):
             raise ValueError(f"unknown preset {data['preset']!r}; known presets: {', '.join(cls.PRESETS)}")
         return {**preset, **data}
 
-    @field_validator("extra")
-    @classmethod
-    def _check_extra(cls, extra: dict[str, JsonValue]) -> dict[str, JsonValue]:
-        for key in extra:
-            if key in cls.model_fields:
-                raise ValueError(f"{key!r} is not passed through: write it as `rl.{key}`")
-        return extra
+    @model_validator(mode="after")
+    def _check_extra(self) -> RlOptions:
+        typed, refused = (TYPED_KEYS, REFUSED_KEYS) if self.engine == "trl" else ({}, {})
+        for key in self.extra:
+            if (ours := typed.get(key)) or (ours := key) in type(self).model_fields:
+                raise ValueError(f"{key!r} is not passed through: write it as `rl.{ours}`")
+            if (reason := refused.get(key)) is not None:
+                raise ValueError(f"{key!r} is not passed through: {reason}")
+        return self
 
     @model_validator(mode="after")
     def _check_group(self) -> RlOptions:

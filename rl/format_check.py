@@ -1,14 +1,79 @@
-"""skeleton"""
+r"""Whether a trajectory keeps to its format, for the reward: strictly, or as loosely as the published program.
+
+`strict` is the gate of training rows (`treadle.agent.wellformed`): what was trained on as an example is what is then
+rewarded. `loose` has the five rules of the program published with arXiv 2601.06860, for comparison. Both read typed
+segments: what a document or a program's output quotes counts for nothing. Documented in docs/behaviour/rewards.md.
+"""
 
 from __future__ import annotations
+
+import re
 from collections.abc import Sequence
 from typing import Literal
-from treadle.agent.protocol import TOOL_PROTOCOL, Protocol, Segment
+
+from treadle.agent.protocol import RESULT, TOOL_PROTOCOL, Protocol, Segment
+from treadle.agent.wellformed import format_faults
 
 FormatMode = Literal["strict", "loose"]
+
+LOOSE_FAULTS = {
+    "no_think": "there is no marker of thought",
+    "think_unbalanced": "markers that open a thought are not as many as those that close one",
+    "answer_count": "there is not exactly one answer, opened and then closed",
+    "call_without_result": "an opened call is not closed, or no result comes after it",
+    "boxed_count": r"the answer holds no `\boxed{`, or no `}`",
+}
+"""Code -> what is wrong, in the order in which faults are told; the codes are those of the strict check."""
+
+_THINK = "think"
 
 
 def format_reasons(
     segments: Sequence[Segment], mode: FormatMode = "strict", protocol: Protocol = TOOL_PROTOCOL
 ) -> tuple[str, ...]:
-    raise NotImplementedError
+    """Codes of the rules that a turn breaks; empty where its format is good."""
+    return tuple(format_faults(segments, protocol) if mode == "strict" else loose_faults(segments, protocol))
+
+
+def loose_faults(segments: Sequence[Segment], protocol: Protocol = TOOL_PROTOCOL) -> list[str]:
+    """Codes of LOOSE_FAULTS, in their order.
+
+    Accepts what the published program accepts: text after the answer, thoughts closed before they open, results without
+    a call, a result of one tool for the call of the other.
+    """
+    text = _skeleton(segments, protocol)
+    think, answer = protocol.by_name[_THINK], protocol.by_name[protocol.answer]
+    faults = set()
+    if think.opening not in text:
+        faults.add("no_think")
+    if text.count(think.opening) != text.count(think.closing):
+        faults.add("think_unbalanced")
+    start, end = text.find(answer.opening), text.find(answer.closing)
+    if text.count(answer.opening) != 1 or text.count(answer.closing) != 1 or end < start:
+        faults.add("answer_count")
+    elif r"\boxed{" not in text[start:end] or "}" not in text[start:end]:
+        faults.add("boxed_count")
+    if not all(_calls_have_results(text, tool, protocol) for tool in protocol.tools):
+        faults.add("call_without_result")
+    return [code for code in LOOSE_FAULTS if code in faults]
+
+
+def _skeleton(segments: Sequence[Segment], protocol: Protocol) -> str:
+    """What the model wrote, with each result as an empty block; a model cannot write results, so their markers go."""
+    result = protocol.by_name[RESULT]
+    block = result.opening + result.closing
+    forged = re.compile(f"{re.escape(result.opening)}|{re.escape(result.closing)}")
+    return "".join(block if part.kind == RESULT else forged.sub("", part.text) for part in segments)
+
+
+def _calls_have_results(text: str, tool: str, protocol: Protocol) -> bool:
+    """Whether each opening marker of a tool is followed by its closing one and then by a result, read left to right."""
+    tag, result = protocol.by_name[tool], protocol.by_name[RESULT]
+    position = 0
+    while (start := text.find(tag.opening, position)) >= 0:
+        position = start
+        for marker in (tag.closing, result.opening, result.closing):
+            position = text.find(marker, position)
+            if position < 0:
+                return False
+    return True

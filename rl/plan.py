@@ -5,12 +5,11 @@ Documented in docs/behaviour/rewards.md.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Literal
 
 from pydantic import Field, ValidationError
 
-from treadle.core.config import Section, validate
+from treadle.core.config import Section
 from treadle.core.errors import ConfigError, EngineError
 from treadle.rl.config import RlOptions, RlSettings
 from treadle.rl.sigmas import SigmaSchedule, check_sigmas
@@ -33,6 +32,9 @@ class Machine(Section):
     def num_processes(self) -> int:
         """Devices that train together, over all nodes."""
         return self.num_devices * self.num_nodes
+
+
+ONE_CPU = Machine()
 
 
 class RlPlan(Section):
@@ -111,8 +113,16 @@ class RlPlan(Section):
 
     @classmethod
     def from_json(cls, text: str | bytes) -> RlPlan:
-        """Raises EngineError for anything but a plan of this version."""
-        raise NotImplementedError
+        """Read `to_json` back; raises EngineError for anything but a plan of this version."""
+        try:
+            plan = cls.model_validate_json(text)
+        except ValidationError as error:
+            problem = error.errors(include_url=False)[0]
+            where = ".".join(map(str, problem["loc"])) or "it"
+            raise EngineError(f"this is no plan of a phase of reinforcement: {where}: {problem['msg']}") from None
+        if plan.version != PLAN_VERSION:
+            raise EngineError(f"the plan is of version {plan.version}, and this code follows {PLAN_VERSION}")
+        return plan
 
 
 def plan_phase(
@@ -122,7 +132,37 @@ def plan_phase(
     rows_digest: str,
     num_rows: int,
     num_validation_rows: int = 0,
-    machine: Machine = Machine(),
+    machine: Machine = ONE_CPU,
 ) -> RlPlan:
-    """The plan of one phase. Raises ConfigError for one that cannot be followed, or would teach nothing about effort."""
-    raise NotImplementedError
+    """The plan of one phase; raises ConfigError for one that cannot be followed, or would teach nothing about effort.
+
+    `num_rows`: those whose prompts are not too long. `machine`: what there is, not what was asked for.
+    """
+    options = settings.options
+    if options.sigma_tool is None or options.sigma_length is None:
+        raise ConfigError(
+            f"{address}: rl.sigma_tool and rl.sigma_length are open; set them, or the phase's in curriculum"
+        )
+    check_sigmas(options.sigma_tool, options.sigma_length, allow_plain=options.allow_plain, where=address)
+    if num_rows < options.prompts_per_step:
+        raise ConfigError(
+            f"{address}: {num_rows} rows are fewer than rl.prompts_per_step = {options.prompts_per_step}, so there "
+            "would be no step; select more questions, or lower it"
+        )
+    if options.checkpoint_rule == "best" and not num_validation_rows:
+        raise ConfigError(
+            f'{address}: rl.checkpoint_rule = "best" needs validation; set rl.validation_questions, or take the last one'
+        )
+    return RlPlan(
+        address=address,
+        phase=settings.phase,
+        phases=settings.phases,
+        start=options.start,
+        rows_digest=rows_digest,
+        num_rows=num_rows,
+        num_validation_rows=num_validation_rows,
+        environment_digest=settings.environment.digest(),
+        seed=settings.seed,
+        machine=machine,
+        options=options,
+    )

@@ -7,17 +7,19 @@ engines' environments. No text of a model is ever evaluated. Documented in docs/
 
 from __future__ import annotations
 
+import contextlib
+import importlib.util
 import math
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from treadle.agent.protocol import TOOL_PROTOCOL, Protocol, Segment, render, tokenise
 from treadle.core.answers.extraction import extract_prediction
 from treadle.core.answers.math_equal import Checker
 from treadle.core.answers.score import Score, score_answer
-from treadle.core.errors import EngineError
-from treadle.rl.format_check import format_reasons
+from treadle.core.errors import ConfigError, EngineError
+from treadle.rl.format_check import FormatMode, format_reasons
 
 FAILED = "failed"
 """Status of an item that infrastructure, not the policy, kept from being made."""
@@ -66,13 +68,22 @@ class GroupItem:
         """The assistant turn, results included."""
         return render(self.segments)
 
+    def as_json(self) -> dict[str, Any]:
+        """The item as JSON-able data; `from_json` reads it back."""
+        return {**asdict(self), "segments": [[part.kind, part.text] for part in self.segments]}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> GroupItem:
+        """Read `as_json` back; offsets of segments are not kept."""
+        return cls(**{**data, "segments": tuple(Segment(kind, text, 0, 0) for kind, text in data["segments"])})
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewardOptions:
     """Constants of the reward; documented as keys of `treadle.rl.config.RlOptions`."""
 
     scale: float = 2.0
-    format_mode: Literal["strict", "loose"] = "strict"
+    format_mode: FormatMode = "strict"
     format_penalty: float = 1.0
     flat_penalty: bool = False
     length_scope: Literal["model", "all"] = "model"
@@ -138,4 +149,126 @@ def group_rewards(
     `gold`: accepted answers; the best one counts. `checker` adds computer algebra to math, as in the stage `scores`.
     Raises ConfigError for an unknown domain, and EngineError where algebra gave no verdict.
     """
-    raise NotImplementedError
+    group = _Group.of([item for item in items if item.status != FAILED], options.length_scope)
+
+    def reward(item: GroupItem) -> Reward:
+        if item.status == FAILED:
+            answer, score, reasons = "", _UNFINISHED, ()
+        else:
+            answer, score = score_item(item, gold, domain, choices=choices, checker=checker)
+            reasons = format_reasons(item.segments, options.format_mode, protocol)
+        return group.reward(item, answer, score, reasons, sigma_tool, sigma_length, options)
+
+    return _with_neutral([reward(item) for item in items])
+
+
+def score_item(
+    item: GroupItem,
+    gold: Sequence[str],
+    domain: str,
+    *,
+    choices: Sequence[str] = (),
+    checker: Checker | None = None,
+) -> tuple[str, Score]:
+    """Prediction and verdict, as the stage `scores` finds them in the same rollout; raises EngineError without one."""
+    answer = extract_prediction({"kind": part.kind, "text": part.text} for part in item.segments)
+    if item.status != _ANSWERED:
+        return answer, _UNFINISHED
+    score = score_answer(answer, gold, choices, domain, checker=checker)
+    if score.score is None:
+        raise EngineError(f"an answer of a rollout could not be compared with the gold answers: {score.error}")
+    return answer, score
+
+
+@contextlib.contextmanager
+def open_checker(symbolic: bool) -> Iterator[Checker | None]:
+    """Computer algebra in confined processes of its own, where it is wanted; raises ConfigError where it is missing."""
+    if not symbolic:
+        yield None
+        return
+    from treadle.core.answers.symbolic import SymbolicChecker
+
+    if importlib.util.find_spec("math_verify") is None:
+        raise ConfigError("rl.symbolic needs the package math-verify beside the engine; set rl.symbolic = false")
+    with SymbolicChecker() as checker:
+        yield checker
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """What the scored items of a group have in common."""
+
+    tool_mean: float
+    length_mean: float
+    length_std: float
+
+    @classmethod
+    def of(cls, items: Sequence[GroupItem], length_scope: str) -> _Group:
+        count = len(items)
+        if not count:
+            return cls(0.0, 0.0, 0.0)
+        lengths = [_length(item, length_scope) for item in items]
+        total = sum(lengths)
+        # Whole numbers up to the root, so that neither the order of the items nor rounding decides anything.
+        spread = count * sum(length * length for length in lengths) - total * total
+        return cls(sum(item.tool_calls for item in items) / count, total / count, math.sqrt(spread) / count)
+
+    def reward(
+        self,
+        item: GroupItem,
+        answer: str,
+        score: Score,
+        reasons: tuple[str, ...],
+        sigma_tool: float,
+        sigma_length: float,
+        options: RewardOptions,
+    ) -> Reward:
+        length = _length(item, options.length_scope)
+        z = (length - self.length_mean) / self.length_std if self.length_std else 0.0
+        f_tool = _factor(options.scale, sigma_tool * (item.tool_calls - self.tool_mean))
+        f_len = _factor(options.scale, sigma_length * z)
+        f_format = -options.format_penalty if reasons else 0.0
+        correctness = score.score or 0.0
+        efficient = 0.0 if reasons and options.flat_penalty else correctness * f_tool * f_len
+        return Reward(
+            reward=efficient + f_format,
+            scored=item.status != FAILED,
+            correctness=correctness,
+            f_tool=f_tool,
+            f_len=f_len,
+            f_format=f_format,
+            format_ok=not reasons and item.status != FAILED,
+            format_reasons=reasons,
+            answer=answer,
+            scorer=score.scorer,
+            status=item.status,
+            tool_calls=item.tool_calls,
+            tool_failures=item.tool_failures,
+            length=length,
+            tool_mean=self.tool_mean,
+            length_mean=self.length_mean,
+            length_std=self.length_std,
+            sigma_tool=sigma_tool,
+            sigma_length=sigma_length,
+        )
+
+
+def _length(item: GroupItem, scope: str) -> int:
+    return item.model_tokens if scope == "model" else item.total_tokens
+
+
+def _factor(scale: float, x: float) -> float:
+    """scale / (1 + e^x), without overflow on either side."""
+    if x <= 0:
+        return scale / (1.0 + math.exp(x))
+    decayed = math.exp(-x)
+    return scale * decayed / (1.0 + decayed)
+
+
+def _with_neutral(rewards: list[Reward]) -> list[Reward]:
+    """Give items that were not scored the mean of those that were."""
+    scored = [reward.reward for reward in rewards if reward.scored]
+    if len(scored) == len(rewards):
+        return rewards
+    neutral = math.fsum(scored) / len(scored) if scored else 0.0
+    return [reward if reward.scored else replace(reward, reward=neutral) for reward in rewards]

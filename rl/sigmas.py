@@ -42,8 +42,8 @@ def decay_factor(decay: SigmaDecay, step: int, num_steps: int) -> float:
 def check_sigmas(sigma_tool: float, sigma_length: float, *, allow_plain: bool, where: str) -> None:
     """Raise ConfigError where sigmas are no sigmas, or both are 0 without `allow_plain`.
 
-    `where` names what they belong to, such as `1/rl@phase-2`. With both at 0 the factors are 1 for every trajectory, and
-    the policy learns nothing about calls and length, whatever else the configuration says.
+    `where` names what they belong to, such as `1/rl@phase-2`. With both at 0 the factors are the same for every
+    trajectory, and the policy learns nothing about calls and length, whatever else the configuration says.
     """
     for name, sigma in (("sigma_tool", sigma_tool), ("sigma_length", sigma_length)):
         if not (math.isfinite(sigma) and sigma >= 0):

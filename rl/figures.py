@@ -1,0 +1,73 @@
+"""What a step and a validation amount to, as the figures that every engine reports.
+
+Means are over scored trajectories. Documented in docs/behaviour/rewards.md.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from treadle.rl.rewards import Reward
+
+
+def step_figures(groups: Iterable[Sequence[Reward]]) -> dict[str, Any]:
+    """Figures of one training step from the rewards of its groups; means are None where nothing was scored.
+
+    `reward_std` is the mean over groups of the standard deviation (n - 1) within each: at 0 there is nothing to learn.
+    """
+    scored = [[reward for reward in group if reward.scored] for group in groups]
+    rewards = [reward for group in scored for reward in group]
+    return {
+        "num_rollouts": len(rewards),
+        "reward": _mean(reward.reward for reward in rewards),
+        "reward_std": _mean(_deviation([reward.reward for reward in group]) for group in scored if group),
+        "correctness": _mean(reward.correctness for reward in rewards),
+        "format_ok": _mean(reward.format_ok for reward in rewards),
+        "calls": _mean(reward.tool_calls for reward in rewards),
+        "tool_failures": _mean(reward.tool_failures for reward in rewards),
+        "length": _mean(reward.length for reward in rewards),
+        "f_tool": _mean(reward.f_tool for reward in rewards),
+        "f_len": _mean(reward.f_len for reward in rewards),
+        "sigma_tool": rewards[0].sigma_tool if rewards else None,
+        "sigma_length": rewards[0].sigma_length if rewards else None,
+    }
+
+
+def validation_figures(rewards: Sequence[Reward], domains: Sequence[str]) -> dict[str, Any]:
+    """Figures of one validation, one trajectory per question, as a whole and under `by_domain`.
+
+    `efficiency` is the mean of correctness / max(1, calls), `executed` the share of executed calls that did not fail;
+    None where nothing was scored, or called.
+    """
+    pairs = [(reward, domain) for reward, domain in zip(rewards, domains, strict=True) if reward.scored]
+    names = sorted({domain for _, domain in pairs})
+    by_domain = {name: _validation([reward for reward, domain in pairs if domain == name]) for name in names}
+    return {**_validation([reward for reward, _ in pairs]), "by_domain": by_domain}
+
+
+def _validation(rewards: Sequence[Reward]) -> dict[str, Any]:
+    calls = sum(reward.tool_calls for reward in rewards)
+    failures = sum(reward.tool_failures for reward in rewards)
+    return {
+        "num_questions": len(rewards),
+        "correctness": _mean(reward.correctness for reward in rewards),
+        "format_ok": _mean(reward.format_ok for reward in rewards),
+        "efficiency": _mean(reward.correctness / max(1, reward.tool_calls) for reward in rewards),
+        "calls": _mean(reward.tool_calls for reward in rewards),
+        "length": _mean(reward.length for reward in rewards),
+        "executed": (calls - failures) / calls if calls else None,
+    }
+
+
+def _mean(values: Iterable[float]) -> float | None:
+    numbers = list(values)
+    return math.fsum(numbers) / len(numbers) if numbers else None
+
+
+def _deviation(values: Sequence[float]) -> float:
+    if len(values) < 2 or min(values) == max(values):
+        return 0.0
+    mean = math.fsum(values) / len(values)
+    return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1))

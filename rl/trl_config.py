@@ -1,0 +1,162 @@
+"""From a plan to the arguments of TRL's GRPOConfig and of PEFT's LoraConfig.
+
+Written for TRL 1.16. TRL counts updates where plans count steps, and micro-batches where plans count trajectories; all
+translation is here. Documented in docs/behaviour/rewards.md.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from treadle.core.errors import ConfigError
+from treadle.rl.plan import RlPlan
+
+MICRO_BATCH_TOKENS = 8192
+"""Tokens that a device works at together where `per_device_batch_size` is open, all trajectories being of the greatest
+length."""
+
+_KEPT_STATES = 2
+
+
+def trl_arguments(plan: RlPlan, output: Path) -> dict[str, Any]:
+    """Arguments of GRPOConfig; `output` is where states go.
+
+    Raises ConfigError where groups or mini-batches cannot be spread over the devices, or a CPU cannot do what is asked.
+    """
+    options = plan.options
+    per_device, accumulation, steps_per_generation = _spread(plan)
+    per_step = plan.updates_per_step
+    arguments: dict[str, Any] = {
+        "output_dir": str(output),
+        "num_generations": options.group_size,
+        "num_generations_eval": 1,
+        "per_device_train_batch_size": per_device,
+        "per_device_eval_batch_size": per_device,
+        "gradient_accumulation_steps": accumulation,
+        "steps_per_generation": steps_per_generation,
+        "num_iterations": 1,
+        "num_train_epochs": options.num_epochs,
+        "max_steps": plan.num_steps * per_step,
+        "max_completion_length": options.max_response_tokens,
+        "temperature": options.temperature,
+        "top_p": options.top_p,
+        "top_k": max(options.top_k, 0),
+        "beta": options.kl_coef,
+        "epsilon": options.clip_low,
+        "epsilon_high": options.clip_high,
+        "delta": options.dual_clip,
+        "loss_type": "dapo" if options.loss_agg == "token_mean" else "grpo",
+        "importance_sampling_level": "token",
+        "scale_rewards": "group",
+        "mask_truncated_completions": False,
+        "learning_rate": options.learning_rate,
+        # TRL's default falls in a line.
+        "lr_scheduler_type": options.lr_scheduler_type,
+        "weight_decay": options.weight_decay,
+        "max_grad_norm": options.max_grad_norm,
+        "seed": plan.seed,
+        "data_seed": plan.seed,
+        "shuffle_dataset": True,
+        "remove_unused_columns": False,
+        "logging_strategy": "steps",
+        "logging_steps": 1,
+        "save_strategy": "steps",
+        "save_steps": options.save_steps * per_step,
+        "save_total_limit": _KEPT_STATES if options.checkpoint_rule == "last" else None,
+        "save_only_model": False,
+        **_evaluation(plan),
+        "report_to": list(options.trackers) or "none",
+        **_for_variant(plan),
+    }
+    return {**arguments, **options.extra}
+
+
+def lora_arguments(plan: RlPlan) -> dict[str, Any] | None:
+    """Arguments of LoraConfig; None where all weights are trained."""
+    options = plan.options
+    if options.finetuning_type == "full":
+        return None
+    modules = [name.strip() for name in options.lora_target.split(",")]
+    return {
+        "r": options.lora_rank,
+        "lora_alpha": options.lora_alpha or 2 * options.lora_rank,
+        "lora_dropout": options.lora_dropout,
+        "target_modules": "all-linear" if modules == ["all"] else modules,
+        "task_type": "CAUSAL_LM",
+    }
+
+
+def check_whole_groups(per_device: int, steps_per_generation: int, group_size: int) -> None:
+    """Raise ConfigError unless each device's share of a step holds whole groups.
+
+    TRL would take the groups apart over processes, and a reward that compares siblings would see some of them only.
+    """
+    share = per_device * steps_per_generation
+    if share % group_size:
+        raise ConfigError(
+            f"rl: a device's share of a step is {per_device} x {steps_per_generation} = {share} trajectories, which are "
+            f"no whole groups of rl.group_size = {group_size}; make rl.prompts_per_step a multiple of the devices"
+        )
+
+
+def _evaluation(plan: RlPlan) -> dict[str, Any]:
+    if not plan.num_validation_rows:
+        return {"eval_strategy": "no"}
+    return {"eval_strategy": "steps", "eval_steps": plan.options.validation_steps * plan.updates_per_step}
+
+
+def _spread(plan: RlPlan) -> tuple[int, int, int]:
+    """Trajectories of a micro-batch, and micro-batches of an update and of a step, per device."""
+    options, processes = plan.options, plan.machine.num_processes
+    share, rest = divmod(options.mini_batch_prompts * options.group_size, processes)
+    if rest:
+        raise ConfigError(
+            f"rl: an update of {options.mini_batch_prompts} x {options.group_size} trajectories cannot be spread over "
+            f"{processes} devices; make rl.mini_batch_prompts a multiple of them"
+        )
+    per_device = options.per_device_batch_size
+    if per_device is None:
+        longest = options.max_prompt_tokens + options.max_response_tokens
+        fitting = max(1, MICRO_BATCH_TOKENS // longest)
+        per_device = max(count for count in range(1, min(share, fitting) + 1) if share % count == 0)
+    if share % per_device:
+        raise ConfigError(
+            f"rl: {share} trajectories of an update on each device are no multiple of rl.per_device_batch_size = "
+            f"{per_device}"
+        )
+    accumulation = share // per_device
+    steps_per_generation = accumulation * plan.updates_per_step
+    check_whole_groups(per_device, steps_per_generation, options.group_size)
+    return per_device, accumulation, steps_per_generation
+
+
+def _for_variant(plan: RlPlan) -> dict[str, Any]:
+    """All that differs between CPU and GPU."""
+    options, machine = plan.options, plan.machine
+    if machine.num_nodes > 1:
+        raise ConfigError('rl: TRL trains on one machine; set rl.num_nodes = 1, or rl.engine = "verl"')
+    checkpointing = options.gradient_checkpointing
+    if machine.variant == "cpu":
+        if machine.num_devices > 1:
+            raise ConfigError("rl: on a CPU training is one process; set rl.num_devices = 1")
+        if options.precision == "fp16":
+            raise ConfigError("rl: fp16 cannot be trained on a CPU; set rl.precision to auto, fp32 or bf16")
+        return {
+            "use_cpu": True,
+            "use_vllm": False,
+            "bf16": options.precision == "bf16",
+            "fp16": False,
+            "gradient_checkpointing": bool(checkpointing),
+        }
+    precision = "bf16" if options.precision == "auto" else options.precision
+    return {
+        "bf16": precision == "bf16",
+        "fp16": precision == "fp16",
+        "gradient_checkpointing": checkpointing is not False,
+        "use_vllm": True,
+        "vllm_mode": "colocate",
+        "vllm_gpu_memory_utilization": options.gpu_memory_share,
+        "vllm_tensor_parallel_size": options.tensor_parallel,
+        "vllm_max_model_length": options.max_prompt_tokens + options.max_response_tokens,
+    }
