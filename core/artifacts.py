@@ -163,10 +163,11 @@ class ArtifactReader:
         self.kind = ref.kind
         self.digest = ref.digest
         self.num_rows = self.manifest.num_rows
-        table = TABLES.get(ref.kind)
-        if table is not None and self.manifest.schema_version != table.version:
+        table, version = TABLES.get(ref.kind), self.manifest.schema_version
+        self._lacking = table.schema if table is not None and version in table.also_reads else None
+        if table is not None and version != table.version and version not in table.also_reads:
             raise ArtifactError(
-                f"{ref.folder} holds table {ref.kind} in version {self.manifest.schema_version}; "
+                f"{ref.folder} holds table {ref.kind} in version {version}; "
                 f"this Treadle reads version {table.version}: run the stage that makes it again"
             )
 
@@ -186,9 +187,20 @@ class ArtifactReader:
                 self._check(entry, file)
                 try:
                     parquet = pq.ParquetFile(file, pre_buffer=False)
-                    yield from parquet.iter_batches(_BATCH_ROWS, columns=list(columns) if columns else None)
+                    for batch in parquet.iter_batches(_BATCH_ROWS, columns=list(columns) if columns else None):
+                        yield self._completed(batch, columns)
                 except pa.ArrowException as error:
                     raise ArtifactError(f"{key} cannot be read: {error}; `treadle verify` shows more") from error
+
+    def _completed(self, batch: pa.RecordBatch, columns: Sequence[str] | None) -> pa.RecordBatch:
+        """A batch of an earlier version with the columns that came later, all null."""
+        if self._lacking is None:
+            return batch
+        for name in columns or self._lacking.names:
+            if name not in batch.schema.names:
+                field = self._lacking.field(name)
+                batch = batch.append_column(field, pa.nulls(batch.num_rows, field.type))
+        return batch.select(list(columns or self._lacking.names))
 
     def matching(
         self, column: str, test: Callable[[pa.Array], pa.Array], columns: Sequence[str] | None = None
@@ -213,7 +225,7 @@ class ArtifactReader:
                     parquet = pq.ParquetFile(file, pre_buffer=False)
                     for batch in parquet.iter_batches(_BATCH_ROWS, row_groups=groups, columns=wanted):
                         if (found := batch.filter(test(batch[column]))).num_rows:
-                            yield found
+                            yield self._completed(found, wanted)
                 except pa.ArrowException as error:
                     raise ArtifactError(f"{key} cannot be read: {error}; `treadle verify` shows more") from error
 

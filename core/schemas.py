@@ -23,6 +23,8 @@ class Table:
     description: str
     required: bool = True
     """Whether a stage that produces it must write at least one row."""
+    also_reads: frozenset[int] = frozenset()
+    """Earlier versions that are read as they are: all that they lack is columns that may be null here."""
 
 
 def _field(name: str, type_: pa.DataType, doc: str, *, nullable: bool = False) -> pa.Field:
@@ -318,7 +320,7 @@ ROLLOUT_TELEMETRY = Table(
 
 CHECKPOINTS = Table(
     "checkpoint",
-    1,
+    2,
     ("name",),
     pa.schema(
         [
@@ -326,19 +328,34 @@ CHECKPOINTS = Table(
             _field("base_model", pa.string(), "model that training began with: `embedded`, folder, hub id or address"),
             _field("base_digest", pa.string(), "hex digest of that model's files; empty for a hub id"),
             _field("finetuning_type", pa.string(), "full, or lora merged into the base"),
-            _field("num_steps", pa.int64(), "optimizer steps"),
+            _field("num_steps", pa.int64(), "steps of the training: optimizer steps, or batches of rollouts in `rl`"),
             _field("num_epochs", pa.float64(), "passes over the rows"),
             _field("num_rows", pa.int64(), "rows trained on"),
-            _field("num_target_tokens", pa.int64(), "tokens of one pass that count in the loss"),
-            _field("first_loss", pa.float64(), "loss at the first logged step"),
-            _field("last_loss", pa.float64(), "loss at the last logged step"),
+            _field(
+                "num_target_tokens",
+                pa.int64(),
+                "tokens of one pass that count in the loss; null in `rl`, which samples its own",
+                nullable=True,
+            ),
+            _field("first_loss", pa.float64(), "loss at the first logged step; null where none is told", nullable=True),
+            _field("last_loss", pa.float64(), "loss at the last logged step; null where none is told", nullable=True),
             _field("tokenizer_digest", pa.string(), "tokenizer and chat template, as in the rows"),
             _field("seed", pa.int64(), "of training"),
             _field("engine", pa.string(), "what trained it"),
             _field("versions", pa.string(), "JSON object: package -> version in the engine's environment"),
+            _field("chosen_step", pa.int64(), "step of the state that was handed over; null in `sft`", nullable=True),
+            _field("first_reward", pa.float64(), "mean reward at the first step; null in `sft`", nullable=True),
+            _field("last_reward", pa.float64(), "mean reward at the last step; null in `sft`", nullable=True),
+            _field(
+                "validation_correctness",
+                pa.float64(),
+                "mean correctness on held-out questions at the chosen step; null without validation",
+                nullable=True,
+            ),
         ]
     ),
     "A trained model: its files lie in the folder `model` beside this table.",
+    also_reads=frozenset({1}),
 )
 
 MODEL_FOLDER = "model"
@@ -359,6 +376,99 @@ TRAINING_LOG = Table(
         ]
     ),
     "Loss and learning rate over the steps of a training.",
+    required=False,
+)
+
+RL_ROLLOUTS = Table(
+    "rl_rollouts",
+    1,
+    ("step", "group", "session"),
+    pa.schema(
+        [
+            _field("step", pa.int64(), "step of the training, from 1"),
+            _field("group", pa.string(), "id of the group that the sampler gave it, unique in the step"),
+            _field("session", pa.int32(), "place in the group, from 0"),
+            _field("question_key", pa.string(), "the question"),
+            _field("dataset", pa.string(), "copied from the row"),
+            _field("domain", pa.string(), "copied from the row"),
+            _field("input", pa.string(), "the question as the agent was asked it"),
+            _field("output", pa.string(), "the assistant turn, results included"),
+            _field("reward", pa.float64(), "reward; null where it has none", nullable=True),
+            _field("correctness", pa.float64(), "1 or 0 for math and choice, F1 for qa"),
+            _field("f_tool", pa.float64(), "factor for calls"),
+            _field("f_len", pa.float64(), "factor for length"),
+            _field("f_format", pa.float64(), "0, or minus the penalty where the format is broken"),
+            _field(
+                "format_reason", pa.string(), "codes of the rules that it breaks, with blanks between; empty for none"
+            ),
+            _field("prediction", pa.string(), "extracted answer; empty where there is none"),
+            _field("tool_calls", pa.int32(), "tool calls that ran"),
+            _field("tool_failures", pa.int32(), "of these, those that failed"),
+            _field("model_tokens", pa.int32(), "tokens that the policy sampled"),
+            _field("total_tokens", pa.int32(), "these and those of results"),
+            _field("tool_mean", pa.float64(), "mean calls of the group"),
+            _field("length_mean", pa.float64(), "mean length of the group"),
+            _field("length_std", pa.float64(), "its population standard deviation"),
+            _field("finish", pa.string(), "how it ended, as in `rollouts`"),
+            _field("branch_parent", pa.int32(), "session that it branched off; null for none", nullable=True),
+            _field("branch_depth", pa.int32(), "branches before it; 0 where it began with the bare question"),
+            _field("seed", pa.int64(), "seed of the rollout"),
+        ]
+    ),
+    "Rollouts that a policy was reinforced with, each with all parts of its reward.",
+    required=False,
+)
+
+RL_LOG = Table(
+    "rl_log",
+    1,
+    ("step",),
+    pa.schema(
+        [
+            _field("step", pa.int64(), "step of the training, from 1"),
+            _field("reward", pa.float64(), "mean reward; null where no rollout has one", nullable=True),
+            _field("reward_std", pa.float64(), "mean over groups of the standard deviation within", nullable=True),
+            _field("correctness", pa.float64(), "mean correctness"),
+            _field("format_ok", pa.float64(), "share of rollouts in good format"),
+            _field("calls", pa.float64(), "mean tool calls that ran"),
+            _field("tool_failures", pa.float64(), "mean failed ones"),
+            _field("length", pa.float64(), "mean tokens that the policy sampled"),
+            _field("f_tool", pa.float64(), "mean factor for calls"),
+            _field("f_len", pa.float64(), "mean factor for length"),
+            _field("sigma_tool", pa.float64(), "in force at this step"),
+            _field("sigma_length", pa.float64(), "in force at this step"),
+            _field("num_rollouts", pa.int64(), "rollouts of the step"),
+            _field("num_groups", pa.int64(), "groups of the step"),
+            _field("num_equal_groups", pa.int64(), "groups with equal rewards, from which nothing is learnt"),
+            _field("loss", pa.float64(), "policy loss; null where none is told", nullable=True),
+            _field("entropy", pa.float64(), "mean entropy of the policy; null where none is told", nullable=True),
+            _field("learning_rate", pa.float64(), "at this step; null where none is told", nullable=True),
+            _field("grad_norm", pa.float64(), "before clipping; null where none is told", nullable=True),
+            _field("seconds", pa.float64(), "in training so far, over all attempts"),
+        ]
+    ),
+    "Rewards and behaviour over the steps of a reinforcement.",
+    required=False,
+)
+
+RL_VALIDATION = Table(
+    "rl_validation",
+    1,
+    ("step", "domain"),
+    pa.schema(
+        [
+            _field("step", pa.int64(), "step of the training after which it was made"),
+            _field("domain", pa.string(), "math, qa, choice, or `all`"),
+            _field("num_questions", pa.int64(), "held-out questions, answered greedily once each"),
+            _field("correctness", pa.float64(), "mean correctness, by the scorer of training"),
+            _field("format_ok", pa.float64(), "share in good format"),
+            _field("efficiency", pa.float64(), "mean of correctness divided by calls (by 1 without calls)"),
+            _field("calls", pa.float64(), "mean tool calls that ran"),
+            _field("length", pa.float64(), "mean tokens that the policy sampled"),
+            _field("executed", pa.float64(), "share of calls without failure; null without calls", nullable=True),
+        ]
+    ),
+    "Validations on held-out questions during a reinforcement.",
     required=False,
 )
 
@@ -534,6 +644,9 @@ TABLES: dict[str, Table] = {
         SFT_REJECTIONS,
         CHECKPOINTS,
         TRAINING_LOG,
+        RL_ROLLOUTS,
+        RL_LOG,
+        RL_VALIDATION,
         SCORES,
         RL_ROWS,
         RL_REJECTIONS,

@@ -180,6 +180,7 @@ class SftRun:
             "seed": self._settings.seed,
             "engine": f"llamafactory {training.versions['llamafactory']}, {plan.machine.variant}",
             "versions": orjson.dumps(training.versions, option=orjson.OPT_SORT_KEYS).decode(),
+            **dict.fromkeys(("chosen_step", "first_reward", "last_reward", "validation_correctness")),
         }
         log = [
             {

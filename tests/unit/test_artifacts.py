@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from treadle.core import parquet
+from treadle.core import artifacts, parquet
 from treadle.core.artifacts import ArtifactReader, ArtifactRef, ArtifactWriter, verify_artifact
 from treadle.core.errors import ArtifactError
 from treadle.core.schemas import QUESTIONS, ROLLOUTS, TABLES, Table
@@ -300,3 +301,20 @@ def test_rollouts_have_a_row_shape_that_is_written_and_read(tmp_path: Path) -> N
     row = {field.name: values.get(field.type, []) for field in ROLLOUTS.schema} | {"output_ids": [1, 2], "error": None}
     ref = write(tmp_path, [row], table=ROLLOUTS)
     assert list(ArtifactReader(open_storage(tmp_path), ref).rows()) == [row]
+
+
+def test_a_table_of_an_earlier_version_that_lacks_columns_is_read_with_nulls(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ref = write(tmp_path, [thing(0), thing(1)])
+    grown = replace(
+        THINGS, version=2, schema=THINGS.schema.append(pa.field("later", pa.int64())), also_reads=frozenset({1})
+    )
+    monkeypatch.setitem(artifacts.TABLES, THINGS.kind, grown)
+    reader = ArtifactReader(open_storage(tmp_path), ref)
+    assert list(reader.rows()) == [{**thing(0), "later": None}, {**thing(1), "later": None}]
+    name = THINGS.schema.names[0]
+    assert list(reader.rows(["later", name])) == [{"later": None, name: thing(index)[name]} for index in range(2)]
+    monkeypatch.setitem(artifacts.TABLES, THINGS.kind, replace(grown, also_reads=frozenset()))
+    with pytest.raises(ArtifactError, match="in version 1; this Treadle reads version 2"):
+        ArtifactReader(open_storage(tmp_path), ref)
