@@ -14,7 +14,7 @@ import gc
 import hashlib
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol as TypingProtocol
 
 from treadle.agent.environment import CallRecord, Environment, Observation, Question
@@ -198,11 +198,28 @@ class RolloutEngine:
         agent's doing) and ToolError: the rollout is then owed, and its memory lets it go on later.
         """
         try:
-            messages = await environment.reset(question, prefix.calls if prefix else ())
-            run = _Rollout(self, environment, messages, seed, deadline, memory, question.key, prefix)
-            return await run.play()
+            rollout = await self.begin(
+                environment, question, seed=seed, deadline=deadline, memory=memory, prefix=prefix
+            )
+            while await rollout.advance():
+                pass
+            return rollout.finish()
         finally:
             await environment.close()
+
+    async def begin(
+        self,
+        environment: Environment,
+        question: Question,
+        *,
+        seed: int,
+        deadline: float,
+        memory: Memory,
+        prefix: Prefix | None = None,
+    ) -> Rollout:
+        """Reset the environment for a rollout that is played turn by turn; closing it is up to the caller."""
+        messages = await environment.reset(question, prefix.calls if prefix else ())
+        return Rollout(self, environment, messages, seed, deadline, memory, question.key, prefix)
 
     def render(self, messages: Sequence[Mapping[str, str]]) -> str:
         """The prompt as text, for text mode."""
@@ -216,8 +233,8 @@ def render_chatml(messages: Sequence[Mapping[str, str]]) -> str:
     return f"{turns}<|im_start|>assistant\n"
 
 
-class _Rollout:
-    """State of one rollout."""
+class Rollout:
+    """One rollout in progress; see `RolloutEngine.begin`."""
 
     def __init__(
         self,
@@ -246,25 +263,35 @@ class _Rollout:
         self._server_tokens = 0
         self._server_chars = 0
         self._usage = Usage()
+        self._status: str | None = None
 
-    async def play(self) -> Trajectory:
-        """Take turns until a status."""
-        status: str | None = None
+    async def advance(self) -> bool:
+        """Take one turn: what is pending, or the model's text and the reaction to it; whether the rollout goes on."""
         try:
             if self._pending:
-                status = await self._act()
-                self._turn += 1
-            while status is None:
-                if self._turn >= self._engine.limits.max_turns:
-                    status = "max_turns"
-                    break
-                status = await self._take_turn()
-                self._turn += 1
+                self._pending = False
+                self._status = await self._act()
+            elif self._turn >= self._engine.limits.max_turns:
+                self._status = "max_turns"
+            else:
+                self._status = await self._take_turn()
         except DeadlineExceeded:
-            status = "timeout"
+            self._status = "timeout"
         except ContextTooLong:
-            status = "context_full"
-        return self._finish(status)
+            self._status = "context_full"
+        self._turn += 1
+        return self._status is None
+
+    def prefix(self) -> Prefix:
+        """All of it so far, to be continued by another rollout; to be asked between turns."""
+        prefix = self._transcript.prefix(self._calls, self._turn)
+        return replace(prefix, pending=self._pending)
+
+    def finish(self) -> Trajectory:
+        """The trajectory of a rollout that goes on no more."""
+        if self._status is None:
+            raise RuntimeError("a rollout is finished before its end")
+        return self._finish(self._status)
 
     async def _take_turn(self) -> str | None:
         room, full = self._room()

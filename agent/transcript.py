@@ -50,7 +50,8 @@ class Prefix:
     """The beginning of a trajectory, to be continued: what an unbroken rollout would have had at this point.
 
     `calls` are those whose outcome is part of it. `pending`: it ends with a call or an answer that is still to be
-    acted on. `turn` is the number of the turn that acts or generates next.
+    acted on; a call at its end that is not pending was refused in silence. `turn` is the number of the turn that acts
+    or generates next.
     """
 
     segments: tuple[Segment, ...]
@@ -158,7 +159,7 @@ class Transcript:
         self.origins = bytearray(prefix.origins if prefix else ())
         self.wasted_tokens = 0
         if prefix:
-            self._adopt(prefix.segments)
+            self._adopt(prefix.segments, prefix.pending)
 
     @property
     def text(self) -> str:
@@ -281,17 +282,19 @@ class Transcript:
             self.close_stretch()
         return self._stretches[-1]
 
-    def _adopt(self, segments: Sequence[Segment]) -> None:
+    def _adopt(self, segments: Sequence[Segment], pending: bool) -> None:
         """Take over a prefix: finished parts as they are, trailing model text as the open stretch."""
         begin = len(segments)
-        while begin and segments[begin - 1].kind != RESULT and not self._ends_stretch(segments, begin):
+        while begin and segments[begin - 1].kind != RESULT and not self._ends_stretch(segments, begin, pending):
             begin -= 1
         self._closed = list(segments[:begin])
         if begin < len(segments):
             start = segments[begin].start
             self._stretches.append(_Stretch("model", render(segments[begin:]), start, len(self.ids)))
 
-    def _ends_stretch(self, segments: Sequence[Segment], end: int) -> bool:
-        """Whether a stretch ends before segment `end`; the last segment stays open, it may be pending."""
+    def _ends_stretch(self, segments: Sequence[Segment], end: int, pending: bool) -> bool:
+        """Whether a stretch ends before segment `end`; the last segment stays open where it is pending."""
+        if end == len(segments) and pending:
+            return False
         segment = segments[end - 1]
-        return end < len(segments) and (_is_call(segment, self._protocol) or _is_answer(segment, self._protocol))
+        return _is_call(segment, self._protocol) or _is_answer(segment, self._protocol)

@@ -43,6 +43,8 @@ class Completion:
         endpoint: URL of the server that answered. Volatile, like the next two.
         seconds: From the call to the answer, retries and waiting included.
         retries: Failed attempts before this answer.
+        logprobs: Log-probabilities of the sampled ids, one for each, where training asks for them.
+        entropies: Entropies in nats at the first sampled ids, likewise.
     """
 
     text: str
@@ -54,6 +56,8 @@ class Completion:
     endpoint: str
     seconds: float
     retries: int
+    logprobs: tuple[float, ...] | None = None
+    entropies: tuple[float, ...] | None = None
 
     def to_json(self) -> bytes:
         """Bytes for the journal."""
@@ -65,6 +69,9 @@ class Completion:
         fields = orjson.loads(data)
         ids = fields["token_ids"]
         fields["token_ids"] = None if ids is None else tuple(ids)
+        for name in ("logprobs", "entropies"):
+            if fields.get(name) is not None:
+                fields[name] = tuple(fields[name])
         return cls(**fields)
 
 

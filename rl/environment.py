@@ -1,0 +1,175 @@
+"""The run's environment inside an engine's process: the same tools, prompt and limits as everywhere.
+
+An engine gets the settings that the stage was given, with paths and the interpreter of programs filled in, and their
+digest; an environment that is another one by then is refused. docs/behaviour/group-rollouts.md, part "The environment".
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import AsyncIterator, Coroutine, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+from treadle.agent.config import EnvironmentSettings
+from treadle.agent.environment import ToolEnvironment
+from treadle.agent.metering import TokenBudget
+from treadle.agent.opening import Opening
+from treadle.agent.rollout import ChatCodec, Model, RolloutEngine, RolloutLimits
+from treadle.agent.tools.outcome import Tool
+from treadle.core.errors import ConfigError
+from treadle.core.llm.config import ModelSettings, Sampling
+from treadle.rl.batching import Attendance
+from treadle.rl.branching import Branching
+from treadle.rl.groups import GroupRollouts
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class OpenEnvironment:
+    """An environment whose tools are open."""
+
+    settings: EnvironmentSettings
+    tools: Mapping[str, Tool]
+
+    def episode(self, system: str = "") -> ToolEnvironment:
+        """The environment of one trajectory; `system` replaces the system message."""
+        settings = self.settings.model_copy(update={"system_prompt": system}) if system else self.settings
+        return ToolEnvironment(settings, self.tools)
+
+    def engine(
+        self,
+        model: Model,
+        codec: ChatCodec,
+        sampling: Sampling,
+        *,
+        max_response_tokens: int | None = None,
+        max_model_len: int | None = None,
+    ) -> RolloutEngine:
+        """A rollout engine with the environment's limits; the lesser bound of the assistant's turn holds."""
+        settings = self.settings
+        bounds = [bound for bound in (settings.max_trajectory_tokens, max_response_tokens) if bound is not None]
+        limits = RolloutLimits(
+            max_turns=settings.turn_limit(),
+            max_model_len=max_model_len,
+            max_trajectory_tokens=min(bounds, default=None),
+            continue_unmarked=settings.on_unmarked == "continue",
+        )
+        return RolloutEngine(model, codec, sampling, limits, settings.protocol)
+
+    def groups(
+        self,
+        engine: RolloutEngine,
+        branching: Branching,
+        *,
+        vocab_size: int,
+        attendance: Attendance | None = None,
+    ) -> GroupRollouts:
+        """Groups of rollouts in this environment; `attendance` is that of a `BatchedModel`."""
+        return GroupRollouts(
+            engine=engine,
+            new_environment=self.episode,
+            branching=branching,
+            rollout_time_s=self.settings.rollout_time_s,
+            vocab_size=vocab_size,
+            attendance=attendance or Attendance(),
+        )
+
+
+@contextlib.asynccontextmanager
+async def open_environment(
+    settings: EnvironmentSettings,
+    *,
+    digest: str = "",
+    interpreter: Path | None = None,
+    summarizer: ModelSettings | None = None,
+) -> AsyncIterator[OpenEnvironment]:
+    """Open the tools for the time of the block.
+
+    `digest` is what the environment must have, empty for any; `interpreter` runs programs unless the settings name one;
+    `summarizer` is the model that `search.summarizer` names. Raises ConfigError where the digest is another one, and
+    ToolError or EndpointUnavailable where a tool cannot be opened.
+    """
+    found = settings.digest()
+    if digest not in ("", found):
+        raise ConfigError(
+            f"the environment in this engine ({found[:12]}) is not that of the run ({digest[:12]}): another version of "
+            "Treadle made the plan; make it anew"
+        )
+    settings = with_interpreter(settings, interpreter)
+    async with Opening(TokenBudget(None)) as opening:
+        reader = None
+        if settings.summarizer is not None and summarizer is not None:
+            reader = await opening.model(settings.summarizer, summarizer)
+        yield OpenEnvironment(settings, await opening.tools(settings, reader))
+
+
+def with_interpreter(settings: EnvironmentSettings, interpreter: Path | None) -> EnvironmentSettings:
+    """The settings with a Python for programs, unless they name one; it must hold the packages of the sandbox."""
+    sandbox = settings.python.sandbox
+    if interpreter is None or sandbox.interpreter is not None:
+        return settings
+    python = settings.python.model_copy(update={"sandbox": sandbox.model_copy(update={"interpreter": interpreter})})
+    return settings.model_copy(update={"python": python})
+
+
+class ResidentEnvironment:
+    """An environment for engines that are not asynchronous: it stays open, on an event loop in a thread of its own.
+
+    Tools go on by themselves (keeping sandboxes warm, say) while the engine trains.
+    """
+
+    def __init__(
+        self,
+        settings: EnvironmentSettings,
+        *,
+        digest: str = "",
+        interpreter: Path | None = None,
+        summarizer: ModelSettings | None = None,
+    ) -> None:
+        """The same as for `open_environment`."""
+        self._context = open_environment(settings, digest=digest, interpreter=interpreter, summarizer=summarizer)
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="environment", daemon=True)
+        self._open: OpenEnvironment | None = None
+
+    @property
+    def open(self) -> OpenEnvironment:
+        """The open environment; use what it makes in `run` only."""
+        if self._open is None:
+            raise RuntimeError("a resident environment is used outside of its block")
+        return self._open
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        try:
+            self._open = self.run(self._context.__aenter__())
+        except BaseException:
+            self._stop()
+            raise
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        try:
+            self.run(self._context.__aexit__(None, None, None))
+        finally:
+            self._open = None
+            self._stop()
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Wait for something on the loop; interrupted, it is cancelled there."""
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    def _stop(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
