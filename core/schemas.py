@@ -428,15 +428,15 @@ RL_LOG = Table(
             _field("step", pa.int64(), "step of the training, from 1"),
             _field("reward", pa.float64(), "mean reward; null where no rollout has one", nullable=True),
             _field("reward_std", pa.float64(), "mean over groups of the standard deviation within", nullable=True),
-            _field("correctness", pa.float64(), "mean correctness"),
-            _field("format_ok", pa.float64(), "share of rollouts in good format"),
-            _field("calls", pa.float64(), "mean tool calls that ran"),
-            _field("tool_failures", pa.float64(), "mean failed ones"),
-            _field("length", pa.float64(), "mean tokens that the policy sampled"),
-            _field("f_tool", pa.float64(), "mean factor for calls"),
-            _field("f_len", pa.float64(), "mean factor for length"),
-            _field("sigma_tool", pa.float64(), "in force at this step"),
-            _field("sigma_length", pa.float64(), "in force at this step"),
+            _field("correctness", pa.float64(), "mean correctness", nullable=True),
+            _field("format_ok", pa.float64(), "share of rollouts in good format", nullable=True),
+            _field("calls", pa.float64(), "mean tool calls that ran", nullable=True),
+            _field("tool_failures", pa.float64(), "mean failed ones", nullable=True),
+            _field("length", pa.float64(), "mean tokens that the policy sampled", nullable=True),
+            _field("f_tool", pa.float64(), "mean factor for calls", nullable=True),
+            _field("f_len", pa.float64(), "mean factor for length", nullable=True),
+            _field("sigma_tool", pa.float64(), "in force at this step", nullable=True),
+            _field("sigma_length", pa.float64(), "in force at this step", nullable=True),
             _field("num_rollouts", pa.int64(), "rollouts of the step"),
             _field("num_groups", pa.int64(), "groups of the step"),
             _field("num_equal_groups", pa.int64(), "groups with equal rewards, from which nothing is learnt"),
@@ -447,7 +447,7 @@ RL_LOG = Table(
             _field("seconds", pa.float64(), "in training so far, over all attempts"),
         ]
     ),
-    "Rewards and behaviour over the steps of a reinforcement.",
+    "Rewards and behaviour over the steps of a reinforcement. Means are over scored rollouts, null where there is none.",
     required=False,
 )
 
@@ -460,15 +460,17 @@ RL_VALIDATION = Table(
             _field("step", pa.int64(), "step of the training after which it was made"),
             _field("domain", pa.string(), "math, qa, choice, or `all`"),
             _field("num_questions", pa.int64(), "held-out questions, answered greedily once each"),
-            _field("correctness", pa.float64(), "mean correctness, by the scorer of training"),
-            _field("format_ok", pa.float64(), "share in good format"),
-            _field("efficiency", pa.float64(), "mean of correctness divided by calls (by 1 without calls)"),
-            _field("calls", pa.float64(), "mean tool calls that ran"),
-            _field("length", pa.float64(), "mean tokens that the policy sampled"),
+            _field("correctness", pa.float64(), "mean correctness, by the scorer of training", nullable=True),
+            _field("format_ok", pa.float64(), "share in good format", nullable=True),
+            _field(
+                "efficiency", pa.float64(), "mean of correctness divided by calls (by 1 without calls)", nullable=True
+            ),
+            _field("calls", pa.float64(), "mean tool calls that ran", nullable=True),
+            _field("length", pa.float64(), "mean tokens that the policy sampled", nullable=True),
             _field("executed", pa.float64(), "share of calls without failure; null without calls", nullable=True),
         ]
     ),
-    "Validations on held-out questions during a reinforcement.",
+    "Validations on held-out questions during a reinforcement. Means are null where nothing was scored.",
     required=False,
 )
 

@@ -17,12 +17,15 @@ def step_figures(groups: Iterable[Sequence[Reward]]) -> dict[str, Any]:
 
     `reward_std` is the mean over groups of the standard deviation (n - 1) within each: at 0 there is nothing to learn.
     """
-    scored = [[reward for reward in group if reward.scored] for group in groups]
+    scored = [kept for group in groups if (kept := [reward for reward in group if reward.scored])]
+    deviations = [_deviation([reward.reward for reward in group]) for group in scored]
     rewards = [reward for group in scored for reward in group]
     return {
         "num_rollouts": len(rewards),
+        "num_groups": len(scored),
+        "num_equal_groups": deviations.count(0.0),
         "reward": _mean(reward.reward for reward in rewards),
-        "reward_std": _mean(_deviation([reward.reward for reward in group]) for group in scored if group),
+        "reward_std": _mean(deviations),
         "correctness": _mean(reward.correctness for reward in rewards),
         "format_ok": _mean(reward.format_ok for reward in rewards),
         "calls": _mean(reward.tool_calls for reward in rewards),
