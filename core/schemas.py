@@ -393,11 +393,16 @@ RL_ROLLOUTS = Table(
             _field("domain", pa.string(), "copied from the row"),
             _field("input", pa.string(), "the question as the agent was asked it"),
             _field("output", pa.string(), "the assistant turn, results included"),
-            _field("reward", pa.float64(), "reward; null where it has none", nullable=True),
-            _field("correctness", pa.float64(), "1 or 0 for math and choice, F1 for qa"),
-            _field("f_tool", pa.float64(), "factor for calls"),
-            _field("f_len", pa.float64(), "factor for length"),
-            _field("f_format", pa.float64(), "0, or minus the penalty where the format is broken"),
+            _field(
+                "reward",
+                pa.float64(),
+                "reward; like all its parts null where infrastructure failed, so that it was not scored",
+                nullable=True,
+            ),
+            _field("correctness", pa.float64(), "1 or 0 for math and choice, F1 for qa", nullable=True),
+            _field("f_tool", pa.float64(), "factor for calls", nullable=True),
+            _field("f_len", pa.float64(), "factor for length", nullable=True),
+            _field("f_format", pa.float64(), "0, or minus the penalty where the format is broken", nullable=True),
             _field(
                 "format_reason", pa.string(), "codes of the rules that it breaks, with blanks between; empty for none"
             ),
@@ -406,9 +411,9 @@ RL_ROLLOUTS = Table(
             _field("tool_failures", pa.int32(), "of these, those that failed"),
             _field("model_tokens", pa.int32(), "tokens that the policy sampled"),
             _field("total_tokens", pa.int32(), "these and those of results"),
-            _field("tool_mean", pa.float64(), "mean calls of the group"),
-            _field("length_mean", pa.float64(), "mean length of the group"),
-            _field("length_std", pa.float64(), "its population standard deviation"),
+            _field("tool_mean", pa.float64(), "mean calls of the group", nullable=True),
+            _field("length_mean", pa.float64(), "mean length of the group", nullable=True),
+            _field("length_std", pa.float64(), "its population standard deviation", nullable=True),
             _field("finish", pa.string(), "how it ended, as in `rollouts`"),
             _field("branch_parent", pa.int32(), "session that it branched off; null for none", nullable=True),
             _field("branch_depth", pa.int32(), "branches before it; 0 where it began with the bare question"),
@@ -447,7 +452,7 @@ RL_LOG = Table(
             _field("seconds", pa.float64(), "in training so far, over all attempts"),
         ]
     ),
-    "Rewards and behaviour over the steps of a reinforcement. Means are over scored rollouts, null where there is none.",
+    "Rewards and behaviour over the steps of a reinforcement; means of no scored rollout are null.",
     required=False,
 )
 
