@@ -1,0 +1,133 @@
+"""Sessions of one group that wait for each other: verl runs each trajectory as a coroutine of its own.
+
+The first session to arrive begins the making of the whole group; every session leaves with its own share once all have
+arrived and the group is made. Whatever goes wrong (an error, a session that is cancelled or never comes, time) is met
+by all sessions alike, so that verl marks the group as failed instead of waiting for it or training on a part of it.
+Nothing here knows verl. Documented in docs/guides/verl.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Generic, TypeVar
+
+from treadle.core.errors import EngineError
+
+T = TypeVar("T")
+
+GroupKey = tuple[str, int]
+"""Group id given by the sampler, and step."""
+
+
+class GroupFailed(EngineError):
+    """No trajectory of a group can be used: names the group, and why."""
+
+
+class GroupBarrier(Generic[T]):
+    """Groups in flight on one event loop of one process."""
+
+    def __init__(self, timeout_s: float) -> None:
+        """`timeout_s`: longest time from the arrival of a group's first session to its end."""
+        self._timeout_s = timeout_s
+        self._groups: dict[GroupKey, _Gathering[T]] = {}
+
+    def __len__(self) -> int:
+        """Groups that are still held."""
+        return len(self._groups)
+
+    async def attend(self, key: GroupKey, session: int, size: int, make: Callable[[], Awaitable[Sequence[T]]]) -> T:
+        """Arrive as session 0 <= `session` < `size`, and leave with the item of that number of what `make` returns.
+
+        `make` of the first to arrive is called, once. Raises GroupFailed.
+        """
+        group = self._groups.get(key)
+        if group is None:
+            self._forget_before(key[1])
+            group = self._groups[key] = _Gathering(key, size, make, self._timeout_s)
+        try:
+            group.arrive(session)
+            return (await group.end())[session]
+        except asyncio.CancelledError:
+            group.fail(f"session {session} was cancelled")
+            raise
+        finally:
+            if group.leave():
+                self._groups.pop(key, None)
+
+    def _forget_before(self, step: int) -> None:
+        """Drop failed groups of earlier steps, which were kept for sessions that never came."""
+        for key in [key for key, group in self._groups.items() if group.failed and key[1] < step]:
+            del self._groups[key]
+
+
+class _Gathering(Generic[T]):
+    """One group."""
+
+    def __init__(self, key: GroupKey, size: int, make: Callable[[], Awaitable[Sequence[T]]], timeout_s: float) -> None:
+        loop = asyncio.get_running_loop()
+        self._name = f"group {key[0]} of step {key[1]}"
+        self._size = size
+        self._present: set[int] = set()
+        self._num_left = 0
+        self._made: Sequence[T] | None = None
+        self._end: asyncio.Future[Sequence[T]] = loop.create_future()
+        # All sessions may be gone when it fails.
+        self._end.add_done_callback(lambda end: end.exception())
+        self._timer = loop.call_later(timeout_s, self._run_out, timeout_s)
+        self._task = loop.create_task(self._make(make))
+
+    @property
+    def failed(self) -> bool:
+        """Whether it ended without its items."""
+        return self._end.done() and self._end.exception() is not None
+
+    def arrive(self, session: int) -> None:
+        """Count a session in."""
+        if session in self._present or not 0 <= session < self._size:
+            self.fail(f"session {session} came twice, or is none of {self._size}")
+        self._present.add(session)
+        self._settle()
+
+    async def end(self) -> Sequence[T]:
+        """Wait for the items; raises GroupFailed."""
+        return await asyncio.shield(self._end)
+
+    def leave(self) -> bool:
+        """Count a session out; returns whether it was the last one."""
+        self._num_left += 1
+        return self._num_left >= self._size
+
+    def fail(self, reason: str, cause: BaseException | None = None) -> None:
+        """End it for all sessions, unless it ended already."""
+        if self._end.done():
+            return
+        error = GroupFailed(f"{self._name} failed: {reason}")
+        error.__cause__ = cause
+        self._end.set_exception(error)
+        self._timer.cancel()
+        self._task.cancel()
+
+    async def _make(self, make: Callable[[], Awaitable[Sequence[T]]]) -> None:
+        try:
+            made = await make()
+            if len(made) != self._size:
+                raise EngineError(f"{len(made)} trajectories were made for {self._size} sessions")
+        # Whatever it is, all sessions must be told.
+        except Exception as error:  # noqa: BLE001
+            self.fail(f"{type(error).__name__}: {error}", error)
+            return
+        self._made = made
+        self._settle()
+
+    def _settle(self) -> None:
+        if self._made is not None and len(self._present) == self._size and not self._end.done():
+            self._timer.cancel()
+            self._end.set_result(self._made)
+
+    def _run_out(self, timeout_s: float) -> None:
+        missing = self._size - len(self._present)
+        what = (
+            "its trajectories were not made" if self._made is None else f"{missing} of {self._size} sessions never came"
+        )
+        self.fail(f"{what} within {timeout_s:g} s")
