@@ -44,8 +44,6 @@ class CurriculumSettings(Section):
     """How strongly tool calls above the group's mean lower the reward, by phase; `rl.sigma_tool` overrules all."""
     sigma_length: tuple[Sigma, ...] = (0.1, 0.05, 0.025)
     """The same for the length, in standard deviations of the group; `rl.sigma_length` overrules all."""
-    exclude_previous: bool = False
-    """Whether questions that an earlier phase was trained on are left out of the selection."""
     sampling_model: str | None = None
     """Model whose settings serve the policy of a phase, by its name under `models`: what its server loads is replaced
     by that policy. None: the policy of `pools`."""

@@ -9,11 +9,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from treadle.agent.config import EnvironmentSettings
 from treadle.agent.judges.answer import answer_judge_digest
 from treadle.agent.judges.rules import DEFAULT_SYMBOLIC
-from treadle.agent.rollouts import ROLLOUTS, RolloutsSettings
-from treadle.core.config import Section, T_Section, merge, semantic_dump, validate
+from treadle.agent.rollouts import ROLLOUTS, RolloutOptions, RolloutsSettings
+from treadle.core.config import Section, semantic_dump
 from treadle.core.engines.base_model import folder_digest
 from treadle.core.errors import ConfigError
 from treadle.core.llm.config import Sampling
@@ -29,9 +28,10 @@ from treadle.eval.report import REPORT
 from treadle.eval.scores import SCORES
 from treadle.retriever.config import IndexSettings
 from treadle.retriever.stage import INDEX
+from treadle.rl.curriculum import phase_name, phase_of
 from treadle.sft.config import SftSettings
 from treadle.sft.stage import SFT
-from treadle.tasks.config import TreadleConfig
+from treadle.tasks.config import TreadleConfig, environment_of, overridden, table_of
 from treadle.tasks.models import (
     asked_model,
     checkpoints_of,
@@ -41,6 +41,7 @@ from treadle.tasks.models import (
     served_tokenizer,
     tokenizer_folder,
 )
+from treadle.tasks.phases import flow_phases, phase_at, phase_model, phase_policy, sampling_model
 
 STAGES: Mapping[str, Stage] = {
     stage.name: stage for stage in (QUESTIONS_STAGE, INDEX, POOLS_STAGE, SFT_ROWS_STAGE, SFT, ROLLOUTS, SCORES, REPORT)
@@ -56,6 +57,8 @@ class _Recipe:
     inputs: Callable[[TreadleConfig, Address], Mapping[str, tuple[Address, ...]]]
     by_model: bool = False
     """Whether there is one instance per model."""
+    by_phase: bool = False
+    """Whether there is one instance per phase of the curriculum."""
 
 
 def flow_instances(config: TreadleConfig) -> list[Instance]:
@@ -75,6 +78,7 @@ def flow_addresses(config: TreadleConfig) -> list[Address]:
     for iteration in range(1, config.flow.iterations + 1):
         addresses.append(Address(iteration, "questions"))
         addresses += [Address(iteration, stage) for stage in ("pools", "sft_rows", "sft") if stage in wanted]
+        addresses += flow_phases(config, iteration)
         by_model = [stage for stage in ("rollouts", "scores") if stage in wanted]
         addresses += [Address(iteration, stage, model) for model in flow_models(config) for stage in by_model]
         addresses += [Address(iteration, "report")] if "report" in wanted else []
@@ -91,11 +95,7 @@ def instance(config: TreadleConfig, address: Address) -> Instance:
     if address.iteration > config.flow.iterations:
         raise ConfigError(f"{address}: the flow has {config.flow.iterations} iteration; write 1/{address.stage}")
     recipe = _RECIPES[address.stage]
-    if recipe.by_model and address.qualifier not in config.models:
-        example = f"{address.iteration}/{address.stage}@{next(iter(config.models), 'base')}"
-        raise ConfigError(f"{address} names no model of this configuration; write it as {example}")
-    if not recipe.by_model and address.qualifier is not None:
-        raise ConfigError(f"{address}: there is one {address.stage} per iteration, so it takes no @{address.qualifier}")
+    _check_qualifier(config, address, recipe)
     return Instance(
         address=address,
         stage=STAGES[address.stage],
@@ -104,51 +104,74 @@ def instance(config: TreadleConfig, address: Address) -> Instance:
     )
 
 
+def _check_qualifier(config: TreadleConfig, address: Address, recipe: _Recipe) -> None:
+    """Raise ConfigError where an address names no model, or no phase, of this configuration, or one too many."""
+    if recipe.by_phase and phase_at(config, address) is not None:
+        return
+    stem = f"{address.iteration}/{address.stage}"
+    if recipe.by_model and address.qualifier not in config.models:
+        example = next(iter(config.models), "base")
+        raise ConfigError(f"{address} names no model of this configuration; write it as {stem}@{example}")
+    if recipe.by_phase and not recipe.by_model:
+        raise ConfigError(f"{address} names no phase of the curriculum; write it as {stem}@{phase_name(1)}")
+    if not recipe.by_model and address.qualifier is not None:
+        raise ConfigError(f"{address}: there is one {address.stage} per iteration, so it takes no @{address.qualifier}")
+
+
 def semantic_of(config: TreadleConfig) -> dict[str, Any]:
     """The configuration without operational keys, those inside `overrides` included; what a run is locked to."""
     semantic: dict[str, Any] = semantic_dump(config)
     for text in config.overrides:
         address = Address.parse(text)
-        semantic["overrides"][text] = semantic_dump(_overridden(config, address, getattr(config, address.stage)))
+        semantic["overrides"][text] = semantic_dump(overridden(config, address, table_of(config, address)))
     return semantic
-
-
-def _overridden(config: TreadleConfig, address: Address, section: T_Section) -> T_Section:
-    changes = config.overrides.get(str(address))
-    if changes is None:
-        return section
-    tree = merge(section.model_dump(mode="json"), changes)
-    return validate(type(section), tree, where=f'overrides."{address}"')
 
 
 def _rollouts(config: TreadleConfig, address: Address) -> RolloutsSettings:
     name = address.qualifier or ""
-    model, tokenizer_digest = asked_model(config, name)
+    if phase_of(name) is not None:
+        options: RolloutOptions = config.curriculum.rollouts
+        model, tokenizer_digest = asked_model(sampling_model(config), phase_model(config, address))
+    else:
+        options = config.rollouts
+        model, tokenizer_digest = asked_model(name, config.models[name])
     helper = config.environment.summarizer
-    summarizer, summarizer_digest = asked_model(config, helper) if helper else (None, "")
+    summarizer, summarizer_digest = asked_model(helper, config.models[helper]) if helper else (None, "")
     return RolloutsSettings(
         model_name=name,
         model=model,
         tokenizer_digest=tokenizer_digest,
-        environment=_with_corpus_digest(config.environment),
+        environment=environment_of(config),
         summarizer=summarizer,
         summarizer_tokenizer_digest=summarizer_digest,
-        options=_overridden(config, address, config.rollouts),
+        options=overridden(config, address, options),
         seed=config.seed,
     )
 
 
+def _rollouts_inputs(config: TreadleConfig, address: Address) -> Mapping[str, tuple[Address, ...]]:
+    name, helper = address.qualifier, config.environment.summarizer
+    if phase_of(name) is None:
+        checkpoints = checkpoints_of(config, (name, helper))
+    else:
+        checkpoints = (*phase_policy(config, address), *checkpoints_of(config, (helper,)))
+    return {
+        "questions": (Address(address.iteration, "questions"),),
+        "checkpoint": tuple(dict.fromkeys(checkpoints)),
+    }
+
+
 def _pools(config: TreadleConfig, address: Address) -> PoolsSettings:
-    options = _overridden(config, address, config.pools)
+    options = overridden(config, address, config.pools)
     samplings: dict[str, Sampling] = {"summarizer": config.environment.search.summarizer_sampling}
     roles = {}
     for role, name in pool_models(config).items():
-        model, tokenizer_digest = asked_model(config, name)
+        model, tokenizer_digest = asked_model(name, config.models[name])
         sampling = samplings.get(role) or getattr(options.roles, role).sampling
         roles[role] = RoleSettings(name=name, model=model, tokenizer_digest=tokenizer_digest, sampling=sampling)
     return PoolsSettings(
         roles=roles,
-        environment=_with_corpus_digest(config.environment),
+        environment=environment_of(config),
         options=options,
         prompt_digests=PromptSet(options.prompts).digests(),
         operator_versions=operator_versions(options.operators),
@@ -158,30 +181,25 @@ def _pools(config: TreadleConfig, address: Address) -> PoolsSettings:
 
 
 def _sft_rows(config: TreadleConfig, address: Address) -> SftRowsSettings:
-    model, tokenizer_digest = asked_model(config, pool_models(config)["policy"])
+    name = pool_models(config)["policy"]
+    model, tokenizer_digest = asked_model(name, config.models[name])
     return SftRowsSettings(
-        environment=_with_corpus_digest(config.environment),
+        environment=environment_of(config),
         tokenizer=tokenizer_folder(model) or served_tokenizer(model),
         tokenizer_digest=tokenizer_digest,
-        options=_overridden(config, address, config.sft_rows),
+        options=overridden(config, address, config.sft_rows),
         seed=config.seed,
     )
 
 
 def _sft(config: TreadleConfig, address: Address) -> SftSettings:
-    options = _overridden(config, address, config.sft)
+    options = overridden(config, address, config.sft)
     return SftSettings(options=options, model_digest=folder_digest(options.model), seed=config.seed)
 
 
 def _sft_inputs(config: TreadleConfig, address: Address) -> Mapping[str, tuple[Address, ...]]:
-    model = _overridden(config, address, config.sft).model
+    model = overridden(config, address, config.sft).model
     return {"sft_rows": (Address(address.iteration, "sft_rows"),), "checkpoint": made_here(model)}
-
-
-def _with_corpus_digest(environment: EnvironmentSettings) -> EnvironmentSettings:
-    if not environment.call_limit("search"):
-        return environment
-    return environment.model_copy(update={"search": environment.search.with_digests()})
 
 
 def _index(config: TreadleConfig, address: Address) -> IndexSettings:
@@ -198,7 +216,7 @@ def _report_inputs(config: TreadleConfig, address: Address) -> Mapping[str, tupl
 
 _RECIPES: Mapping[str, _Recipe] = {
     "questions": _Recipe(
-        settings=lambda config, address: _overridden(config, address, config.questions).with_digests(),
+        settings=lambda config, address: overridden(config, address, config.questions).with_digests(),
         inputs=lambda config, address: {},
     ),
     "index": _Recipe(settings=_index, inputs=lambda config, address: {}),
@@ -217,24 +235,18 @@ _RECIPES: Mapping[str, _Recipe] = {
         },
     ),
     "sft": _Recipe(settings=_sft, inputs=_sft_inputs),
-    "rollouts": _Recipe(
-        settings=_rollouts,
-        inputs=lambda config, address: {
-            "questions": (Address(address.iteration, "questions"),),
-            "checkpoint": checkpoints_of(config, (address.qualifier, config.environment.summarizer)),
-        },
-        by_model=True,
-    ),
+    "rollouts": _Recipe(settings=_rollouts, inputs=_rollouts_inputs, by_model=True, by_phase=True),
     "scores": _Recipe(
-        settings=lambda config, address: _overridden(config, address, config.scores),
+        settings=lambda config, address: overridden(config, address, config.scores),
         inputs=lambda config, address: {
             "rollouts": (Address(address.iteration, "rollouts", address.qualifier),),
             "questions": (Address(address.iteration, "questions"),),
         },
         by_model=True,
+        by_phase=True,
     ),
     "report": _Recipe(
-        settings=lambda config, address: _overridden(config, address, config.report),
+        settings=lambda config, address: overridden(config, address, config.report),
         inputs=_report_inputs,
     ),
 }

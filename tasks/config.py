@@ -8,24 +8,28 @@ from pydantic import Field, model_validator
 
 from treadle.agent.config import EnvironmentSettings
 from treadle.agent.rollouts import RolloutOptions
-from treadle.core.config import Section
+from treadle.core.config import Section, T_Section, merge, validate
 from treadle.core.llm.config import ModelSettings
 from treadle.core.stage import Address
 from treadle.datagen.pools_settings import PoolOptions
 from treadle.datagen.question_sources import QuestionsSettings
 from treadle.datagen.sft_rows_settings import SftRowsOptions
 from treadle.eval.config import ReportSettings, ScoresSettings
+from treadle.rl.config import RlOptions
+from treadle.rl.curriculum import CurriculumSettings, phase_of
+from treadle.rl.selection_settings import SelectionOptions
 from treadle.sft.config import SftOptions
 
-FlowStage = Literal["pools", "sft_rows", "sft", "rollouts", "scores", "report"]
+FlowStage = Literal["pools", "sft_rows", "sft", "selection", "rl", "rollouts", "scores", "report"]
 
 
 class FlowSettings(Section):
     """What one turn of the flow does."""
 
     stages: tuple[FlowStage, ...] = ("rollouts", "scores", "report")
-    """Stages of the flow besides `questions`: `pools` and `sft_rows` make fine-tuning data, `sft` trains on it, the
-    others measure models. Any stage can also be run by itself."""
+    """Stages of the flow besides `questions`: `pools` and `sft_rows` make fine-tuning data, `sft` trains on it, `rl`
+    goes through all phases of the curriculum (rollouts, scores, selection and training of each), `selection` without
+    `rl` through the first one up to its selection, the others measure models. Any stage can also be run by itself."""
     models: tuple[str, ...] = ()
     """Models that answer the questions, by their names under `models`; each becomes `rollouts@<model>` and
     `scores@<model>`, and the report compares them. Empty: all but the summarizer and those that only help to make
@@ -54,6 +58,12 @@ class TreadleConfig(Section):
     """Stage `sft_rows`: which trajectories become rows for fine-tuning."""
     sft: SftOptions = SftOptions()
     """Stage `sft`: how a model is fine-tuned on them."""
+    selection: SelectionOptions = SelectionOptions()
+    """Stage `selection`: which questions a phase of reinforcement learning is trained on."""
+    rl: RlOptions = RlOptions()
+    """Stage `rl`: how a policy is reinforced in one phase."""
+    curriculum: CurriculumSettings = CurriculumSettings()
+    """Phases of reinforcement learning."""
     rollouts: RolloutOptions = RolloutOptions()
     """Stage `rollouts`: how many trajectories, and how they are sampled."""
     scores: ScoresSettings = ScoresSettings()
@@ -81,9 +91,41 @@ class TreadleConfig(Section):
                 raise ValueError(
                     f"pools.roles.{role}.model names {name!r}, which is not under [models]; add [models.{name}]"
                 )
+        sampling = self.curriculum.sampling_model
+        if sampling is not None and sampling not in self.models:
+            raise ValueError(
+                f"curriculum.sampling_model names {sampling!r}, which is not under [models]; add [models.{sampling}]"
+            )
         for name in self.models:
             Address.parse(f"1/rollouts@{name}")
+            if phase_of(name) is not None:
+                raise ValueError(f"models.{name}: this name stands for the policy of a phase; choose another one")
         for text in self.overrides:
             if (stage := Address.parse(text).stage) not in type(self).model_fields:
                 raise ValueError(f"overrides names {text!r}, but there is no table [{stage}]")
         return self
+
+
+def table_of(config: TreadleConfig, address: Address) -> Section:
+    """The table that an instance goes by, before its overrides."""
+    if address.stage == "rollouts" and phase_of(address.qualifier) is not None:
+        return config.curriculum.rollouts
+    table: Section = getattr(config, address.stage)
+    return table
+
+
+def overridden(config: TreadleConfig, address: Address, table: T_Section) -> T_Section:
+    """A table with the keys that differ for one instance; raises ConfigError for keys that it has not."""
+    changes = config.overrides.get(str(address))
+    if changes is None:
+        return table
+    tree = merge(table.model_dump(mode="json"), changes)
+    return validate(type(table), tree, where=f'overrides."{address}"')
+
+
+def environment_of(config: TreadleConfig) -> EnvironmentSettings:
+    """The environment with the digest of what it searches; raises DataError for a missing file."""
+    environment = config.environment
+    if not environment.call_limit("search"):
+        return environment
+    return environment.model_copy(update={"search": environment.search.with_digests()})

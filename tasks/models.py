@@ -58,9 +58,8 @@ def checkpoints_of(config: TreadleConfig, names: Iterable[str | None]) -> tuple[
     return tuple(dict.fromkeys(address for address in found if address is not None))
 
 
-def asked_model(config: TreadleConfig, name: str) -> tuple[ModelSettings, str]:
-    """A model that can be asked, and the digest of its tokenizer (empty without one)."""
-    model = config.models[name]
+def asked_model(name: str, model: ModelSettings) -> tuple[ModelSettings, str]:
+    """A model that can be asked, and the digest of its tokenizer (empty without one); raises ConfigError."""
     if bool(model.endpoints) == (model.server is not None):
         raise ConfigError(
             f"models.{name} has both `server` and `endpoints`; keep one of them"

@@ -36,6 +36,11 @@ ModelSettings.rate_limit_retries ModelSettings.request_timeout_s
 ModelSettings.retry_limit ModelSettings.tokenizer
 PoolOptions.max_concurrent PoolOptions.max_cost PoolOptions.max_total_tokens PoolOptions.owed_pause_s
 PoolOptions.owed_retries PoolOptions.prompts PoolOptions.shards
+PhaseRollouts.max_concurrent PhaseRollouts.max_cost PhaseRollouts.max_total_tokens
+PhaseRollouts.owed_pause_s PhaseRollouts.owed_retries PhaseRollouts.shards
+RlOptions.gpu_memory_share RlOptions.gradient_checkpointing RlOptions.num_devices RlOptions.num_nodes
+RlOptions.per_device_batch_size RlOptions.stall_timeout_s RlOptions.tensor_parallel RlOptions.threads
+RlOptions.trackers RlOptions.variant
 RolloutOptions.max_concurrent RolloutOptions.max_cost RolloutOptions.max_total_tokens
 RolloutOptions.owed_pause_s RolloutOptions.owed_retries RolloutOptions.shards
 SandboxSettings.interpreter SandboxSettings.max_running SandboxSettings.pool_size SandboxSettings.start_timeout_s
@@ -62,6 +67,13 @@ BY_HAND: dict[str, tuple[Any, ...]] = {
     "TreadleConfig.overrides": ({"1/rollouts@near": {"max_questions": 2}},),
     "EnvironmentSettings.preset": ("et-agent-rl",),
     "SftOptions.preset": ("et-agent-7b",),
+    "RlOptions.preset": ("et-agent-7b",),
+    "RlOptions.prompts_per_step": (8,),
+    "RlOptions.trackers": (["wandb"],),
+    "SelectionOptions.quotas": ({"qa": 5},),
+    "CurriculumSettings.sampling_model": ("near",),
+    "CurriculumSettings.sigma_tool": ([0.2, 0.1, 0.05],),
+    "CurriculumSettings.sigma_length": ([0.2, 0.1, 0.05],),
     "SftOptions.trackers": (["wandb"],),
     "EndpointSettings.api_key_env": ("KEY",),
     "SearchSettings.service": ({"endpoints": [{"url": "http://127.0.0.1:9"}], "fingerprint": "x"},),

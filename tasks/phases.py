@@ -1,0 +1,131 @@
+"""What the phases of the curriculum make of a configuration: policies, who serves them, settings, inputs. Prefect-free.
+
+Documented in docs/behaviour/curriculum.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from treadle.core.engines.base_model import folder_digest
+from treadle.core.engines.config import VllmServer
+from treadle.core.errors import ConfigError
+from treadle.core.llm.config import ModelSettings
+from treadle.core.stage import Address
+from treadle.rl.config import RlOptions, RlSettings
+from treadle.rl.curriculum import phase_addresses, phase_name, phase_of, policy_before
+from treadle.rl.selection_settings import SelectionSettings
+from treadle.rl.sigmas import check_sigmas
+from treadle.tasks.config import TreadleConfig, environment_of, overridden
+from treadle.tasks.models import made_here, pool_models
+
+
+def flow_phases(config: TreadleConfig, iteration: int) -> list[Address]:
+    """The instances of all phases that are part of the flow, producers first."""
+    if "rl" in config.flow.stages:
+        phases = range(1, config.curriculum.phases + 1)
+        return [address for phase in phases for address in phase_addresses(iteration, phase)]
+    return list(phase_addresses(iteration, 1)[:-1]) if "selection" in config.flow.stages else []
+
+
+def phase_at(config: TreadleConfig, address: Address) -> int | None:
+    """The phase of an instance, None where it is of none; raises ConfigError for one that the curriculum has not."""
+    phase = phase_of(address.qualifier)
+    if phase is not None and phase > config.curriculum.phases:
+        raise ConfigError(
+            f"{address}: the curriculum has {config.curriculum.phases} phases; the last one is "
+            f"{replace(address, qualifier=phase_name(config.curriculum.phases))}"
+        )
+    return phase
+
+
+def rl_options(config: TreadleConfig, address: Address) -> RlOptions:
+    """How the phase of an instance trains, with its sigmas and its start filled in.
+
+    Raises ConfigError for a phase in which neither calls nor length would count.
+    """
+    training, phase, own = replace(address, stage="rl"), _phase(address), config.rl
+    sigma_tool, sigma_length = config.curriculum.sigmas(phase)
+    filled = {
+        "start": policy_before(own.start, address.iteration, phase),
+        "sigma_tool": sigma_tool if own.sigma_tool is None else own.sigma_tool,
+        "sigma_length": sigma_length if own.sigma_length is None else own.sigma_length,
+    }
+    options = overridden(config, training, own.model_copy(update=filled))
+    assert options.sigma_tool is not None and options.sigma_length is not None, "no TOML takes a value away"
+    check_sigmas(options.sigma_tool, options.sigma_length, allow_plain=options.allow_plain, where=str(training))
+    return options
+
+
+def sampling_model(config: TreadleConfig) -> str:
+    """Name of the model whose settings serve the policies of phases."""
+    return config.curriculum.sampling_model or pool_models(config)["policy"]
+
+
+def phase_model(config: TreadleConfig, address: Address) -> ModelSettings:
+    """The model that the trajectories of a phase are sampled from: what its training begins with.
+
+    A server that the run starts loads that policy. Servers of the user's own cannot be told to, so a checkpoint of the
+    run is asked for by its address: they must serve it under that name. The tutor stays what it is.
+    """
+    policy, model = rl_options(config, address).start, config.models[sampling_model(config)]
+    if isinstance(model.server, VllmServer):
+        revision = model.server.revision if policy == model.server.model else ""
+        server = model.server.model_copy(update={"model": policy, "revision": revision})
+        return model.model_copy(update={"server": server})
+    return model.model_copy(update={"model": policy}) if model.server is None and made_here(policy) else model
+
+
+def phase_policy(config: TreadleConfig, address: Address) -> tuple[Address, ...]:
+    """The instance whose checkpoint a phase begins with; none where that is not made by this run."""
+    return made_here(rl_options(config, address).start)
+
+
+def selection_settings(config: TreadleConfig, address: Address) -> SelectionSettings:
+    """Settings of `selection@phase-<k>`."""
+    return SelectionSettings(
+        options=overridden(config, address, config.selection),
+        phase=_phase(address),
+        environment=environment_of(config),
+        seed=config.seed,
+    )
+
+
+def selection_inputs(config: TreadleConfig, address: Address) -> Mapping[str, tuple[Address, ...]]:
+    """What `selection@phase-<k>` reads: the rollouts and scores of its phase, and the rows of all phases before."""
+    iteration, phase = address.iteration, _phase(address)
+    return {
+        "rollouts": (replace(address, stage="rollouts"),),
+        "scores": (replace(address, stage="scores"),),
+        "questions": (Address(iteration, "questions"),),
+        "previous": tuple(Address(iteration, "selection", phase_name(earlier)) for earlier in range(1, phase)),
+    }
+
+
+def rl_settings(config: TreadleConfig, address: Address) -> RlSettings:
+    """Settings of `rl@phase-<k>`."""
+    options = rl_options(config, address)
+    return RlSettings(
+        options=options,
+        phase=_phase(address),
+        phases=config.curriculum.phases,
+        environment=environment_of(config),
+        model_digest=folder_digest(options.start),
+        seed=config.seed,
+    )
+
+
+def rl_inputs(config: TreadleConfig, address: Address) -> Mapping[str, tuple[Address, ...]]:
+    """What `rl@phase-<k>` reads: its rows, questions to validate on, and the policy that it begins with."""
+    return {
+        "rl_rows": (replace(address, stage="selection"),),
+        "questions": (Address(address.iteration, "questions"),),
+        "checkpoint": phase_policy(config, address),
+    }
+
+
+def _phase(address: Address) -> int:
+    phase = phase_of(address.qualifier)
+    assert phase is not None, "the catalogue checks it"
+    return phase
