@@ -1,0 +1,122 @@
+"""What a reinforcement tells of its steps, validations and saved states. Documented in docs/behaviour/rl.md."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from treadle.core.engines.event_log import EventLog
+from treadle.core.engines.training import Greedy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RlStep:
+    """One step: rollouts of a batch of questions, and the updates made with them. None: not told."""
+
+    step: int
+    """From 1, those of earlier attempts included."""
+    reward: float | None
+    """Mean; None where no rollout was scored."""
+    reward_std: float | None
+    """Mean over groups of the standard deviation within each."""
+    correctness: float | None
+    format_ok: float | None
+    """Share of rollouts in good format."""
+    calls: float | None
+    """Mean executed calls."""
+    tool_failures: float | None
+    length: float | None
+    """Mean tokens of a rollout, those that count as its length."""
+    f_tool: float | None
+    f_len: float | None
+    sigma_tool: float | None
+    sigma_length: float | None
+    num_rollouts: int
+    """Scored ones."""
+    num_groups: int
+    num_equal_groups: int
+    """Groups of equal rewards, from which nothing is learnt."""
+    loss: float | None
+    entropy: float | None
+    learning_rate: float | None
+    grad_norm: float | None
+    seconds: float
+    """Time in training so far, over all attempts, without what was lost with them."""
+
+    def as_row(self) -> dict[str, Any]:
+        """A row of `rl_log`."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ValidationFigures:
+    """Greedy answers to held-out questions, one each. None: nothing was scored, or called."""
+
+    num_questions: int
+    correctness: float | None
+    format_ok: float | None
+    efficiency: float | None
+    """Mean of correctness / max(1, calls)."""
+    calls: float | None
+    length: float | None
+    executed: float | None
+    """Share of executed calls that did not fail."""
+
+    @classmethod
+    def of_event(cls, event: Mapping[str, Any]) -> ValidationFigures:
+        """From the event, or from what it says of one domain."""
+        return cls(**{name: event[name] for name in cls.__slots__})
+
+
+@dataclass(frozen=True, slots=True)
+class Validation:
+    """One validation."""
+
+    step: int
+    """Step after which it was made."""
+    overall: ValidationFigures
+    by_domain: Mapping[str, ValidationFigures]
+
+    def as_rows(self) -> list[dict[str, Any]]:
+        """Rows of `rl_validation`."""
+        named = {"all": self.overall, **self.by_domain}
+        return [
+            {"step": self.step, "domain": name, **{key: getattr(figures, key) for key in figures.__slots__}}
+            for name, figures in named.items()
+        ]
+
+
+class RlEvents(EventLog[RlStep]):
+    """The events of a reinforcement."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.validations: dict[int, Validation] = {}
+        """By step, each made once."""
+        self.saved: dict[int, str] = {}
+        """Step -> name of its state's folder."""
+        self.live_greedy: dict[int, Greedy] = {}
+        """Step -> what the policy in training wrote then."""
+
+    def take(self, event: dict[str, Any]) -> None:
+        """See `EventLog.take`."""
+        super().take(event)
+        kind = event["event"]
+        if kind == "begin":
+            first = event["resumed_step"]
+            self.validations = {step: done for step, done in self.validations.items() if step <= first}
+            self.saved = {step: name for step, name in self.saved.items() if step <= first}
+            self.live_greedy = {step: ids for step, ids in self.live_greedy.items() if step <= first}
+        elif kind == "validation":
+            by_domain = {name: ValidationFigures.of_event(part) for name, part in event["by_domain"].items()}
+            self.validations[event["step"]] = Validation(event["step"], ValidationFigures.of_event(event), by_domain)
+        elif kind == "saved":
+            self.saved[event["step"]] = event["state"]
+        elif kind == "live_greedy" and (greedy := Greedy.of_event(event)) is not None:
+            self.live_greedy[event["step"]] = greedy
+
+    def read_step(self, event: dict[str, Any]) -> RlStep:
+        """See `EventLog.read_step`; what an engine does not know it leaves out."""
+        return RlStep(**{name: event.get(name) for name in RlStep.__slots__})

@@ -1,0 +1,66 @@
+"""Which saved policy is handed over, which states are kept meanwhile, and which held-out questions tell."""
+
+from __future__ import annotations
+
+import hashlib
+import heapq
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import chain, zip_longest
+from typing import Any, Literal
+
+from treadle.core.stage import Rows
+from treadle.rl.training_events import Validation
+
+Rule = Literal["last", "best"]
+
+_QUESTION_COLUMNS = ("question_key", "question", "choices", "answers", "domain", "dataset")
+
+
+def choose_step(rule: Rule, saved: Collection[int], validations: Mapping[int, Validation]) -> int:
+    """The step whose saved policy is handed over; `saved` is not empty.
+
+    `best` takes the one with most right answers in validation, among equals the most efficient one, then the later
+    one; steps that were not validated, or of which no answer could be scored, do not compete. The last one where
+    none does.
+    """
+    told = [step for step in saved if step in validations and validations[step].overall.correctness is not None]
+    if rule == "last" or not told:
+        return max(saved)
+    return max(told, key=lambda step: _merit(validations[step]))
+
+
+def _merit(validation: Validation) -> tuple[float, float, int]:
+    figures = validation.overall
+    return figures.correctness or 0.0, figures.efficiency or 0.0, validation.step
+
+
+def superseded(rule: Rule, saved: Collection[int], validations: Mapping[int, Validation]) -> set[int]:
+    """Steps whose states are needed no more: neither the newest, from which training goes on, nor the chosen one."""
+    return set(saved) - {max(saved), choose_step(rule, saved, validations)} if saved else set()
+
+
+def validation_questions(tables: Sequence[Rows], number: int, seed: int) -> tuple[list[dict[str, Any]], int]:
+    """Up to `number` held-out questions, and how many there are.
+
+    They are taken in turns from every pair of domain and data set, so that each is heard, in an order drawn from the
+    seed; the order of the table plays no part.
+    """
+    pools: dict[tuple[str, str], list[str]] = {}
+    for row in _held_out(tables, ("question_key", "domain", "dataset")):
+        pools.setdefault((row["domain"], row["dataset"]), []).append(row["question_key"])
+    drawn = [heapq.nsmallest(number, pools[name], key=lambda key: _draw(seed, key)) for name in sorted(pools)]
+    turns = [key for key in chain.from_iterable(zip_longest(*drawn)) if key is not None][:number]
+    place = {key: index for index, key in enumerate(turns)}
+    chosen = [row for row in _held_out(tables, _QUESTION_COLUMNS) if row["question_key"] in place]
+    return sorted(chosen, key=lambda row: place[row["question_key"]]), sum(map(len, pools.values()))
+
+
+def _held_out(tables: Iterable[Rows], columns: Sequence[str]) -> Iterator[dict[str, Any]]:
+    for table in tables:
+        for row in table.rows((*columns, "split")):
+            if row["split"] == "heldout":
+                yield row
+
+
+def _draw(seed: int, key: str) -> bytes:
+    return hashlib.sha256(f"{seed}\0{key}".encode()).digest()
