@@ -1,4 +1,4 @@
-"""What a question of `pools`, or a rollout, may be expected to cost in calls and tokens, before any was made.
+"""What a question of `pools`, a rollout, or a phase may be expected to cost in calls and tokens, before any was made.
 
 A reckoning by expectation, not a promise: how long a model thinks and how often it is right is not known beforehand.
 What it stands on is in `ASSUMED`, and is told with every estimate. Model: docs/behaviour/command_line.md.
@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from treadle.agent.config import EnvironmentSettings
 from treadle.datagen.operators import load_operators
 from treadle.datagen.pools_settings import PoolOptions
+from treadle.rl.config import RlOptions
+from treadle.rl.plan import RlPlan
 
 _CHARS_PER_TOKEN = 4
 
@@ -98,6 +100,36 @@ def rollout_cost(environment: EnvironmentSettings) -> Expected:
     one = Rollout(environment)
     one.play(expected, 1.0, one.turns)
     return expected
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseSize:
+    """What one phase of reinforcement learning rolls out."""
+
+    num_steps: int
+    num_rollouts: int
+    """Of all steps; a group that branches makes as many, from shared beginnings."""
+    num_validation_rollouts: int
+    """Greedy ones, of all validations together."""
+
+
+def phase_size(options: RlOptions, num_rows: int) -> PhaseSize:
+    """Of a phase with so many rows."""
+    plan = RlPlan(
+        address="",
+        phase=1,
+        phases=1,
+        start=options.start,
+        rows_digest="",
+        num_rows=num_rows,
+        num_validation_rows=options.validation_questions,
+        environment_digest="",
+        seed=0,
+        options=options,
+    )
+    validations = sum(plan.validates_at(step) for step in range(1, plan.num_steps + 1))
+    rollouts = plan.num_steps * plan.trajectories_per_step
+    return PhaseSize(plan.num_steps, rollouts, validations * options.validation_questions)
 
 
 def pool_cost(options: PoolOptions, environment: EnvironmentSettings, share_math: float) -> Expected:

@@ -6,7 +6,7 @@ By what the same stage measured in this run, finished or not, where it did; else
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,7 +20,9 @@ from treadle.core.runs import Run
 from treadle.core.stage import Address, Instance
 from treadle.datagen.pool_rows import total_usage
 from treadle.datagen.pools_settings import PoolsSettings
-from treadle.tasks.cost_model import ASSUMED, pool_cost, rollout_cost
+from treadle.rl.config import RlSettings
+from treadle.rl.selection_settings import SelectionSettings
+from treadle.tasks.cost_model import ASSUMED, PhaseSize, phase_size, pool_cost, rollout_cost
 
 _MOST_SAMPLED = 500
 """Finished units that are read of an unfinished stage to take their mean."""
@@ -98,11 +100,14 @@ class _Count:
 def estimates(instances: Sequence[Instance], run: Run | None, to_run: Sequence[str], *, force: bool) -> list[Estimate]:
     """Estimates of those instances that would be run and ask models; `run`: None where there is none yet."""
     new = {str(item.address) for item in instances if str(item.address) in to_run}
-    return [_estimate(item, run, new, force) for item in instances if str(item.address) in new and _asks(item)]
-
-
-def _asks(item: Instance) -> bool:
-    return isinstance(item.settings, PoolsSettings | RolloutsSettings)
+    wanted = [item for item in instances if str(item.address) in new]
+    found = []
+    for item in wanted:
+        if isinstance(item.settings, PoolsSettings | RolloutsSettings):
+            found.append(_estimate(item, run, new, force))
+        elif isinstance(item.settings, RlSettings):
+            found.append(_phase_estimate(item, item.settings, instances, run, new))
+    return found
 
 
 def _estimate(item: Instance, run: Run | None, new: set[str], force: bool) -> Estimate:
@@ -129,6 +134,54 @@ def _estimate(item: Instance, run: Run | None, new: set[str], force: bool) -> Es
         assumptions=[] if mean.measured else _assumptions(isinstance(settings, PoolsSettings)),
         roles=roles,
     )
+
+
+def _phase_estimate(
+    item: Instance, settings: RlSettings, instances: Sequence[Instance], run: Run | None, new: set[str]
+) -> Estimate:
+    """Of a training, whose rollouts are like those that its questions were selected by."""
+    num_rows, counted = _rows(item, instances, run, new)
+    size = phase_size(settings.options, num_rows)
+    mean = _measured(item, run) if run else None
+    if mean is None:
+        roles = rollout_cost(settings.environment).roles
+        mean = _Mean(roles, "nothing measured yet: a model of a rollout", measured=False)
+    counts = {"training": size.num_rollouts, "validation": size.num_validation_rollouts}
+    return Estimate(
+        address=str(item.address),
+        unit="rollout",
+        num_units=size.num_rollouts + size.num_validation_rollouts,
+        counted=counted,
+        basis=mean.basis,
+        assumptions=_phase_assumptions(settings, size, [] if mean.measured else _assumptions(False)),
+        roles=[
+            _role(what, settings.options.start, None, mean.roles["policy"], count)
+            for what, count in counts.items()
+            if count
+        ],
+    )
+
+
+def _rows(item: Instance, instances: Sequence[Instance], run: Run | None, new: set[str]) -> tuple[int, str]:
+    """Rows that a training will have, and where that is from."""
+    (producer,) = item.inputs["rl_rows"]
+    record = run.record(producer) if run is not None and str(producer) not in new else None
+    if record is not None:
+        num_rows = record.outputs["rl_rows"].num_rows
+        return num_rows, f"{num_rows:,} rows in {producer}"
+    selection = next((one.settings for one in instances if one.address == producer), None)
+    most = selection.options.max_questions if isinstance(selection, SelectionSettings) else _PER
+    return most, f"at most {most:,} rows: they are not selected yet"
+
+
+def _phase_assumptions(settings: RlSettings, size: PhaseSize, rest: list[str]) -> list[str]:
+    options = settings.options
+    lines = [
+        f"{size.num_steps:,} steps of {options.prompts_per_step:,} questions with {options.group_size} rollouts each"
+    ]
+    if size.num_validation_rollouts:
+        lines.append(f"{options.validation_questions:,} held-out questions every {options.validation_steps:,} steps")
+    return [*lines, *rest]
 
 
 def _num_finished(item: Instance, run: Run) -> int:
@@ -216,9 +269,11 @@ def _measured(item: Instance, run: Run) -> _Mean | None:
 
 
 def _of_record(item: Instance, run: Run) -> _Mean | None:
-    same = [record for record in run.records() if record.stage == item.stage.name]
-    # The instance itself first.
-    for record in sorted(same, key=lambda record: record.address != str(item.address)):
+    stage = "rollouts" if item.stage.name == "rl" else item.stage.name
+    like = str(replace(item.address, stage=stage))
+    same = [record for record in run.records() if record.stage == stage]
+    # The instance itself first, or the rollouts of the same phase.
+    for record in sorted(same, key=lambda record: record.address != like):
         metrics = record.metrics
         if record.stage == "pools" and metrics["num_questions"]:
             return _mean(metrics["usage"], metrics["num_questions"], f"measured in {record.address}", "questions")

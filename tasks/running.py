@@ -27,6 +27,7 @@ from treadle.core.stage import Address, Instance, Progress
 from treadle.tasks.catalog import flow_addresses, semantic_of
 from treadle.tasks.config import TreadleConfig
 from treadle.tasks.models import checkpoint_of, flow_models, pool_models
+from treadle.tasks.phases import flow_phases, sampling_model
 
 _CHECK_S = 30.0
 """How long a server may take to answer before a run is made; a slow one is met again in the stage."""
@@ -100,7 +101,10 @@ def _check_models(config: TreadleConfig) -> None:
 
     roles = pool_models(config) if "pools" in config.flow.stages else {}
     policies = flow_models(config)
-    for role, name in (*(("policy", name) for name in policies if "rollouts" in config.flow.stages), *roles.items()):
+    agents = list(policies) if "rollouts" in config.flow.stages else []
+    if flow_phases(config, 1):
+        agents.append(sampling_model(config))
+    for role, name in (*(("policy", name) for name in agents), *roles.items()):
         check_api(role, name, config.models[name])
     used = [*policies, *roles.values()]
     helper = config.environment.summarizer

@@ -27,6 +27,7 @@ def config(stages: list[str], chat_only: str, **roles: str) -> TreadleConfig:
     [
         (["rollouts"], "own", {}, "this is the policy"),
         (["pools"], "own", {}, "this is the policy"),
+        (["selection"], "own", {}, "this is the policy"),
         (["pools"], "hosted", {"critic": "hosted"}, "this is the critic"),
         (["pools"], "hosted", {"refiner": "hosted", "judge": "hosted"}, "this is the refiner"),
         (["rollouts", "pools"], "hosted", {"judge": "hosted"}, ""),

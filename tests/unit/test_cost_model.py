@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from treadle.agent.config import EnvironmentSettings
 from treadle.datagen.pools_settings import PoolOptions
-from treadle.tasks.cost_model import pool_cost, rollout_cost
+from treadle.rl.config import RlOptions
+from treadle.tasks.cost_model import PhaseSize, phase_size, pool_cost, rollout_cost
 
 ENVIRONMENT = EnvironmentSettings()
 
@@ -46,3 +47,11 @@ def test_every_further_turn_sends_what_stands_before_it() -> None:
     alone = rollout_cost(no_tools).roles["policy"]
     assert (one["calls"], alone["calls"]) == (3.0, 1.0)
     assert one["prompt_tokens"] > 3 * alone["prompt_tokens"]
+
+
+def test_a_phase_of_the_paper_rolls_out_a_thousand_trajectories_a_step() -> None:
+    paper = RlOptions.model_validate({"preset": "et-agent-7b"})
+    assert phase_size(paper, 8000) == PhaseSize(375, 375 * 64 * 16, 38 * 160)
+    assert phase_size(paper, 63) == PhaseSize(0, 0, 0)
+    few = RlOptions(max_steps=3, validation_questions=5, validation_steps=3)
+    assert phase_size(few, 8000) == PhaseSize(3, 3 * 4 * 16, 5)
