@@ -11,6 +11,7 @@ import re
 from collections.abc import Sequence
 
 from treadle.agent.protocol import RESULT, TEXT, TOOL_PROTOCOL, Protocol, Segment
+from treadle.core.answers.extraction import closing_brace
 
 FORMAT_FAULTS = {
     "bad_start": "the turn does not begin with `<think>`",
@@ -21,7 +22,7 @@ FORMAT_FAULTS = {
     "call_markers": "a call without its opening or closing marker, or with another marker inside it",
     "call_without_result": "a call is not directly followed by its result",
     "order": "blocks, or text outside of them, where the protocol has no place for them",
-    "boxed_count": r"the answer does not hold exactly one `\boxed{`",
+    "boxed_count": r"the answer does not hold exactly one `\boxed{`, closed again",
     "marker_in_answer": "the answer holds a marker",
 }
 """Code -> what is wrong, in the order in which faults are told."""
@@ -110,7 +111,8 @@ def _answer_faults(blocks: Sequence[Segment], protocol: Protocol) -> set[str]:
         return {"answer_count"}
     inner = whole[0][len(tag.opening) : -len(tag.closing)]
     faults = set()
-    if len(_BOX.findall(inner)) != 1:
+    boxes = list(_BOX.finditer(inner))
+    if len(boxes) != 1 or closing_brace(inner, boxes[0].end()) < 0:
         faults.add("boxed_count")
     if protocol.markers.search(inner) is not None:
         faults.add("marker_in_answer")

@@ -224,6 +224,15 @@ class RlOptions(Section):
             )
         return self
 
+    @model_validator(mode="after")
+    def _check_best(self) -> RlOptions:
+        if self.checkpoint_rule == "best" and self.save_steps % self.validation_steps:
+            raise ValueError(
+                f"save_steps {self.save_steps} is no multiple of validation_steps {self.validation_steps}, so the best "
+                "of the saved policies would not be known"
+            )
+        return self
+
     @property
     def branches(self) -> bool:
         """Whether trajectories branch."""

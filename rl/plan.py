@@ -151,7 +151,7 @@ def plan_phase(
         )
     if options.checkpoint_rule == "best" and not num_validation_rows:
         raise ConfigError(
-            f'{address}: rl.checkpoint_rule = "best" needs validation; set rl.validation_questions, or take the last one'
+            f'{address}: rl.checkpoint_rule = "best" needs validation; set rl.validation_questions, or take "last"'
         )
     return RlPlan(
         address=address,

@@ -95,8 +95,8 @@ def check_whole_groups(per_device: int, steps_per_generation: int, group_size: i
     share = per_device * steps_per_generation
     if share % group_size:
         raise ConfigError(
-            f"rl: a device's share of a step is {per_device} x {steps_per_generation} = {share} trajectories, which are "
-            f"no whole groups of rl.group_size = {group_size}; make rl.prompts_per_step a multiple of the devices"
+            f"rl: a device's share of a step is {per_device} x {steps_per_generation} = {share} trajectories, not "
+            f"whole groups of rl.group_size = {group_size}; make rl.prompts_per_step a multiple of the devices"
         )
 
 
