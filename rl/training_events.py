@@ -119,4 +119,5 @@ class RlEvents(EventLog[RlStep]):
 
     def read_step(self, event: dict[str, Any]) -> RlStep:
         """See `EventLog.read_step`; what an engine does not know it leaves out."""
-        return RlStep(**{name: event.get(name) for name in RlStep.__slots__})
+        facts: dict[str, Any] = {name: event.get(name) for name in RlStep.__slots__}
+        return RlStep(**facts)

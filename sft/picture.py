@@ -2,26 +2,16 @@
 
 from __future__ import annotations
 
-import io
 from typing import Any
 
 import numpy as np
 
-from treadle.core.errors import ConfigError
 from treadle.core.harmless import one_line
+from treadle.core.pictures import COLOUR, LIGHT, WARM, draw_svg
 from treadle.sft.statistics import RowStatistics
 
-_STYLE: dict[Any, Any] = {
-    "svg.hashsalt": "treadle",  # ids inside the file would be drawn at random
-    "svg.fonttype": "none",
-    "text.parse_math": False,  # a `$` in a name is a `$`
-    "font.size": 9.0,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-}
 _BINS = 40
 _OPERATORS_SHOWN = 8
-_COLOUR, _LIGHT = "#2a5d9f", "#b5cbe6"
 
 
 def draw_rows(statistics: RowStatistics, cutoff_tokens: int | None = None) -> bytes:
@@ -29,39 +19,30 @@ def draw_rows(statistics: RowStatistics, cutoff_tokens: int | None = None) -> by
 
     Raises ConfigError without matplotlib.
     """
-    try:
-        import matplotlib.style
-    except ModuleNotFoundError:
-        raise ConfigError("pictures of rows need matplotlib: pip install 'treadle[report]'") from None
-    from matplotlib.backends.backend_svg import FigureCanvasSVG
-    from matplotlib.figure import Figure
 
-    with matplotlib.style.context(["default", _STYLE]):
-        figure = Figure(figsize=(10.0, 3.2), layout="constrained")
-        FigureCanvasSVG(figure)
+    def draw(figure: Any) -> None:
         lengths, shares, operators = figure.subplots(1, 3)
         _draw_lengths(lengths, statistics.numbers("num_tokens"), cutoff_tokens)
         _draw_shares(shares, statistics.target_shares())
         _draw_operators(operators, statistics)
-        file = io.BytesIO()
-        figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None})
-    return file.getvalue()
+
+    return draw_svg(draw, width=10.0, height=3.2)
 
 
 def _draw_lengths(axes: Any, lengths: np.ndarray, cutoff_tokens: int | None) -> None:
-    axes.hist(lengths, bins=_BINS, color=_COLOUR)
+    axes.hist(lengths, bins=_BINS, color=COLOUR)
     if lengths.size:
         middle = float(np.median(lengths))
         axes.axvline(middle, color="black", linewidth=1, label=f"median {middle:,.0f}")
     if cutoff_tokens is not None and lengths.size and cutoff_tokens <= 1.5 * float(lengths.max()):
-        axes.axvline(cutoff_tokens, color="#b03030", linewidth=1, linestyle="--", label=f"cut-off {cutoff_tokens:,}")
+        axes.axvline(cutoff_tokens, color=WARM, linewidth=1, linestyle="--", label=f"cut-off {cutoff_tokens:,}")
     axes.set(title="Length of rows", xlabel="tokens", ylabel="rows")
     if lengths.size:
         axes.legend(frameon=False)
 
 
 def _draw_shares(axes: Any, shares: np.ndarray) -> None:
-    axes.hist(100.0 * shares, bins=_BINS, range=(0.0, 100.0), color=_COLOUR)
+    axes.hist(100.0 * shares, bins=_BINS, range=(0.0, 100.0), color=COLOUR)
     axes.set(title="Share of targets", xlabel="% of a row's tokens", ylabel="rows")
 
 
@@ -71,8 +52,8 @@ def _draw_operators(axes: Any, statistics: RowStatistics) -> None:
     names = [f"{one_line(group.name)[:24]} ({group.num_rows:,})" for group in largest]
     targets = [100.0 * group.target_share for group in largest]
     places = range(len(largest))
-    axes.barh(places, [100.0] * len(largest), color=_LIGHT, label="prompt and results")
-    axes.barh(places, targets, color=_COLOUR, label="targets")
+    axes.barh(places, [100.0] * len(largest), color=LIGHT, label="prompt and results")
+    axes.barh(places, targets, color=COLOUR, label="targets")
     axes.set_yticks(places, names)
     axes.set(title="Tokens by operator", xlabel="%", xlim=(0.0, 100.0))
     if largest:

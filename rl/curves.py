@@ -1,0 +1,86 @@
+"""Curves of a reinforcement: a picture in the artifact, and a line of blocks in terminal and UI while it goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from treadle.core.pictures import COLOUR, LIGHT, WARM, draw_svg
+from treadle.rl.training_events import RlStep, Validation
+
+_BLOCKS = "▁▂▃▄▅▆▇█"
+_MEAN_OVER = 8
+"""Steps of the moving mean: single steps of small batches say little."""
+
+StepValue = Callable[[RlStep], float | None]
+ValidationValue = Callable[[Validation], float | None]
+
+_PANELS: tuple[tuple[str, StepValue, ValidationValue | None], ...] = (
+    ("reward", lambda step: step.reward, None),
+    ("correctness", lambda step: step.correctness, lambda made: made.overall.correctness),
+    ("share in good format", lambda step: step.format_ok, lambda made: made.overall.format_ok),
+    ("calls", lambda step: step.calls, lambda made: made.overall.calls),
+    ("length in tokens", lambda step: step.length, lambda made: made.overall.length),
+    ("groups with unequal rewards", lambda step: unequal_share(step), None),
+)
+
+
+def sparkline(values: Sequence[float | None], width: int = 12) -> str:
+    """The newest values as `width` blocks at most, from the lowest among them to the highest; a blank for none."""
+    newest = list(values)[-width:]
+    known = [value for value in newest if value is not None]
+    if not known:
+        return ""
+    low, high = min(known), max(known)
+    scale = (len(_BLOCKS) - 1) / (high - low) if high > low else 0.0
+    return "".join(" " if value is None else _BLOCKS[round((value - low) * scale)] for value in newest)
+
+
+def moving_mean(values: Sequence[float | None], width: int = _MEAN_OVER) -> list[float | None]:
+    """At each place the mean of what is known of the last `width` values; None where nothing is."""
+    means: list[float | None] = []
+    for place in range(len(values)):
+        known = [value for value in values[max(0, place - width + 1) : place + 1] if value is not None]
+        means.append(sum(known) / len(known) if known else None)
+    return means
+
+
+def unequal_share(step: RlStep) -> float | None:
+    """Share of groups from which something is learnt."""
+    return 1.0 - step.num_equal_groups / step.num_groups if step.num_groups else None
+
+
+def draw_curves(steps: Sequence[RlStep], validations: Sequence[Validation], chosen_step: int) -> bytes:
+    """An SVG of reward, correctness, format, calls, length and unequal groups over the steps; equal data, equal bytes.
+
+    Light: each step; dark: the moving mean over 8 of them; red: validation; dotted: the step handed over. Raises
+    ConfigError without matplotlib.
+    """
+
+    def draw(figure: Any) -> None:
+        axes = figure.subplots(2, 3, sharex=True).flat
+        for panel, (title, value, validated) in zip(axes, _PANELS, strict=True):
+            _draw_panel(panel, steps, value)
+            if validated is not None and validations:
+                panel.plot(
+                    [made.step for made in validations],
+                    [_or_nan(validated(made)) for made in validations],
+                    color=WARM, linewidth=1, marker="o", markersize=3, label="held-out, greedy",
+                )  # fmt: skip
+                panel.legend(frameon=False)
+            panel.axvline(chosen_step, color="black", linewidth=1, linestyle=":")
+            panel.set_title(title)
+        for panel in list(figure.axes)[3:]:
+            panel.set_xlabel("step")
+
+    return draw_svg(draw, width=10.0, height=5.0)
+
+
+def _draw_panel(axes: Any, steps: Sequence[RlStep], value: StepValue) -> None:
+    places, values = [step.step for step in steps], [value(step) for step in steps]
+    axes.plot(places, [_or_nan(one) for one in values], color=LIGHT, linewidth=1, marker=".", markersize=3)
+    axes.plot(places, [_or_nan(one) for one in moving_mean(values)], color=COLOUR, linewidth=1.5)
+
+
+def _or_nan(value: float | None) -> float:
+    return float("nan") if value is None else value
