@@ -19,7 +19,11 @@ from treadle.core.errors import TreadleError
 
 Status = Literal["ok", "warn", "fail"]
 _GIB = 1024**3
-_ENGINES = {"serve": "torch, transformers", "sft": "torch, torchaudio, torchvision, llamafactory.hparams.parser"}
+_ENGINES = {
+    "serve": "torch, transformers",
+    "sft": "torch, torchaudio, torchvision, llamafactory.hparams.parser",
+    "trl": "torch, peft, trl, tantivy",
+}
 """What must be importable in each engine's environment; LLaMA-Factory's parser looks at versions when it is."""
 
 

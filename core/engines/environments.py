@@ -21,9 +21,16 @@ from treadle.core.engines.own_code import own_code
 from treadle.core.engines.process import Child, log_tail, start_child
 from treadle.core.errors import ConfigError, EngineError
 
-VARIANTS = {"serve": ("cpu", "cuda"), "sft": ("cpu", "cuda")}
+VARIANTS = {"serve": ("cpu", "cuda"), "sft": ("cpu", "cuda"), "trl": ("cpu", "cuda")}
 """Builds that each engine has a lock for."""
-SIZES = {"serve-cpu": "2.5 GB", "serve-cuda": "about 10 GB", "sft-cpu": "5.2 GB", "sft-cuda": "about 6 GB"}
+SIZES = {
+    "serve-cpu": "2.5 GB",
+    "serve-cuda": "about 10 GB",
+    "sft-cpu": "5.2 GB",
+    "sft-cuda": "about 6 GB",
+    "trl-cpu": "1.5 GB",
+    "trl-cuda": "about 10 GB",
+}
 """Disk that an installed environment takes."""
 _COMPLETE = ".complete"
 _NETWORK = re.compile(
