@@ -1,0 +1,122 @@
+"""Non-dominated sorting, crowding and filling for two objectives that are both maximised.
+
+Everything is decided by the points and the questions' keys alone, never by the order in which they come. O(n log n), no
+lists of pairs. Documented in docs/behaviour/selection.md; the sorting and the crowding distance are those of NSGA-II
+(Deb et al. 2002), the sweep is for two objectives only.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+
+class Ranking(NamedTuple):
+    """Where each question stands; arrays of the same length."""
+
+    rank: np.ndarray
+    """Front, int32, 0 the best: as many questions dominate it as form the longest chain above it."""
+    distance: np.ndarray
+    """Crowding distance within its front, float64; inf at the boundary."""
+    order: np.ndarray
+    """Places of the questions in the order in which they are taken, int64."""
+
+
+class Points(NamedTuple):
+    """The distinct points, from the largest first objective on, and among equals from the largest second one on."""
+
+    tool: np.ndarray
+    corr: np.ndarray
+    of: np.ndarray
+    """For each question the place of its point, int64."""
+
+
+def rank_questions(tool: np.ndarray, corr: np.ndarray, keys: Sequence[str]) -> Ranking:
+    """Rank questions by S_tool and S_corr (float64, no nan); `keys` are different from each other.
+
+    The order of taking: fronts one after another; within a front in rounds, in each of which every distinct point gives
+    one question, the least key first, and points come by distance, S_corr, S_tool, the largest first. So a front that
+    is cut anywhere gives no point a second question before every point has given its first.
+    """
+    points = distinct_points(tool, corr)
+    ranks = sweep_ranks(points)
+    distances = crowding_distances(points.tool, points.corr, ranks)
+    rank, distance = ranks[points.of], distances[points.of]
+    by_key = np.argsort(np.asarray(keys, dtype=np.str_), kind="stable")
+    place = np.empty(len(by_key), np.int64)
+    place[by_key] = np.arange(len(by_key))
+    turn = _turns(points.of, place)
+    order = np.lexsort((place, -tool, -corr, -distance, turn, rank))
+    return Ranking(rank, distance, order)
+
+
+def distinct_points(tool: np.ndarray, corr: np.ndarray) -> Points:
+    """The points without repetitions, in the order of the sweep."""
+    if not len(tool):
+        return Points(tool, corr, np.empty(0, np.int64))
+    order = np.lexsort((-corr, -tool))
+    sorted_tool, sorted_corr = tool[order], corr[order]
+    is_new = np.ones(len(order), bool)
+    is_new[1:] = (np.diff(sorted_tool) != 0) | (np.diff(sorted_corr) != 0)
+    of = np.empty(len(order), np.int64)
+    of[order] = np.cumsum(is_new) - 1
+    return Points(sorted_tool[is_new], sorted_corr[is_new], of)
+
+
+def sweep_ranks(points: Points) -> np.ndarray:
+    """Front of each distinct point, int32.
+
+    Of each front the largest S_corr so far is kept, negated: they rise from front to front. What comes later has no
+    larger S_tool, so it is dominated by a front whose largest S_corr is not below its own, and joins the first other.
+    """
+    tops: list[float] = []
+    ranks = np.empty(len(points.corr), np.int32)
+    for index, negated in enumerate((-points.corr).tolist()):
+        front = bisect_right(tops, negated)
+        if front == len(tops):
+            tops.append(negated)
+        else:
+            tops[front] = negated
+        ranks[index] = front
+    return ranks
+
+
+def crowding_distances(tool: np.ndarray, corr: np.ndarray, rank: np.ndarray) -> np.ndarray:
+    """Crowding distance of distinct points, each within its front; inf for the first and last by an objective.
+
+    An objective in which a front has no range contributes nothing, to its boundary points neither.
+    """
+    distance = np.zeros(len(tool))
+    for values, others in ((tool, corr), (corr, tool)):
+        order = np.lexsort((others, values, rank))
+        _add_distances(distance, values, rank, order)
+    return distance
+
+
+def _add_distances(distance: np.ndarray, values: np.ndarray, rank: np.ndarray, order: np.ndarray) -> None:
+    if not len(order):
+        return
+    fronts, starts = np.unique(rank[order], return_index=True)
+    ends = np.append(starts[1:], len(order)) - 1
+    sorted_values = values[order]
+    ranges = np.repeat(sorted_values[ends] - sorted_values[starts], ends - starts + 1)
+    gaps = np.zeros(len(order))
+    gaps[1:-1] = sorted_values[2:] - sorted_values[:-2]
+    has_range = ranges > 0
+    gaps[has_range] /= ranges[has_range]
+    gaps[starts] = gaps[ends] = np.inf
+    gaps[~has_range] = 0.0
+    distance[order] += gaps
+
+
+def _turns(group: np.ndarray, place: np.ndarray) -> np.ndarray:
+    """Per member, how many of its group have a lower place."""
+    order = np.lexsort((place, group))
+    turns = np.empty(len(order), np.int64)
+    if len(order):
+        _, starts, counts = np.unique(group[order], return_index=True, return_counts=True)
+        turns[order] = np.arange(len(order)) - np.repeat(starts, counts)
+    return turns

@@ -1,0 +1,324 @@
+"""The stage `selection`: scored rollouts in, the questions that are worth reinforcement learning out.
+
+Scores are read twice: once for sums per question, once for the rollouts of those that were chosen. Rows are sorted
+through files, so that memory grows by some 300 bytes per question and by nothing per rollout or text. Documented in
+docs/behaviour/selection.md.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import orjson
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from treadle.agent.environment import Question, opening_messages
+from treadle.core.buckets import Buckets, bucket_count, draw
+from treadle.core.errors import ArtifactError, StageFailed
+from treadle.core.schemas import RL_REJECTIONS, RL_ROWS
+from treadle.core.stage import Stage, StageContext
+from treadle.rl.choice import ALL_RIGHT, ALL_WRONG, FATES, HELD_OUT, SELECTED, SELECTED_BEFORE, Choice, choose
+from treadle.rl.dispersion import DispersionSums
+from treadle.rl.fronts_picture import draw_fronts
+from treadle.rl.selection_report import Earlier, Findings, metrics_of, render_report
+from treadle.rl.selection_settings import SelectionSettings
+from treadle.rl.verl_rows import check_domain, verl_row
+
+_log = logging.getLogger(__name__)
+
+FAILED = "failed"
+"""Status of a rollout that was lost to infrastructure."""
+_COUNTED = ("rollout_key", "question_key", "dataset", "domain", "model", "status", "score", "calls_executed")
+_ASKED = ("question_key", "dataset", "domain", "question", "answers", "choices")
+_CHUNK_ROWS = 256
+_ROWS_PER_BUCKET = 1_024
+
+
+class _Questions:
+    """Questions that were met, numbered from 0; data sets and domains as numbers of their names."""
+
+    def __init__(self) -> None:
+        self.numbers: dict[str, int] = {}
+        self.datasets: dict[str, int] = {}
+        self.domains: dict[str, int] = {}
+        self.dataset_of: list[int] = []
+        self.domain_of: list[int] = []
+
+    @property
+    def keys(self) -> list[str]:
+        """Keys by number."""
+        return list(self.numbers)
+
+    def datasets_by_number(self) -> list[str]:
+        """Data set of each question."""
+        names = list(self.datasets)
+        return [names[code] for code in self.dataset_of]
+
+    def domains_by_number(self) -> list[str]:
+        """Domain of each question."""
+        names = list(self.domains)
+        return [names[code] for code in self.domain_of]
+
+    def of(self, batch: pa.RecordBatch) -> np.ndarray:
+        """Number of the question of each row of `scores`; raises DataError for one without a reward."""
+        encoded = pc.dictionary_encode(batch["question_key"])
+        local = encoded.indices.to_numpy()
+        _, first = np.unique(local, return_index=True)
+        heads = batch.select(["dataset", "domain"]).take(pa.array(first)).to_pylist()
+        numbers = np.empty(len(heads), np.int64)
+        for place, (key, head) in enumerate(zip(encoded.dictionary.to_pylist(), heads, strict=True)):
+            number = self.numbers.setdefault(key, len(self.numbers))
+            if number == len(self.dataset_of):
+                check_domain(head["domain"], head["dataset"])
+                self.dataset_of.append(self.datasets.setdefault(head["dataset"], len(self.datasets)))
+                self.domain_of.append(self.domains.setdefault(head["domain"], len(self.domains)))
+            numbers[place] = number
+        found: np.ndarray = numbers[local]
+        return found
+
+
+class _Making:
+    """One run of the stage."""
+
+    def __init__(self, context: StageContext) -> None:
+        settings: SelectionSettings = context.settings
+        self._context = context
+        self._settings = settings
+        self._options = settings.options
+        self._environment_digest = settings.environment.digest()
+        self._questions = _Questions()
+        self._models: set[str] = set()
+        self._num_failed = 0
+        self._num_unscored = 0
+
+    def run(self) -> dict[str, Any]:
+        """Choose and write; returns metrics."""
+        num_rollouts = sum(table.num_rows for table in self._context.inputs["scores"])
+        self._context.progress.start(2 * num_rollouts, 0, "rollouts")
+        sums = self._count()
+        held_out = self._held_out()
+        earlier = self._earlier()
+        choice = choose(
+            self._questions.keys,
+            sums.totals(),
+            self._questions.domains_by_number(),
+            options=self._options,
+            held_out=held_out,
+            selected_before=np.any([one.mask for one in earlier], axis=0) if earlier else np.zeros(len(held_out), bool),
+        )
+        self._check_choice(choice)
+        self._write_rows(choice)
+        self._write_rejections(choice)
+        found = Findings(choice, self._questions.datasets_by_number(), earlier, self._num_failed, self._num_unscored)
+        report = render_report(found, self._settings.phase, by_domain=bool(self._options.quotas))
+        self._context.add_file(RL_ROWS.kind, "fronts.svg", draw_fronts(choice))
+        self._context.add_file(RL_ROWS.kind, "report.md", report.encode())
+        return metrics_of(found)
+
+    # The first pass: what is known of each question.
+
+    def _count(self) -> DispersionSums:
+        sums = DispersionSums()
+        rollouts = self._rollout_keys()
+        for batch in self._score_batches():
+            self._check_pairs(batch["rollout_key"].to_pylist(), rollouts)
+            self._models.update(batch["model"].unique().to_pylist())
+            sums.add(self._questions.of(batch), batch["calls_executed"].to_numpy(), self._correctness(batch))
+            self._context.progress.advance(batch.num_rows)
+        if (spare := next(rollouts, None)) is not None:
+            raise ArtifactError(f"rollout {spare} has no score; run `scores` again on the rollouts that are read here")
+        if len(self._models) > 1:
+            raise StageFailed(
+                f"{self._context.address}: the rollouts are of several models ({', '.join(sorted(self._models))}); "
+                "questions are chosen by those of one policy: bind only its rollouts"
+            )
+        return sums
+
+    def _correctness(self, batch: pa.RecordBatch) -> np.ndarray:
+        """Score of each rollout, nan where it is not usable, which is counted by cause."""
+        failed = batch["status"].to_numpy(zero_copy_only=False) == FAILED
+        scores: np.ndarray = batch["score"].to_numpy(zero_copy_only=False).astype(np.float64)
+        self._num_failed += int(failed.sum())
+        self._num_unscored += int((np.isnan(scores) & ~failed).sum())
+        return np.where(failed, np.nan, scores)
+
+    def _score_batches(self) -> Iterator[pa.RecordBatch]:
+        return (batch for table in self._context.inputs["scores"] for batch in table.batches(_COUNTED))
+
+    def _rollout_keys(self) -> Iterator[str]:
+        """Keys of the rollouts in their order; raises StageFailed where one was made in another environment."""
+        for table in self._context.inputs["rollouts"]:
+            for batch in table.batches(["rollout_key", "environment_digest"]):
+                for digest in batch["environment_digest"].unique().to_pylist():
+                    if digest != self._environment_digest:
+                        raise StageFailed(
+                            f"rollouts were made in environment {digest[:12]}, the configuration describes "
+                            f"{self._environment_digest[:12]}: another prompt, other tools or limits; run `rollouts` "
+                            "again, or restore the [environment] that it was run with"
+                        )
+                yield from batch["rollout_key"].to_pylist()
+
+    def _check_pairs(self, scored: Sequence[str], rollouts: Iterator[str]) -> None:
+        made = list(itertools.islice(rollouts, len(scored)))
+        if made == scored:
+            return
+        place = next(place for place, pair in enumerate(itertools.zip_longest(made, scored)) if pair[0] != pair[1])
+        what = f"rollout {made[place]} has no score" if place < len(made) else f"score {scored[place]} has no rollout"
+        raise ArtifactError(f"{what} at its place; run `scores` again on the rollouts that are read here")
+
+    def _held_out(self) -> np.ndarray:
+        """Which questions are kept from training; raises ArtifactError for one that is not among the questions."""
+        held_out = np.zeros(len(self._questions.numbers), bool)
+        known = np.zeros(len(self._questions.numbers), bool)
+        for table in self._context.inputs["questions"]:
+            for batch in table.batches(["question_key", "split"]):
+                for key, split in zip(batch["question_key"].to_pylist(), batch["split"].to_pylist(), strict=True):
+                    if (number := self._questions.numbers.get(key)) is not None:
+                        known[number] = True
+                        held_out[number] = split != "train"
+        if not known.all():
+            key = self._questions.keys[int(np.argmin(known))]
+            raise ArtifactError(
+                f"rollouts answer question {key}, which is not among the questions read; bind the questions that the "
+                "rollouts were made from"
+            )
+        return held_out
+
+    def _earlier(self) -> list[Earlier]:
+        """The questions of earlier phases, as far as they were met."""
+        found = []
+        for table in self._context.inputs.get("previous", ()):
+            mask = np.zeros(len(self._questions.numbers), bool)
+            phase = 0
+            for batch in table.batches(["question_key", "phase"]):
+                phase = batch["phase"][0].as_py() if batch.num_rows else phase
+                for key in batch["question_key"].to_pylist():
+                    if (number := self._questions.numbers.get(key)) is not None:
+                        mask[number] = True
+            found.append(Earlier(phase, table.num_rows, mask))
+        return found
+
+    def _check_choice(self, choice: Choice) -> None:
+        counts = choice.counts()
+        told = ", ".join(f"{code} {count:,}" for code, count in counts.items() if count)
+        if counts["selected"]:
+            _log.info("%s: %s", self._context.address, told)
+            return
+        hints = {
+            ALL_WRONG: "the policy answers none of them: train it further, or ask easier questions",
+            ALL_RIGHT: "the policy answers all of them: ask harder questions, or raise the temperature of the rollouts",
+            HELD_OUT: "all are held out: let the rollouts answer questions of the split train",
+            SELECTED_BEFORE: "all were trained on before: add questions, or turn exclude_previous off",
+        }
+        most = max(counts, key=lambda code: counts[code])
+        hint = hints.get(FATES.index(most), "make more rollouts per question, or lower min_rollouts")
+        raise StageFailed(f"{self._context.address}: no question is left to train on ({told}); {hint}")
+
+    # The second pass: rollouts and texts of the chosen ones to the bucket of their place, then bucket by bucket.
+
+    def _write_rows(self, choice: Choice) -> None:
+        chosen = np.flatnonzero(choice.fate == SELECTED)
+        folder, count = self._context.scratch, bucket_count(len(chosen), _ROWS_PER_BUCKET)
+        with Buckets(folder / "rollouts", count) as rollouts, Buckets(folder / "asked", count) as asked:
+            keys = self._questions.keys
+            places = {keys[number]: draw(self._settings.seed, "order", keys[number]) for number in chosen.tolist()}
+            self._spread_rollouts(choice.fate == SELECTED, places, rollouts)
+            for table in self._context.inputs["questions"]:
+                for row in table.rows(_ASKED):
+                    if (place := places.get(row["question_key"])) is not None:
+                        asked.add(asked.of(place), orjson.dumps(row))
+            chunk: list[dict[str, Any]] = []
+            for index, lines in enumerate(rollouts):
+                outcomes = _by_question(lines)
+                questions = [orjson.loads(line) for line in asked.lines(index)]
+                questions.sort(key=lambda row: (places[row["question_key"]], row["question_key"]))
+                for question in questions:
+                    chunk.append(self._row(question, outcomes[question["question_key"]], choice))
+                    if len(chunk) == _CHUNK_ROWS:
+                        self._context.write(RL_ROWS.kind, chunk)
+                        chunk = []
+            self._context.write(RL_ROWS.kind, chunk)
+
+    def _spread_rollouts(self, is_chosen: np.ndarray, places: Mapping[str, int], rollouts: Buckets) -> None:
+        for batch in self._score_batches():
+            wanted = is_chosen[self._questions.of(batch)]
+            columns = ["question_key", "rollout_key", "status", "score", "calls_executed"]
+            for row in batch.select(columns).filter(pa.array(wanted)).to_pylist():
+                is_usable = row["status"] != FAILED and row["score"] is not None
+                line = [row["question_key"], row["rollout_key"], row["score"], row["calls_executed"], is_usable]
+                rollouts.add(rollouts.of(places[row["question_key"]]), orjson.dumps(line))
+            self._context.progress.advance(batch.num_rows)
+
+    def _row(self, question: Mapping[str, Any], outcomes: Sequence[Sequence[Any]], choice: Choice) -> dict[str, Any]:
+        key = question["question_key"]
+        number = self._questions.numbers[key]
+        usable = [outcome for outcome in outcomes if outcome[4]]
+        score_tool, score_corr = (float(values[number]) for values in (choice.score_tool, choice.score_corr))
+        rank, distance = int(choice.rank[number]), float(choice.distance[number])
+        verl = verl_row(
+            question,
+            opening_messages(self._settings.environment, Question.from_row(question)),
+            index=int(choice.place[number]),
+            phase=self._settings.phase,
+            score_tool=score_tool,
+            score_corr=score_corr,
+            rank=rank,
+        )
+        return {
+            **verl,
+            "question_key": key,
+            "dataset": question["dataset"],
+            "domain": question["domain"],
+            "phase": self._settings.phase,
+            "model": next(iter(self._models)),
+            "parents": [outcome[1] for outcome in usable],
+            "correctness": [outcome[2] for outcome in usable],
+            "calls": [outcome[3] for outcome in usable],
+            "num_unusable": len(outcomes) - len(usable),
+            "score_tool": score_tool,
+            "score_corr": score_corr,
+            "rank": rank,
+            "distance": None if np.isinf(distance) else distance,
+            "is_boundary": bool(np.isinf(distance)),
+            "environment_digest": self._environment_digest,
+        }
+
+    def _write_rejections(self, choice: Choice) -> None:
+        datasets = self._questions.datasets_by_number()
+        chunk: list[dict[str, Any]] = []
+        for number in np.flatnonzero(choice.fate != SELECTED).tolist():
+            chunk.append({"dataset": datasets[number], **choice.facts(number)})
+            if len(chunk) == _CHUNK_ROWS:
+                self._context.write(RL_REJECTIONS.kind, chunk)
+                chunk = []
+        self._context.write(RL_REJECTIONS.kind, chunk)
+
+
+def _by_question(lines: Sequence[bytes]) -> dict[str, list[list[Any]]]:
+    found: dict[str, list[list[Any]]] = {}
+    for line in lines:
+        key, *rest = orjson.loads(line)
+        found.setdefault(key, []).append([key, *rest])
+    return found
+
+
+def run_selection(context: StageContext) -> Mapping[str, Any]:
+    """Choose questions and write them; returns counts. Raises StageFailed where none is left to train on, or where the
+    rollouts were made in another environment, and ArtifactError where rollouts, scores and questions do not match."""
+    return _Making(context).run()
+
+
+SELECTION = Stage(
+    name="selection",
+    version=1,
+    settings=SelectionSettings,
+    consumes={"rollouts": "rollouts", "scores": "scores", "questions": "questions", "previous": "rl_rows"},
+    optional=frozenset({"previous"}),
+    produces=(RL_ROWS, RL_REJECTIONS),
+    run=run_selection,
+)

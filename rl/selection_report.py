@@ -1,0 +1,213 @@
+"""What a selection came to: counts for the record, and the page `report.md`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from treadle.core.figures import Cell, Figures, render_figures
+from treadle.rl.choice import FATES, OVER_LIMIT, SELECTED, Choice
+
+MEANINGS = {
+    "selected": "a row",
+    "held_out": "kept for evaluation",
+    "selected_before": "an earlier phase trained on it, and exclude_previous is on",
+    "too_few_rollouts": "fewer usable rollouts than min_rollouts",
+    "all_right": "no usable rollout is wrong",
+    "all_wrong": "no usable rollout is right",
+    "over_limit": "mixed, but behind those that were taken",
+}
+_FRONTS_SHOWN = 20
+_GROUPS_SHOWN = 40
+TENTHS = 10
+
+
+class Earlier(NamedTuple):
+    """What an earlier phase trained on."""
+
+    phase: int
+    num_rows: int
+    mask: np.ndarray
+    """Which of the questions at hand are among its rows, bool."""
+
+
+class Findings(NamedTuple):
+    """All that there is to tell of a selection."""
+
+    choice: Choice
+    datasets: Sequence[str]
+    """Per question."""
+    earlier: Sequence[Earlier]
+    num_failed: int
+    """Rollouts lost to infrastructure; they count for nothing."""
+    num_unscored: int
+    """Further ones without a verdict; likewise."""
+
+
+class Front(NamedTuple):
+    """A front, under quotas that of one domain."""
+
+    rank: int
+    domain: str
+    """Empty where all domains are ranked together."""
+    size: int
+    num_selected: int
+    tool: tuple[float, float]
+    """Least and greatest S_tool."""
+    corr: tuple[float, float]
+
+
+def metrics_of(found: Findings) -> dict[str, Any]:
+    """Flat numbers for the stage's record."""
+    choice = found.choice
+    selected = choice.fate == SELECTED
+    sizes = [front.size for front in fronts_of(choice, by_domain=False)]
+    return {
+        "questions": len(choice.keys),
+        "rollouts": int(choice.dispersion.num_rollouts.sum()),
+        "failed_rollouts": found.num_failed,
+        "unscored_rollouts": found.num_unscored,
+        **{("rows" if name == "selected" else f"left_out.{name}"): count for name, count in choice.counts().items()},
+        "fronts": len(sizes),
+        "largest_front": max(sizes, default=0),
+        "selected_fronts": int(choice.rank[selected].max(initial=-1)) + 1,
+        "mean_correctness": _mean(choice.dispersion.mean),
+        "mean_correctness_selected": _mean(choice.dispersion.mean[selected]),
+        "mean_score_tool_selected": _mean(choice.score_tool[selected]),
+        "mean_score_corr_selected": _mean(choice.score_corr[selected]),
+        **_by_name("domain", choice.domains, selected),
+        **_by_name("dataset", found.datasets, selected),
+        **{
+            f"overlap.{earlier.phase}.{name}": int((earlier.mask & (choice.fate == code)).sum())
+            for earlier in found.earlier
+            for code, name in enumerate(FATES)
+        },
+        **{
+            f"overlap.{earlier.phase}.not_sampled": earlier.num_rows - int(earlier.mask.sum())
+            for earlier in found.earlier
+        },
+    }
+
+
+def fronts_of(choice: Choice, *, by_domain: bool) -> list[Front]:
+    """The fronts in order; `by_domain`: those of each domain apart."""
+    ranked = np.flatnonzero(choice.rank >= 0)
+    domains = np.asarray(choice.domains, dtype=np.str_)[ranked] if by_domain else np.full(len(ranked), "")
+    order = np.lexsort((domains, choice.rank[ranked]))
+    ranked, domains = ranked[order], domains[order]
+    borders = np.flatnonzero((np.diff(choice.rank[ranked]) != 0) | (domains[1:] != domains[:-1])) + 1
+    return [_front(choice, members, by_domain) for members in np.split(ranked, borders) if len(members)]
+
+
+def _front(choice: Choice, members: np.ndarray, by_domain: bool) -> Front:
+    tool, corr = choice.score_tool[members], choice.score_corr[members]
+    return Front(
+        rank=int(choice.rank[members[0]]),
+        domain=choice.domains[int(members[0])] if by_domain else "",
+        size=len(members),
+        num_selected=int((choice.fate[members] == SELECTED).sum()),
+        tool=(float(tool.min()), float(tool.max())),
+        corr=(float(corr.min()), float(corr.max())),
+    )
+
+
+def tenths(values: np.ndarray) -> np.ndarray:
+    """How many values in [0, 1] lie in each tenth, 1 in the last one; nan is left out."""
+    known = values[~np.isnan(values)]
+    # Three tenths are a little less than 0.3 times ten; a border belongs to the upper tenth.
+    places = np.minimum((known * TENTHS + 1e-9).astype(np.int64), TENTHS - 1)
+    return np.bincount(places, minlength=TENTHS)
+
+
+def render_report(found: Findings, phase: int, *, by_domain: bool = False) -> str:
+    """The page `report.md`; `by_domain`: each domain was ranked by itself."""
+    choice = found.choice
+    counts = choice.counts()
+    num_mixed = counts["selected"] + counts["over_limit"]
+    lost = found.num_failed + found.num_unscored
+    intro = (
+        f"# Selection of phase {phase}\n\n"
+        f"{counts['selected']:,} of {len(choice.keys):,} questions, chosen by "
+        f"{int(choice.dispersion.num_rollouts.sum()):,} rollouts; {num_mixed:,} have rollouts that disagree. Not "
+        f"usable, and counted neither as right nor as wrong: {lost:,} rollouts ({found.num_failed:,} lost to "
+        f"infrastructure, {found.num_unscored:,} without a verdict).\n\n![fronts](fronts.svg)"
+    )
+    tables = [
+        _fates(counts),
+        _fronts(choice, by_domain),
+        _correctness(choice),
+        _groups("Domains", "domain", choice.domains, choice),
+        _groups("Data sets", "data set", found.datasets, choice),
+        *([_overlap(found)] if found.earlier else []),
+    ]
+    return f"{intro}\n\n{render_figures(tables)}\n"
+
+
+def _fates(counts: dict[str, int]) -> Figures:
+    rows: tuple[tuple[Cell, ...], ...] = tuple((name, counts[name], MEANINGS[name]) for name in FATES)
+    note = "Every question is counted once, under the first of these that applies."
+    return Figures("What became of the questions", ("fate", "questions", "meaning"), rows, note)
+
+
+def _fronts(choice: Choice, by_domain: bool) -> Figures:
+    fronts = fronts_of(choice, by_domain=by_domain)
+    rows: tuple[tuple[Cell, ...], ...] = tuple(
+        (
+            f"{front.domain} {front.rank}".strip(),
+            front.size,
+            front.num_selected,
+            f"{front.tool[0]:.3f} to {front.tool[1]:.3f}",
+            f"{front.corr[0]:.3f} to {front.corr[1]:.3f}",
+        )
+        for front in fronts[:_FRONTS_SHOWN]
+    )
+    hidden = len(fronts) - _FRONTS_SHOWN
+    note = f"{hidden:,} further fronts are not shown." if hidden > 0 else ""
+    header = ("front", "questions", "selected", "deviation of calls", "deviation of correctness")
+    return Figures("Fronts", header, rows, note)
+
+
+def _correctness(choice: Choice) -> Figures:
+    means = choice.dispersion.mean
+    every, chosen = tenths(means).tolist(), tenths(means[choice.fate == SELECTED]).tolist()
+    rows: tuple[tuple[Cell, ...], ...] = tuple(
+        (f"{index / TENTHS:.1f} to {(index + 1) / TENTHS:.1f}", every[index], chosen[index]) for index in range(TENTHS)
+    )
+    note = "A value on a border counts in the upper tenth; 1 in the last one."
+    return Figures("Mean correctness of the questions", ("mean", "questions", "selected"), rows, note)
+
+
+def _groups(title: str, name: str, names: Sequence[str], choice: Choice) -> Figures:
+    every = Counter(names)
+    mixed = Counter(names[number] for number in np.flatnonzero(np.isin(choice.fate, (SELECTED, OVER_LIMIT))).tolist())
+    chosen = Counter(names[number] for number in np.flatnonzero(choice.fate == SELECTED).tolist())
+    ranked = sorted(every, key=lambda one: (-every[one], one))
+    rows: tuple[tuple[Cell, ...], ...] = tuple(
+        (one, every[one], mixed[one], chosen[one]) for one in ranked[:_GROUPS_SHOWN]
+    )
+    hidden = len(ranked) - _GROUPS_SHOWN
+    note = f"{hidden:,} further ones are not shown." if hidden > 0 else ""
+    return Figures(title, (name, "questions", "mixed", "selected"), rows, note)
+
+
+def _overlap(found: Findings) -> Figures:
+    rows = []
+    for earlier in found.earlier:
+        counts = np.bincount(found.choice.fate[earlier.mask], minlength=len(FATES)).tolist()
+        absent = earlier.num_rows - int(earlier.mask.sum())
+        rows.append((str(earlier.phase), earlier.num_rows, *counts, absent))
+    header = ("phase", "rows", *(name.replace("_", " ") for name in FATES), "not sampled")
+    return Figures("What became of the rows of earlier phases", header, tuple(rows))
+
+
+def _by_name(kind: str, names: Sequence[str], selected: np.ndarray) -> dict[str, int]:
+    counts = Counter(names[number] for number in np.flatnonzero(selected).tolist())
+    return {f"{kind}.{name}": count for name, count in sorted(counts.items())}
+
+
+def _mean(values: np.ndarray) -> float | None:
+    known = values[~np.isnan(values)]
+    return round(float(known.mean()), 6) if len(known) else None

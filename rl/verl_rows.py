@@ -1,0 +1,269 @@
+"""Rows for reinforcement learning in the parquet schema that verl's trainers read, both ways, and in our engines'.
+
+verl's schema: one row per question with data_source, prompt, ability, reward_model, extra_info. Documented in
+docs/behaviour/selection.md.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pyarrow as pa
+
+from treadle.core.errors import DataError
+from treadle.core.inputs import read_rows
+from treadle.core.schemas import RL_ROWS
+
+DATA_SOURCES: Mapping[str, str] = {"math": "math_effi_rl", "qa": "qa_effi_rl", "choice": "choice_effi_rl"}
+"""Domain -> `data_source`, by which a reward of verl's kind chooses its rule."""
+VERL_COLUMNS = ("data_source", "prompt", "ability", "reward_model", "extra_info")
+VERL_SCHEMA = pa.schema([pa.field(name, RL_ROWS.schema.field(name).type) for name in VERL_COLUMNS])
+"""What a file for verl holds; no column is without a type, so that files can be put one after another."""
+TRAINING_SCHEMA = pa.schema(
+    [
+        ("question_key", pa.string()),
+        ("question", pa.string()),
+        ("choices", pa.list_(pa.string())),
+        ("system", pa.string()),
+        ("answers", pa.list_(pa.string())),
+        ("domain", pa.string()),
+        ("dataset", pa.string()),
+        ("score_tool", pa.float64()),
+        ("score_corr", pa.float64()),
+        ("rank", pa.int32()),
+    ]
+)
+"""What an engine of ours reads. `question` is without its options; an empty `system` is that of the environment."""
+TRAINING_COLUMNS = (
+    "question_key",
+    "reward_model",
+    "extra_info",
+    "domain",
+    "dataset",
+    "score_tool",
+    "score_corr",
+    "rank",
+)
+"""Columns of `rl_rows` that `training_rows` looks at."""
+_MOST_ANSWERS = 1_000
+
+
+def training_rows(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Rows of `rl_rows` (with `TRAINING_COLUMNS`) as an engine reads them, in the same order."""
+    info, empty = batch["extra_info"], pa.array([""] * batch.num_rows, pa.string())
+    columns = {
+        **{name: batch[name] for name in TRAINING_COLUMNS if name in TRAINING_SCHEMA.names},
+        "question": info.field("question"),
+        "choices": info.field("choices"),
+        "system": empty,
+        "answers": batch["reward_model"].field("ground_truth"),
+    }
+    return pa.RecordBatch.from_arrays([columns[name] for name in TRAINING_SCHEMA.names], schema=TRAINING_SCHEMA)
+
+
+def validation_rows(questions: Iterable[Mapping[str, Any]]) -> pa.RecordBatch:
+    """Rows of `questions` as an engine reads them; objectives and ranks are 0."""
+    rows = [
+        {
+            **{
+                name: question[name] for name in ("question_key", "question", "choices", "answers", "domain", "dataset")
+            },
+            "system": "",
+            "score_tool": 0.0,
+            "score_corr": 0.0,
+            "rank": 0,
+        }
+        for question in questions
+    ]
+    return pa.RecordBatch.from_pylist(rows, TRAINING_SCHEMA)
+
+
+def verl_row(
+    question: Mapping[str, Any],
+    messages: Sequence[Mapping[str, str]],
+    *,
+    index: int,
+    split: str = "train",
+    phase: int = 0,
+    score_tool: float = 0.0,
+    score_corr: float = 0.0,
+    rank: int = 0,
+) -> dict[str, Any]:
+    """verl's columns for a row of `questions` that is asked with these messages.
+
+    `split` is `train` or `valid`; `index` must be unique in a file. Raises DataError for a domain without a rule.
+    """
+    domain = question["domain"]
+    check_domain(domain, question["dataset"])
+    return {
+        "data_source": DATA_SOURCES[domain],
+        "prompt": [{"content": message["content"], "role": message["role"]} for message in messages],
+        "ability": domain,
+        "reward_model": {"ground_truth": gold_answers(question["answers"]), "style": "rule"},
+        "extra_info": {
+            "index": index,
+            "need_tools_kwargs": False,
+            "question": question["question"],
+            "split": split,
+            "id": question["question_key"],
+            "source": question["dataset"],
+            "stage": phase,
+            "score_tool": score_tool,
+            "score_corr": score_corr,
+            "rank": rank,
+            "choices": list(question["choices"]),
+        },
+    }
+
+
+def check_domain(domain: str, dataset: str) -> None:
+    """Raise DataError, naming the data set, for a domain without a reward."""
+    if domain not in DATA_SOURCES:
+        raise DataError(
+            f"data set {dataset!r} has domain {domain!r}, for which there is no reward; "
+            f"map it to {', '.join(DATA_SOURCES)} in questions.domains"
+        )
+
+
+def gold_answers(value: object) -> list[str]:
+    """Gold answers as a list of strings: one of a scalar, one empty string where there are none.
+
+    Raises DataError for anything that is no text, number or list of these.
+    """
+    if value is None:
+        return [""]
+    if isinstance(value, Mapping):
+        raise DataError(f"gold answer {str(value)[:60]!r} is an object; give text, a number or a list of them")
+    if isinstance(value, Iterable) and not isinstance(value, str | bytes):
+        items = [_answer(item) for item in value]
+        if len(items) > _MOST_ANSWERS:
+            raise DataError(f"{len(items):,} gold answers; at most {_MOST_ANSWERS:,} are taken")
+        return items or [""]
+    return [_answer(value)]
+
+
+def _answer(value: object) -> str:
+    if isinstance(value, str):
+        return value
+    if isinstance(value, bool | int) or (isinstance(value, float) and math.isfinite(value)):
+        return str(value)
+    raise DataError(f"gold answer {str(value)[:60]!r} is of type {type(value).__name__}; give text or a number")
+
+
+def domain_of(data_source: str, domains: Mapping[str, str] | None = None) -> str:
+    """Domain of a `data_source`: one of ours, or as `domains` says; raises DataError naming an unknown one."""
+    known = {**{source: domain for domain, source in DATA_SOURCES.items()}, **(domains or {})}
+    if data_source not in known:
+        raise DataError(
+            f"data source {data_source!r} has no domain; map it to one of {', '.join(DATA_SOURCES)} "
+            f"(known: {', '.join(known)})"
+        )
+    return known[data_source]
+
+
+def verl_batch(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """verl's columns of `rl_rows`."""
+    return pa.RecordBatch.from_arrays([batch[name] for name in VERL_COLUMNS], schema=VERL_SCHEMA)
+
+
+def write_verl(batches: Iterable[pa.RecordBatch], path: Path) -> int:
+    """Write rows of `rl_rows` (with `VERL_COLUMNS`) as one file for verl; returns their number."""
+    import pyarrow.parquet as pq
+
+    num_rows = 0
+    with pq.ParquetWriter(path, VERL_SCHEMA, compression="zstd") as file:
+        for batch in batches:
+            file.write_batch(verl_batch(batch))
+            num_rows += batch.num_rows
+    return num_rows
+
+
+@dataclass(frozen=True, slots=True)
+class ForeignRow:
+    """A row of another program's file, as a question."""
+
+    question: str
+    answers: tuple[str, ...]
+    choices: tuple[str, ...]
+    dataset: str
+    domain: str
+    split: str
+    """train or heldout."""
+    id: str
+    number: int
+    """1-based row of the file."""
+
+    def as_json(self) -> bytes:
+        """A line that the stage `questions` reads."""
+        fields = {
+            "question": self.question,
+            "answer": list(self.answers),
+            "dataset": self.dataset,
+            "split": self.split,
+            "id": self.id,
+            "row": self.number,
+        }
+        return orjson.dumps({**fields, **({"choices": list(self.choices)} if self.choices else {})}) + b"\n"
+
+
+def read_verl(path: Path, domains: Mapping[str, str] | None = None) -> Iterator[ForeignRow]:
+    """The rows of a verl-style parquet (or JSON Lines) file as questions.
+
+    The question is `extra_info.question`, else the last message of the user, whatever instructions it holds; the data
+    set is `extra_info.source`, else `data_source`. Raises DataError for a row without a question, and for a data
+    source that is neither ours nor in `domains`.
+    """
+    for row in read_rows(path):
+        where = f"{path}, row {row.number}"
+        if row.value is None:
+            raise DataError(f"{where}: {row.detail}")
+        try:
+            yield _foreign(row.value, row.number, domains)
+        except DataError as error:
+            raise DataError(f"{where}: {error}") from None
+
+
+def _foreign(fields: Mapping[str, Any], number: int, domains: Mapping[str, str] | None) -> ForeignRow:
+    info, reward = _object(fields, "extra_info"), _object(fields, "reward_model")
+    data_source = fields.get("data_source")
+    if not isinstance(data_source, str):
+        raise DataError("it has no data_source, so it is no row of verl's kind")
+    return ForeignRow(
+        question=_question(fields, info),
+        answers=tuple(gold_answers(reward.get("ground_truth"))),
+        choices=tuple(gold_answers(info["choices"])) if info.get("choices") else (),
+        dataset=_text(info.get("source")) or data_source,
+        domain=domain_of(data_source, domains),
+        split="train" if _text(info.get("split")) in ("", "train") else "heldout",
+        id=_text(info.get("id")) or _text(info.get("index")),
+        number=number,
+    )
+
+
+def _object(fields: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    value = fields.get(name)
+    if value is not None and not isinstance(value, Mapping):
+        raise DataError(f"its {name} is of type {type(value).__name__}, not an object")
+    return value or {}
+
+
+def _text(value: object) -> str:
+    return "" if value is None else str(value)
+
+
+def _question(fields: Mapping[str, Any], info: Mapping[str, Any]) -> str:
+    if isinstance(text := info.get("question"), str) and text.strip():
+        return text
+    prompt = fields.get("prompt")
+    if isinstance(prompt, str) and prompt.strip():
+        return prompt
+    for message in reversed(prompt if isinstance(prompt, list) else []):
+        content = message.get("content") if isinstance(message, Mapping) else None
+        if content and message.get("role") == "user" and isinstance(content, str):
+            return content
+    raise DataError("it has neither extra_info.question nor a message of the user")
