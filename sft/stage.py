@@ -17,6 +17,7 @@ import pyarrow as pa
 from treadle.core.chat import ChatTokenizer
 from treadle.core.engines.base_model import base_model
 from treadle.core.engines.environments import choose_variant
+from treadle.core.engines.training import num_devices
 from treadle.core.errors import ConfigError, StageFailed
 from treadle.core.schemas import CHECKPOINTS, MODEL_FOLDER, TRAINING_LOG
 from treadle.core.stage import Stage, StageContext
@@ -142,7 +143,7 @@ class SftRun:
         options, folder = self._options, self._folder
         variant = choose_variant(ENGINE, options.variant)
         machine = Machine(
-            variant=variant, num_devices=_num_devices(options.num_devices, variant), num_nodes=options.num_nodes
+            variant=variant, num_devices=num_devices(options.num_devices, variant), num_nodes=options.num_nodes
         )
         paths = Paths(model=str(base), rows=folder.rows, output=folder.output, deepspeed=folder.deepspeed)
         plan = plan_training(options, paths, machine, longest_row=self._selection.longest_row, seed=self._settings.seed)
@@ -223,18 +224,6 @@ class SftRun:
             f"{first.loss:.3f} at step {first.step}, {last.loss:.3f} at step {last.step}.\n\n"
             f"![rows](rows.svg)\n\n{render_statistics(self._statistics, self._selection)}"
         )
-
-
-def _num_devices(wanted: int | None, variant: str) -> int:
-    """Processes of this node: the GPUs that are wanted, else all that can be seen; a CPU counts as one."""
-    if wanted is not None or variant == "cpu":
-        return wanted or 1
-    import os
-
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None:
-        return max(1, len([part for part in visible.split(",") if part.strip()]))
-    return max(1, sum(1 for _ in Path("/proc/driver/nvidia/gpus").iterdir()))
 
 
 def _without_places(plan: TrainingPlan, folder: TrainingFolder) -> str:

@@ -183,6 +183,16 @@ def explain_failure(child: Child, code: int, error: Mapping[str, Any] | None, ad
     return child.failure(f"failed with code {code}" + (f" ({message})" if message else ""))
 
 
+def num_devices(wanted: int | None, variant: str) -> int:
+    """Devices of this node: the GPUs that are wanted, else all that can be seen; a CPU counts as one."""
+    if wanted is not None or variant == "cpu":
+        return wanted or 1
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return max(1, len([part for part in visible.split(",") if part.strip()]))
+    return max(1, sum(1 for _ in Path("/proc/driver/nvidia/gpus").iterdir()))
+
+
 def error_text(error: Mapping[str, Any] | None) -> str:
     """What an engine said of its failure, on one line that is safe to print; empty where it said nothing."""
     return printable(" ".join(str(error["message"]).split()))[:1000] if error else ""

@@ -1,0 +1,140 @@
+"""What a reinforcement came to: the facts in its record, and the page in its artifact."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from treadle.core.config import digest_json, semantic_dump
+from treadle.core.figures import Figures, escape, render_figures
+from treadle.rl.curves import unequal_share
+from treadle.rl.launch import Reinforcement
+from treadle.rl.plan import RlPlan
+from treadle.rl.training_events import RlStep, Validation, ValidationFigures
+
+_MEAN_OVER = 10
+_STEP_FIGURES: tuple[tuple[str, Callable[[RlStep], float | None]], ...] = (
+    ("reward", lambda step: step.reward),
+    ("correctness", lambda step: step.correctness),
+    ("share in good format", lambda step: step.format_ok),
+    ("calls", lambda step: step.calls),
+    ("failed calls", lambda step: step.tool_failures),
+    ("length in tokens", lambda step: step.length),
+    ("factor for calls", lambda step: step.f_tool),
+    ("factor for length", lambda step: step.f_len),
+    ("groups with unequal rewards", unequal_share),
+)
+
+
+def engine_of(plan: RlPlan, done: Reinforcement) -> str:
+    """What trained it, as a checkpoint's row says it."""
+    return f"{plan.options.engine} {done.versions.get(plan.options.engine, '')}, {plan.machine.variant}"
+
+
+def record_metrics(plan: RlPlan, done: Reinforcement, *, policy_in: str, num_too_long: int) -> dict[str, Any]:
+    """The manifest of a phase as flat facts: which plan was followed with what, how far, and where it ended."""
+    options, last = plan.options, done.steps[-1]
+    chosen = next((made for made in done.validations if made.step == done.chosen_step), None)
+    facts = {
+        "phase": plan.phase,
+        "policy_in": policy_in,
+        "engine": engine_of(plan, done),
+        "plan_digest": digest_json(semantic_dump(plan)),
+        "environment_digest": plan.environment_digest,
+        "seed": plan.seed,
+        "sigma_tool": options.sigma_tool,
+        "sigma_length": options.sigma_length,
+        "sigma_decay": options.sigma_decay,
+        "rows": plan.num_rows,
+        "rows_too_long": num_too_long,
+        "validation_questions": plan.num_validation_rows,
+        "steps_planned": plan.num_steps,
+        "steps": done.num_steps,
+        "resumed_step": done.resumed_step,
+        "chosen_step": done.chosen_step,
+        "rollouts": sum(step.num_rollouts for step in done.steps),
+        "groups": sum(step.num_groups for step in done.steps),
+        "equal_groups": sum(step.num_equal_groups for step in done.steps),
+        "first_reward": done.steps[0].reward,
+        "last_reward": last.reward,
+        "last_correctness": last.correctness,
+        "last_format_ok": last.format_ok,
+        "last_calls": last.calls,
+        "last_length": last.length,
+        "trained_parameters": done.num_trained_parameters,
+        "seconds": round(done.seconds, 1),
+        "greedy_ids": list(done.greedy.ids) if done.greedy else [],
+        "greedy_margins": [round(margin, 4) for margin in done.greedy.margins] if done.greedy else [],
+    }
+    if chosen is not None:
+        named = (("correctness", chosen.overall.correctness), ("efficiency", chosen.overall.efficiency))
+        facts |= {f"validation_{name}": value for name, value in named}
+    return facts
+
+
+def render_report(plan: RlPlan, done: Reinforcement, *, num_too_long: int, num_held_out: int) -> str:
+    """The page `report.md`: what was trained on, how figures moved, and which policy is handed over."""
+    options, num_rollouts = plan.options, sum(step.num_rollouts for step in done.steps)
+    left_out = (
+        f"; {num_too_long:,} left out for prompts over {options.max_prompt_tokens:,} tokens" if num_too_long else ""
+    )
+    rule = {"last": "the last one", "best": "the best in validation"}[options.checkpoint_rule]
+    falling = "falling to 0" if options.sigma_decay == "linear" else "constant"
+    lines = [
+        "# Reinforcement",
+        f"Phase {plan.phase} of {plan.phases}, from {escape(plan.start)}, by {engine_of(plan, done)}: "
+        f"{done.num_steps:,} steps over {plan.num_rows:,} questions{left_out}, {num_rollouts:,} rollouts in groups of "
+        f"{options.group_size}; sigmas {options.sigma_tool:g} (calls) and {options.sigma_length:g} (length), {falling}. "
+        f"Handed over: the policy of step {done.chosen_step:,} ({rule}).",
+        "![curves](curves.svg)",
+        render_figures([_step_figures(done.steps), *_validation_figures(done, plan.num_validation_rows, num_held_out)]),
+    ]
+    return "\n\n".join(lines) + "\n"
+
+
+def _step_figures(steps: Sequence[RlStep]) -> Figures:
+    span = max(1, min(_MEAN_OVER, len(steps) // 2))
+    rows = tuple((name, _mean(steps[:span], value), _mean(steps[-span:], value)) for name, value in _STEP_FIGURES)
+    return Figures("Rollouts in training", ("mean of", f"first {span} steps", f"last {span} steps"), rows)
+
+
+def _validation_figures(done: Reinforcement, num_asked: int, num_held_out: int) -> list[Figures]:
+    if not done.validations:
+        return []
+    header = ("step", "questions", "correctness", "good format", "efficiency", "calls", "length", "executed")
+    over_steps = Figures(
+        "Validation",
+        header,
+        tuple(_validation_row(_step_name(made, done.chosen_step), made.overall) for made in done.validations),
+        f"Greedy answers to {num_asked:,} of {num_held_out:,} held-out questions, scored as in training.",
+    )
+    chosen = next((made for made in done.validations if made.step == done.chosen_step), None)
+    if chosen is None:
+        return [over_steps]
+    rows = tuple(_validation_row(name, figures) for name, figures in chosen.by_domain.items())
+    return [over_steps, Figures("Validation of the policy handed over", ("domain", *header[1:]), rows)]
+
+
+def _validation_row(name: str, figures: ValidationFigures) -> tuple[str | int, ...]:
+    shown = (
+        figures.correctness,
+        figures.format_ok,
+        figures.efficiency,
+        figures.calls,
+        figures.length,
+        figures.executed,
+    )
+    return name, figures.num_questions, *(_number(value) for value in shown)
+
+
+def _step_name(made: Validation, chosen_step: int) -> str:
+    return f"{made.step:,}" + (" (handed over)" if made.step == chosen_step else "")
+
+
+def _mean(steps: Sequence[RlStep], value: Callable[[RlStep], float | None]) -> str:
+    known = [one for step in steps if (one := value(step)) is not None]
+    return _number(sum(known) / len(known) if known else None)
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1f}" if abs(value) >= 100 else f"{value:.3f}"

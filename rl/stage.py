@@ -1,0 +1,265 @@
+"""The stage `rl`: questions and a policy in, the policy of one more phase out.
+
+The training lies in the stage's workspace, so an attempt that was cut off is gone on with from its newest complete
+state. Documented in docs/behaviour/rl.md.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from treadle.agent.config import EnvironmentSettings
+from treadle.core.chat import ChatTokenizer
+from treadle.core.config import Section, is_operational
+from treadle.core.engines.base_model import base_model
+from treadle.core.engines.environments import choose_variant
+from treadle.core.engines.training import EngineOptions, num_devices
+from treadle.core.errors import ConfigError, StageFailed
+from treadle.core.schemas import CHECKPOINTS, MODEL_FOLDER, RL_LOG, RL_ROLLOUTS, RL_VALIDATION
+from treadle.core.stage import Stage, StageContext
+from treadle.rl.config import RlSettings
+from treadle.rl.curves import draw_curves, sparkline
+from treadle.rl.dump import read_steps
+from treadle.rl.handover import check_greedy, check_tokenizer, check_weights
+from treadle.rl.launch import Job, Listener, Reinforcement, RlFolder, reinforce
+from treadle.rl.plan import Machine, RlPlan, plan_phase
+from treadle.rl.report import engine_of, record_metrics, render_report
+from treadle.rl.stored_rows import FittingRows, prompt_fits, store
+from treadle.rl.training_events import RlStep, Validation
+from treadle.rl.validation import validation_questions
+from treadle.rl.verl_rows import validation_rows
+
+_log = logging.getLogger(__name__)
+
+
+class _Shown:
+    """Hands steps and validations on to the stage's listener, each figure with the curve of its last steps."""
+
+    def __init__(self, context: StageContext) -> None:
+        self._progress = context.progress
+        self._done = 0
+        self._steps: list[RlStep] = []
+
+    def begin(self, num_steps: int, resumed_step: int) -> None:
+        """Training begins, or goes on."""
+        self._done = resumed_step
+        self._progress.start(num_steps, resumed_step, "steps")
+
+    def step(self, step: RlStep) -> None:
+        """One more step."""
+        self._steps.append(step)
+        facts = {
+            "reward": self._curve("reward", 2),
+            "correctness": self._curve("correctness", 2),
+            "format": self._curve("format_ok", 2),
+            "calls": self._curve("calls", 2),
+            "length": self._curve("length", 0),
+        }
+        self._progress.advance(step.step - self._done, **facts)
+        self._done = step.step
+
+    def validation(self, validation: Validation) -> None:
+        """A validation."""
+        figures = validation.overall
+        if figures.correctness is not None:
+            self._progress.advance(0, validation=f"{figures.correctness:.2f} at step {validation.step}")
+
+    def _curve(self, name: str, digits: int) -> str:
+        values = [getattr(step, name) for step in self._steps]
+        newest = "-" if values[-1] is None else f"{values[-1]:.{digits}f}"
+        return f"{newest} {sparkline(values)}".rstrip()
+
+
+class RlRun:
+    """One attempt of the stage."""
+
+    def __init__(self, context: StageContext) -> None:
+        self._context = context
+        self._settings: RlSettings = context.settings
+        self._options = self._settings.options
+        self._folder = RlFolder(context.workspace)
+        self._num_held_out = 0
+        self._num_too_long = 0
+
+    def run(self) -> dict[str, Any]:
+        """Train, or go on training, and hand the policy over."""
+        start = base_model(self._options.start, self._context.inputs.get("checkpoint", ()), _log.info, key="rl.start")
+        tokenizer = ChatTokenizer.load(start) if isinstance(start, Path) else None
+        environment = local_environment(self._settings.environment)
+        num_rows, num_validation_rows = self._store_rows(tokenizer), self._store_validation()
+        plan = self._plan(num_rows, num_validation_rows)
+        shown = _Shown(self._context)
+        done = reinforce(
+            self._folder,
+            plan,
+            Job(model=str(start), environment=environment, interpreter=sys.executable),
+            EngineOptions(
+                variant=plan.machine.variant,
+                threads=self._options.threads,
+                offline=isinstance(start, Path),
+                stall_timeout_s=self._options.stall_timeout_s,
+            ),
+            Listener(begin=shown.begin, step=shown.step, validation=shown.validation, notify=_log.info),
+        )
+        self._check_handover(done, start, tokenizer)
+        return self._write(done, plan)
+
+    def _store_rows(self, tokenizer: ChatTokenizer | None) -> int:
+        """Put the rows where the engine finds them; returns their number."""
+        fits = prompt_fits(self._settings.environment, tokenizer, self._options.max_prompt_tokens)
+        rows = FittingRows(self._context.inputs["rl_rows"], fits)
+        store(self._folder.parquet, rows.batches())
+        self._num_too_long = rows.num_too_long
+        if rows.num_too_long:
+            _log.warning(
+                "%d of %d rows are left out: their prompts are longer than %d tokens (rl.max_prompt_tokens)",
+                rows.num_too_long,
+                rows.num_too_long + rows.num_rows,
+                self._options.max_prompt_tokens,
+            )
+        return rows.num_rows
+
+    def _store_validation(self) -> int:
+        """The same for held-out questions, where there is validation."""
+        number, address = self._options.validation_questions, self._context.address
+        if not number:
+            return 0
+        tables = self._context.inputs.get("questions", ())
+        chosen, self._num_held_out = validation_questions(tables, number, self._settings.seed)
+        if not chosen:
+            raise ConfigError(
+                f"{address}: rl.validation_questions = {number}, but there is no held-out question; let `questions` "
+                "hold some out, or set it to 0"
+            )
+        if len(chosen) < number:
+            _log.warning(
+                "%s: only %d held-out questions for rl.validation_questions = %d", address, len(chosen), number
+            )
+        store(self._folder.validation, [validation_rows(chosen)])
+        return len(chosen)
+
+    def _plan(self, num_rows: int, num_validation_rows: int) -> RlPlan:
+        options = self._options
+        variant = choose_variant(options.engine, options.variant)
+        machine = Machine.model_validate(
+            {
+                "variant": variant,
+                "num_devices": num_devices(options.num_devices, variant),
+                "num_nodes": options.num_nodes,
+            }
+        )
+        return plan_phase(
+            self._settings,
+            address=str(self._context.address),
+            rows_digest=self._context.inputs["rl_rows"][0].digest,
+            num_rows=num_rows,
+            num_validation_rows=num_validation_rows,
+            machine=machine,
+        )
+
+    def _check_handover(self, done: Reinforcement, start: Path | str, tokenizer: ChatTokenizer | None) -> None:
+        """Raise StageFailed where the policy is not its start, trained, or not what was trained."""
+        try:
+            if isinstance(start, Path) and tokenizer is not None:
+                check_tokenizer(done.model, tokenizer)
+                if not check_weights(done.model, start):
+                    _log.warning("%s has no safetensors files, so names and shapes were not compared", start)
+            check_greedy(done.live_greedy, done.greedy, done.model)
+        except StageFailed as failure:
+            raise StageFailed(f"{self._context.address}: {failure}") from None
+
+    def _write(self, done: Reinforcement, plan: RlPlan) -> dict[str, Any]:
+        context = self._context
+        context.write_telemetry(RL_LOG.kind, [step.as_row() for step in done.steps])
+        context.write_telemetry(RL_VALIDATION.kind, [row for made in done.validations for row in made.as_rows()])
+        for rows in read_steps(self._folder.rollouts, done.num_steps):
+            context.write(RL_ROLLOUTS.kind, rows)
+        context.write(CHECKPOINTS.kind, [self._row(done, plan)])
+        report = render_report(plan, done, num_too_long=self._num_too_long, num_held_out=self._num_held_out)
+        curves = draw_curves(done.steps, done.validations, done.chosen_step)
+        context.add_file(CHECKPOINTS.kind, "curves.svg", curves)
+        context.add_file(CHECKPOINTS.kind, "report.md", report.encode())
+        context.add_file(CHECKPOINTS.kind, "plan.json", plan.to_json().encode())
+        metrics = record_metrics(plan, done, policy_in=self._policy_in(), num_too_long=self._num_too_long)
+        context.add_folder(CHECKPOINTS.kind, MODEL_FOLDER, done.model)
+        return metrics
+
+    def _row(self, done: Reinforcement, plan: RlPlan) -> dict[str, Any]:
+        validated = {made.step: made.overall.correctness for made in done.validations}
+        return {
+            "name": plan.address,
+            "base_model": plan.start,
+            "base_digest": self._policy_in(),
+            "finetuning_type": plan.options.finetuning_type,
+            "num_steps": done.num_steps,
+            "num_epochs": done.num_epochs,
+            "num_rows": plan.num_rows,
+            "num_target_tokens": None,
+            "first_loss": done.steps[0].loss,
+            "last_loss": done.steps[-1].loss,
+            "tokenizer_digest": ChatTokenizer.load(done.model).digest,
+            "seed": plan.seed,
+            "engine": engine_of(plan, done),
+            "versions": orjson.dumps(done.versions, option=orjson.OPT_SORT_KEYS).decode(),
+            "chosen_step": done.chosen_step,
+            "first_reward": done.steps[0].reward,
+            "last_reward": done.steps[-1].reward,
+            "validation_correctness": validated.get(done.chosen_step),
+        }
+
+    def _policy_in(self) -> str:
+        bound = self._context.inputs.get("checkpoint", ())
+        return bound[0].digest if bound else self._settings.model_digest
+
+
+def local_environment(settings: EnvironmentSettings) -> dict[str, Any]:
+    """The environment as an engine's process reads it: it runs in another folder, so paths are absolute.
+
+    Raises ConfigError for what such a process cannot be given.
+    """
+    if settings.summarizer is not None:
+        raise ConfigError(
+            "environment.search.summarizer: while a policy is reinforced it reads documents itself; leave it out"
+        )
+    prepared = settings.search.prepared
+    if settings.call_limit("search") and prepared is not None and not prepared.is_absolute():
+        raise ConfigError(f"environment.search.prepared: rl needs the whole path: {prepared.absolute()}")
+    dumped: dict[str, Any] = _absolute(settings).model_dump(mode="json")
+    return dumped
+
+
+def _absolute(section: Any) -> Any:
+    """The section with absolute paths in its operational keys; the others are part of the environment's digest."""
+    changed: dict[str, Any] = {}
+    for name, field in type(section).model_fields.items():
+        value = getattr(section, name)
+        if isinstance(value, Section):
+            changed[name] = _absolute(value)
+        elif is_operational(field) and isinstance(value, Path):
+            changed[name] = value.expanduser().absolute()
+        elif is_operational(field) and isinstance(value, tuple):
+            changed[name] = tuple(one.expanduser().absolute() if isinstance(one, Path) else one for one in value)
+    return section.model_copy(update=changed)
+
+
+def run(context: StageContext) -> Mapping[str, Any]:
+    """Reinforce a policy over one phase; returns the facts of its manifest."""
+    return RlRun(context).run()
+
+
+RL = Stage(
+    name="rl",
+    version=1,
+    settings=RlSettings,
+    consumes={"rl_rows": "rl_rows", "questions": "questions", "checkpoint": "checkpoint"},
+    optional=frozenset({"questions", "checkpoint"}),
+    produces=(CHECKPOINTS, RL_ROLLOUTS),
+    telemetry=(RL_LOG, RL_VALIDATION),
+    run=run,
+)

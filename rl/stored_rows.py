@@ -1,0 +1,63 @@
+"""What an engine is asked to train and validate on, as parquet files in the training's folder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from treadle.agent.config import EnvironmentSettings
+from treadle.agent.environment import Question, opening_messages
+from treadle.core.chat import ChatTokenizer
+from treadle.core.stage import Rows
+from treadle.core.storage import storage_errors
+from treadle.rl.verl_rows import TRAINING_COLUMNS, TRAINING_SCHEMA, training_rows
+
+Fits = Callable[[Mapping[str, Any]], bool]
+"""Whether the prompt of a row is short enough."""
+
+
+class FittingRows:
+    """Rows of `rl_rows` in their order, without those of long prompts, which are counted."""
+
+    def __init__(self, tables: Sequence[Rows], fits: Fits) -> None:
+        self._tables = tables
+        self._fits = fits
+        self.num_rows = self.num_too_long = 0
+        """Handed on so far, and left out."""
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """Batches of `TRAINING_SCHEMA`."""
+        for table in self._tables:
+            for read in table.batches(TRAINING_COLUMNS):
+                batch = training_rows(read)
+                kept = batch.filter(pa.array([self._fits(row) for row in batch.to_pylist()], pa.bool_()))
+                self.num_rows += kept.num_rows
+                self.num_too_long += batch.num_rows - kept.num_rows
+                yield kept
+
+
+def prompt_fits(environment: EnvironmentSettings, tokenizer: ChatTokenizer | None, max_tokens: int) -> Fits:
+    """A check of prompts as the policy meets them; where the tokenizer is not known yet, all of them pass."""
+
+    def fits(row: Mapping[str, Any]) -> bool:
+        if tokenizer is None:
+            return True
+        return len(tokenizer.prompt_ids(opening_messages(environment, Question.from_row(row)))) <= max_tokens
+
+    return fits
+
+
+def store(path: Path, batches: Iterable[pa.RecordBatch]) -> None:
+    """Write batches of `TRAINING_SCHEMA` as they come; the file appears whole. Raises StorageError."""
+    import pyarrow.parquet as pq
+
+    unfinished = path.with_suffix(".tmp")
+    with storage_errors("write", path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with pq.ParquetWriter(unfinished, TRAINING_SCHEMA, compression="zstd") as writer:
+            for batch in batches:
+                writer.write_batch(batch)
+        unfinished.rename(path)
