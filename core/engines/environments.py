@@ -21,7 +21,7 @@ from treadle.core.engines.own_code import own_code
 from treadle.core.engines.process import Child, log_tail, start_child
 from treadle.core.errors import ConfigError, EngineError
 
-VARIANTS = {"serve": ("cpu", "cuda"), "sft": ("cpu", "cuda"), "trl": ("cpu", "cuda")}
+VARIANTS = {"serve": ("cpu", "cuda"), "sft": ("cpu", "cuda"), "trl": ("cpu", "cuda"), "verl": ("cpu", "cuda")}
 """Builds that each engine has a lock for."""
 SIZES = {
     "serve-cpu": "2.5 GB",
@@ -30,8 +30,12 @@ SIZES = {
     "sft-cuda": "about 6 GB",
     "trl-cpu": "1.5 GB",
     "trl-cuda": "about 10 GB",
+    "verl-cpu": "1.8 GB",
+    "verl-cuda": "about 11 GB",
 }
 """Disk that an installed environment takes."""
+_STRAYS = {"verl": ("scripts", "tests")}
+"""Folders that an engine's wheel drops beside its own package, where anybody's `import tests` would find them."""
 _COMPLETE = ".complete"
 _NETWORK = re.compile(
     r"Temporary failure in name resolution|Name or service not known|Network is unreachable|Connection refused"
@@ -130,6 +134,9 @@ def _build(engine: str, variant: str, target: Path, notify: Notify) -> None:
     _step(
         start_child(command, name="pip", log_path=log, env=pip_environ), total, notify, f"engine {engine} ({variant})"
     )
+    for stray in _STRAYS.get(engine, ()):
+        for folder in target.glob(f"lib/python*/site-packages/{stray}"):
+            shutil.rmtree(folder)
 
 
 def _step(child: Child, total: int, notify: Notify, what: str) -> None:
