@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Literal
 
-from pydantic import Field, JsonValue, model_validator
+from pydantic import ConfigDict, Field, JsonValue, model_validator
 
 from treadle.agent.config import EnvironmentSettings
 from treadle.core.config import Operational, Section
@@ -54,6 +54,8 @@ lengths and the strict format check in place of the scripts' own. Sigmas are tho
 class RlOptions(Section):
     """How a policy is reinforced in one phase. Group, clipping, sampling and reward are those of the paper; batch and
     lengths fit the embedded model, and `et-agent-7b` has the paper's."""
+
+    model_config = ConfigDict(allow_inf_nan=False)
 
     PRESETS: ClassVar[dict[str, dict[str, Any]]] = {"et-agent-7b": ET_AGENT_7B}
 

@@ -1,0 +1,161 @@
+"""Plans of reinforcement phases: sigmas, counting, what is refused, and the way through JSON."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import orjson
+import pytest
+
+from treadle.agent.config import EnvironmentSettings
+from treadle.core.config import load_config
+from treadle.core.errors import ConfigError, EngineError
+from treadle.rl.config import RlOptions, RlSettings
+from treadle.rl.plan import ONE_CPU, Machine, RlPlan, plan_phase
+from treadle.rl.sigmas import SigmaSchedule, check_sigmas, decay_factor
+
+ET_AGENT = {"preset": "et-agent-7b", "sigma_tool": 0.1, "sigma_length": 0.1}
+SMALL = {"sigma_tool": 0.1, "sigma_length": 0.05}
+
+
+def plan(num_rows: int = 8000, *, machine: Machine = ONE_CPU, num_validation_rows: int = 0, **keys: Any) -> RlPlan:
+    settings = RlSettings(options=load_config(RlOptions, data=keys or SMALL), phase=2, phases=3, seed=7)
+    return plan_phase(
+        settings,
+        address="1/rl@phase-2",
+        rows_digest="f" * 64,
+        num_rows=num_rows,
+        num_validation_rows=num_validation_rows,
+        machine=machine,
+    )
+
+
+@pytest.mark.covers("pareto-14")
+def test_linear_decay_reaches_zero_at_the_last_step() -> None:
+    assert [decay_factor("linear", step, 375) for step in (1, 188, 375)] == [1.0, 0.5, 0.0]
+    assert decay_factor("linear", 100, 375) == pytest.approx(0.7353, abs=5e-5)
+    assert decay_factor("linear", 1, 1) == 0.0
+    assert decay_factor("linear", 400, 375) == 0.0
+    assert [decay_factor("none", step, 375) for step in (1, 375)] == [1.0, 1.0]
+    with pytest.raises(ValueError, match="counted from 1"):
+        decay_factor("linear", 0, 375)
+
+
+@pytest.mark.covers("pareto-14")
+def test_both_sigmas_decay_together() -> None:
+    schedule = SigmaSchedule(sigma_tool=0.05, sigma_length=0.1, decay="linear", num_steps=375)
+    assert schedule.at(188) == (0.025, 0.05)
+    assert SigmaSchedule(sigma_tool=0.05, sigma_length=0.1, decay="none", num_steps=375).at(188) == (0.05, 0.1)
+    assert plan(**ET_AGENT, sigma_decay="linear").sigmas.at(188) == (0.05, 0.05)
+
+
+@pytest.mark.covers("pareto-28")
+def test_a_phase_without_sigmas_is_refused_unless_it_is_meant() -> None:
+    with pytest.raises(ConfigError, match=r"^1/rl@phase-2: sigma_tool and sigma_length are both 0.*rl.allow_plain"):
+        plan(sigma_tool=0.0, sigma_length=0.0)
+    assert plan(sigma_tool=0.0, sigma_length=0.0, allow_plain=True).sigmas.at(1) == (0.0, 0.0)
+    assert plan(sigma_tool=0.0, sigma_length=0.1).sigmas.at(1) == (0.0, 0.1)
+    assert plan(sigma_tool=0.1, sigma_length=0.0).sigmas.at(1) == (0.1, 0.0)
+
+
+@pytest.mark.parametrize("sigma", [-0.1, math.nan, math.inf])
+def test_a_sigma_is_a_number_from_zero_up(sigma: float) -> None:
+    with pytest.raises(ConfigError, match="1/rl@phase-1: sigma_length"):
+        check_sigmas(0.1, sigma, allow_plain=True, where="1/rl@phase-1")
+    with pytest.raises(ConfigError, match="sigma_tool"):
+        load_config(RlOptions, data={"sigma_tool": sigma})
+
+
+def test_a_phase_whose_sigmas_are_open_is_no_plan() -> None:
+    with pytest.raises(ConfigError, match="are open; set them, or the phase's in curriculum"):
+        plan(sigma_tool=0.1)
+
+
+@pytest.mark.covers("pareto-29")
+def test_eight_thousand_rows_are_375_steps_of_16_updates() -> None:
+    phase = plan(**ET_AGENT)
+    assert (phase.steps_per_epoch, phase.num_steps, phase.updates_per_step) == (125, 375, 16)
+    assert phase.trajectories_per_step == 1024
+    assert [step for step in range(1, 376) if phase.saves_at(step)] == [*range(30, 375, 30), 375]
+
+
+def test_steps_are_whole_and_bounded() -> None:
+    assert plan(11).num_steps == 2
+    assert plan(11, **SMALL, num_epochs=3).num_steps == 6
+    assert plan(11, **SMALL, num_epochs=3, max_steps=5).num_steps == 5
+    assert plan(11, **SMALL, max_steps=50).num_steps == 2
+    with pytest.raises(ConfigError, match="1/rl@phase-2: 3 rows are fewer than rl.prompts_per_step = 4"):
+        plan(3)
+
+
+def test_validation_needs_questions_and_comes_after_the_last_step_too() -> None:
+    phase = plan(100, num_validation_rows=5, **SMALL)
+    assert [step for step in range(1, 26) if phase.validates_at(step)] == [10, 20, 25]
+    assert not any(plan(100).validates_at(step) for step in range(1, 26))
+    with pytest.raises(ConfigError, match="checkpoint_rule .* needs validation"):
+        plan(100, **SMALL, checkpoint_rule="best")
+    assert plan(100, num_validation_rows=5, **SMALL, checkpoint_rule="best").options.checkpoint_rule == "best"
+
+
+@pytest.mark.parametrize(
+    ("keys", "problem"),
+    [
+        ({"group_size": 8, "initial_rollouts": 9}, "initial_rollouts 9 is more than group_size 8"),
+        ({"prompts_per_step": 6}, "prompts_per_step 6 is no multiple of mini_batch_prompts 4"),
+        ({"checkpoint_rule": "best", "save_steps": 15}, "save_steps 15 is no multiple of validation_steps 10"),
+        ({"group_size": 1}, "group_size"),
+        ({"preset": "et-agent"}, "known presets: et-agent-7b"),
+        ({"extra": {"beta": 0.1}}, "'beta' is not passed through: write it as `rl.kl_coef`"),
+        ({"extra": {"learning_rate": 0.1}}, "'learning_rate' is not passed through: write it as `rl.learning_rate`"),
+        ({"extra": {"generation_kwargs": {}}}, "'generation_kwargs' is not passed through: rollouts are made by"),
+        ({"extra": {"hub_token": "x"}}, "secrets are not configuration"),
+        ({"engine": "verl", "extra": {"group_size": 1}}, "write it as `rl.group_size`"),
+    ],
+)
+def test_options_that_contradict_each_other_are_refused(keys: dict[str, Any], problem: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(RlOptions, data=keys)
+    assert problem in str(caught.value)
+
+
+def test_branching_needs_fewer_initial_rollouts_than_the_group_has() -> None:
+    assert not RlOptions().branches
+    assert RlOptions(initial_rollouts=8).branches
+    assert not RlOptions(initial_rollouts=16).branches
+    assert not RlOptions(initial_rollouts=8, beam_size=1).branches
+    assert load_config(RlOptions, data=ET_AGENT).branches
+
+
+def test_a_plan_names_the_environment_of_its_rollouts() -> None:
+    settings = RlSettings(options=RlOptions(**SMALL), environment=EnvironmentSettings(preset="et-agent-rl"))
+    phase = plan_phase(settings, address="1/rl@phase-1", rows_digest="", num_rows=8)
+    assert phase.environment_digest == settings.environment.digest() != plan(8).environment_digest
+
+
+def test_a_plan_survives_json() -> None:
+    phase = plan(**ET_AGENT, extra={"optim": "adafactor"}, machine=Machine(variant="cuda", num_devices=4))
+    assert RlPlan.from_json(phase.to_json()) == phase
+    assert RlPlan.from_json(orjson.dumps(orjson.loads(phase.to_json()))) == phase
+
+
+def test_what_is_no_plan_of_this_version_is_refused() -> None:
+    data = orjson.loads(plan().to_json())
+    with pytest.raises(EngineError, match="no plan of a phase of reinforcement: options.group_size"):
+        RlPlan.from_json(orjson.dumps({**data, "options": {**data["options"], "group_size": "many"}}))
+    with pytest.raises(EngineError, match="no plan of a phase of reinforcement"):
+        RlPlan.from_json("{")
+    with pytest.raises(EngineError, match="of version 99"):
+        RlPlan.from_json(orjson.dumps({**data, "version": 99}))
+
+
+def test_the_preset_has_the_published_values() -> None:
+    options = load_config(RlOptions, data=ET_AGENT)
+    assert (options.group_size, options.initial_rollouts, options.beam_size) == (16, 8, 2)
+    assert (options.branch_probability, options.entropy_weight) == (0.5, 0.2)
+    assert (options.prompts_per_step, options.mini_batch_prompts, options.num_epochs) == (64, 4, 3)
+    assert (options.learning_rate, options.lr_scheduler_type, options.weight_decay) == (1e-6, "constant", 0.01)
+    assert (options.clip_low, options.clip_high, options.dual_clip, options.kl_coef) == (0.2, 0.2, 3.0, 0.0)
+    assert (options.max_prompt_tokens, options.max_response_tokens) == (2000, 4096)
+    assert (options.validation_questions, options.validation_steps, options.save_steps) == (160, 10, 30)
+    assert load_config(RlOptions, data={**ET_AGENT, "learning_rate": 1e-5}).learning_rate == 1e-5
