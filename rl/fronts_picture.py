@@ -2,55 +2,38 @@
 
 from __future__ import annotations
 
-import io
 from typing import Any
 
 import numpy as np
 
-from treadle.core.errors import ConfigError
+from treadle.core.pictures import COLOUR, LIGHT, draw_svg
 from treadle.rl.choice import OVER_LIMIT, SELECTED, Choice
 from treadle.rl.selection_report import TENTHS, fronts_of, tenths
 
-_STYLE: dict[Any, Any] = {
-    "svg.hashsalt": "treadle",  # ids inside the file would be drawn at random
-    "svg.fonttype": "none",
-    "font.size": 9.0,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-}
 _POINTS_SHOWN = 2_000
 """More distinct points would make a file that browsers open slowly; they are then thinned out evenly."""
 _FRONTS_SHOWN = 12
 _LINES_SHOWN = 5
-_COLOUR, _LIGHT, _GREY = "#2a5d9f", "#b5cbe6", "#c8c8c8"
+_GREY = "#c8c8c8"
 
 
 def draw_fronts(choice: Choice) -> bytes:
     """An SVG; equal choices, equal bytes. Raises ConfigError without matplotlib."""
-    try:
-        import matplotlib.style
-    except ModuleNotFoundError:
-        raise ConfigError("the picture of the fronts needs matplotlib: pip install 'treadle[report]'") from None
-    from matplotlib.backends.backend_svg import FigureCanvasSVG
-    from matplotlib.figure import Figure
 
-    with matplotlib.style.context(["default", _STYLE]):
-        figure = Figure(figsize=(10.5, 3.4), layout="constrained")
-        FigureCanvasSVG(figure)
+    def draw(figure: Any) -> None:
         plane, fronts, correctness = figure.subplots(1, 3)
         _draw_plane(plane, choice)
         _draw_fronts(fronts, choice)
         _draw_correctness(correctness, choice)
-        file = io.BytesIO()
-        figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None})
-    return file.getvalue()
+
+    return draw_svg(draw, width=10.5, height=3.4)
 
 
 def _draw_plane(axes: Any, choice: Choice) -> None:
     groups = (
         ("filtered out", ~np.isin(choice.fate, (SELECTED, OVER_LIMIT)), _GREY),
-        ("over the limit", choice.fate == OVER_LIMIT, _LIGHT),
-        ("selected", choice.fate == SELECTED, _COLOUR),
+        ("over the limit", choice.fate == OVER_LIMIT, LIGHT),
+        ("selected", choice.fate == SELECTED, COLOUR),
     )
     for label, mask, colour in groups:
         points, counts = _distinct(choice, mask & ~np.isnan(choice.score_tool))
@@ -76,8 +59,8 @@ def _distinct(choice: Choice, mask: np.ndarray) -> tuple[np.ndarray, np.ndarray]
 def _draw_fronts(axes: Any, choice: Choice) -> None:
     fronts = fronts_of(choice, by_domain=False)[:_FRONTS_SHOWN]
     places = [front.rank for front in fronts]
-    axes.bar(places, [front.size for front in fronts], color=_LIGHT, label="questions")
-    axes.bar(places, [front.num_selected for front in fronts], color=_COLOUR, label="selected")
+    axes.bar(places, [front.size for front in fronts], color=LIGHT, label="questions")
+    axes.bar(places, [front.num_selected for front in fronts], color=COLOUR, label="selected")
     axes.set(title="Sizes of the first fronts", xlabel="front", ylabel="questions")
     axes.legend(frameon=False)
 
@@ -85,7 +68,7 @@ def _draw_fronts(axes: Any, choice: Choice) -> None:
 def _draw_correctness(axes: Any, choice: Choice) -> None:
     means = choice.dispersion.mean
     middles = (np.arange(TENTHS) + 0.5) / TENTHS
-    for values, colour, label in ((means, _LIGHT, "questions"), (means[choice.fate == SELECTED], _COLOUR, "selected")):
+    for values, colour, label in ((means, LIGHT, "questions"), (means[choice.fate == SELECTED], COLOUR, "selected")):
         axes.bar(middles, tenths(values), width=0.9 / TENTHS, color=colour, label=label)
     axes.set(title="How right the rollouts are", xlabel="mean correctness", ylabel="questions", xlim=(0.0, 1.0))
     axes.legend(frameon=False)

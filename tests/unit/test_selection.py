@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.selection_tables import EXAMPLE
 
@@ -22,6 +22,7 @@ from treadle.rl.legacy_selection import Record, dominates, legacy_domain_in_rows
 from treadle.rl.pareto import crowding_distances, distinct_points, rank_questions, sweep_ranks
 from treadle.rl.selection_settings import SelectionOptions
 
+UNHURRIED = settings(deadline=None, max_examples=60)
 KEYS = list(EXAMPLE)
 DOMAINS = [domain for domain, _, _ in EXAMPLE.values()]
 
@@ -111,6 +112,7 @@ def arrays(points: Sequence[tuple[float, float]]) -> tuple[np.ndarray, np.ndarra
 
 
 @pytest.mark.covers("pareto-5")
+@UNHURRIED
 @given(POINTS)
 def test_sweep_ranks_are_those_of_the_definition(points: list[tuple[float, float]]) -> None:
     ones = made_of(points)
@@ -153,6 +155,7 @@ def crowding_by_hand(points: Sequence[tuple[float, float]]) -> dict[tuple[float,
     return distances
 
 
+@UNHURRIED
 @given(POINTS)
 def test_crowding_is_that_of_distinct_points_and_repetitions_share_it(points: list[tuple[float, float]]) -> None:
     ranking = rank_questions(*arrays(points), [f"{index:03}" for index in range(len(points))])
@@ -163,6 +166,7 @@ def test_crowding_is_that_of_distinct_points_and_repetitions_share_it(points: li
 
 
 @pytest.mark.covers("pareto-6")
+@UNHURRIED
 @given(st.lists(st.integers(0, 9).map(float), min_size=1, max_size=9, unique=True), st.floats(0, 4))
 def test_an_objective_without_range_contributes_nothing(values: list[float], same: float) -> None:
     tool, corr = np.array(values), np.full(len(values), same)
@@ -189,6 +193,7 @@ def order_by_hand(points: Sequence[tuple[float, float]]) -> list[int]:
 
 
 @pytest.mark.covers("pareto-5")
+@UNHURRIED
 @given(POINTS, st.randoms(use_true_random=False))
 def test_the_order_of_taking_is_that_of_the_definition_in_any_order_of_input(
     points: list[tuple[float, float]], shuffler: random.Random
@@ -203,6 +208,7 @@ def test_the_order_of_taking_is_that_of_the_definition_in_any_order_of_input(
 
 
 @pytest.mark.covers("pareto-5")
+@UNHURRIED
 @given(POINTS, st.integers(1, 40))
 def test_no_question_left_out_dominates_a_selected_one(points: list[tuple[float, float]], limit: int) -> None:
     ones = made_of(points)
@@ -229,6 +235,7 @@ GROUPS = st.lists(
 )
 
 
+@UNHURRIED
 @given(GROUPS, st.randoms(use_true_random=False))
 def test_sums_give_population_deviations_however_the_rollouts_come(
     groups: list[list[tuple[float, int]]], shuffler: random.Random
@@ -284,6 +291,7 @@ def test_lists_of_different_lengths_are_refused() -> None:
         DispersionSums().add(np.zeros(2, np.int64), np.zeros(2, np.int64), np.zeros(3))
 
 
+@UNHURRIED
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=9), st.booleans())
 def test_mixed_is_what_the_filter_of_the_domain_says(values: list[float], graded: bool) -> None:
     expected = (
@@ -333,6 +341,7 @@ def test_quotas_that_cannot_be_kept_are_refused() -> None:
             load_config(SelectionOptions, data={"max_questions": 8, "quotas": quotas})
 
 
+@UNHURRIED
 @given(GROUPS)
 def test_where_everything_fits_the_original_keeps_the_same_questions(groups: list[list[tuple[float, int]]]) -> None:
     found = dispersion([columns(group) for group in groups])

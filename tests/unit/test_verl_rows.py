@@ -1,0 +1,189 @@
+"""Rows in verl's parquet schema, ours and those of other programs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from support.score_tables import question
+
+from treadle.core.config import load_config
+from treadle.core.errors import DataError
+from treadle.core.inputs import InputRow
+from treadle.core.schemas import RL_ROWS
+from treadle.datagen.question_rows import parse_row
+from treadle.datagen.question_sources import QuestionsSettings
+from treadle.rl.verl_rows import (
+    TRAINING_COLUMNS,
+    TRAINING_SCHEMA,
+    VERL_COLUMNS,
+    VERL_SCHEMA,
+    domain_of,
+    gold_answers,
+    read_verl,
+    training_rows,
+    validation_rows,
+    verl_row,
+    write_verl,
+)
+
+MESSAGES = [{"role": "system", "content": "Answer."}, {"role": "user", "content": "question a?"}]
+
+
+def rl_rows(keys: str = "abc") -> pa.RecordBatch:
+    rows = []
+    for index, key in enumerate(keys):
+        asked = question(key, ["12", "twelve"], "choice" if key == "c" else "math", ["x", "y"] if key == "c" else [])
+        facts = {"score_tool": 1.5, "score_corr": 0.5, "rank": index}
+        own = {"question_key": key, "dataset": "world", "domain": asked["domain"], "phase": 2, "model": "base"}
+        more = {"parents": ["r"], "correctness": [1.0], "calls": [1], "num_unusable": 0, "distance": None}
+        verl = verl_row(asked, MESSAGES, index=index, phase=2, **facts)
+        rows.append({**verl, **own, **facts, **more, "is_boundary": True, "environment_digest": "e"})
+    return pa.RecordBatch.from_pylist(rows, RL_ROWS.schema)
+
+
+@pytest.mark.covers("pareto-8")
+def test_a_file_for_verl_has_its_types_and_comes_back_unchanged(tmp_path: Path) -> None:
+    path = tmp_path / "train.parquet"
+    batch = rl_rows()
+    assert write_verl([batch.slice(0, 2), batch.slice(2)], path) == 3
+    table = pq.read_table(path)
+    assert table.schema.equals(VERL_SCHEMA, check_metadata=False)
+    assert {field.name: str(field.type) for field in table.schema if field.name != "extra_info"} == {
+        "data_source": "string",
+        "prompt": "list<element: struct<content: string, role: string>>",
+        "ability": "string",
+        "reward_model": "struct<ground_truth: list<element: string>, style: string>",
+    }
+    info = table.schema.field("extra_info").type
+    assert [(part.name, str(part.type)) for part in list(info)[:4]] == [
+        ("index", "int64"), ("need_tools_kwargs", "bool"), ("question", "string"), ("split", "string"),
+    ]  # fmt: skip
+    assert table.to_pylist() == batch.select(VERL_COLUMNS).to_pylist()
+    indices = [row["index"] for row in table["extra_info"].to_pylist()]
+    assert len(set(indices)) == len(indices) == 3
+    assert not any(pa.types.is_null(field.type) for field in table.schema)
+
+
+def test_files_for_verl_can_be_put_one_after_another_and_load_with_datasets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+    monkeypatch.setenv("HF_DATASETS_OFFLINE", "1")
+    import datasets
+
+    write_verl([rl_rows()], tmp_path / "a.parquet")
+    write_verl([rl_rows("de")], tmp_path / "b.parquet")
+    files = [str(tmp_path / "a.parquet"), str(tmp_path / "b.parquet")]
+    loaded = datasets.load_dataset("parquet", data_files=files, split="train", cache_dir=str(tmp_path / "cache"))
+    assert loaded.column_names == list(VERL_COLUMNS)
+    assert [info["id"] for info in loaded["extra_info"]] == list("abcde")
+    assert loaded[2]["extra_info"]["choices"] == ["x", "y"]
+    assert loaded[0]["prompt"] == [{"content": m["content"], "role": m["role"]} for m in MESSAGES]
+
+
+@pytest.mark.covers("pareto-8")
+@pytest.mark.parametrize(
+    ("value", "answers"),
+    [
+        ("12", ["12"]),
+        (12, ["12"]),
+        (["a", "b"], ["a", "b"]),
+        (None, [""]),
+        ([], [""]),
+        (np.array(["a", "b"], object), ["a", "b"]),
+        (0.5, ["0.5"]),
+        ((1, "b"), ["1", "b"]),
+    ],
+)
+def test_gold_answers_become_a_list_of_strings(value: object, answers: list[str]) -> None:
+    assert gold_answers(value) == answers
+
+
+@pytest.mark.parametrize("value", [{"target": "a"}, [["a"]], b"a", float("nan"), [None], ["a"] * 1_001])
+def test_gold_answers_of_any_other_kind_are_refused(value: object) -> None:
+    with pytest.raises(DataError):
+        gold_answers(value)
+
+
+def test_training_rows_say_what_an_engine_needs() -> None:
+    rows = training_rows(rl_rows().select(TRAINING_COLUMNS))
+    assert rows.schema.equals(TRAINING_SCHEMA)
+    assert rows.to_pylist()[2] == {
+        "question_key": "c", "question": "question c?", "choices": ["x", "y"], "system": "",
+        "answers": ["12", "twelve"], "domain": "choice", "dataset": "world", "score_tool": 1.5, "score_corr": 0.5,
+        "rank": 2,
+    }  # fmt: skip
+    held_out = validation_rows([question("a", ["12", "twelve"], "math")])
+    assert held_out.schema.equals(TRAINING_SCHEMA)
+    same = {name: value for name, value in rows.to_pylist()[0].items() if name not in ("score_tool", "score_corr")}
+    assert same.items() <= held_out.to_pylist()[0].items()
+
+
+def written(tmp_path: Path, rows: Sequence[dict[str, Any]]) -> Path:
+    path = tmp_path / "other.parquet"
+    pq.write_table(pa.Table.from_pylist(list(rows)), path)
+    return path
+
+
+def test_files_of_other_programs_become_questions_that_the_stage_takes(tmp_path: Path) -> None:
+    prompt = [{"role": "system", "content": "s"}, {"role": "user", "content": "How many?"}]
+    rows = [
+        {"data_source": "lab/math", "prompt": prompt, "reward_model": {"ground_truth": "34", "style": "rule"},
+         "extra_info": {"index": 5, "split": "test"}, "metadata": None},
+        {"data_source": "lab/math", "prompt": prompt, "reward_model": {"ground_truth": None, "style": "rule"},
+         "extra_info": {"index": 6, "split": "train"}, "metadata": None},
+    ]  # fmt: skip
+    found = list(read_verl(written(tmp_path, rows), {"lab/math": "math"}))
+    assert [(row.question, row.answers, row.dataset, row.domain, row.split, row.id) for row in found] == [
+        ("How many?", ("34",), "lab/math", "math", "heldout", "5"),
+        ("How many?", ("",), "lab/math", "math", "train", "6"),
+    ]
+    source = {"path": str(tmp_path / "questions.jsonl"), "source_field": "dataset", "split_field": "split"}
+    settings = load_config(QuestionsSettings, data={"sources": [source], "domains": {"lab/math": "math"}})
+    asked = parse_row(InputRow(1, orjson.loads(found[0].as_json())), settings.sources[0], settings)
+    assert (asked.question, asked.answers, asked.domain, asked.split) == ("How many?", ("34",), "math", "heldout")
+
+
+def test_our_own_rows_come_back_as_the_questions_that_they_were(tmp_path: Path) -> None:
+    write_verl([rl_rows()], tmp_path / "train.parquet")
+    found = list(read_verl(tmp_path / "train.parquet"))
+    assert [(row.id, row.question, row.answers, row.domain, row.dataset, row.split) for row in found] == [
+        (key, f"question {key}?", ("12", "twelve"), domain, "world", "train")
+        for key, domain in (("a", "math"), ("b", "math"), ("c", "choice"))
+    ]
+    assert found[2].choices == ("x", "y") and not found[0].choices
+
+
+@pytest.mark.covers("pareto-7")
+def test_a_data_source_without_domain_is_named(tmp_path: Path) -> None:
+    assert domain_of("qa_effi_rl") == "qa" and domain_of("still", {"still": "math"}) == "math"
+    with pytest.raises(DataError, match="'still' has no domain"):
+        domain_of("still")
+    with pytest.raises(DataError, match=r"row 1: data source 'still'"):
+        list(read_verl(written(tmp_path, [{"data_source": "still", "prompt": "How many?"}])))
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ({"prompt": "How many?"}, "no data_source"),
+        ({"data_source": "qa_effi_rl", "prompt": [{"role": "system", "content": "s"}]}, "neither"),
+        ({"data_source": "qa_effi_rl", "prompt": "x", "reward_model": "34"}, "reward_model is of type str"),
+        ({"data_source": "qa_effi_rl", "prompt": "x", "reward_model": {"ground_truth": {"a": 1}}}, "is an object"),
+    ],
+)
+def test_rows_that_are_not_of_verls_kind_are_named(tmp_path: Path, row: dict[str, Any], said: str) -> None:
+    with pytest.raises(DataError, match=rf"other\.parquet, row 1: .*{said}"):
+        list(read_verl(written(tmp_path, [row])))
+
+
+def test_a_question_of_a_domain_without_reward_is_refused() -> None:
+    with pytest.raises(DataError, match="'world' has domain 'poetry'"):
+        verl_row(question("a", ["1"], "poetry"), MESSAGES, index=0)
