@@ -6,6 +6,8 @@ goes on from the newest complete state. Documented in docs/behaviour/sft.md, par
 
 from __future__ import annotations
 
+import logging
+import os
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,10 +21,21 @@ from treadle.core.engines import training
 from treadle.core.engines.cache import Notify, quiet
 from treadle.core.engines.environments import python_of
 from treadle.core.engines.process import Child, log_tail, printable, start_child
-from treadle.core.engines.training import Advice, EngineFolder, Greedy, explain_failure, follow, training_environ
+from treadle.core.engines.training import (
+    Advice,
+    EngineFolder,
+    Greedy,
+    error_text,
+    explain_failure,
+    follow,
+    training_environ,
+)
 from treadle.core.errors import EngineError
 from treadle.core.storage import storage_errors
+from treadle.sft.llamafactory_config import commands_of_nodes
 from treadle.sft.training_events import TrainingEvents, TrainingStep
+
+_log = logging.getLogger(__name__)
 
 ENGINE = "sft"
 _FOREIGN = ("ALLOW_EXTRA_ARGS", "DISABLE_VERSION_CHECK", "LLAMABOARD_ENABLED", "USE_KT", "USE_MCA", "USE_RAY")
@@ -57,6 +70,11 @@ class TrainingFolder(EngineFolder):
         """DeepSpeed's JSON; the caller writes it."""
         return self.path / "deepspeed.json"
 
+    @property
+    def nodes(self) -> Path:
+        """Commands for the further nodes, one a line."""
+        return self.path / "nodes.txt"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineOptions(training.EngineOptions):
@@ -64,6 +82,8 @@ class EngineOptions(training.EngineOptions):
 
     torchrun: tuple[str, ...] | None = None
     """Arguments of torchrun where training is distributed."""
+    num_nodes: int = 1
+    """Machines that train together; with several, `torchrun` holds the arguments of the first one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,6 +205,12 @@ class _Run:
             if error and error["kind"] == "unmoved":
                 # Going on from its last state would take no step and so look like an end.
                 shutil.rmtree(self._folder.output, ignore_errors=True)
+            if error and error["kind"] == "no_model":
+                reason = error_text(error).partition(": ")[2]
+                raise EngineError(
+                    f"sft.model cannot be fetched from the model hub ({reason}); check its name and the network, or "
+                    f"name a folder that holds it; log: {child.log_path}"
+                )
             raise explain_failure(child, code, error, _ADVICE)
 
     def _start(self, command: str) -> Child:
@@ -207,11 +233,24 @@ class _Run:
         start = [python, "-m", "treadle.sft.engine"]
         if command == "train" and options.torchrun is not None:
             start = [python, "-m", "torch.distributed.run", *options.torchrun, "-m", "treadle.sft.engine"]
-        return start_child(
-            [*start, command, str(job_path)],
-            name=f"fine-tuning ({command})",
-            log_path=folder.logs / f"{command}.log",
-            env=training_environ(ENGINE, folder, options, without=_FOREIGN),
+        argv, environ = [*start, command, str(job_path)], training_environ(ENGINE, folder, options, without=_FOREIGN)
+        if command == "train":
+            self._tell_nodes(argv, environ)
+        return start_child(argv, name=f"fine-tuning ({command})", log_path=folder.logs / f"{command}.log", env=environ)
+
+    def _tell_nodes(self, argv: Sequence[str], environ: Mapping[str, str]) -> None:
+        """Say what has to be run on the further nodes: this one waits for them."""
+        if self._options.num_nodes == 1:
+            return
+        ours = {name: value for name, value in environ.items() if os.environ.get(name) != value}
+        commands = commands_of_nodes(argv, ours, self._options.num_nodes)
+        self._folder.nodes.write_text("".join(f"{line}\n" for line in commands), encoding="utf-8")
+        _log.warning(
+            "training waits for %d further node(s): run line 1 of %s on the second one, line 2 on the third, and so "
+            "on. The first line is: %s",
+            len(commands),
+            self._folder.nodes,
+            commands[0],
         )
 
     def _tell_begin(self, begin: Mapping[str, Any]) -> None:

@@ -81,6 +81,8 @@ class SftRun:
         num_rows = self._store()
         tokenizer = self._check_tokenizer(base)
         plan = self._plan(base)
+        # Before the training: hours of it are not to be lost for want of a library of pictures.
+        picture = draw_rows(self._statistics, self._options.cutoff_tokens)
         steps = _Steps(self._context)
         training = fine_tune(
             self._folder,
@@ -91,6 +93,7 @@ class SftRun:
                 offline=isinstance(base, Path),
                 stall_timeout_s=self._options.stall_timeout_s,
                 torchrun=tuple(torchrun_arguments(self._options, plan.machine)) if plan.distributed else None,
+                num_nodes=plan.machine.num_nodes,
             ),
             prompt=self._prompt,
             on_begin=steps.begin,
@@ -98,7 +101,7 @@ class SftRun:
             notify=_log.info,
         )
         self._check_handover(training, tokenizer)
-        return self._write(training, plan, num_rows)
+        return self._write(training, plan, num_rows, picture)
 
     def _store(self) -> int:
         """Choose the rows and put them where the engine finds them; returns their number."""
@@ -162,7 +165,7 @@ class SftRun:
                 f"({tokenizer.digest[:12]} instead of {base.digest[:12]}); see {training.model}"
             )
 
-    def _write(self, training: Training, plan: TrainingPlan, num_rows: int) -> dict[str, Any]:
+    def _write(self, training: Training, plan: TrainingPlan, num_rows: int, picture: bytes) -> dict[str, Any]:
         context, options = self._context, self._options
         overall = self._statistics.groups()[0]
         first, last = training.steps[0], training.steps[-1]
@@ -196,7 +199,7 @@ class SftRun:
         ]
         context.write_telemetry(TRAINING_LOG.kind, log)
         context.write(CHECKPOINTS.kind, [row])
-        context.add_file(CHECKPOINTS.kind, "rows.svg", draw_rows(self._statistics, options.cutoff_tokens))
+        context.add_file(CHECKPOINTS.kind, "rows.svg", picture)
         context.add_file(CHECKPOINTS.kind, "report.md", self._report(training).encode())
         context.add_file(CHECKPOINTS.kind, "train.yaml", _without_places(plan, self._folder).encode())
         context.add_folder(CHECKPOINTS.kind, MODEL_FOLDER, training.model)

@@ -19,10 +19,13 @@ _NO_MEMORY = ("out of memory", "can't allocate memory", "cannot allocate memory"
 
 
 def prepare(job: dict[str, Any], events: EventFile) -> None:
-    """Check the configuration, then save the rows; event `prepared`."""
+    """Check the configuration and that the base model can be had, then save the rows; event `prepared`."""
+    from treadle.sft.engine.model_folder import fetch_small_files
     from treadle.sft.engine.rows import save_rows
 
-    check_arguments(read_arguments(Path(job["config"])))
+    arguments = read_arguments(Path(job["config"]))
+    check_arguments(arguments)
+    fetch_small_files(arguments["model_name_or_path"], arguments.get("model_revision", "main"))
     num_rows = save_rows(Path(job["parquet"]), Path(job["rows"]))
     events.write("prepared", num_rows=num_rows, versions={name: version(name) for name in _PACKAGES})
 
@@ -72,7 +75,7 @@ def _kind_of(error: Exception) -> str:
     text = str(error).lower()
     if isinstance(error, MemoryError) or any(words in text for words in _NO_MEMORY):
         return "no_memory"
-    kinds = {"BadArguments": "arguments", "Diverged": "diverged", "Unmoved": "unmoved"}
+    kinds = {"BadArguments": "arguments", "Diverged": "diverged", "Unmoved": "unmoved", "NoModel": "no_model"}
     return "arguments" if isinstance(error, BadArguments) else kinds.get(type(error).__name__, "other")
 
 

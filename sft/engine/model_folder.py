@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+_SMALL = ("config.json",)
 _COPIED = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -18,6 +19,32 @@ _COPIED = (
     "merges.txt",
     "generation_config.json",
 )
+
+
+class NoModel(Exception):
+    """The base model cannot be had."""
+
+
+def fetch_small_files(base: str, revision: str) -> None:
+    """See to it that configuration and tokenizer of a hub id are on this machine; raises NoModel.
+
+    So a name that is wrong, or a hub that is out of reach, is met before anything else is done.
+    """
+    if Path(base).is_dir():
+        return
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    try:
+        folder = snapshot_download(base, revision=revision, allow_patterns=[*_SMALL, *_COPIED])
+    except (OSError, HfHubHTTPError, HFValidationError, LocalEntryNotFoundError) as error:
+        raise NoModel(_first_sentence(error)) from error
+    if not (Path(folder) / "config.json").is_file():
+        raise NoModel(f"{base} has no config.json")
+
+
+def _first_sentence(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).strip().splitlines()[0].partition('. ')[0]}"
 
 
 def write_model(arguments: dict[str, Any], output: Path, folder: Path) -> None:
@@ -61,7 +88,7 @@ def _base_folder(base: str, revision: str) -> Path:
         return Path(base)
     from huggingface_hub import snapshot_download
 
-    return Path(snapshot_download(base, revision=revision, allow_patterns=list(_COPIED)))
+    return Path(snapshot_download(base, revision=revision, allow_patterns=[*_SMALL, *_COPIED]))
 
 
 def greedy_ids(folder: Path, prompt: Sequence[int], num_tokens: int) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,7 +17,9 @@ from support.processes import Seen, end_family, family, kill_alone, remaining, u
 
 from treadle.core.errors import ConfigError, EngineError
 from treadle.sft import launch
+from treadle.sft.config import SftOptions
 from treadle.sft.launch import EngineOptions, Training, TrainingFolder, fine_tune
+from treadle.sft.llamafactory_config import Machine, torchrun_arguments
 from treadle.sft.training_events import TrainingStep
 
 TESTS = Path(__file__).parents[1]
@@ -75,6 +78,32 @@ def test_what_llamafactory_refuses_is_an_error_of_the_configuration(folder: Trai
     with pytest.raises(ConfigError, match=r"refuses the configuration of sft: unknown key 'lerning_rate'"):
         run(folder, refuse="unknown key 'lerning_rate'")
     assert not folder.rows.exists()
+
+
+def test_a_model_that_the_hub_does_not_give_is_one_line(folder: TrainingFolder) -> None:
+    said = r"^sft\.model cannot be fetched from the model hub \(org/name: gone\); check its name.*folder that holds it"
+    with pytest.raises(EngineError, match=said) as caught:
+        run(folder, refuse="org/name: gone", kind="no_model")
+    assert "\n" not in str(caught.value)
+
+
+def test_the_commands_of_further_nodes_are_told_before_they_are_waited_for(
+    folder: TrainingFolder, caplog: pytest.LogCaptureFixture
+) -> None:
+    machine = Machine(variant="cuda", num_devices=2, num_nodes=3)
+    arguments = torchrun_arguments(SftOptions(num_nodes=3, main_address="first"), machine)
+    options = EngineOptions(variant="cpu", stall_timeout_s=60.0, num_nodes=3, torchrun=tuple(arguments))
+    (folder.path / "script.json").write_text("{}")
+    told: list[str] = []
+    fine_tune(folder, "a: 1\n", options, on_begin=lambda *_: told.extend(caplog.messages))
+    second, third = folder.nodes.read_text().splitlines()
+    (message,) = (text for text in told if "further node(s)" in text)
+    assert second in message and str(folder.nodes) in message
+    assert "--node_rank=1" in second and "--node_rank=2" in third and "PYTHONPATH=" in second
+    assert "--master_addr=first" in third and third.endswith(f"-m treadle.sft.engine train {folder.path}/train.json")
+    shutil.rmtree(folder.output)
+    done = subprocess.run(["sh", "-c", second], capture_output=True, text=True, env={}, check=False)
+    assert done.returncode == 0 and "scripted engine: train" in done.stdout, done.stderr
 
 
 @pytest.mark.parametrize(

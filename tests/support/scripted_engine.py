@@ -28,7 +28,7 @@ def main() -> int:
     print(f"scripted engine: {command}", os.environ.get("OMP_NUM_THREADS"), os.getcwd(), flush=True)
     if command == "prepare":
         if "refuse" in script:
-            tell("error", kind="arguments", message=f"BadArguments: {script['refuse']}")
+            tell("error", kind=script.get("kind", "arguments"), message=f"BadArguments: {script['refuse']}")
             return 1
         Path(job["rows"]).mkdir(exist_ok=True)
         tell("prepared", num_rows=1, versions={"llamafactory": "0"})

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.sft_tables import TEXT_MODE, run_with_rows, sft_row
 
+from treadle.core.chat import ChatTokenizer
 from treadle.core.config import load_config
 from treadle.core.engines.base_model import base_model, folder_digest
 from treadle.core.errors import ConfigError, RunError, StageFailed, TreadleError
@@ -15,6 +17,7 @@ from treadle.core.execute import execute
 from treadle.core.runs import Run
 from treadle.core.stage import Address, Instance
 from treadle.demo.byte_tokenizer import write_byte_tokenizer
+from treadle.sft import stage
 from treadle.sft.config import SftSettings
 from treadle.sft.stage import SFT
 
@@ -54,6 +57,16 @@ def test_a_model_that_is_none_is_told_by_name(tmp_path: Path, model: str, said: 
     run = run_with_rows(tmp_path / "root", [sft_row("a")])
     with pytest.raises(TreadleError, match=said):
         train(run, model.format(tmp=tmp_path))
+
+
+def test_a_missing_library_of_pictures_is_told_before_the_training(
+    tmp_path: Path, base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = run_with_rows(tmp_path / "root", [sft_row("a", tokenizer_digest=ChatTokenizer.load(base).digest)])
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.setattr(stage, "fine_tune", lambda *_, **__: pytest.fail("it was trained"))
+    with pytest.raises(ConfigError, match="matplotlib: pip install"):
+        train(run, base)
 
 
 def test_a_checkpoint_that_was_not_made_yet_is_asked_for(tmp_path: Path) -> None:
