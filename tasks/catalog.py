@@ -29,6 +29,8 @@ from treadle.eval.scores import SCORES
 from treadle.retriever.config import IndexSettings
 from treadle.retriever.stage import INDEX
 from treadle.rl.curriculum import phase_name, phase_of
+from treadle.rl.selection import SELECTION
+from treadle.rl.stage import RL
 from treadle.sft.config import SftSettings
 from treadle.sft.stage import SFT
 from treadle.tasks.config import TreadleConfig, environment_of, overridden, table_of
@@ -41,10 +43,21 @@ from treadle.tasks.models import (
     served_tokenizer,
     tokenizer_folder,
 )
-from treadle.tasks.phases import flow_phases, phase_at, phase_model, phase_policy, sampling_model
+from treadle.tasks.phases import (
+    flow_phases,
+    phase_at,
+    phase_model,
+    phase_policy,
+    rl_inputs,
+    rl_settings,
+    sampling_model,
+    selection_inputs,
+    selection_settings,
+)
 
 STAGES: Mapping[str, Stage] = {
-    stage.name: stage for stage in (QUESTIONS_STAGE, INDEX, POOLS_STAGE, SFT_ROWS_STAGE, SFT, ROLLOUTS, SCORES, REPORT)
+    stage.name: stage
+    for stage in (QUESTIONS_STAGE, INDEX, POOLS_STAGE, SFT_ROWS_STAGE, SFT, ROLLOUTS, SCORES, SELECTION, RL, REPORT)
 }
 """All but `index` are part of the flow: that one is run by itself, where an index is to be there beforehand."""
 
@@ -245,6 +258,8 @@ _RECIPES: Mapping[str, _Recipe] = {
         by_model=True,
         by_phase=True,
     ),
+    "selection": _Recipe(settings=selection_settings, inputs=selection_inputs, by_phase=True),
+    "rl": _Recipe(settings=rl_settings, inputs=rl_inputs, by_phase=True),
     "report": _Recipe(
         settings=lambda config, address: overridden(config, address, config.report),
         inputs=_report_inputs,

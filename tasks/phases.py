@@ -17,6 +17,7 @@ from treadle.rl.config import RlOptions, RlSettings
 from treadle.rl.curriculum import phase_addresses, phase_name, phase_of, policy_before
 from treadle.rl.selection_settings import SelectionSettings
 from treadle.rl.sigmas import check_sigmas
+from treadle.rl.stage import local_environment
 from treadle.tasks.config import TreadleConfig, environment_of, overridden
 from treadle.tasks.models import made_here, pool_models
 
@@ -104,13 +105,14 @@ def selection_inputs(config: TreadleConfig, address: Address) -> Mapping[str, tu
 
 
 def rl_settings(config: TreadleConfig, address: Address) -> RlSettings:
-    """Settings of `rl@phase-<k>`."""
-    options = rl_options(config, address)
+    """Settings of `rl@phase-<k>`; raises ConfigError for an environment that no training can be given."""
+    options, environment = rl_options(config, address), environment_of(config)
+    local_environment(environment)
     return RlSettings(
         options=options,
         phase=_phase(address),
         phases=config.curriculum.phases,
-        environment=environment_of(config),
+        environment=environment,
         model_digest=folder_digest(options.start),
         seed=config.seed,
     )

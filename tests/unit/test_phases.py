@@ -1,0 +1,184 @@
+"""How the phases of the curriculum follow from a configuration: order, policies, servers, sigmas, inputs."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from treadle.core.config import load_config
+from treadle.core.errors import ConfigError
+from treadle.core.stage import Address, Instance
+from treadle.rl.config import ET_AGENT_7B, RlOptions
+from treadle.tasks.catalog import flow_addresses, flow_instances, instance, semantic_of
+from treadle.tasks.config import TreadleConfig
+
+ENDPOINTS = [{"url": "http://127.0.0.1:1/v1"}]
+MODELS: dict[str, Any] = {
+    "served": {"model": "m", "server": {"type": "vllm", "model": "org/base", "revision": "abc", "max_model_len": 64}},
+    "tuned": {"model": "m", "server": {"type": "vllm", "model": "1/rl@phase-3"}},
+    "elsewhere": {"model": "m", "endpoints": ENDPOINTS},
+    "tutor": {"model": "t", "server": {"type": "tutor"}},
+}
+
+
+def config(**more: Any) -> TreadleConfig:
+    data = {"models": MODELS, "environment": {"search": {"enabled": False}}, "flow": {"stages": ["rl"]}, **more}
+    return load_config(TreadleConfig, data=data)
+
+
+def at(address: str, **more: Any) -> Instance:
+    return instance(config(**more), Address.parse(address))
+
+
+def inputs(address: str, **more: Any) -> dict[str, list[str]]:
+    return {name: [str(one) for one in bound] for name, bound in at(address, **more).inputs.items() if bound}
+
+
+def test_every_phase_samples_scores_selects_and_trains_before_the_next_one() -> None:
+    flow = {"stages": ["sft", "selection", "rl", "rollouts", "scores", "report"], "models": ["served", "tuned"]}
+    addresses = [str(address) for address in flow_addresses(config(flow=flow, curriculum={"phases": 2}))]
+    assert addresses == [
+        "1/questions", "1/sft",
+        "1/rollouts@phase-1", "1/scores@phase-1", "1/selection@phase-1", "1/rl@phase-1",
+        "1/rollouts@phase-2", "1/scores@phase-2", "1/selection@phase-2", "1/rl@phase-2",
+        "1/rollouts@served", "1/scores@served", "1/rollouts@tuned", "1/scores@tuned", "1/report",
+    ]  # fmt: skip
+
+
+def test_a_selection_alone_is_that_of_the_first_phase() -> None:
+    addresses = [str(address) for address in flow_addresses(config(flow={"stages": ["selection"]}))]
+    assert addresses == ["1/questions", "1/rollouts@phase-1", "1/scores@phase-1", "1/selection@phase-1"]
+
+
+def test_each_phase_is_sampled_from_and_begins_with_the_policy_of_the_one_before() -> None:
+    servers = [at(f"1/rollouts@phase-{phase}").settings.model.server for phase in (1, 2, 3)]
+    assert [server.model for server in servers] == ["1/sft", "1/rl@phase-1", "1/rl@phase-2"]
+    assert [(server.revision, server.max_model_len) for server in servers] == [("", 64)] * 3
+    assert [at(f"1/rl@phase-{phase}").settings.options.start for phase in (1, 2, 3)] == [one.model for one in servers]
+    for phase, server in enumerate(servers, 1):
+        assert inputs(f"1/rollouts@phase-{phase}") == {"questions": ["1/questions"], "checkpoint": [server.model]}
+        assert inputs(f"1/rl@phase-{phase}") == {
+            "rl_rows": [f"1/selection@phase-{phase}"], "questions": ["1/questions"], "checkpoint": [server.model],
+        }  # fmt: skip
+
+
+def test_a_start_that_this_run_does_not_make_binds_no_checkpoint_and_keeps_its_revision() -> None:
+    first = at("1/rollouts@phase-1", rl={"start": "org/base"})
+    assert (first.settings.model.server.model, first.settings.model.server.revision) == ("org/base", "abc")
+    assert "checkpoint" not in inputs("1/rollouts@phase-1", rl={"start": "org/base"})
+    assert inputs("1/rollouts@phase-2", rl={"start": "org/base"})["checkpoint"] == ["1/rl@phase-1"]
+
+
+def test_a_phase_that_is_told_to_begin_elsewhere_is_sampled_from_there_too() -> None:
+    overrides = {"1/rl@phase-2": {"start": "1/sft"}}
+    assert at("1/rollouts@phase-2", overrides=overrides).settings.model.server.model == "1/sft"
+    assert inputs("1/rl@phase-2", overrides=overrides)["checkpoint"] == ["1/sft"]
+    assert inputs("1/rl@phase-3", overrides=overrides)["checkpoint"] == ["1/rl@phase-2"]
+
+
+def test_servers_of_ones_own_are_asked_for_the_policy_by_its_address() -> None:
+    elsewhere = {"curriculum": {"sampling_model": "elsewhere"}}
+    names = [at(f"1/rollouts@phase-{phase}", **elsewhere).settings.model.model for phase in (1, 2)]
+    assert names == ["1/sft", "1/rl@phase-1"]
+    assert at("1/rollouts@phase-1", **elsewhere, rl={"start": "org/base"}).settings.model.model == "m"
+
+
+def test_the_tutor_samples_every_phase_and_still_waits_for_the_policy_before_it() -> None:
+    given = {"curriculum": {"sampling_model": "tutor"}, "rl": {"start": "embedded"}}
+    assert at("1/rollouts@phase-2", **given).settings.model.server == config().models["tutor"].server
+    assert inputs("1/rollouts@phase-2", **given)["checkpoint"] == ["1/rl@phase-1"]
+
+
+def test_rollouts_of_a_phase_have_their_own_defaults_keys_and_name() -> None:
+    made = at("1/rollouts@phase-2", curriculum={"rollouts": {"max_questions": 7}}).settings
+    assert (made.model_name, made.options.max_questions) == ("phase-2", 7)
+    assert (made.options.samples_per_question, made.options.split, made.options.sampling.temperature) == (
+        16,
+        "train",
+        1,
+    )
+    changed = {"1/rollouts@phase-2": {"samples_per_question": 8, "max_concurrent": 3}}
+    assert at("1/rollouts@phase-2", overrides=changed).settings.options.samples_per_question == 8
+    assert at("1/rollouts@phase-1", overrides=changed).settings.options.samples_per_question == 16
+    fewer = {"1/rollouts@phase-2": {"samples_per_question": 8}}
+    assert semantic_of(config(overrides=changed)) == semantic_of(config(overrides=fewer))
+
+
+def test_the_selection_of_a_phase_knows_the_rows_of_all_phases_before_it() -> None:
+    assert inputs("1/selection@phase-3") == {
+        "rollouts": ["1/rollouts@phase-3"], "scores": ["1/scores@phase-3"], "questions": ["1/questions"],
+        "previous": ["1/selection@phase-1", "1/selection@phase-2"],
+    }  # fmt: skip
+    assert at("1/selection@phase-3").settings.phase == 3
+    assert inputs("1/scores@phase-3") == {"rollouts": ["1/rollouts@phase-3"], "questions": ["1/questions"]}
+
+
+def sigmas(**more: Any) -> list[tuple[float, float]]:
+    options = [at(f"1/rl@phase-{phase}", **more).settings.options for phase in (1, 2, 3)]
+    return [(one.sigma_tool, one.sigma_length) for one in options]
+
+
+def test_sigmas_fall_from_phase_to_phase_unless_they_are_given() -> None:
+    assert sigmas() == [(0.1, 0.1), (0.05, 0.05), (0.025, 0.025)]
+    assert sigmas(rl={"sigma_tool": 0.3}) == [(0.3, 0.1), (0.3, 0.05), (0.3, 0.025)]
+    assert sigmas(overrides={"1/rl@phase-2": {"sigma_length": 0.7}}) == [(0.1, 0.1), (0.05, 0.7), (0.025, 0.025)]
+
+
+@pytest.mark.covers("pareto-28")
+def test_a_phase_whose_sigmas_are_all_zero_is_refused_before_anything_is_made(tmp_path: Path) -> None:
+    (tmp_path / "questions.jsonl").write_text('{"question": "1 + 1?", "answer": "2"}\n')
+    given = {
+        "questions": {"sources": [{"path": str(tmp_path / "questions.jsonl"), "domain": "math"}]},
+        "curriculum": {"sigma_tool": [0.1, 0.0, 0.0], "sigma_length": [0.1, 0.0, 0.1]},
+    }
+    with pytest.raises(ConfigError, match="1/rl@phase-2: sigma_tool and sigma_length are both 0"):
+        flow_instances(config(**given))
+    assert len(flow_instances(config(**given, rl={"allow_plain": True}))) == 13
+
+
+def test_a_summarizer_is_refused_before_anything_is_made(tmp_path: Path) -> None:
+    (tmp_path / "corpus.jsonl").write_text('{"id": "a", "contents": "A"}\n')
+    search = {"corpus": [str(tmp_path / "corpus.jsonl")], "summarizer": "elsewhere"}
+    with pytest.raises(ConfigError, match="environment.search.summarizer: while a policy is reinforced"):
+        at("1/rl@phase-1", environment={"search": search})
+
+
+def test_the_shipped_configuration_of_the_paper_writes_out_the_preset_and_takes_few_task_runs() -> None:
+    path = Path(__file__).parents[2] / "configs" / "et-agent-7b.toml"
+    paper = load_config(TreadleConfig, (path,))
+    assert set(tomllib.loads(path.read_text())["rl"]) == {*ET_AGENT_7B, "preset", "start"}
+    assert paper.rl == RlOptions(preset="et-agent-7b")
+    assert len(flow_addresses(paper)) == 23
+
+
+@pytest.mark.parametrize(
+    ("address", "said"),
+    [
+        ("1/rl@phase-4", "the curriculum has 3 phases; the last one is 1/rl@phase-3"),
+        ("1/rollouts@phase-4", "the curriculum has 3 phases"),
+        ("1/rl", "names no phase of the curriculum; write it as 1/rl@phase-1"),
+        ("1/selection@served", "write it as 1/selection@phase-1"),
+        ("1/sft@phase-1", "there is one sft per iteration"),
+        ("1/rollouts@phase-0", "names no model"),
+    ],
+)
+def test_a_phase_that_cannot_exist_is_refused_with_one_that_can(address: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        at(address)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"curriculum": {"phases": 4}}, "sigma_tool has 3 values for 4 phases"),
+        ({"curriculum": {"sampling_model": "nobody"}}, "curriculum.sampling_model names 'nobody'"),
+        ({"models": {"phase-2": MODELS["tutor"]}}, "this name stands for the policy of a phase"),
+        ({"curriculum": {"sigma_tool": [-0.1, 0, 0]}}, "curriculum.sigma_tool.0"),
+    ],
+)
+def test_a_curriculum_that_cannot_be_followed_is_refused_by_its_key(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        config(**given)
