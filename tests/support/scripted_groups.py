@@ -1,0 +1,168 @@
+"""Groups of rollouts without a model: scripted generators, stub tools, a tokenizer of words.
+
+`CONTRACT_JOBS` and what belongs to it is the scenario that every training engine's adapter must play alike; what it
+gives stands in tests/unit/golden/group_rollouts.json. Nothing here needs pytest, so that engines' environments can
+use it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from treadle.agent.config import EnvironmentSettings
+from treadle.agent.environment import Question, ToolEnvironment
+from treadle.agent.rollout import ChatCodec, Model
+from treadle.agent.tools.outcome import CallContext, OutcomeStatus, ToolOutcome
+from treadle.core.llm.config import Sampling
+from treadle.core.llm.types import Completion, CompletionRequest
+from treadle.rl.advantages import group_advantages
+from treadle.rl.batching import Attendance
+from treadle.rl.branching import Branching
+from treadle.rl.environment import OpenEnvironment
+from treadle.rl.groups import Group, GroupJob, GroupRollouts, GroupTrajectory
+from treadle.rl.rewards import RewardOptions, group_rewards
+
+SEARCH = "<think>look</think><search>q</search>"
+ANSWER = "<think>done</think><answer>\\boxed{1}</answer>"
+QUESTION = Question("k", "Where?")
+
+
+class WordCodec:
+    """A tokenizer whose tokens are markers and what stands between them; id 0 ends a turn.
+
+    `word</result>` and `word</answer>` are one token each, so that a test can count tokens on its fingers.
+    """
+
+    eos_ids = frozenset({0})
+
+    def __init__(self) -> None:
+        self._words = ["<|im_end|>"]
+        self._ids: dict[str, int] = {}
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of plain text; the end of a turn is not among them."""
+        words = re.findall(r"\w+</(?:result|answer)>|</?\w+>|[^<]+|<", text)
+        for word in words:
+            if word not in self._ids:
+                self._ids[word] = len(self._words)
+                self._words.append(word)
+        return [self._ids[word] for word in words]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of ids."""
+        return "".join(self._words[index] for index in ids)
+
+    def count_within(self, ids: Sequence[int], text: str) -> int:
+        """See `treadle.agent.transcript.Codec`."""
+        return max(number for number in range(len(ids) + 1) if text.startswith(self.decode(ids[:number])))
+
+    def counts_before(self, ids: Sequence[int], text: str, positions: Sequence[int]) -> list[int]:
+        """See `treadle.agent.transcript.Codec`."""
+        lengths = list(itertools.accumulate((len(self._words[index]) for index in ids), initial=0))
+        return [next(number for number, length in enumerate(lengths) if length >= at) for at in positions]
+
+    def render(self, messages: Sequence[Mapping[str, str]]) -> str:
+        """Contents, one per line."""
+        return "".join(message["content"] + "\n" for message in messages)
+
+    def prompt_ids(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+        """Their ids."""
+        return self.encode(self.render(messages))
+
+
+class StubTool:
+    """Answers from the argument alone."""
+
+    def __init__(self, name: str, text: str = "found", status: OutcomeStatus = "ok") -> None:
+        self.name = name
+        self.arguments: list[str] = []
+        self._text = text
+        self._status = status
+
+    async def __aenter__(self) -> StubTool:
+        """Nothing to open."""
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        """Nothing to close."""
+
+    async def call(self, argument: str, *, deadline: float, context: CallContext | None = None) -> ToolOutcome:
+        """The text, with the argument where it has a place for it."""
+        self.arguments.append(argument)
+        return ToolOutcome(self._status, self._text.format(argument))
+
+
+class ScriptedGenerator:
+    """Completes a batch by a function of each request's context (text) and seed.
+
+    The reply is text; `(text, "length")` where it was cut; an end-of-turn id follows a reply that calls nothing.
+    Log-probabilities are -1, -2, ... within a turn; entropies, if told, are a function of the context likewise.
+    """
+
+    def __init__(
+        self,
+        codec: ChatCodec,
+        reply: Callable[[str, int], str | tuple[str, str]],
+        entropy: Callable[[str, int], float] | None = None,
+        overrun: str = "",
+    ) -> None:
+        self.requests: list[CompletionRequest] = []
+        self._codec = codec
+        self._reply = reply
+        self._entropy = entropy
+        self._overrun = overrun
+
+    def __call__(self, requests: Sequence[CompletionRequest]) -> list[Completion]:
+        """Answers in the order of the requests."""
+        self.requests += requests
+        return [self._complete(request) for request in requests]
+
+    async def complete(self, request: CompletionRequest, *, session: str, deadline: float) -> Completion:
+        """The same as a model that does not wait for others."""
+        return self([request])[0]
+
+    def _complete(self, request: CompletionRequest) -> Completion:
+        context = self._codec.decode(request.prompt)  # type: ignore[arg-type]
+        reply = self._reply(context, request.seed)
+        text, finish = (reply, "stop") if isinstance(reply, str) else reply
+        ids = self._codec.encode(text + self._overrun)
+        if finish == "stop" and not text.endswith(request.stop):
+            ids.append(min(self._codec.eos_ids))
+        ids = ids[: request.max_tokens]
+        logprobs = tuple(-1.0 - index for index in range(len(ids)))
+        entropies = None if self._entropy is None else (self._entropy(context, request.seed),) * len(ids)
+        return Completion(
+            text, tuple(ids), finish, None, len(request.prompt), len(ids), "script", 0.0, 0, logprobs, entropies
+        )
+
+
+def make_rollouts(
+    model: Model,
+    codec: ChatCodec,
+    *,
+    branching: Branching,
+    attendance: Attendance | None = None,
+    environment: EnvironmentSettings | None = None,
+    tools: Sequence[StubTool] = (),
+    max_response_tokens: int | None = None,
+    max_tokens: int = 4096,
+) -> GroupRollouts:
+    """Group rollouts with stub tools; entropies are in nats (a vocabulary of e words)."""
+    settings = environment or EnvironmentSettings()
+    given: dict[str, Any] = {"search": StubTool("search"), "python": StubTool("python")}
+    opened = OpenEnvironment(settings, given | {tool.name: tool for tool in tools})
+    engine = opened.engine(model, codec, Sampling(max_tokens=max_tokens), max_response_tokens=max_response_tokens)
+    return opened.groups(engine, branching, vocab_size=10, attendance=attendance)
+
+
+def job(size: int, seed: int = 1, group_id: str = "g") -> GroupJob:
+    """A group of the one question."""
+    return GroupJob(group_id, QUESTION, size, seed)
+
+
+def runs_of(values: Sequence[int]) -> list[list[int]]:
+    """Run lengths: `[1, 1, 0]` becomes `[[1, 2], [0, 1]]`."""
+    return [[value, len(list(group))] for value, group in itertools.groupby(values)]
