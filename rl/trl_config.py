@@ -12,11 +12,9 @@ from typing import Any
 from treadle.core.errors import ConfigError
 from treadle.rl.plan import RlPlan
 
-MICRO_BATCH_TOKENS = 8192
+MICRO_BATCH_TOKENS = {"cuda": 8192, "cpu": 32_768}
 """Tokens that a device works at together where `per_device_batch_size` is open, all trajectories being of the greatest
-length."""
-
-_KEPT_STATES = 2
+length. A CPU takes whole groups, at least one, so that siblings share the work on their prompt."""
 
 
 def trl_arguments(plan: RlPlan, output: Path) -> dict[str, Any]:
@@ -59,13 +57,21 @@ def trl_arguments(plan: RlPlan, output: Path) -> dict[str, Any]:
         "data_seed": plan.seed,
         "shuffle_dataset": True,
         "remove_unused_columns": False,
+        "disable_dropout": not options.lora_dropout,
+        "dataloader_num_workers": 0,
         "logging_strategy": "steps",
-        "logging_steps": 1,
+        "logging_steps": per_step,
+        # A loss that is no number ends the training; TRL would hide it.
+        "logging_nan_inf_filter": False,
+        "log_completions": False,
         "save_strategy": "steps",
         "save_steps": options.save_steps * per_step,
-        "save_total_limit": _KEPT_STATES if options.checkpoint_rule == "last" else None,
+        # Whoever started the training drops old states, because the best one must outlive the newer ones.
+        "save_total_limit": None,
         "save_only_model": False,
-        **_evaluation(plan),
+        # Validation is greedy, in the run's environment and by the training's scorer: none of it is TRL's.
+        "eval_strategy": "no",
+        "eval_steps": options.validation_steps * per_step,
         "report_to": list(options.trackers) or "none",
         **_for_variant(plan),
     }
@@ -100,12 +106,6 @@ def check_whole_groups(per_device: int, steps_per_generation: int, group_size: i
         )
 
 
-def _evaluation(plan: RlPlan) -> dict[str, Any]:
-    if not plan.num_validation_rows:
-        return {"eval_strategy": "no"}
-    return {"eval_strategy": "steps", "eval_steps": plan.options.validation_steps * plan.updates_per_step}
-
-
 def _spread(plan: RlPlan) -> tuple[int, int, int]:
     """Trajectories of a micro-batch, and micro-batches of an update and of a step, per device."""
     options, processes = plan.options, plan.machine.num_processes
@@ -115,11 +115,7 @@ def _spread(plan: RlPlan) -> tuple[int, int, int]:
             f"rl: an update of {options.mini_batch_prompts} x {options.group_size} trajectories cannot be spread over "
             f"{processes} devices; make rl.mini_batch_prompts a multiple of them"
         )
-    per_device = options.per_device_batch_size
-    if per_device is None:
-        longest = options.max_prompt_tokens + options.max_response_tokens
-        fitting = max(1, MICRO_BATCH_TOKENS // longest)
-        per_device = max(count for count in range(1, min(share, fitting) + 1) if share % count == 0)
+    per_device = options.per_device_batch_size or _fitting(plan, share)
     if share % per_device:
         raise ConfigError(
             f"rl: {share} trajectories of an update on each device are no multiple of rl.per_device_batch_size = "
@@ -129,6 +125,15 @@ def _spread(plan: RlPlan) -> tuple[int, int, int]:
     steps_per_generation = accumulation * plan.updates_per_step
     check_whole_groups(per_device, steps_per_generation, options.group_size)
     return per_device, accumulation, steps_per_generation
+
+
+def _fitting(plan: RlPlan, share: int) -> int:
+    """The largest micro-batch that divides a device's share of an update and fits."""
+    options, variant = plan.options, plan.machine.variant
+    unit = options.group_size if variant == "cpu" else 1
+    fitting = MICRO_BATCH_TOKENS[variant] // (options.max_prompt_tokens + options.max_response_tokens)
+    counts = range(unit, max(unit, min(share, fitting)) + 1, unit)
+    return max(count for count in counts if share % count == 0)
 
 
 def _for_variant(plan: RlPlan) -> dict[str, Any]:

@@ -33,7 +33,8 @@ TYPED_KEYS: dict[str, str] = {
 REFUSED_KEYS: dict[str, str] = {
     **dict.fromkeys(("output_dir", "overwrite_output_dir", "resume_from_checkpoint", "do_train"), _OURS),
     **dict.fromkeys(("save_strategy", "save_only_model", "save_on_each_node", "save_total_limit"), _OURS),
-    **dict.fromkeys(("logging_strategy", "logging_steps", "load_best_model_at_end"), _OURS),
+    **dict.fromkeys(("logging_strategy", "logging_steps", "logging_nan_inf_filter", "log_completions"), _OURS),
+    **dict.fromkeys(("load_best_model_at_end", "disable_dropout", "dataloader_num_workers"), _OURS),
     **dict.fromkeys(("seed", "data_seed"), "it is the run's `seed`"),
     **dict.fromkeys(("gradient_accumulation_steps", "steps_per_generation", "generation_batch_size"), _GROUPS),
     **dict.fromkeys(("num_generations_eval", "per_device_eval_batch_size", "auto_find_batch_size"), _GROUPS),

@@ -156,14 +156,19 @@ def test_every_spread_holds_whole_groups_and_the_whole_batch() -> None:
 
 
 def test_open_micro_batches_hold_as_many_of_the_longest_as_fit() -> None:
-    assert told()["per_device_train_batch_size"] == 4
-    assert told(max_prompt_tokens=2000, max_response_tokens=4096)["per_device_train_batch_size"] == 1
+    gpu = Machine(variant="cuda")
+    assert told(gpu)["per_device_train_batch_size"] == 4
+    assert told(gpu, max_prompt_tokens=2000, max_response_tokens=4096)["per_device_train_batch_size"] == 1
+    assert told(gpu, max_prompt_tokens=100, max_response_tokens=28)["per_device_train_batch_size"] == 64
+    assert told(gpu, max_response_tokens=100_000)["per_device_train_batch_size"] == 1
+
+
+def test_a_cpu_works_at_whole_groups() -> None:
+    assert told()["per_device_train_batch_size"] == 16
+    assert told(max_prompt_tokens=512, max_response_tokens=160)["per_device_train_batch_size"] == 32
     assert told(max_prompt_tokens=100, max_response_tokens=28)["per_device_train_batch_size"] == 64
-
-
-def test_states_are_all_kept_where_the_best_is_looked_for() -> None:
-    assert told()["save_total_limit"] == 2
-    assert told(checkpoint_rule="best")["save_total_limit"] is None
+    assert told(max_response_tokens=100_000)["per_device_train_batch_size"] == 16
+    assert told(per_device_batch_size=2)["per_device_train_batch_size"] == 2
 
 
 def test_adapters_are_told_apart_from_whole_weights() -> None:
@@ -171,6 +176,8 @@ def test_adapters_are_told_apart_from_whole_weights() -> None:
     told_lora = lora_arguments(plan(finetuning_type="lora", lora_target="q_proj, v_proj", lora_alpha=4))
     assert told_lora is not None
     assert (told_lora["target_modules"], told_lora["r"], told_lora["lora_alpha"]) == (["q_proj", "v_proj"], 8, 4)
+    with_dropout = {"finetuning_type": "lora", "lora_dropout": 0.1}
+    assert told()["disable_dropout"] and not told(**with_dropout)["disable_dropout"]
 
 
 @pytest.mark.parametrize("key", [*REFUSED_KEYS, *TYPED_KEYS])

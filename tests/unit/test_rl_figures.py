@@ -1,0 +1,59 @@
+"""What steps and validations amount to."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import replace
+
+import pytest
+
+from treadle.rl.figures import step_figures, validation_figures
+from treadle.rl.rewards import GroupItem, Reward, group_rewards
+
+TURN = r"<think>a</think><answer>\boxed{%s}</answer>"
+
+
+def rewards(*facts: tuple[str, int, int], failures: int = 0, sigma: float = 0.1) -> list[Reward]:
+    items = [
+        GroupItem.from_text(TURN % answer, tool_calls=calls, model_tokens=length, tool_failures=min(failures, calls))
+        for answer, calls, length in facts
+    ]
+    return group_rewards(items, ["12"], "math", sigma, sigma)
+
+
+def test_a_step_is_the_mean_over_its_trajectories() -> None:
+    groups = [rewards(("12", 1, 10), ("7", 3, 30)), rewards(("12", 2, 20), ("12", 2, 20), failures=1)]
+    figures = step_figures(groups)
+    flat = [reward.reward for group in groups for reward in group]
+    assert figures["reward"] == pytest.approx(statistics.fmean(flat))
+    assert figures["reward_std"] == pytest.approx(statistics.stdev(flat[:2]) / 2)
+    assert (figures["num_rollouts"], figures["correctness"], figures["format_ok"]) == (4, 0.75, 1.0)
+    assert (figures["calls"], figures["tool_failures"], figures["length"]) == (2.0, 0.5, 20.0)
+    assert figures["f_tool"] == figures["f_len"] == pytest.approx(1.0)
+    assert (figures["sigma_tool"], figures["sigma_length"]) == (0.1, 0.1)
+
+
+def test_groups_that_differ_only_from_each_other_have_nothing_to_learn_from() -> None:
+    figures = step_figures([rewards(("12", 1, 10), ("12", 1, 10)), rewards(("7", 1, 10), ("7", 1, 10))])
+    assert (figures["reward"], figures["reward_std"]) == (0.5, 0.0)
+
+
+def test_lost_trajectories_are_in_no_mean() -> None:
+    group = rewards(("12", 1, 10), ("7", 3, 30))
+    lost = replace(group[1], scored=False, reward=9.0, tool_calls=99)
+    assert step_figures([[*group, lost], [lost]]) == step_figures([group])
+    nothing = step_figures([[lost]])
+    assert (nothing["num_rollouts"], nothing["reward"], nothing["reward_std"]) == (0, None, None)
+    assert validation_figures([lost], ["math"])["correctness"] is None
+
+
+def test_a_validation_is_told_as_a_whole_and_by_domain() -> None:
+    math = rewards(("12", 4, 10), ("7", 0, 30), failures=1, sigma=0.0)
+    qa = rewards(("12", 0, 20), sigma=0.0)
+    figures = validation_figures([*math, *qa], ["math", "math", "qa"])
+    assert (figures["num_questions"], figures["correctness"]) == (3, pytest.approx(2 / 3))
+    assert figures["efficiency"] == pytest.approx((0.25 + 0 + 1) / 3)
+    assert (figures["calls"], figures["length"], figures["executed"]) == (pytest.approx(4 / 3), 20.0, 0.75)
+    assert set(figures["by_domain"]) == {"math", "qa"}
+    assert figures["by_domain"]["math"]["correctness"] == 0.5
+    assert figures["by_domain"]["qa"]["executed"] is None
