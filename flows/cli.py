@@ -20,6 +20,7 @@ from treadle.core.errors import TreadleError
 from treadle.core.harmless import one_line
 from treadle.flows.cli_engines import doctor, env, serve, tutor
 from treadle.flows.cli_export import export
+from treadle.flows.cli_import import import_
 from treadle.flows.cli_inspect import lineage, show, status, verify
 from treadle.flows.cli_retriever import retriever
 from treadle.flows.cli_run import demo, run, stage
@@ -66,7 +67,9 @@ def cli() -> None:
     """
 
 
-for command in (demo, run, stage, work, status, show, lineage, verify, export, doctor, env, serve, tutor, retriever):
+for command in (demo, run, stage, work, status, show, lineage, verify, export, import_):
+    cli.add_command(command)
+for command in (doctor, env, serve, tutor, retriever):
     cli.add_command(command)
 
 

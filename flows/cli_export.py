@@ -13,6 +13,7 @@ from treadle.flows.options import json_option, root_option, say
 if TYPE_CHECKING:
     from treadle.core.records import StageRecord
     from treadle.core.runs import Run
+    from treadle.core.stage import Address
 
 ROW_FORMATS = ("sharegpt", "alpaca", "openai", "hf")
 """Names of `sft.exporters.FORMATS`, known without importing what writes them; a test compares them."""
@@ -88,8 +89,38 @@ def sft_rows(
         click.echo(f"{done.num_rows:,} rows of {record.address} as {format_name}: {harmless(str(done.folder))}")
 
 
+@export.command(
+    "rl_rows",
+    short_help="Rows for reinforcement learning, for trainers that read verl's parquet.",
+    epilog="Example:  treadle export rl_rows --run first --instance 1/selection@phase-2 --out rows",
+)
+@click.option("--run", "run_id", required=True, help="Name of the run.")
+@click.option("--out", required=True, type=click.Path(path_type=Path), help="Folder to write; it must not exist yet.")
+@click.option("--instance", help="Which rows, as in 1/selection@phase-2; without it, those of the last phase.")
+@click.option("--force", is_flag=True, help="Replace an earlier export in that folder.")
+@root_option
+@json_option
+def rl_rows(run_id: str, out: Path, instance: str | None, force: bool, root: str | Path, as_json: bool) -> None:
+    """Write the rows of a stage `selection` as train.parquet in verl's schema.
+
+    Beside it stands export.json. The folder appears whole or not at all.
+    """
+    from treadle.core.runs import Run
+    from treadle.rl.verl_files import export_verl
+
+    run = Run.open(root, run_id)
+    record = _record_with(run, "rl_rows", instance)
+    rows = run.rows(record.outputs["rl_rows"])
+    num_rows = export_verl(rows, out, origin={"run": run_id, "instance": record.address}, replace=force)
+    if as_json:
+        facts = {"folder": str(out), "instance": record.address, "digest": rows.digest, "num_rows": num_rows}
+        click.echo(harmless_json(facts))
+    else:
+        click.echo(f"{num_rows:,} rows of {record.address} in verl's schema: {harmless(str(out))}")
+
+
 def _record_with(run: Run, kind: str, address: str | None) -> StageRecord:
-    """The record of an instance that made tables of a kind: the one named, or that of the last iteration."""
+    """The record of an instance that made tables of a kind: the one named, or that of the last iteration and phase."""
     from treadle.core.errors import RunError
     from treadle.core.stage import Address
 
@@ -100,4 +131,10 @@ def _record_with(run: Run, kind: str, address: str | None) -> StageRecord:
     if not records:
         missing = address or kind
         raise RunError(f"run {run.run_id} has no finished {missing}; `treadle status --run {run.run_id}` shows it all")
-    return max(records, key=lambda record: Address.parse(record.address).iteration)
+    return max(records, key=lambda record: _age(Address.parse(record.address)))
+
+
+def _age(address: Address) -> tuple[int, int]:
+    """Iteration and phase, by which the last of several results is known."""
+    phase = (address.qualifier or "").rpartition("-")[2]
+    return address.iteration, int(phase) if phase.isdecimal() else 0

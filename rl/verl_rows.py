@@ -1,22 +1,18 @@
-"""Rows for reinforcement learning in the parquet schema that verl's trainers read, both ways, and in our engines'.
+"""Rows for reinforcement learning in the schema of verl's trainers, and in that of our engines.
 
-verl's schema: one row per question with data_source, prompt, ability, reward_model, extra_info. Documented in
-docs/behaviour/selection.md.
+verl's schema: one row per question with data_source, prompt, ability, reward_model, extra_info. Files of it are in
+`rl/verl_files.py`. Documented in docs/behaviour/selection.md.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import orjson
 import pyarrow as pa
 
 from treadle.core.errors import DataError
-from treadle.core.inputs import read_rows
 from treadle.core.schemas import RL_ROWS
 
 DATA_SOURCES: Mapping[str, str] = {"math": "math_effi_rl", "qa": "qa_effi_rl", "choice": "choice_effi_rl"}
@@ -164,106 +160,3 @@ def domain_of(data_source: str, domains: Mapping[str, str] | None = None) -> str
             f"(known: {', '.join(known)})"
         )
     return known[data_source]
-
-
-def verl_batch(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """verl's columns of `rl_rows`."""
-    return pa.RecordBatch.from_arrays([batch[name] for name in VERL_COLUMNS], schema=VERL_SCHEMA)
-
-
-def write_verl(batches: Iterable[pa.RecordBatch], path: Path) -> int:
-    """Write rows of `rl_rows` (with `VERL_COLUMNS`) as one file for verl; returns their number."""
-    import pyarrow.parquet as pq
-
-    num_rows = 0
-    with pq.ParquetWriter(path, VERL_SCHEMA, compression="zstd") as file:
-        for batch in batches:
-            file.write_batch(verl_batch(batch))
-            num_rows += batch.num_rows
-    return num_rows
-
-
-@dataclass(frozen=True, slots=True)
-class ForeignRow:
-    """A row of another program's file, as a question."""
-
-    question: str
-    answers: tuple[str, ...]
-    choices: tuple[str, ...]
-    dataset: str
-    domain: str
-    split: str
-    """train or heldout."""
-    id: str
-    number: int
-    """1-based row of the file."""
-
-    def as_json(self) -> bytes:
-        """A line that the stage `questions` reads."""
-        fields = {
-            "question": self.question,
-            "answer": list(self.answers),
-            "dataset": self.dataset,
-            "split": self.split,
-            "id": self.id,
-            "row": self.number,
-        }
-        return orjson.dumps({**fields, **({"choices": list(self.choices)} if self.choices else {})}) + b"\n"
-
-
-def read_verl(path: Path, domains: Mapping[str, str] | None = None) -> Iterator[ForeignRow]:
-    """The rows of a verl-style parquet (or JSON Lines) file as questions.
-
-    The question is `extra_info.question`, else the last message of the user, whatever instructions it holds; the data
-    set is `extra_info.source`, else `data_source`. Raises DataError for a row without a question, and for a data
-    source that is neither ours nor in `domains`.
-    """
-    for row in read_rows(path):
-        where = f"{path}, row {row.number}"
-        if row.value is None:
-            raise DataError(f"{where}: {row.detail}")
-        try:
-            yield _foreign(row.value, row.number, domains)
-        except DataError as error:
-            raise DataError(f"{where}: {error}") from None
-
-
-def _foreign(fields: Mapping[str, Any], number: int, domains: Mapping[str, str] | None) -> ForeignRow:
-    info, reward = _object(fields, "extra_info"), _object(fields, "reward_model")
-    data_source = fields.get("data_source")
-    if not isinstance(data_source, str):
-        raise DataError("it has no data_source, so it is no row of verl's kind")
-    return ForeignRow(
-        question=_question(fields, info),
-        answers=tuple(gold_answers(reward.get("ground_truth"))),
-        choices=tuple(gold_answers(info["choices"])) if info.get("choices") else (),
-        dataset=_text(info.get("source")) or data_source,
-        domain=domain_of(data_source, domains),
-        split="train" if _text(info.get("split")) in ("", "train") else "heldout",
-        id=_text(info.get("id")) or _text(info.get("index")),
-        number=number,
-    )
-
-
-def _object(fields: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    value = fields.get(name)
-    if value is not None and not isinstance(value, Mapping):
-        raise DataError(f"its {name} is of type {type(value).__name__}, not an object")
-    return value or {}
-
-
-def _text(value: object) -> str:
-    return "" if value is None else str(value)
-
-
-def _question(fields: Mapping[str, Any], info: Mapping[str, Any]) -> str:
-    if isinstance(text := info.get("question"), str) and text.strip():
-        return text
-    prompt = fields.get("prompt")
-    if isinstance(prompt, str) and prompt.strip():
-        return prompt
-    for message in reversed(prompt if isinstance(prompt, list) else []):
-        content = message.get("content") if isinstance(message, Mapping) else None
-        if content and message.get("role") == "user" and isinstance(content, str):
-            return content
-    raise DataError("it has neither extra_info.question nor a message of the user")

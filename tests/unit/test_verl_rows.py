@@ -11,14 +11,17 @@ import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from support.score_tables import question
+from click.testing import CliRunner
+from support.score_tables import new_run, put_rows, question
 
 from treadle.core.config import load_config
-from treadle.core.errors import DataError
+from treadle.core.errors import ConfigError, DataError
 from treadle.core.inputs import InputRow
 from treadle.core.schemas import RL_ROWS
 from treadle.datagen.question_rows import parse_row
 from treadle.datagen.question_sources import QuestionsSettings
+from treadle.flows.cli import cli
+from treadle.rl.verl_files import export_verl, import_verl, read_verl, write_verl
 from treadle.rl.verl_rows import (
     TRAINING_COLUMNS,
     TRAINING_SCHEMA,
@@ -26,12 +29,11 @@ from treadle.rl.verl_rows import (
     VERL_SCHEMA,
     domain_of,
     gold_answers,
-    read_verl,
     training_rows,
     validation_rows,
     verl_row,
-    write_verl,
 )
+from treadle.tasks.config import TreadleConfig
 
 MESSAGES = [{"role": "system", "content": "Answer."}, {"role": "user", "content": "question a?"}]
 
@@ -187,3 +189,55 @@ def test_rows_that_are_not_of_verls_kind_are_named(tmp_path: Path, row: dict[str
 def test_a_question_of_a_domain_without_reward_is_refused() -> None:
     with pytest.raises(DataError, match="'world' has domain 'poetry'"):
         verl_row(question("a", ["1"], "poetry"), MESSAGES, index=0)
+
+
+def test_an_export_appears_whole_with_where_it_comes_from(tmp_path: Path) -> None:
+    run = new_run(tmp_path)
+    put_rows(run, "1/selection@phase-2", RL_ROWS, rl_rows().to_pylist())
+    rows = run.rows(run.records()[0].outputs["rl_rows"])
+    assert export_verl(rows, tmp_path / "out", origin={"run": "test", "instance": "1/selection@phase-2"}) == 3
+    assert pq.read_table(tmp_path / "out" / "train.parquet").num_rows == 3
+    facts = orjson.loads((tmp_path / "out" / "export.json").read_bytes())
+    assert (facts["instance"], facts["digest"], facts["num_rows"]) == ("1/selection@phase-2", rows.digest, 3)
+    with pytest.raises(ConfigError, match="holds an export already"):
+        export_verl(rows, tmp_path / "out", origin={})
+
+
+def test_an_import_is_read_by_the_stage_questions_with_the_configuration_beside_it(tmp_path: Path) -> None:
+    rows = [
+        {"data_source": "openai/gsm8k", "prompt": [{"role": "user", "content": f"How many are {number}?"}],
+         "reward_model": {"ground_truth": str(number), "style": "rule"}}
+        for number in range(4)
+    ]  # fmt: skip
+    write_verl([rl_rows("c")], tmp_path / "own.parquet")
+    assert import_verl(tmp_path / "own.parquet", tmp_path / "own", {}) == {"choice": 1}
+    counts = import_verl(written(tmp_path, rows), tmp_path / "out", {"openai/gsm8k": "math"})
+    assert counts == {"math": 4}
+    for folder, answers, domain in (("out", ["0"], "math"), ("own", ["A"], "choice")):
+        settings = load_config(TreadleConfig, files=[tmp_path / folder / "questions.toml"]).questions
+        (source,) = settings.sources
+        assert source.path is not None
+        row = InputRow(1, orjson.loads(source.path.read_bytes().splitlines()[0].replace(b'"12","twelve"', b'"A"')))
+        asked = parse_row(row, source, settings)
+        assert (asked.domain, list(asked.answers)) == (domain, answers)
+    with pytest.raises(DataError, match="data source 'openai/gsm8k' has no domain"):
+        import_verl(tmp_path / "other.parquet", tmp_path / "none", {})
+    assert not (tmp_path / "none").exists()
+
+
+def test_commands_write_the_rows_of_the_last_phase_and_take_files_of_others(tmp_path: Path) -> None:
+    run = new_run(tmp_path / "root")
+    for phase in (2, 10, 1):
+        put_rows(run, f"1/selection@phase-{phase}", RL_ROWS, rl_rows("abc"[: phase % 3 + 1]).to_pylist())
+    common = ["export", "rl_rows", "--run", "test", "--root", str(tmp_path / "root")]
+    done = CliRunner().invoke(cli, [*common, "--out", str(tmp_path / "last")])
+    assert (done.exit_code, done.output) == (0, f"2 rows of 1/selection@phase-10 in verl's schema: {tmp_path}/last\n")
+    done = CliRunner().invoke(
+        cli, [*common, "--out", str(tmp_path / "b"), "--instance", "1/selection@phase-2", "--json"]
+    )
+    assert orjson.loads(done.output)["num_rows"] == 3
+    file = str(tmp_path / "last" / "train.parquet")
+    done = CliRunner().invoke(cli, ["import", "verl", file, "--out", str(tmp_path / "in"), "--json"])
+    assert orjson.loads(done.output) == {"folder": str(tmp_path / "in"), "num_questions": {"math": 2}}
+    done = CliRunner().invoke(cli, ["import", "verl", file, "--out", str(tmp_path / "no"), "--domain", "x=poetry"])
+    assert done.exit_code == 2 and "'x=poetry' is not of the form NAME=DOMAIN" in done.output

@@ -1,0 +1,182 @@
+"""Files in verl's parquet schema: our rows written for other programs, and rows of other programs as questions.
+
+Documented in docs/behaviour/selection.md.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import orjson
+import pyarrow as pa
+
+from treadle.core.errors import DataError
+from treadle.core.export_folder import EXPORT_FILE, new_folder
+from treadle.core.inputs import read_rows
+from treadle.core.stage import Rows
+from treadle.rl.verl_rows import VERL_COLUMNS, VERL_SCHEMA, domain_of, gold_answers
+
+EXPORT_VERSION = 1
+TRAIN_FILE = "train.parquet"
+SOURCES_FILE = "questions.toml"
+_FIELDS = (("source", "dataset"), ("question", "question"), ("answer", "answer"), ("split", "split"))
+
+
+def export_verl(rows: Rows, target: Path, *, origin: Mapping[str, str], replace: bool = False) -> int:
+    """Write a table of `rl_rows` as `train.parquet` into a new folder; `origin` goes into `export.json`.
+
+    Returns the number of rows. Raises ConfigError where `target` cannot be taken, ArtifactError, StorageError.
+    """
+    with new_folder(target, replace=replace) as folder:
+        num_rows = write_verl(rows.batches(VERL_COLUMNS), folder / TRAIN_FILE)
+        facts = {"version": EXPORT_VERSION, "kind": rows.kind, "format": "verl", "digest": rows.digest}
+        _write_json(folder / EXPORT_FILE, {**facts, "num_rows": num_rows, **origin})
+    return num_rows
+
+
+def import_verl(source: Path, target: Path, domains: Mapping[str, str], *, replace: bool = False) -> dict[str, int]:
+    """Write the rows of a verl-style file as questions, one file per domain, with a configuration that reads them.
+
+    Returns the number of questions per domain. Raises DataError naming a row that is none, ConfigError and
+    StorageError as `export_verl`.
+    """
+    counts: Counter[str] = Counter()
+    with new_folder(target, replace=replace) as folder:
+        with contextlib.ExitStack() as stack:
+            files: dict[str, IO[bytes]] = {}
+            for row in read_verl(source, domains):
+                if row.domain not in files:
+                    files[row.domain] = stack.enter_context((folder / _file_of(row.domain)).open("wb"))
+                files[row.domain].write(row.as_json())
+                counts[row.domain] += 1
+        (folder / SOURCES_FILE).write_text(_sources(target.absolute(), sorted(counts)), encoding="utf-8")
+        facts = {"version": EXPORT_VERSION, "kind": "questions", "format": "verl", "source": source.name}
+        _write_json(folder / EXPORT_FILE, {**facts, "num_questions": dict(sorted(counts.items()))})
+    return dict(sorted(counts.items()))
+
+
+def _file_of(domain: str) -> str:
+    return f"{domain}.jsonl"
+
+
+def _sources(folder: Path, domains: Iterable[str]) -> str:
+    """The part of a configuration that reads the files."""
+    lines = ["# Give it after the configuration of a run:  treadle run config.toml questions.toml --run NAME"]
+    for domain in domains:
+        path = orjson.dumps(str(folder / _file_of(domain))).decode()
+        lines += ["", "[[questions.sources]]", f"path = {path}", f'domain = "{domain}"']
+        lines += [f'{name}_field = "{field}"' for name, field in _FIELDS]
+        lines += ['choices_field = "choices"'] if domain == "choice" else []
+    return "\n".join(lines) + "\n"
+
+
+def _write_json(path: Path, value: Mapping[str, Any]) -> None:
+    path.write_bytes(orjson.dumps(value, option=orjson.OPT_INDENT_2) + b"\n")
+
+
+def verl_batch(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """verl's columns of `rl_rows`."""
+    return pa.RecordBatch.from_arrays([batch[name] for name in VERL_COLUMNS], schema=VERL_SCHEMA)
+
+
+def write_verl(batches: Iterable[pa.RecordBatch], path: Path) -> int:
+    """Write rows of `rl_rows` (with `VERL_COLUMNS`) as one file for verl; returns their number."""
+    import pyarrow.parquet as pq
+
+    num_rows = 0
+    with pq.ParquetWriter(path, VERL_SCHEMA, compression="zstd") as file:
+        for batch in batches:
+            file.write_batch(verl_batch(batch))
+            num_rows += batch.num_rows
+    return num_rows
+
+
+@dataclass(frozen=True, slots=True)
+class ForeignRow:
+    """A row of another program's file, as a question."""
+
+    question: str
+    answers: tuple[str, ...]
+    choices: tuple[str, ...]
+    dataset: str
+    domain: str
+    split: str
+    """train or heldout."""
+    id: str
+    number: int
+    """1-based row of the file."""
+
+    def as_json(self) -> bytes:
+        """A line that the stage `questions` reads."""
+        fields = {
+            "question": self.question,
+            "answer": list(self.answers),
+            "dataset": self.dataset,
+            "split": self.split,
+            "id": self.id,
+            "row": self.number,
+        }
+        return orjson.dumps({**fields, **({"choices": list(self.choices)} if self.choices else {})}) + b"\n"
+
+
+def read_verl(path: Path, domains: Mapping[str, str] | None = None) -> Iterator[ForeignRow]:
+    """The rows of a verl-style parquet (or JSON Lines) file as questions.
+
+    The question is `extra_info.question`, else the last message of the user, whatever instructions it holds; the data
+    set is `extra_info.source`, else `data_source`. Raises DataError for a row without a question, and for a data
+    source that is neither ours nor in `domains`.
+    """
+    for row in read_rows(path):
+        where = f"{path}, row {row.number}"
+        if row.value is None:
+            raise DataError(f"{where}: {row.detail}")
+        try:
+            yield _foreign(row.value, row.number, domains)
+        except DataError as error:
+            raise DataError(f"{where}: {error}") from None
+
+
+def _foreign(fields: Mapping[str, Any], number: int, domains: Mapping[str, str] | None) -> ForeignRow:
+    info, reward = _object(fields, "extra_info"), _object(fields, "reward_model")
+    data_source = fields.get("data_source")
+    if not isinstance(data_source, str):
+        raise DataError("it has no data_source, so it is no row of verl's kind")
+    return ForeignRow(
+        question=_question(fields, info),
+        answers=tuple(gold_answers(reward.get("ground_truth"))),
+        choices=tuple(gold_answers(info["choices"])) if info.get("choices") else (),
+        dataset=_text(info.get("source")) or data_source,
+        domain=domain_of(data_source, domains),
+        split="train" if _text(info.get("split")) in ("", "train") else "heldout",
+        id=_text(info.get("id")) or _text(info.get("index")),
+        number=number,
+    )
+
+
+def _object(fields: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    value = fields.get(name)
+    if value is not None and not isinstance(value, Mapping):
+        raise DataError(f"its {name} is of type {type(value).__name__}, not an object")
+    return value or {}
+
+
+def _text(value: object) -> str:
+    return "" if value is None else str(value)
+
+
+def _question(fields: Mapping[str, Any], info: Mapping[str, Any]) -> str:
+    if isinstance(text := info.get("question"), str) and text.strip():
+        return text
+    prompt = fields.get("prompt")
+    if isinstance(prompt, str) and prompt.strip():
+        return prompt
+    for message in reversed(prompt if isinstance(prompt, list) else []):
+        content = message.get("content") if isinstance(message, Mapping) else None
+        if content and message.get("role") == "user" and isinstance(content, str):
+            return content
+    raise DataError("it has neither extra_info.question nor a message of the user")
