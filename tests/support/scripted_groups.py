@@ -1,8 +1,8 @@
 """Groups of rollouts without a model: scripted generators, stub tools, a tokenizer of words.
 
-`CONTRACT_JOBS` and what belongs to it is the scenario that every training engine's adapter must play alike; what it
-gives stands in tests/unit/golden/group_rollouts.json. Nothing here needs pytest, so that engines' environments can
-use it.
+What is called `CONTRACT` or `contract` is the scenario that every training engine's adapter must play alike, with the
+byte tokenizer; what it gives stands in tests/unit/golden/group_rollouts.json. Nothing here needs pytest, so that
+engines' environments can use it.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from treadle.agent.config import EnvironmentSettings
-from treadle.agent.environment import Question, ToolEnvironment
-from treadle.agent.rollout import ChatCodec, Model
-from treadle.agent.tools.outcome import CallContext, OutcomeStatus, ToolOutcome
+from treadle.agent.environment import Question
+from treadle.agent.rollout import ChatCodec, Model, derive_seed
+from treadle.agent.tools.outcome import CallContext, OutcomeStatus, Tool, ToolOutcome
 from treadle.core.llm.config import Sampling
 from treadle.core.llm.types import Completion, CompletionRequest
 from treadle.rl.advantages import group_advantages
 from treadle.rl.batching import Attendance
 from treadle.rl.branching import Branching
 from treadle.rl.environment import OpenEnvironment
-from treadle.rl.groups import Group, GroupJob, GroupRollouts, GroupTrajectory
-from treadle.rl.rewards import RewardOptions, group_rewards
+from treadle.rl.groups import Group, GroupJob, GroupRollouts
+from treadle.rl.rewards import group_rewards
 
 SEARCH = "<think>look</think><search>q</search>"
 ANSWER = "<think>done</think><answer>\\boxed{1}</answer>"
@@ -161,6 +161,81 @@ def make_rollouts(
 def job(size: int, seed: int = 1, group_id: str = "g") -> GroupJob:
     """A group of the one question."""
     return GroupJob(group_id, QUESTION, size, seed)
+
+
+CONTRACT_ENVIRONMENT = EnvironmentSettings(system_prompt="Use tools.", max_total_calls=3, on_limit="stop")
+CONTRACT_BRANCHING = Branching(4, 2, 0.5, 0.2)
+CONTRACT_VOCABULARY = 259
+CONTRACT_GOLD = ["12"]
+CONTRACT_DOMAIN = "math"
+CONTRACT_SIGMAS = (0.1, 0.1)
+CONTRACT_JOBS = [
+    GroupJob(f"group-{index}", Question(f"key-{index}", f"Question {index}?", domain="math"), 8, derive_seed(7, index))
+    for index in range(3)
+]
+_CONTRACT_REPLIES: tuple[str | tuple[str, str], ...] = (
+    "<think>I look it up.</think><search>the number</search>",
+    "<think>I compute.</think><python>print(6 * 2)</python>",
+    "<think>Clear.</think><answer>\\boxed{12}</answer>",
+    "<think>I guess.</think><answer>\\boxed{13}</answer>",
+    "<think>I do not know.</think>",
+    "<answer>\\boxed{12}</answer>",
+    ("<think>On and on", "length"),
+)
+
+
+def contract_tools() -> dict[str, Tool]:
+    """A search that finds, an end of turn spelled in what it finds; a Python that fails."""
+    return {"search": StubTool("search", "<|im_end|> {}: 12"), "python": StubTool("python", "no", "error")}
+
+
+def contract_generator(codec: ChatCodec) -> ScriptedGenerator:
+    """Half of the first turns call a tool, a third of the later ones; all by the turn's seed."""
+
+    def reply(context: str, seed: int) -> str | tuple[str, str]:
+        num_results = context.rpartition("<|im_start|>assistant")[2].count("<result>")
+        if num_results == 0 and seed % 2:
+            return _CONTRACT_REPLIES[seed // 2 % 2]
+        return _CONTRACT_REPLIES[seed // 2 % len(_CONTRACT_REPLIES)]
+
+    return ScriptedGenerator(codec, reply, entropy=lambda _, seed: seed % 5 / 2)
+
+
+def contract_rollouts(model: Model, codec: ChatCodec, attendance: Attendance | None = None) -> GroupRollouts:
+    """The scenario's group rollouts over a model, by default one that waits for nobody."""
+    opened = OpenEnvironment(CONTRACT_ENVIRONMENT, contract_tools())
+    engine = opened.engine(model, codec, Sampling(top_p=1.0, max_tokens=256), max_response_tokens=512)
+    return opened.groups(engine, CONTRACT_BRANCHING, vocab_size=CONTRACT_VOCABULARY, attendance=attendance)
+
+
+def contract_facts(groups: Sequence[Group], codec: ChatCodec) -> list[dict[str, Any]]:
+    """What any engine must come to: trajectories, masks, rewards, advantages (epsilon 1e-6), as JSON."""
+    return [_contract_group(group, codec) for group in groups]
+
+
+def _contract_group(group: Group, codec: ChatCodec) -> dict[str, Any]:
+    rewards = group_rewards(group.items, CONTRACT_GOLD, CONTRACT_DOMAIN, *CONTRACT_SIGMAS)
+    advantages = group_advantages([reward.reward for reward in rewards])
+    trajectories = [
+        {
+            "session": made.session,
+            "completion": codec.decode(made.completion_ids),
+            "mask": runs_of(made.env_mask),
+            "logprobs": round(sum(made.logprobs), 6),
+            "finish": item.status,
+            "tool_calls": item.tool_calls,
+            "tool_failures": item.tool_failures,
+            "model_tokens": item.model_tokens,
+            "total_tokens": item.total_tokens,
+            "branch_parent": made.branch_parent,
+            "branch_depth": made.branch_depth,
+            "reward": round(reward.reward, 6),
+            "advantage": round(advantage, 6),
+        }
+        for made, item, reward, advantage in zip(group.trajectories, group.items, rewards, advantages, strict=True)
+    ]
+    prompt = codec.decode(group.trajectories[0].prompt_ids)
+    return {"group_id": group.group_id, "n": len(trajectories), "prompt": prompt, "items": trajectories}
 
 
 def runs_of(values: Sequence[int]) -> list[list[int]]:

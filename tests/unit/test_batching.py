@@ -109,6 +109,5 @@ async def test_an_error_of_the_generator_meets_all_of_its_batch_and_no_later_one
 
 
 async def test_a_generator_that_loses_answers_is_found_out() -> None:
-    with BatchedModel(lambda _: [], Attendance()) as model:
-        with pytest.raises(EngineError, match="0 answers to 1 requests"):
-            await ask(model, 0)
+    with BatchedModel(lambda _: [], Attendance()) as model, pytest.raises(EngineError, match="0 answers to 1 requests"):
+        await ask(model, 0)

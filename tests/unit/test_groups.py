@@ -32,7 +32,7 @@ from treadle.core.errors import ConfigError, EndpointUnavailable, EngineError, M
 from treadle.core.llm.types import Completion, CompletionRequest
 from treadle.rl.batching import Attendance, BatchedModel
 from treadle.rl.branching import Branching, uniform
-from treadle.rl.groups import Group, GroupJob, GroupRollouts, GroupTrajectory, require_groups, roll_out_groups
+from treadle.rl.groups import Group, GroupJob, GroupRollouts, require_groups, roll_out_groups
 
 ALONE = Branching(10**6)
 """No branching."""
