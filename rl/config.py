@@ -177,7 +177,7 @@ class RlOptions(Section):
     """Machines that train together; verl only."""
     per_device_batch_size: Operational[int | None] = Field(default=None, ge=1)
     """Trajectories that a device works at together; none means as many of the longest as make 8,192 tokens, on a CPU
-    whole groups of up to 32,768 tokens. TRL only."""
+    whole groups of up to 32,768 tokens."""
     gradient_checkpointing: Operational[bool | None] = None
     """Whether activations are computed twice instead of kept; none means on a GPU only."""
     gpu_memory_share: Operational[float] = Field(default=0.5, gt=0.0, lt=1.0)
