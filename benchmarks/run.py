@@ -205,6 +205,7 @@ BENCHMARKS = {
         "dense_search.py", (), ("--documents", "1000", "--dimension", "32", "--queries", "128"), published
     ),
     "index_memory": Benchmark("index_memory.py", (), ("--documents", "2000", "--dimension", "32"), published),
+    "selection": Benchmark("selection.py", (), ("--questions", "400", "--staged", "200", "--pairs", "100"), published),
     "peers": Benchmark(
         "peers/compare.py",
         ("--rollouts", "1024"),

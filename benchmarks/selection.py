@@ -1,0 +1,171 @@
+"""Selection: sums, fronts, crowding and taking, alone and as a stage on artifacts, beside comparing all pairs.
+
+    python benchmarks/selection.py [--questions 100000] [--rollouts 16] [--json]
+
+Target: at least 200,000 trajectories a second from arrays to the chosen questions, and the fronts that the definition
+by comparing all pairs gives. That one is quadratic: it is measured, and compared, on `--pairs` of the questions. The
+stage reads artifacts of short rows, with their hashes, and writes rows, report and picture.
+"""
+
+from __future__ import annotations
+
+import argparse
+import resource
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from figures import Figure, add_json_option, publish
+
+from treadle.agent.config import EnvironmentSettings
+from treadle.core import schemas
+from treadle.core.config import Section
+from treadle.core.execute import execute
+from treadle.core.runs import Run
+from treadle.core.stage import Address, Instance, Stage, StageContext
+from treadle.rl.choice import choose
+from treadle.rl.dispersion import DispersionSums
+from treadle.rl.legacy_selection import Record, quadratic_fronts
+from treadle.rl.pareto import rank_questions
+from treadle.rl.selection import SELECTION
+from treadle.rl.selection_settings import SelectionOptions, SelectionSettings
+
+BATCH_ROLLOUTS = 1_024
+F1 = np.round(np.linspace(0, 1, 12), 6)
+
+
+class Rollouts(NamedTuple):
+    """What came of the rollouts, question by question."""
+
+    questions: np.ndarray
+    calls: np.ndarray
+    correctness: np.ndarray
+    domains: list[str]
+
+
+def make_rollouts(num_questions: int, num_rollouts: int) -> Rollouts:
+    """Every other question math with its own share of right answers, the others qa with F1."""
+    generator = np.random.default_rng(0)
+    is_math = np.repeat(np.arange(num_questions) % 2 == 0, num_rollouts)
+    share = np.repeat(generator.random(num_questions), num_rollouts)
+    total = num_questions * num_rollouts
+    graded = F1[generator.integers(0, len(F1), total)]
+    return Rollouts(
+        np.repeat(np.arange(num_questions), num_rollouts),
+        generator.poisson(np.repeat(3 * generator.random(num_questions), num_rollouts)),
+        np.where(is_math, generator.random(total) < share, graded).astype(np.float64),
+        ["math" if number % 2 == 0 else "qa" for number in range(num_questions)],
+    )
+
+
+def measure_choice(made: Rollouts, options: SelectionOptions) -> float:
+    """Seconds from arrays to the chosen questions."""
+    keys = [f"{number:016x}" for number in range(len(made.domains))]
+    nobody = np.zeros(len(keys), bool)
+    started = time.perf_counter()
+    sums = DispersionSums()
+    for start in range(0, len(made.questions), BATCH_ROLLOUTS):
+        part = slice(start, start + BATCH_ROLLOUTS)
+        sums.add(made.questions[part], made.calls[part], made.correctness[part])
+    choose(keys, sums.totals(), made.domains, options=options, held_out=nobody, selected_before=nobody)
+    return time.perf_counter() - started
+
+
+def measure_pairs(made: Rollouts, num_questions: int) -> tuple[float, float, bool]:
+    """Seconds of the sweep and of comparing all pairs, and whether their ranks agree."""
+    sums = DispersionSums()
+    sums.add(made.questions, made.calls, made.correctness)
+    found = sums.totals()
+    tool, corr = found.score_tool[:num_questions], found.score_corr[:num_questions]
+    records = [Record(f"{n:016x}", "", (), (), float(tool[n]), float(corr[n])) for n in range(len(tool))]
+    started = time.perf_counter()
+    ranks = rank_questions(tool, corr, [record.id for record in records]).rank.tolist()
+    sweeping = time.perf_counter() - started
+    started = time.perf_counter()
+    quadratic_fronts(records)
+    comparing = time.perf_counter() - started
+    return sweeping, comparing, ranks == [record.rank for record in records]
+
+
+def rows_of(table: schemas.Table, made: Rollouts, num_rollouts: int) -> Iterator[dict[str, Any]]:
+    """Rows of `questions`, `rollouts` or `scores`; text of rollouts is short, as no pass reads it."""
+    empty: dict[pa.DataType, Any] = {pa.string(): "", pa.bool_(): True, pa.float64(): 0.0}
+    base = {field.name: [] if pa.types.is_list(field.type) else empty.get(field.type, 0) for field in table.schema}
+    if table.kind == "questions":
+        for number, domain in enumerate(made.domains):
+            asked = {"question_key": f"{number:016x}", "question": f"What is {number}?", "answers": [str(number)]}
+            yield base | asked | {"dataset": "world", "domain": domain, "split": "train"}
+        return
+    digest = EnvironmentSettings().digest()
+    for place, number in enumerate(made.questions.tolist()):
+        row = base | {"rollout_key": f"{place:016x}", "question_key": f"{number:016x}", "dataset": "world"}
+        row |= {"domain": made.domains[number], "model": "phase-1", "status": "answered"}
+        row |= {"sample_index": place % num_rollouts, "calls_executed": int(made.calls[place]), "error": None}
+        more = {"score": float(made.correctness[place])} if table.kind == "scores" else {"environment_digest": digest}
+        yield row | more
+
+
+def measure_stage(made: Rollouts, num_rollouts: int, options: SelectionOptions) -> tuple[float, float]:
+    """Seconds of the stage on artifacts, and MiB by which it raises the peak of the process."""
+    with tempfile.TemporaryDirectory() as folder:
+        run = Run.create(Path(folder), "benchmark", {}, {})
+        bound = {}
+        for table in (schemas.QUESTIONS, schemas.ROLLOUTS, schemas.SCORES):
+            bound[table.kind] = (_put(run, table, made, num_rollouts),)
+        settings = SelectionSettings(options=options)
+        instance = Instance(address=Address.parse("1/selection"), stage=SELECTION, settings=settings, inputs=bound)
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        started = time.perf_counter()
+        execute(instance, run)
+        seconds = time.perf_counter() - started
+        return seconds, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+
+
+def _put(run: Run, table: schemas.Table, made: Rollouts, num_rollouts: int) -> Address:
+    def write(context: StageContext) -> dict[str, Any]:
+        for row in rows_of(table, made, num_rollouts):
+            context.write(table.kind, [row])
+        return {}
+
+    stage = Stage(name=table.kind, version=1, settings=Section, produces=(table,), run=write)
+    address = Address(1, table.kind)
+    execute(Instance(address=address, stage=stage, settings=Section()), run)
+    return address
+
+
+def main() -> None:
+    """Print the figures."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--questions", type=int, default=100_000, help="questions of the choice alone")
+    parser.add_argument("--rollouts", type=int, default=16, help="rollouts per question")
+    parser.add_argument("--staged", type=int, default=20_000, help="questions of the whole stage")
+    parser.add_argument("--pairs", type=int, default=2_000, help="questions that are compared pair by pair")
+    add_json_option(parser)
+    options = parser.parse_args()
+    chosen = SelectionOptions()
+    made = make_rollouts(options.questions, options.rollouts)
+    seconds = measure_choice(made, chosen)
+    sweeping, comparing, is_equal = measure_pairs(made, options.pairs)
+    measure_stage(make_rollouts(20, options.rollouts), options.rollouts, chosen)  # loads what draws pictures
+    staged = make_rollouts(options.staged, options.rollouts)
+    stage_s, grown_mib = measure_stage(staged, options.rollouts, chosen)
+    rate, stage_rate = len(made.questions) / seconds, len(staged.questions) / stage_s
+    publish(
+        [
+            Figure(name="choice: trajectories per second", value=rate, unit="1/s", at_least=200_000),
+            Figure(name="choice: all questions", value=seconds, unit="s"),
+            Figure(name="ranks equal to those of all pairs", value=float(is_equal), unit="of 1", at_least=1.0),
+            Figure(name="comparing all pairs beside the sweep", value=comparing / sweeping),
+            Figure(name="stage: trajectories per second", value=stage_rate, unit="1/s"),
+            Figure(name="stage: growth of memory per question", value=grown_mib * 2**20 / options.staged, unit="bytes"),
+        ],
+        options.json,
+    )
+
+
+if __name__ == "__main__":
+    main()
