@@ -2,53 +2,86 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from treadle.core.config import load_config
-from treadle.core.engines.cache import Notify
-from treadle.core.engines.environments import install, is_installed
+from treadle.core.engines.cache import Notify, cache_root
+from treadle.core.engines.environments import SIZES, choose_variant, install, is_installed
 from treadle.core.errors import ConfigError
 from treadle.core.runs import list_runs
+from treadle.core.stage import Address
 from treadle.demo.byte_tokenizer import write_byte_tokenizer
 from treadle.demo.embedded_model import embedded_tokenizer
 from treadle.demo.world import write_world
 from treadle.tasks.config import TreadleConfig
 
 NUM_DOCUMENTS = 1_000
-NUM_MODEL_QUESTIONS = 20
-"""Of the held-out questions, for the embedded model on two cores; the tutor gets 50."""
+TIERS = (0,)
+"""Questions that one call answers: what a model of 135 million weights learns in minutes on two cores."""
+ENGINES = {"serve": "vLLM, about 2 minutes", "sft": "LLaMA-Factory, about 6 minutes"}
+"""What the demo needs besides Treadle, and how long it took to install."""
 _CONFIG = Path(__file__).with_name("demo.toml")
+_TUTOR_ONLY: dict[str, Any] = {
+    "pools": {"max_questions": 60},
+    "flow": {"stages": ["pools", "sft_rows", "rollouts", "scores", "report"], "models": ["tutor"]},
+    "rollouts": {"sampling": {"max_tokens": 384}},  # bytes, with its own tokenizer
+}
+_STEPS = {
+    "pools": "the tutor answers questions to train on and mends what went wrong, with real search and Python",
+    "sft_rows": "what is right and well formed becomes rows to train on, results of tools masked",
+    "sft": "LLaMA-Factory trains SmolLM2-135M on them; about 4 minutes on 2 cores, a line per 10 s",
+    "rollouts@tutor": "the tutor answers held-out questions about things that no row names",
+    "rollouts@base": "SmolLM2-135M as it came answers them, on vLLM; about a minute",
+    "rollouts@tuned": "SmolLM2-135M as it was trained answers them; about a minute",
+    "report": "tables and pictures",
+}
+"""What a step does, by stage and model, where it is worth a line."""
 
 
-def demo_configuration(root: Path, *, fresh: bool, tutor_only: bool, notify: Notify) -> tuple[str, TreadleConfig]:
+def demo_configuration(
+    root: Path, *, fresh: bool, tutor_only: bool, overrides: Sequence[str] = (), notify: Notify
+) -> tuple[str, TreadleConfig]:
     """Make what the demo needs; returns the name of its run and its configuration.
 
-    The world is written below `root`; with `fresh` the run gets a new name. Raises ConfigError, EngineError.
+    The world is written below `root`; with `fresh` the run gets a new name. `overrides` are KEY=VALUE as for
+    `treadle run`. Raises ConfigError, EngineError.
     """
-    if not tutor_only and not is_installed("serve"):
-        notify("installing vLLM into the cache, once (about 2 minutes, 3 GB)")
-        install("serve", notify=notify)
-    world = write_world(root / "demo-world", documents=NUM_DOCUMENTS, tiers=(0, 1))
+    load_config(TreadleConfig, (_CONFIG,), overrides)  # a wrong key is told before anything is installed
+    if not tutor_only:
+        _install_engines(notify)
+    world = write_world(root / "demo-world", documents=NUM_DOCUMENTS, tiers=TIERS)
     notify(
-        f"sample world: {world.num_documents:,} documents, {world.num_heldout:,} held-out questions in {world.folder}"
+        f"sample world: {world.num_documents:,} documents, {world.num_train:,} questions to train on and "
+        f"{world.num_heldout:,} held out, in {world.folder}"
     )
     tokenizer = write_byte_tokenizer(root / "demo-world" / "tokenizer") if tutor_only else embedded_tokenizer(notify)
-    models = ("tutor",) if tutor_only else ("tutor", "smollm2")
-    config = load_config(
-        TreadleConfig,
-        (_CONFIG,),
-        data={
-            "questions": {
-                "sources": [{"path": str(world.questions), "source_field": "source", "split_field": "split"}]
-            },
-            "environment": {"search": {"corpus": [str(world.corpus)]}},
-            "models": {"tutor": {"server": {"tokenizer": str(tokenizer)}}},
-            "flow": {"models": list(models)},
-            "overrides": {} if tutor_only else {"1/rollouts@smollm2": {"max_questions": NUM_MODEL_QUESTIONS}},
-        },
-    )
+    places = {
+        "questions": {"sources": [{"path": str(world.questions), "source_field": "source", "split_field": "split"}]},
+        "environment": {"search": {"corpus": [str(world.corpus)]}},
+        "models": {"tutor": {"server": {"tokenizer": str(tokenizer)}}},
+    }
+    data = {**places, **(_TUTOR_ONLY if tutor_only else {})}
+    config = load_config(TreadleConfig, (_CONFIG,), overrides, data=data)
     name = "demo-tutor" if tutor_only else "demo"
     return (_unused(root, name) if fresh else name), config
+
+
+def step_words(address: Address) -> str:
+    """What the step of the demo at this address does, for people; empty where it is over in a moment."""
+    stage = f"{address.stage}@{address.qualifier}" if address.qualifier else address.stage
+    return _STEPS.get(stage, "")
+
+
+def _install_engines(notify: Notify) -> None:
+    """Install what is missing, having said beforehand what all of it comes to."""
+    missing = [engine for engine in ENGINES if not is_installed(engine)]
+    if missing:
+        parts = [f"{ENGINES[engine]} and {SIZES[f'{engine}-{choose_variant(engine)}']}" for engine in missing]
+        notify(f"the demo installs, once, into {cache_root()}: {'; '.join(parts)}")
+    for engine in missing:
+        install(engine, notify=notify)
 
 
 def _unused(root: Path, name: str) -> str:

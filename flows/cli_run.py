@@ -188,28 +188,43 @@ def _execute(instance: Instance, run: Run, force: bool, accept_failures: bool, q
 
 @click.command(short_help="See a whole run on this machine alone.", epilog="Example:  treadle demo --fresh")
 @click.option("--fresh", is_flag=True, help="Begin again instead of going on with the last demo run.")
-@click.option("--tutor-only", is_flag=True, help="Without the real model, which needs vLLM (3 GB).")
+@click.option("--tutor-only", is_flag=True, help="Without models and training, so without engines (8 GB).")
+@set_option
 @root_option
-def demo(fresh: bool, tutor_only: bool, root: str | Path) -> None:
-    """Answer questions of a fictional world with a rule-based tutor and with a small real model.
+def demo(fresh: bool, tutor_only: bool, overrides: tuple[str, ...], root: str | Path) -> None:
+    """Train a small model on what the flywheel makes, and see what it learnt.
 
-    Makes the sample world, starts the tutor and vLLM with the embedded SmolLM2-135M, lets both answer held-out
-    questions with search and Python, scores them and prints the table. About 4 minutes on 2 cores the first time,
-    installing vLLM included.
+    Makes a fictional world with questions about it. A rule-based tutor answers some with search and Python, its
+    mistakes are repaired, and what is right becomes rows to train on. SmolLM2-135M is fine-tuned on them, and answers
+    held-out questions before and after, with the same tools. Killed or stopped, it goes on when it is run again.
+
+    About 8 minutes on 2 cores, and as long again to install vLLM and LLaMA-Factory, once.
     """
     from treadle.core.errors import ConfigError, RunError
     from treadle.demo.quickstart import demo_configuration
-    from treadle.flows.summary import print_end
+    from treadle.flows.summary import print_demo_end
     from treadle.tasks.catalog import flow_instances
     from treadle.tasks.running import open_run
 
     if not isinstance(root, Path):
         raise ConfigError("the demo keeps its world beside its run: give it a folder as --root")
-    run_id, config = demo_configuration(root, fresh=fresh, tutor_only=tutor_only, notify=say)
+    run_id, config = demo_configuration(root, fresh=fresh, tutor_only=tutor_only, overrides=overrides, notify=say)
     instances = flow_instances(config)
     try:
         opened = open_run(root, run_id, config)
     except RunError as error:
         raise RunError(f"{error}; or begin again with: treadle demo --fresh") from error
-    records = [_execute(instance, opened, False, False, False) for instance in instances]
-    print_end(opened, records, as_json=False, overall=True)
+    records = []
+    for number, instance in enumerate(instances, 1):
+        _announce(instance, opened, f"step {number} of {len(instances)}")
+        records.append(_execute(instance, opened, False, False, False))
+    print_demo_end(opened, records, config.flow.models)
+
+
+def _announce(instance: Instance, run: Run, which: str) -> None:
+    """Say what a step of the demo is about to do, where there is something left to do."""
+    from treadle.core.execute import state_of
+    from treadle.demo.quickstart import step_words
+
+    if (words := step_words(instance.address)) and state_of(instance, run) == "run":
+        say(f"{which}: {words}")

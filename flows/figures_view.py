@@ -17,8 +17,12 @@ from treadle.tasks.stage_report import StageReport
 
 def report_view(title: str, report: StageReport) -> Group:
     """A stage's report: sentences, then its tables."""
-    heading = [Text(one_line(title), style="bold"), *(Text(one_line(line)) for line in report.sentences)]
-    return Group(*heading, figures_view(report.figures))
+    return Group(sentences_view(title, report), figures_view(report.figures))
+
+
+def sentences_view(title: str, report: StageReport) -> Group:
+    """A stage's report without its tables."""
+    return Group(Text(one_line(title), style="bold"), *(Text(one_line(line)) for line in report.sentences))
 
 
 def estimate_view(estimate: Estimate) -> Group:

@@ -12,7 +12,7 @@ from treadle.core.harmless import harmless, harmless_json
 from treadle.core.records import StageRecord
 from treadle.core.runs import Run, run_exists
 from treadle.core.stage import Instance
-from treadle.flows.figures_view import estimate_view, report_view
+from treadle.flows.figures_view import estimate_view, figures_view, report_view, sentences_view
 from treadle.flows.render import console, plan_table, run_options
 from treadle.tasks.catalog import semantic_of
 from treadle.tasks.config import TreadleConfig
@@ -30,8 +30,8 @@ def made_text(record: StageRecord) -> str:
     return f"{tables}{f' ({why})' if why else ''}{' (unchanged, reused)' if record.reused else ''}"
 
 
-def print_end(run: Run, records: Sequence[StageRecord], as_json: bool, *, overall: bool = False) -> None:
-    """Print what `pools` and `sft_rows` came to, the scores (`overall`: one row per model), and where the data lies.
+def print_end(run: Run, records: Sequence[StageRecord], as_json: bool) -> None:
+    """Print what `pools` and `sft_rows` came to, the scores, and where the data lies.
 
     As JSON the records, that of the report with its scores.
     """
@@ -42,7 +42,20 @@ def print_end(run: Run, records: Sequence[StageRecord], as_json: bool, *, overal
         if (report := stage_report(record, run)) is not None:
             console().print("\n", report_view(record.address, report), sep="", end="")
         if "summary" in record.outputs:
-            _print_summary(run, record, overall)
+            _print_summary(run, record)
+    click.echo()
+    _print_places(run, records)
+
+
+def print_demo_end(run: Run, records: Sequence[StageRecord], models: Sequence[str]) -> None:
+    """Print what pools, training and models of the demo came to, and where the data lies."""
+    from treadle.demo.outcome import outcome
+
+    out = console()
+    for record in records:
+        if (report := stage_report(record, run)) is not None:
+            out.print("\n", sentences_view(record.address, report), sep="", end="")
+    out.print(figures_view([outcome(run, models)]))
     click.echo()
     _print_places(run, records)
 
@@ -52,13 +65,12 @@ def _with_summary(run: Run, record: StageRecord) -> dict[str, Any]:
     return {**record.model_dump(mode="json"), **summary}
 
 
-def _print_summary(run: Run, record: StageRecord, overall: bool) -> None:
+def _print_summary(run: Run, record: StageRecord) -> None:
     from treadle.eval.terminal import summary_table
 
     out, rows = console(), list(run.rows(record.outputs["summary"]).rows())
-    shown = [row for row in rows if row["dataset"] == "all"] if overall else rows
     out.print()
-    out.print(summary_table(shown, width=out.width))
+    out.print(summary_table(rows, width=out.width))
 
 
 def _print_places(run: Run, records: Sequence[StageRecord]) -> None:

@@ -1,4 +1,4 @@
-"""The first command of the README, for real: tutor and SmolLM2 on vLLM over the sample world."""
+"""The first command of the README, for real and small: pools, training, and SmolLM2 on vLLM before and after it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,12 @@ from treadle.core.journal import count_finished
 from treadle.core.runs import Run
 from treadle.core.stage import Address
 from treadle.demo.embedded_model import embedded_tokenizer
+from treadle.demo.outcome import tallies
 
+MODELS = ("tutor", "base", "tuned")
+NUM_QUESTIONS = 20
+SMALL = ("pools.max_questions=100", "sft.max_rows=72", f"rollouts.max_questions={NUM_QUESTIONS}")
+DEMO = ("demo", *(part for key in SMALL for part in ("--set", key)))
 TREADLE = Path(sys.executable).with_name("treadle")
 
 
@@ -28,22 +33,23 @@ def start(root: Path, *argv: str) -> subprocess.Popen[str]:
 
 @pytest.fixture(scope="module")
 def demo_run(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """A demo that was killed while the real model answered, and run again."""
+    """A small demo that was killed while the untrained model answered, and run again."""
     root = tmp_path_factory.mktemp("demo")
-    journal = root / "runs" / "demo" / "journal" / "1" / "rollouts@smollm2"
-    child = start(root, "demo")
+    journal = root / "runs" / "demo" / "journal" / "1" / "rollouts@base"
+    child = start(root, *DEMO)
     while not any(count_finished(folder) for folder in journal.glob("*")):
         assert child.poll() is None, child.communicate()
         time.sleep(0.2)
     os.kill(child.pid, signal.SIGKILL)
     child.communicate()
     before = sum(count_finished(folder) for folder in journal.glob("*"))
-    again = start(root, "demo")
+    again = start(root, *DEMO)
     out, err = again.communicate(timeout=1500)
     assert again.returncode == 0, err
     assert "Traceback" not in err
-    assert f"{before} of 20 rollouts were finished before" in err
-    assert "tutor" in out and "smollm2" in out
+    assert "1/sft: checkpoint 1 (unchanged, reused)" in err
+    assert f"{before} of {NUM_QUESTIONS} rollouts were finished before" in err
+    assert "tutor (rules" in out and "base (SmolLM2" in out and "tuned (the same" in out and "loss" in out
     return Run.open(root, "demo")
 
 
@@ -53,19 +59,23 @@ def rows(run: Run, address: str, kind: str) -> list[dict]:
     return list(run.rows(record.outputs[kind]).rows())
 
 
-def test_the_demo_scores_both_models(demo_run: Run) -> None:
-    summary = {row["model"]: row for row in rows(demo_run, "1/report", "summary") if row["dataset"] == "all"}
-    assert {model: row["num_rollouts"] for model, row in summary.items()} == {"tutor": 50, "smollm2": 20}
-    assert summary["tutor"]["accuracy"] > 0.5
+def test_training_moved_what_the_model_does(demo_run: Run) -> None:
+    found = tallies(demo_run, MODELS)
+    assert all(tally.num_rollouts == NUM_QUESTIONS for tally in found.values())
+    assert found["tuned"].num_valid >= found["base"].num_valid + NUM_QUESTIONS // 2
+    assert found["tuned"].num_calls >= found["base"].num_calls + NUM_QUESTIONS // 2
+    assert found["tuned"].num_right > found["base"].num_right
+    record = demo_run.record(Address.parse("1/sft"))
+    assert record is not None and record.metrics["last_loss"] < 0.5 * record.metrics["first_loss"]
 
 
-@pytest.mark.parametrize("model", ["tutor", "smollm2"])
+@pytest.mark.parametrize("model", MODELS)
 def test_every_rollout_ends_with_a_status_of_its_own(demo_run: Run, model: str) -> None:
     statuses = {row["status"] for row in rows(demo_run, f"1/rollouts@{model}", "rollouts")}
     assert statuses <= {"answered", "no_answer", "limit", "max_turns", "context_full", "length", "timeout"}
 
 
-@pytest.mark.parametrize("model", ["tutor", "smollm2"])
+@pytest.mark.parametrize("model", MODELS)
 def test_the_ids_of_a_row_are_its_text(demo_run: Run, model: str) -> None:
     tokenizer = ChatTokenizer.load(embedded_tokenizer())
     found = rows(demo_run, f"1/rollouts@{model}", "rollouts")
@@ -81,7 +91,7 @@ def test_the_ids_of_a_row_are_its_text(demo_run: Run, model: str) -> None:
 
 
 def test_a_finished_demo_is_not_run_again(demo_run: Run) -> None:
-    child = start(demo_run.storage.directory(""), "demo")
+    child = start(demo_run.storage.directory(""), *DEMO)
     _, err = child.communicate(timeout=120)
     assert child.returncode == 0, err
-    assert err.count("(unchanged, reused)") == 6
+    assert err.count("(unchanged, reused)") == 11

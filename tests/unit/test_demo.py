@@ -1,0 +1,86 @@
+"""What the demo is made of: its configuration, what it says beforehand, how it counts what came of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from treadle.core.errors import ConfigError
+from treadle.demo import quickstart
+from treadle.demo.outcome import Tally
+from treadle.demo.quickstart import demo_configuration, step_words
+from treadle.tasks.catalog import flow_addresses
+
+TUTOR_STAGES = ["1/questions", "1/pools", "1/sft_rows", "1/rollouts@tutor", "1/scores@tutor", "1/report"]
+
+
+@pytest.fixture
+def engines(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> set[str]:
+    """The engines that are installed; none at first, and nothing is really installed or downloaded."""
+    there: set[str] = set()
+    monkeypatch.setenv("TREADLE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(quickstart, "is_installed", there.__contains__)
+    monkeypatch.setattr(quickstart, "install", lambda engine, notify: there.add(engine))
+    monkeypatch.setattr(quickstart, "choose_variant", lambda engine: "cpu")
+    monkeypatch.setattr(quickstart, "embedded_tokenizer", lambda notify: tmp_path / "tokenizer")
+    return there
+
+
+def score(**columns: Any) -> dict[str, Any]:
+    return {"correct": False, "is_valid_answer": False, "calls_executed": 0, "failed_calls": 0, **columns}
+
+
+def test_missing_engines_are_told_with_their_size_and_time_before_they_are_installed(
+    engines: set[str], tmp_path: Path
+) -> None:
+    said: list[str] = []
+    name, config = demo_configuration(tmp_path, fresh=False, tutor_only=False, notify=said.append)
+    assert name == "demo" and engines == {"serve", "sft"}
+    assert said[0] == (
+        f"the demo installs, once, into {tmp_path / 'cache'}: vLLM, about 2 minutes and 2.5 GB; "
+        "LLaMA-Factory, about 6 minutes and 5.2 GB"
+    )
+    assert config.flow.models == ("tutor", "base", "tuned")
+    told = len(said)
+    demo_configuration(tmp_path, fresh=False, tutor_only=False, notify=said.append)
+    assert len(said) == told + 1, "what is installed is not told of again"
+
+
+def test_the_tutor_alone_needs_no_engine(engines: set[str], tmp_path: Path) -> None:
+    name, config = demo_configuration(tmp_path, fresh=False, tutor_only=True, notify=lambda line: None)
+    assert name == "demo-tutor" and not engines
+    assert list(map(str, flow_addresses(config))) == TUTOR_STAGES
+
+
+def test_a_wrong_key_is_told_before_anything_is_installed(engines: set[str], tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"sft\.max_row'; did you mean 'max_rows'"):
+        demo_configuration(tmp_path, fresh=False, tutor_only=False, overrides=("sft.max_row=3",), notify=print)
+    assert not engines and not (tmp_path / "demo-world").exists()
+
+
+def test_keys_can_be_overridden_and_a_fresh_run_has_a_name_of_its_own(engines: set[str], tmp_path: Path) -> None:
+    (tmp_path / "runs" / "demo").mkdir(parents=True)
+    (tmp_path / "runs" / "demo" / "run.json").touch()
+    name, config = demo_configuration(
+        tmp_path, fresh=True, tutor_only=False, overrides=("sft.max_rows=3",), notify=lambda line: None
+    )
+    assert name == "demo-2" and config.sft.max_rows == 3
+
+
+def test_every_step_that_takes_long_is_explained(engines: set[str], tmp_path: Path) -> None:
+    _, config = demo_configuration(tmp_path, fresh=False, tutor_only=False, notify=lambda line: None)
+    silent = [str(address) for address in flow_addresses(config) if not step_words(address)]
+    assert silent == ["1/questions", "1/scores@tutor", "1/scores@base", "1/scores@tuned"]
+
+
+def test_rollouts_are_counted_by_what_became_of_them() -> None:
+    rows = [
+        score(correct=True, is_valid_answer=True, calls_executed=2, failed_calls=1),
+        score(is_valid_answer=True, calls_executed=1),
+        score(correct=None),
+        score(),
+    ]
+    assert Tally.of(rows).cells() == ("1 of 4 (5% to 70%)", "2 of 4", "2 of 3")
+    assert Tally.of([score()]).cells()[2] == "none made"
