@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from pydantic import JsonValue
 
 from treadle.core.errors import ConfigError
+from treadle.rl.config import RlOptions
 from treadle.rl.plan import RlPlan
 
 AGENT_LOOP = "treadle"
@@ -95,10 +96,11 @@ def hydra_value(value: JsonValue) -> str:
 
 
 def _quoted(text: str) -> str:
-    # Within quotes only the quote itself is escaped, and backslashes before one (or before the end).
+    # Within quotes only the quote itself is escaped, and backslashes before one (or before the end); `${` would refer
+    # to another key.
     escaped = re.sub(r"(\\*)'", lambda found: found[1] * 2 + "\\'", text)
     tail = len(escaped) - len(escaped.rstrip("\\"))
-    return f"'{escaped}{escaped[len(escaped) - tail :]}'"
+    return f"'{escaped}{escaped[len(escaped) - tail :]}'".replace("${", "\\${")
 
 
 def loop_yaml(job: Path) -> str:
@@ -119,7 +121,7 @@ def _refuse_unable(plan: RlPlan) -> None:
         raise ConfigError("rl.symbolic: the environment of verl has no computer algebra; set it to false")
     if plan.machine.num_devices % options.tensor_parallel:
         raise ConfigError(
-            f"rl.tensor_parallel {options.tensor_parallel} does not divide the {plan.machine.num_devices} GPUs of a node"
+            f"rl.tensor_parallel {options.tensor_parallel} does not divide {plan.machine.num_devices} GPUs of a node"
         )
     if plan.trajectories_per_step % plan.machine.num_processes:
         raise ConfigError(
@@ -165,7 +167,7 @@ def _policy(plan: RlPlan, files: VerlFiles) -> dict[str, JsonValue]:
         "optim.weight_decay": options.weight_decay,
         "optim.clip_grad": options.max_grad_norm,
         "fsdp_config.dtype": _DTYPE[options.precision],
-        "checkpoint.save_contents": ["model", "optimizer", "extra", "hf_model"],
+        "checkpoint.save_contents": _saved(options),
     }
     return {
         "algorithm.adv_estimator": "grpo",
@@ -176,6 +178,15 @@ def _policy(plan: RlPlan, files: VerlFiles) -> dict[str, JsonValue]:
         **_adapters(plan),
         **{f"actor_rollout_ref.actor.{key}": value for key, value in actor.items()},
     }
+
+
+def _saved(options: RlOptions) -> list[JsonValue]:
+    """What a state holds: `hf_model` is the live policy's own copy, which the merged shards are compared with.
+
+    With adapters verl writes that copy under names which no program reads, so that it is left out.
+    """
+    contents: list[JsonValue] = ["model", "optimizer", "extra"]
+    return contents if options.finetuning_type == "lora" else [*contents, "hf_model"]
 
 
 def _adapters(plan: RlPlan) -> dict[str, JsonValue]:
@@ -221,6 +232,7 @@ def _trainer(plan: RlPlan, files: VerlFiles) -> dict[str, JsonValue]:
     return {
         "reward.custom_reward_function.path": REWARD_MODULE,
         "reward.custom_reward_function.name": "compute_score",
+        "+reward.custom_reward_function.reward_kwargs.job": str(files.job),
         "trainer.use_v1": True,
         "trainer.v1.trainer_mode": "sync",
         "trainer.total_epochs": options.num_epochs,
@@ -247,6 +259,8 @@ def _choices(plan: RlPlan) -> dict[str, JsonValue]:
     tokens = _tokens_per_device(plan)
     return {
         "actor_rollout_ref.model.use_remove_padding": True,
+        # flash-attn has to be compiled on the machine; with it: flash_attention_2.
+        "+actor_rollout_ref.model.override_config.attn_implementation": "sdpa",
         "actor_rollout_ref.actor.strategy": "fsdp2",
         "actor_rollout_ref.actor.use_dynamic_bsz": True,
         "actor_rollout_ref.actor.ppo_max_token_len_per_gpu": tokens,
@@ -264,8 +278,3 @@ def _tokens_per_device(plan: RlPlan) -> int:
     if options.per_device_batch_size is None:
         return max(2 * longest, _ANSWER_TOKENS)
     return 2 * longest * options.per_device_batch_size
-
-
-def command_line(python: str, overrides: Mapping[str, JsonValue]) -> Sequence[str]:
-    """The command that trains: in an environment of verl, on the node where Ray is or is to be started."""
-    return [python, "-m", "verl.trainer.main_ppo", *override_lines(overrides)]

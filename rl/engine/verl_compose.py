@@ -1,0 +1,33 @@
+"""verl's own composition of its configuration: an unknown override, or a value that it refuses, is an error."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from treadle.core.errors import ConfigError
+
+
+def compose_config(overrides: Sequence[str]) -> Any:
+    """The configuration (OmegaConf) that `verl.trainer.main_ppo` would train with.
+
+    The sections whose values verl checks by typed classes without touching a GPU or the model are built once.
+    Raises ConfigError with what Hydra or verl says.
+    """
+    from hydra import compose, initialize_config_module
+    from hydra.errors import HydraException
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+    from verl.utils.config import omega_conf_to_dataclass
+
+    try:
+        with initialize_config_module(config_module="verl.trainer.config", version_base=None):
+            config = compose("ppo_trainer", overrides=list(overrides))
+        OmegaConf.to_container(config, resolve=True, throw_on_missing=False)
+        actor = omega_conf_to_dataclass(config.actor_rollout_ref.actor)
+        omega_conf_to_dataclass(config.actor_rollout_ref.rollout)
+        gpus = config.trainer.n_gpus_per_node * config.trainer.nnodes
+        actor.validate(gpus, config.data.train_batch_size, config.actor_rollout_ref.model)
+    except (HydraException, OmegaConfBaseException, ValueError, TypeError, AssertionError) as error:
+        raise ConfigError(" ".join(str(error).split()) or type(error).__name__) from error
+    return config

@@ -1,0 +1,76 @@
+"""Plans for verl and what belongs to them; no pytest needed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from treadle.core.config import load_config
+from treadle.rl.config import RlOptions, RlSettings
+from treadle.rl.plan import Machine, RlPlan, plan_phase
+from treadle.rl.verl_config import VerlFiles
+
+ROOT = Path("/training")
+FOUR_GPUS = Machine(variant="cuda", num_devices=4)
+
+
+def verl_files(resume: str | None = None, *, root: Path = ROOT, model: Path | None = None) -> VerlFiles:
+    """Files of a training in `root`."""
+    return VerlFiles(
+        job=root / "verl" / "job.json",
+        rows=root / "verl" / "train.parquet",
+        validation=root / "verl" / "valid.parquet",
+        model=model or root / "start",
+        output=root / "output",
+        loop=root / "verl" / "loop.yaml",
+        metrics=root / "verl" / "metrics.jsonl",
+        resume=root / "output" / resume if resume else None,
+    )
+
+
+def verl_plan(
+    machine: Machine = FOUR_GPUS,
+    *,
+    num_rows: int = 8000,
+    num_validation_rows: int = 160,
+    environment: Any = None,
+    **keys: Any,
+) -> RlPlan:
+    """A plan with some keys of `[rl]`."""
+    options = load_config(RlOptions, data={"engine": "verl", "sigma_tool": 0.1, "sigma_length": 0.1, **keys})
+    settings = {"environment": environment} if environment is not None else {}
+    return plan_phase(
+        RlSettings(options=options, seed=7, **settings),
+        address="1/rl@phase-1",
+        rows_digest="",
+        num_rows=num_rows,
+        num_validation_rows=num_validation_rows,
+        machine=machine,
+    )
+
+
+def loop_fields(
+    question_key: str = "k",
+    *,
+    uid: str = "u",
+    step: int = 1,
+    index: int = 0,
+    split: str = "train",
+    answers: tuple[str, ...] = ("12",),
+    text: str = "Question?",
+) -> dict[str, Any]:
+    """What verl hands to the sessions of one question, besides `session_id`."""
+    return {
+        "uid": uid,
+        "global_steps": step,
+        "data_source": "math_effi_rl",
+        "reward_model": {"ground_truth": list(answers), "style": "rule"},
+        "extra_info": {
+            "index": index,
+            "question": text,
+            "split": split,
+            "id": question_key,
+            "source": "set",
+            "choices": [],
+        },
+    }

@@ -1,0 +1,179 @@
+"""What verl is told, from plans; tests/e2e/test_verl.py asks verl itself."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+from support.verl_plans import FOUR_GPUS, ROOT
+from support.verl_plans import verl_files as files
+from support.verl_plans import verl_plan as plan
+
+from treadle.core.errors import ConfigError
+from treadle.rl.plan import Machine
+from treadle.rl.verl_config import hydra_value, loop_yaml, override_lines, verl_overrides
+from treadle.rl.verl_launch import cluster_script, merge_command
+
+GOLDEN = Path(__file__).parent / "golden"
+FORK_ONLY = ("initial_rollouts", "beam_size", "branch_probability", "entropy_weight", "sync_with_tool", "tools.")
+"""Keys that only the fork behind arXiv 2601.06860 knew."""
+
+
+def told(machine: Machine = FOUR_GPUS, **keys: Any) -> dict[str, Any]:
+    return verl_overrides(plan(machine, **keys), files())
+
+
+GOLDEN_PLANS = {
+    "verl-et-agent-7b.json": (plan(preset="et-agent-7b"), None),
+    "verl-lora-two-nodes.json": (
+        plan(
+            Machine(variant="cuda", num_devices=8, num_nodes=2),
+            num_validation_rows=0,
+            finetuning_type="lora",
+            lora_target="q_proj, v_proj",
+            dual_clip=None,
+            kl_coef=0.001,
+            loss_agg="sequence_mean",
+            lr_scheduler_type="cosine",
+            tensor_parallel=2,
+            trackers=["wandb"],
+            extra={"actor_rollout_ref.actor.strategy": "fsdp", "+trainer.note": "it's 1"},
+        ),
+        "global_step_30",
+    ),
+}
+
+
+@pytest.mark.covers("pareto-30")
+@pytest.mark.parametrize("name", sorted(GOLDEN_PLANS))
+def test_the_overrides_are_the_golden_ones(name: str) -> None:
+    phase, resume = GOLDEN_PLANS[name]
+    lines = override_lines(verl_overrides(phase, files(resume)))
+    assert lines == orjson.loads((GOLDEN / name).read_bytes())
+
+
+@pytest.mark.covers("pareto-30")
+def test_keys_of_the_fork_are_never_written() -> None:
+    for phase, resume in GOLDEN_PLANS.values():
+        overrides = verl_overrides(phase, files(resume))
+        assert not [key for key in overrides if any(word in key for word in FORK_ONLY)]
+        assert overrides["actor_rollout_ref.rollout.mode"] == "async"
+
+
+@pytest.mark.covers("pareto-29")
+def test_the_published_plan_has_the_published_numbers() -> None:
+    phase = plan(preset="et-agent-7b")
+    assert (phase.steps_per_epoch, phase.num_steps, phase.updates_per_step) == (125, 375, 16)
+    overrides = verl_overrides(phase, files())
+    published = {
+        "data.train_batch_size": 64,
+        "data.max_prompt_length": 2000,
+        "data.max_response_length": 4096,
+        "actor_rollout_ref.rollout.n": 16,
+        "actor_rollout_ref.actor.ppo_mini_batch_size": 4,
+        "actor_rollout_ref.actor.ppo_max_token_len_per_gpu": 12_192,
+        "actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu": 24_384,
+        "actor_rollout_ref.actor.optim.lr": 1e-6,
+        "actor_rollout_ref.actor.use_kl_loss": False,
+        "trainer.save_freq": 30,
+        "trainer.test_freq": 10,
+        "trainer.total_epochs": 3,
+        "trainer.total_training_steps": 375,
+    }
+    assert {key: overrides[key] for key in published} == published
+
+
+@pytest.mark.parametrize(
+    ("keys", "complaint"),
+    [
+        ({"lr_scheduler_type": "linear"}, "constant and cosine"),
+        ({"finetuning_type": "lora", "lora_dropout": 0.1}, "no dropout"),
+        ({"precision": "fp32"}, "16 bits"),
+        ({"symbolic": True}, "computer algebra"),
+        ({"tensor_parallel": 3}, "does not divide 4 GPUs"),
+        ({"prompts_per_step": 1, "mini_batch_prompts": 1, "group_size": 2}, "evenly over 4 GPUs"),
+        ({"extra": {"trainer.save_freq": 7}}, "trainer.save_freq follows from other keys"),
+        ({"extra": {"+trainer.save_freq": 7}}, "cannot be replaced"),
+    ],
+)
+def test_what_verl_cannot_do_is_refused(keys: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(ConfigError, match=complaint):
+        told(**keys)
+
+
+def test_extra_replaces_what_no_option_decides() -> None:
+    overrides = told(extra={"actor_rollout_ref.rollout.agent.num_workers": 2, "+trainer.note": "x"})
+    assert overrides["actor_rollout_ref.rollout.agent.num_workers"] == 2
+    assert overrides["+trainer.note"] == "x"
+
+
+@pytest.mark.parametrize(
+    ("value", "written"),
+    [
+        (None, "null"),
+        (True, "true"),
+        (1e-6, "1e-06"),
+        (-1, "-1"),
+        ("vllm", "vllm"),
+        ("/a/b-c.json", "/a/b-c.json"),
+        ("null", "'null'"),
+        ("12", "'12'"),
+        ("a b", "'a b'"),
+        ("it's", "'it\\'s'"),
+        ("\\'", "'\\\\\\''"),
+        ("end\\", "'end\\\\'"),
+        ("${oc.env:HOME}", "'\\${oc.env:HOME}'"),
+        (["model", 1], "[model,1]"),
+        ({"a": [1]}, "{a:[1]}"),
+    ],
+)
+def test_values_are_written_in_hydras_grammar(value: Any, written: str) -> None:
+    assert hydra_value(value) == written
+
+
+def test_the_loop_is_found_by_its_name_and_knows_its_job() -> None:
+    (entry,) = orjson.loads(loop_yaml(ROOT / "verl" / "job.json"))
+    assert entry == {
+        "name": told()["actor_rollout_ref.rollout.agent.default_agent_loop"],
+        "_target_": "treadle.rl.engine.verl_loop.TreadleLoop",
+        "job": "/training/verl/job.json",
+    }
+
+
+def test_the_cluster_script_runs_one_command_per_role(tmp_path: Path) -> None:
+    spy = tmp_path / "py thon"
+    spy.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\necho "ray=${RAY_ADDRESS:-none}"\n')
+    spy.chmod(0o755)
+    phase = plan(Machine(variant="cuda", num_devices=8, num_nodes=2))
+    overrides = override_lines(verl_overrides(phase, files()))
+    script = tmp_path / "cluster.sh"
+    script.write_text(cluster_script(phase, str(spy), overrides))
+
+    def run(role: str, **environ: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            ["sh", str(script), role],
+            env={"PATH": os.environ["PATH"], "PYTHONPATH": "/code", **environ},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    assert run("head").stdout.splitlines()[2:5] == ["start", "--head", "--port=6379"]
+    assert "--address=10.0.0.1:6379" in run("worker", HEAD="10.0.0.1").stdout.splitlines()
+    trained = run("train", HEAD="10.0.0.1").stdout.splitlines()
+    assert trained[:2] == ["-m", "verl.trainer.main_ppo"] and trained[-1] == "ray=10.0.0.1:6379"
+    assert trained[2:-1] == overrides
+    assert run("train").returncode != 0 and run("dance").stdout == ""
+
+
+def test_the_merge_command_names_the_shards_of_the_state() -> None:
+    command = shlex.join(merge_command("python", ROOT / "output" / "global_step_30", ROOT / "model"))
+    assert command == (
+        "python -m verl.model_merger merge --backend fsdp --use_cpu_initialization "
+        "--local_dir /training/output/global_step_30/actor --target_dir /training/model"
+    )
