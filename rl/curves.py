@@ -26,14 +26,21 @@ _PANELS: tuple[tuple[str, StepValue, ValidationValue | None], ...] = (
 
 
 def sparkline(values: Sequence[float | None], width: int = 12) -> str:
-    """The newest values as `width` blocks at most, from the lowest among them to the highest; a blank for none."""
+    """The newest values as `width` blocks at most, from the lowest among them to the highest; a blank for none.
+
+    Equal values are a line at half height.
+    """
     newest = list(values)[-width:]
     known = [value for value in newest if value is not None]
     if not known:
         return ""
     low, high = min(known), max(known)
-    scale = (len(_BLOCKS) - 1) / (high - low) if high > low else 0.0
-    return "".join(" " if value is None else _BLOCKS[round((value - low) * scale)] for value in newest)
+    top = len(_BLOCKS) - 1
+
+    def block(value: float) -> str:
+        return _BLOCKS[round((value - low) / (high - low) * top) if high > low else top // 2]
+
+    return "".join(" " if value is None else block(value) for value in newest)
 
 
 def moving_mean(values: Sequence[float | None], width: int = _MEAN_OVER) -> list[float | None]:

@@ -84,8 +84,8 @@ def render_report(plan: RlPlan, done: Reinforcement, *, num_too_long: int, num_h
         "# Reinforcement",
         f"Phase {plan.phase} of {plan.phases}, from {escape(plan.start)}, by {engine_of(plan, done)}: "
         f"{done.num_steps:,} steps over {plan.num_rows:,} questions{left_out}, {num_rollouts:,} rollouts in groups of "
-        f"{options.group_size}; sigmas {options.sigma_tool:g} (calls) and {options.sigma_length:g} (length), {falling}. "
-        f"Handed over: the policy of step {done.chosen_step:,} ({rule}).",
+        f"{options.group_size}; sigmas {options.sigma_tool:g} (calls) and {options.sigma_length:g} (length), "
+        f"{falling}. Handed over: the policy of step {done.chosen_step:,} ({rule}).",
         "![curves](curves.svg)",
         render_figures([_step_figures(done.steps), *_validation_figures(done, plan.num_validation_rows, num_held_out)]),
     ]
