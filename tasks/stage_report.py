@@ -1,4 +1,4 @@
-"""What a finished `pools` or `sft_rows` came to, for terminal and UI: yield, reasons, tokens, money, projection.
+"""What a finished stage came to, for terminal and UI: yield, reasons, tokens, money, projection, curves.
 
 From the stage's record, its metrics above all; the only table that is read is `questions`, two columns of it. Prices
 are those that the run's configuration has now, so that they may be set or mended afterwards.
@@ -7,7 +7,7 @@ are those that the run's configuration has now, so that they may be set or mende
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,6 +21,14 @@ from treadle.core.runs import Run
 from treadle.datagen.pool_report import pool_figures, pool_sentences
 from treadle.datagen.pool_rows import tokens_of
 from treadle.tasks.config import TreadleConfig
+from treadle.tasks.phase_report import (
+    rl_figures,
+    rl_log,
+    rl_sentences,
+    rl_steps,
+    selection_figures,
+    selection_sentences,
+)
 
 Metrics = Mapping[str, Any]
 
@@ -31,10 +39,14 @@ class StageReport:
 
     sentences: list[str]
     figures: list[Figures]
+    steps: list[dict[str, Any]] = field(default_factory=list)
+    """Of a training, a row per step."""
 
     def main_rows(self) -> list[dict[str, Any]]:
-        """The rows of the table of operators, for a page that sorts and filters them."""
-        table = next(one for one in self.figures if one.header[0] == "operator")
+        """Rows for a page that sorts and filters them: of the table of operators, or the steps of a training."""
+        table = next((one for one in self.figures if one.header[0] == "operator"), None)
+        if table is None:
+            return self.steps
         rows = ([one if isinstance(one, int) else plain(one) for one in row] for row in table.rows)
         return [dict(zip(table.header, row, strict=True)) for row in rows]
 
@@ -45,7 +57,7 @@ class StageReport:
 
 def stage_report(record: StageRecord, run: Run) -> StageReport | None:
     """The report of a stage; None for one that has none, and for a result of another version."""
-    make = {"pools": _pools, "sft_rows": _sft_rows}.get(record.stage)
+    make = {"pools": _pools, "sft_rows": _sft_rows, "selection": _selection, "rl": _rl}.get(record.stage)
     try:
         return make(record, run) if make is not None else None
     except (KeyError, TypeError):
@@ -89,6 +101,15 @@ def _sft_rows(record: StageRecord, run: Run) -> StageReport:
             _counts("Data sets", "data set", "rows", _group(metrics, "dataset.")),
         ],
     )
+
+
+def _selection(record: StageRecord, run: Run) -> StageReport:
+    return StageReport(selection_sentences(record.metrics), selection_figures(record.metrics))
+
+
+def _rl(record: StageRecord, run: Run) -> StageReport:
+    log = rl_log(record, run)
+    return StageReport(rl_sentences(record.metrics), rl_figures(log), rl_steps(log))
 
 
 def _operators(metrics: Metrics) -> Figures:

@@ -1,0 +1,61 @@
+"""What a selection and a training came to, in words and tables."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from treadle.tasks.phase_report import rl_figures, rl_sentences, rl_steps, selection_figures, selection_sentences
+
+LOG: list[dict[str, Any]] = [
+    {"step": step, "reward": step / 40, "correctness": None, "format_ok": 1.0, "calls": 2.0, "length": 120.0}
+    for step in range(1, 41)
+]
+TRAINED = {
+    "steps": 40, "rows": 64, "engine": "trl 1, cpu", "rollouts": 2560, "sigma_tool": 0.05, "sigma_length": 0.025,
+    "equal_groups": 7, "groups": 160, "chosen_step": 30,
+}  # fmt: skip
+
+
+def test_figures_of_a_training_are_told_by_both_ends_and_a_curve_over_all_steps() -> None:
+    (figures,) = rl_figures(LOG)
+    rows = {row[0]: row[1:] for row in figures.rows}
+    assert figures.header == ("mean of", "first 4 steps", "last 4 steps", "curve")
+    assert rows["reward"][:2] == ("0.062", "0.963")
+    curve = str(rows["reward"][2])
+    assert len(curve) == 24 and curve[0] == "▁" and curve[-1] == "█" and sorted(curve) == list(curve)
+    assert rows["correctness"] == ("-", "-", "") and rows["length in tokens"][:2] == ("120.0", "120.0")
+    assert rl_figures([]) == []
+
+
+def test_the_table_of_the_ui_has_a_row_per_step() -> None:
+    rows = rl_steps(LOG)
+    assert len(rows) == 40
+    assert rows[0] == {
+        "step": 1, "reward": 0.025, "correctness": None, "share in good format": 1.0, "calls": 2.0,
+        "length in tokens": 120.0,
+    }  # fmt: skip
+
+
+def test_a_training_says_what_was_handed_over_and_how_right_it_is() -> None:
+    plain = rl_sentences(TRAINED)
+    assert plain[0] == (
+        "40 steps over 64 questions by trl 1, cpu, 2,560 rollouts; sigmas 0.05 (calls) and 0.025 (length)."
+    )
+    assert plain[1].startswith("In 7 of 160 groups all rewards were equal")
+    assert plain[-1] == "The policy of step 30 is handed over."
+    validated = rl_sentences({**TRAINED, "validation_correctness": 0.5, "validation_questions": 20})
+    assert validated[-1] == "The policy of step 30 is handed over: 0.500 right on 20 held-out questions, greedily."
+
+
+def test_a_selection_tells_why_questions_were_left_out_and_what_became_of_earlier_ones() -> None:
+    metrics = {
+        "rows": 40, "questions": 1200, "selected_fronts": 2, "fronts": 9, "rollouts": 19_200,
+        "left_out.all_right": 700, "left_out.all_wrong": 60, "left_out.heldout": 0,
+        "overlap.1.selected": 10, "overlap.1.all_right": 25, "overlap.1.not_sampled": 5, "overlap.2.selected": 3,
+    }  # fmt: skip
+    assert selection_sentences(metrics) == [
+        "40 of 1,200 questions are selected, from the first 2 of 9 fronts; 19,200 rollouts decided."
+    ]
+    left_out, earlier = selection_figures(metrics)
+    assert left_out.rows == (("all right", 700), ("all wrong", 60))
+    assert earlier.rows == (("phase-1", 40, 10, "all right 25, not sampled 5"), ("phase-2", 3, 3, "-"))
