@@ -18,6 +18,7 @@ from support.sft_training_rows import as_batch, make_rows
 from treadle.core.chat import ChatTokenizer
 from treadle.core.engines.environments import engine_environ, python_of
 from treadle.core.engines.serving import embedded_folder
+from treadle.core.errors import EngineError
 from treadle.sft.config import SftOptions
 from treadle.sft.launch import EngineOptions, TrainingFolder, fine_tune, store_rows
 from treadle.sft.llamafactory_config import Machine, Paths, plan_training
@@ -122,6 +123,21 @@ def test_labels_reach_the_model_as_they_are_and_adapters_are_merged(folder: Trai
     assert "unknown key 'lerning_rate' (did you mean 'learning_rate'?)" in unknown and "'lora_rnk'" in unknown
     assert "'learning_rate'" in wrong_type and "'fast'" in wrong_type
     assert "finetuning_type" in wrong_choice
+
+
+def test_a_hub_out_of_reach_is_one_line_before_anything_is_trained(
+    folder: TrainingFolder, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
+    rows = make_rows(ChatTokenizer.load(embedded_folder("tokenizer")), 2)
+    store_rows(folder, [as_batch(rows)])
+    config = config_of(folder, Path("org/name"), rows, batch_size=2)
+    with pytest.raises(
+        EngineError, match=r"^sft\.model cannot be fetched from the model hub \(.*name a folder"
+    ) as caught:
+        fine_tune(folder, config, EngineOptions(variant="cpu", offline=False))
+    assert "\n" not in str(caught.value) and not (folder.logs / "train.log").exists()
 
 
 def text(path: Path) -> str:
