@@ -149,7 +149,8 @@ def test_a_flat_penalty_takes_all_from_a_malformed_right_answer() -> None:
 @pytest.mark.covers("pareto-19")
 def test_advantages_of_small_groups() -> None:
     assert group_advantages([1, 0, 0, 0]) == pytest.approx([1.5, -0.5, -0.5, -0.5], abs=1e-5)
-    assert group_advantages([0.1] * 7) == [0.0] * 7
+    # Three times this number, divided by three, is another number.
+    assert group_advantages([0.7734603050039117] * 3) == [0.0] * 3
     assert group_advantages([0.7]) == [0.7]
     assert group_advantages([]) == []
 
@@ -286,12 +287,13 @@ def test_hostile_answers_are_wrong_answers(
     def refuse(*_: object) -> None:
         raise AssertionError("text of a model was evaluated")
 
-    for name in ("eval", "exec", "compile"):
-        monkeypatch.setattr(f"builtins.{name}", refuse)
     options = RewardOptions(format_mode="strict" if mode == "strict" else "loose")
     for form in (GOOD, BAD, "%s", r"<think>%s</think>"):
         items = [item(answer, 10**15, 10**15, form=form), item("12", 0, 1)]
-        hostile, usual = group_rewards(items, ["12"], domain, 1e6, 1e6, options)
+        with monkeypatch.context() as patched:
+            for name in ("eval", "exec", "compile"):
+                patched.setattr(f"builtins.{name}", refuse)
+            hostile, usual = group_rewards(items, ["12"], domain, 1e6, 1e6, options)
         assert hostile.correctness == 0.0 and hostile.reward in (0.0, -1.0)
         assert math.isfinite(usual.reward) and usual.correctness == 1.0
 
