@@ -5,6 +5,7 @@ What the flywheel made of a question is a tree of its own: see `tasks/pool_tree.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -111,7 +112,8 @@ def trace_back(run: Run, key: str) -> list[LineageStep]:
     kind, whole = full_key(run, (_ROLLOUTS, _POOLS, _QUESTIONS), key, "trajectory or question")
     if kind == "rollouts":
         found = _found(run, kind, whole)
-        return [*_question_steps(run, found.question), *_rollout_steps(run, found)]
+        steps = [*_question_steps(run, found.question), *_rollout_steps(run, found)]
+        return [*steps, *_selections(run, found.question["question_key"], of_rollout=whole)]
     if kind == "pools":
         columns = ("rollout_key", "question_key")
         _, row = next(rows_with(run, "pools", "rollout_key", whole, columns))
@@ -125,6 +127,8 @@ def trace_back(run: Run, key: str) -> list[LineageStep]:
             LineageStep(f"rollout {row['rollout_key']} by {address}: {row['status']}", {"rollout": row["rollout_key"]})
             for address, row in rollouts
         ),
+        *_selections(run, whole),
+        *_trainings(run, whole),
         *_pool_steps(run, question, chosen=None),
     ]
 
@@ -165,6 +169,35 @@ def _rollout_steps(run: Run, found: FoundRollout) -> list[LineageStep]:
         verdict = {True: "correct", False: "wrong", None: "no verdict"}[found.score["correct"]]
         steps.append(LineageStep(f"verdict by {found.score['scorer']}: {verdict}", {"score": found.score}))
     return steps
+
+
+def _selections(run: Run, question_key: str, *, of_rollout: str | None = None) -> list[LineageStep]:
+    """Phases that a question was selected for, of all or of those that a rollout had a part in."""
+    columns = ("question_key", "rank", "score_tool", "score_corr", "parents")
+    return [
+        LineageStep(
+            f"selected by {address}: front {row['rank']}, spread of calls {row['score_tool']:.3g}, of scores "
+            f"{row['score_corr']:.3g}",
+            {"question": question_key, "artifacts": _artifacts(run, "rl_rows", address)},
+        )
+        for address, row in rows_with(run, "rl_rows", "question_key", question_key, columns)
+        if of_rollout is None or of_rollout in row["parents"]
+    ]
+
+
+def _trainings(run: Run, question_key: str) -> list[LineageStep]:
+    """Phases that were trained on a question, a step of the way for each."""
+    steps: dict[Address, Counter[int]] = {}
+    for address, row in rows_with(run, "rl_rollouts", "question_key", question_key, ("question_key", "step")):
+        steps.setdefault(address, Counter())[row["step"]] += 1
+    return [
+        LineageStep(
+            f"trained on by {address}: "
+            + ", ".join(f"{count:,} trajectories in step {step:,}" for step, count in sorted(counts.items())),
+            {"question": question_key, "steps": sorted(counts), "artifacts": _artifacts(run, "rl_rollouts", address)},
+        )
+        for address, counts in steps.items()
+    ]
 
 
 def _artifacts(run: Run, kind: str, address: Address | None = None) -> list[str]:

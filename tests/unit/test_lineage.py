@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow.compute as pc
 import pytest
 from rich.console import Console
+from support.rl_tables import rl_row
 from support.score_tables import new_run, put_rows, put_tables, question, rollout
 
 from treadle.core import schemas
@@ -169,3 +170,21 @@ def test_a_rollout_is_traced_to_the_artifact_that_holds_it_and_not_to_those_of_o
     holders = {record.address: record.outputs for record in run.records()}
     step = next(step for step in trace_back(run, "aa") if "rollout" in step.facts)
     assert step.facts["artifacts"] == [holders["1/rollouts@a"]["rollouts"].digest]
+
+
+def test_a_question_says_which_phases_selected_it_and_were_trained_on_it(tmp_path: Path) -> None:
+    run = new_run(tmp_path)
+    asked = question("q1", ["Oreb"])
+    rollouts = [rollout(key, "q1", [("answer", "<answer>Oreb</answer>")]) for key in ("r1", "r2")]
+    put_rows(run, "1/questions", QUESTIONS, [asked])
+    put_rows(run, "1/rollouts@phase-1", ROLLOUTS, rollouts)
+    put_rows(run, "1/selection@phase-1", schemas.RL_ROWS, [rl_row("q1", parents=["r1"], rank=2), rl_row("q2")])
+    places = (("q1", 3, 0), ("q1", 3, 1), ("q2", 4, 0))
+    made = [filled(schemas.RL_ROLLOUTS, question_key=key, step=step, session=place) for key, step, place in places]
+    put_rows(run, "1/rl@phase-1", schemas.RL_ROLLOUTS, made)
+    assert [step.label for step in trace_back(run, "q1")][-2:] == [
+        "selected by 1/selection@phase-1: front 2, spread of calls 0.5, of scores 0.5",
+        "trained on by 1/rl@phase-1: 2 trajectories in step 3",
+    ]
+    assert trace_back(run, "r1")[-1].label.startswith("selected by 1/selection@phase-1: front 2")
+    assert not trace_back(run, "r2")[-1].label.startswith("selected")
