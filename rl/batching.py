@@ -46,7 +46,7 @@ class Attendance:
         self._on_leave.append(notify)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class _Waiting:
     request: CompletionRequest
     deadline: float
