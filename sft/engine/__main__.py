@@ -20,7 +20,7 @@ _NO_MEMORY = ("out of memory", "can't allocate memory", "cannot allocate memory"
 
 def prepare(job: dict[str, Any], events: EventFile) -> None:
     """Check the configuration and that the base model can be had, then save the rows; event `prepared`."""
-    from treadle.sft.engine.model_folder import fetch_small_files
+    from treadle.core.engines.hand_over import fetch_small_files
     from treadle.sft.engine.rows import save_rows
 
     arguments = read_arguments(Path(job["config"]))
@@ -40,13 +40,14 @@ def train(job: dict[str, Any], events: EventFile) -> None:
 
 def finish(job: dict[str, Any], events: EventFile) -> None:
     """Write the model's folder, then let it continue the job's prompt; events `model`, `greedy`."""
-    from treadle.sft.engine import model_folder
+    from treadle.core.engines.hand_over import greedy_ids
+    from treadle.sft.engine.model_folder import write_model
 
     folder = Path(job["model"])
-    model_folder.write_model(read_arguments(Path(job["config"])), Path(job["output"]), folder)
+    write_model(read_arguments(Path(job["config"])), Path(job["output"]), folder)
     events.write("model")
     if job["prompt"]:
-        events.write("greedy", **model_folder.greedy_ids(folder, job["prompt"], job["num_greedy_tokens"]))
+        events.write("greedy", **greedy_ids(folder, job["prompt"], job["num_greedy_tokens"]))
 
 
 COMMANDS: dict[str, Callable[[dict[str, Any], EventFile], None]] = {

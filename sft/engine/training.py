@@ -13,12 +13,9 @@ import torch
 from transformers import TrainerCallback
 
 from treadle.core.engines.events import EventFile, mark_complete
+from treadle.core.engines.motion import LEAST_MOTION, Motion
 
 _BEAT_S = 5.0
-_SAMPLED_VALUES = 4096
-"""Of each tensor. All tensors are looked at: of an adapter's two matrices one does not move at first."""
-_LEAST_MOVE = 1e-8
-"""Below it weights count as unmoved; the smallest useful training moves them thousands of times as far."""
 
 
 class Diverged(Exception):
@@ -36,21 +33,20 @@ class Reporter(TrainerCallback):  # type: ignore[misc]
         self._events = events
         self._began = self._beat = time.monotonic()
         self._first_step = 0
-        self._before: list[tuple[Any, torch.Tensor]] = []
+        self._motion: Motion | None = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
         """Remember a sample of the weights, so that it can be told whether they moved."""
         self._began = self._beat = time.monotonic()
         self._first_step = state.global_step
-        trained = [weights for weights in model.parameters() if weights.requires_grad and weights.numel()]
-        self._before = [(weights, _sample(weights)) for weights in trained]
+        self._motion = Motion(model)
         if state.is_world_process_zero:
             self._events.write(
                 "begin",
                 resumed_step=state.global_step,
                 num_steps=state.max_steps,
                 num_epochs=args.num_train_epochs,
-                num_trained_parameters=sum(weights.numel() for weights in trained),
+                num_trained_parameters=self._motion.num_parameters,
                 num_processes=args.world_size,
                 device=str(args.device),
             )
@@ -100,16 +96,11 @@ class Reporter(TrainerCallback):  # type: ignore[misc]
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Say how it ended; raises Unmoved where the weights stayed where they were."""
-        if self._before and state.global_step > self._first_step and self._moved_by() <= _LEAST_MOVE:
+        moved = self._motion is None or self._motion.length() > LEAST_MOTION
+        if state.global_step > self._first_step and not moved:
             raise Unmoved(f"after {state.global_step - self._first_step} steps the weights are what they were")
         if state.is_world_process_zero:
             self._events.write("end", step=state.global_step, epoch=state.epoch, seconds=time.monotonic() - self._began)
-
-    def _moved_by(self) -> float:
-        """Length of the way that the sample went, as a share of its own length."""
-        before = torch.cat([values for _, values in self._before]).double()
-        now = torch.cat([_sample(weights) for weights, _ in self._before]).double()
-        return float((now - before).norm() / before.norm().clamp_min(1e-30))
 
 
 def train(arguments: dict[str, Any], events: EventFile, callbacks: Sequence[TrainerCallback] = ()) -> None:
@@ -118,10 +109,6 @@ def train(arguments: dict[str, Any], events: EventFile, callbacks: Sequence[Trai
 
     # The trainer would otherwise put the mean of earlier losses in place of a NaN.
     run_exp({"logging_nan_inf_filter": False, **arguments}, callbacks=[Reporter(events), *callbacks])
-
-
-def _sample(weights: Any) -> torch.Tensor:
-    return weights.detach().flatten()[:_SAMPLED_VALUES].to("cpu", copy=True)
 
 
 def _peak_memory() -> int:

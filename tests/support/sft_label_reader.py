@@ -16,8 +16,9 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM, TrainerCallback
 
 from treadle.core.engines.events import EventFile
+from treadle.core.engines.hand_over import greedy_ids
 from treadle.sft.engine.arguments import BadArguments, check_arguments, read_arguments
-from treadle.sft.engine.model_folder import greedy_ids, write_model
+from treadle.sft.engine.model_folder import write_model
 from treadle.sft.engine.rows import save_rows
 from treadle.sft.engine.training import train
 

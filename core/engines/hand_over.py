@@ -1,0 +1,114 @@
+"""From a trained state to the model's folder that is handed over; runs in the environment of an engine."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+_SMALL = ("config.json",)
+_COPIED = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "chat_template.jinja",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "tokenizer.model",
+    "vocab.json",
+    "merges.txt",
+    "generation_config.json",
+)
+
+
+class NoModel(Exception):
+    """The model that training begins with cannot be had."""
+
+
+def fetch_small_files(base: str, revision: str = "main") -> Path:
+    """Folder with configuration and tokenizer of a folder or hub id, fetched from there if need be; raises NoModel.
+
+    So a name that is wrong, or a hub that is out of reach, is met before anything else is done.
+    """
+    if Path(base).is_dir():
+        return Path(base)
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    try:
+        folder = Path(snapshot_download(base, revision=revision, allow_patterns=[*_SMALL, *_COPIED]))
+    except (OSError, HfHubHTTPError, HFValidationError, LocalEntryNotFoundError) as error:
+        raise NoModel(_first_sentence(error)) from error
+    if not (folder / "config.json").is_file():
+        raise NoModel(f"{base} has no config.json")
+    return folder
+
+
+def _first_sentence(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).strip().splitlines()[0].partition('. ')[0]}"
+
+
+def write_model(base: str, state: Path, folder: Path, *, is_adapter: bool, revision: str = "main") -> None:
+    """Make `folder` the trained model in Hugging Face format, in the base's number type; there whole or not at all.
+
+    `state` holds the trained weights, or adapters that are merged into those of `base`, a folder or a hub id. Training
+    takes token ids and adds none, so tokenizer, chat template and generation defaults are the base's own files:
+    transformers would write the same things differently.
+    """
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    small_files = fetch_small_files(base, revision)
+    base_config = AutoConfig.from_pretrained(base, revision=revision)
+    unfinished = folder.with_name(folder.name + ".tmp")
+    shutil.rmtree(unfinished, ignore_errors=True)
+    shutil.rmtree(folder, ignore_errors=True)
+    if is_adapter:
+        from peft import PeftModel
+
+        # Merged in 32 bits: in the base's 16 the sum would be rounded twice.
+        model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32, revision=revision)
+        model = PeftModel.from_pretrained(model, str(state)).merge_and_unload()
+    else:
+        model = AutoModelForCausalLM.from_pretrained(str(state), dtype="auto")
+    dtype = base_config.dtype if isinstance(base_config.dtype, torch.dtype) else torch.float32
+    # Training turns the cache off, and what is saved would keep it off.
+    model.config.use_cache = getattr(base_config, "use_cache", True)
+    model.to(dtype).save_pretrained(str(unfinished))
+    for name in _COPIED:
+        (unfinished / name).unlink(missing_ok=True)
+        source = small_files / name
+        if source.is_file():
+            shutil.copyfile(source, unfinished / name)
+    unfinished.rename(folder)
+
+
+def greedy_ids(folder: Path, prompt: Sequence[int], num_tokens: int) -> dict[str, Any]:
+    """What the model in `folder` writes after `prompt`; see `continue_greedily`."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    model = AutoModelForCausalLM.from_pretrained(str(folder), dtype="auto").to(device).eval()
+    return continue_greedily(model, prompt, num_tokens)
+
+
+def continue_greedily(model: Any, prompt: Sequence[int], num_tokens: int) -> dict[str, Any]:
+    """What a model writes after `prompt`, always the likeliest id, ends of a turn included.
+
+    Returns `ids` and `margins`: by how much the likeliest log-probability exceeds the next. Another engine may differ
+    where a margin is within its rounding.
+    """
+    import torch
+
+    ids: list[int] = []
+    margins: list[float] = []
+    cache, given = None, list(prompt)
+    with torch.inference_mode():
+        for _ in range(num_tokens):
+            out = model(torch.tensor([given], device=model.device), past_key_values=cache, use_cache=True)
+            best = torch.log_softmax(out.logits[0, -1].float(), -1).topk(2)
+            ids.append(int(best.indices[0]))
+            margins.append(float(best.values[0] - best.values[1]))
+            cache, given = out.past_key_values, [ids[-1]]
+    return {"ids": ids, "margins": margins}

@@ -1,0 +1,46 @@
+"""Commands of the engine's processes: `python -m treadle.rl.engine check|train|finish <job.json>`."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from treadle.core.engines.events import EventFile
+from treadle.rl.engine.errors import BadPlan, kind_of, report
+
+_COMMANDS = ("check", "train", "finish")
+
+
+def main(name: str, job_path: str) -> int:
+    """Run one command; what goes wrong becomes an event `error` beside the traceback in the log."""
+    job = json.loads(Path(job_path).read_text(encoding="utf-8"))
+    # Where several processes train, each of them finds its way back to it.
+    job["path"] = str(Path(job_path).absolute())
+    events = EventFile(Path(job["events"]))
+    try:
+        if name not in _COMMANDS:
+            raise BadPlan(f"unknown command {name!r}")
+        commands = importlib.import_module(f"treadle.rl.engine.{engine_of(job)}_commands")
+        getattr(commands, name)(job, events)
+    # Whatever it is, it ends this process and must be told with its kind.
+    except Exception as error:  # noqa: BLE001
+        if os.environ.get("RANK", "0") == "0" or kind_of(error) == "no_memory":
+            report(error, events)
+        return 1
+    return 0
+
+
+def engine_of(job: dict[str, Any]) -> str:
+    """Name of the engine that the job's plan is for; raises BadPlan for one that is not known here."""
+    engine = job["plan"]["options"]["engine"]
+    if engine not in ("trl", "verl"):
+        raise BadPlan(f"unknown engine {engine!r}")
+    return str(engine)
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:3]))

@@ -1,0 +1,230 @@
+"""Completions of many requests at once by the policy in training itself, with transformers.
+
+For the CPU, and for GPUs without vLLM. All sequences go through the model side by side without padding; keys and values
+are kept between the turns of a trajectory and shared between those that begin alike; a sequence that is done leaves
+the batch. Nothing about a request's answer depends on the others but the rounding of sums.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from treadle.core.chat import ChatTokenizer
+from treadle.core.errors import ConfigError
+from treadle.core.llm.types import Completion, CompletionRequest
+from treadle.rl.engine.attention import Layout, is_supported, packed
+from treadle.rl.engine.key_value_store import Decode, KeyValueStore, Prefill
+from treadle.rl.engine.sampling import Draw, draw
+
+_PREFILL_TOKENS = 4096
+"""Tokens that go through the model at once at most, besides those of a single long context."""
+_KEPT_BYTES = 4 * 1024**3
+"""Memory for keys and values."""
+_MOST_SEQUENCES = 256
+
+
+@dataclass(slots=True)
+class _Sequence:
+    """One request in work."""
+
+    request: CompletionRequest
+    slot: int
+    draw: Draw
+    finish_reason: str = ""
+    stop_reason: str | None = None
+
+
+class PolicyGenerator:
+    """Generates with a model of transformers, in whatever state its weights are when `generate` is called."""
+
+    def __init__(
+        self,
+        model: Any,
+        codec: ChatTokenizer,
+        *,
+        autocast: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext,
+        dtype: torch.dtype | None = None,
+        with_entropies: bool = True,
+    ) -> None:
+        """`model` may be wrapped by PEFT. `autocast` is the precision of its computation, `dtype` that of keys and
+        values. Entropies can be left out, where nobody looks at them.
+
+        Raises ConfigError for a model whose attention is of another kind.
+        """
+        self._model = model
+        self._inner = model.get_base_model() if hasattr(model, "get_base_model") else model
+        config = self._inner.config.get_text_config()
+        if not is_supported(config):
+            raise ConfigError(
+                f"rollouts without vLLM need a model with plain attention in every layer, and {config.model_type} has "
+                "another; use a GPU"
+            )
+        self._codec = codec
+        self._autocast = autocast
+        self._with_entropies = with_entropies
+        self._vocab_size = min(codec.vocab_size, config.vocab_size)
+        self._store = KeyValueStore(config, dtype or self._inner.dtype, self._inner.device)
+        self._stop_ends: dict[tuple[str, ...], _StopEnds] = {}
+
+    def forget(self) -> None:
+        """To be called when the weights have changed: what is kept of earlier contexts is wrong then."""
+        self._store.clear()
+
+    def num_sequences(self, longest: int) -> int:
+        """How many sequences of a length are worked at together, for what their keys and values take."""
+        return max(1, min(_MOST_SEQUENCES, _KEPT_BYTES // (longest * self._store.bytes_per_token)))
+
+    def generate(self, requests: Sequence[CompletionRequest]) -> list[Completion]:
+        """Completions in the order of the requests, each with its log-probabilities."""
+        started = time.monotonic()
+        was_training = self._inner.training
+        self._model.eval()
+        try:
+            with torch.no_grad(), packed(self._inner), self._autocast():
+                sequences = self._generate(requests)
+        finally:
+            self._model.train(was_training)
+        seconds = time.monotonic() - started
+        return [self._completion(sequence, seconds) for sequence in sequences]
+
+    def _generate(self, requests: Sequence[CompletionRequest]) -> list[_Sequence]:
+        contexts = [_ids_of(request) for request in requests]
+        room = max(len(context) + request.max_tokens for context, request in zip(contexts, requests, strict=True))
+        slots = self._store.assign(contexts, room)
+        sequences = [
+            _Sequence(request, slot, Draw(request.sampling, request.seed))
+            for request, slot in zip(requests, slots, strict=True)
+        ]
+        logits = self._prefill(contexts, slots)
+        live = sequences
+        while live:
+            draw(logits, [sequence.draw for sequence in live], self._vocab_size, with_entropies=self._with_entropies)
+            for sequence in live:
+                self._judge(sequence)
+            live = [sequence for sequence in live if not sequence.finish_reason]
+            if live:
+                logits = self._step(live)
+        return sequences
+
+    def _prefill(self, contexts: Sequence[list[int]], slots: Sequence[int]) -> torch.Tensor:
+        """Bring slots up to their contexts; returns the logits after each.
+
+        Equal contexts go through the model once.
+        """
+        first: dict[tuple[int, ...], int] = {}
+        leaders = [first.setdefault(tuple(context), index) for index, context in enumerate(contexts)]
+        rows: dict[int, torch.Tensor] = {}
+        for batch in self._batches(contexts, slots, sorted(set(leaders))):
+            starts = [len(self._store.ids[slots[index]]) for index in batch]
+            new = [contexts[index][start:] for index, start in zip(batch, starts, strict=True)]
+            mine = [slots[index] for index in batch]
+            layout = Prefill(self._store, mine, starts, [len(ids) for ids in new])
+            logits = self._forward([id_ for ids in new for id_ in ids], layout.places, layout, layout.last)
+            for row, index in enumerate(batch):
+                rows[index] = logits[row]
+                self._store.ids[slots[index]] = list(contexts[index])
+        for index, leader in enumerate(leaders):
+            if index != leader:
+                self._store.copy(slots[leader], slots[index], len(contexts[index]))
+        return torch.stack([rows[leader] for leader in leaders])
+
+    def _batches(self, contexts: Sequence[list[int]], slots: Sequence[int], indices: Sequence[int]) -> list[list[int]]:
+        batches: list[list[int]] = []
+        tokens = 0
+        for index in indices:
+            new = len(contexts[index]) - len(self._store.ids[slots[index]])
+            if not batches or tokens + new > _PREFILL_TOKENS:
+                batches.append([])
+                tokens = 0
+            batches[-1].append(index)
+            tokens += new
+        return batches
+
+    def _step(self, live: Sequence[_Sequence]) -> torch.Tensor:
+        """Send the newest id of each through the model."""
+        ids = [sequence.draw.ids[-1] for sequence in live]
+        lengths = [len(self._store.ids[sequence.slot]) for sequence in live]
+        layout = Decode(self._store, [sequence.slot for sequence in live], lengths)
+        logits = self._forward(ids, layout.places, layout, None)
+        for sequence, id_ in zip(live, ids, strict=True):
+            self._store.ids[sequence.slot].append(id_)
+        return logits
+
+    def _forward(
+        self, ids: Sequence[int], places: torch.Tensor, layout: Layout, kept: Sequence[int] | None
+    ) -> torch.Tensor:
+        """Logits, (tokens, vocabulary), at some tokens or all."""
+        device = self._inner.device
+        answer = self._model(
+            input_ids=torch.tensor([ids], device=device),
+            position_ids=places[None],
+            use_cache=False,
+            layout=layout,
+            logits_to_keep=0 if kept is None else torch.tensor(kept, device=device),
+        )
+        logits: torch.Tensor = answer.logits[0]
+        return logits
+
+    def _judge(self, sequence: _Sequence) -> None:
+        """Note whether the newest id ends the answer."""
+        ids, request = sequence.draw.ids, sequence.request
+        if ids[-1] in self._codec.eos_ids:
+            sequence.finish_reason = "stop"
+            return
+        ends = self._stop_ends.setdefault(request.stop, _StopEnds(self._codec, request.stop))
+        if (stop := ends.find(ids)) is not None:
+            sequence.finish_reason, sequence.stop_reason = "stop", stop
+        elif len(ids) >= request.max_tokens:
+            sequence.finish_reason = "length"
+
+    def _completion(self, sequence: _Sequence, seconds: float) -> Completion:
+        made = sequence.draw
+        return Completion(
+            text=self._codec.decode(made.ids),
+            token_ids=tuple(made.ids),
+            finish_reason=sequence.finish_reason,
+            stop_reason=sequence.stop_reason,
+            prompt_tokens=len(sequence.request.prompt),
+            completion_tokens=len(made.ids),
+            endpoint="policy",
+            seconds=seconds,
+            retries=0,
+            logprobs=tuple(made.logprobs),
+            entropies=tuple(made.entropies) if self._with_entropies else None,
+        )
+
+
+class _StopEnds:
+    """Finds stop strings as they are completed, looking only at tokens that can complete one."""
+
+    def __init__(self, codec: ChatTokenizer, stops: Sequence[str]) -> None:
+        self._codec = codec
+        self._stops = stops
+        self._lasts = {stop[-1] for stop in stops}
+        self._window = max((len(stop.encode()) for stop in stops), default=0)
+        self._texts: dict[int, str] = {}
+
+    def find(self, ids: Sequence[int]) -> str | None:
+        """The stop string that the newest id completes or contains."""
+        newest = self._texts.get(ids[-1])
+        if newest is None:
+            newest = self._texts.setdefault(ids[-1], self._codec.decode([ids[-1]]))
+        if self._lasts.isdisjoint(newest):
+            return None
+        # A token has at least one byte, but for such as stand for nothing; those before cannot have held a whole stop.
+        tail = self._codec.decode(list(ids[-self._window - 1 :]))
+        recent = tail[-(len(newest) + self._window) :]
+        return next((stop for stop in self._stops if stop in recent), None)
+
+
+def _ids_of(request: CompletionRequest) -> list[int]:
+    if isinstance(request.prompt, str) or not request.prompt:
+        raise ConfigError("the policy in training completes token ids only")
+    return list(request.prompt)

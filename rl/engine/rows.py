@@ -1,0 +1,70 @@
+"""Rows of a job, as they are rolled out and scored."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+
+from treadle.agent.config import EnvironmentSettings
+from treadle.agent.environment import Question, opening_messages
+from treadle.core.chat import ChatTokenizer
+from treadle.rl.engine.errors import BadPlan
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One question with what its answers are compared with.
+
+    Attributes:
+        question: What is asked.
+        answers: Accepted answers.
+        system: System message; empty for the environment's own.
+    """
+
+    question: Question
+    answers: tuple[str, ...]
+    system: str
+
+    @classmethod
+    def from_columns(cls, row: dict[str, Any]) -> Row:
+        """From a row of `treadle.rl.verl_rows.TRAINING_SCHEMA`."""
+        return cls(Question.from_row(row), tuple(row["answers"]), row["system"])
+
+
+def read_rows(path: Path) -> list[Row]:
+    """All rows of a file."""
+    return [Row.from_columns(row) for row in pq.read_table(path).to_pylist()]
+
+
+def check_rows(
+    rows: Sequence[Row], num_rows: int, most_tokens: int, environment: EnvironmentSettings, codec: ChatTokenizer
+) -> None:
+    """Raise BadPlan where rows are not as many as the plan says, or prompts are too long for it."""
+    if len(rows) != num_rows:
+        raise BadPlan(f"there are {len(rows)} rows, and the plan speaks of {num_rows}")
+    longer = sum(len(prompt_ids(row, environment, codec)) > most_tokens for row in rows)
+    if longer:
+        raise BadPlan(
+            f"{longer} of {len(rows)} prompts are longer than rl.max_prompt_tokens = {most_tokens}; raise it, or leave "
+            "such questions out"
+        )
+
+
+def first_prompt(path: Path, environment: EnvironmentSettings, codec: ChatTokenizer) -> list[int]:
+    """Ids of the prompt of the first row."""
+    with pq.ParquetFile(path) as file:
+        batch = next(file.iter_batches(1), None)
+    if batch is None or not len(batch):
+        raise BadPlan(f"{path} has no rows")
+    return prompt_ids(Row.from_columns(batch.to_pylist()[0]), environment, codec)
+
+
+def prompt_ids(row: Row, environment: EnvironmentSettings, codec: ChatTokenizer) -> list[int]:
+    """Ids of a row's prompt, as a rollout begins."""
+    if row.system:
+        environment = environment.model_copy(update={"system_prompt": row.system})
+    return codec.prompt_ids(opening_messages(environment, row.question))

@@ -1,0 +1,92 @@
+"""What TRL does for the stage `rl`: check a plan, train, write the policy's folder. Imported late, as TRL itself is."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+import os
+import sys
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from treadle.agent.config import EnvironmentSettings
+from treadle.core.chat import ChatTokenizer
+from treadle.core.engines.events import EventFile
+from treadle.core.engines.hand_over import fetch_small_files, greedy_ids, write_model
+from treadle.rl.engine.errors import BadEnvironment, BadPlan
+from treadle.rl.engine.rows import first_prompt
+from treadle.rl.plan import RlPlan
+from treadle.rl.trl_config import lora_arguments, trl_arguments
+
+_PACKAGES = ("trl", "torch", "transformers", "peft", "accelerate", "datasets", "safetensors", "tokenizers")
+
+
+def check(job: dict[str, Any], events: EventFile) -> None:
+    """See whether TRL and PEFT take the plan's arguments, and the environment is that of the plan; event `prepared`."""
+    from peft import LoraConfig
+    from trl import GRPOConfig
+
+    plan = plan_of(job)
+    arguments = trl_arguments(plan, Path(job["output"]))
+    _check_names(GRPOConfig, arguments)
+    try:
+        GRPOConfig(**arguments)
+        if (lora := lora_arguments(plan)) is not None:
+            LoraConfig(**lora)
+    except (ValueError, TypeError, ImportError) as error:
+        raise BadPlan(" ".join(str(error).split())) from error
+    if arguments["use_vllm"] and plan.options.tensor_parallel > 1:
+        raise BadPlan("each device rolls out for itself here: set rl.tensor_parallel = 1, or take verl")
+    environment_of(job)
+    fetch_small_files(job["model"])
+    events.write("prepared", versions={name: version(name) for name in _PACKAGES})
+
+
+def train(job: dict[str, Any], events: EventFile) -> None:
+    """Train, from a state where the job names one; on several devices as so many processes."""
+    plan = plan_of(job)
+    processes = plan.machine.num_processes
+    if processes > 1 and "RANK" not in os.environ:
+        launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
+        # In place of this process, so that the supervisor sees how it ends.
+        os.execv(sys.executable, [sys.executable, *launcher, "-m", "treadle.rl.engine", "train", job["path"]])
+    from treadle.rl.engine.trl_trainer import train_policy
+
+    train_policy(plan, job, environment_of(job), events)
+
+
+def finish(job: dict[str, Any], events: EventFile) -> None:
+    """Write the policy's folder from a state, then let it continue the first row's prompt; events `model`, `greedy`."""
+    plan = plan_of(job)
+    folder = Path(job["final"])
+    write_model(job["model"], Path(job["state"]), folder, is_adapter=plan.options.finetuning_type == "lora")
+    events.write("model")
+    prompt = first_prompt(Path(job["rows"]), environment_of(job), ChatTokenizer.load(folder))
+    events.write("greedy", **greedy_ids(folder, prompt, job["greedy_tokens"]))
+
+
+def plan_of(job: dict[str, Any]) -> RlPlan:
+    """The job's plan."""
+    return RlPlan.from_json(json.dumps(job["plan"]))
+
+
+def environment_of(job: dict[str, Any]) -> EnvironmentSettings:
+    """Settings of the policy's environment; raises BadEnvironment where they are not those of the plan."""
+    settings = EnvironmentSettings.model_validate(job["environment"])
+    if settings.digest() != job["environment_digest"]:
+        raise BadEnvironment(
+            f"it is {settings.digest()[:12]} in this engine and {job['environment_digest'][:12]} in the plan"
+        )
+    return settings
+
+
+def _check_names(config: Any, arguments: dict[str, Any]) -> None:
+    known = {field.name for field in dataclasses.fields(config) if field.init}
+    problems = []
+    for name in arguments.keys() - known:
+        near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+        problems.append(f"unknown key {name!r}" + (f" (did you mean {near[0]!r}?)" if near else ""))
+    if problems:
+        raise BadPlan("; ".join(sorted(problems)))

@@ -1,0 +1,127 @@
+"""What a training by TRL tells of itself. TRL counts updates; what is told is counted in steps of the plan."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import TrainerCallback
+
+from treadle.core.engines.events import EventFile, mark_complete
+from treadle.core.engines.motion import LEAST_MOTION, Motion
+from treadle.rl.engine.errors import Diverged, Unmoved
+from treadle.rl.plan import RlPlan
+
+_BEAT_S = 5.0
+
+
+class Reporter(TrainerCallback):  # type: ignore[misc]
+    """Writes events: `begin`, `beat`, `step`, `validation`, `saved`, `end`, and `live_greedy` for each state.
+
+    Only the first of several processes writes.
+    """
+
+    def __init__(self, plan: RlPlan, events: EventFile, *, is_first: bool) -> None:
+        self._plan = plan
+        self._events = events
+        self._is_first = is_first
+        self._began = self._told = time.monotonic()
+        self._first_step = self._step = 0
+        self._motion: Motion | None = None
+        self._figures: dict[str, Any] = {}
+        self.look_at_state: Callable[[], dict[str, Any]] = dict
+        """Gives `ids` and `margins` of the policy in training, when a state is saved."""
+
+    def beat(self) -> None:
+        """Give a sign of life, unless there was one just now."""
+        if time.monotonic() - self._told > _BEAT_S:
+            self._write("beat", step=self._step)
+
+    def take_figures(self, figures: dict[str, Any]) -> None:
+        """Keep the figures of the rollouts of the step that goes on."""
+        self._figures = figures
+
+    def tell_validation(self, figures: dict[str, Any]) -> None:
+        """Tell of a validation of the policy as it is."""
+        self._write("validation", step=self._step, **figures)
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
+        """Remember a sample of the weights, so that it can be told whether they moved."""
+        self._began = time.monotonic()
+        self._motion = Motion(model)
+        self._first_step = self._step = state.global_step // self._plan.updates_per_step
+        self._write(
+            "begin",
+            num_steps=state.max_steps // self._plan.updates_per_step,
+            resumed_step=self._first_step,
+            num_trained_parameters=self._motion.num_parameters,
+            num_processes=args.world_size,
+            device=str(args.device),
+        )
+
+    def on_substep_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """A sign of life."""
+        self.beat()
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
+        """A step; raises Diverged."""
+        logs = logs or {}
+        if "loss" not in logs:
+            return
+        self._step = state.global_step // self._plan.updates_per_step
+        loss, norm = float(logs["loss"]), _number(logs.get("grad_norm"))
+        if math.isfinite(loss) and (norm is None or math.isfinite(norm)):
+            self._write(
+                "step",
+                step=self._step,
+                num_steps=self._plan.num_steps,
+                loss=loss,
+                grad_norm=norm,
+                entropy=_number(logs.get("entropy")),
+                learning_rate=_number(logs.get("learning_rate")),
+                seconds=time.monotonic() - self._began,
+                **self._figures,
+            )
+        # In fp16 a single overflow is skipped by the scaler and costs nothing.
+        elif not (math.isfinite(loss) and args.fp16):
+            raise Diverged(f"loss {loss}, gradient norm {norm} at step {self._step}")
+
+    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Mark a state as complete once every process has written its part."""
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            torch.distributed.barrier()
+        if self._is_first:
+            folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
+            if seen := self.look_at_state():
+                self._write("live_greedy", step=self._step, **seen)
+            mark_complete(folder)
+            self._write("saved", step=self._step, state=folder.name)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Say how it ended; raises Unmoved where the weights stayed where they were."""
+        assert self._motion is not None
+        steps = self._step - self._first_step
+        if steps and self._motion.length() <= LEAST_MOTION:
+            raise Unmoved(f"after {steps} steps the weights are what they were")
+        seconds = time.monotonic() - self._began
+        self._write("end", step=self._step, epoch=self._step / self._plan.steps_per_epoch, seconds=seconds)
+
+    def _write(self, event: str, **facts: Any) -> None:
+        self._told = time.monotonic()
+        if self._is_first:
+            self._events.write(event, **facts)
+
+
+def _number(value: Any) -> float | None:
+    return None if value is None else float(value)
+
+
+def gathered(values: Sequence[Any]) -> list[Any]:
+    """The values of all processes."""
+    from accelerate.utils import gather_object
+
+    return list(gather_object(list(values)))

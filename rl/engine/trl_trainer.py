@@ -1,0 +1,316 @@
+"""Group-relative policy optimisation by TRL, with rollouts and rewards of ours.
+
+TRL takes the trajectories of a step as they are: ids, and a mask that keeps tool results out of the loss. Rewards are
+made where the groups are, whole, and TRL is handed them. Written for TRL 1.16, whose `rollout_func` is experimental;
+tests/e2e/test_trl_engine.py holds it to what is used here. Documented in docs/behaviour/rl.md.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from datasets import Dataset
+from peft import LoraConfig
+from torch.utils.data import Sampler
+from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
+from trl import GRPOConfig, GRPOTrainer
+
+from treadle.agent.config import EnvironmentSettings
+from treadle.agent.rollout import derive_seed
+from treadle.core.chat import ChatTokenizer
+from treadle.core.engines.events import EventFile
+from treadle.core.engines.hand_over import continue_greedily, fetch_small_files
+from treadle.core.llm.types import Completion, CompletionRequest
+from treadle.rl.batching import Generate
+from treadle.rl.dump import write_step
+from treadle.rl.engine.attention import is_supported
+from treadle.rl.engine.generation import PolicyGenerator
+from treadle.rl.engine.group_source import GroupSource, ScoredGroup, open_source
+from treadle.rl.engine.rows import Row, check_rows, prompt_ids, read_rows
+from treadle.rl.engine.shared_prompts import log_probs, pack
+from treadle.rl.engine.trl_events import Reporter, gathered
+from treadle.rl.figures import step_figures, validation_figures
+from treadle.rl.plan import RlPlan
+from treadle.rl.trl_config import lora_arguments, trl_arguments
+
+
+class StepSampler(Sampler[int]):  # type: ignore[misc]
+    """Indices of rows in the order in which TRL asks for them, over all steps of a plan.
+
+    TRL reads the batch of a step once for each micro-batch and uses it once. Each pass over the rows has an order of
+    its own that depends on the seed alone, so a training that goes on meets the rows that it would have met.
+    """
+
+    def __init__(self, plan: RlPlan, steps_per_generation: int) -> None:
+        self._plan = plan
+        self._reads = steps_per_generation
+
+    def __len__(self) -> int:
+        return self._plan.num_steps * self._plan.trajectories_per_step * self._reads
+
+    def __iter__(self) -> Iterator[int]:
+        size = self._plan.options.group_size
+        for step in range(1, self._plan.num_steps + 1):
+            for _ in range(self._reads):
+                for row in rows_of_step(self._plan, step):
+                    yield from [row] * size
+
+
+def rows_of_step(plan: RlPlan, step: int) -> list[int]:
+    """Indices of the rows of a step, counted from 1."""
+    epoch, place = divmod(step - 1, plan.steps_per_epoch)
+    order = torch.randperm(
+        plan.num_rows, generator=torch.Generator().manual_seed(derive_seed(plan.seed, "rows", epoch))
+    )
+    count = plan.options.prompts_per_step
+    chosen: list[int] = order[place * count : (place + 1) * count].tolist()
+    return chosen
+
+
+class GroupTrainer(GRPOTrainer):  # type: ignore[misc]
+    """TRL's trainer with rows in the plan's order, validation of ours, and prompts of a group computed once."""
+
+    plan: RlPlan
+    validate: Callable[[], dict[str, Any]]
+    shares_prompts: bool
+    _scored_tokens: torch.Tensor | None = None
+
+    def create_model_card(self, *_: Any, **__: Any) -> None:
+        """None: the artifact has a card of its own."""
+
+    def evaluate(self, *_: Any, **__: Any) -> dict[str, float]:
+        """Validate; called where the plan has one."""
+        figures = {f"eval_{name}": value for name, value in self.validate().items() if isinstance(value, int | float)}
+        self.log(dict(figures))
+        return figures
+
+    def _get_train_sampler(self, dataset: Any = None) -> Sampler[int]:
+        return StepSampler(self.plan, self.args.steps_per_generation)
+
+    def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
+        self._scored_tokens = inputs["completion_mask"] * inputs["tool_mask"]
+        try:
+            loss: torch.Tensor = super()._compute_loss(model, inputs)
+            return loss
+        finally:
+            self._scored_tokens = None
+
+    def _get_per_token_logps_and_entropies(
+        self, model: Any, input_ids: Any, attention_mask: Any, logits_to_keep: int, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+        """TRL's, with the prompts of a group computed once where `shares_prompts`."""
+        if not self.shares_prompts:
+            found: tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]
+            found = super()._get_per_token_logps_and_entropies(
+                model, input_ids, attention_mask, logits_to_keep, *args, **kwargs
+            )
+            return found
+        inner = innermost(self.accelerator.unwrap_model(model))
+        size = kwargs.get("batch_size") or len(input_ids)
+        parts = []
+        for start in range(0, len(input_ids), size):
+            part = slice(start, start + size)
+            wanted = None if self._scored_tokens is None else self._scored_tokens[part]
+            batch = pack(input_ids[part], attention_mask[part], logits_to_keep, wanted)
+            shape = torch.Size((len(input_ids[part]), logits_to_keep))
+            with self.accelerator.autocast():
+                parts.append(log_probs(inner, batch, shape, temperature=self.temperature))
+        scores, entropies = zip(*parts, strict=True)
+        return torch.cat(scores), torch.cat(entropies), None
+
+
+def innermost(model: Any) -> Any:
+    """The causal language model inside what PEFT wraps around it."""
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
+class Rollouts:
+    """What TRL calls for the trajectories of a step, and for their rewards."""
+
+    def __init__(
+        self,
+        plan: RlPlan,
+        rows: Sequence[Row],
+        source: GroupSource,
+        forget: Callable[[], None],
+        reporter: Reporter,
+        dump: Path,
+    ) -> None:
+        self._plan = plan
+        self._rows = rows
+        self._source = source
+        self._forget = forget
+        self._reporter = reporter
+        self._dump = dump
+
+    def __call__(self, prompts: Sequence[str], trainer: GRPOTrainer) -> dict[str, Any]:
+        """TRL's `rollout_func`; a prompt is the index of its row, as often as a group has trajectories, in a row."""
+        size = self._plan.options.group_size
+        indices = [int(prompt) for prompt in prompts]
+        groups = [indices[start : start + size] for start in range(0, len(indices), size)]
+        if any(len(group) != size or len(set(group)) > 1 for group in groups):
+            raise RuntimeError("TRL took a group of rollouts apart")
+        step = trainer.state.global_step // self._plan.updates_per_step + 1
+        self._forget()
+        made = self._source.step(step, [self._rows[group[0]] for group in groups])
+        self._tell(step, made)
+        return _as_trl_takes_it(made)
+
+    def _tell(self, step: int, made: Sequence[ScoredGroup]) -> None:
+        everyone = gathered(made)
+        self._reporter.take_figures(step_figures([scored.rewards for scored in everyone]))
+        if _rank()[0] == 0:
+            write_step(self._dump, step, [one.group for one in everyone], [one.rewards for one in everyone])
+
+
+def given_rewards(completions: Sequence[Any], reward: Sequence[float | None], **_: Any) -> list[float | None]:
+    """TRL's reward function: what the rollouts came with."""
+    return list(reward)
+
+
+def _as_trl_takes_it(made: Sequence[ScoredGroup]) -> dict[str, Any]:
+    pairs = [pair for one in made for pair in zip(one.group.trajectories, one.rewards, strict=True)]
+    answer: dict[str, Any] = {"prompt_ids": [], "completion_ids": [], "logprobs": [], "env_mask": [], "reward": []}
+    for trajectory, reward in pairs:
+        # TRL looks at the last id of each; of nothing, it takes one that does not count.
+        is_empty = not trajectory.completion_ids
+        answer["prompt_ids"].append(trajectory.prompt_ids)
+        answer["completion_ids"].append([0] if is_empty else trajectory.completion_ids)
+        answer["logprobs"].append([0.0] if is_empty else trajectory.logprobs)
+        answer["env_mask"].append([0] if is_empty else trajectory.env_mask)
+        answer["reward"].append(reward.reward if reward.scored else None)
+    return answer
+
+
+def train_policy(plan: RlPlan, job: dict[str, Any], environment: EnvironmentSettings, events: EventFile) -> None:
+    """Train to the end of the plan, from a state where the job names one; states go to the job's `output`."""
+    small_files = fetch_small_files(job["model"])
+    codec = ChatTokenizer.load(small_files)
+    rows = read_rows(Path(job["rows"]))
+    check_rows(rows, plan.num_rows, plan.options.max_prompt_tokens, environment, codec)
+    validation = read_rows(Path(job["validation"])) if job["validation"] else []
+    arguments = GRPOConfig(**trl_arguments(plan, Path(job["output"])))
+    reporter = Reporter(plan, events, is_first=arguments.process_index == 0)
+    trainer, slot = _trainer(plan, job["model"], small_files, rows, arguments, reporter)
+    generate, forget, max_batch = _generator(plan, trainer, codec, reporter)
+    length = getattr(innermost(trainer.model).config.get_text_config(), "max_position_embeddings", None)
+    with open_source(plan, job, environment, generate, codec, max_model_len=length, max_batch=max_batch) as source:
+        slot.rollouts = Rollouts(plan, rows, source, forget, reporter, Path(job["rollouts"]))
+        trainer.validate = _validation(validation, source, forget, reporter)
+        reporter.look_at_state = lambda: _greedy(trainer, prompt_ids(rows[0], environment, codec), job["greedy_tokens"])
+        trainer.train(resume_from_checkpoint=job["resume"])
+
+
+class _Slot:
+    """Where TRL finds its rollouts, which can be made only when its trainer is there."""
+
+    rollouts: Rollouts
+
+    def __call__(self, prompts: Sequence[str], trainer: GRPOTrainer) -> dict[str, Any]:
+        return self.rollouts(prompts, trainer)
+
+
+def _trainer(
+    plan: RlPlan, model: str, small_files: Path, rows: Sequence[Row], arguments: GRPOConfig, reporter: Reporter
+) -> tuple[GroupTrainer, _Slot]:
+    # Weights are kept in 32 bits whatever is computed in: the steps of this training are lost in 16.
+    policy = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32, attn_implementation="sdpa")
+    policy.config.use_cache = False
+    lora = lora_arguments(plan)
+    slot = _Slot()
+    # It says at each start that `rollout_func` may change, which is why its version is pinned.
+    os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
+    trainer = GroupTrainer(
+        model=policy,
+        reward_funcs=given_rewards,
+        args=arguments,
+        train_dataset=Dataset.from_dict({"prompt": [str(index) for index in range(len(rows))]}),
+        processing_class=AutoTokenizer.from_pretrained(str(small_files)),
+        rollout_func=slot,
+        callbacks=[reporter, _ValidationTimes(plan)],
+        peft_config=LoraConfig(**lora) if lora is not None else None,
+    )
+    trainer.plan = plan
+    config = policy.config.get_text_config()
+    # On a GPU attention kernels that skip padding do better.
+    trainer.shares_prompts = (
+        arguments.device.type == "cpu" and is_supported(config) and not arguments.gradient_checkpointing
+    )
+    return trainer, slot
+
+
+class _ValidationTimes(TrainerCallback):  # type: ignore[misc]
+    """Lets TRL evaluate and save where the plan says so."""
+
+    def __init__(self, plan: RlPlan) -> None:
+        self._plan = plan
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        step, rest = divmod(state.global_step, self._plan.updates_per_step)
+        control.should_evaluate = not rest and self._plan.validates_at(step)
+        control.should_save = not rest and self._plan.saves_at(step)
+
+
+def _generator(
+    plan: RlPlan, trainer: GroupTrainer, codec: ChatTokenizer, reporter: Reporter
+) -> tuple[Generate, Callable[[], None], int | None]:
+    """What completes requests, what makes it take note of new weights, and how many it can hold."""
+    if trainer.use_vllm:
+        from treadle.rl.engine.vllm_generation import VllmGenerator
+
+        served = VllmGenerator(trainer, codec)
+        return _with_signs(served.generate, reporter), served.refresh, None
+    is_half = trainer.args.bf16 or trainer.args.fp16
+    own = PolicyGenerator(
+        trainer.model,
+        codec,
+        autocast=trainer.accelerator.autocast,
+        dtype=torch.bfloat16 if is_half else torch.float32,
+        with_entropies=plan.options.branches,
+    )
+    longest = plan.options.max_prompt_tokens + plan.options.max_response_tokens
+    return _with_signs(own.generate, reporter), own.forget, own.num_sequences(longest)
+
+
+def _with_signs(generate: Generate, reporter: Reporter) -> Generate:
+    def generate_and_tell(requests: Sequence[CompletionRequest]) -> Sequence[Completion]:
+        answers = generate(requests)
+        reporter.beat()
+        return answers
+
+    return generate_and_tell
+
+
+def _validation(
+    rows: Sequence[Row], source: GroupSource, forget: Callable[[], None], reporter: Reporter
+) -> Callable[[], dict[str, Any]]:
+    def validate() -> dict[str, Any]:
+        forget()
+        rank, world = _rank()
+        mine = rows[rank::world]
+        rewards = gathered(list(zip(source.validate(mine), [row.question.domain for row in mine], strict=True)))
+        figures = validation_figures([reward for reward, _ in rewards], [domain for _, domain in rewards])
+        reporter.tell_validation(figures)
+        return figures
+
+    return validate
+
+
+def _rank() -> tuple[int, int]:
+    if not torch.distributed.is_initialized():
+        return 0, 1
+    return torch.distributed.get_rank(), torch.distributed.get_world_size()
+
+
+def _greedy(trainer: GroupTrainer, prompt: Sequence[int], num_tokens: int) -> dict[str, Any]:
+    """What the policy in training writes after a prompt."""
+    was_training = trainer.model.training
+    trainer.model.eval()
+    try:
+        return continue_greedily(trainer.model, prompt, num_tokens)
+    finally:
+        trainer.model.train(was_training)

@@ -1,0 +1,138 @@
+"""Jobs for the engine `trl`: a policy of a few thousand weights, questions that it can answer, and their files."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from treadle.agent.config import EnvironmentSettings
+from treadle.agent.environment import Question, opening_messages
+from treadle.core.chat import ChatTokenizer
+from treadle.core.engines.environments import engine_environ, python_of
+from treadle.demo.byte_tokenizer import write_byte_tokenizer
+from treadle.rl.config import RlOptions, RlSettings
+from treadle.rl.plan import Machine, RlPlan, plan_phase
+from treadle.rl.verl_rows import TRAINING_SCHEMA
+
+MAKER = Path(__file__).with_name("tiny_policy.py")
+SUMS = ((2, 3), (4, 5), (1, 6), (3, 3))
+ENVIRONMENT = EnvironmentSettings.model_validate(
+    {
+        "system_prompt": "Use Python.",
+        "search": {"enabled": False},
+        "python": {"max_calls": 2, "sandbox": {"packages": []}},
+    }
+)
+
+
+def question(index: int) -> Question:
+    """A sum."""
+    left, right = SUMS[index]
+    return Question(f"q{index}", f"{left}+{right}?", (), "sums", "math")
+
+
+def rows(number: int = len(SUMS)) -> list[dict[str, Any]]:
+    """Rows as the engine reads them."""
+    return [
+        {
+            "question_key": question(index).key,
+            "question": question(index).text,
+            "choices": [],
+            "system": "",
+            "answers": [str(sum(SUMS[index]))],
+            "domain": "math",
+            "dataset": "sums",
+            "score_tool": 0.5,
+            "score_corr": 0.5,
+            "rank": 0,
+        }
+        for index in range(number)
+    ]
+
+
+def _ways(index: int) -> list[list[tuple[str, bool]]]:
+    """Ways to answer, as pieces: text, and whether the policy writes it."""
+    left, right = SUMS[index]
+    call = f"<think>a</think><python>print({left}+{right})</python>"
+    result = f"<result>{left + right}</result>"
+    answer = f"<think>b</think><answer>\\boxed{{{left + right}}}</answer>"
+    guess = "<think>c</think><answer>\\boxed{1}</answer>"
+    return [
+        [(call, True), (result, False), (answer, True)],
+        [(call, True), (result, False), (call, True), (result, False), (answer, True)],
+        [(guess, True)],
+        [(call, True), (result, False), ("<think>d", True)],
+    ]
+
+
+def write_policy(folder: Path, *, seed: int = 0) -> ChatTokenizer:
+    """A policy that answers each question in one of four ways, of which two are right."""
+    write_byte_tokenizer(folder)
+    codec = ChatTokenizer.load(folder)
+    end = min(codec.eos_ids)
+    examples = [
+        {
+            "prompt_ids": codec.prompt_ids(opening_messages(ENVIRONMENT, question(index))),
+            "output_ids": [id_ for text, _ in way for id_ in codec.encode(text)] + [end],
+        }
+        for index in range(len(SUMS))
+        for way in _ways(index)
+    ]
+    examples_path = folder.with_name(folder.name + ".examples.parquet")
+    pq.write_table(pa.Table.from_pylist(examples), examples_path)
+    subprocess.run(
+        [str(python_of("trl", "cpu")), str(MAKER), str(folder), str(examples_path), str(seed)],
+        env=engine_environ({"OMP_WAIT_POLICY": "passive", "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}),
+        cwd="/",
+        check=True,
+    )
+    return codec
+
+
+def make_plan(num_rows: int = len(SUMS), *, num_validation_rows: int = 0, **options: Any) -> RlPlan:
+    """A plan over the sums: groups of four, two questions a step."""
+    chosen = {
+        "group_size": 4,
+        "prompts_per_step": 2,
+        "mini_batch_prompts": 2,
+        "max_prompt_tokens": 200,
+        "max_response_tokens": 260,
+        "max_new_tokens": 90,
+        "sigma_tool": 0.1,
+        "sigma_length": 0.1,
+        "save_steps": 1,
+        "validation_steps": 1,
+        **options,
+    }
+    settings = RlSettings(options=RlOptions.model_validate(chosen), environment=ENVIRONMENT, seed=1)
+    return plan_phase(
+        settings,
+        address="1/rl@phase-1",
+        rows_digest="0" * 64,
+        num_rows=num_rows,
+        num_validation_rows=num_validation_rows,
+        machine=Machine(variant="cpu"),
+    )
+
+
+def write_rows(path: Path, number: int = len(SUMS)) -> None:
+    """Write the rows where a job looks for them."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.Table.from_pylist(rows(number), TRAINING_SCHEMA), path)
+
+
+def environment_json() -> dict[str, Any]:
+    """The environment's settings as a job carries them."""
+    data: dict[str, Any] = json.loads(ENVIRONMENT.model_dump_json())
+    return data
+
+
+def interpreter() -> str:
+    """The Python that runs the policy's programs."""
+    return sys.executable
