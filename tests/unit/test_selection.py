@@ -259,8 +259,11 @@ def test_sums_give_population_deviations_however_the_rollouts_come(
         )
 
 
-def test_equal_spreads_are_equal_points_whatever_the_number_of_rollouts() -> None:
-    found = dispersion([([1, 0, 0] * repeats, [3, 0, 0] * repeats) for repeats in range(1, 30)])
+@pytest.mark.parametrize("outcomes", [[1, 0, 0], [1, 0.5, 0, 0, 0], [1, 1, 0.25, 0, 0, 0, 0]])
+def test_equal_spreads_are_equal_points_whatever_the_number_of_rollouts(outcomes: list[float]) -> None:
+    found = dispersion(
+        [(outcomes * repeats, [round(4 * one) for one in outcomes] * repeats) for repeats in range(1, 30)]
+    )
     assert len(set(found.score_corr.tolist())) == len(set(found.score_tool.tolist())) == 1
 
 
@@ -292,7 +295,7 @@ def test_lists_of_different_lengths_are_refused() -> None:
 
 
 @UNHURRIED
-@given(st.lists(st.floats(0, 1), min_size=1, max_size=9), st.booleans())
+@given(st.lists(st.sampled_from([0.0, 0.5, 0.749, 0.75, 1.0]) | st.floats(0, 1), min_size=1, max_size=9), st.booleans())
 def test_mixed_is_what_the_filter_of_the_domain_says(values: list[float], graded: bool) -> None:
     expected = (
         any(value >= 0.75 for value in values) and any(value < 0.75 for value in values)
