@@ -170,6 +170,8 @@ class _Run:
         kind = error["kind"] if error else ""
         if kind in _FINISHED_FOR_NOTHING:
             self._forget()
+        if kind == "unmoved" and self.events.steps:
+            self._check_rewards()  # Equal rewards are why, and what to do about them can be said.
         if kind == "environment":
             raise child.failure(f"could not open the policy's environment ({error_text(error)})")
         if kind == "no_reward":
@@ -265,6 +267,13 @@ class _Run:
             raise self._failure("took no step")
         if end["step"] < planned:
             raise self._failure(f"ended after {end['step']:,} of {planned:,} steps")
+        self._check_rewards()
+        if not self._kept():
+            raise self._failure(f"saved no state in {end['step']:,} steps")
+
+    def _check_rewards(self) -> None:
+        """Raise EngineError where no reward was given, or none that differs within its group."""
+        steps = self.events.steps
         num_rollouts = sum(step.num_rollouts for step in steps)
         if not num_rollouts or all(step.reward is None for step in steps):
             self._forget()
@@ -273,8 +282,6 @@ class _Run:
         if num_groups == sum(step.num_equal_groups for step in steps):
             self._forget()
             raise self._failure(_nothing_to_learn(steps, num_groups, num_rollouts))
-        if not self._kept():
-            raise self._failure(f"saved no state in {end['step']:,} steps")
 
     def _failure(self, what: str) -> EngineError:
         log = self._folder.logs / "train.log"

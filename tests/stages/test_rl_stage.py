@@ -219,6 +219,8 @@ def test_without_a_rule_the_last_policy_is_handed_over_and_no_other_state_kept(t
             r"nothing to learn from: in all 12 groups of 6 steps \(48 rollouts\) the rewards were equal \(all -1\)",
         ),
         ({"equal": True}, r"the rewards were equal \(mean 0.1 to 0.6\)"),
+        ({"at": 4, "do": "unmoved"}, r"learnt nothing \(Error: unmoved it is\); look at learning_rate"),
+        ({"at": 6, "do": "unmoved", "equal": True}, r"nothing to learn from: in all 10 groups of 5 steps"),
     ],
 )
 def test_a_training_that_fails_is_one_error_with_its_log(
