@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from treadle.core.engines.events import EventFile, mark_complete
-from treadle.core.errors import EngineError
+from treadle.rl.engine.errors import Diverged
 from treadle.rl.engine.verl_files import VerlFolder, write_lines
 from treadle.rl.figures import step_figures, validation_figures
 from treadle.rl.plan import RlPlan
@@ -29,10 +29,6 @@ _METRICS = {
 }
 """Fact of the event `step` -> verl's name of it."""
 _BEAT_S = 5.0
-
-
-class Diverged(EngineError):
-    """The loss or the gradient is no number any more."""
 
 
 class Follower:
@@ -74,8 +70,9 @@ class Follower:
         facts = {name: metrics.get(key) for name, key in _METRICS.items()}
         for name in ("loss", "grad_norm"):
             value = facts[name]
-            if value is not None and not math.isfinite(value):
-                raise Diverged(f"{name} is {value} at step {step}")
+            # verl's logger writes null for what is no number.
+            if _METRICS[name] in metrics and (value is None or not math.isfinite(value)):
+                raise Diverged(f"{name} is no number at step {step}")
         groups = self.folder.read_groups(step, validation=False)
         write_lines(self._rollouts / f"step-{step:06d}.jsonl", [line["row"] for group in groups for line in group])
         figures = step_figures([[_reward(line) for line in group] for group in groups])

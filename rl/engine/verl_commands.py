@@ -1,0 +1,123 @@
+"""Commands of a training with verl: check the plan, train, make the model of a state. See `treadle.rl.engine`."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from treadle.agent.config import EnvironmentSettings
+from treadle.core.engines.events import EventFile
+from treadle.core.errors import EngineError
+from treadle.rl.engine.errors import BadEnvironment
+from treadle.rl.engine.verl_files import VerlFolder
+from treadle.rl.engine.verl_follower import Follower
+from treadle.rl.plan import RlPlan
+from treadle.rl.verl_config import METRICS_VARIABLE, loop_yaml, override_lines, verl_overrides
+from treadle.rl.verl_data import write_verl_rows
+from treadle.rl.verl_launch import command_line, write_cluster_script
+
+_PACKAGES = ("verl", "ray", "torch", "transformers", "tensordict", "TransferQueue", "tokenizers")
+_POLL_S = 1.0
+
+
+def check(job: dict[str, Any], events: EventFile) -> None:
+    """Compose verl's configuration of the plan and compare environments; event `prepared`."""
+    from treadle.rl.engine.verl_compose import compose_config
+
+    plan = _plan(job)
+    folder = VerlFolder.of_job(job)
+    found = EnvironmentSettings.model_validate(job["environment"]).digest()
+    if found != plan.environment_digest:
+        raise BadEnvironment(f"it is {found[:12]} in this engine and {plan.environment_digest[:12]} in the plan")
+    compose_config(override_lines(verl_overrides(plan, folder.files(job))))
+    events.write("prepared", versions={name: version(name) for name in _PACKAGES})
+
+
+def train(job: dict[str, Any], events: EventFile) -> None:
+    """Train to the end of the plan, from a state where the job names one."""
+    from treadle.rl.engine.verl_model_folder import count_trained, local_folder
+
+    plan, folder = _plan(job), VerlFolder.of_job(job)
+    job = {**job, "model": str(local_folder(job["model"]))}
+    overrides = override_lines(verl_overrides(plan, folder.files(job)))
+    prepare(job, plan, folder, overrides)
+    follower = Follower(plan, folder, Path(job["output"]), Path(job["rollouts"]), events, resumed_step(job))
+    machine = plan.machine
+    events.write(
+        "begin",
+        num_steps=plan.num_steps,
+        resumed_step=follower.last_step,
+        num_trained_parameters=count_trained(Path(job["model"]), plan),
+        device=f"{machine.num_processes} GPUs" + (f" of {machine.num_nodes} nodes" if machine.num_nodes > 1 else ""),
+    )
+    _follow(command_line(sys.executable, overrides), folder.files(job).metrics, follower)
+    if follower.last_step < plan.num_steps:
+        raise _failure(folder, f"verl ended after {follower.last_step:,} of {plan.num_steps:,} steps")
+    events.write("end", step=follower.last_step, epoch=follower.last_step / max(1, plan.steps_per_epoch))
+
+
+def finish(job: dict[str, Any], events: EventFile) -> None:
+    """Make the model of a state; event `greedy`."""
+    from treadle.rl.engine.verl_model_folder import finish_model
+
+    finish_model(job, _plan(job), events)
+
+
+def prepare(job: Mapping[str, Any], plan: RlPlan, folder: VerlFolder, overrides: list[str]) -> None:
+    """Write what verl reads: rows, the agent loop's YAML and job; and the same training as a script for a cluster."""
+    files = folder.files(job)
+    folder.path.mkdir(parents=True, exist_ok=True)
+    for path in (files.metrics, folder.failures):
+        path.unlink(missing_ok=True)
+    environment = EnvironmentSettings.model_validate(job["environment"])
+    rows = Path(job["rows"])
+    write_verl_rows(rows, files.rows, environment, phase=plan.phase)
+    # verl wants validation rows even where it never validates.
+    held_out, most = (Path(job["validation"]), None) if job["validation"] else (rows, 1)
+    write_verl_rows(held_out, files.validation, environment, split="valid", phase=plan.phase, most=most)
+    files.job.write_text(json.dumps(job, indent=2) + "\n", encoding="utf-8")
+    files.loop.write_text(loop_yaml(files.job), encoding="utf-8")
+    write_cluster_script(folder.path / "cluster.sh", plan, sys.executable, overrides)
+
+
+def resumed_step(job: Mapping[str, Any]) -> int:
+    """Step of the state that is gone on from; 0 for none."""
+    return int(Path(job["resume"]).name.rpartition("_")[2]) if job["resume"] else 0
+
+
+def _follow(command: list[str], metrics: Path, follower: Follower) -> None:
+    """Run verl to its end, telling what it logs; raises EngineError where it fails."""
+    # On one machine workers inherit this; on a cluster Ray's runtime environment brings it (see the overrides).
+    process = subprocess.Popen(command, env={**os.environ, METRICS_VARIABLE: str(metrics)})
+    try:
+        while process.poll() is None:
+            follower.look()
+            time.sleep(_POLL_S)
+        follower.look()
+    finally:
+        if process.poll() is None:
+            process.terminate()
+            process.wait()
+    if process.returncode:
+        raise _failure(follower.folder, f"verl ended with code {process.returncode}")
+
+
+def _failure(folder: VerlFolder, what: str) -> Exception:
+    failures = list(folder.noted_failures())
+    broken = [failure["message"] for failure in failures if failure["kind"] == "environment"]
+    if broken:
+        return BadEnvironment(broken[0])
+    if failures:
+        what += f"; {len(failures):,} groups could not be rolled out, the first because: {failures[0]['message']}"
+    return EngineError(what)
+
+
+def _plan(job: Mapping[str, Any]) -> RlPlan:
+    return RlPlan.from_json(json.dumps(job["plan"]))

@@ -1,0 +1,120 @@
+"""The model of a state of verl: shards merged, compared with the live policy's own copy, in the form of its start."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from treadle.core.chat import ChatTokenizer
+from treadle.core.engines.events import EventFile
+from treadle.core.engines.hand_over import fetch_small_files, greedy_ids, write_model
+from treadle.core.errors import EngineError
+from treadle.rl.engine.verl_files import VerlFolder
+from treadle.rl.plan import RlPlan
+from treadle.rl.verl_launch import merge_command
+
+_ADAPTERS = "lora_adapter"
+"""Folder in which verl's merger puts adapters, beside the weights that they belong to."""
+
+
+def local_folder(model: str) -> Path:
+    """A policy's folder: itself, or what the hub has under this id; raises NoModel."""
+    small_files = fetch_small_files(model)
+    if Path(model).is_dir():
+        return small_files
+    from huggingface_hub import snapshot_download
+
+    return Path(snapshot_download(model))
+
+
+def count_trained(model: Path, plan: RlPlan) -> int:
+    """Number of parameters that the plan trains, counted on a model without weights."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    with torch.device("meta"):
+        policy = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(str(model)))
+    options = plan.options
+    if options.finetuning_type == "lora":
+        from peft import LoraConfig, get_peft_model
+
+        modules: Any = [name.strip() for name in options.lora_target.split(",")]
+        target = "all-linear" if options.lora_target == "all" else modules
+        with torch.device("meta"):
+            policy = get_peft_model(
+                policy, LoraConfig(r=options.lora_rank, target_modules=target, task_type="CAUSAL_LM")
+            )
+    return sum(weights.numel() for weights in policy.parameters() if weights.requires_grad)
+
+
+def finish_model(job: Mapping[str, Any], plan: RlPlan, events: EventFile) -> None:
+    """Make `job["final"]` the model of the state `job["state"]`, whole or not at all; event `greedy`.
+
+    Raises EngineError where the merger fails, or where what it made is not what the live policy saved.
+    """
+    state, final, start = Path(job["state"]), Path(job["final"]), local_folder(job["model"])
+    merged = final.with_name(final.name + ".merged")
+    shutil.rmtree(merged, ignore_errors=True)
+    merge(state, merged)
+    is_adapter = (merged / _ADAPTERS).is_dir()
+    if not is_adapter:
+        compare_with_live(merged, state / "actor" / "huggingface")
+    write_model(str(start), merged / _ADAPTERS if is_adapter else merged, final, is_adapter=is_adapter)
+    shutil.rmtree(merged)
+    prompt = first_prompt(VerlFolder.of_job(job), start)
+    events.write("greedy", **greedy_ids(final, prompt, int(job["greedy_tokens"])))
+
+
+def merge(state: Path, target: Path) -> None:
+    """Let verl's merger put the shards of a state together; raises EngineError, the merger's own words in the log."""
+    command = merge_command(sys.executable, state, target)
+    if code := subprocess.run(command, check=False).returncode:
+        raise EngineError(f"verl's merger ended with code {code} on {state}")
+
+
+def compare_with_live(merged: Path, live: Path) -> int:
+    """Compare merged weights with those that the policy in training saved as a whole (`hf_model`), tensor by tensor.
+
+    Returns the number of tensors. Raises EngineError for another set of names, a shape or a value that differs beyond
+    the merger's rounding to 16 bits, and where the live policy saved nothing.
+    """
+    made, saved = dict(_tensors(merged)), dict(_tensors(live))
+    if not saved:
+        raise EngineError(f"the policy in training left no copy of itself in {live} to compare its merged shards with")
+    if made.keys() != saved.keys():
+        names = sorted(made.keys() ^ saved.keys())
+        raise EngineError(f"merged weights and those of the live policy differ in their names: {', '.join(names[:5])}")
+    for name, path in made.items():
+        ours, theirs = _tensor(path, name), _tensor(saved[name], name)
+        if ours.shape != theirs.shape or not torch.equal(ours.bfloat16(), theirs.bfloat16()):
+            raise EngineError(f"merged weights are not those of the live policy: {name} differs")
+    return len(made)
+
+
+def _tensors(folder: Path) -> Iterator[tuple[str, Path]]:
+    from safetensors import safe_open
+
+    for path in sorted(folder.glob("*.safetensors")):
+        with safe_open(str(path), framework="pt") as file:
+            yield from ((name, path) for name in file.keys())  # noqa: SIM118
+
+
+def _tensor(path: Path, name: str) -> torch.Tensor:
+    from safetensors import safe_open
+
+    with safe_open(str(path), framework="pt") as file:
+        tensor: torch.Tensor = file.get_tensor(name)
+    return tensor
+
+
+def first_prompt(folder: VerlFolder, model: Path) -> list[int]:
+    """Prompt ids of the first training row, as a rollout has them."""
+    import pyarrow.parquet as pq
+
+    batch = next(pq.ParquetFile(folder.path / "train.parquet").iter_batches(1, columns=["prompt"]))
+    return ChatTokenizer.load(model).prompt_ids(batch["prompt"][0].as_py())

@@ -1,0 +1,116 @@
+"""What verl logs, told as events; the groups are those that the agent loop writes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.verl_plans import verl_plan
+
+from treadle.core.engines.events import STATE_MARKER, EventFile
+from treadle.rl.engine.errors import Diverged
+from treadle.rl.engine.verl_files import VerlFolder
+from treadle.rl.engine.verl_follower import Follower
+from treadle.rl.plan import RlPlan
+from treadle.rl.rewards import GroupItem, group_rewards
+from treadle.rl.training_events import RlEvents
+
+RIGHT, WRONG = "<think>t</think><answer>\\boxed{12}</answer>", "<think>t</think><answer>\\boxed{13}</answer>"
+METRICS = {
+    "actor/pg_loss": 0.25,
+    "actor/entropy": 1.5,
+    "actor/lr": 1e-6,
+    "actor/grad_norm": 0.5,
+    "critic/score/mean": 9.0,
+}
+
+
+class Bench:
+    """A training's folder into which verl and its workers write."""
+
+    def __init__(self, root: Path, plan: RlPlan, resumed_step: int = 0) -> None:
+        self.root = root
+        self.folder = VerlFolder(root / "verl")
+        self.folder.path.mkdir()
+        self.events = RlEvents(root / "events.jsonl")
+        self.follower = Follower(
+            plan, self.folder, root / "output", root / "rollouts", EventFile(root / "events.jsonl"), resumed_step
+        )
+
+    def group(self, step: int, name: str, texts: list[str], *, validation: bool = False) -> None:
+        """What a worker leaves of one group."""
+        items = [GroupItem.from_text(text, model_tokens=10) for text in texts]
+        rewards = group_rewards(items, ["12"], "math", 0.1, 0.1)
+        lines = [
+            {"row": {"question_key": name, "group": name, "session": at, "domain": "math"}, "reward": reward.as_json()}
+            for at, reward in enumerate(rewards)
+        ]
+        self.folder.write_group(step, name, lines, validation=validation)
+
+    def logged(self, step: int, metrics: Mapping[str, Any] = METRICS, *, torn: bool = False) -> list[dict[str, Any]]:
+        """verl logs a step; returns the events that follow."""
+        line = json.dumps({"step": step, "data": dict(metrics)}) + "\n"
+        with (self.folder.path / "metrics.jsonl").open("a") as file:
+            file.write(line[:20] if torn else line)
+        self.follower.look()
+        return list(self.events.new())
+
+
+def test_a_step_is_told_with_its_groups(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, verl_plan(save_steps=2, validation_steps=2))
+    bench.group(1, "b", [RIGHT, WRONG])
+    bench.group(1, "a", [RIGHT, RIGHT])
+    (step,) = bench.logged(1)
+    assert (step["event"], step["step"], step["num_groups"], step["num_equal_groups"]) == ("step", 1, 2, 1)
+    assert (step["correctness"], step["reward"], step["loss"], step["entropy"]) == (0.75, 0.75, 0.25, 1.5)
+    rows = [json.loads(line) for line in (tmp_path / "rollouts" / "step-000001.jsonl").read_text().splitlines()]
+    assert [(row["group"], row["session"]) for row in rows] == [("a", 0), ("a", 1), ("b", 0), ("b", 1)]
+    assert bench.follower.last_step == 1
+
+
+def test_validation_and_state_are_told_in_this_order(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, verl_plan(save_steps=2, validation_steps=2))
+    bench.group(2, "a", [RIGHT, WRONG])
+    bench.group(2, "v", [RIGHT], validation=True)
+    bench.group(2, "w", [WRONG], validation=True)
+    state = tmp_path / "output" / "global_step_2"
+    (state / "actor").mkdir(parents=True)
+    told = bench.logged(2)
+    assert [event["event"] for event in told] == ["step", "validation", "saved"]
+    assert bench.events.validations[2].overall.correctness == 0.5
+    assert bench.events.validations[2].by_domain["math"].num_questions == 2
+    assert bench.events.saved == {2: "global_step_2"} and (state / STATE_MARKER).is_file()
+    assert not list((bench.folder.path / "groups").rglob("*.jsonl"))
+
+
+def test_a_step_without_groups_is_told_without_figures(tmp_path: Path) -> None:
+    (step,) = Bench(tmp_path, verl_plan()).logged(1)
+    assert step["reward"] is None and step["num_rollouts"] == 0
+
+
+def test_a_torn_line_waits_for_its_end(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, verl_plan())
+    assert bench.logged(1, torn=True) == [] and bench.follower.last_step == 0
+
+
+@pytest.mark.parametrize("broken", [float("nan"), None])
+@pytest.mark.parametrize("name", ["actor/pg_loss", "actor/grad_norm"])
+def test_a_loss_that_is_no_number_ends_the_training(tmp_path: Path, name: str, broken: float | None) -> None:
+    bench = Bench(tmp_path, verl_plan(), resumed_step=4)
+    with pytest.raises(Diverged, match="is no number at step 5"):
+        bench.logged(5, {**METRICS, name: broken})
+
+
+def test_what_verl_does_not_log_is_not_told(tmp_path: Path) -> None:
+    (step,) = Bench(tmp_path, verl_plan()).logged(1, {})
+    assert (step["loss"], step["entropy"], step["learning_rate"], step["grad_norm"]) == (None,) * 4
+
+
+def test_resumed_training_counts_on(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, verl_plan(), resumed_step=30)
+    assert bench.follower.last_step == 30
+    (step,) = bench.logged(31)
+    assert step["step"] == bench.follower.last_step == 31
