@@ -112,7 +112,7 @@ def stage(
     with_prefect: bool,
     as_json: bool,
 ) -> None:
-    """Run one stage INSTANCE, such as 1/rollouts@base, of a run."""
+    """Run one stage INSTANCE, such as 1/rollouts@base or 1/rl@phase-2, of a run."""
     from treadle.core.stage import Address
     from treadle.flows.summary import print_end, print_plan
     from treadle.tasks.catalog import instance

@@ -52,7 +52,7 @@ def stage(
     force: bool = False,
     accept_failures: bool = False,
 ) -> None:
-    """Run one stage instance, such as `1/rollouts@base`, of a run."""
+    """Run one stage instance, such as `1/rollouts@base` or `1/rl@phase-2`, of a run."""
     resolved = with_index_of_services(resolve_config(root, run_id, config_file, config), root, run_id)
     open_run(root, run_id, resolved, (config_file,) if config_file else ())
     run_stage(instance, run_id, root, resolved, force=force, accept_failures=accept_failures)
