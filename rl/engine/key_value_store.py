@@ -47,7 +47,8 @@ class KeyValueStore:
     def bytes_per_token(self) -> int:
         """Memory that one token of one sequence takes."""
         heads, size = self._shape
-        return 2 * self._num_layers * heads * size * int(self._dtype.itemsize)
+        num_bytes: int = 2 * self._num_layers * heads * size * int(self._dtype.itemsize)
+        return num_bytes
 
     def clear(self) -> None:
         """Forget all: the model has changed."""

@@ -86,6 +86,8 @@ class GroupTrainer(GRPOTrainer):  # type: ignore[misc]
         """Validate; called where the plan has one."""
         figures = {f"eval_{name}": value for name, value in self.validate().items() if isinstance(value, int | float)}
         self.log(dict(figures))
+        # Takes the request for it back.
+        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, figures)
         return figures
 
     def _get_train_sampler(self, dataset: Any = None) -> Sampler[int]:

@@ -30,6 +30,12 @@ def sft_environment() -> Path:
 
 
 @pytest.fixture(scope="session")
+def trl_environment() -> Path:
+    """The installed engine environment of `trl`."""
+    return install("trl", "cpu", notify=_say)
+
+
+@pytest.fixture(scope="session")
 def served_embedded_model(serve_environment: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedModel]:
     """SmolLM2-135M-Instruct on real vLLM: window 2,048, model name `smollm2`."""
     folder = tmp_path_factory.mktemp("serve")

@@ -1,0 +1,192 @@
+"""Reinforcement of a small policy by real TRL with real tools: killed and gone on with, tensors, LoRA, refusals."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+from support import trl_jobs
+from support.processes import end_family, kill_alone, remaining, until
+
+from treadle.core.chat import ChatTokenizer
+from treadle.core.engines.environments import engine_environ, python_of
+from treadle.core.engines.training import EngineOptions
+from treadle.core.errors import ConfigError
+from treadle.rl.launch import Job, RlFolder, reinforce
+from treadle.rl.plan import RlPlan
+
+CHECKS = Path(__file__).parents[1] / "support" / "trl_engine_checks.py"
+GOLDEN = Path(__file__).parents[1] / "unit" / "golden" / "group_rollouts.json"
+
+PARENT = """
+import sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[3])
+from support import trl_jobs
+from treadle.core.engines.training import EngineOptions
+from treadle.rl.launch import Job, RlFolder, reinforce
+from treadle.rl.plan import RlPlan
+job = Job(model=sys.argv[2], environment=trl_jobs.environment_json(), interpreter=trl_jobs.interpreter())
+folder = RlFolder(Path(sys.argv[1]))
+reinforce(folder, RlPlan.from_json((folder.path / "given.json").read_text()), job, EngineOptions(variant="cpu"))
+"""
+
+
+@pytest.fixture(scope="module")
+def policy(trl_environment: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A policy that calls Python, or guesses."""
+    folder = tmp_path_factory.mktemp("policy") / "policy"
+    folder.mkdir()
+    trl_jobs.write_policy(folder)
+    return folder
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[RlFolder]:
+    """A reinforcement's folder, with its rows."""
+    made = RlFolder(tmp_path / "training")
+    made.logs.mkdir(parents=True)
+    trl_jobs.write_rows(made.parquet)
+    yield made
+    shutil.rmtree(made.path, ignore_errors=True)
+
+
+def job_of(policy: Path) -> Job:
+    return Job(model=str(policy), environment=trl_jobs.environment_json(), interpreter=trl_jobs.interpreter())
+
+
+@pytest.mark.covers("pareto-32")
+def test_a_killed_reinforcement_goes_on_and_hands_its_policy_over(folder: RlFolder, policy: Path) -> None:
+    trl_jobs.write_rows(folder.validation, 2)
+    plan = trl_jobs.make_plan(num_validation_rows=2, num_epochs=2, learning_rate=1e-3)
+    (folder.path / "given.json").write_text(plan.to_json())
+    tests = str(Path(__file__).parents[1])
+    parent = subprocess.Popen([sys.executable, "-c", PARENT, str(folder.path), str(policy), tests])
+    try:
+        saved = '"event": "saved"'
+        until(lambda: parent.poll() is not None or saved in text(folder.events), "a state is saved", limit_s=400)
+        orphans = kill_alone(parent)
+        until(lambda: not remaining(orphans), "the training has ended with Treadle", limit_s=10.0)
+    finally:
+        end_family(parent)
+    assert not folder.trained.exists(), "it was over before it was killed"
+
+    done = reinforce(folder, plan, job_of(policy), EngineOptions(variant="cpu"))
+    assert done.resumed_step >= 1 and done.num_steps == 4 and [step.step for step in done.steps] == [1, 2, 3, 4]
+    assert [validation.step for validation in done.validations] == [1, 2, 3, 4]
+    assert all(step.num_rollouts == 8 and step.num_groups == 2 for step in done.steps)
+    assert sum(step.calls or 0 for step in done.steps) > 0 and any(step.correctness for step in done.steps)
+    assert done.greedy is not None and done.live_greedy is not None and done.greedy.ids == done.live_greedy.ids
+    assert ChatTokenizer.load(done.model).digest == ChatTokenizer.load(policy).digest
+    assert (done.model / "tokenizer.json").read_bytes() == (policy / "tokenizer.json").read_bytes()
+    rows = [orjson.loads(line) for path in sorted(folder.rollouts.iterdir()) for line in path.read_bytes().splitlines()]
+    groups = [(row["step"], row["group"], row["session"]) for row in rows]
+    places = itertools.product((1, 2, 3, 4), (0, 1), range(4))
+    assert groups == [(step, f"{step}-{place}", session) for step, place, session in places]
+    assert {row["question_key"] for row in rows if row["step"] < 3} == {"q0", "q1", "q2", "q3"}
+    called = [row for row in rows if row["tool_calls"]]
+    assert called and all("<result>" in row["output"] and row["model_tokens"] < row["total_tokens"] for row in called)
+
+
+@pytest.fixture(scope="module")
+def checks(policy: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What the engine is like from inside, and a reinforcement with LoRA."""
+    folder = RlFolder(tmp_path_factory.mktemp("lora"))
+    trl_jobs.write_rows(folder.parquet)
+    plan = trl_jobs.make_plan(finetuning_type="lora", learning_rate=1e-2, max_steps=1)
+    job = folder.path / "job.json"
+    job.write_text(json.dumps(job_json(folder, plan, policy)))
+    done = subprocess.run(
+        [str(python_of("trl", "cpu")), str(CHECKS), str(policy), str(job)],
+        env=engine_environ({"HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": "", "OMP_WAIT_POLICY": "passive"}),
+        cwd="/",
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    answer["folder"] = folder
+    return answer
+
+
+def job_json(folder: RlFolder, plan: RlPlan, policy: Path) -> dict[str, Any]:
+    return {
+        "plan": json.loads(plan.to_json()),
+        "environment": trl_jobs.environment_json(),
+        "environment_digest": plan.environment_digest,
+        "interpreter": trl_jobs.interpreter(),
+        "rows": str(folder.parquet),
+        "validation": None,
+        "model": str(policy),
+        "output": str(folder.output),
+        "final": str(folder.model),
+        "events": str(folder.events),
+        "rollouts": str(folder.rollouts),
+        "resume": None,
+        "state": None,
+        "greedy_tokens": 16,
+    }
+
+
+def test_batched_generation_is_that_of_single_sequences(checks: dict[str, Any]) -> None:
+    found = checks["generation"]
+    assert found["greedy_agrees"] and found["draws_agree"] and found["distinct_draws"] > 4
+    text_, stop, reason = found["stopped"]
+    assert text_.endswith("</think>") and text_.count("</think>") == 1 and (stop, reason) == ("</think>", "stop")
+    assert found["logprob_error"] < 1e-4
+
+
+def test_shared_prompts_change_neither_values_nor_gradients(checks: dict[str, Any]) -> None:
+    assert checks["log_probs"]["full"] < 1e-4 and checks["log_probs"]["lora"] < 1e-4
+
+
+@pytest.mark.covers("pareto-20")
+@pytest.mark.covers("pareto-32")
+def test_only_what_the_model_wrote_moves_it(checks: dict[str, Any]) -> None:
+    found = checks["contract"]
+    assert found["num_results"] > 100 and found["gradient_at_results"] == found["gradient_at_padding"] == 0.0
+    assert found["least_gradient_at_model_tokens"] > 0.0
+
+
+@pytest.mark.covers("pareto-32")
+@pytest.mark.covers("pareto-33")
+def test_trl_holds_the_trajectories_masks_and_advantages_of_the_scenario(checks: dict[str, Any]) -> None:
+    found, expected = checks["contract"], json.loads(GOLDEN.read_text())
+    prompts = found["prompts"]
+    assert len(set(prompts)) == 3 and all(len(set(prompts[at : at + 8])) == 1 for at in (0, 8, 16))
+    assert found["dumped"] == 24
+    for mine, group in zip(found["groups"], expected, strict=True):
+        for one, item in zip(mine, group["items"], strict=True):
+            assert one["prompt"] == group["prompt"] and one["completion"] == item["completion"]
+            assert one["mask"] == item["mask"]
+            # TRL adds 1e-4 to the deviation where the reference adds 1e-6.
+            assert one["advantage"] == pytest.approx(item["advantage"], abs=5e-4)
+
+
+def test_adapters_are_trained_and_merged(checks: dict[str, Any], policy: Path) -> None:
+    folder: RlFolder = checks["folder"]
+    assert "adapter_model.safetensors" in checks["lora"]["state"]
+    events = {event["event"]: event for event in map(orjson.loads, folder.events.read_bytes().splitlines())}
+    assert 0 < events["begin"]["num_trained_parameters"] < 60_000
+    assert events["greedy"]["ids"] == events["live_greedy"]["ids"]
+    assert (folder.model / "model.safetensors").stat().st_size == (policy / "model.safetensors").stat().st_size
+
+
+@pytest.mark.covers("pareto-32")
+def test_a_plan_that_tears_groups_apart_is_refused_before_it_begins(folder: RlFolder, policy: Path) -> None:
+    plan = trl_jobs.make_plan(per_device_batch_size=3)
+    with pytest.raises(ConfigError, match=r"trl refuses .*per_device_batch_size"):
+        reinforce(folder, plan, job_of(policy), EngineOptions(variant="cpu"))
+    assert not folder.output.exists()
+
+
+def text(path: Path) -> str:
+    return path.read_text() if path.exists() else ""

@@ -1,0 +1,226 @@
+"""Looks at the engine `trl` from inside its environment; prints one line of JSON.
+
+`python trl_engine_checks.py POLICY JOB`: POLICY is the folder of a small policy, JOB a job that trains it with LoRA.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import LoraConfig, get_peft_model
+from scripted_groups import CONTRACT_JOBS, contract_generator, contract_rollouts, runs_of
+from transformers import AutoModelForCausalLM
+from trl import GRPOConfig
+
+from treadle.agent.environment import Question
+from treadle.core.chat import ChatTokenizer
+from treadle.core.engines.events import EventFile
+from treadle.core.llm.config import Sampling
+from treadle.core.llm.types import CompletionRequest
+from treadle.rl.engine import trl_commands, trl_trainer
+from treadle.rl.engine.generation import PolicyGenerator
+from treadle.rl.engine.group_source import ScoredGroup
+from treadle.rl.engine.rows import Row
+from treadle.rl.engine.trl_events import Reporter
+from treadle.rl.groups import require_groups
+from treadle.rl.plan import RlPlan
+from treadle.rl.rewards import group_rewards
+from treadle.rl.trl_config import trl_arguments
+
+
+def main(policy: Path, job_path: Path) -> dict[str, Any]:
+    """Everything."""
+    job = json.loads(job_path.read_text())
+    plan = RlPlan.from_json(json.dumps(job["plan"]))
+    return {
+        "generation": generation(policy),
+        "log_probs": log_probs_agree(policy, plan),
+        "contract": contract(policy, plan),
+        "lora": lora(job),
+    }
+
+
+def generation(policy: Path) -> dict[str, Any]:
+    """Batched, cached generation against one forward pass per token; and whether neighbours change a draw."""
+    codec = ChatTokenizer.load(policy)
+    model = AutoModelForCausalLM.from_pretrained(str(policy), dtype=torch.float32).eval()
+    generator = PolicyGenerator(model, codec)
+    greedy, free = Sampling(temperature=0.0, top_p=1.0), Sampling(temperature=1.5, top_p=1.0)
+    base = codec.prompt_ids([{"role": "user", "content": "2+3?"}])
+
+    def request(prompt: list[int], sampling: Sampling, seed: int = 0, stop: tuple[str, ...] = ()) -> CompletionRequest:
+        return CompletionRequest(prompt, 24, sampling, stop, seed)
+
+    prompts = [base, base, base[:7], [*base[:7], 65, 66]]
+    first = generator.generate([request(prompt, greedy) for prompt in prompts])
+    # A next turn: what was written, with something put after it; and one that begins like another's.
+    turns = [[*prompt, *answer.token_ids, 48, 49] for prompt, answer in zip(prompts, first, strict=True)]
+    turns.append([*base, *first[0].token_ids[:3], 50])
+    second = generator.generate([request(turn, greedy) for turn in turns])
+    expected = [_one_by_one(model, codec, prompt, 24) for prompt in [*prompts, *turns]]
+    drawn = [request(base, free, seed) for seed in range(8)]
+    together = [answer.token_ids for answer in generator.generate(drawn)]
+    generator.forget()
+    alone = [generator.generate([one])[0].token_ids for one in reversed(drawn)][::-1]
+    stopped = generator.generate([request(base, greedy, stop=("</think>", "</python>"))])[0]
+    row = torch.tensor([[*base, *stopped.token_ids]])
+    with torch.no_grad():
+        scores = model(row).logits[0, len(base) - 1 : -1].log_softmax(-1)
+    by_hand = scores.gather(1, torch.tensor(stopped.token_ids)[:, None])[:, 0]
+    return {
+        "greedy_agrees": [list(answer.token_ids) for answer in [*first, *second]] == expected,
+        "draws_agree": together == alone,
+        "distinct_draws": len(set(together)),
+        "stopped": [stopped.text, stopped.stop_reason, stopped.finish_reason],
+        "logprob_error": float((by_hand - torch.tensor(stopped.logprobs)).abs().max()),
+    }
+
+
+def _one_by_one(model: Any, codec: ChatTokenizer, prompt: list[int], most: int) -> list[int]:
+    ids = list(prompt)
+    while len(ids) - len(prompt) < most:
+        with torch.no_grad():
+            ids.append(int(model(torch.tensor([ids]), use_cache=False).logits[0, -1].argmax()))
+        if ids[-1] in codec.eos_ids:
+            break
+    return ids[len(prompt) :]
+
+
+class _ScriptedSource:
+    """Groups of the scenario that every engine plays alike."""
+
+    def __init__(self, codec: ChatTokenizer) -> None:
+        self.made = asyncio.run(require_groups(contract_rollouts(contract_generator(codec), codec), CONTRACT_JOBS))
+
+    def step(self, step: int, rows: list[Row]) -> list[ScoredGroup]:
+        """All of them, whatever is asked."""
+        return [
+            ScoredGroup(group, group_rewards(group.items, row.answers, "math", 0.1, 0.1))
+            for group, row in zip(self.made, rows, strict=True)
+        ]
+
+
+def _trainer(policy: Path, plan: RlPlan, folder: Path, source: Any, **arguments: Any) -> Any:
+    rows = [Row(Question(f"key-{index}", f"Question {index}?", domain="math"), ("12",), "") for index in range(3)]
+    config = GRPOConfig(**{**trl_arguments(plan, folder), **arguments})
+    reporter = Reporter(plan, EventFile(folder / "events.jsonl"), is_first=True)
+    trainer, slot = trl_trainer._trainer(plan, str(policy), policy, rows, config, reporter)
+    slot.rollouts = trl_trainer.Rollouts(plan, rows, source, lambda: None, reporter, folder / "rollouts")
+    return trainer
+
+
+def contract(policy: Path, plan: RlPlan) -> dict[str, Any]:
+    """The scenario through TRL: what its tensors hold, and where its loss has a gradient."""
+    plan = _scripted_plan(plan)
+    codec = ChatTokenizer.load(policy)
+    with _folder() as folder:
+        trainer = _trainer(policy, plan, folder, _ScriptedSource(codec))
+        batch = next(iter(trainer.get_train_dataloader()))
+        prompts = [example["prompt"] for example in batch]
+        inputs = trainer._generate_and_score_completions(batch)
+        dumped = len((folder / "rollouts" / "step-000001.jsonl").read_text().splitlines())
+        groups = []
+        for start in range(0, len(prompts), 8):
+            rows = range(start, start + 8)
+            groups.append([_facts(inputs, row, codec) for row in rows])
+        gradients = _gradients(trainer, inputs)
+    return {"prompts": prompts, "dumped": dumped, "groups": groups, **gradients}
+
+
+def _scripted_plan(plan: RlPlan) -> RlPlan:
+    changes = {"group_size": 8, "prompts_per_step": 3, "mini_batch_prompts": 3, "finetuning_type": "full"}
+    options = plan.options.model_copy(update={**changes, "max_response_tokens": 512})
+    return plan.model_copy(update={"options": options, "num_rows": 3, "num_validation_rows": 0})
+
+
+def _facts(inputs: dict[str, Any], row: int, codec: ChatTokenizer) -> dict[str, Any]:
+    attended = inputs["completion_mask"][row].bool()
+    prompt = inputs["prompt_ids"][row][inputs["prompt_mask"][row].bool()]
+    return {
+        "prompt": codec.decode(prompt.tolist()),
+        "completion": codec.decode(inputs["completion_ids"][row][attended].tolist()),
+        "mask": runs_of(inputs["tool_mask"][row][attended].tolist()),
+        "advantage": float(inputs["advantages"][row]),
+    }
+
+
+def _gradients(trainer: Any, inputs: dict[str, Any]) -> dict[str, Any]:
+    """The gradient of TRL's loss with respect to logits that stand in for the policy's."""
+    ids = inputs["completion_ids"]
+    logits = torch.randn(*ids.shape, 264, generator=torch.Generator().manual_seed(0)).requires_grad_()
+
+    def scores(*_: Any, **__: Any) -> tuple[torch.Tensor, torch.Tensor, None]:
+        found = logits.log_softmax(-1).gather(2, ids[..., None])[..., 0]
+        return found, torch.zeros_like(found), None
+
+    trainer._get_per_token_logps_and_entropies = scores
+    trainer.current_gradient_accumulation_steps = 1
+    trainer.model.train()
+    trainer._compute_loss(trainer.model, inputs).backward()
+    size = logits.grad.abs().amax(-1)
+    attended, mask = inputs["completion_mask"].bool(), inputs["tool_mask"].bool()
+    counts = attended & mask & (inputs["advantages"] != 0)[:, None]
+    return {
+        "gradient_at_results": float(size[attended & ~mask].max()),
+        "num_results": int((attended & ~mask).sum()),
+        "gradient_at_padding": float(size[~attended].max()),
+        "least_gradient_at_model_tokens": float(size[counts].min()),
+    }
+
+
+def log_probs_agree(policy: Path, plan: RlPlan) -> dict[str, float]:
+    """Log-probabilities and gradients with shared prompts against TRL's own rows, under LoRA too."""
+    plan = _scripted_plan(plan)
+    codec = ChatTokenizer.load(policy)
+    with _folder() as folder:
+        trainer = _trainer(policy, plan, folder, _ScriptedSource(codec))
+        inputs = trainer._generate_and_score_completions(next(iter(trainer.get_train_dataloader())))
+    lora = get_peft_model(trainer.model, LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM"))
+    for name, weights in lora.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(weights, std=0.2, generator=torch.Generator().manual_seed(len(name)))
+    errors = {}
+    for name, model in (("lora", lora), ("full", lora.unload())):
+        found = []
+        for shares in (True, False):
+            trainer.shares_prompts = shares
+            model.zero_grad()
+            ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], 1)
+            mask = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], 1)
+            length = inputs["completion_ids"].shape[1]
+            wanted = inputs["completion_mask"] * inputs["tool_mask"]
+            scores = trainer._get_per_token_logps_and_entropies(model, ids, mask, length, compute_entropy=True)
+            (scores[0] * wanted * torch.linspace(-1, 1, length)).sum().backward()
+            trained = [weights.grad.flatten() for weights in model.parameters() if weights.grad is not None]
+            found.append((scores[0] * wanted, scores[1] * wanted, torch.cat(trained)))
+        pairs = zip(*found, strict=True)
+        errors[name] = max(float((left - right).abs().max() / right.abs().max()) for left, right in pairs)
+        for weights in model.parameters():
+            weights.requires_grad_(True)
+    return errors
+
+
+def lora(job: dict[str, Any]) -> dict[str, Any]:
+    """Train with adapters, and write the merged policy."""
+    events = EventFile(Path(job["events"]))
+    trl_commands.train(job, events)
+    state = max(Path(job["output"]).glob("checkpoint-*"))
+    trl_commands.finish({**job, "state": str(state)}, events)
+    return {"state": sorted(path.name for path in state.iterdir())}
+
+
+@contextlib.contextmanager
+def _folder() -> Any:
+    with tempfile.TemporaryDirectory() as name:
+        yield Path(name)
+
+
+if __name__ == "__main__":
+    print(json.dumps(main(Path(sys.argv[1]), Path(sys.argv[2]))))

@@ -1,0 +1,158 @@
+"""The parts of the engine `trl` that need no torch: commands, errors, rows, and what is asked of vLLM."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import orjson
+import pytest
+from support import trl_jobs
+
+from treadle.agent.environment import opening_messages
+from treadle.core.chat import ChatTokenizer
+from treadle.core.engines.hand_over import NoModel
+from treadle.core.errors import ConfigError, EngineError, ToolError
+from treadle.core.llm.config import Sampling
+from treadle.core.llm.types import CompletionRequest
+from treadle.demo.byte_tokenizer import write_byte_tokenizer
+from treadle.rl.engine.__main__ import main
+from treadle.rl.engine.errors import BadEnvironment, BadPlan, Diverged, Unmoved, kind_of
+from treadle.rl.engine.rows import check_rows, first_prompt, read_rows
+from treadle.rl.engine.trl_commands import environment_of
+from treadle.rl.engine.vllm_generation import VllmGenerator
+
+
+@pytest.fixture
+def codec(tmp_path: Path) -> ChatTokenizer:
+    return ChatTokenizer.load(write_byte_tokenizer(tmp_path / "tokenizer"))
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (BadPlan("x"), "arguments"),
+        (ConfigError("x"), "arguments"),
+        (BadEnvironment("x"), "environment"),
+        (ToolError("x"), "environment"),
+        (Diverged("x"), "diverged"),
+        (Unmoved("x"), "unmoved"),
+        (NoModel("x"), "no_model"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory"), "no_memory"),
+        (MemoryError(), "no_memory"),
+        (EngineError("x"), "other"),
+        (ZeroDivisionError("x"), "other"),
+    ],
+)
+def test_errors_are_told_by_kinds_that_the_stage_knows(error: Exception, kind: str) -> None:
+    assert kind_of(error) == kind
+
+
+@pytest.mark.parametrize(
+    ("command", "engine", "said"),
+    [
+        ("check", "ppo", "unknown engine 'ppo'"),
+        ("sell", "trl", "unknown command 'sell'"),
+        ("check", "../../x", "unknown engine"),
+    ],
+)
+def test_what_is_unknown_is_refused_with_an_event(
+    tmp_path: Path, command: str, engine: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = {"plan": {"options": {"engine": engine}}, "events": str(tmp_path / "events.jsonl")}
+    (tmp_path / "job.json").write_text(json.dumps(job))
+    assert main(command, str(tmp_path / "job.json")) == 1
+    (event,) = map(orjson.loads, (tmp_path / "events.jsonl").read_bytes().splitlines())
+    assert event["event"] == "error" and event["kind"] == "arguments" and said in event["message"]
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_only_the_first_process_tells_of_an_error_that_all_meet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RANK", "1")
+    job = {"plan": {"options": {"engine": "ppo"}}, "events": str(tmp_path / "events.jsonl")}
+    (tmp_path / "job.json").write_text(json.dumps(job))
+    assert main("check", str(tmp_path / "job.json")) == 1
+    assert not (tmp_path / "events.jsonl").exists()
+
+
+def test_an_environment_that_is_not_the_plan_s_is_refused() -> None:
+    job = {"environment": trl_jobs.environment_json(), "environment_digest": trl_jobs.ENVIRONMENT.digest()}
+    assert environment_of(job) == trl_jobs.ENVIRONMENT
+    job["environment"] = {**trl_jobs.environment_json(), "max_total_calls": 1}
+    with pytest.raises(BadEnvironment, match="in this engine"):
+        environment_of(job)
+
+
+def test_rows_come_back_as_questions_with_their_answers(tmp_path: Path, codec: ChatTokenizer) -> None:
+    path = tmp_path / "rows.parquet"
+    trl_jobs.write_rows(path)
+    rows = read_rows(path)
+    assert [row.question.key for row in rows] == ["q0", "q1", "q2", "q3"]
+    assert rows[0].answers == ("5",) and rows[0].question.domain == "math"
+    messages = opening_messages(trl_jobs.ENVIRONMENT, rows[0].question)
+    assert first_prompt(path, trl_jobs.ENVIRONMENT, codec) == codec.prompt_ids(messages)
+
+
+def test_rows_that_are_not_those_of_the_plan_are_refused(tmp_path: Path, codec: ChatTokenizer) -> None:
+    path = tmp_path / "rows.parquet"
+    trl_jobs.write_rows(path)
+    rows = read_rows(path)
+    check_rows(rows, 4, 200, trl_jobs.ENVIRONMENT, codec)
+    with pytest.raises(BadPlan, match="4 rows, and the plan speaks of 5"):
+        check_rows(rows, 5, 200, trl_jobs.ENVIRONMENT, codec)
+    longest = len(first_prompt(path, trl_jobs.ENVIRONMENT, codec))
+    with pytest.raises(BadPlan, match="4 of 4 prompts are longer than rl.max_prompt_tokens"):
+        check_rows(rows, 4, longest - 1, trl_jobs.ENVIRONMENT, codec)
+
+
+class _Engine:
+    """Stands for vLLM's `LLM`: answers each request with `ok`, an end of turn, and made-up probabilities."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[Any, Any]] = []
+
+    def generate(self, prompts: list[Any], sampling_params: list[Any], use_tqdm: bool) -> list[Any]:
+        """See vLLM."""
+        self.asked = list(zip(prompts, sampling_params, strict=True))
+        ids = [111, 107, 258]
+        places = [{id_: SimpleNamespace(logprob=-0.5), 1: SimpleNamespace(logprob=-1.0)} for id_ in ids]
+        made = SimpleNamespace(token_ids=ids, logprobs=places, finish_reason="stop", stop_reason=258)
+        return [SimpleNamespace(outputs=[made], prompt_token_ids=prompt["prompt_token_ids"]) for prompt in prompts]
+
+
+def test_vllm_is_asked_for_ids_with_stop_strings_and_seeds(
+    codec: ChatTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = ModuleType("vllm")
+    module.SamplingParams = lambda **parameters: parameters  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "vllm", module)
+    engine = _Engine()
+    synced: list[int] = []
+    trainer = SimpleNamespace(
+        state=SimpleNamespace(global_step=0),
+        _last_loaded_step=-1,
+        vllm_generation=SimpleNamespace(llm=engine, sync_weights=lambda: synced.append(1)),
+    )
+    generator = VllmGenerator(trainer, codec)
+    generator.refresh()
+    generator.refresh()
+    trainer.state.global_step = 1
+    generator.refresh()
+    assert len(synced) == 2, "weights go over once for each state of them"
+
+    sampling = Sampling(temperature=0.7, top_p=1.0, top_k=-1)
+    requests = [CompletionRequest([1, 2, seed], 9 + seed, sampling, ("</python>",), seed) for seed in range(2)]
+    answers = generator.generate(requests)
+    assert [prompt for prompt, _ in engine.asked] == [{"prompt_token_ids": [1, 2, 0]}, {"prompt_token_ids": [1, 2, 1]}]
+    parameters = [asked for _, asked in engine.asked]
+    assert [(one["max_tokens"], one["seed"]) for one in parameters] == [(9, 0), (10, 1)]
+    assert parameters[0]["stop"] == ["</python>"] and parameters[0]["include_stop_str_in_output"] is True
+    assert parameters[0]["temperature"] == 0.7 and parameters[0]["top_k"] == -1
+    assert answers[0].token_ids == (111, 107, 258) and answers[0].text.startswith("ok")
+    assert answers[0].logprobs == (-0.5, -0.5, -0.5) and answers[0].stop_reason is None
+    assert answers[0].entropies == pytest.approx((0.6711,) * 3, abs=1e-3)
