@@ -202,6 +202,7 @@ def bases(tmp_path: Path) -> list[TreadleConfig]:
             "search": {"corpus": [f"{tmp_path}/corpus.jsonl"], "chunk_words": 50, "encoder": ENCODER},
         },
         "sft": {"main_address": "node-0"},
+        "flow": {"stages": ["rollouts", "scores", "rl", "report"]},
     }
     apart = {**tree, "environment": {"search": {"service": {"endpoints": [{"url": "http://127.0.0.1:9"}]}}}}
     return [load_config(TreadleConfig, data=tree), load_config(TreadleConfig, data=apart)]
