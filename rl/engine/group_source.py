@@ -43,10 +43,13 @@ class GroupSource:
         self._rollouts = rollouts
         self._checker = checker
 
-    def step(self, step: int, rows: Sequence[Row]) -> list[ScoredGroup]:
-        """The groups of a step (from 1), in the order of its rows. What is drawn depends on the plan's seed alone."""
+    def step(self, step: int, rows: Sequence[Row], first: int = 0) -> list[ScoredGroup]:
+        """The groups of a step (from 1), in the order of its rows; `first` is the place of the first of them in it.
+
+        What is drawn depends on the plan's seed alone.
+        """
         size = self._plan.options.group_size
-        jobs = [_job(row, f"{step}-{place}", size, self._plan.seed, step) for place, row in enumerate(rows)]
+        jobs = [_job(row, f"{step}-{place}", size, self._plan.seed, step) for place, row in enumerate(rows, first)]
         return self._make(self._rollouts, jobs, rows, self._plan.sigmas.at(step))
 
     def validate(self, rows: Sequence[Row]) -> list[Reward]:

@@ -158,7 +158,8 @@ class Rollouts:
             raise RuntimeError("TRL took a group of rollouts apart")
         step = trainer.state.global_step // self._plan.updates_per_step + 1
         self._forget()
-        made = self._source.step(step, [self._rows[group[0]] for group in groups])
+        first = trainer.accelerator.process_index * len(groups)
+        made = self._source.step(step, [self._rows[group[0]] for group in groups], first)
         self._tell(step, made)
         return _as_trl_takes_it(made)
 

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-_STEPS = 220
+_STEPS = 120
 
 
 def make(folder: Path, parquet: Path, seed: int) -> None:
@@ -41,8 +41,8 @@ def make(folder: Path, parquet: Path, seed: int) -> None:
         end = len(prompt) + len(output)
         ids[index, :end] = torch.cat([prompt, output])
         labels[index, len(prompt) : end] = output
-    optimiser = torch.optim.AdamW(model.parameters(), lr=6e-3)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, 6e-3, total_steps=_STEPS)
+    optimiser = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, 1e-2, total_steps=_STEPS)
     for _ in range(_STEPS):
         loss = model(ids, labels=labels, use_cache=False).loss
         loss.backward()

@@ -99,7 +99,7 @@ class _ScriptedSource:
     def __init__(self, codec: ChatTokenizer) -> None:
         self.made = asyncio.run(require_groups(contract_rollouts(contract_generator(codec), codec), CONTRACT_JOBS))
 
-    def step(self, step: int, rows: list[Row]) -> list[ScoredGroup]:
+    def step(self, step: int, rows: list[Row], first: int) -> list[ScoredGroup]:
         """All of them, whatever is asked."""
         return [
             ScoredGroup(group, group_rewards(group.items, row.answers, "math", 0.1, 0.1))
