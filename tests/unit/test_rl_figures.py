@@ -35,7 +35,10 @@ def test_a_step_is_the_mean_over_its_trajectories() -> None:
 
 def test_groups_that_differ_only_from_each_other_have_nothing_to_learn_from() -> None:
     figures = step_figures([rewards(("12", 1, 10), ("12", 1, 10)), rewards(("7", 1, 10), ("7", 1, 10))])
-    assert (figures["reward"], figures["reward_std"]) == (0.5, 0.0)
+    assert (figures["reward"], figures["reward_std"], figures["num_equal_groups"]) == (0.5, 0.0, 2)
+    # Three times this number, divided by three, is another number.
+    thirds = [replace(reward, reward=0.7734603050039117) for reward in rewards(*[("12", 1, 10)] * 3)]
+    assert (step_figures([thirds])["reward_std"], step_figures([thirds])["num_equal_groups"]) == (0.0, 1)
 
 
 def test_lost_trajectories_are_in_no_mean() -> None:
