@@ -10,10 +10,12 @@ stage reads artifacts of short rows, with their hashes, and writes rows, report 
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 import resource
 import tempfile
 import time
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -110,31 +112,37 @@ def rows_of(table: schemas.Table, made: Rollouts, num_rollouts: int) -> Iterator
 
 
 def measure_stage(made: Rollouts, num_rollouts: int, options: SelectionOptions) -> tuple[float, float]:
-    """Seconds of the stage on artifacts, and MiB by which it raises the peak of the process."""
+    """Seconds of the stage on artifacts in a process of its own, and that one's peak in MiB."""
     with tempfile.TemporaryDirectory() as folder:
         run = Run.create(Path(folder), "benchmark", {}, {})
-        bound = {}
         for table in (schemas.QUESTIONS, schemas.ROLLOUTS, schemas.SCORES):
-            bound[table.kind] = (_put(run, table, made, num_rollouts),)
-        settings = SelectionSettings(options=options)
-        instance = Instance(address=Address.parse("1/selection"), stage=SELECTION, settings=settings, inputs=bound)
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        started = time.perf_counter()
-        execute(instance, run)
-        seconds = time.perf_counter() - started
-        return seconds, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+            _put(run, table, made, num_rollouts)
+        with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+            return pool.submit(run_stage, folder, options.model_dump()).result()
 
 
-def _put(run: Run, table: schemas.Table, made: Rollouts, num_rollouts: int) -> Address:
+def run_stage(folder: str, options: dict[str, Any]) -> tuple[float, float]:
+    """See `measure_stage`."""
+    instance = Instance(
+        address=Address.parse("1/selection"),
+        stage=SELECTION,
+        settings=SelectionSettings(options=SelectionOptions(**options)),
+        inputs={kind: (Address(1, kind),) for kind in ("questions", "rollouts", "scores")},
+    )
+    started = time.perf_counter()
+    execute(instance, Run.open(Path(folder), "benchmark"))
+    seconds = time.perf_counter() - started
+    return seconds, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def _put(run: Run, table: schemas.Table, made: Rollouts, num_rollouts: int) -> None:
     def write(context: StageContext) -> dict[str, Any]:
         for row in rows_of(table, made, num_rollouts):
             context.write(table.kind, [row])
         return {}
 
     stage = Stage(name=table.kind, version=1, settings=Section, produces=(table,), run=write)
-    address = Address(1, table.kind)
-    execute(Instance(address=address, stage=stage, settings=Section()), run)
-    return address
+    execute(Instance(address=Address(1, table.kind), stage=stage, settings=Section()), run)
 
 
 def main() -> None:
@@ -142,7 +150,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--questions", type=int, default=100_000, help="questions of the choice alone")
     parser.add_argument("--rollouts", type=int, default=16, help="rollouts per question")
-    parser.add_argument("--staged", type=int, default=20_000, help="questions of the whole stage")
+    parser.add_argument(
+        "--staged", type=int, default=40_000, help="questions of the whole stage; memory is compared with a quarter"
+    )
     parser.add_argument("--pairs", type=int, default=2_000, help="questions that are compared pair by pair")
     add_json_option(parser)
     options = parser.parse_args()
@@ -150,10 +160,12 @@ def main() -> None:
     made = make_rollouts(options.questions, options.rollouts)
     seconds = measure_choice(made, chosen)
     sweeping, comparing, is_equal = measure_pairs(made, options.pairs)
-    measure_stage(make_rollouts(20, options.rollouts), options.rollouts, chosen)  # loads what draws pictures
-    staged = make_rollouts(options.staged, options.rollouts)
-    stage_s, grown_mib = measure_stage(staged, options.rollouts, chosen)
-    rate, stage_rate = len(made.questions) / seconds, len(staged.questions) / stage_s
+    sizes = (options.staged // 4, options.staged)
+    (_, less_mib), (stage_s, more_mib) = (
+        measure_stage(make_rollouts(size, options.rollouts), options.rollouts, chosen) for size in sizes
+    )
+    num_staged, growth = sizes[1] * options.rollouts, (more_mib - less_mib) * 2**20 / (sizes[1] - sizes[0])
+    rate, stage_rate = len(made.questions) / seconds, num_staged / stage_s
     publish(
         [
             Figure(name="choice: trajectories per second", value=rate, unit="1/s", at_least=200_000),
@@ -161,7 +173,7 @@ def main() -> None:
             Figure(name="ranks equal to those of all pairs", value=float(is_equal), unit="of 1", at_least=1.0),
             Figure(name="comparing all pairs beside the sweep", value=comparing / sweeping),
             Figure(name="stage: trajectories per second", value=stage_rate, unit="1/s"),
-            Figure(name="stage: growth of memory per question", value=grown_mib * 2**20 / options.staged, unit="bytes"),
+            Figure(name="stage: growth of memory per question", value=growth, unit="bytes"),
         ],
         options.json,
     )

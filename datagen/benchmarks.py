@@ -44,6 +44,8 @@ RULES: dict[str, FieldRule] = {
     "math": FieldRule(domain="math", question=("problem", "question")),
     "dapo": _MATH,
     "numina": _MATH,
+    "openr1": _MATH,
+    "still": _MATH,
     "tabmwp": _MATH,
     "gaokao2023en": _MATH,
     "college_math": _MATH,

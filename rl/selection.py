@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import operator
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -34,6 +35,7 @@ _log = logging.getLogger(__name__)
 FAILED = "failed"
 """Status of a rollout that was lost to infrastructure."""
 _COUNTED = ("rollout_key", "question_key", "dataset", "domain", "model", "status", "score", "calls_executed")
+_OUTCOME = ("question_key", "rollout_key", "status", "score", "calls_executed")
 _ASKED = ("question_key", "dataset", "domain", "question", "answers", "choices")
 _CHUNK_ROWS = 256
 _ROWS_PER_BUCKET = 1_024
@@ -245,19 +247,26 @@ class _Making:
             self._context.write(RL_ROWS.kind, chunk)
 
     def _spread_rollouts(self, is_chosen: np.ndarray, places: Mapping[str, int], rollouts: Buckets) -> None:
+        """A line per question and batch: its key, then key, score, calls and usability of its rollouts."""
         for batch in self._score_batches():
-            wanted = is_chosen[self._questions.of(batch)]
-            columns = ["question_key", "rollout_key", "status", "score", "calls_executed"]
-            for row in batch.select(columns).filter(pa.array(wanted)).to_pylist():
-                is_usable = row["status"] != FAILED and row["score"] is not None
-                line = [row["question_key"], row["rollout_key"], row["score"], row["calls_executed"], is_usable]
-                rollouts.add(rollouts.of(places[row["question_key"]]), orjson.dumps(line))
+            wanted = pa.array(is_chosen[self._questions.of(batch)])
+            taken = batch.select(_OUTCOME).filter(wanted).to_pydict()
+            usable = [
+                status != FAILED and score is not None
+                for status, score in zip(taken["status"], taken["score"], strict=True)
+            ]
+            outcomes = zip(taken["rollout_key"], taken["score"], taken["calls_executed"], usable, strict=True)
+            for key, group in itertools.groupby(
+                zip(taken["question_key"], outcomes, strict=True), operator.itemgetter(0)
+            ):
+                line = orjson.dumps([key, [outcome for _, outcome in group]])
+                rollouts.add(rollouts.of(places[key]), line)
             self._context.progress.advance(batch.num_rows)
 
     def _row(self, question: Mapping[str, Any], outcomes: Sequence[Sequence[Any]], choice: Choice) -> dict[str, Any]:
         key = question["question_key"]
         number = self._questions.numbers[key]
-        usable = [outcome for outcome in outcomes if outcome[4]]
+        usable = [outcome for outcome in outcomes if outcome[3]]
         score_tool, score_corr = (float(values[number]) for values in (choice.score_tool, choice.score_corr))
         rank, distance = int(choice.rank[number]), float(choice.distance[number])
         verl = verl_row(
@@ -276,9 +285,9 @@ class _Making:
             "domain": question["domain"],
             "phase": self._settings.phase,
             "model": next(iter(self._models)),
-            "parents": [outcome[1] for outcome in usable],
-            "correctness": [outcome[2] for outcome in usable],
-            "calls": [outcome[3] for outcome in usable],
+            "parents": [outcome[0] for outcome in usable],
+            "correctness": [outcome[1] for outcome in usable],
+            "calls": [outcome[2] for outcome in usable],
             "num_unusable": len(outcomes) - len(usable),
             "score_tool": score_tool,
             "score_corr": score_corr,
@@ -300,10 +309,10 @@ class _Making:
 
 
 def _by_question(lines: Sequence[bytes]) -> dict[str, list[list[Any]]]:
+    """Rollouts of each question, whose lines may come from several batches."""
     found: dict[str, list[list[Any]]] = {}
-    for line in lines:
-        key, *rest = orjson.loads(line)
-        found.setdefault(key, []).append([key, *rest])
+    for key, outcomes in map(orjson.loads, lines):
+        found.setdefault(key, []).extend(outcomes)
     return found
 
 

@@ -16,6 +16,10 @@ from support.selection_tables import EXAMPLE
 
 from treadle.core.config import load_config
 from treadle.core.errors import ConfigError, DataError, StageFailed
+from treadle.core.inputs import InputRow
+from treadle.datagen.benchmarks import rule_for
+from treadle.datagen.question_rows import Rejected, parse_row
+from treadle.datagen.question_sources import QuestionsSettings
 from treadle.rl.choice import FATES, Choice, choose
 from treadle.rl.dispersion import MOST_ROLLOUTS, Dispersion, DispersionSums, is_mixed
 from treadle.rl.legacy_selection import Record, dominates, legacy_domain_in_rows, legacy_select, quadratic_fronts
@@ -362,6 +366,17 @@ def test_the_original_counts_one_source_as_math_in_the_filter_and_as_qa_in_the_r
     graded = Record("b", "still", [0.9, 0.1, 0.2, 0.3], [1, 1, 1, 1])
     assert [record.id for record in legacy_select([mixed, graded], 2)] == ["a"]
     assert (legacy_domain_in_rows("still"), legacy_domain_in_rows("dapo")) == ("qa", "math")
+
+
+@pytest.mark.covers("pareto-7")
+def test_sources_have_one_map_of_domains_and_an_unknown_one_is_named() -> None:
+    sources = ("openr1", "numina-tir", "numina-cot", "aime", "dapo", "still")
+    assert {rule_for(source).domain for source in sources} == {"math"}
+    settings = load_config(QuestionsSettings, data={"sources": [{"path": "q.jsonl", "source_field": "source"}]})
+    row = {"source": "elsewhere", "question": "How many?", "answer": "12"}
+    with pytest.raises(Rejected, match="'elsewhere' has no domain; add it to questions.domains") as refused:
+        parse_row(InputRow(1, row), settings.sources[0], settings)
+    assert refused.value.reason == "unknown_source"
 
 
 def test_without_scores_the_original_keeps_nothing() -> None:
