@@ -26,11 +26,11 @@ $(INSTALLED): requirements.lock pyproject.toml
 	@touch $@
 
 install: $(INSTALLED) ## Install Treadle into .venv
-	@echo "next: $(BIN)/treadle doctor   |   $(BIN)/treadle demo --tutor-only   |   make demo (with vLLM, 3 GB)"
+	@echo "next: $(BIN)/treadle doctor   |   $(BIN)/treadle demo --tutor-only   |   make demo (with vLLM and LLaMA-Factory, 8 GB)"
 
-demo: $(INSTALLED) ## Answer questions of a sample world with the tutor and a small real model
-	@echo "make demo: 50 held-out questions by the rule-based tutor, 20 by SmolLM2-135M on vLLM, both with real tools;"
-	@echo "           about 4 minutes on 2 cores the first time, vLLM and its 3 GB in the cache included"
+demo: $(INSTALLED) ## Fine-tune a small real model on a sample world and see what it learnt
+	@echo "make demo: rows by the rule-based tutor, SmolLM2-135M fine-tuned on them, 40 held-out questions before and after, with real tools;"
+	@echo "           about 8 minutes on 2 cores, and 10 more the first time, for vLLM and LLaMA-Factory (8 GB in the cache)"
 	@$(BIN)/treadle demo
 
 lint: $(INSTALLED) ## Formatting, lint, types, import contracts
@@ -57,7 +57,7 @@ test: ## lint, unit, stages and flows (no engines; about 12 minutes on 2 cores)
 	@for part in lint unit stages flows; do SECONDS=0; $(MAKE) --no-print-directory $$part; echo "==> $$part took $$SECONDS s"; done
 
 test-e2e: $(INSTALLED) ## Tests with real engines (vLLM and LLaMA-Factory on the CPU; installs them on first use)
-	@echo "make test-e2e: tests with a real model on vLLM and LLaMA-Factory; about 13 minutes with their installation (8 GB in the cache)"
+	@echo "make test-e2e: tests with a real model on vLLM and LLaMA-Factory; about 17 minutes with their installation (8 GB in the cache)"
 	@SECONDS=0; $(PYTEST) -s tests/e2e $(E2E_ARGS); echo "==> e2e took $$SECONDS s"
 
 parity: $(INSTALLED) ## FlashRAG's own retriever beside ours (the first use installs it: 1.8 GB in the cache)
