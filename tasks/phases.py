@@ -74,7 +74,8 @@ def phase_model(config: TreadleConfig, address: Address) -> ModelSettings:
     if isinstance(model.server, VllmServer):
         revision = model.server.revision if policy == model.server.model else ""
         server = model.server.model_copy(update={"model": policy, "revision": revision})
-        return model.model_copy(update={"server": server})
+        # A folder whose files have changed is another policy.
+        return model.model_copy(update={"server": server, "revision": folder_digest(policy) or model.revision})
     return model.model_copy(update={"model": policy}) if model.server is None and made_here(policy) else model
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from treadle.core.config import load_config
 from treadle.core.errors import ConfigError
+from treadle.core.execute import fingerprint_of
 from treadle.core.stage import Address, Instance
 from treadle.rl.config import ET_AGENT_7B, RlOptions
 from treadle.tasks.catalog import flow_addresses, flow_instances, instance, semantic_of
@@ -70,6 +71,14 @@ def test_a_start_that_this_run_does_not_make_binds_no_checkpoint_and_keeps_its_r
     assert (first.settings.model.server.model, first.settings.model.server.revision) == ("org/base", "abc")
     assert "checkpoint" not in inputs("1/rollouts@phase-1", rl={"start": "org/base"})
     assert inputs("1/rollouts@phase-2", rl={"start": "org/base"})["checkpoint"] == ["1/rl@phase-1"]
+
+
+def test_a_folder_whose_files_have_changed_is_sampled_again(tmp_path: Path) -> None:
+    fingerprints = []
+    for weights in (b"some", b"others"):
+        (tmp_path / "model.safetensors").write_bytes(weights)
+        fingerprints.append(fingerprint_of(at("1/rollouts@phase-1", rl={"start": str(tmp_path)}), {}))
+    assert fingerprints[0] != fingerprints[1]
 
 
 def test_a_phase_that_is_told_to_begin_elsewhere_is_sampled_from_there_too() -> None:
