@@ -12,7 +12,8 @@ from treadle.rl.selection_report import TENTHS, fronts_of, tenths
 
 _POINTS_SHOWN = 2_000
 """More distinct points would make a file that browsers open slowly; they are then thinned out evenly."""
-_FRONTS_SHOWN = 12
+_SIZES = ((1, 2.5), (2, 4.0), (8, 6.0))
+"""From so many questions on one point it is drawn so large."""
 _LINES_SHOWN = 5
 _GREY = "#c8c8c8"
 
@@ -37,15 +38,18 @@ def _draw_plane(axes: Any, choice: Choice) -> None:
     )
     for label, mask, colour in groups:
         points, counts = _distinct(choice, mask & ~np.isnan(choice.score_tool))
-        if len(points):
-            areas = 8.0 + 60.0 * counts / counts.max()
-            axes.scatter(points[:, 0], points[:, 1], s=areas, color=colour, linewidths=0, label=label, alpha=0.8)
+        bounds = [least for least, _ in _SIZES[1:]]
+        classes = np.digitize(counts, bounds)
+        for number, (_, size) in enumerate(_SIZES):
+            some = points[classes == number]
+            axes.plot(some[:, 0], some[:, 1], "o", color=colour, markersize=size, markeredgewidth=0, alpha=0.8)
+        axes.plot([], [], "o", color=colour, markersize=_SIZES[-1][1], markeredgewidth=0, label=label)
     for rank in range(_LINES_SHOWN):
         points, _ = _distinct(choice, choice.rank == rank)
         if len(points):
             axes.plot(points[:, 0], points[:, 1], color="black", linewidth=0.6, alpha=1.0 - rank / (_LINES_SHOWN + 1))
     axes.set(title="Questions and first fronts", xlabel="deviation of calls", ylabel="deviation of correctness")
-    axes.legend(frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=3)
+    _add_legend(axes, 3)
 
 
 def _distinct(choice: Choice, mask: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -57,12 +61,14 @@ def _distinct(choice: Choice, mask: np.ndarray) -> tuple[np.ndarray, np.ndarray]
 
 
 def _draw_fronts(axes: Any, choice: Choice) -> None:
-    fronts = fronts_of(choice, by_domain=False)[:_FRONTS_SHOWN]
-    places = [front.rank for front in fronts]
-    axes.bar(places, [front.size for front in fronts], color=LIGHT, label="questions")
-    axes.bar(places, [front.num_selected for front in fronts], color=COLOUR, label="selected")
-    axes.set(title="Sizes of the first fronts", xlabel="front", ylabel="questions")
-    axes.legend(frameon=False)
+    fronts = fronts_of(choice, by_domain=False)
+    edges = np.arange(len(fronts) + 1) - 0.5
+    axes.stairs([front.size for front in fronts], edges, fill=True, color=LIGHT, label="questions")
+    axes.stairs([front.num_selected for front in fronts], edges, fill=True, color=COLOUR, label="selected")
+    axes.set(title="Sizes of the fronts", xlabel="front", ylabel="questions")
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.yaxis.get_major_locator().set_params(integer=True)
+    _add_legend(axes, 2)
 
 
 def _draw_correctness(axes: Any, choice: Choice) -> None:
@@ -71,4 +77,8 @@ def _draw_correctness(axes: Any, choice: Choice) -> None:
     for values, colour, label in ((means, LIGHT, "questions"), (means[choice.fate == SELECTED], COLOUR, "selected")):
         axes.bar(middles, tenths(values), width=0.9 / TENTHS, color=colour, label=label)
     axes.set(title="How right the rollouts are", xlabel="mean correctness", ylabel="questions", xlim=(0.0, 1.0))
-    axes.legend(frameon=False)
+    _add_legend(axes, 2)
+
+
+def _add_legend(axes: Any, columns: int) -> None:
+    axes.legend(frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=columns, columnspacing=1.0)
