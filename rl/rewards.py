@@ -153,10 +153,9 @@ def group_rewards(
 
     def reward(item: GroupItem) -> Reward:
         if item.status == FAILED:
-            answer, score, reasons = "", _UNFINISHED, ()
-        else:
-            answer, score = score_item(item, gold, domain, choices=choices, checker=checker)
-            reasons = format_reasons(item.segments, options.format_mode, protocol)
+            return group.reward(item, "", _UNFINISHED, (), sigma_tool, sigma_length, options)
+        answer, score = score_item(item, gold, domain, choices=choices, checker=checker)
+        reasons = format_reasons(item.segments, options.format_mode, protocol)
         return group.reward(item, answer, score, reasons, sigma_tool, sigma_length, options)
 
     return _with_neutral([reward(item) for item in items])
