@@ -54,7 +54,8 @@ def rl_options(config: TreadleConfig, address: Address) -> RlOptions:
         "sigma_length": sigma_length if own.sigma_length is None else own.sigma_length,
     }
     options = overridden(config, training, own.model_copy(update=filled))
-    assert options.sigma_tool is not None and options.sigma_length is not None, "no TOML takes a value away"
+    if options.sigma_tool is None or options.sigma_length is None:
+        raise ConfigError(f'overrides."{training}" takes a sigma away; leave it out, or give a number')
     check_sigmas(options.sigma_tool, options.sigma_length, allow_plain=options.allow_plain, where=str(training))
     return options
 

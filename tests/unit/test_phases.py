@@ -133,6 +133,8 @@ def sigmas(**more: Any) -> list[tuple[float, float]]:
 def test_sigmas_fall_from_phase_to_phase_unless_they_are_given() -> None:
     assert sigmas() == [(0.1, 0.1), (0.05, 0.05), (0.025, 0.025)]
     assert sigmas(rl={"sigma_tool": 0.3}) == [(0.3, 0.1), (0.3, 0.05), (0.3, 0.025)]
+    with pytest.raises(ConfigError, match='overrides."1/rl@phase-2" takes a sigma away'):
+        sigmas(overrides={"1/rl@phase-2": {"sigma_tool": None}})
     assert sigmas(overrides={"1/rl@phase-2": {"sigma_length": 0.7}}) == [(0.1, 0.1), (0.05, 0.7), (0.025, 0.025)]
 
 
