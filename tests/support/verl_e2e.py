@@ -30,12 +30,12 @@ LONG = 3
 """Row whose prompt is too long."""
 
 
-def contract_plan(**keys: Any) -> RlPlan:
+def contract_plan(environment: EnvironmentSettings = CONTRACT_ENVIRONMENT, **keys: Any) -> RlPlan:
     """A plan with the scenario's branching and sigmas."""
     return verl_plan(
         FOUR_GPUS,
         num_rows=4,
-        environment=CONTRACT_ENVIRONMENT,
+        environment=environment,
         group_size=8,
         initial_rollouts=4,
         prompts_per_step=2,
@@ -55,10 +55,12 @@ def write_start(folder: Path) -> Path:
     return folder
 
 
-def prepare_folder(root: Path, environment: EnvironmentSettings = CONTRACT_ENVIRONMENT) -> dict[str, Any]:
+def prepare_folder(
+    root: Path, environment: EnvironmentSettings = CONTRACT_ENVIRONMENT, *, interpreter: str = ""
+) -> dict[str, Any]:
     """Write it; returns the job."""
     root.mkdir(parents=True, exist_ok=True)
-    plan = contract_plan()
+    plan = contract_plan(environment)
     start = write_start(root / "start")
     rows = [
         {
@@ -73,7 +75,7 @@ def prepare_folder(root: Path, environment: EnvironmentSettings = CONTRACT_ENVIR
         "plan": json.loads(plan.to_json()),
         "environment": environment.model_dump(mode="json"),
         "environment_digest": environment.digest(),
-        "interpreter": "",
+        "interpreter": interpreter,
         "rows": str(root / "rows.parquet"),
         "validation": None,
         "model": str(start),

@@ -38,7 +38,7 @@ from treadle.rl.engine.verl_host import LoopHost
 from treadle.rl.environment import OpenEnvironment
 from treadle.rl.groups import GroupJob, require_groups
 from treadle.rl.plan import RlPlan
-from treadle.rl.rewards import group_rewards
+from treadle.rl.rewards import GroupItem, group_rewards
 
 FORK_ONLY = (
     "actor_rollout_ref.rollout.initial_rollouts=8",
@@ -46,10 +46,10 @@ FORK_ONLY = (
     "actor_rollout_ref.rollout.branch_probability=0.5",
     "actor_rollout_ref.rollout.entropy_weight=0.2",
     "actor_rollout_ref.rollout.tools.call_limit=6",
-    "actor_rollout_ref.rollout.mode=sync_with_tool",
 )
-EXAMPLE_A = [1.0913, 0.9052, 0.0, 1.0, 0.0, -1.0]
-"""Rewards of the specification's Example A."""
+EXAMPLE_A = ((12, 1, 200, True), (12, 3, 420, True), (0, 0, 100, True), (12, 2, 300, True), (0, 2, 300, False),
+             (0, 4, 480, False))  # fmt: skip
+"""Answer (12 is right), calls, length, format of a group's trajectories: Example A of docs/behaviour/rewards.md."""
 
 
 class Probe:
@@ -192,9 +192,32 @@ class Probe:
         """verl's advantages of Example A."""
         from verl.trainer.ppo.core_algos import compute_grpo_outcome_advantage
 
-        rewards = torch.tensor(EXAMPLE_A).unsqueeze(-1)
+        items = [
+            GroupItem.from_text(
+                f"{'<think>t</think>' if formed else ''}<answer>\\boxed{{{answer}}}</answer>",
+                tool_calls=calls,
+                model_tokens=length,
+            )
+            for answer, calls, length, formed in EXAMPLE_A
+        ]
+        rewards = torch.tensor([[reward.reward] for reward in group_rewards(items, ["12"], "math", 0.1, 0.1)])
         advantages, _ = compute_grpo_outcome_advantage(rewards, torch.ones(6, 1), np.array(["u"] * 6))
         return [float(value) for value in advantages[:, 0]]
+
+    def packed(self) -> float:
+        """Largest difference between sequences that are packed as verl packs them (no mask, positions that begin anew)
+        and the same sequences alone, with the attention that the overrides choose."""
+        from transformers import AutoConfig, AutoModelForCausalLM
+
+        attention = compose_config(self.lines["job"]).actor_rollout_ref.model.override_config.attn_implementation
+        config = AutoConfig.from_pretrained(self.folder / "start")
+        model = AutoModelForCausalLM.from_config(config, attn_implementation=attention, dtype=torch.float32).eval()
+        parts = [torch.arange(1, 8).unsqueeze(0), torch.arange(20, 29).unsqueeze(0)]
+        positions = torch.cat([torch.arange(part.shape[1]) for part in parts]).unsqueeze(0)
+        with torch.no_grad():
+            alone = torch.cat([model(part).logits for part in parts], dim=1)
+            together = model(torch.cat(parts, dim=1), attention_mask=None, position_ids=positions).logits
+        return float((alone - together).abs().max())
 
     def rows(self) -> dict[str, Any]:
         """Our parquet as verl's data set reads it, long prompts dropped as by its own tokenizer."""
@@ -286,6 +309,7 @@ def main(answer: str, folder: str) -> None:
     found["composed"] = probe.composed()
     found["rows"] = probe.rows()
     found["example_a"] = probe.example_a()
+    found["packed"] = probe.packed()
     for name in ("worked_example", "contract", "rewarded_by_verl"):
         found[name] = asyncio.run(getattr(probe, name)())
     Path(answer).write_text(json.dumps(found))

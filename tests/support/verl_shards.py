@@ -1,7 +1,8 @@
 """Run by torchrun in the engine environment `verl`: two processes shard a tiny policy and let verl save its state.
 
-`START STATE [lora]`: `START` is a folder with configuration and tokenizer; `STATE/actor` is written by verl's own
-checkpoint manager, as in training, and `STATE/start` the policy as it was before. FSDP2 on the CPU.
+`START FULL LORA`: `START` is a folder with configuration and tokenizer, to which weights are added; the states `FULL`
+and `LORA` are written by verl's own checkpoint manager, as in training, after two updates of all weights or of
+adapters. FSDP2 on the CPU.
 """
 
 from __future__ import annotations
@@ -18,19 +19,25 @@ from torch.distributed.fsdp import fully_shard
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 
-def main(start: Path, state: Path, kind: str = "full") -> None:
-    """Shard, take one step, save."""
-    from verl.utils.checkpoint.fsdp_checkpoint_manager import FSDPCheckpointManager
-
+def main(start: Path, full: Path, lora: Path) -> None:
+    """Make both states."""
     dist.init_process_group("gloo")
     torch.manual_seed(3)
-    model: Any = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(start), dtype=torch.float32)
+    model: Any = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(start), dtype=torch.bfloat16)
     if dist.get_rank() == 0:
-        model.to(torch.bfloat16).save_pretrained(start)
-        model.float()
+        model.save_pretrained(start)
     dist.barrier()
-    model.config._name_or_path = str(start)
-    if kind == "lora":
+    train_and_save(start, full, is_adapter=False)
+    train_and_save(start, lora, is_adapter=True)
+    dist.destroy_process_group()
+
+
+def train_and_save(start: Path, state: Path, *, is_adapter: bool) -> None:
+    """Shard, take two steps, save."""
+    from verl.utils.checkpoint.fsdp_checkpoint_manager import FSDPCheckpointManager
+
+    model: Any = AutoModelForCausalLM.from_pretrained(start, dtype=torch.float32)
+    if is_adapter:
         from peft import LoraConfig, get_peft_model
 
         model = get_peft_model(model, LoraConfig(r=4, lora_alpha=8, target_modules="all-linear", task_type="CAUSAL_LM"))
@@ -42,7 +49,7 @@ def main(start: Path, state: Path, kind: str = "full") -> None:
         model(torch.arange(1, 30).unsqueeze(0), labels=torch.arange(1, 30).unsqueeze(0)).loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-    contents = ["model", "optimizer", "extra"] if kind == "lora" else ["model", "optimizer", "extra", "hf_model"]
+    contents = ["model", "optimizer", "extra", *([] if is_adapter else ["hf_model"])]
     manager = FSDPCheckpointManager(
         model=model,
         optimizer=optimizer,
@@ -51,8 +58,7 @@ def main(start: Path, state: Path, kind: str = "full") -> None:
         checkpoint_config=OmegaConf.create({"save_contents": contents, "load_contents": contents}),
     )
     manager.save_checkpoint(local_path=str(state / "actor"), global_step=2)
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]), *sys.argv[3:4])
+    main(*map(Path, sys.argv[1:4]))

@@ -1,0 +1,196 @@
+"""verl itself, on the CPU: it composes our configuration, runs our agent loop under its own workers with a stub of its
+servers, asks our reward, estimates advantages, and saves and merges a sharded policy. Training needs GPUs."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.verl_e2e import prepare_folder
+
+from treadle.agent.config import EnvironmentSettings
+from treadle.core.chat import ChatTokenizer
+from treadle.core.config import load_config
+from treadle.core.engines.environments import engine_environ, install
+from treadle.rl.training_events import RlEvents
+
+TESTS = Path(__file__).parents[1]
+GOLDEN = TESTS / "unit" / "golden"
+
+
+@pytest.fixture(scope="session")
+def python() -> Path:
+    """Python of the installed engine environment of `verl`."""
+    return install("verl", "cpu", notify=lambda line: print(line, file=sys.stderr, flush=True)) / "bin" / "python"
+
+
+def run(python: Path, folder: Path, *arguments: str | Path) -> str:
+    """Run something in verl's environment, Treadle and the tests' support beside it; returns what it printed."""
+    environ = engine_environ({"HF_HUB_OFFLINE": "1", "HF_DATASETS_CACHE": str(folder / "cache")})
+    environ |= {
+        "PYTHONPATH": f"{environ['PYTHONPATH']}:{TESTS}",
+        "CUDA_VISIBLE_DEVICES": "",
+        "OMP_NUM_THREADS": "1",
+        "RAY_DEDUP_LOGS": "0",
+    }
+    work = folder / "work"
+    work.mkdir(exist_ok=True)
+    argv = [str(python), *map(str, arguments)]
+    done = subprocess.run(argv, cwd=work, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
+    said = done.stdout.decode(errors="replace")
+    assert done.returncode == 0, said[-4_000:]
+    return said
+
+
+@pytest.fixture(scope="module")
+def found(python: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What verl makes of a job's files and of our loop."""
+    folder = tmp_path_factory.mktemp("verl")
+    prepare_folder(folder)
+    run(python, folder, TESTS / "support" / "verl_probe.py", folder / "answer.json", folder)
+    answer: dict[str, Any] = json.loads((folder / "answer.json").read_text())
+    return answer
+
+
+def test_its_wheel_leaves_no_package_called_tests_or_scripts(python: Path) -> None:
+    packages = python.parents[1] / "lib" / "python3.11" / "site-packages"
+    assert (packages / "verl").is_dir()
+    assert not (packages / "tests").exists() and not (packages / "scripts").exists()
+
+
+@pytest.mark.covers("pareto-30")
+def test_generated_overrides_compose_and_a_foreign_key_does_not(found: dict[str, Any]) -> None:
+    composed = found["composed"]
+    assert composed["said"] == dict.fromkeys(("job", "et-agent-7b", "lora"), "")
+    assert "trainer.save_every" in composed["unknown"]
+    assert all("Could not override" in said for said in composed["fork"].values()) and len(composed["fork"]) == 5
+    assert composed["values"] == {
+        "n": 8,
+        "loop": "treadle",
+        "dual_clip": 3.0,
+        "strategy": "fsdp2",
+        "address": "1/rl@phase-1",
+        "note": "it's \\ 'quoted' ${trainer.nnodes}",
+    }
+
+
+def test_its_data_set_reads_our_rows_and_drops_long_prompts(found: dict[str, Any]) -> None:
+    assert found["rows"] == {
+        "keys": ["key-0", "key-1", "key-2"],
+        "index": [0, 1, 2],
+        "prompt": [{"content": "Use tools.", "role": "system"}, {"content": "Question 0?", "role": "user"}],
+        "sources": ["math_effi_rl"],
+    }
+
+
+def test_packed_sequences_do_not_see_each_other(found: dict[str, Any]) -> None:
+    assert found["packed"] < 1e-5
+
+
+@pytest.mark.covers("pareto-31")
+def test_four_sessions_under_its_worker_are_rewarded_by_what_their_siblings_did(found: dict[str, Any]) -> None:
+    example = found["worked_example"]
+    assert example["calls"] == [1, 2, 3, 6] and example["rewards"] == [2, 1, 0, -3]
+    assert example["reward_at_last_token"]
+
+
+@pytest.mark.covers("pareto-31")
+def test_a_crash_in_one_session_fails_the_group(found: dict[str, Any]) -> None:
+    assert found["worked_example"]["crash"].startswith("GroupFailed: group u of step 1 failed")
+
+
+@pytest.mark.covers("pareto-33")
+def test_the_shared_scenario_gives_the_same_under_its_worker(found: dict[str, Any]) -> None:
+    plain = [item for group in found["contract"]["plain"] for item in group["items"]]
+    under_verl = [item for group in found["contract"]["verl"] for item in group]
+    assert len(plain) == 24 and {item["branch_depth"] for item in plain} >= {0, 1, 2}
+    for ours, theirs in zip(plain, under_verl, strict=True):
+        assert (ours["completion"], ours["logprobs"]) == (theirs["completion"], theirs["logprobs"])
+        runs = [[value, len(list(run))] for value, run in itertools.groupby(theirs["mask"])]
+        assert ours["mask"] == runs and ours["total_tokens"] == theirs["length"]
+        assert theirs["reward"] == pytest.approx(ours["reward"], abs=1e-6)
+        assert theirs["reward"] == 0 or theirs["reward_at"] == theirs["length"] - 1
+
+
+@pytest.mark.covers("pareto-33")
+def test_its_advantages_are_those_of_the_reference(found: dict[str, Any]) -> None:
+    plain = [item["advantage"] for group in found["contract"]["plain"] for item in group["items"]]
+    assert found["contract"]["advantages"] == pytest.approx(plain, abs=1e-5)
+    assert found["example_a"] == pytest.approx([0.9272, 0.6998, -0.4068, 0.8157, -0.4068, -1.6292], abs=5e-5)
+
+
+def test_its_reward_manager_asks_our_function_about_a_trajectory_without_reward(found: dict[str, Any]) -> None:
+    answers = found["rewarded_by_verl"]
+    assert answers["valid"]["reward_score"] == 1.0 and answers["valid"]["reward_extra_info"]["acc"] == 1.0
+    assert "compared within a group" in answers["train"]
+
+
+def test_its_workers_on_ray_hand_trajectories_to_the_trainer(python: Path, tmp_path: Path) -> None:
+    settings = load_config(EnvironmentSettings, data={"system_prompt": "Use tools.", "search": {"enabled": False}})
+    prepare_folder(tmp_path, settings, interpreter=sys.executable)
+    said = run(python, tmp_path, TESTS / "support" / "verl_ray_probe.py", tmp_path / "answer.json", tmp_path)
+    answer = json.loads((tmp_path / "answer.json").read_text())
+    assert answer["status"] == ["finished", "failure", "finished"], said[-4_000:]
+    whole, failed, _ = answer["groups"]
+    assert len(whole) == 8 and failed == []
+    codec = ChatTokenizer.load(tmp_path / "start")
+    called = [item for item in whole if item["columns"]["tool_calls"]]
+    assert called and len(called) < 8
+    for item in whole:
+        assert len(item["ids"]) == len(item["mask"]) == len(item["scores"]) == len(item["logprobs"])
+        assert item["columns"]["acc"] == 1.0 and item["versions"] == [4, 4]
+        assert item["scores"][-1] == pytest.approx(item["columns"]["f_tool"] * item["columns"]["f_len"])
+    for item in called:
+        inserted = [index for index, mask in zip(item["ids"], item["mask"], strict=True) if not mask]
+        assert codec.decode(inserted) == "<result>12</result>"
+    noted = [json.loads(line) for line in (tmp_path / "verl" / "failures.jsonl").read_text().splitlines()]
+    assert [note["kind"] for note in noted] == ["group"] and "this server is broken" in noted[0]["message"]
+
+
+@pytest.fixture(scope="module")
+def merged(python: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with two states that verl sharded and saved, and the model that `finish` made of each."""
+    folder = tmp_path_factory.mktemp("states")
+    job = prepare_folder(folder)
+    states = [folder / "output" / name for name in ("global_step_2", "global_step_4")]
+    shards = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    run(python, folder, *shards, TESTS / "support" / "verl_shards.py", job["model"], *states)
+    for state in states:
+        path = folder / f"finish-{state.name}.json"
+        path.write_text(json.dumps({**job, "state": str(state), "final": str(folder / f"model-{state.name}")}))
+        run(python, folder, "-m", "treadle.rl.engine", "finish", path)
+    return folder
+
+
+@pytest.mark.parametrize("state", ["global_step_2", "global_step_4"])
+def test_a_sharded_state_becomes_a_model_with_the_tokenizer_of_its_start(merged: Path, state: str) -> None:
+    start, model = merged / "start", merged / f"model-{state}"
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        assert (model / name).read_bytes() == (start / name).read_bytes()
+    assert json.loads((model / "config.json").read_text())["dtype"] == "bfloat16"
+    assert (model / "model.safetensors").read_bytes() != (start / "model.safetensors").read_bytes()
+    assert not list(merged.glob("*.merged")) and not list(merged.glob("*.tmp"))
+
+
+def test_what_the_model_writes_is_told(merged: Path) -> None:
+    events = RlEvents(merged / "events.jsonl")
+    told = [event for event in events.new() if event["event"] == "greedy"]
+    assert len(told) == 2 and all(len(event["ids"]) == 4 for event in told)
+
+
+def test_shards_that_are_not_the_live_policy_are_refused(python: Path, merged: Path) -> None:
+    state = merged / "output" / "global_step_2"
+    live = state / "actor" / "huggingface" / "model.safetensors"
+    whole = live.read_bytes()
+    try:
+        live.write_bytes((merged / "start" / "model.safetensors").read_bytes())
+        path = merged / "finish-global_step_2.json"
+        with pytest.raises(AssertionError, match="merged weights are not those of the live policy"):
+            run(python, merged, "-m", "treadle.rl.engine", "finish", path)
+    finally:
+        live.write_bytes(whole)
