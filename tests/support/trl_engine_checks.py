@@ -113,6 +113,8 @@ def _trainer(policy: Path, plan: RlPlan, folder: Path, source: Any, **arguments:
     reporter = Reporter(plan, EventFile(folder / "events.jsonl"), is_first=True)
     trainer, slot = trl_trainer._trainer(plan, str(policy), policy, rows, config, reporter)
     slot.rollouts = trl_trainer.Rollouts(plan, rows, source, lambda: None, reporter, folder / "rollouts")
+    # TRL takes it for an evaluation otherwise.
+    trainer.model.train()
     return trainer
 
 
@@ -162,7 +164,6 @@ def _gradients(trainer: Any, inputs: dict[str, Any]) -> dict[str, Any]:
 
     trainer._get_per_token_logps_and_entropies = scores
     trainer.current_gradient_accumulation_steps = 1
-    trainer.model.train()
     trainer._compute_loss(trainer.model, inputs).backward()
     size = logits.grad.abs().amax(-1)
     attended, mask = inputs["completion_mask"].bool(), inputs["tool_mask"].bool()
@@ -186,25 +187,29 @@ def log_probs_agree(policy: Path, plan: RlPlan) -> dict[str, float]:
     for name, weights in lora.named_parameters():
         if "lora_B" in name:
             torch.nn.init.normal_(weights, std=0.2, generator=torch.Generator().manual_seed(len(name)))
-    errors = {}
-    for name, model in (("lora", lora), ("full", lora.unload())):
-        found = []
-        for shares in (True, False):
-            trainer.shares_prompts = shares
-            model.zero_grad()
-            ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], 1)
-            mask = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], 1)
-            length = inputs["completion_ids"].shape[1]
-            wanted = inputs["completion_mask"] * inputs["tool_mask"]
-            scores = trainer._get_per_token_logps_and_entropies(model, ids, mask, length, compute_entropy=True)
-            (scores[0] * wanted * torch.linspace(-1, 1, length)).sum().backward()
-            trained = [weights.grad.flatten() for weights in model.parameters() if weights.grad is not None]
-            found.append((scores[0] * wanted, scores[1] * wanted, torch.cat(trained)))
-        pairs = zip(*found, strict=True)
-        errors[name] = max(float((left - right).abs().max() / right.abs().max()) for left, right in pairs)
-        for weights in model.parameters():
-            weights.requires_grad_(True)
-    return errors
+    errors = {"lora": _difference(trainer, lora, inputs)}
+    whole = lora.unload()
+    whole.requires_grad_(True)
+    return {**errors, "full": _difference(trainer, whole, inputs)}
+
+
+def _difference(trainer: Any, model: Any, inputs: dict[str, Any]) -> float:
+    """Greatest difference of values and gradients, as a share of the greatest of them."""
+    found = []
+    length = inputs["completion_ids"].shape[1]
+    ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], 1)
+    mask = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], 1)
+    wanted = inputs["completion_mask"] * inputs["tool_mask"]
+    for shares in (True, False):
+        trainer.shares_prompts = shares
+        model.zero_grad()
+        scores = trainer._get_per_token_logps_and_entropies(model, ids, mask, length, compute_entropy=True)
+        (scores[0] * wanted * torch.linspace(-1, 1, length)).sum().backward()
+        moved = [weights.grad.flatten() for weights in model.parameters() if weights.grad is not None]
+        found.append((scores[0] * wanted, scores[1] * wanted, torch.cat(moved)))
+    return max(
+        float(((left - right).abs().max() / right.abs().max()).detach()) for left, right in zip(*found, strict=True)
+    )
 
 
 def lora(job: dict[str, Any]) -> dict[str, Any]:
