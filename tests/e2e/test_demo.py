@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+from support.served_ids import check_served_ids
 
 from treadle.core.chat import ChatTokenizer
 from treadle.core.journal import count_finished
@@ -20,8 +21,8 @@ from treadle.demo.embedded_model import embedded_tokenizer
 from treadle.demo.outcome import tallies
 
 MODELS = ("tutor", "base", "tuned")
-NUM_QUESTIONS = 20
-SMALL = ("pools.max_questions=100", "sft.max_rows=72", f"rollouts.max_questions={NUM_QUESTIONS}")
+NUM_ROWS, NUM_QUESTIONS = 64, 20
+SMALL = ("pools.max_questions=80", f"sft.max_rows={NUM_ROWS}", f"rollouts.max_questions={NUM_QUESTIONS}")
 DEMO = ("demo", *(part for key in SMALL for part in ("--set", key)))
 TREADLE = Path(sys.executable).with_name("treadle")
 
@@ -67,6 +68,19 @@ def test_training_moved_what_the_model_does(demo_run: Run) -> None:
     assert found["tuned"].num_right > found["base"].num_right
     record = demo_run.record(Address.parse("1/sft"))
     assert record is not None and record.metrics["last_loss"] < 0.5 * record.metrics["first_loss"]
+
+
+def test_the_checkpoint_is_complete_and_vllm_says_with_it_what_transformers_says(demo_run: Run) -> None:
+    record = demo_run.record(Address.parse("1/sft"))
+    assert record is not None and record.metrics["rows"] == NUM_ROWS and record.metrics["steps"] == NUM_ROWS // 4
+    reader = demo_run.rows(record.outputs["checkpoint"])
+    (row,) = reader.rows()
+    assert row["finetuning_type"] == "full"
+    assert row["tokenizer_digest"] == ChatTokenizer.load(embedded_tokenizer()).digest
+    assert {"rows.svg", "report.md", "train.yaml"} <= set(reader.file_names())
+    workspaces = demo_run.storage.directory("runs") / demo_run.run_id / "workspaces"
+    assert not list(workspaces.rglob("events.jsonl")), "states are removed when the training is done"
+    check_served_ids(demo_run, record, cutoff_tokens=demo_run.config()["sft"]["cutoff_tokens"])
 
 
 @pytest.mark.parametrize("model", MODELS)
