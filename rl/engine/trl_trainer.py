@@ -74,6 +74,7 @@ def rows_of_step(plan: RlPlan, step: int) -> list[int]:
 class GroupTrainer(GRPOTrainer):  # type: ignore[misc]
     """TRL's trainer with rows in the plan's order, validation of ours, and prompts of a group computed once."""
 
+    control: Any
     plan: RlPlan
     validate: Callable[[], dict[str, Any]]
     shares_prompts: bool

@@ -27,7 +27,7 @@ from treadle.core.llm.types import CompletionRequest
 from treadle.rl.engine import trl_commands, trl_trainer
 from treadle.rl.engine.generation import PolicyGenerator
 from treadle.rl.engine.group_source import ScoredGroup
-from treadle.rl.engine.rows import Row
+from treadle.rl.engine.rows import Row, first_prompt
 from treadle.rl.engine.trl_events import Reporter
 from treadle.rl.groups import require_groups
 from treadle.rl.plan import RlPlan
@@ -39,21 +39,21 @@ def main(policy: Path, job_path: Path) -> dict[str, Any]:
     """Everything."""
     job = json.loads(job_path.read_text())
     plan = RlPlan.from_json(json.dumps(job["plan"]))
+    codec = ChatTokenizer.load(policy)
     return {
-        "generation": generation(policy),
+        "generation": generation(policy, first_prompt(Path(job["rows"]), trl_commands.environment_of(job), codec)),
         "log_probs": log_probs_agree(policy, plan),
         "contract": contract(policy, plan),
         "lora": lora(job),
     }
 
 
-def generation(policy: Path) -> dict[str, Any]:
+def generation(policy: Path, base: list[int]) -> dict[str, Any]:
     """Batched, cached generation against one forward pass per token; and whether neighbours change a draw."""
     codec = ChatTokenizer.load(policy)
     model = AutoModelForCausalLM.from_pretrained(str(policy), dtype=torch.float32).eval()
     generator = PolicyGenerator(model, codec)
     greedy, free = Sampling(temperature=0.0, top_p=1.0), Sampling(temperature=1.5, top_p=1.0)
-    base = codec.prompt_ids([{"role": "user", "content": "2+3?"}])
 
     def request(prompt: list[int], sampling: Sampling, seed: int = 0, stop: tuple[str, ...] = ()) -> CompletionRequest:
         return CompletionRequest(prompt, 24, sampling, stop, seed)
@@ -72,7 +72,8 @@ def generation(policy: Path) -> dict[str, Any]:
     stopped = generator.generate([request(base, greedy, stop=("</think>", "</python>"))])[0]
     row = torch.tensor([[*base, *stopped.token_ids]])
     with torch.no_grad():
-        scores = model(row).logits[0, len(base) - 1 : -1].log_softmax(-1)
+        # The model has a few ids more than the tokenizer.
+        scores = model(row).logits[0, len(base) - 1 : -1, : codec.vocab_size].log_softmax(-1)
     by_hand = scores.gather(1, torch.tensor(stopped.token_ids)[:, None])[:, 0]
     return {
         "greedy_agrees": [list(answer.token_ids) for answer in [*first, *second]] == expected,
