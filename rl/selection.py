@@ -1,7 +1,7 @@
 """The stage `selection`: scored rollouts in, the questions that are worth reinforcement learning out.
 
 Scores are read twice: once for sums per question, once for the rollouts of those that were chosen. Rows are sorted
-through files, so that memory grows by some 300 bytes per question and by nothing per rollout or text. Documented in
+through files, so that memory grows by less than a KiB per question and by nothing per rollout or text. Documented in
 docs/behaviour/selection.md.
 """
 
