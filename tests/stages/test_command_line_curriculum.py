@@ -43,6 +43,7 @@ group_size = 4
 prompts_per_step = 2
 mini_batch_prompts = 2
 validation_questions = 2
+max_prompt_tokens = 4000
 
 [curriculum]
 phases = 2

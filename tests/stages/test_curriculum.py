@@ -40,6 +40,7 @@ CONFIG: dict[str, Any] = {
         "save_steps": 2,
         "variant": "cpu",
         "validation_questions": 2,
+        "max_prompt_tokens": 4000,
     },
     "curriculum": {"phases": 2, "sampling_model": "policy", "rollouts": {"samples_per_question": 6}},
     "selection": {"max_questions": 4},
