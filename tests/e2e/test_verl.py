@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -29,21 +30,21 @@ def python() -> Path:
     return install("verl", "cpu", notify=lambda line: print(line, file=sys.stderr, flush=True)) / "bin" / "python"
 
 
-def run(python: Path, folder: Path, *arguments: str | Path) -> str:
+def run(python: Path, folder: Path, *arguments: str | Path, expect: int = 0, **variables: str) -> str:
     """Run something in verl's environment, Treadle and the tests' support beside it; returns what it printed."""
     environ = engine_environ({"HF_HUB_OFFLINE": "1", "HF_DATASETS_CACHE": str(folder / "cache")})
     environ |= {
-        "PYTHONPATH": f"{environ['PYTHONPATH']}:{TESTS}",
+        "PYTHONPATH": f"{variables.pop('first', TESTS)}:{environ['PYTHONPATH']}:{TESTS}",
         "CUDA_VISIBLE_DEVICES": "",
         "OMP_NUM_THREADS": "1",
-        "RAY_DEDUP_LOGS": "0",
+        **variables,
     }
     work = folder / "work"
     work.mkdir(exist_ok=True)
     argv = [str(python), *map(str, arguments)]
     done = subprocess.run(argv, cwd=work, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
     said = done.stdout.decode(errors="replace")
-    assert done.returncode == 0, said[-4_000:]
+    assert done.returncode == expect, said[-4_000:]
     return said
 
 
@@ -190,7 +191,45 @@ def test_shards_that_are_not_the_live_policy_are_refused(python: Path, merged: P
     try:
         live.write_bytes((merged / "start" / "model.safetensors").read_bytes())
         path = merged / "finish-global_step_2.json"
-        with pytest.raises(AssertionError, match="merged weights are not those of the live policy"):
-            run(python, merged, "-m", "treadle.rl.engine", "finish", path)
+        said = run(python, merged, "-m", "treadle.rl.engine", "finish", path, expect=1)
+        assert "merged weights are not those of the live policy" in said
     finally:
         live.write_bytes(whole)
+
+
+def test_a_training_is_followed_and_gone_on_with(python: Path, tmp_path: Path) -> None:
+    """The trainer is a stub here: it writes what verl and the loop write, and dies in step 2 of the first attempt."""
+    job = prepare_folder(tmp_path, num_rows=6, save_steps=1)
+    stub = {"first": str(TESTS / "support" / "stub_verl_package")}
+    train = ("-m", "treadle.rl.engine", "train", tmp_path / "job.json")
+    run(python, tmp_path, *train, expect=1, STUB_DIES_AT="2", **stub)
+    events = RlEvents(tmp_path / "events.jsonl")
+    told = [event["event"] for event in events.new()]
+    assert told == ["begin", "step", "saved", "error"]
+    assert "verl ended with code 3; 1 groups could not be rolled out" in events.last["error"]["message"]
+    assert events.begin is not None and events.begin["num_trained_parameters"] > 10_000
+    shutil.rmtree(tmp_path / "output" / "global_step_2")
+    (tmp_path / "job.json").write_text(json.dumps({**job, "resume": str(tmp_path / "output" / "global_step_1")}))
+    run(python, tmp_path, *train, **stub)
+    told = [event["event"] for event in events.new()]
+    assert told == ["begin", "step", "saved", "step", "saved", "end"]
+    assert events.begin["resumed_step"] == 1 and events.last["end"] == {"event": "end", "step": 3, "epoch": 1.0}
+    assert [step.step for step in events.steps] == [1, 2, 3] and events.steps[0].num_equal_groups == 1
+    assert events.steps[2].loss == pytest.approx(1 / 3) and events.steps[2].correctness == 0.25
+    dumped = sorted(path.name for path in (tmp_path / "rollouts").iterdir())
+    assert dumped == [f"step-{step:06d}.jsonl" for step in (1, 2, 3)]
+
+
+def test_a_plan_that_it_refuses_is_told_as_such(python: Path, tmp_path: Path) -> None:
+    job = prepare_folder(tmp_path)
+    job["plan"]["options"]["extra"] = {"trainer.save_every": 3}
+    (tmp_path / "job.json").write_text(json.dumps(job))
+    run(python, tmp_path, "-m", "treadle.rl.engine", "check", tmp_path / "job.json", expect=1)
+    events = RlEvents(tmp_path / "events.jsonl")
+    (error,) = events.new()
+    assert error["kind"] == "arguments" and "trainer.save_every" in error["message"]
+    job["plan"]["options"]["extra"] = {}
+    (tmp_path / "job.json").write_text(json.dumps(job))
+    run(python, tmp_path, "-m", "treadle.rl.engine", "check", tmp_path / "job.json")
+    (prepared,) = events.new()
+    assert prepared["versions"]["verl"] == "0.9.1"

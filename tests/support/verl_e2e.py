@@ -34,7 +34,8 @@ def contract_plan(environment: EnvironmentSettings = CONTRACT_ENVIRONMENT, **key
     """A plan with the scenario's branching and sigmas."""
     return verl_plan(
         FOUR_GPUS,
-        num_rows=4,
+        num_rows=keys.pop("num_rows", 4),
+        num_validation_rows=0,
         environment=environment,
         group_size=8,
         initial_rollouts=4,
@@ -56,11 +57,11 @@ def write_start(folder: Path) -> Path:
 
 
 def prepare_folder(
-    root: Path, environment: EnvironmentSettings = CONTRACT_ENVIRONMENT, *, interpreter: str = ""
+    root: Path, environment: EnvironmentSettings = CONTRACT_ENVIRONMENT, *, interpreter: str = "", **keys: Any
 ) -> dict[str, Any]:
-    """Write it; returns the job."""
+    """Write it, with further keys of the plan; returns the job."""
     root.mkdir(parents=True, exist_ok=True)
-    plan = contract_plan(environment)
+    plan = contract_plan(environment, **keys)
     start = write_start(root / "start")
     rows = [
         {

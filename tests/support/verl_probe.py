@@ -47,7 +47,7 @@ FORK_ONLY = (
     "actor_rollout_ref.rollout.entropy_weight=0.2",
     "actor_rollout_ref.rollout.tools.call_limit=6",
 )
-EXAMPLE_A = ((12, 1, 200, True), (12, 3, 420, True), (0, 0, 100, True), (12, 2, 300, True), (0, 2, 300, False),
+EXAMPLE_A = ((12, 1, 200, True), (12, 3, 420, True), (0, 0, 100, True), (12, 2, 300, True), (12, 2, 300, False),
              (0, 4, 480, False))  # fmt: skip
 """Answer (12 is right), calls, length, format of a group's trajectories: Example A of docs/behaviour/rewards.md."""
 
@@ -216,7 +216,8 @@ class Probe:
         positions = torch.cat([torch.arange(part.shape[1]) for part in parts]).unsqueeze(0)
         with torch.no_grad():
             alone = torch.cat([model(part).logits for part in parts], dim=1)
-            together = model(torch.cat(parts, dim=1), attention_mask=None, position_ids=positions).logits
+            packed = torch.cat(parts, dim=1)
+            together = model(packed, attention_mask=None, position_ids=positions, use_cache=False).logits
         return float((alone - together).abs().max())
 
     def rows(self) -> dict[str, Any]:

@@ -1,0 +1,50 @@
+"""Stands in for verl's trainer: takes its overrides, logs steps, leaves groups and states as verl and our loop do.
+
+`STUB_DIES_AT=<step>` ends it with code 3 in that step, after its state was saved and before it was logged.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+from treadle.rl.engine.verl_files import VerlFolder
+from treadle.rl.rewards import GroupItem, group_rewards
+
+RIGHT, WRONG = "<think>t</think><answer>\\boxed{12}</answer>", "<think>t</think><answer>\\boxed{13}</answer>"
+
+
+def main(overrides: dict[str, str]) -> None:
+    """All steps that are left."""
+    metrics = Path(os.environ["VERL_FILE_LOGGER_PATH"])
+    assert Path(overrides["actor_rollout_ref.rollout.agent.agent_loop_config_path"]).is_file()
+    assert Path(overrides["data.train_files"]).is_file() and Path(overrides["data.val_files"]).is_file()
+    resume = overrides["trainer.resume_from_path"]
+    first = 0 if resume == "null" else int(resume.rpartition("_")[2])
+    for step in range(first + 1, int(overrides["trainer.total_training_steps"]) + 1):
+        folder = VerlFolder(metrics.parent)
+        for name, texts in (("a", [RIGHT, WRONG]), ("b", [WRONG, WRONG])):
+            write_group(folder, step, name, texts)
+        if step % int(overrides["trainer.save_freq"]) == 0:
+            (Path(overrides["trainer.default_local_dir"]) / f"global_step_{step}" / "actor").mkdir(parents=True)
+        if os.environ.get("STUB_DIES_AT") == str(step):
+            folder.note_failure("group", "the server was gone")
+            sys.exit(3)
+        with metrics.open("a") as file:
+            file.write(json.dumps({"step": step, "data": {"actor/pg_loss": 1.0 / step, "actor/grad_norm": 1.0}}) + "\n")
+
+
+def write_group(folder: VerlFolder, step: int, name: str, texts: list[str]) -> None:
+    """What the agent loop leaves of a group."""
+    rewards = group_rewards([GroupItem.from_text(text) for text in texts], ["12"], "math", 0.1, 0.1)
+    lines = [
+        {"row": {"question_key": name, "group": name, "session": at, "domain": "math"}, "reward": reward.as_json()}
+        for at, reward in enumerate(rewards)
+    ]
+    folder.write_group(step, name, lines, validation=False)
+
+
+if __name__ == "__main__":
+    main(dict(argument.lstrip("+").split("=", 1) for argument in sys.argv[1:]))
