@@ -1,0 +1,52 @@
+"""The stage `rl` with real TRL and real Python: rows and a policy in, a policy out that is its start, trained."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from support import trl_jobs
+from support.rl_tables import PLACE, Watched, rl_row
+from support.score_tables import new_run, put_rows, question
+
+from treadle.core import schemas
+from treadle.core.config import load_config
+from treadle.core.execute import execute
+from treadle.core.stage import Address, Instance
+from treadle.rl.config import RlSettings
+from treadle.rl.stage import RL
+
+OPTIONS = {
+    "group_size": 4, "prompts_per_step": 2, "mini_batch_prompts": 2, "max_prompt_tokens": 200,
+    "max_response_tokens": 260, "max_new_tokens": 90, "sigma_tool": 0.1, "sigma_length": 0.1, "learning_rate": 1e-3,
+    "save_steps": 1, "validation_steps": 1, "validation_questions": 2, "checkpoint_rule": "best", "variant": "cpu",
+}  # fmt: skip
+
+
+def test_a_phase_is_trained_checked_and_handed_over(trl_environment: Path, tmp_path: Path) -> None:
+    start = tmp_path / "start"
+    start.mkdir()
+    trl_jobs.write_policy(start)
+    run = new_run(tmp_path / "root")
+    rows, held_out = [], []
+    for row in trl_jobs.rows():
+        asked = {"question": row["question"], "domain": "math", "dataset": "sums"}
+        reward_model = {"ground_truth": row["answers"], "style": "rule"}
+        rows.append(rl_row(row["question_key"], **asked, reward_model=reward_model))
+        held_out.append(question(f"h{row['question_key']}", row["answers"]) | asked)
+    selected = put_rows(run, "1/selection@phase-1", schemas.RL_ROWS, rows)
+    questions = put_rows(run, "1/questions", schemas.QUESTIONS, held_out)
+    environment = trl_jobs.ENVIRONMENT.model_dump(mode="json")
+    data = {"options": {**OPTIONS, "start": str(start)}, "environment": environment, "seed": 3}
+    inputs = {"rl_rows": (selected,), "questions": (questions,)}
+    phase = Instance(address=Address.parse(PLACE), stage=RL, settings=load_config(RlSettings, data=data), inputs=inputs)
+    watched = Watched()
+    record = execute(phase, run, progress=watched)
+
+    assert (record.metrics["steps"], record.metrics["rollouts"], watched.done) == (2, 16, 2)
+    assert record.metrics["engine"].startswith("trl 1.") and record.metrics["validation_questions"] == 2
+    made = list(run.rows(record.outputs["rl_rollouts"]).rows())
+    assert len(made) == 16 and {row["question_key"] for row in made} == {"q0", "q1", "q2", "q3"}
+    assert any(row["tool_calls"] and "<result>" in row["output"] for row in made)
+    checkpoint = run.rows(record.outputs["checkpoint"])
+    trained, before = checkpoint.folder("model") / "model.safetensors", start / "model.safetensors"
+    assert trained.stat().st_size == before.stat().st_size and trained.read_bytes() != before.read_bytes()
