@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from support.scripted_environment import install_scripted_engine
 
 ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
@@ -51,6 +52,7 @@ def prefect_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PrefectHo
         "DO_NOT_TRACK": "1",
         "PREFECT_LOGGING_COLORS": "false",
         "COLUMNS": "200",
+        **install_scripted_engine(home / "engines"),
     }
     server = PrefectHome(url, env, home)
     with contextlib.ExitStack() as stack:

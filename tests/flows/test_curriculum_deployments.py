@@ -1,0 +1,81 @@
+"""The curriculum on a real Prefect server: few task runs, curves in the UI, any phase started again from there."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from support.rl_tables import write_policy
+
+PHASED = [f"1/{stage}@phase-{phase}" for phase in (1, 2) for stage in ("rollouts", "scores", "selection", "rl")]
+MORE = """
+[flow]
+stages = ["rl"]
+
+[scores]
+symbolic = false
+
+[selection]
+max_questions = 4
+
+[rl]
+start = "{start}"
+variant = "cpu"
+group_size = 4
+prompts_per_step = 1
+mini_batch_prompts = 1
+max_steps = 2
+max_prompt_tokens = 10_000
+
+[curriculum]
+phases = 2
+rollouts = {{ samples_per_question = 6, datasets = ["world-lookup"] }}
+"""
+
+
+def flow_run(prefect_home: Any, deployment: str, **parameters: str) -> None:
+    given = [part for name, value in parameters.items() for part in ("--param", f"{name}={value}")]
+    done = prefect_home.run("prefect", "deployment", "run", deployment, "--watch", *given)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def attempts(prefect_home: Any, root: Path) -> dict[str, tuple[str, int]]:
+    done = prefect_home.run("treadle", "status", "--run", "phased", "--root", str(root), "--json")
+    return {one["address"]: (one["state"], one["num_attempts"]) for one in json.loads(done.stdout)}
+
+
+@pytest.fixture(scope="module")
+def phased(prefect_home: Any, sample_run_config: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two phases made by `prefect deployment run`: the root that they lie in."""
+    folder = tmp_path_factory.mktemp("phased")
+    config = folder / "run.toml"
+    config.write_text(sample_run_config.read_text() + MORE.format(start=write_policy(folder / "start")))
+    flow_run(prefect_home, "flywheel/full", run_id="phased", config_file=str(config), root=str(folder / "root"))
+    return folder / "root"
+
+
+def test_a_deployed_curriculum_takes_one_task_run_per_instance(prefect_home: Any, phased: Path) -> None:
+    assert attempts(prefect_home, phased) == {address: ("completed", 1) for address in ("1/questions", *PHASED)}
+    made = {"flow_runs": {"name": {"any_": ["phased"]}}}
+    assert httpx.post(f"{prefect_home.url}/task_runs/count", json=made).json() == 1 + len(PHASED)
+
+
+def test_the_ui_shows_steps_and_curves_of_a_phase(prefect_home: Any, phased: Path) -> None:
+    found = httpx.post(f"{prefect_home.url}/artifacts/filter", json={"limit": 200}).json()
+    by_key = {item["key"]: item for item in found}
+    assert by_key["progress-phased-1-rl-phase-2"]["type"] == "progress"
+    assert "reward 0.20" in by_key["progress-phased-1-rl-phase-2"]["description"]
+    steps = json.loads(by_key["table-phased-1-rl-phase-2"]["data"])
+    assert [(row["step"], row["reward"]) for row in steps] == [(1, 0.1), (2, 0.2)]
+    assert "▁█" in by_key["stage-phased-1-rl-phase-2"]["data"]
+    assert "questions are selected" in by_key["stage-phased-1-selection-phase-1"]["data"]
+
+
+def test_a_phase_is_started_again_by_the_deployment_of_its_stage(prefect_home: Any, phased: Path) -> None:
+    """The last one: it changes what the others look at."""
+    flow_run(prefect_home, "stage/rl", run_id="phased", instance="1/rl@phase-2", root=str(phased), force="true")
+    assert attempts(prefect_home, phased)["1/rl@phase-2"] == ("completed", 2)
+    assert attempts(prefect_home, phased)["1/rl@phase-1"] == ("completed", 1)
