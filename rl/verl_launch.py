@@ -14,6 +14,8 @@ from treadle.rl.plan import RlPlan
 
 RAY_PORT = 6379
 """Port of Ray's head node."""
+QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "VLLM_NO_USAGE_STATS": "1"}
+"""Environment variables with which neither Ray nor vLLM reports its use to anybody."""
 
 
 def command_line(python: str, overrides: Sequence[str]) -> list[str]:
@@ -52,6 +54,7 @@ def cluster_script(plan: RlPlan, python: str, overrides: Sequence[str]) -> str:
 # {plan.address}: {machine.num_nodes} nodes of {machine.num_devices} GPUs.
 # Usage: HEAD=<address of the first node> sh cluster.sh head|worker|train|stop
 set -eu
+export {" ".join(f"{name}={value}" for name, value in QUIET.items())}
 : "${{PYTHONPATH:?set it to the folder with Treadle's code}}"
 case "${{1:?head, worker, train or stop}}" in
 head) {shlex.join(head_command(python, machine.num_devices))} ;;

@@ -21,7 +21,7 @@ from treadle.rl.engine.verl_follower import Follower
 from treadle.rl.plan import RlPlan
 from treadle.rl.verl_config import METRICS_VARIABLE, loop_yaml, override_lines, verl_overrides
 from treadle.rl.verl_data import write_verl_rows
-from treadle.rl.verl_launch import command_line, write_cluster_script
+from treadle.rl.verl_launch import QUIET, command_line, write_cluster_script
 
 _PACKAGES = ("verl", "ray", "torch", "transformers", "tensordict", "TransferQueue", "tokenizers")
 _POLL_S = 1.0
@@ -95,7 +95,7 @@ def resumed_step(job: Mapping[str, Any]) -> int:
 def _follow(command: list[str], metrics: Path, follower: Follower) -> None:
     """Run verl to its end, telling what it logs; raises EngineError where it fails."""
     # On one machine workers inherit this; on a cluster Ray's runtime environment brings it (see the overrides).
-    process = subprocess.Popen(command, env={**os.environ, METRICS_VARIABLE: str(metrics)})
+    process = subprocess.Popen(command, env={**os.environ, **QUIET, METRICS_VARIABLE: str(metrics)})
     try:
         while process.poll() is None:
             follower.look()

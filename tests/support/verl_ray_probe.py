@@ -120,7 +120,7 @@ def _groups(tq: Any, uids: list[str]) -> list[list[dict[str, Any]]]:
             groups.append([])
             continue
         data = tq.kv_batch_get(keys=keys, partition_id="train", select_fields=fields)
-        extra, turns = data["extra_fields"].tolist(), data["num_turns"].tolist()
+        extra, turns = list(data["extra_fields"]), list(data["num_turns"])
         groups.append(
             [
                 {

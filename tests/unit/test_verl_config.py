@@ -106,6 +106,11 @@ def test_what_verl_cannot_do_is_refused(keys: dict[str, Any], complaint: str) ->
         told(**keys)
 
 
+def test_a_machine_without_gpus_is_refused() -> None:
+    with pytest.raises(ConfigError, match="NVIDIA GPUs only"):
+        told(Machine(variant="cpu"))
+
+
 def test_extra_replaces_what_no_option_decides() -> None:
     overrides = told(extra={"actor_rollout_ref.rollout.agent.num_workers": 2, "+trainer.note": "x"})
     assert overrides["actor_rollout_ref.rollout.agent.num_workers"] == 2
@@ -147,7 +152,7 @@ def test_the_loop_is_found_by_its_name_and_knows_its_job() -> None:
 
 def test_the_cluster_script_runs_one_command_per_role(tmp_path: Path) -> None:
     spy = tmp_path / "py thon"
-    spy.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\necho "ray=${RAY_ADDRESS:-none}"\n')
+    spy.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\necho "$RAY_USAGE_STATS_ENABLED ray=${RAY_ADDRESS:-none}"\n')
     spy.chmod(0o755)
     phase = plan(Machine(variant="cuda", num_devices=8, num_nodes=2))
     overrides = override_lines(verl_overrides(phase, files()))
@@ -166,7 +171,7 @@ def test_the_cluster_script_runs_one_command_per_role(tmp_path: Path) -> None:
     assert run("head").stdout.splitlines()[2:5] == ["start", "--head", "--port=6379"]
     assert "--address=10.0.0.1:6379" in run("worker", HEAD="10.0.0.1").stdout.splitlines()
     trained = run("train", HEAD="10.0.0.1").stdout.splitlines()
-    assert trained[:2] == ["-m", "verl.trainer.main_ppo"] and trained[-1] == "ray=10.0.0.1:6379"
+    assert trained[:2] == ["-m", "verl.trainer.main_ppo"] and trained[-1] == "0 ray=10.0.0.1:6379"
     assert trained[2:-1] == overrides
     assert run("train").returncode != 0 and run("dance").stdout == ""
 
