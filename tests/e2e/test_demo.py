@@ -21,7 +21,7 @@ from treadle.demo.embedded_model import embedded_tokenizer
 from treadle.demo.outcome import tallies
 
 MODELS = ("tutor", "base", "tuned")
-NUM_ROWS, NUM_QUESTIONS = 64, 20
+NUM_ROWS, NUM_QUESTIONS = 48, 20
 SMALL = ("pools.max_questions=80", f"sft.max_rows={NUM_ROWS}", f"rollouts.max_questions={NUM_QUESTIONS}")
 DEMO = ("demo", *(part for key in SMALL for part in ("--set", key)))
 TREADLE = Path(sys.executable).with_name("treadle")
