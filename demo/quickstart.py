@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,6 @@ from typing import Any
 from treadle.core.config import load_config
 from treadle.core.engines.cache import Notify, cache_root
 from treadle.core.engines.environments import SIZES, choose_variant, install, is_installed
-from treadle.core.errors import ConfigError
 from treadle.core.runs import list_runs
 from treadle.core.stage import Address
 from treadle.demo.byte_tokenizer import write_byte_tokenizer
@@ -45,8 +45,8 @@ def demo_configuration(
 ) -> tuple[str, TreadleConfig]:
     """Make what the demo needs; returns the name of its run and its configuration.
 
-    The world is written below `root`; with `fresh` the run gets a new name. `overrides` are KEY=VALUE as for
-    `treadle run`. Raises ConfigError, EngineError.
+    The world is written below `root`. The run is the newest demo there, with `fresh` one after it. `overrides` are
+    KEY=VALUE as for `treadle run`. Raises ConfigError, EngineError.
     """
     load_config(TreadleConfig, (_CONFIG,), overrides)  # a wrong key is told before anything is installed
     if not tutor_only:
@@ -64,8 +64,7 @@ def demo_configuration(
     }
     data = {**places, **(_TUTOR_ONLY if tutor_only else {})}
     config = load_config(TreadleConfig, (_CONFIG,), overrides, data=data)
-    name = "demo-tutor" if tutor_only else "demo"
-    return (_unused(root, name) if fresh else name), config
+    return _run_name(root, "demo-tutor" if tutor_only else "demo", fresh), config
 
 
 def step_words(address: Address) -> str:
@@ -84,9 +83,10 @@ def _install_engines(notify: Notify) -> None:
         install(engine, notify=notify)
 
 
-def _unused(root: Path, name: str) -> str:
-    taken = set(list_runs(root))
-    for number in range(2, 10_000):
-        if (candidate := f"{name}-{number}") not in taken:
-            return candidate
-    raise ConfigError(f"{root} holds too many demo runs; remove some under {root / 'runs'}")
+def _run_name(root: Path, name: str, fresh: bool) -> str:
+    """The newest of the runs `name`, `name-2`, `name-3`, ...; with `fresh` the next one."""
+    numbered = re.compile(rf"{name}(?:-(\d{{1,9}}))?")
+    found = (numbered.fullmatch(run) for run in list_runs(root))
+    newest = max((int(match[1] or 1) for match in found if match), default=0)
+    number = newest + 1 if fresh else newest
+    return name if number <= 1 else f"{name}-{number}"

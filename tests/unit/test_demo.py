@@ -60,13 +60,25 @@ def test_a_wrong_key_is_told_before_anything_is_installed(engines: set[str], tmp
     assert not engines and not (tmp_path / "demo-world").exists()
 
 
-def test_keys_can_be_overridden_and_a_fresh_run_has_a_name_of_its_own(engines: set[str], tmp_path: Path) -> None:
-    (tmp_path / "runs" / "demo").mkdir(parents=True)
-    (tmp_path / "runs" / "demo" / "run.json").touch()
-    name, config = demo_configuration(
-        tmp_path, fresh=True, tutor_only=False, overrides=("sft.max_rows=3",), notify=lambda line: None
+def test_a_fresh_run_has_a_name_of_its_own_and_is_the_one_that_is_gone_on_with(
+    engines: set[str], tmp_path: Path
+) -> None:
+    def name(*, fresh: bool, tutor_only: bool = False) -> str:
+        return demo_configuration(tmp_path, fresh=fresh, tutor_only=tutor_only, notify=lambda line: None)[0]
+
+    assert name(fresh=False) == name(fresh=True) == "demo"
+    for run in ("demo", "demo-tutor", "demo-2", "demo-10", "demo-of-mine"):
+        (tmp_path / "runs" / run).mkdir(parents=True)
+        (tmp_path / "runs" / run / "run.json").touch()
+    assert name(fresh=False) == "demo-10" and name(fresh=True) == "demo-11"
+    assert name(fresh=False, tutor_only=True) == "demo-tutor" and name(fresh=True, tutor_only=True) == "demo-tutor-2"
+
+
+def test_keys_can_be_overridden(engines: set[str], tmp_path: Path) -> None:
+    _, config = demo_configuration(
+        tmp_path, fresh=False, tutor_only=False, overrides=("sft.max_rows=3",), notify=lambda line: None
     )
-    assert name == "demo-2" and config.sft.max_rows == 3
+    assert config.sft.max_rows == 3
 
 
 def test_every_step_that_takes_long_is_explained(engines: set[str], tmp_path: Path) -> None:
