@@ -15,7 +15,6 @@ import json
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from figures import Figure, add_json_option, publish
 from treadle.core.runs import Run
 from treadle.core.stage import Address
 from treadle.demo.embedded_model import embedded_tokenizer
+from treadle.demo.outcome import Tally, tallies
 from treadle.demo.world import write_world
 from treadle.eval.statistics import wilson_interval
 
@@ -32,25 +32,6 @@ TREADLE = Path(sys.executable).with_name("treadle")
 NUM_QUESTIONS = 600
 NUM_HELDOUT = 150
 MODELS = ("base", "tuned")
-
-
-@dataclass
-class Tally:
-    """Counts over the held-out rollouts of one model."""
-
-    num_rollouts: int = 0
-    num_right: int = 0
-    num_valid: int = 0
-    num_calls: int = 0
-    num_failed_calls: int = 0
-
-    def add(self, row: dict[str, Any]) -> None:
-        """One scored rollout."""
-        self.num_rollouts += 1
-        self.num_right += bool(row["correct"])
-        self.num_valid += row["is_valid_answer"]
-        self.num_calls += row["calls_executed"]
-        self.num_failed_calls += row["failed_calls"]
 
 
 def run_seed(folder: Path, seed: int, tiers: Sequence[int], changes: Sequence[str]) -> Run:
@@ -79,17 +60,6 @@ def run_seed(folder: Path, seed: int, tiers: Sequence[int], changes: Sequence[st
     return Run.open(folder / "root", "line")
 
 
-def tallies(run: Run) -> dict[str, Tally]:
-    """Model -> counts of a run."""
-    found = {model: Tally() for model in MODELS}
-    for model, tally in found.items():
-        record = run.record(Address(1, "scores", model))
-        assert record is not None
-        for row in run.rows(record.outputs["scores"]).rows():
-            tally.add(row)
-    return found
-
-
 def training(run: Run) -> dict[str, Any]:
     """What the stage `sft` said of itself."""
     record = run.record(Address(1, "sft"))
@@ -106,18 +76,18 @@ def figures_of(
         found = [tallies_of[model] for tallies_of in per_seed.values()]
         for seed, tally in zip(per_seed, found, strict=True):
             figures.append(Figure(name=f"{model}, seed {seed}: accuracy", value=tally.num_right / tally.num_rollouts))
-        total = sum(tally.num_rollouts for tally in found)
-        right, valid = sum(tally.num_right for tally in found), sum(tally.num_valid for tally in found)
-        low, high = wilson_interval(right / total, total)
+        whole = sum(found, Tally())
+        accuracy = whole.num_right / whole.num_rollouts
+        low, high = wilson_interval(accuracy, whole.num_rollouts)
         bound = 0.9 if model == "tuned" and bounded else None
-        figures.append(Figure(name=f"{model}: accuracy", value=right / total, at_least=bound))
+        figures.append(Figure(name=f"{model}: accuracy", value=accuracy, at_least=bound))
         figures.append(Figure(name=f"{model}: accuracy, lower end", value=low))
         figures.append(Figure(name=f"{model}: accuracy, upper end", value=high))
-        figures.append(Figure(name=f"{model}: ended with an answer", value=valid / total))
-        calls, failed = sum(tally.num_calls for tally in found), sum(tally.num_failed_calls for tally in found)
-        figures.append(Figure(name=f"{model}: calls", value=calls, unit="calls"))
-        if calls:
-            figures.append(Figure(name=f"{model}: calls that ran without an error", value=1 - failed / calls))
+        figures.append(Figure(name=f"{model}: ended with an answer", value=whole.num_valid / whole.num_rollouts))
+        figures.append(Figure(name=f"{model}: calls", value=whole.num_calls, unit="calls"))
+        if whole.num_calls:
+            ran = 1 - whole.num_failed_calls / whole.num_calls
+            figures.append(Figure(name=f"{model}: calls that ran without an error", value=ran))
     for seed, metrics in trained.items():
         seconds, bound = metrics["seconds"], 600.0 if bounded else None
         figures.append(Figure(name=f"seed {seed}: training", value=seconds, unit="s", at_most=bound))
@@ -136,7 +106,7 @@ def main() -> None:
     per_seed, trained = {}, {}
     for seed in options.seeds:
         run = run_seed(options.folder / f"seed-{seed}", seed, options.tiers, options.set)
-        per_seed[seed], trained[seed] = tallies(run), training(run)
+        per_seed[seed], trained[seed] = tallies(run, MODELS), training(run)
     publish(figures_of(per_seed, trained, bounded=options.tiers == [0]), options.json)
 
 

@@ -43,6 +43,15 @@ class Tally:
             tally.num_failed_calls += row["failed_calls"]
         return tally
 
+    def __add__(self, other: Tally) -> Tally:
+        return Tally(
+            num_rollouts=self.num_rollouts + other.num_rollouts,
+            num_right=self.num_right + other.num_right,
+            num_valid=self.num_valid + other.num_valid,
+            num_calls=self.num_calls + other.num_calls,
+            num_failed_calls=self.num_failed_calls + other.num_failed_calls,
+        )
+
     def cells(self) -> tuple[str, str, str]:
         """Right answers with their interval, valid answers, calls without an error."""
         low, high = wilson_interval(self.num_right / max(1, self.num_rollouts), self.num_rollouts)
