@@ -208,6 +208,7 @@ def test_without_a_rule_the_last_policy_is_handed_over_and_no_other_state_kept(t
         ({"at": 3, "do": "no_memory"}, "ran out of memory"),
         ({"at": 3, "do": "diverged"}, r"diverged \(Error: diverged it is\); lower learning_rate"),
         ({"at": 3, "do": "environment"}, r"could not open the policy's environment \(Error: environment it is\)"),
+        ({"at": 3, "do": "no_model"}, r"cannot fetch rl.start from the model hub \(Error: no_model it is\)"),
         ({"at": 3, "do": "no_reward"}, r"got no reward \(Error: no_reward it is\)"),
         ({"at": 3, "do": "other"}, r"failed with code 1 \(Error: other it is\)"),
         ({"at": 1, "do": "stop early"}, "took no step"),
@@ -317,6 +318,7 @@ def test_tensors_of_another_shape_are_named(run: Run, start: Path) -> None:
     [
         ({"sigma_tool": 0.0, "sigma_length": 0.0}, "allow_plain"),
         ({"prompts_per_step": 14, "mini_batch_prompts": 14}, "12 rows are fewer than rl.prompts_per_step = 14"),
+        ({"max_prompt_tokens": 1}, "12 of 12 rows have prompts longer than rl.max_prompt_tokens = 1"),
         ({"validation_questions": 2}, "there is no held-out question"),
         ({"environment": {"search": {"summarizer": "helper"}}}, "reads documents itself"),
         ({"environment": {"search": {"engine": "dense", "prepared": "e5.index"}}}, "rl needs the whole path: /"),
