@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
+from support.processes import end_family, kill_alone, remaining, until
 from support.served_ids import check_served_ids
 
 from treadle.core.chat import ChatTokenizer
@@ -27,9 +25,23 @@ DEMO = ("demo", *(part for key in SMALL for part in ("--set", key)))
 TREADLE = Path(sys.executable).with_name("treadle")
 
 
-def start(root: Path, *argv: str) -> subprocess.Popen[str]:
-    command = [str(TREADLE), *argv, "--root", str(root)]
-    return subprocess.Popen(command, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)
+def start(root: Path, said: Path) -> subprocess.Popen[bytes]:
+    """The demo in a session of its own; what it prints goes into `said`, what it reports into `said` with `.err`."""
+    command = [str(TREADLE), *DEMO, "--root", str(root)]
+    with said.open("wb") as out, said.with_suffix(".err").open("wb") as err:
+        return subprocess.Popen(command, stdout=out, stderr=err, start_new_session=True)
+
+
+def finish(root: Path, said: Path, limit_s: float) -> tuple[str, str]:
+    """Run the demo to its end; returns what it printed and reported."""
+    child = start(root, said)
+    try:
+        child.wait(limit_s)
+    finally:
+        end_family(child)
+    out, err = said.read_text(), said.with_suffix(".err").read_text()
+    assert child.returncode == 0, err
+    return out, err
 
 
 @pytest.fixture(scope="module")
@@ -37,16 +49,22 @@ def demo_run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """A small demo that was killed while the untrained model answered, and run again."""
     root = tmp_path_factory.mktemp("demo")
     journal = root / "runs" / "demo" / "journal" / "1" / "rollouts@base"
-    child = start(root, *DEMO)
-    while not any(count_finished(folder) for folder in journal.glob("*")):
-        assert child.poll() is None, child.communicate()
-        time.sleep(0.2)
-    os.kill(child.pid, signal.SIGKILL)
-    child.communicate()
+    said = tmp_path_factory.mktemp("said")
+    child = start(root, said / "first")
+
+    def answered() -> bool:
+        assert child.poll() is None, (said / "first.err").read_text()
+        return any(count_finished(folder) for folder in journal.glob("*"))
+
+    try:
+        until(answered, "the untrained model answers", limit_s=1500, pause_s=0.2)
+        orphans = kill_alone(child)
+        assert orphans, "it was over before it was killed"
+        until(lambda: not remaining(orphans), "all that the demo started has ended with it")
+    finally:
+        end_family(child)
     before = sum(count_finished(folder) for folder in journal.glob("*"))
-    again = start(root, *DEMO)
-    out, err = again.communicate(timeout=1500)
-    assert again.returncode == 0, err
+    out, err = finish(root, said / "second", limit_s=1500)
     assert "Traceback" not in err
     assert "1/sft: checkpoint 1 (unchanged, reused)" in err
     assert f"{before} of {NUM_QUESTIONS} rollouts were finished before" in err
@@ -104,8 +122,6 @@ def test_the_ids_of_a_row_are_its_text(demo_run: Run, model: str) -> None:
         assert ends[-1] == len(row["output_ids"])
 
 
-def test_a_finished_demo_is_not_run_again(demo_run: Run) -> None:
-    child = start(demo_run.storage.directory(""), *DEMO)
-    _, err = child.communicate(timeout=120)
-    assert child.returncode == 0, err
+def test_a_finished_demo_is_not_run_again(demo_run: Run, tmp_path: Path) -> None:
+    _, err = finish(Path(demo_run.storage.directory("")), tmp_path / "again", limit_s=120)
     assert err.count("(unchanged, reused)") == 11
