@@ -24,6 +24,8 @@ from treadle.core.errors import ConfigError
 
 _STATE = re.compile(r"(?:checkpoint-|global_step_)(\d+)")
 _POLL_S = 0.25
+_GPUS = Path("/proc/driver/nvidia/gpus")
+"""A folder per GPU of the machine, by the driver."""
 _NO_MEMORY = re.compile(r"OutOfMemoryError|out of memory|can't allocate memory|Cannot allocate memory")
 _KILLED = re.compile(r"Signal 9 \(SIGKILL\)")
 
@@ -184,13 +186,20 @@ def explain_failure(child: Child, code: int, error: Mapping[str, Any] | None, ad
 
 
 def num_devices(wanted: int | None, variant: str) -> int:
-    """Devices of this node: the GPUs that are wanted, else all that can be seen; a CPU counts as one."""
+    """Devices of this node: the GPUs that are wanted, else all that can be seen; a CPU counts as one.
+
+    Raises ConfigError where they cannot be counted.
+    """
     if wanted is not None or variant == "cpu":
         return wanted or 1
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
         return max(1, len([part for part in visible.split(",") if part.strip()]))
-    return max(1, sum(1 for _ in Path("/proc/driver/nvidia/gpus").iterdir()))
+    if not _GPUS.is_dir():
+        raise ConfigError(
+            f'the GPUs of this machine cannot be counted ({_GPUS} is missing); set num_devices, or variant to "cpu"'
+        )
+    return max(1, sum(1 for _ in _GPUS.iterdir()))
 
 
 def error_text(error: Mapping[str, Any] | None) -> str:
