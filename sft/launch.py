@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from treadle.core.engines import training
 from treadle.core.engines.cache import Notify, quiet
-from treadle.core.engines.environments import python_of
+from treadle.core.engines.environments import choose_variant, python_of
 from treadle.core.engines.process import Child, log_tail, printable, start_child
 from treadle.core.engines.training import (
     Advice,
@@ -84,6 +84,12 @@ class EngineOptions(training.EngineOptions):
     """Arguments of torchrun where training is distributed."""
     num_nodes: int = 1
     """Machines that train together; with several, `torchrun` holds the arguments of the first one."""
+
+    @property
+    def num_devices(self) -> int:
+        """GPUs of this node that take part: as many as torchrun starts processes, else one."""
+        option = "--nproc_per_node="
+        return next((int(part.removeprefix(option)) for part in self.torchrun or () if part.startswith(option)), 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -233,10 +239,24 @@ class _Run:
         start = [python, "-m", "treadle.sft.engine"]
         if command == "train" and options.torchrun is not None:
             start = [python, "-m", "torch.distributed.run", *options.torchrun, "-m", "treadle.sft.engine"]
-        argv, environ = [*start, command, str(job_path)], training_environ(ENGINE, folder, options, without=_FOREIGN)
+        argv, environ = [*start, command, str(job_path)], self._environ(command)
         if command == "train":
             self._tell_nodes(argv, environ)
         return start_child(argv, name=f"fine-tuning ({command})", log_path=folder.logs / f"{command}.log", env=environ)
+
+    def _environ(self, command: str) -> dict[str, str]:
+        options = self._options
+        environ = training_environ(ENGINE, self._folder, options, without=_FOREIGN)
+        if choose_variant(ENGINE, options.variant) != "cpu":
+            # One process that sees several GPUs counts as started wrongly.
+            visible = environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(options.num_devices))))
+            chosen = [device.strip() for device in visible.split(",")][: options.num_devices]
+            environ["CUDA_VISIBLE_DEVICES"] = ",".join(chosen)
+        if command == "prepare" and options.torchrun is not None:
+            # LLaMA-Factory refuses what needs torchrun wherever it was not started so; port 0 is any that is free.
+            environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
+            environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+        return environ
 
     def _tell_nodes(self, argv: Sequence[str], environ: Mapping[str, str]) -> None:
         """Say what has to be run on the further nodes: this one waits for them."""

@@ -107,6 +107,25 @@ def test_the_commands_of_further_nodes_are_told_before_they_are_waited_for(
 
 
 @pytest.mark.parametrize(
+    ("given", "num_devices", "seen"),
+    [(None, 2, "0,1"), ("3, 5,7", 2, "3,5"), ("3,5", 1, "3"), ("GPU-a,GPU-b", 2, None)],
+)
+def test_processes_see_the_gpus_that_take_part_and_prepare_counts_as_one_of_torchrun(
+    folder: TrainingFolder, monkeypatch: pytest.MonkeyPatch, given: str | None, num_devices: int, seen: str | None
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if given:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", given)
+    arguments = torchrun_arguments(SftOptions(), Machine(variant="cuda", num_devices=num_devices))
+    torchrun = tuple(arguments) if num_devices > 1 else None
+    run(folder, EngineOptions(variant="cuda", stall_timeout_s=60.0, torchrun=torchrun))
+    visible = f"CUDA_VISIBLE_DEVICES={seen or given} "
+    prepared, trained = ((folder.logs / f"{name}.log").read_text() for name in ("prepare", "train"))
+    assert visible in prepared and visible in trained
+    assert ("RANK=0 WORLD_SIZE=1" in prepared) == (torchrun is not None) and "RANK=None" in trained
+
+
+@pytest.mark.parametrize(
     ("script", "said"),
     [
         ({"at": 3, "do": "die"}, r"killed \(signal 9\).*memory(.|\n)*scripted engine: train"),

@@ -26,6 +26,7 @@ def main() -> int:
     script: dict[str, Any] = json.loads((Path(job["config"]).parent / "script.json").read_text())
     tell = EventFile(Path(job["events"])).write
     print(f"scripted engine: {command}", os.environ.get("OMP_NUM_THREADS"), os.getcwd(), flush=True)
+    print(*(f"{name}={os.environ.get(name)}" for name in ("CUDA_VISIBLE_DEVICES", "RANK", "WORLD_SIZE")), flush=True)
     if command == "prepare":
         if "refuse" in script:
             tell("error", kind=script.get("kind", "arguments"), message=f"BadArguments: {script['refuse']}")
