@@ -326,7 +326,11 @@ CHECKPOINTS = Table(
         [
             _field("name", pa.string(), "address of the instance that made it, such as 1/sft"),
             _field("base_model", pa.string(), "model that training began with: `embedded`, folder, hub id or address"),
-            _field("base_digest", pa.string(), "hex digest of that model's files; empty for a hub id"),
+            _field(
+                "base_digest",
+                pa.string(),
+                "hex digest of that model's files; of a hub id its commit in `sft`, else empty",
+            ),
             _field("finetuning_type", pa.string(), "full, or lora merged into the base"),
             _field("num_steps", pa.int64(), "steps of the training: optimizer steps, or batches of rollouts in `rl`"),
             _field("num_epochs", pa.float64(), "passes over the rows"),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ from treadle.sft.llamafactory_config import (
 from treadle.sft.picture import draw_rows
 from treadle.sft.selection import RowSelection
 from treadle.sft.statistics import COLUMNS, RowStatistics, metrics_of, render_statistics
-from treadle.sft.training_events import TrainingStep
+from treadle.sft.training_events import TrainingEvents, TrainingStep
 
 _log = logging.getLogger(__name__)
 
@@ -79,11 +80,18 @@ class SftRun:
         """Train, or go on training, and hand the checkpoint over."""
         base = base_model(self._options.model, self._context.inputs.get("checkpoint", ()), _log.info, key="sft.model")
         num_rows = self._store()
-        tokenizer = self._check_tokenizer(base)
+        if isinstance(base, Path):
+            self._check_tokenizer(ChatTokenizer.load(base).digest)
         plan = self._plan(base)
         # Before the training: hours of it are not to be lost for want of a library of pictures.
         picture = draw_rows(self._statistics, self._options.cutoff_tokens)
         steps = _Steps(self._context)
+
+        def begin(num_steps: int, resumed_step: int) -> None:
+            # Of a hub id the engine alone knows, once it has fetched it.
+            self._check_tokenizer(self._prepared().get("tokenizer_digest"))
+            steps.begin(num_steps, resumed_step)
+
         training = fine_tune(
             self._folder,
             plan.yaml(),
@@ -96,11 +104,11 @@ class SftRun:
                 num_nodes=plan.machine.num_nodes,
             ),
             prompt=self._prompt,
-            on_begin=steps.begin,
+            on_begin=begin,
             on_step=steps.step,
             notify=_log.info,
         )
-        self._check_handover(training, tokenizer)
+        self._check_handover(training)
         return self._write(training, plan, num_rows, picture)
 
     def _store(self) -> int:
@@ -130,17 +138,20 @@ class SftRun:
                     self._prompt = chosen["input_ids"][0].as_py()[:first]
                 yield chosen
 
-    def _check_tokenizer(self, base: Path | str) -> ChatTokenizer | None:
-        """Raise ConfigError where the rows were not made with the tokenizer of the model; None for a hub id."""
-        if not isinstance(base, Path):
-            return None
-        tokenizer = ChatTokenizer.load(base)
-        if strange := self._digests - {tokenizer.digest}:
+    def _check_tokenizer(self, digest: str | None) -> None:
+        """Raise ConfigError where the rows were not made with the tokenizer of the model; None is not known."""
+        if digest is not None and (strange := self._digests - {digest}):
             raise ConfigError(
                 f"{self._context.address}: the rows were made with tokenizer {min(strange)[:12]}, but that of "
-                f"sft.model = {self._options.model} is {tokenizer.digest[:12]}; name the model of `pools`"
+                f"sft.model = {self._options.model} is {digest[:12]}; name the model of `pools`"
             )
-        return tokenizer
+
+    def _prepared(self) -> dict[str, Any]:
+        """What the engine told of the model when it checked the configuration; empty before."""
+        events = TrainingEvents(self._folder.events)
+        for _ in events.new():
+            pass
+        return events.last.get("prepared", {})
 
     def _plan(self, base: Path | str) -> TrainingPlan:
         options, folder = self._options, self._folder
@@ -156,13 +167,13 @@ class SftRun:
             _log.warning("%s", note)
         return plan
 
-    def _check_handover(self, training: Training, base: ChatTokenizer | None) -> None:
-        """Raise StageFailed where what was trained does not speak as its base does."""
-        tokenizer = ChatTokenizer.load(training.model)
-        if base is not None and tokenizer.digest != base.digest:
+    def _check_handover(self, training: Training) -> None:
+        """Raise StageFailed where what was trained does not speak as its rows do."""
+        digest = ChatTokenizer.load(training.model).digest
+        if strange := self._digests - {digest}:
             raise StageFailed(
-                f"{self._context.address}: the tokenizer or chat template of the checkpoint is not that of its base "
-                f"({tokenizer.digest[:12]} instead of {base.digest[:12]}); see {training.model}"
+                f"{self._context.address}: the tokenizer or chat template of the checkpoint is not that of the rows "
+                f"({digest[:12]} instead of {min(strange)[:12]}); see {training.model}"
             )
 
     def _write(self, training: Training, plan: TrainingPlan, num_rows: int, picture: bytes) -> dict[str, Any]:
@@ -201,7 +212,7 @@ class SftRun:
         context.write(CHECKPOINTS.kind, [row])
         context.add_file(CHECKPOINTS.kind, "rows.svg", picture)
         context.add_file(CHECKPOINTS.kind, "report.md", self._report(training).encode())
-        context.add_file(CHECKPOINTS.kind, "train.yaml", _without_places(plan, self._folder).encode())
+        context.add_file(CHECKPOINTS.kind, "train.yaml", self._without_places(plan).encode())
         context.add_folder(CHECKPOINTS.kind, MODEL_FOLDER, training.model)
         return {
             **metrics_of(self._statistics, self._selection),
@@ -217,7 +228,17 @@ class SftRun:
 
     def _base_digest(self) -> str:
         bound = self._context.inputs.get("checkpoint", ())
-        return bound[0].digest if bound else self._settings.model_digest
+        known = bound[0].digest if bound else self._settings.model_digest
+        return known or self._prepared().get("revision") or ""
+
+    def _without_places(self, plan: TrainingPlan) -> str:
+        """The YAML without where this machine keeps its files: equal trainings leave equal bytes."""
+        inside = f"{self._folder.path}/"
+        arguments = {
+            name: f"./{value.removeprefix(inside)}" if isinstance(value, str) and value.startswith(inside) else value
+            for name, value in plan.arguments.items()
+        }
+        return replace(plan, arguments=arguments | {"model_name_or_path": self._options.model}).yaml()
 
     def _report(self, training: Training) -> str:
         first, last = training.steps[0], training.steps[-1]
@@ -227,11 +248,6 @@ class SftRun:
             f"{first.loss:.3f} at step {first.step}, {last.loss:.3f} at step {last.step}.\n\n"
             f"![rows](rows.svg)\n\n{render_statistics(self._statistics, self._selection)}"
         )
-
-
-def _without_places(plan: TrainingPlan, folder: TrainingFolder) -> str:
-    """The YAML without where this machine keeps its files."""
-    return plan.yaml().replace(str(folder.path), ".")
 
 
 def run(context: StageContext) -> Mapping[str, Any]:

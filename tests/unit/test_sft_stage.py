@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from support.sft_tables import TEXT_MODE, run_with_rows, sft_row
 from treadle.core.chat import ChatTokenizer
 from treadle.core.config import load_config
 from treadle.core.engines.base_model import base_model, folder_digest
+from treadle.core.engines.events import EventFile
 from treadle.core.errors import ConfigError, RunError, StageFailed, TreadleError
 from treadle.core.execute import execute
 from treadle.core.runs import Run
@@ -19,7 +21,9 @@ from treadle.core.stage import Address, Instance
 from treadle.demo.byte_tokenizer import write_byte_tokenizer
 from treadle.sft import stage
 from treadle.sft.config import SftSettings
+from treadle.sft.launch import EngineOptions, Training, TrainingFolder
 from treadle.sft.stage import SFT
+from treadle.sft.training_events import TrainingStep
 
 
 @pytest.fixture
@@ -67,6 +71,81 @@ def test_a_missing_library_of_pictures_is_told_before_the_training(
     monkeypatch.setattr(stage, "fine_tune", lambda *_, **__: pytest.fail("it was trained"))
     with pytest.raises(ConfigError, match="matplotlib: pip install"):
         train(run, base)
+
+
+class Engine:
+    """Stands for `fine_tune`: tells what it is told of the base model, and hands over a folder with a tokenizer."""
+
+    def __init__(self, tokenizer: Path, **prepared: Any) -> None:
+        self.prepared = prepared
+        self.began = False
+        self._tokenizer = tokenizer
+
+    def __call__(self, folder: TrainingFolder, yaml: str, options: EngineOptions, **listeners: Any) -> Training:
+        folder.path.mkdir(parents=True, exist_ok=True)
+        EventFile(folder.events).write("prepared", **self.prepared)
+        listeners["on_begin"](1, 0)
+        self.began = True
+        shutil.copytree(self._tokenizer, folder.model)
+        step = TrainingStep(1, 1, 1.0, 0.1, 1.0, 1.0, 1.0, 0.0, 1)
+        versions = {"llamafactory": "0"}
+        return Training(
+            model=folder.model, steps=(step,), num_steps=1, num_epochs=1.0, num_trained_parameters=1, resumed_step=0,
+            seconds=1.0, greedy=None, versions=versions,
+        )  # fmt: skip
+
+
+def own_rows(root: Path, base: Path) -> Run:
+    """Rows made with the tokenizer of `base`."""
+    return run_with_rows(root, [sft_row("a", tokenizer_digest=ChatTokenizer.load(base).digest)])
+
+
+def test_rows_of_another_tokenizer_than_that_of_a_hub_id_are_refused_before_a_step(
+    tmp_path: Path, base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = Engine(base, tokenizer_digest="another", revision="c0ffee")
+    monkeypatch.setattr(stage, "fine_tune", engine)
+    with pytest.raises(ConfigError, match="but that of sft.model = org/name is another; name the model of `pools`"):
+        train(own_rows(tmp_path / "root", base), "org/name")
+    assert not engine.began
+
+
+def test_a_checkpoint_with_another_tokenizer_than_its_rows_is_not_handed_over(
+    tmp_path: Path, base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stage, "fine_tune", Engine(base))  # it tells no digest
+    run = run_with_rows(tmp_path / "root", [sft_row("a")])
+    with pytest.raises(StageFailed, match="chat template of the checkpoint is not that of the rows"):
+        train(run, "org/name")
+
+
+def test_the_commit_of_a_hub_id_stands_in_the_checkpoint(
+    tmp_path: Path, base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    digest = ChatTokenizer.load(base).digest
+    monkeypatch.setattr(stage, "fine_tune", Engine(base, tokenizer_digest=digest, revision="c0ffee"))
+    run = own_rows(tmp_path / "root", base)
+    train(run, "org/name")
+    record = run.record(Address.parse("1/sft"))
+    assert record is not None
+    (row,) = run.rows(record.outputs["checkpoint"]).rows()
+    assert row["base_model"] == "org/name" and row["base_digest"] == "c0ffee"
+
+
+def test_a_checkpoint_does_not_say_where_a_machine_keeps_its_files(
+    tmp_path: Path, base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stage, "fine_tune", Engine(base))
+    made = []
+    for machine in ("one", "two"):
+        cache = shutil.copytree(base, tmp_path / machine / "cache é")
+        monkeypatch.setattr(stage, "base_model", lambda *_, cache=cache, **__: cache)
+        run = own_rows(tmp_path / machine / "root é", base)
+        train(run, "embedded", variant="cpu")
+        record = run.record(Address.parse("1/sft"))
+        assert record is not None
+        made.append(run.rows(record.outputs["checkpoint"]).read_file("train.yaml"))
+    assert made[0] == made[1] and b"model_name_or_path: embedded" in made[0] and b"./rows" in made[0]
 
 
 def test_a_checkpoint_that_was_not_made_yet_is_asked_for(tmp_path: Path) -> None:
