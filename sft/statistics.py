@@ -48,7 +48,7 @@ class Group:
 
 
 class RowStatistics:
-    """Counted batch by batch; holds five numbers per row and no text."""
+    """Counted batch by batch; holds four numbers and two codes per row, and no text."""
 
     def __init__(self) -> None:
         self._numbers = {name: array("i") for name in _NUMBERS}
