@@ -71,6 +71,11 @@ class TrainingFolder(EngineFolder):
         return self.path / "deepspeed.json"
 
     @property
+    def unmoved(self) -> Path:
+        """States of the last attempt after which the weights seemed to be what they were; not gone on from."""
+        return self.path / "unmoved"
+
+    @property
     def nodes(self) -> Path:
         """Commands for the further nodes, one a line."""
         return self.path / "nodes.txt"
@@ -209,8 +214,7 @@ class _Run:
         if code:
             error = self.events.last.get("error")
             if error and error["kind"] == "unmoved":
-                # Going on from its last state would take no step and so look like an end.
-                shutil.rmtree(self._folder.output, ignore_errors=True)
+                self._set_aside()
             if error and error["kind"] == "no_model":
                 reason = error_text(error).partition(": ")[2]
                 raise EngineError(
@@ -218,6 +222,13 @@ class _Run:
                     f"name a folder that holds it; log: {child.log_path}"
                 )
             raise explain_failure(child, code, error, _ADVICE)
+
+    def _set_aside(self) -> None:
+        """Move the states of a training that moved nothing: going on from the last one would look like an end."""
+        folder = self._folder
+        if folder.output.is_dir():
+            shutil.rmtree(folder.unmoved, ignore_errors=True)
+            folder.output.rename(folder.unmoved)
 
     def _start(self, command: str) -> Child:
         folder, options = self._folder, self._options

@@ -1,7 +1,12 @@
-"""Whether training moved weights; runs in the environment of an engine."""
+"""Whether training moved weights; runs in the environment of an engine.
+
+Under ZeRO-3 a tensor is empty between steps: DeepSpeed keeps this process's part of it in `ds_tensor` and the number of
+all its values in `ds_numel`.
+"""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -20,18 +25,27 @@ class Motion:
     """
 
     def __init__(self, model: Any) -> None:
-        trained = [weights for weights in model.parameters() if weights.requires_grad and weights.numel()]
-        self.num_parameters = sum(weights.numel() for weights in trained)
-        self._before = [(weights, _sample(weights)) for weights in trained]
+        trained = [weights for weights in model.parameters() if weights.requires_grad]
+        self.num_parameters = sum(int(getattr(weights, "ds_numel", weights.numel())) for weights in trained)
+        samples = [(weights, _sample(weights)) for weights in trained]
+        self._before = [(weights, values) for weights, values in samples if values.numel()]
 
     def length(self) -> float:
-        """Length of the way that the sample went since, as a share of its own length; 0 where nothing is trained."""
+        """Length of the way that the sample went since, as a share of its own length.
+
+        Not a number where nothing could be sampled, and where weights are none any more: it is not known then.
+        """
         if not self._before:
-            return 0.0
+            return math.nan
         before = torch.cat([values for _, values in self._before]).double()
         now = torch.cat([_sample(weights) for weights, _ in self._before]).double()
         return float((now - before).norm() / before.norm().clamp_min(1e-30))
 
+    def is_finite(self) -> bool:
+        """Whether all sampled weights are numbers now."""
+        return all(bool(_sample(weights).isfinite().all()) for weights, _ in self._before)
+
 
 def _sample(weights: Any) -> torch.Tensor:
-    return weights.detach().flatten()[:_SAMPLED_VALUES].to("cpu", copy=True)
+    held = getattr(weights, "ds_tensor", weights)
+    return held.detach().flatten()[:_SAMPLED_VALUES].to("cpu", copy=True)

@@ -96,8 +96,8 @@ class Reporter(TrainerCallback):  # type: ignore[misc]
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Say how it ended; raises Unmoved where the weights stayed where they were."""
-        moved = self._motion is None or self._motion.length() > LEAST_MOTION
-        if state.global_step > self._first_step and not moved:
+        unmoved = self._motion is not None and self._motion.length() <= LEAST_MOTION
+        if state.global_step > self._first_step and unmoved:
             raise Unmoved(f"after {state.global_step - self._first_step} steps the weights are what they were")
         if state.is_world_process_zero:
             self._events.write("end", step=state.global_step, epoch=state.epoch, seconds=time.monotonic() - self._began)

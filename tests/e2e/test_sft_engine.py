@@ -23,6 +23,8 @@ from treadle.sft.config import SftOptions
 from treadle.sft.launch import EngineOptions, TrainingFolder, fine_tune, store_rows
 from treadle.sft.llamafactory_config import Machine, Paths, plan_training
 
+GOLDEN = Path(__file__).parents[1] / "unit" / "golden"
+CHECKS = Path(__file__).parents[1] / "support" / "sft_checks.py"
 LABEL_READER = Path(__file__).parents[1] / "support" / "sft_label_reader.py"
 
 PARENT = """
@@ -123,6 +125,34 @@ def test_labels_reach_the_model_as_they_are_and_adapters_are_merged(folder: Trai
     assert "unknown key 'lerning_rate' (did you mean 'learning_rate'?)" in unknown and "'lora_rnk'" in unknown
     assert "'learning_rate'" in wrong_type and "'fast'" in wrong_type
     assert "finetuning_type" in wrong_choice
+
+
+@pytest.fixture(scope="module")
+def checks(sft_environment: Path) -> dict[str, Any]:
+    """What a process of the engine's environment says without training."""
+    done = subprocess.run(
+        [str(python_of("sft", "cpu")), str(CHECKS), json.dumps({"golden": str(GOLDEN)})],
+        env=engine_environ({"HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}),
+        cwd="/",
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return answer
+
+
+def test_llamafactory_accepts_the_golden_configurations(checks: dict[str, Any]) -> None:
+    """DeepSpeed is not in the build for CPUs, which is all that is said of the configuration with ZeRO-3."""
+    said = checks["golden"]
+    assert "The 'deepspeed>=" in said.pop("sft-et-agent-7b.yaml") and set(said.values()) == {""}
+    assert set(checks["without_deepspeed"]) == {path.name for path in GOLDEN.glob("sft-*.yaml")}
+    assert set(checks["without_deepspeed"].values()) == {""}
+
+
+def test_weights_that_are_spread_over_processes_are_counted_and_seen_to_move(checks: dict[str, Any]) -> None:
+    moved = {"parameters": 9, "still": 0.0, "moved": 1.0, "finite": True, "unknown": True, "poisoned": True}
+    assert checks["motion"] == moved
 
 
 def test_a_hub_out_of_reach_is_one_line_before_anything_is_trained(

@@ -168,6 +168,7 @@ def test_after_a_kill_training_goes_on_from_the_newest_complete_state(folder: Tr
 def test_a_training_that_learnt_nothing_is_not_gone_on_with(folder: TrainingFolder) -> None:
     with pytest.raises(EngineError, match="learnt nothing"):
         run(folder, at=5, do="unmoved")
+    assert (folder.unmoved / "checkpoint-4" / "treadle-complete").is_file(), "the states are kept for a look"
     assert run(folder).resumed_step == 0
 
 
