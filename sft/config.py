@@ -93,8 +93,8 @@ class SftOptions(Section):
     preset: str | None = None
     """Named settings to start from, such as `et-agent-7b`; keys given beside it win."""
     model: str = EMBEDDED
-    """What training begins with: `embedded`, a folder in Hugging Face format, a hub id, or the checkpoint of an
-    instance of this run: `1/sft`. Its tokenizer and chat template must be those that the rows were made with."""
+    """What training begins with: `embedded`, a folder in Hugging Face format, a hub id, or the policy of a phase
+    of this run, such as `1/rl@phase-1`. Its tokenizer and chat template must be those that the rows were made with."""
     revision: str = ""
     """Commit or tag of a hub id; empty takes the newest."""
     finetuning_type: Literal["full", "lora"] = "full"

@@ -212,7 +212,13 @@ def _sft(config: TreadleConfig, address: Address) -> SftSettings:
 
 def _sft_inputs(config: TreadleConfig, address: Address) -> Mapping[str, tuple[Address, ...]]:
     model = overridden(config, address, config.sft).model
-    return {"sft_rows": (Address(address.iteration, "sft_rows"),), "checkpoint": made_here(model)}
+    checkpoint = made_here(model)
+    if any(made.stage == address.stage for made in checkpoint):
+        raise ConfigError(
+            f"{address}: sft.model = {model} is what this stage makes itself; name `embedded`, a folder, a hub id, or "
+            "a phase of the curriculum such as 1/rl@phase-1"
+        )
+    return {"sft_rows": (Address(address.iteration, "sft_rows"),), "checkpoint": checkpoint}
 
 
 def _index(config: TreadleConfig, address: Address) -> IndexSettings:

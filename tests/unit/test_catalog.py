@@ -53,6 +53,16 @@ def test_an_instance_that_cannot_exist_is_refused(text: str) -> None:
         instance(config(), Address.parse(text))
 
 
+def test_fine_tuning_begins_with_a_policy_of_the_run_but_not_with_what_it_makes_itself() -> None:
+    begun = instance(config(sft={"model": "1/rl@phase-1"}), Address.parse("1/sft"))
+    assert begun.inputs["checkpoint"] == (Address.parse("1/rl@phase-1"),)
+    assert instance(config(), Address.parse("1/sft")).inputs["checkpoint"] == ()
+    with pytest.raises(
+        ConfigError, match=r"1/sft: sft\.model = 1/sft is what this stage makes itself; name `embedded`"
+    ):
+        instance(config(sft={"model": "1/sft"}), Address.parse("1/sft"))
+
+
 def test_the_index_of_a_run_is_that_of_its_search_tool(tmp_path: Path) -> None:
     (tmp_path / "corpus.jsonl").write_text('{"id": "a", "contents": "A"}\n')
     search = {"corpus": [str(tmp_path / "corpus.jsonl")], "chunk_words": 50, "top_n": 2}
