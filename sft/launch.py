@@ -6,11 +6,12 @@ goes on from the newest complete state. Documented in docs/behaviour/sft.md, par
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,13 @@ _ADVICE = Advice(
     killed="lower per_device_batch_size or cutoff_tokens, use LoRA, or take a machine with more memory",
     diverged="lower learning_rate, or train in bf16 or fp32 instead of fp16",
     unmoved="look at learning_rate and at what is trained",
+)
+_FINISH_ADVICE = replace(
+    _ADVICE,
+    memory="the training is kept and only its model is left to be written; free memory: all weights are held at once, "
+    "in fp32 where adapters are merged",
+    killed="the training is kept and only its model is left to be written; free memory or take a machine with more: "
+    "all weights are held at once, in fp32 where adapters are merged",
 )
 _ROWS_SCHEMA = pa.schema([("input_ids", pa.list_(pa.int32())), ("labels", pa.list_(pa.int32()))])
 
@@ -116,6 +124,10 @@ class Training:
     greedy: Greedy | None
     versions: dict[str, str]
     """Package -> version in the engine's environment."""
+    revision: str
+    """Commit on the model hub that was trained; empty for a base model that lies in a folder."""
+    tokenizer_digest: str
+    """Of the base model's tokenizer and chat template, as `ChatTokenizer.digest`."""
 
 
 def store_rows(folder: TrainingFolder, batches: Iterable[pa.RecordBatch]) -> int:
@@ -145,27 +157,29 @@ def fine_tune(
     options: EngineOptions,
     *,
     prompt: Sequence[int] = (),
+    on_prepared: Callable[[Mapping[str, Any]], None] = lambda prepared: None,
     on_begin: Callable[[int, int], None] = lambda num_steps, resumed_step: None,
     on_step: Callable[[TrainingStep], None] = lambda step: None,
     notify: Notify = quiet,
 ) -> Training:
     """Train on the stored rows as LLaMA-Factory's YAML says, or go on with a training that was cut off.
 
-    The YAML must name the folder's `rows` and `output`. `on_begin` is called with the number of steps and the one that
-    is gone on from, `on_step` with each logged step of this attempt. Raises ConfigError where LLaMA-Factory refuses the
-    YAML, EngineError with the end of the log where a process fails, hangs, runs out of memory or diverges, and where
-    training took no step or moved nothing.
+    The YAML must name the folder's `rows` and `output`. `on_prepared` is called before training with the event
+    `prepared` (`tokenizer_digest`, `revision`), and what it raises keeps training from beginning; `on_begin` with the
+    number of steps and the one that is gone on from, `on_step` with each logged step of this attempt. Raises
+    ConfigError where LLaMA-Factory refuses the YAML, EngineError with the end of the log where a process fails, hangs,
+    runs out of memory or diverges, and where training took no step or moved nothing.
     """
     run = _Run(folder, options, prompt, notify)
     with storage_errors("write", folder.path):
         run.catch_up()
-        same = folder.config.is_file() and folder.config.read_text(encoding="utf-8") == config_text
         folder.config.write_text(config_text, encoding="utf-8")
-    if folder.model.is_dir():
+    if run.is_finished():
         return run.result()
-    if not (same and folder.rows.is_dir() and "prepared" in run.events.last):
+    if not (folder.rows.is_dir() and run.has_checked(config_text)):
         notify("checking LLaMA-Factory's configuration and saving the rows")
         run.process("prepare")
+    on_prepared(run.events.last["prepared"])
     if not folder.trained.is_file():
         folder.remove_incomplete_states()
         run.process("train", on_begin, on_step)
@@ -191,6 +205,15 @@ class _Run:
         self.events.mend()
         for _ in self.events.new():
             pass
+
+    def is_finished(self) -> bool:
+        """Whether nothing is left to be done; the model alone is not all, where a prompt is to be continued."""
+        return self._folder.model.is_dir() and (not self._prompt or "greedy" in self.events.last)
+
+    def has_checked(self, config_text: str) -> bool:
+        """Whether this very YAML was the last that LLaMA-Factory accepted."""
+        prepared = self.events.last.get("prepared", {})
+        return bool(prepared.get("config_digest") == hashlib.sha256(config_text.encode()).hexdigest())
 
     def process(
         self,
@@ -221,7 +244,7 @@ class _Run:
                     f"sft.model cannot be fetched from the model hub ({reason}); check its name and the network, or "
                     f"name a folder that holds it; log: {child.log_path}"
                 )
-            raise explain_failure(child, code, error, _ADVICE)
+            raise explain_failure(child, code, error, _FINISH_ADVICE if command == "finish" else _ADVICE)
 
     def _set_aside(self) -> None:
         """Move the states of a training that moved nothing: going on from the last one would look like an end."""
@@ -242,6 +265,7 @@ class _Run:
             "model": str(folder.model),
             "events": str(folder.events),
             "resume": str(resume) if resume else None,
+            "revision": self.events.last.get("prepared", {}).get("revision", ""),
             "prompt": self._prompt,
             "num_greedy_tokens": options.num_greedy_tokens,
         }
@@ -318,4 +342,6 @@ class _Run:
             seconds=steps[-1].seconds,
             greedy=Greedy.of_event(last.get("greedy")),
             versions=dict(last["prepared"]["versions"]),
+            revision=last["prepared"]["revision"],
+            tokenizer_digest=last["prepared"]["tokenizer_digest"],
         )

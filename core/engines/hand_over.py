@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+_COMMIT = re.compile(r"[0-9a-f]{40}")
 _SMALL = ("config.json",)
 _COPIED = (
     "tokenizer.json",
@@ -42,6 +44,11 @@ def fetch_small_files(base: str, revision: str = "main") -> Path:
     if not (folder / "config.json").is_file():
         raise NoModel(f"{base} has no config.json")
     return folder
+
+
+def commit_of(folder: Path) -> str:
+    """Commit on the model hub of a folder of `fetch_small_files`; empty for a folder of somebody's own."""
+    return folder.name if folder.parent.name == "snapshots" and _COMMIT.fullmatch(folder.name) else ""
 
 
 def _first_sentence(error: Exception) -> str:

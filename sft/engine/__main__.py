@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import sys
@@ -20,34 +21,53 @@ _NO_MEMORY = ("out of memory", "can't allocate memory", "cannot allocate memory"
 
 def prepare(job: dict[str, Any], events: EventFile) -> None:
     """Check the configuration and that the base model can be had, then save the rows; event `prepared`."""
-    from treadle.core.engines.hand_over import fetch_small_files
+    from treadle.core.chat import ChatTokenizer
+    from treadle.core.engines.hand_over import commit_of, fetch_small_files
     from treadle.sft.engine.rows import save_rows
 
-    arguments = read_arguments(Path(job["config"]))
+    arguments = _pinned(job)
     check_arguments(arguments)
-    fetch_small_files(arguments["model_name_or_path"], arguments.get("model_revision", "main"))
+    base = fetch_small_files(arguments["model_name_or_path"], arguments.get("model_revision", "main"))
     num_rows = save_rows(Path(job["parquet"]), Path(job["rows"]))
-    events.write("prepared", num_rows=num_rows, versions={name: version(name) for name in _PACKAGES})
+    events.write(
+        "prepared",
+        num_rows=num_rows,
+        versions={name: version(name) for name in _PACKAGES},
+        config_digest=hashlib.sha256(Path(job["config"]).read_bytes()).hexdigest(),
+        revision=commit_of(base),
+        tokenizer_digest=ChatTokenizer.load(base).digest,
+    )
 
 
 def train(job: dict[str, Any], events: EventFile) -> None:
     """Train, from a state where the job names one."""
     from treadle.sft.engine import training
 
-    arguments = read_arguments(Path(job["config"]))
-    training.train({**arguments, "resume_from_checkpoint": job["resume"]}, events)
+    training.train({**_pinned(job), "resume_from_checkpoint": job["resume"]}, events)
 
 
 def finish(job: dict[str, Any], events: EventFile) -> None:
     """Write the model's folder, then let it continue the job's prompt; events `model`, `greedy`."""
-    from treadle.core.engines.hand_over import greedy_ids
-    from treadle.sft.engine.model_folder import write_model
+    from treadle.core.engines.hand_over import greedy_ids, write_model
 
-    folder = Path(job["model"])
-    write_model(read_arguments(Path(job["config"])), Path(job["output"]), folder)
-    events.write("model")
+    arguments, folder = _pinned(job), Path(job["model"])
+    if not folder.is_dir():
+        write_model(
+            arguments["model_name_or_path"],
+            Path(job["output"]),
+            folder,
+            is_adapter=arguments.get("finetuning_type") == "lora",
+            revision=arguments.get("model_revision", "main"),
+        )
+        events.write("model")
     if job["prompt"]:
         events.write("greedy", **greedy_ids(folder, job["prompt"], job["num_greedy_tokens"]))
+
+
+def _pinned(job: dict[str, Any]) -> dict[str, Any]:
+    """The configuration, with the commit of the hub that was met first: a newer one is another model."""
+    arguments = read_arguments(Path(job["config"]))
+    return {**arguments, "model_revision": job["revision"]} if job["revision"] else arguments
 
 
 COMMANDS: dict[str, Callable[[dict[str, Any], EventFile], None]] = {

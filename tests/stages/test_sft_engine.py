@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +105,40 @@ def test_the_commands_of_further_nodes_are_told_before_they_are_waited_for(
     shutil.rmtree(folder.output)
     done = subprocess.run(["sh", "-c", second], capture_output=True, text=True, env={}, check=False)
     assert done.returncode == 0 and "scripted engine: train" in done.stdout, done.stderr
+
+
+def test_a_configuration_that_was_refused_is_checked_again(folder: TrainingFolder) -> None:
+    (folder.path / "script.json").write_text(json.dumps({"at": 1, "do": "other"}))
+    with pytest.raises(EngineError, match="other it is"):
+        fine_tune(folder, "a: 1\n", OPTIONS)
+    (folder.path / "script.json").write_text(json.dumps({"refuse": "no"}))
+    for _ in range(2):
+        with pytest.raises(ConfigError, match="refuses the configuration of sft: no"):
+            fine_tune(folder, "a: 2\n", OPTIONS)
+
+
+def test_what_prepare_found_is_told_before_the_training_and_pins_the_later_processes(folder: TrainingFolder) -> None:
+    def refuse(prepared: Mapping[str, Any]) -> None:
+        raise ConfigError(prepared["tokenizer_digest"])
+
+    (folder.path / "script.json").write_text("{}")
+    for _ in range(2):
+        with pytest.raises(ConfigError, match="d1"):
+            fine_tune(folder, "a: 1\n", OPTIONS, on_prepared=refuse)
+    assert not (folder.logs / "train.log").exists()
+    done = run(folder)
+    assert (done.revision, done.tokenizer_digest) == ("c0ffee", "d1")
+    assert all("revision c0ffee" in (folder.logs / f"{name}.log").read_text() for name in ("train", "finish"))
+
+
+def test_a_model_without_its_greedy_ids_is_not_the_end(folder: TrainingFolder) -> None:
+    (folder.path / "script.json").write_text(json.dumps({"finish": "no memory"}))
+    with pytest.raises(EngineError, match="ran out of memory; the training is kept and only its model is left"):
+        fine_tune(folder, "a: 1\n", OPTIONS, prompt=[1])
+    assert folder.model.is_dir() and run(folder, at=1, do="die").greedy is None, "without a prompt nothing is left"
+    (folder.path / "script.json").write_text(json.dumps({"at": 1, "do": "die"}))
+    done = fine_tune(folder, "a: 1\n", OPTIONS, prompt=[1])
+    assert done.greedy is not None and done.greedy.ids == (1,)
 
 
 @pytest.mark.parametrize(

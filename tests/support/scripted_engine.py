@@ -6,6 +6,7 @@ training is in tests/e2e/test_sft_engine.py.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import signal
@@ -17,6 +18,7 @@ from typing import Any
 
 from treadle.core.engines.events import EventFile
 
+BASE = {"revision": "c0ffee", "tokenizer_digest": "d1"}
 NUM_STEPS = 6
 SAVE_STEPS = 2
 
@@ -32,11 +34,16 @@ def main() -> int:
             tell("error", kind=script.get("kind", "arguments"), message=f"BadArguments: {script['refuse']}")
             return 1
         Path(job["rows"]).mkdir(exist_ok=True)
-        tell("prepared", num_rows=1, versions={"llamafactory": "0"})
+        digest = hashlib.sha256(Path(job["config"]).read_bytes()).hexdigest()
+        tell("prepared", num_rows=1, versions={"llamafactory": "0"}, config_digest=digest, **BASE)
     elif command == "train":
+        print("revision", job["revision"])
         return train(script, job, tell)
     else:
-        Path(job["model"]).mkdir()
+        print("revision", job["revision"])
+        Path(job["model"]).mkdir(exist_ok=True)
+        if "finish" in script:
+            return act(script["finish"], tell) or 0
         tell("greedy", ids=[1], margins=[0.5])
     return 0
 

@@ -16,9 +16,8 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM, TrainerCallback
 
 from treadle.core.engines.events import EventFile
-from treadle.core.engines.hand_over import greedy_ids
+from treadle.core.engines.hand_over import greedy_ids, write_model
 from treadle.sft.engine.arguments import BadArguments, check_arguments, read_arguments
-from treadle.sft.engine.model_folder import write_model
 from treadle.sft.engine.rows import save_rows
 from treadle.sft.engine.training import train
 
@@ -82,7 +81,7 @@ def main(config: str, parquet: str, merged: str, prompt_json: str) -> None:
     said = refusals(arguments)
     save_rows(Path(parquet), Path(arguments["tokenized_path"]))
     train(arguments, EventFile(Path(output).with_name("events.jsonl")), [notes])
-    write_model(arguments, Path(output), Path(merged))
+    write_model(base, Path(output), Path(merged), is_adapter=True)
     answer = {
         "batches": notes.batches,
         "refusals": said,
