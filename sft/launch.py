@@ -316,12 +316,15 @@ class _Run:
     def check_training(self) -> None:
         """Raise EngineError for a training that ended without an error and still is none."""
         steps, end, log = self.events.steps, self.events.last.get("end", {}), self._folder.logs / "train.log"
-        if not end.get("step") or not steps:
+        num_steps = (self.events.begin or {}).get("num_steps", 0)
+        if not end.get("step"):
             raise EngineError(f"fine-tuning took no step; log: {log}\n{log_tail(log)}")
-        if end["step"] < steps[-1].num_steps:
+        if end["step"] < num_steps:
             raise EngineError(
-                f"fine-tuning ended after {end['step']} of {steps[-1].num_steps} steps; log: {log}\n{log_tail(log)}"
+                f"fine-tuning ended after {end['step']} of {num_steps} steps; log: {log}\n{log_tail(log)}"
             )
+        if not steps:
+            raise EngineError(f"no loss is known of {end['step']} steps; log: {log}\n{log_tail(log)}")
         if len(steps) > 1 and len({step.loss for step in steps}) == 1:
             raise EngineError(
                 f"the loss stood at {steps[0].loss:g} for all {end['step']} steps: nothing was learnt; look at "
@@ -339,7 +342,7 @@ class _Run:
             num_epochs=last["end"]["epoch"],
             num_trained_parameters=begin["num_trained_parameters"],
             resumed_step=begin["resumed_step"],
-            seconds=steps[-1].seconds,
+            seconds=last["end"]["seconds"] + self.events.earlier_s,
             greedy=Greedy.of_event(last.get("greedy")),
             versions=dict(last["prepared"]["versions"]),
             revision=last["prepared"]["revision"],

@@ -24,10 +24,6 @@ class TrainingStep:
     epoch: float
     seconds: float
     """Time in training so far, over all attempts, without what was lost with them."""
-    eta_s: float | None
-    """Estimate of what is left, from the mean step of this attempt."""
-    memory_bytes: int
-    """Most memory so far: reserved on the first GPU, or of the process on a CPU."""
 
 
 class TrainingEvents(EventLog[TrainingStep]):

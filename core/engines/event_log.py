@@ -33,7 +33,8 @@ class EventLog(Generic[T_Step]):
         self.path = path
         """The file; need not be there yet."""
         self._offset = 0
-        self._earlier_s = 0.0
+        self.earlier_s = 0.0
+        """Time in training of the attempts before the newest, without what was lost with them."""
         self.steps: list[T_Step] = []
         """Logged steps in order, each once."""
         self.begin: dict[str, Any] | None = None
@@ -71,9 +72,9 @@ class EventLog(Generic[T_Step]):
         if event["event"] == "begin":
             self.begin = event
             self.steps = [step for step in self.steps if step.step <= event["resumed_step"]]
-            self._earlier_s = self.steps[-1].seconds if self.steps else 0.0
+            self.earlier_s = self.steps[-1].seconds if self.steps else 0.0
         elif event["event"] == "step":
-            self.steps.append(self.read_step({**event, "seconds": event["seconds"] + self._earlier_s}))
+            self.steps.append(self.read_step({**event, "seconds": event["seconds"] + self.earlier_s}))
 
     def read_step(self, event: dict[str, Any]) -> T_Step:
         """A `step` as this kind of training tells it, its seconds already those of all attempts."""

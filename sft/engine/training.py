@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import resource
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,7 +18,7 @@ _BEAT_S = 5.0
 
 
 class Diverged(Exception):
-    """The loss or the gradient is no number any more."""
+    """The loss, the gradient or a weight is no number any more."""
 
 
 class Unmoved(Exception):
@@ -57,7 +56,12 @@ class Reporter(TrainerCallback):  # type: ignore[misc]
             self._beat = time.monotonic()
             self._events.write("beat", step=state.global_step)
 
-    on_step_end = on_substep_end
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> Any:
+        """The same; and the last step is always logged, however few there are between logs."""
+        self.on_substep_end(args, state, control)
+        if state.global_step >= state.max_steps:
+            control.should_log = True
+        return control
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
         """A step with its loss; raises Diverged."""
@@ -66,8 +70,6 @@ class Reporter(TrainerCallback):  # type: ignore[misc]
             return
         loss, norm = float(logs["loss"]), logs.get("grad_norm")
         norm = None if norm is None else float(norm)
-        seconds = time.monotonic() - self._began
-        done = state.global_step - self._first_step
         finite = math.isfinite(loss) and (norm is None or math.isfinite(norm))
         if state.is_world_process_zero and finite:
             self._events.write(
@@ -78,16 +80,19 @@ class Reporter(TrainerCallback):  # type: ignore[misc]
                 learning_rate=float(logs.get("learning_rate", 0.0)),
                 grad_norm=norm,
                 epoch=float(logs.get("epoch", state.epoch or 0.0)),
-                seconds=seconds,
-                eta_s=seconds / done * (state.max_steps - state.global_step) if done else None,
-                memory_bytes=_peak_memory(),
+                seconds=time.monotonic() - self._began,
             )
         # In fp16 a single overflow is skipped by the scaler and costs nothing.
         if not (math.isfinite(loss) and (finite or args.fp16)):
             raise Diverged(f"loss {loss}, gradient norm {norm} at step {state.global_step}")
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Mark a state as complete once every process has written its part."""
+        """Mark a state as complete once every process has written its part; raises Diverged for one gone bad.
+
+        Losses are looked at only where they are logged, which may be later than a state is written.
+        """
+        if self._motion is not None and not self._motion.is_finite():
+            raise Diverged(f"weights that are no numbers at step {state.global_step}")
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             torch.distributed.barrier()
         if state.is_world_process_zero:
@@ -109,9 +114,3 @@ def train(arguments: dict[str, Any], events: EventFile, callbacks: Sequence[Trai
 
     # The trainer would otherwise put the mean of earlier losses in place of a NaN.
     run_exp({"logging_nan_inf_filter": False, **arguments}, callbacks=[Reporter(events), *callbacks])
-
-
-def _peak_memory() -> int:
-    if torch.cuda.is_available():
-        return int(torch.cuda.max_memory_reserved())
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

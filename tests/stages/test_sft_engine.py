@@ -68,7 +68,7 @@ def test_steps_are_told_as_they_come_and_a_finished_training_is_not_repeated(fol
         folder, "a: 1\n", OPTIONS, on_begin=lambda *begin: begins.append(begin), on_step=steps.append, prompt=[1]
     )
     assert begins == [(6, 0)] and [step.step for step in steps] == [1, 2, 3, 4, 5, 6]
-    assert done.steps == tuple(steps) and done.num_steps == 6 and done.seconds == 6.0
+    assert done.steps == tuple(steps) and done.num_steps == 6 and done.seconds == 6.5
     assert done.greedy is not None and done.greedy.ids == (1,)
     log = (folder.logs / "train.log").read_text()
     assert str(os.getcwd()) not in log and f" {len(os.sched_getaffinity(0))} " in log
@@ -171,6 +171,8 @@ def test_processes_see_the_gpus_that_take_part_and_prepare_counts_as_one_of_torc
         ({"at": 3, "do": "other"}, r"failed with code 1 \(Error: other it is\)"),
         ({"at": 1, "do": "stop early"}, "took no step"),
         ({"at": 3, "do": "stop early"}, "took no step"),
+        ({"at": 3, "do": "stop after 2"}, "ended after 2 of 6 steps"),
+        ({"quiet": 6}, "no loss is known of 6 steps"),
         ({"loss": 0.25}, r"the loss stood at 0.25 for all 6 steps"),
     ],
 )
@@ -197,7 +199,7 @@ def test_after_a_kill_training_goes_on_from_the_newest_complete_state(folder: Tr
     done = run(folder, at=5, do="die", once=True)
     assert done.resumed_step == 2
     assert [step.step for step in done.steps] == [1, 2, 3, 4, 5, 6]
-    assert done.seconds == 6.0, "the two steps that were done twice count once"
+    assert done.seconds == 6.5, "the two steps that were done twice count once"
 
 
 def test_a_training_that_learnt_nothing_is_not_gone_on_with(folder: TrainingFolder) -> None:

@@ -57,17 +57,18 @@ def train(script: dict[str, Any], job: dict[str, Any], tell: Any) -> int:
             if code is not None:
                 return code
         loss = script.get("loss", 1.0 / step)
-        tell(
-            "step",
-            **{"step": step, "num_steps": NUM_STEPS, "loss": loss, "learning_rate": 0.1, "grad_norm": 1.0},
-            **{"epoch": step / NUM_STEPS, "seconds": 1.0 * (step - first), "eta_s": 0.0, "memory_bytes": 1},
-        )
+        if step > script.get("quiet", 0):
+            tell(
+                "step",
+                **{"step": step, "num_steps": NUM_STEPS, "loss": loss, "learning_rate": 0.1, "grad_norm": 1.0},
+                **{"epoch": step / NUM_STEPS, "seconds": 1.0 * (step - first)},
+            )
         if step % SAVE_STEPS == 0:
             state = Path(job["output"]) / f"checkpoint-{step}"
             state.mkdir(parents=True)
             if step != script.get("torn"):
                 (state / "treadle-complete").touch()
-    tell("end", step=NUM_STEPS, epoch=1.0, seconds=1.0)
+    tell("end", step=NUM_STEPS, epoch=1.0, seconds=1.0 * (NUM_STEPS - first) + 0.5)
     return 0
 
 
@@ -85,6 +86,9 @@ def act(what: str, tell: Any) -> int | None:
         print("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB\x1b[31m", flush=True)
     elif what == "stop early":
         tell("end", step=0, epoch=0.0, seconds=0.0)
+        return 0
+    elif what == "stop after 2":
+        tell("end", step=2, epoch=0.3, seconds=2.0)
         return 0
     else:
         tell("error", kind=what, message=f"Error: {what} it is")

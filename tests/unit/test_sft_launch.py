@@ -18,7 +18,7 @@ from treadle.core.errors import ConfigError, StorageError
 from treadle.sft.launch import TrainingFolder, store_rows
 from treadle.sft.training_events import TrainingEvents
 
-STEP = {"num_steps": 9, "loss": 1.0, "learning_rate": 0.1, "grad_norm": None, "epoch": 0.1, "eta_s": 1.0}
+STEP = {"num_steps": 9, "loss": 1.0, "learning_rate": 0.1, "grad_norm": None, "epoch": 0.1}
 
 
 def batch(*rows: list[int]) -> pa.RecordBatch:
@@ -31,7 +31,7 @@ def unreadable() -> Iterator[pa.RecordBatch]:
 
 
 def write_step(events: EventFile, step: int, seconds: float) -> None:
-    events.write("step", step=step, seconds=seconds, memory_bytes=1, **STEP)
+    events.write("step", step=step, seconds=seconds, **STEP)
 
 
 def test_only_ids_and_labels_are_stored_and_only_once(tmp_path: Path) -> None:
