@@ -36,7 +36,7 @@ from treadle.sft.llamafactory_config import (
 from treadle.sft.picture import draw_rows
 from treadle.sft.selection import RowSelection
 from treadle.sft.statistics import COLUMNS, RowStatistics, metrics_of, render_statistics
-from treadle.sft.training_events import TrainingEvents, TrainingStep
+from treadle.sft.training_events import TrainingStep
 
 _log = logging.getLogger(__name__)
 
@@ -86,12 +86,6 @@ class SftRun:
         # Before the training: hours of it are not to be lost for want of a library of pictures.
         picture = draw_rows(self._statistics, self._options.cutoff_tokens)
         steps = _Steps(self._context)
-
-        def begin(num_steps: int, resumed_step: int) -> None:
-            # Of a hub id the engine alone knows, once it has fetched it.
-            self._check_tokenizer(self._prepared().get("tokenizer_digest"))
-            steps.begin(num_steps, resumed_step)
-
         training = fine_tune(
             self._folder,
             plan.yaml(),
@@ -104,7 +98,9 @@ class SftRun:
                 num_nodes=plan.machine.num_nodes,
             ),
             prompt=self._prompt,
-            on_begin=begin,
+            # Of a hub id the engine alone knows the tokenizer, once it has fetched it.
+            on_prepared=lambda prepared: self._check_tokenizer(prepared["tokenizer_digest"]),
+            on_begin=steps.begin,
             on_step=steps.step,
             notify=_log.info,
         )
@@ -138,20 +134,13 @@ class SftRun:
                     self._prompt = chosen["input_ids"][0].as_py()[:first]
                 yield chosen
 
-    def _check_tokenizer(self, digest: str | None) -> None:
-        """Raise ConfigError where the rows were not made with the tokenizer of the model; None is not known."""
-        if digest is not None and (strange := self._digests - {digest}):
+    def _check_tokenizer(self, digest: str) -> None:
+        """Raise ConfigError where the rows were not made with the tokenizer of the model."""
+        if strange := self._digests - {digest}:
             raise ConfigError(
                 f"{self._context.address}: the rows were made with tokenizer {min(strange)[:12]}, but that of "
                 f"sft.model = {self._options.model} is {digest[:12]}; name the model of `pools`"
             )
-
-    def _prepared(self) -> dict[str, Any]:
-        """What the engine told of the model when it checked the configuration; empty before."""
-        events = TrainingEvents(self._folder.events)
-        for _ in events.new():
-            pass
-        return events.last.get("prepared", {})
 
     def _plan(self, base: Path | str) -> TrainingPlan:
         options, folder = self._options, self._folder
@@ -183,7 +172,7 @@ class SftRun:
         row = {
             "name": str(context.address),
             "base_model": options.model,
-            "base_digest": self._base_digest(),
+            "base_digest": self._base_digest() or training.revision,
             "finetuning_type": options.finetuning_type,
             "num_steps": training.num_steps,
             "num_epochs": training.num_epochs,
@@ -228,8 +217,7 @@ class SftRun:
 
     def _base_digest(self) -> str:
         bound = self._context.inputs.get("checkpoint", ())
-        known = bound[0].digest if bound else self._settings.model_digest
-        return known or self._prepared().get("revision") or ""
+        return bound[0].digest if bound else self._settings.model_digest
 
     def _without_places(self, plan: TrainingPlan) -> str:
         """The YAML without where this machine keeps its files: equal trainings leave equal bytes."""

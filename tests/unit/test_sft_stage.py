@@ -13,7 +13,6 @@ from support.sft_tables import TEXT_MODE, run_with_rows, sft_row
 from treadle.core.chat import ChatTokenizer
 from treadle.core.config import load_config
 from treadle.core.engines.base_model import base_model, folder_digest
-from treadle.core.engines.events import EventFile
 from treadle.core.errors import ConfigError, RunError, StageFailed, TreadleError
 from treadle.core.execute import execute
 from treadle.core.runs import Run
@@ -76,22 +75,21 @@ def test_a_missing_library_of_pictures_is_told_before_the_training(
 class Engine:
     """Stands for `fine_tune`: tells what it is told of the base model, and hands over a folder with a tokenizer."""
 
-    def __init__(self, tokenizer: Path, **prepared: Any) -> None:
-        self.prepared = prepared
+    def __init__(self, tokenizer: Path, *, told: str, revision: str = "") -> None:
         self.began = False
+        self._prepared = {"tokenizer_digest": told, "revision": revision}
         self._tokenizer = tokenizer
 
     def __call__(self, folder: TrainingFolder, yaml: str, options: EngineOptions, **listeners: Any) -> Training:
-        folder.path.mkdir(parents=True, exist_ok=True)
-        EventFile(folder.events).write("prepared", **self.prepared)
-        listeners["on_begin"](1, 0)
+        listeners["on_prepared"](self._prepared)
         self.began = True
+        listeners["on_begin"](1, 0)
         shutil.copytree(self._tokenizer, folder.model)
-        step = TrainingStep(1, 1, 1.0, 0.1, 1.0, 1.0, 1.0, 0.0, 1)
+        step = TrainingStep(**{name: 1 for name in TrainingStep.__slots__})
         versions = {"llamafactory": "0"}
         return Training(
             model=folder.model, steps=(step,), num_steps=1, num_epochs=1.0, num_trained_parameters=1, resumed_step=0,
-            seconds=1.0, greedy=None, versions=versions,
+            seconds=1.0, greedy=None, versions=versions, **self._prepared,
         )  # fmt: skip
 
 
@@ -103,7 +101,7 @@ def own_rows(root: Path, base: Path) -> Run:
 def test_rows_of_another_tokenizer_than_that_of_a_hub_id_are_refused_before_a_step(
     tmp_path: Path, base: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine = Engine(base, tokenizer_digest="another", revision="c0ffee")
+    engine = Engine(base, told="another")
     monkeypatch.setattr(stage, "fine_tune", engine)
     with pytest.raises(ConfigError, match="but that of sft.model = org/name is another; name the model of `pools`"):
         train(own_rows(tmp_path / "root", base), "org/name")
@@ -113,7 +111,7 @@ def test_rows_of_another_tokenizer_than_that_of_a_hub_id_are_refused_before_a_st
 def test_a_checkpoint_with_another_tokenizer_than_its_rows_is_not_handed_over(
     tmp_path: Path, base: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stage, "fine_tune", Engine(base))  # it tells no digest
+    monkeypatch.setattr(stage, "fine_tune", Engine(base, told="t"))
     run = run_with_rows(tmp_path / "root", [sft_row("a")])
     with pytest.raises(StageFailed, match="chat template of the checkpoint is not that of the rows"):
         train(run, "org/name")
@@ -123,7 +121,7 @@ def test_the_commit_of_a_hub_id_stands_in_the_checkpoint(
     tmp_path: Path, base: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     digest = ChatTokenizer.load(base).digest
-    monkeypatch.setattr(stage, "fine_tune", Engine(base, tokenizer_digest=digest, revision="c0ffee"))
+    monkeypatch.setattr(stage, "fine_tune", Engine(base, told=digest, revision="c0ffee"))
     run = own_rows(tmp_path / "root", base)
     train(run, "org/name")
     record = run.record(Address.parse("1/sft"))
@@ -135,7 +133,7 @@ def test_the_commit_of_a_hub_id_stands_in_the_checkpoint(
 def test_a_checkpoint_does_not_say_where_a_machine_keeps_its_files(
     tmp_path: Path, base: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stage, "fine_tune", Engine(base))
+    monkeypatch.setattr(stage, "fine_tune", Engine(base, told=ChatTokenizer.load(base).digest))
     made = []
     for machine in ("one", "two"):
         cache = shutil.copytree(base, tmp_path / machine / "cache é")
