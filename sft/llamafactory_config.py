@@ -52,8 +52,6 @@ class Paths:
     """Where the model, the states and the logs go."""
     deepspeed: Path
     """File with `deepspeed_config()`; read only with `deepspeed = "zero3"`."""
-    resume: Path | None = None
-    """State to go on from; None begins anew."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +100,6 @@ def plan_training(options: SftOptions, paths: Paths, machine: Machine, *, longes
         "cutoff_len": options.cutoff_tokens or longest_row,
         "output_dir": str(paths.output),
         "overwrite_output_dir": True,
-        **({"resume_from_checkpoint": str(paths.resume)} if paths.resume else {}),
         "per_device_train_batch_size": per_device,
         "gradient_accumulation_steps": accumulation,
         "learning_rate": options.learning_rate,
@@ -225,27 +222,16 @@ def deepspeed_config() -> bytes:
     return orjson.dumps(config, option=orjson.OPT_INDENT_2) + b"\n"
 
 
-def node_environment(options: SftOptions, machine: Machine, node: int = 0) -> dict[str, str]:
-    """Variables with which `llamafactory-cli train` starts its part of a distributed training; `node` from 0."""
-    return {
-        "FORCE_TORCHRUN": "1",
-        "NNODES": str(machine.num_nodes),
-        "NODE_RANK": str(node),
-        "NPROC_PER_NODE": str(machine.num_devices),
-        "MASTER_ADDR": options.main_address or "127.0.0.1",
-        "MASTER_PORT": str(options.main_port),
-    }
-
-
 def torchrun_arguments(options: SftOptions, machine: Machine, node: int = 0) -> list[str]:
     """Arguments of `python -m torch.distributed.run`, before the program; `node` from 0."""
-    variables = node_environment(options, machine, node)
     return [
-        f"--nnodes={variables['NNODES']}",
-        f"--node_rank={variables['NODE_RANK']}",
-        f"--nproc_per_node={variables['NPROC_PER_NODE']}",
-        f"--master_addr={variables['MASTER_ADDR']}",
-        f"--master_port={variables['MASTER_PORT']}",
+        f"--nnodes={machine.num_nodes}",
+        f"--node_rank={node}",
+        f"--nproc_per_node={machine.num_devices}",
+        f"--master_addr={options.main_address or '127.0.0.1'}",
+        f"--master_port={options.main_port}",
+        # How long nodes wait for one another before any of them trains; left out, it is torchrun's own, minutes.
+        f"--rdzv_conf=timeout={options.ddp_timeout_s}",
     ]
 
 

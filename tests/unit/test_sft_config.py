@@ -18,7 +18,6 @@ from treadle.sft.llamafactory_config import (
     Paths,
     commands_of_nodes,
     deepspeed_config,
-    node_environment,
     plan_training,
     torchrun_arguments,
 )
@@ -195,16 +194,12 @@ def test_zero3_gathers_on_save_and_offloads_nothing() -> None:
 def test_several_nodes_are_told_of_one_another() -> None:
     with pytest.raises(ConfigError, match="several nodes need `main_address`"):
         load_config(TreadleConfig, data={"sft": {"num_nodes": 2}})
-    options = SftOptions(num_nodes=2, main_address="node-0", main_port=29501)
+    options = SftOptions(num_nodes=2, main_address="node-0", main_port=29501, ddp_timeout_s=3600)
     machine = Machine(variant="cuda", num_devices=8, num_nodes=2)
-    assert node_environment(options, machine, 1) == {
-        "FORCE_TORCHRUN": "1", "NNODES": "2", "NODE_RANK": "1", "NPROC_PER_NODE": "8", "MASTER_ADDR": "node-0",
-        "MASTER_PORT": "29501",
-    }  # fmt: skip
     start = ["python", "-m", "torch.distributed.run", *torchrun_arguments(options, machine), "/training/a b/train.json"]
     assert commands_of_nodes(start, {"PYTHONPATH": "/code"}, 2) == [
         "PYTHONPATH=/code python -m torch.distributed.run --nnodes=2 --node_rank=1 --nproc_per_node=8 "
-        "--master_addr=node-0 --master_port=29501 '/training/a b/train.json'"
+        "--master_addr=node-0 --master_port=29501 --rdzv_conf=timeout=3600 '/training/a b/train.json'"
     ]
 
 
