@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import shutil
+import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from treadle.core.engines.serving import embedded_folder
 from treadle.core.errors import EngineError
 from treadle.sft.config import SftOptions
 from treadle.sft.launch import EngineOptions, TrainingFolder, fine_tune, store_rows
-from treadle.sft.llamafactory_config import Machine, Paths, plan_training
+from treadle.sft.llamafactory_config import Machine, Paths, plan_training, torchrun_arguments
 
 GOLDEN = Path(__file__).parents[1] / "unit" / "golden"
 CHECKS = Path(__file__).parents[1] / "support" / "sft_checks.py"
@@ -113,7 +114,7 @@ def test_labels_reach_the_model_as_they_are_and_adapters_are_merged(folder: Trai
     assert padding and set(padding) == {-100}
     assert {row["num_tokens"] - row["num_prompt_tokens"] - row["num_target_tokens"] for row in rows[:3]} != {0}
 
-    steps = [line for line in map(orjson.loads, folder.events.read_bytes().splitlines()) if line["event"] == "step"]
+    steps = events_of(folder, "step")
     # The frozen weights under the adapters stay in bf16, by hand they are in fp32.
     assert len(steps) == 2 and steps[0]["loss"] == pytest.approx(answer["loss_by_hand"], rel=5e-3)
 
@@ -143,16 +144,65 @@ def checks(sft_environment: Path) -> dict[str, Any]:
 
 
 def test_llamafactory_accepts_the_golden_configurations(checks: dict[str, Any]) -> None:
-    """DeepSpeed is not in the build for CPUs, which is all that is said of the configuration with ZeRO-3."""
+    """DeepSpeed and Liger are not in the build for CPUs, which is all that is said of the one with ZeRO-3."""
     said = checks["golden"]
     assert "The 'deepspeed>=" in said.pop("sft-et-agent-7b.yaml") and set(said.values()) == {""}
-    assert set(checks["without_deepspeed"]) == {path.name for path in GOLDEN.glob("sft-*.yaml")}
-    assert set(checks["without_deepspeed"].values()) == {""}
+    assert set(checks["without_kernels"]) == {path.name for path in GOLDEN.glob("sft-*.yaml")}
+    assert set(checks["without_kernels"].values()) == {""}
 
 
 def test_weights_that_are_spread_over_processes_are_counted_and_seen_to_move(checks: dict[str, Any]) -> None:
     moved = {"parameters": 9, "still": 0.0, "moved": 1.0, "finite": True, "unknown": True, "poisoned": True}
     assert checks["motion"] == moved
+
+
+def test_a_training_that_moves_nothing_is_an_error(folder: TrainingFolder) -> None:
+    rows = make_rows(ChatTokenizer.load(embedded_folder("tokenizer")), 2)
+    store_rows(folder, [as_batch(rows)])
+    lora = {"finetuning_type": "lora", "lora_rank": 1, "warmup_ratio": 0.0, "lr_scheduler_type": "constant"}
+    config = config_of(
+        folder, embedded_folder("model"), rows, batch_size=1, learning_rate=1.0, logging_steps=10, **lora
+    )
+    with pytest.raises(EngineError, match=r"learnt nothing \(Unmoved: after 2 steps the weights are what they were\)"):
+        fine_tune(folder, config.replace("learning_rate: 1.0\n", "learning_rate: 0.0\n"), EngineOptions(variant="cpu"))
+    assert not folder.output.exists() and (folder.unmoved / "checkpoint-2").is_dir()
+    assert [step["step"] for step in events_of(folder, "step")] == [2], "the last step is logged"
+
+
+def test_a_training_that_diverges_under_torchrun_leaves_no_state_to_go_on_from(
+    folder: TrainingFolder, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The model is one of the hub's, so that its commit and tokenizer are told, too."""
+    base, commit = embedded_folder("model"), "c" * 40
+    cached = tmp_path / "hub" / "hub" / "models--org--name"
+    for path in (cached / "snapshots" / commit, cached / "refs"):
+        path.mkdir(parents=True)
+    for path in base.iterdir():
+        (cached / "snapshots" / commit / path.name).symlink_to(path)
+    (cached / "refs" / "main").write_text(commit)
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
+    rows = make_rows(ChatTokenizer.load(base), 3)
+    store_rows(folder, [as_batch(rows)])
+    lora = {"finetuning_type": "lora", "lora_rank": 1, "warmup_ratio": 0.0, "lr_scheduler_type": "constant"}
+    config = config_of(
+        folder, Path("org/name"), rows, batch_size=1, learning_rate=1e30, logging_steps=10, save_steps=2, **lora
+    )
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        alone = SftOptions(main_port=probe.getsockname()[1], ddp_timeout_s=180_000_000)
+    torchrun = tuple(torchrun_arguments(alone, Machine(variant="cpu")))
+    told: list[Mapping[str, Any]] = []
+    with pytest.raises(
+        EngineError, match=r"diverged \(Diverged: weights that are no numbers at step 2\); lower learning"
+    ):
+        fine_tune(folder, config, EngineOptions(variant="cpu", torchrun=torchrun), on_prepared=told.append)
+    assert (folder.output / "checkpoint-2").is_dir() and folder.newest_state() is None
+    assert (told[0]["revision"], told[0]["tokenizer_digest"]) == (commit, ChatTokenizer.load(base).digest)
+    assert "distributed training: True" in text(folder.logs / "prepare.log")
+
+
+def events_of(folder: TrainingFolder, kind: str) -> list[dict[str, Any]]:
+    return [line for line in map(orjson.loads, folder.events.read_bytes().splitlines()) if line["event"] == kind]
 
 
 def test_a_hub_out_of_reach_is_one_line_before_anything_is_trained(
