@@ -176,8 +176,8 @@ class _Run:
             raise child.failure(f"could not open the policy's environment ({error_text(error)})")
         if kind == "no_model":
             raise child.failure(
-                f"cannot fetch rl.start from the model hub ({error_text(error)}); check its name and the network, or name "
-                "a folder that holds it"
+                f"cannot fetch rl.start from the model hub ({error_text(error)}); check its name and the network, or "
+                "name a folder that holds it"
             )
         if kind == "no_reward":
             raise child.failure(f"got no reward ({error_text(error)}); look at `rl_rows` and at the environment")

@@ -119,8 +119,9 @@ class RlRun:
         if rows.num_too_long and rows.num_rows < self._options.prompts_per_step:
             raise ConfigError(
                 f"{self._context.address}: {rows.num_too_long:,} of {rows.num_too_long + rows.num_rows:,} rows have "
-                f"prompts longer than rl.max_prompt_tokens = {self._options.max_prompt_tokens}, and the {rows.num_rows} "
-                f"others are fewer than rl.prompts_per_step = {self._options.prompts_per_step}; raise the former"
+                f"prompts longer than rl.max_prompt_tokens = {self._options.max_prompt_tokens}, and the "
+                f"{rows.num_rows} others are fewer than rl.prompts_per_step = {self._options.prompts_per_step}; "
+                "raise the former"
             )
         if rows.num_too_long:
             _log.warning(
