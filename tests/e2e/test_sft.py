@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.served_ids import check_served_ids
+from support.served_ids import check_loaded_ids, check_served_ids
 from support.sft_tables import run_with_rows, sft_row
 from support.sft_training_rows import make_rows
 
@@ -64,3 +64,9 @@ def test_a_training_makes_a_checkpoint_with_the_tokenizer_of_its_base(trained: t
 
 def test_vllm_serves_the_merged_adapters_and_says_what_transformers_says(trained: tuple[Run, StageRecord]) -> None:
     check_served_ids(*trained)
+
+
+def test_the_engine_that_goes_on_from_it_loads_it_and_says_the_same(
+    trained: tuple[Run, StageRecord], trl_environment: Path
+) -> None:
+    check_loaded_ids(*trained, "trl")
