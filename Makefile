@@ -30,7 +30,7 @@ install: $(INSTALLED) ## Install Treadle into .venv
 
 demo: $(INSTALLED) ## Fine-tune a small real model on a sample world and see what it learnt
 	@echo "make demo: rows by the rule-based tutor, SmolLM2-135M fine-tuned on them, 40 held-out questions before and after, with real tools;"
-	@echo "           about 8 minutes on 2 cores, and 10 more the first time, for vLLM and LLaMA-Factory (8 GB in the cache)"
+	@echo "           about 6 minutes on 2 cores, and 10 more the first time, for vLLM and LLaMA-Factory (8 GB in the cache)"
 	@$(BIN)/treadle demo
 
 lint: $(INSTALLED) ## Formatting, lint, types, import contracts
