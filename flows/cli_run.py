@@ -198,7 +198,7 @@ def demo(fresh: bool, tutor_only: bool, overrides: tuple[str, ...], root: str | 
     mistakes are repaired, and what is right becomes rows to train on. SmolLM2-135M is fine-tuned on them, and answers
     held-out questions before and after, with the same tools. Killed or stopped, it goes on when it is run again.
 
-    About 8 minutes on 2 cores, and as long again to install vLLM and LLaMA-Factory, once.
+    About 6 minutes on 2 cores, and 10 more to install vLLM and LLaMA-Factory, once.
     """
     from treadle.core.errors import ConfigError, RunError
     from treadle.demo.quickstart import demo_configuration
