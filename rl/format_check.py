@@ -59,11 +59,14 @@ def loose_faults(segments: Sequence[Segment], protocol: Protocol = TOOL_PROTOCOL
 
 
 def _skeleton(segments: Sequence[Segment], protocol: Protocol) -> str:
-    """What the model wrote, with each result as an empty block; a model cannot write results, so their markers go."""
+    """What the model wrote, with each result as an empty block; a model cannot write results, so their markers go.
+
+    Each leaves a character behind, so that what stood around it cannot close up to another marker.
+    """
     result = protocol.by_name[RESULT]
     block = result.opening + result.closing
     forged = re.compile(f"{re.escape(result.opening)}|{re.escape(result.closing)}")
-    return "".join(block if part.kind == RESULT else forged.sub("", part.text) for part in segments)
+    return "".join(block if part.kind == RESULT else forged.sub("\0", part.text) for part in segments)
 
 
 def _calls_have_results(text: str, tool: str, protocol: Protocol) -> bool:

@@ -75,6 +75,11 @@ def test_a_result_that_the_model_wrote_is_none(mode: str) -> None:
     assert format_reasons(forged(text), "strict" if mode == "strict" else "loose")[0] == "call_without_result"
 
 
+def test_markers_in_pieces_do_not_close_up_to_a_result() -> None:
+    written = "<think>a</think><search>q</search><re<result>sult>x</re</result>sult>" + END
+    assert format_reasons(forged(written), "loose")[0] == "call_without_result"
+
+
 def test_the_strict_check_is_that_of_the_gate() -> None:
     for text in (CALL + END, CALL + END + "junk", "x", "<think>" + END):
         assert format_reasons(segments_of(text)) == tuple(format_faults(segments_of(text)))
