@@ -44,7 +44,7 @@ def phase_at(config: TreadleConfig, address: Address) -> int | None:
 def rl_options(config: TreadleConfig, address: Address) -> RlOptions:
     """How the phase of an instance trains, with its sigmas and its start filled in.
 
-    Raises ConfigError for a phase in which neither calls nor length would count.
+    Raises ConfigError for a phase in which neither calls nor length would count, or that begins with what comes later.
     """
     training, phase, own = replace(address, stage="rl"), _phase(address), config.rl
     sigma_tool, sigma_length = config.curriculum.sigmas(phase)
@@ -57,7 +57,20 @@ def rl_options(config: TreadleConfig, address: Address) -> RlOptions:
     if options.sigma_tool is None or options.sigma_length is None:
         raise ConfigError(f'overrides."{training}" takes a sigma away; leave it out, or give a number')
     check_sigmas(options.sigma_tool, options.sigma_length, allow_plain=options.allow_plain, where=str(training))
+    _check_start(options.start, training, phase)
     return options
+
+
+def _check_start(start: str, training: Address, phase: int) -> None:
+    """Raise ConfigError where a phase would begin with a checkpoint that cannot be there before it."""
+    earlier = [replace(training, qualifier=phase_name(number)) for number in range(1, phase)]
+    known = [Address(training.iteration, "sft"), *earlier]
+    for made in made_here(start):
+        if made not in known:
+            raise ConfigError(
+                f"{training}: rl.start = {start} is not made before this phase; name {' or '.join(map(str, known))}, "
+                "`embedded`, a folder, or a hub id"
+            )
 
 
 def sampling_model(config: TreadleConfig) -> str:

@@ -15,6 +15,7 @@ from treadle.core.stage import Address, Instance
 from treadle.rl.config import ET_AGENT_7B, RlOptions
 from treadle.tasks.catalog import flow_addresses, flow_instances, instance, semantic_of
 from treadle.tasks.config import TreadleConfig
+from treadle.tasks.phases import rl_options
 
 ENDPOINTS = [{"url": "http://127.0.0.1:1/v1"}]
 MODELS: dict[str, Any] = {
@@ -86,6 +87,16 @@ def test_a_phase_that_is_told_to_begin_elsewhere_is_sampled_from_there_too() -> 
     assert at("1/rollouts@phase-2", overrides=overrides).settings.model.server.model == "1/sft"
     assert inputs("1/rl@phase-2", overrides=overrides)["checkpoint"] == ["1/sft"]
     assert inputs("1/rl@phase-3", overrides=overrides)["checkpoint"] == ["1/rl@phase-2"]
+
+
+@pytest.mark.parametrize("start", ["1/rl@phase-1", "1/rl@phase-3", "1/rl@phase-9", "1/rl", "2/sft"])
+def test_a_phase_cannot_begin_with_what_is_not_made_before_it(start: str) -> None:
+    with pytest.raises(
+        ConfigError, match=f"1/rl@phase-1: rl.start = {start} is not made before this phase; name 1/sft"
+    ):
+        rl_options(config(rl={"start": start}), Address.parse("1/rl@phase-1"))
+    later = {"1/rl@phase-3": {"start": "1/rl@phase-1"}}
+    assert inputs("1/rl@phase-3", overrides=later)["checkpoint"] == ["1/rl@phase-1"]
 
 
 def test_servers_of_ones_own_are_asked_for_the_policy_by_its_address() -> None:
