@@ -99,6 +99,14 @@ def test_the_published_plan_has_the_published_numbers() -> None:
         ({"prompts_per_step": 1, "mini_batch_prompts": 1, "group_size": 2}, "evenly over 4 GPUs"),
         ({"extra": {"trainer.save_freq": 7}}, "trainer.save_freq follows from other keys"),
         ({"extra": {"+trainer.save_freq": 7}}, "cannot be replaced"),
+        ({"extra": {"trainer": {"save_freq": 7}}}, "with one value"),
+        ({"extra": {"trainer": None}}, "cannot be replaced"),
+        ({"extra": {"trainer.save_freq.x": 1}}, "cannot be replaced"),
+        ({"extra": {"x=1 y": 2}}, "must be one key"),
+        ({"extra": {"hydra.run.dir": "/x"}}, "not passed through"),
+        ({"extra": {"actor_rollout_ref.model.trust_remote_code": True}}, "never run"),
+        ({"extra": {"+data.custom_cls.path": "/evil.py"}}, "never run"),
+        ({"extra": {"actor_rollout_ref.model.external_lib": "evil"}}, "never run"),
     ],
 )
 def test_what_verl_cannot_do_is_refused(keys: dict[str, Any], complaint: str) -> None:
