@@ -15,7 +15,7 @@ from treadle.agent.protocol import TOOL_PROTOCOL, Protocol
 from treadle.agent.sandbox.config import SandboxSettings
 from treadle.agent.tools.search_config import SearchToolSettings
 from treadle.agent.tools.summarizer import summarizer_prompt
-from treadle.core.config import Section, digest_json, semantic_dump
+from treadle.core.config import Section, digest_json, semantic_dump, with_preset
 from treadle.core.llm.config import Sampling
 
 ENVIRONMENT_VERSION = 1
@@ -104,12 +104,7 @@ class EnvironmentSettings(Section):
     @model_validator(mode="before")
     @classmethod
     def _apply_preset(cls, data: Any) -> Any:
-        if not isinstance(data, dict) or data.get("preset") is None:
-            return data
-        preset = cls.PRESETS.get(data["preset"])
-        if preset is None:
-            raise ValueError(f"unknown preset {data['preset']!r}; known presets: {', '.join(cls.PRESETS)}")
-        return _under(preset, data)
+        return with_preset(cls.PRESETS, data)
 
     @property
     def protocol(self) -> Protocol:
@@ -163,14 +158,3 @@ class EnvironmentSettings(Section):
         if self.summarizer is not None:
             parts["summarizer"] = summarizer_prompt()
         return digest_json({**parts, "system": self.system_text})
-
-
-def _under(preset: dict[str, Any], data: dict[str, Any]) -> dict[str, Any]:
-    """The preset with the given keys on top, tables merged."""
-    merged = dict(preset)
-    for key, value in data.items():
-        if isinstance(value, Section):
-            value = value.model_dump(exclude_unset=True)
-        old = merged.get(key)
-        merged[key] = {**old, **value} if isinstance(old, dict) and isinstance(value, dict) else value
-    return merged

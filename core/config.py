@@ -83,6 +83,23 @@ def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     return merged
 
 
+def with_preset(presets: Mapping[str, Mapping[str, Any]], data: Any) -> Any:
+    """What a section is validated from: the preset that its data name with the given keys on top, tables merged.
+
+    Raises ValueError, which pydantic tells with the key, for an unknown one.
+    """
+    if not isinstance(data, dict) or data.get("preset") is None:
+        return data
+    preset = presets.get(data["preset"])
+    if preset is None:
+        raise ValueError(f"unknown preset {data['preset']!r}; known presets: {', '.join(presets)}")
+    given = {
+        key: value.model_dump(exclude_unset=True) if isinstance(value, Section) else value
+        for key, value in data.items()
+    }
+    return merge(preset, given)
+
+
 def read_text(path: Path) -> str:
     """Text of a configuration file; raises ConfigError naming it."""
     try:

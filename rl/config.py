@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import ConfigDict, Field, JsonValue, model_validator
 
 from treadle.agent.config import EnvironmentSettings
-from treadle.core.config import Operational, Section
+from treadle.core.config import Operational, Section, with_preset
 from treadle.rl.rewards import RewardOptions
 from treadle.rl.trl_keys import REFUSED_KEYS, TYPED_KEYS
 
@@ -195,12 +195,7 @@ class RlOptions(Section):
     @model_validator(mode="before")
     @classmethod
     def _apply_preset(cls, data: Any) -> Any:
-        if not isinstance(data, dict) or data.get("preset") is None:
-            return data
-        preset = cls.PRESETS.get(data["preset"])
-        if preset is None:
-            raise ValueError(f"unknown preset {data['preset']!r}; known presets: {', '.join(cls.PRESETS)}")
-        return {**preset, **data}
+        return with_preset(cls.PRESETS, data)
 
     @model_validator(mode="after")
     def _check_extra(self) -> RlOptions:

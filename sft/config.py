@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, JsonValue, field_validator, model_validator
 
-from treadle.core.config import Operational, Section
+from treadle.core.config import Operational, Section, with_preset
 from treadle.core.engines.config import EMBEDDED
 
 ET_AGENT_7B: dict[str, Any] = {
@@ -177,12 +177,7 @@ class SftOptions(Section):
     @model_validator(mode="before")
     @classmethod
     def _apply_preset(cls, data: Any) -> Any:
-        if not isinstance(data, dict) or data.get("preset") is None:
-            return data
-        preset = cls.PRESETS.get(data["preset"])
-        if preset is None:
-            raise ValueError(f"unknown preset {data['preset']!r}; known presets: {', '.join(cls.PRESETS)}")
-        return {**preset, **data}
+        return with_preset(cls.PRESETS, data)
 
     @field_validator("extra")
     @classmethod
