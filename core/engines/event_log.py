@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
@@ -26,7 +27,7 @@ class LoggedStep(Protocol):
 T_Step = TypeVar("T_Step", bound=LoggedStep)
 
 
-class EventLog(Generic[T_Step]):
+class EventLog(ABC, Generic[T_Step]):
     """Follows the file of events; `new` returns what was added since the last call and keeps the state up to date."""
 
     def __init__(self, path: Path) -> None:
@@ -76,6 +77,6 @@ class EventLog(Generic[T_Step]):
         elif event["event"] == "step":
             self.steps.append(self.read_step({**event, "seconds": event["seconds"] + self.earlier_s}))
 
+    @abstractmethod
     def read_step(self, event: dict[str, Any]) -> T_Step:
         """A `step` as this kind of training tells it, its seconds already those of all attempts."""
-        raise NotImplementedError
