@@ -18,12 +18,12 @@ class EventFile:
     """Appends events, each a whole line that is with the operating system when `write` returns."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
+        self.path = path
 
     def write(self, event: str, **facts: Any) -> None:
         """Append one event."""
         line = json.dumps({"event": event, **facts}) + "\n"
-        descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         try:
             os.write(descriptor, line.encode())
         finally:

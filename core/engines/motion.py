@@ -1,4 +1,4 @@
-"""Whether training moved weights; runs in the environment of an engine.
+"""Whether training moved weights by what it learnt; runs in the environment of an engine.
 
 Under ZeRO-3 a tensor is empty between steps: DeepSpeed keeps this process's part of it in `ds_tensor` and the number of
 all its values in `ds_numel`.
@@ -6,10 +6,13 @@ all its values in `ds_numel`.
 
 from __future__ import annotations
 
+import json
 import math
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
 _SAMPLED_VALUES = 4096
 """Of each tensor. All tensors are looked at: of an adapter's two matrices one does not move at first."""
@@ -37,6 +40,8 @@ class Motion:
         """
         if not self._before:
             return math.nan
+        import torch
+
         before = torch.cat([values for _, values in self._before]).double()
         now = torch.cat([_sample(weights) for weights, _ in self._before]).double()
         return float((now - before).norm() / before.norm().clamp_min(1e-30))
@@ -49,3 +54,23 @@ class Motion:
 def _sample(weights: Any) -> torch.Tensor:
     held = getattr(weights, "ds_tensor", weights)
     return held.detach().flatten()[:_SAMPLED_VALUES].to("cpu", copy=True)
+
+
+def had_no_gradient(events: Path) -> bool:
+    """Whether every step that a training's events tell of had a gradient of length 0: then nothing was learnt.
+
+    Weights may have moved all the same, by their decay. All attempts count, as far as they were gone on from; a norm
+    that is not known counts as a gradient. `grad_norm` of an event `step` must speak of all its updates.
+    """
+    norms: dict[int, float | None] = {}
+    for line in events.read_bytes().splitlines():
+        try:
+            event = json.loads(line)
+        except ValueError:
+            # Torn by a kill.
+            continue
+        if event["event"] == "begin":
+            norms = {step: norm for step, norm in norms.items() if step <= event["resumed_step"]}
+        elif event["event"] == "step":
+            norms[event["step"]] = event.get("grad_norm")
+    return bool(norms) and all(norm == 0.0 for norm in norms.values())

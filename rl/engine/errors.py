@@ -24,7 +24,7 @@ class Diverged(Exception):
 
 
 class Unmoved(Exception):
-    """Training ended and the weights are what they were."""
+    """Training ended and the weights are what they were, or moved without a gradient."""
 
 
 _KINDS: dict[type[Exception], str] = {

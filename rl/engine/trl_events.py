@@ -12,7 +12,7 @@ import torch
 from transformers import TrainerCallback
 
 from treadle.core.engines.events import EventFile, mark_complete
-from treadle.core.engines.motion import LEAST_MOTION, Motion
+from treadle.core.engines.motion import LEAST_MOTION, Motion, had_no_gradient
 from treadle.rl.engine.errors import Diverged, Unmoved
 from treadle.rl.plan import RlPlan
 
@@ -74,21 +74,22 @@ class Reporter(TrainerCallback):  # type: ignore[misc]
             return
         self._step = state.global_step // self._plan.updates_per_step
         loss, norm = float(logs["loss"]), _number(logs.get("grad_norm"))
-        if math.isfinite(loss) and (norm is None or math.isfinite(norm)):
-            self._write(
-                "step",
-                step=self._step,
-                num_steps=self._plan.num_steps,
-                loss=loss,
-                grad_norm=norm,
-                entropy=_number(logs.get("entropy")),
-                learning_rate=_number(logs.get("learning_rate")),
-                seconds=time.monotonic() - self._began,
-                **self._figures,
-            )
-        # In fp16 a single overflow is skipped by the scaler and costs nothing.
-        elif not (math.isfinite(loss) and args.fp16):
+        if args.fp16 and norm is not None and not math.isfinite(norm):
+            # A single overflow is skipped by the scaler and costs nothing.
+            norm = None
+        if not (math.isfinite(loss) and (norm is None or math.isfinite(norm))):
             raise Diverged(f"loss {loss}, gradient norm {norm} at step {self._step}")
+        self._write(
+            "step",
+            step=self._step,
+            num_steps=self._plan.num_steps,
+            loss=loss,
+            grad_norm=norm,
+            entropy=_number(logs.get("entropy")),
+            learning_rate=_number(logs.get("learning_rate")),
+            seconds=time.monotonic() - self._began,
+            **self._figures,
+        )
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Mark a state as complete once every process has written its part."""
@@ -102,11 +103,13 @@ class Reporter(TrainerCallback):  # type: ignore[misc]
             self._write("saved", step=self._step, state=folder.name)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Say how it ended; raises Unmoved where the weights stayed where they were."""
+        """Say how it ended; raises Unmoved where the weights stayed where they were, or moved by their decay alone."""
         assert self._motion is not None
         steps = self._step - self._first_step
         if steps and self._motion.length() <= LEAST_MOTION:
             raise Unmoved(f"after {steps} steps the weights are what they were")
+        if steps and self._is_first and had_no_gradient(self._events.path):
+            raise Unmoved("no update had a gradient: the loss does not depend on the weights")
         seconds = time.monotonic() - self._began
         self._write("end", step=self._step, epoch=self._step / self._plan.steps_per_epoch, seconds=seconds)
 

@@ -79,6 +79,7 @@ class GroupTrainer(GRPOTrainer):  # type: ignore[misc]
     validate: Callable[[], dict[str, Any]]
     shares_prompts: bool
     _scored_tokens: torch.Tensor | None = None
+    _norms: Sequence[float] = ()
 
     def create_model_card(self, *_: Any, **__: Any) -> None:
         """None: the artifact has a card of its own."""
@@ -93,6 +94,12 @@ class GroupTrainer(GRPOTrainer):  # type: ignore[misc]
 
     def _get_train_sampler(self, dataset: Any = None) -> Sampler[int]:
         return StepSampler(self.plan, self.args.steps_per_generation)
+
+    def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> float:
+        """The mean over the updates of a step so far; transformers logs one per step, that of its last update."""
+        norm = float(super()._get_grad_norm(model, grad_norm=grad_norm))
+        self._norms = [*self._norms, norm] if self.state.global_step % self.plan.updates_per_step else [norm]
+        return sum(self._norms) / len(self._norms)
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
         self._scored_tokens = inputs["completion_mask"] * inputs["tool_mask"]
