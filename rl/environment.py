@@ -36,10 +36,9 @@ class OpenEnvironment:
     settings: EnvironmentSettings
     tools: Mapping[str, Tool]
 
-    def episode(self, system: str = "") -> ToolEnvironment:
-        """The environment of one trajectory; `system` replaces the system message."""
-        settings = self.settings.model_copy(update={"system_prompt": system}) if system else self.settings
-        return ToolEnvironment(settings, self.tools)
+    def episode(self) -> ToolEnvironment:
+        """The environment of one trajectory."""
+        return ToolEnvironment(self.settings, self.tools)
 
     def engine(
         self,

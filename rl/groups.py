@@ -34,14 +34,12 @@ class GroupJob:
         question: What all of its trajectories answer.
         size: Number of trajectories.
         seed: Of the group; those of its trajectories, turns and branches derive from it.
-        system: System message; empty for the environment's own.
     """
 
     group_id: str
     question: Question
     size: int
     seed: int
-    system: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +114,7 @@ class GroupRollouts:
 
     Attributes:
         engine: The policy, with its tokenizer (text mode will not do), sampling and limits.
-        new_environment: Makes the environment of one trajectory; its argument is `GroupJob.system`.
+        new_environment: Makes the environment of one trajectory.
         branching: How groups come to their size.
         rollout_time_s: Wall time of one trajectory, what it has in common with the one it branched from included.
         vocab_size: Of the policy; the unit of entropies.
@@ -124,7 +122,7 @@ class GroupRollouts:
     """
 
     engine: RolloutEngine
-    new_environment: Callable[[str], Environment]
+    new_environment: Callable[[], Environment]
     branching: Branching
     rollout_time_s: float
     vocab_size: int
@@ -315,7 +313,7 @@ class _Making:
         )
         number = len(self._sessions)
         seed = derive_seed(job.seed, number)
-        environment = rollouts.new_environment(job.system)
+        environment = rollouts.new_environment()
         try:
             rollout = await replace(rollouts.engine, model=recorder).begin(
                 environment, job.question, seed=seed, deadline=deadline, memory=Forgetful(), prefix=prefix

@@ -11,7 +11,6 @@ import pyarrow.parquet as pq
 
 from treadle.agent.config import EnvironmentSettings
 from treadle.agent.environment import Question, opening_messages
-from treadle.core.errors import DataError
 from treadle.rl.verl_rows import VERL_SCHEMA, verl_row
 
 _BATCH = 1_000
@@ -28,8 +27,8 @@ def write_verl_rows(
 ) -> int:
     """Turn rows of `treadle.rl.verl_rows.TRAINING_SCHEMA` into rows of `VERL_SCHEMA`, in the same order.
 
-    `split` is `train` or `valid`; `most` bounds their number. The file is there whole or not at all. Returns the number
-    of rows; raises DataError for a row with a system message of its own, which verl's schema has no place for.
+    `split` is `train` or `valid`; `most` bounds their number. The file is there whole or not at all. Returns how many
+    were written.
     """
     unfinished = target.with_name(target.name + ".tmp")
     num_rows = 0
@@ -54,8 +53,6 @@ def _batches(source: Path, most: int | None) -> Iterator[list[dict[str, Any]]]:
 
 
 def _row(row: dict[str, Any], index: int, environment: EnvironmentSettings, split: str, phase: int) -> dict[str, Any]:
-    if row["system"]:
-        raise DataError(f"row {row['question_key']}: verl's rows have no system message of their own")
     return verl_row(
         row,
         opening_messages(environment, Question.from_row(row)),

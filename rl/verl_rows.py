@@ -25,7 +25,6 @@ TRAINING_SCHEMA = pa.schema(
         ("question_key", pa.string()),
         ("question", pa.string()),
         ("choices", pa.list_(pa.string())),
-        ("system", pa.string()),
         ("answers", pa.list_(pa.string())),
         ("domain", pa.string()),
         ("dataset", pa.string()),
@@ -34,7 +33,7 @@ TRAINING_SCHEMA = pa.schema(
         ("rank", pa.int32()),
     ]
 )
-"""What an engine of ours reads. `question` is without its options; an empty `system` is that of the environment."""
+"""What an engine of ours reads. `question` is without its options."""
 TRAINING_COLUMNS = (
     "question_key",
     "reward_model",
@@ -51,12 +50,11 @@ _MOST_ANSWERS = 1_000
 
 def training_rows(batch: pa.RecordBatch) -> pa.RecordBatch:
     """Rows of `rl_rows` (with `TRAINING_COLUMNS`) as an engine reads them, in the same order."""
-    info, empty = batch["extra_info"], pa.array([""] * batch.num_rows, pa.string())
+    info = batch["extra_info"]
     columns = {
         **{name: batch[name] for name in TRAINING_COLUMNS if name in TRAINING_SCHEMA.names},
         "question": info.field("question"),
         "choices": info.field("choices"),
-        "system": empty,
         "answers": batch["reward_model"].field("ground_truth"),
     }
     return pa.RecordBatch.from_arrays([columns[name] for name in TRAINING_SCHEMA.names], schema=TRAINING_SCHEMA)
@@ -69,7 +67,6 @@ def validation_rows(questions: Iterable[Mapping[str, Any]]) -> pa.RecordBatch:
             **{
                 name: question[name] for name in ("question_key", "question", "choices", "answers", "domain", "dataset")
             },
-            "system": "",
             "score_tool": 0.0,
             "score_corr": 0.0,
             "rank": 0,

@@ -136,4 +136,4 @@ def _resident(job: dict[str, Any], settings: EnvironmentSettings) -> Iterator[Re
 
 
 def _job(row: Row, group_id: str, size: int, *seeds: int) -> GroupJob:
-    return GroupJob(group_id, row.question, size, derive_seed(*seeds, row.question.key), row.system)
+    return GroupJob(group_id, row.question, size, derive_seed(*seeds, row.question.key))

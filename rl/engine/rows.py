@@ -22,17 +22,15 @@ class Row:
     Attributes:
         question: What is asked.
         answers: Accepted answers.
-        system: System message; empty for the environment's own.
     """
 
     question: Question
     answers: tuple[str, ...]
-    system: str
 
     @classmethod
     def from_columns(cls, row: dict[str, Any]) -> Row:
         """From a row of `treadle.rl.verl_rows.TRAINING_SCHEMA`."""
-        return cls(Question.from_row(row), tuple(row["answers"]), row["system"])
+        return cls(Question.from_row(row), tuple(row["answers"]))
 
 
 def read_rows(path: Path) -> list[Row]:
@@ -65,6 +63,4 @@ def first_prompt(path: Path, environment: EnvironmentSettings, codec: ChatTokeni
 
 def prompt_ids(row: Row, environment: EnvironmentSettings, codec: ChatTokenizer) -> list[int]:
     """Ids of a row's prompt, as a rollout begins."""
-    if row.system:
-        environment = environment.model_copy(update={"system_prompt": row.system})
     return codec.prompt_ids(opening_messages(environment, row.question))

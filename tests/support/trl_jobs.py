@@ -44,7 +44,6 @@ def rows(number: int = len(SUMS)) -> list[dict[str, Any]]:
             "question_key": question(index).key,
             "question": question(index).text,
             "choices": [],
-            "system": "",
             "answers": [str(sum(SUMS[index]))],
             "domain": "math",
             "dataset": "sums",

@@ -66,7 +66,7 @@ def prepare_folder(
     rows = [
         {
             "question_key": f"key-{at}", "question": f"Question {at}?" + " long" * 300 * (at == LONG), "choices": [],
-            "system": "", "answers": ["12"], "domain": "math", "dataset": "set", "score_tool": 0.5,
+            "answers": ["12"], "domain": "math", "dataset": "set", "score_tool": 0.5,
             "score_corr": 0.5, "rank": 0,
         }
         for at in range(4)

@@ -32,7 +32,7 @@ from treadle.core.errors import ConfigError, EndpointUnavailable, EngineError, M
 from treadle.core.llm.types import Completion, CompletionRequest
 from treadle.rl.batching import Attendance, BatchedModel
 from treadle.rl.branching import Branching, uniform
-from treadle.rl.groups import Group, GroupJob, GroupRollouts, require_groups, roll_out_groups
+from treadle.rl.groups import Group, GroupRollouts, require_groups, roll_out_groups
 
 ALONE = Branching(10**6)
 """No branching."""
@@ -435,7 +435,7 @@ def with_tool(tool: StubTool, reply: Callable[[str, int], str], branching: Branc
         pass
 
     rollouts = make_rollouts(ScriptedGenerator(codec, reply), codec, branching=branching)
-    return replace(rollouts, new_environment=lambda _: Episode(environment, {"search": tool}))
+    return replace(rollouts, new_environment=lambda: Episode(environment, {"search": tool}))
 
 
 def search_by_seed(context: str, seed: int) -> str:
@@ -454,7 +454,7 @@ async def test_what_infrastructure_did_fails_the_group_and_no_other(error: Excep
     assert failed.retryable == getattr(error, "retryable", False)
     assert (fine.error, len(fine.trajectories)) == ("", 4)
     assert rollouts.attendance.num_moving == 0
-    environment = type(rollouts.new_environment(""))
+    environment = type(rollouts.new_environment())
     assert issubclass(environment, Counted)
     assert environment.opened == environment.closed > 0
 
@@ -504,7 +504,7 @@ async def test_what_no_retry_can_mend_is_raised(error: Exception) -> None:
     rollouts = with_tool(Broken(error, lambda _: True), search_by_seed)
     with pytest.raises(type(error), match=str(error)):
         await roll_out_groups(rollouts, [job(2, 1, "a"), job(2, 2, "b")])
-    environment = type(rollouts.new_environment(""))
+    environment = type(rollouts.new_environment())
     assert issubclass(environment, Counted)
     assert environment.opened == environment.closed
 
@@ -540,11 +540,3 @@ async def test_text_mode_is_refused() -> None:
     rollouts = make_rollouts(ScriptedGenerator(codec, rounds_of_tools(1)), codec, branching=ALONE)
     with pytest.raises(ConfigError, match="token ids"):
         replace(rollouts, engine=replace(rollouts.engine, codec=None))
-
-
-async def test_the_system_message_of_a_job_replaces_the_environment_s() -> None:
-    codec = WordCodec()
-    rollouts = make_rollouts(ScriptedGenerator(codec, rounds_of_tools(0)), codec, branching=ALONE)
-    own, given = await roll_out_groups(rollouts, [job(1), GroupJob("s", QUESTION, 1, 1, system="Speak in rhyme.")])
-    assert codec.decode(given.trajectories[0].prompt_ids) == f"Speak in rhyme.\n{QUESTION.text}\n"
-    assert codec.decode(own.trajectories[0].prompt_ids) != codec.decode(given.trajectories[0].prompt_ids)

@@ -168,7 +168,7 @@ def test_an_unknown_data_source_is_named() -> None:
 def test_rows_become_verls_with_the_messages_of_a_rollout(tmp_path: Path) -> None:
     rows = [
         {
-            "question_key": f"k{index}", "question": f"Q{index}?", "choices": ["a", "b"] if index else [], "system": "",
+            "question_key": f"k{index}", "question": f"Q{index}?", "choices": ["a", "b"] if index else [],
             "answers": ["A"], "domain": "choice" if index else "math", "dataset": "d", "score_tool": 0.5,
             "score_corr": 0.5, "rank": 0,
         }
@@ -188,9 +188,6 @@ def test_rows_become_verls_with_the_messages_of_a_rollout(tmp_path: Path) -> Non
     sample = Sample.from_fields({**row, "uid": "u", "global_steps": 1})
     assert (sample.question.key, sample.question.choices, sample.question.domain) == ("k1", ("a", "b"), "choice")
     assert write_verl_rows(source, target, SETTINGS, split="valid", most=1) == 1
-    pq.write_table(pa.Table.from_pylist([{**rows[0], "system": "Other."}], TRAINING_SCHEMA), source)
-    with pytest.raises(DataError, match="row k0: verl's rows have no system message"):
-        write_verl_rows(source, target, SETTINGS)
 
 
 def reward_job(tmp_path: Path, **keys: Any) -> str:

@@ -118,7 +118,7 @@ def test_training_rows_say_what_an_engine_needs() -> None:
     rows = training_rows(rl_rows().select(TRAINING_COLUMNS))
     assert rows.schema.equals(TRAINING_SCHEMA)
     assert rows.to_pylist()[2] == {
-        "question_key": "c", "question": "question c?", "choices": ["x", "y"], "system": "",
+        "question_key": "c", "question": "question c?", "choices": ["x", "y"],
         "answers": ["12", "twelve"], "domain": "choice", "dataset": "world", "score_tool": 1.5, "score_corr": 0.5,
         "rank": 2,
     }  # fmt: skip
