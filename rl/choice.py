@@ -5,8 +5,9 @@ Pure: arrays in, arrays out. The filters apply in the order of `FATES`; document
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -14,11 +15,20 @@ import numpy as np
 from treadle.core.errors import StageFailed
 from treadle.rl.dispersion import Dispersion, is_mixed
 from treadle.rl.pareto import rank_questions
-from treadle.rl.selection_settings import SelectionOptions
+from treadle.rl.selection_settings import Domain, SelectionOptions
 
-FATES = ("selected", "held_out", "selected_before", "too_few_rollouts", "all_right", "all_wrong", "over_limit")
+FATES = (
+    "selected",
+    "held_out",
+    "selected_before",
+    "too_few_rollouts",
+    "all_right",
+    "all_wrong",
+    "over_quota",
+    "over_limit",
+)
 """What can become of a question; only the first becomes a row."""
-SELECTED, HELD_OUT, SELECTED_BEFORE, TOO_FEW, ALL_RIGHT, ALL_WRONG, OVER_LIMIT = range(len(FATES))
+SELECTED, HELD_OUT, SELECTED_BEFORE, TOO_FEW, ALL_RIGHT, ALL_WRONG, OVER_QUOTA, OVER_LIMIT = range(len(FATES))
 GRADED = "qa"
 """The domain whose correctness is an F1; in all others it is 0 or 1."""
 
@@ -38,6 +48,8 @@ class Choice:
     """Crowding distance, inf at the boundary; nan as above."""
     place: np.ndarray
     """Place among the selected ones in the order of the selection, from 0, int64; -1 for all others."""
+    quotas: Mapping[Domain, int]
+    """Domain -> most questions, where each domain was ranked by itself; empty where all were ranked together."""
 
     @property
     def score_tool(self) -> np.ndarray:
@@ -53,6 +65,31 @@ class Choice:
         """Questions by fate, all of FATES."""
         counts = np.bincount(self.fate, minlength=len(FATES)).tolist()
         return dict(zip(FATES, counts, strict=True))
+
+    def pools(self) -> list[tuple[str, Choice]]:
+        """What was ranked together: under quotas each domain with its questions, else all under an empty name."""
+        if not self.quotas:
+            return [("", self)]
+        names = np.asarray(self.domains, dtype=np.str_)
+        return [(domain, self._of(np.flatnonzero(names == domain))) for domain in sorted(set(self.domains))]
+
+    def unfilled(self) -> list[tuple[str, int, int]]:
+        """Domain, rows and quota where there are fewer rows than the quota has room for."""
+        taken = Counter(self.domains[number] for number in np.flatnonzero(self.fate == SELECTED).tolist())
+        return [(name, taken[name], quota) for name, quota in sorted(self.quotas.items()) if taken[name] < quota]
+
+    def _of(self, numbers: np.ndarray) -> Choice:
+        return replace(
+            self,
+            keys=[self.keys[number] for number in numbers.tolist()],
+            domains=[self.domains[number] for number in numbers.tolist()],
+            dispersion=Dispersion(*(values[numbers] for values in self.dispersion)),
+            fate=self.fate[numbers],
+            rank=self.rank[numbers],
+            distance=self.distance[numbers],
+            place=self.place[numbers],
+            quotas={},
+        )
 
     def facts(self, number: int) -> dict[str, Any]:
         """What `rl_rejections` says of a question, beside its data set."""
@@ -82,16 +119,16 @@ def choose(
 ) -> Choice:
     """Filter, rank and take. The masks (bool) say which questions are held out and which were selected before.
 
-    Raises StageFailed where quotas are set and a domain has none.
+    Raises StageFailed where quotas are set and a domain with questions to train on has none.
     """
     domain_names = np.asarray(domains, dtype=np.str_)
-    _check_quotas(set(domains), options)
+    _check_quotas(set(domain_names[~held_out].tolist()), options)
     fate = _filter(dispersion, domain_names == GRADED, options, held_out, selected_before)
     rank = np.full(len(keys), -1, np.int32)
     distance = np.full(len(keys), np.nan)
     place = np.full(len(keys), -1, np.int64)
     taken = 0
-    for members, limit in _pools(np.flatnonzero(fate == OVER_LIMIT), domain_names, options):
+    for members, limit in _pools(np.flatnonzero(fate >= OVER_QUOTA), domain_names, options):
         ranking = rank_questions(
             dispersion.score_tool[members], dispersion.score_corr[members], [keys[number] for number in members]
         )
@@ -100,13 +137,13 @@ def choose(
         fate[selected] = SELECTED
         place[selected] = taken + np.arange(len(selected))
         taken += len(selected)
-    return Choice(keys, domains, dispersion, fate, rank, distance, place)
+    return Choice(keys, domains, dispersion, fate, rank, distance, place, options.quotas)
 
 
 def _check_quotas(domains: set[str], options: SelectionOptions) -> None:
     if options.quotas and (missing := sorted(domains - set(options.quotas))):
         raise StageFailed(
-            f"selection.quotas names no quota for domain {missing[0]}, of which there are questions; "
+            f"selection.quotas names no quota for domain {missing[0]}, of which there are questions to train on; "
             "give one, 0 to leave them out"
         )
 
@@ -118,10 +155,14 @@ def _filter(
     held_out: np.ndarray,
     selected_before: np.ndarray,
 ) -> np.ndarray:
-    """Fate of each question before anything is ranked; what may be taken has OVER_LIMIT. The first filter counts."""
+    """Fate of each question if nothing is taken: OVER_LIMIT, or OVER_QUOTA with quotas, where it may be taken.
+
+    The first filter counts.
+    """
     mixed = is_mixed(dispersion.lowest, dispersion.highest, is_graded, options.mixed_f1)
     right = dispersion.lowest >= np.where(is_graded, options.mixed_f1, 1.0)
-    fate = np.where(mixed, OVER_LIMIT, np.where(right, ALL_RIGHT, ALL_WRONG)).astype(np.uint8)
+    left = OVER_QUOTA if options.quotas else OVER_LIMIT
+    fate = np.where(mixed, left, np.where(right, ALL_RIGHT, ALL_WRONG)).astype(np.uint8)
     fate[dispersion.num_usable < options.min_rollouts] = TOO_FEW
     if options.exclude_previous:
         fate[selected_before] = SELECTED_BEFORE

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from treadle.core.pictures import COLOUR, LIGHT, draw_svg
-from treadle.rl.choice import OVER_LIMIT, SELECTED, Choice
+from treadle.rl.choice import SELECTED, Choice
 from treadle.rl.selection_report import TENTHS, fronts_of, tenths
 
 _POINTS_SHOWN = 2_000
@@ -19,21 +19,25 @@ _GREY = "#c8c8c8"
 
 
 def draw_fronts(choice: Choice) -> bytes:
-    """An SVG; equal choices, equal bytes. Raises ConfigError without matplotlib."""
+    """An SVG, with a row for each domain under quotas; equal choices, equal bytes. Raises ConfigError without
+    matplotlib."""
+    pools = choice.pools()
 
     def draw(figure: Any) -> None:
-        plane, fronts, correctness = figure.subplots(1, 3)
-        _draw_plane(plane, choice)
-        _draw_fronts(fronts, choice)
-        _draw_correctness(correctness, choice)
+        rows = figure.subplots(len(pools), 3, squeeze=False)
+        for (plane, fronts, correctness), (domain, pool) in zip(rows, pools, strict=True):
+            of_domain = f" ({domain})" if domain else ""
+            _draw_plane(plane, pool, of_domain)
+            _draw_fronts(fronts, pool, of_domain)
+            _draw_correctness(correctness, pool, of_domain)
 
-    return draw_svg(draw, width=10.5, height=3.4)
+    return draw_svg(draw, width=10.5, height=3.4 * len(pools))
 
 
-def _draw_plane(axes: Any, choice: Choice) -> None:
+def _draw_plane(axes: Any, choice: Choice, of_domain: str) -> None:
     groups = (
-        ("filtered out", ~np.isin(choice.fate, (SELECTED, OVER_LIMIT)), _GREY),
-        ("over the limit", choice.fate == OVER_LIMIT, LIGHT),
+        ("filtered out", choice.rank < 0, _GREY),
+        ("over the quota" if of_domain else "over the limit", (choice.rank >= 0) & (choice.fate != SELECTED), LIGHT),
         ("selected", choice.fate == SELECTED, COLOUR),
     )
     for label, mask, colour in groups:
@@ -48,7 +52,8 @@ def _draw_plane(axes: Any, choice: Choice) -> None:
         points, _ = _distinct(choice, choice.rank == rank)
         if len(points):
             axes.plot(points[:, 0], points[:, 1], color="black", linewidth=0.6, alpha=1.0 - rank / (_LINES_SHOWN + 1))
-    axes.set(title="Questions and first fronts", xlabel="deviation of calls", ylabel="deviation of correctness")
+    title = f"Questions and first fronts{of_domain}"
+    axes.set(title=title, xlabel="deviation of calls", ylabel="deviation of correctness")
     _add_legend(axes, 3)
 
 
@@ -60,23 +65,24 @@ def _distinct(choice: Choice, mask: np.ndarray) -> tuple[np.ndarray, np.ndarray]
     return distinct[::step], counts[::step]
 
 
-def _draw_fronts(axes: Any, choice: Choice) -> None:
-    fronts = fronts_of(choice, by_domain=False)
+def _draw_fronts(axes: Any, choice: Choice, of_domain: str) -> None:
+    fronts = fronts_of(choice)
     edges = np.arange(len(fronts) + 1) - 0.5
     axes.stairs([front.size for front in fronts], edges, fill=True, color=LIGHT, label="questions")
     axes.stairs([front.num_selected for front in fronts], edges, fill=True, color=COLOUR, label="selected")
-    axes.set(title="Sizes of the fronts", xlabel="front", ylabel="questions")
+    axes.set(title=f"Sizes of the fronts{of_domain}", xlabel="front", ylabel="questions")
     axes.xaxis.get_major_locator().set_params(integer=True)
     axes.yaxis.get_major_locator().set_params(integer=True)
     _add_legend(axes, 2)
 
 
-def _draw_correctness(axes: Any, choice: Choice) -> None:
+def _draw_correctness(axes: Any, choice: Choice, of_domain: str) -> None:
     means = choice.dispersion.mean
     middles = (np.arange(TENTHS) + 0.5) / TENTHS
     for values, colour, label in ((means, LIGHT, "questions"), (means[choice.fate == SELECTED], COLOUR, "selected")):
         axes.bar(middles, tenths(values), width=0.9 / TENTHS, color=colour, label=label)
-    axes.set(title="How right the rollouts are", xlabel="mean correctness", ylabel="questions", xlim=(0.0, 1.0))
+    title = f"How right the rollouts are{of_domain}"
+    axes.set(title=title, xlabel="mean correctness", ylabel="questions", xlim=(0.0, 1.0))
     _add_legend(axes, 2)
 
 

@@ -23,17 +23,16 @@ from treadle.core.buckets import Buckets, bucket_count, draw
 from treadle.core.errors import ArtifactError, StageFailed
 from treadle.core.schemas import RL_REJECTIONS, RL_ROWS
 from treadle.core.stage import Stage, StageContext
-from treadle.rl.choice import ALL_RIGHT, ALL_WRONG, FATES, HELD_OUT, SELECTED, SELECTED_BEFORE, Choice, choose
+from treadle.rl.choice import OVER_QUOTA, SELECTED, Choice, choose
 from treadle.rl.dispersion import DispersionSums
 from treadle.rl.fronts_picture import draw_fronts
-from treadle.rl.selection_report import Earlier, Findings, metrics_of, render_report
+from treadle.rl.rewards import FAILED
+from treadle.rl.selection_report import Earlier, Findings, metrics_of, quota_note, render_report
 from treadle.rl.selection_settings import SelectionSettings
 from treadle.rl.verl_rows import check_domain, verl_row
 
 _log = logging.getLogger(__name__)
 
-FAILED = "failed"
-"""Status of a rollout that was lost to infrastructure."""
 _COUNTED = ("rollout_key", "question_key", "dataset", "domain", "model", "status", "score", "calls_executed")
 _OUTCOME = ("question_key", "rollout_key", "status", "score", "calls_executed")
 _ASKED = ("question_key", "dataset", "domain", "question", "answers", "choices")
@@ -117,7 +116,7 @@ class _Making:
         self._write_rows(choice)
         self._write_rejections(choice)
         found = Findings(choice, self._questions.datasets_by_number(), earlier, self._num_failed, self._num_unscored)
-        report = render_report(found, self._settings.phase, by_domain=bool(self._options.quotas))
+        report = render_report(found, self._settings.phase)
         self._context.add_file(RL_ROWS.kind, "fronts.svg", draw_fronts(choice))
         self._context.add_file(RL_ROWS.kind, "report.md", report.encode())
         return metrics_of(found)
@@ -209,16 +208,21 @@ class _Making:
         counts = choice.counts()
         told = ", ".join(f"{code} {count:,}" for code, count in counts.items() if count)
         if counts["selected"]:
-            _log.info("%s: %s", self._context.address, told)
+            _log.info("%s: %s%s", self._context.address, told, f"; {note}" if (note := quota_note(choice)) else "")
             return
+        without = sorted({choice.domains[number] for number in np.flatnonzero(choice.fate == OVER_QUOTA).tolist()})
         hints = {
-            ALL_WRONG: "the policy answers none of them: train it further, or ask easier questions",
-            ALL_RIGHT: "the policy answers all of them: ask harder questions, or raise the temperature of the rollouts",
-            HELD_OUT: "all are held out: let the rollouts answer questions of the split train",
-            SELECTED_BEFORE: "all were trained on before: add questions, or turn exclude_previous off",
+            "held_out": "all are held out: let the rollouts answer questions of the split train",
+            "selected_before": "all were trained on before: add questions, or turn exclude_previous off",
+            "too_few_rollouts": "make more rollouts per question, or lower min_rollouts",
+            "all_right": "the policy answers all of them: ask harder questions, or raise the temperature of the "
+            "rollouts",
+            "all_wrong": "the policy answers none of them: train it further, or ask easier questions",
+            "over_quota": f"selection.quotas has 0 for {', '.join(without)}: raise it",
         }
-        most = max(counts, key=lambda code: counts[code])
-        hint = hints.get(FATES.index(most), "make more rollouts per question, or lower min_rollouts")
+        # Questions that a quota alone keeps out are the nearest to a row, however few they are.
+        most = "over_quota" if without else max(counts, key=lambda code: counts[code])
+        hint = hints.get(most, "let the rollouts answer questions")
         raise StageFailed(f"{self._context.address}: no question is left to train on ({told}); {hint}")
 
     # The second pass: rollouts and texts of the chosen ones to the bucket of their place, then bucket by bucket.

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from treadle.core.figures import Cell, Figures, render_figures
-from treadle.rl.choice import FATES, OVER_LIMIT, SELECTED, Choice
+from treadle.core.figures import Cell, Figures, plain, render_figures
+from treadle.rl.choice import FATES, SELECTED, Choice
 
 MEANINGS = {
     "selected": "a row",
@@ -18,6 +18,7 @@ MEANINGS = {
     "too_few_rollouts": "fewer usable rollouts than min_rollouts",
     "all_right": "no usable rollout is wrong",
     "all_wrong": "no usable rollout is right",
+    "over_quota": "mixed, but the quota of its domain was full without it",
     "over_limit": "mixed, but behind those that were taken",
 }
 _FRONTS_SHOWN = 20
@@ -61,19 +62,17 @@ class Front(NamedTuple):
 
 
 def metrics_of(found: Findings) -> dict[str, Any]:
-    """Flat numbers for the stage's record."""
+    """Flat numbers for the stage's record; names of data sets as `treadle.core.figures.plain` shows them."""
     choice = found.choice
     selected = choice.fate == SELECTED
-    sizes = [front.size for front in fronts_of(choice, by_domain=False)]
     return {
         "questions": len(choice.keys),
         "rollouts": int(choice.dispersion.num_rollouts.sum()),
         "failed_rollouts": found.num_failed,
         "unscored_rollouts": found.num_unscored,
         **{("rows" if name == "selected" else f"left_out.{name}"): count for name, count in choice.counts().items()},
-        "fronts": len(sizes),
-        "largest_front": max(sizes, default=0),
-        "selected_fronts": int(choice.rank[selected].max(initial=-1)) + 1,
+        **_front_metrics(choice),
+        **{f"unfilled_quota.{name}": quota - taken for name, taken, quota in choice.unfilled()},
         "mean_correctness": _mean(choice.dispersion.mean),
         "mean_correctness_selected": _mean(choice.dispersion.mean[selected]),
         "mean_score_tool_selected": _mean(choice.score_tool[selected]),
@@ -92,21 +91,38 @@ def metrics_of(found: Findings) -> dict[str, Any]:
     }
 
 
-def fronts_of(choice: Choice, *, by_domain: bool) -> list[Front]:
-    """The fronts in order; `by_domain`: those of each domain apart."""
-    ranked = np.flatnonzero(choice.rank >= 0)
-    domains = np.asarray(choice.domains, dtype=np.str_)[ranked] if by_domain else np.full(len(ranked), "")
-    order = np.lexsort((domains, choice.rank[ranked]))
-    ranked, domains = ranked[order], domains[order]
-    borders = np.flatnonzero((np.diff(choice.rank[ranked]) != 0) | (domains[1:] != domains[:-1])) + 1
-    return [_front(choice, members, by_domain) for members in np.split(ranked, borders) if len(members)]
+def _front_metrics(choice: Choice) -> dict[str, int]:
+    """Fronts, the largest one, and those that rows come from: in all, and by domain where each was ranked by itself."""
+    fronts = fronts_of(choice)
+    pools = {"": fronts}
+    if choice.quotas:
+        pools |= {
+            f".{name}": [front for front in fronts if front.domain == name] for name in sorted(set(choice.domains))
+        }
+    found = {}
+    for suffix, some in pools.items():
+        found[f"fronts{suffix}"] = len(some)
+        found[f"largest_front{suffix}"] = max((front.size for front in some), default=0)
+        found[f"selected_fronts{suffix}"] = sum(front.num_selected > 0 for front in some)
+    return found
 
 
-def _front(choice: Choice, members: np.ndarray, by_domain: bool) -> Front:
+def fronts_of(choice: Choice) -> list[Front]:
+    """The fronts by rank, those of equal rank by domain."""
+    fronts = []
+    for domain, pool in choice.pools():
+        ranked = np.flatnonzero(pool.rank >= 0)
+        ranked = ranked[np.argsort(pool.rank[ranked], kind="stable")]
+        borders = np.flatnonzero(np.diff(pool.rank[ranked])) + 1
+        fronts += [_front(pool, domain, members) for members in np.split(ranked, borders) if len(members)]
+    return sorted(fronts, key=lambda front: (front.rank, front.domain))
+
+
+def _front(choice: Choice, domain: str, members: np.ndarray) -> Front:
     tool, corr = choice.score_tool[members], choice.score_corr[members]
     return Front(
         rank=int(choice.rank[members[0]]),
-        domain=choice.domains[int(members[0])] if by_domain else "",
+        domain=domain,
         size=len(members),
         num_selected=int((choice.fate[members] == SELECTED).sum()),
         tool=(float(tool.min()), float(tool.max())),
@@ -122,22 +138,31 @@ def tenths(values: np.ndarray) -> np.ndarray:
     return np.bincount(places, minlength=TENTHS)
 
 
-def render_report(found: Findings, phase: int, *, by_domain: bool = False) -> str:
-    """The page `report.md`; `by_domain`: each domain was ranked by itself."""
+def quota_note(choice: Choice) -> str:
+    """That quotas are not full, as a part of a sentence; empty where all are, or none is set."""
+    short = [f"{name} {taken:,} of {quota:,}" for name, taken, quota in choice.unfilled()]
+    if not short:
+        return ""
+    return f"quotas with too few mixed questions: {', '.join(short)}; no other domain takes their places"
+
+
+def render_report(found: Findings, phase: int) -> str:
+    """The page `report.md`."""
     choice = found.choice
     counts = choice.counts()
-    num_mixed = counts["selected"] + counts["over_limit"]
+    num_mixed = int((choice.rank >= 0).sum())
+    quotas = f" {note[0].upper()}{note[1:]}." if (note := quota_note(choice)) else ""
     lost = found.num_failed + found.num_unscored
     intro = (
         f"# Selection of phase {phase}\n\n"
         f"{counts['selected']:,} of {len(choice.keys):,} questions, chosen by "
         f"{int(choice.dispersion.num_rollouts.sum()):,} rollouts; {num_mixed:,} have rollouts that disagree. Not "
         f"usable, and counted neither as right nor as wrong: {lost:,} rollouts ({found.num_failed:,} lost to "
-        f"infrastructure, {found.num_unscored:,} without a verdict).\n\n![fronts](fronts.svg)"
+        f"infrastructure, {found.num_unscored:,} without a verdict).{quotas}\n\n![fronts](fronts.svg)"
     )
     tables = [
         _fates(counts),
-        _fronts(choice, by_domain),
+        _fronts(choice),
         _correctness(choice),
         _groups("Domains", "domain", choice.domains, choice),
         _groups("Data sets", "data set", found.datasets, choice),
@@ -152,8 +177,8 @@ def _fates(counts: dict[str, int]) -> Figures:
     return Figures("What became of the questions", ("fate", "questions", "meaning"), rows, note)
 
 
-def _fronts(choice: Choice, by_domain: bool) -> Figures:
-    fronts = fronts_of(choice, by_domain=by_domain)
+def _fronts(choice: Choice) -> Figures:
+    fronts = fronts_of(choice)
     rows: tuple[tuple[Cell, ...], ...] = tuple(
         (
             f"{front.domain} {front.rank}".strip(),
@@ -182,7 +207,7 @@ def _correctness(choice: Choice) -> Figures:
 
 def _groups(title: str, name: str, names: Sequence[str], choice: Choice) -> Figures:
     every = Counter(names)
-    mixed = Counter(names[number] for number in np.flatnonzero(np.isin(choice.fate, (SELECTED, OVER_LIMIT))).tolist())
+    mixed = Counter(names[number] for number in np.flatnonzero(choice.rank >= 0).tolist())
     chosen = Counter(names[number] for number in np.flatnonzero(choice.fate == SELECTED).tolist())
     ranked = sorted(every, key=lambda one: (-every[one], one))
     rows: tuple[tuple[Cell, ...], ...] = tuple(
@@ -204,7 +229,7 @@ def _overlap(found: Findings) -> Figures:
 
 
 def _by_name(kind: str, names: Sequence[str], selected: np.ndarray) -> dict[str, int]:
-    counts = Counter(names[number] for number in np.flatnonzero(selected).tolist())
+    counts = Counter(plain(names[number]) for number in np.flatnonzero(selected).tolist())
     return {f"{kind}.{name}": count for name, count in sorted(counts.items())}
 
 

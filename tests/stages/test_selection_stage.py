@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from pathlib import Path
 
@@ -52,6 +53,35 @@ def test_report_and_picture_show_fronts_fates_and_how_right_the_questions_are(tm
         assert text in made.picture
 
 
+def test_under_quotas_fronts_are_told_by_domain_and_so_is_what_a_quota_leaves_out(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO):
+        made = select(tmp_path, example(), SelectionOptions(max_questions=8, quotas={"math": 3, "qa": 5}))
+    assert made.keys == ["A", "B", "C", "F"] and made.reasons["D"] == "over_quota"
+    fronts = {name: count for name, count in made.metrics.items() if "front" in name}
+    assert fronts == {
+        "fronts": 2, "largest_front": 4, "selected_fronts": 2, "fronts.math": 1, "largest_front.math": 4,
+        "selected_fronts.math": 1, "fronts.qa": 1, "largest_front.qa": 1, "selected_fronts.qa": 1,
+    }  # fmt: skip
+    assert (made.metrics["left_out.over_quota"], made.metrics["unfilled_quota.qa"]) == (1, 4)
+    assert "unfilled_quota.math" not in made.metrics
+    note = "uotas with too few mixed questions: qa 1 of 5; no other domain takes their places"
+    assert f" Q{note}." in made.report and f"; q{note}" in caplog.text
+    cells = [re.sub(r" +", " ", line) for line in made.report.splitlines()]
+    assert "| math 0 | 4 | 3 | 0.000 to 3.000 | 0.331 to 0.500 |" in cells
+    assert "| qa 0 | 1 | 1 | 0.500 to 0.500 | 0.433 to 0.433 |" in cells
+    assert "| over_quota | 1 | mixed, but the quota of its domain was full without it |" in cells
+    for title in ("Questions and first fronts", "Sizes of the fronts", "How right the rollouts are"):
+        assert f"{title} (math)" in made.picture and f"{title} (qa)" in made.picture
+    assert "over the quota" in made.picture and "over the limit" not in made.picture
+
+
+def test_names_of_data_sets_drive_no_terminal_from_the_record(tmp_path: Path) -> None:
+    made = select(tmp_path, [Asked("a", MIXED, (1, 2, 3, 4), dataset="x|y\x1b[2J\n")])
+    assert {name for name in made.metrics if name.startswith("dataset.")} == {"dataset.x|y\ufffd[2J\ufffd"}
+
+
 @pytest.mark.covers("pareto-5")
 def test_order_of_input_and_way_through_files_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = [Asked(f"q{number}", MIXED, (number % 5, 0, 1, 2)) for number in range(30)]
@@ -97,6 +127,9 @@ def test_nothing_mixed_fails_the_stage_with_counts_and_a_way_out(tmp_path: Path)
         select(tmp_path / "a", [wrong, right, Asked("c", (0, 0, 0, 0), (1,) * 4)])
     with pytest.raises(StageFailed, match=r"too_few_rollouts 1\); make more rollouts"):
         select(tmp_path / "b", [Asked("a", (None,) * 4, (1,) * 4)])
+    mixed = Asked("d", MIXED, (1, 2, 3, 4))
+    with pytest.raises(StageFailed, match=r"all_wrong 1, over_quota 1\); selection\.quotas has 0 for math: raise it"):
+        select(tmp_path / "c", [wrong, mixed], SelectionOptions(quotas={"math": 0, "qa": 9}))
 
 
 @pytest.mark.covers("pareto-6")

@@ -336,10 +336,26 @@ def test_quotas_rank_each_domain_by_itself() -> None:
     choice = select(found, SelectionOptions(max_questions=4, quotas={"math": 1, "qa": 3}), keys, domains)
     assert selected(choice) == "defg"
     assert choice.rank[[3, 4]].tolist() == [0, 0]
+    assert (choice.counts()["over_quota"], choice.counts()["over_limit"], choice.unfilled()) == (4, 0, [])
+    assert left_by_pool(select(found, SelectionOptions(max_questions=4), keys, domains)) == [("", ["over_limit"] * 4)]
+    assert left_by_pool(choice) == [("math", ["over_quota"] * 3), ("qa", ["over_quota"])]
     assert sorted(choice.place.tolist()) == [-1, -1, -1, -1, 0, 1, 2, 3]
     with pytest.raises(StageFailed, match="no quota for domain math"):
         select(found, SelectionOptions(quotas={"qa": 3}), keys, domains)
-    assert selected(select(found, SelectionOptions(quotas={"qa": 3, "math": 0}), keys, domains)) == "efg"
+    without = select(found, SelectionOptions(quotas={"qa": 9, "math": 0}), keys, domains)
+    assert (selected(without), without.unfilled()) == ("efgh", [("qa", 4, 9)])
+
+
+def left_by_pool(choice: Choice) -> list[tuple[str, list[str]]]:
+    """Of what was ranked together, the fates of the questions that were not taken."""
+    return [(name, [FATES[code] for code in pool.fate if FATES[code] != "selected"]) for name, pool in choice.pools()]
+
+
+def test_a_domain_of_which_all_questions_are_held_out_needs_no_quota() -> None:
+    found = dispersion([([1, 0, 1, 0], [0, 1, 2, 3])] * 2)
+    made = {"held_out": np.array([False, True]), "selected_before": np.zeros(2, bool)}
+    choice = choose(["a", "b"], found, ["math", "qa"], options=SelectionOptions(quotas={"math": 2}), **made)
+    assert [FATES[code] for code in choice.fate] == ["selected", "held_out"]
 
 
 def test_quotas_that_cannot_be_kept_are_refused() -> None:
