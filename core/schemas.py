@@ -593,7 +593,7 @@ RL_REJECTIONS = Table(
             _field("question_key", pa.string(), "the question"),
             _field("dataset", pa.string(), "copied from the question"),
             _field("domain", pa.string(), "copied from the question"),
-            _field("reason", pa.string(), "code of the first filter that it did not pass, or over_quota, or over_limit"),
+            _field("reason", pa.string(), "code of the first filter that it did not pass, over_quota or over_limit"),
             _field("num_rollouts", pa.int32(), "all its rollouts"),
             _field("num_usable", pa.int32(), "of these, finished and with a verdict"),
             _field("mean_correctness", pa.float64(), "of the usable ones; null without any", nullable=True),
