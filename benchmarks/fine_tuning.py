@@ -11,53 +11,19 @@ counts as one trial.
 from __future__ import annotations
 
 import argparse
-import json
-import subprocess
-import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from figures import Figure, add_json_option, publish
+from world_runs import run_seed
 
 from treadle.core.runs import Run
 from treadle.core.stage import Address
-from treadle.demo.embedded_model import embedded_tokenizer
 from treadle.demo.outcome import Tally, tallies
-from treadle.demo.world import write_world
 from treadle.eval.statistics import wilson_interval
 
 CONFIG = Path(__file__).with_suffix(".toml")
-TREADLE = Path(sys.executable).with_name("treadle")
-NUM_QUESTIONS = 600
-NUM_HELDOUT = 150
 MODELS = ("base", "tuned")
-
-
-def run_seed(folder: Path, seed: int, tiers: Sequence[int], changes: Sequence[str]) -> Run:
-    """The finished run of one seed; what it says goes to standard error."""
-    folder.mkdir(parents=True, exist_ok=True)
-    world = write_world(
-        folder / "world",
-        documents=NUM_QUESTIONS * 10,
-        questions=NUM_QUESTIONS,
-        heldout_questions=NUM_HELDOUT,
-        tiers=tuple(tiers),
-        seed=seed,
-    )
-    tokenizer = embedded_tokenizer(lambda line: print(line, file=sys.stderr))
-    places = folder / "places.toml"
-    places.write_text(
-        f"seed = {seed}\n[models.tutor.server]\ntokenizer = {json.dumps(str(tokenizer))}\n"
-        f"[[questions.sources]]\npath = {json.dumps(str(world.questions))}\n"
-        f'source_field = "source"\nsplit_field = "split"\n'
-        f"[environment.search]\ncorpus = [{json.dumps(str(world.corpus))}]\n"
-    )
-    command = [str(TREADLE), "run", str(CONFIG), str(places), "--run", "line", "--root", str(folder / "root")]
-    for change in changes:
-        command += ["--set", change]
-    subprocess.run(command, check=True, stdout=sys.stderr)
-    return Run.open(folder / "root", "line")
 
 
 def training(run: Run) -> dict[str, Any]:
@@ -105,7 +71,7 @@ def main() -> None:
     options = parser.parse_args()
     per_seed, trained = {}, {}
     for seed in options.seeds:
-        run = run_seed(options.folder / f"seed-{seed}", seed, options.tiers, options.set)
+        run = run_seed([CONFIG], options.folder / f"seed-{seed}", seed, tiers=options.tiers, changes=options.set)
         per_seed[seed], trained[seed] = tallies(run, MODELS), training(run)
     publish(figures_of(per_seed, trained, bounded=options.tiers == [0]), options.json)
 
