@@ -1,14 +1,41 @@
-"""Memories of rollouts and of what is asked beside them, over the journal of a stage."""
+"""Memories of rollouts and of what is asked beside them: what was answered before is not asked again."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
 
 import orjson
 
-from treadle.agent.rollout import Memory
-from treadle.core.stage import JournalView
+from treadle.agent.environment import CallRecord, Observation
+from treadle.core.llm.types import Completion
+
+if TYPE_CHECKING:  # an engine's environment plays rollouts without what stages need
+    from treadle.core.stage import JournalView
+
+
+class Memory(Protocol):
+    """Durable memory of one rollout, by the names of its units."""
+
+    def get(self, unit: str) -> bytes | None:
+        """A remembered unit, or None."""
+        ...
+
+    def append(self, unit: str, value: bytes) -> None:
+        """Remember a unit."""
+        ...
+
+
+class Forgetful:
+    """A memory for rollouts that need not survive anything."""
+
+    def get(self, unit: str) -> bytes | None:
+        """Always None."""
+        return None
+
+    def append(self, unit: str, value: bytes) -> None:
+        """Does nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +93,31 @@ class Counted:
         """Remember a unit."""
         self.known.add(unit)
         self.memory.append(unit, value)
+
+
+def answer_unit(turn: int) -> str:
+    """Name of the unit that holds the model's answer in a turn, from 0."""
+    return f"llm-{turn}"
+
+
+def call_unit(turn: int) -> str:
+    """Name of the unit that holds the reaction to a turn, from 0."""
+    return f"tool-{turn}"
+
+
+def remembered_answers(memory: Memory) -> Iterator[Completion]:
+    """The model's answers in the memory of a rollout that began at its start, in the order of its turns."""
+    turn = 0
+    while (known := memory.get(answer_unit(turn))) is not None:
+        yield Completion.from_json(known)
+        turn += 1
+
+
+def remembered_calls(memory: Memory, num_turns: int) -> Iterator[CallRecord]:
+    """The calls in the same memory, of its first turns."""
+    for turn in range(num_turns):
+        if (known := memory.get(call_unit(turn))) is not None:
+            yield from Observation.from_json(known).calls
 
 
 def _tokens_of(value: bytes) -> tuple[int, int]:

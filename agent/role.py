@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from treadle.agent.rollout import ChatCodec, Memory, render_chatml
+from treadle.agent.memory import Memory
+from treadle.agent.rollout import ChatCodec, render_chatml
 from treadle.core.errors import ConfigError, ContextTooLong
 from treadle.core.llm.config import Sampling
 from treadle.core.llm.types import Completion, CompletionRequest

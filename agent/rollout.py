@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol as TypingProtocol
 
 from treadle.agent.environment import CallRecord, Environment, Observation, Question
+from treadle.agent.memory import Memory, answer_unit, call_unit
 from treadle.agent.protocol import TOOL_PROTOCOL, Protocol, Segment
 from treadle.agent.transcript import Codec, Prefix, Transcript, cut
 from treadle.core.errors import ContextTooLong, DeadlineExceeded, ModelError
@@ -49,52 +50,6 @@ class ChatCodec(Codec, TypingProtocol):
     def prompt_ids(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
         """The same as ids."""
         ...
-
-
-class Memory(TypingProtocol):
-    """Durable memory of one rollout, by the names of its units."""
-
-    def get(self, unit: str) -> bytes | None:
-        """A remembered unit, or None."""
-        ...
-
-    def append(self, unit: str, value: bytes) -> None:
-        """Remember a unit."""
-        ...
-
-
-def remembered_answers(memory: Memory) -> Iterator[Completion]:
-    """The model's answers in the memory of a rollout that began at its start, in the order of its turns."""
-    turn = 0
-    while (known := memory.get(_answer_unit(turn))) is not None:
-        yield Completion.from_json(known)
-        turn += 1
-
-
-def remembered_calls(memory: Memory, num_turns: int) -> Iterator[CallRecord]:
-    """The calls in the same memory, of its first turns."""
-    for turn in range(num_turns):
-        if (known := memory.get(_call_unit(turn))) is not None:
-            yield from Observation.from_json(known).calls
-
-
-def _call_unit(turn: int) -> str:
-    return f"tool-{turn}"
-
-
-def _answer_unit(turn: int) -> str:
-    return f"llm-{turn}"
-
-
-class Forgetful:
-    """A memory for rollouts that need not survive anything."""
-
-    def get(self, unit: str) -> bytes | None:
-        """Always None."""
-        return None
-
-    def append(self, unit: str, value: bytes) -> None:
-        """Does nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -330,7 +285,7 @@ class Rollout:
         return self._server_tokens + len(text) - self._server_chars
 
     async def _generate(self, max_tokens: int) -> Completion:
-        unit = _answer_unit(self._turn)
+        unit = answer_unit(self._turn)
         known = self._memory.get(unit)
         if known is not None:
             completion = Completion.from_json(known)
@@ -369,7 +324,7 @@ class Rollout:
 
     async def _act(self) -> str | None:
         """Let the environment react to the model's text; returns a status if that ends the rollout."""
-        unit = _call_unit(self._turn)
+        unit = call_unit(self._turn)
         known = self._memory.get(unit)
         if known is not None:
             observation = Observation.from_json(known)

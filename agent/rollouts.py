@@ -18,17 +18,10 @@ import orjson
 
 from treadle.agent.crew import Crew, settle
 from treadle.agent.environment import CallRecord, Question, ToolEnvironment
-from treadle.agent.memory import JournalMemory
+from treadle.agent.memory import JournalMemory, Memory, remembered_answers, remembered_calls
 from treadle.agent.metering import TokenBudget
 from treadle.agent.opening import Opening, check_api, load_tokenizer
-from treadle.agent.rollout import (
-    Memory,
-    RolloutEngine,
-    Trajectory,
-    rare_collections,
-    remembered_answers,
-    remembered_calls,
-)
+from treadle.agent.rollout import RolloutEngine, Trajectory, rare_collections
 from treadle.agent.rollout_settings import RolloutOptions, RolloutsSettings, selected_questions
 from treadle.agent.rows import failed_row, head_of_row, rollout_key, row_of, telemetry_of
 from treadle.agent.toolbox import sandbox_facts

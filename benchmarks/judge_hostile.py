@@ -19,8 +19,8 @@ from pathlib import Path
 
 from treadle.agent.judges.base import Case, Verdict
 from treadle.agent.judges.model import ModelJudge
+from treadle.agent.memory import Forgetful
 from treadle.agent.role import RoleModel
-from treadle.agent.rollout import Forgetful
 from treadle.core.chat import ChatTokenizer
 from treadle.core.engines.config import VllmServer
 from treadle.core.engines.serving import ServedModel, serve

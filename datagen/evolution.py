@@ -16,8 +16,8 @@ from typing import Any, TypeVar
 from treadle.agent.crew import cause_of, is_owed
 from treadle.agent.environment import Question, ToolEnvironment
 from treadle.agent.judges.base import Case, Verdict
-from treadle.agent.memory import Scoped
-from treadle.agent.rollout import Memory, Trajectory, derive_seed
+from treadle.agent.memory import Memory, Scoped
+from treadle.agent.rollout import Trajectory, derive_seed
 from treadle.agent.transcript import Prefix
 from treadle.core.answers.extraction import extract_prediction
 from treadle.core.config import digest_json

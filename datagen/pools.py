@@ -17,11 +17,11 @@ import orjson
 from treadle.agent.crew import Crew, settle
 from treadle.agent.judges.answer import AnswerJudge
 from treadle.agent.judges.base import Judge
-from treadle.agent.memory import Counted, JournalMemory
+from treadle.agent.memory import Counted, JournalMemory, Memory
 from treadle.agent.metering import Meter, TokenBudget
 from treadle.agent.opening import Opening, OpenModel, check_api, load_tokenizer
 from treadle.agent.role import AskedModel
-from treadle.agent.rollout import Memory, rare_collections
+from treadle.agent.rollout import rare_collections
 from treadle.agent.rollout_settings import selected_questions
 from treadle.agent.rows import telemetry_of
 from treadle.agent.toolbox import sandbox_facts

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import orjson
 
 from treadle.agent.environment import Observation
-from treadle.agent.rollout import Memory
+from treadle.agent.memory import Memory
 from treadle.core.llm.types import Completion
 from treadle.datagen.pool import RoleUsage
 

@@ -9,10 +9,10 @@ from typing import Any, TypeVar
 
 from treadle.agent.edit import empty_prefix, extended
 from treadle.agent.environment import Question
-from treadle.agent.memory import Scoped
+from treadle.agent.memory import Memory, Scoped
 from treadle.agent.protocol import Protocol
 from treadle.agent.role import Reply, RoleModel
-from treadle.agent.rollout import Memory, Trajectory, derive_seed
+from treadle.agent.rollout import Trajectory, derive_seed
 from treadle.agent.transcript import Codec, Prefix
 from treadle.core.errors import ContextTooLong
 from treadle.datagen.operators.base import Rejected

@@ -14,7 +14,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from treadle.agent.environment import Environment, Ledger, Question
-from treadle.agent.rollout import Forgetful, Model, Rollout, RolloutEngine, Trajectory, derive_seed
+from treadle.agent.memory import Forgetful
+from treadle.agent.rollout import Model, Rollout, RolloutEngine, Trajectory, derive_seed
 from treadle.agent.transcript import ORIGIN_SAMPLED
 from treadle.core.errors import ConfigError, EngineError, ModelError, ToolError
 from treadle.core.llm.types import Completion, CompletionRequest

@@ -12,8 +12,9 @@ from weakref import WeakValueDictionary
 from treadle.agent.judges.base import Case, Verdict
 from treadle.agent.judges.rules import case_digest
 from treadle.agent.judges.views import MAX_GOLD_CHARS, MAX_QUESTION_CHARS, View, answer_view
+from treadle.agent.memory import Memory
 from treadle.agent.role import Reply, RoleModel
-from treadle.agent.rollout import Memory, derive_seed
+from treadle.agent.rollout import derive_seed
 from treadle.core.config import digest_json
 from treadle.core.errors import ContextTooLong
 from treadle.core.harmless import one_line

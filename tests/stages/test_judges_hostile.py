@@ -12,8 +12,8 @@ import pytest
 from support.hostile_answers import FAR, PAYLOADS, PLACES, HostileCase, hostile_cases
 
 from treadle.agent.judges.model import MAX_PREDICTION_CHARS, ModelJudge
+from treadle.agent.memory import Forgetful
 from treadle.agent.role import RoleModel
-from treadle.agent.rollout import Forgetful
 from treadle.core.chat import ChatTokenizer
 from treadle.core.llm.config import EndpointSettings, ModelSettings, Sampling
 from treadle.core.llm.pool import ModelPool

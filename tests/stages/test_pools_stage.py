@@ -14,7 +14,7 @@ from support.pools_bench import TOKENIZER, PoolsBench
 from support.scripted_server import Fault, Item, RecordedRequest, Reply, ScriptedServer
 
 from treadle.agent.judges.base import Case, Verdict
-from treadle.agent.rollout import Memory
+from treadle.agent.memory import Memory
 from treadle.core.errors import BudgetExceeded, ConfigError, EndpointUnavailable, RolloutsOwed, StageFailed
 
 WRONG = "<think>I guess.</think><answer>\\boxed{Rome}</answer>"

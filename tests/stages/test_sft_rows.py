@@ -20,7 +20,8 @@ from tokenizers import Tokenizer
 
 from treadle.agent.config import EnvironmentSettings
 from treadle.agent.environment import Question, ToolEnvironment, opening_messages
-from treadle.agent.rollout import Forgetful, RolloutEngine, RolloutLimits, Trajectory
+from treadle.agent.memory import Forgetful
+from treadle.agent.rollout import RolloutEngine, RolloutLimits, Trajectory
 from treadle.agent.rows import row_of
 from treadle.agent.tools.outcome import CallContext, Tool, ToolOutcome
 from treadle.core.chat import ChatTokenizer

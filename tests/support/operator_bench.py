@@ -12,9 +12,9 @@ from support.qwen_tokenizer import qwen_tokenizer
 from treadle.agent.config import EnvironmentSettings
 from treadle.agent.environment import Question, ToolEnvironment
 from treadle.agent.judges.base import Verdict
-from treadle.agent.memory import Scoped
+from treadle.agent.memory import Forgetful, Memory, Scoped
 from treadle.agent.role import RoleModel
-from treadle.agent.rollout import Forgetful, Memory, RolloutEngine, RolloutLimits, Trajectory
+from treadle.agent.rollout import RolloutEngine, RolloutLimits, Trajectory
 from treadle.agent.tools.outcome import CallContext, Tool, ToolOutcome
 from treadle.agent.transcript import Prefix
 from treadle.core.chat import ChatTokenizer

@@ -19,8 +19,9 @@ from support.tutor_rollout import run_python, run_search
 
 from treadle.agent.config import EnvironmentSettings
 from treadle.agent.judges.answer import AnswerJudge
+from treadle.agent.memory import Forgetful
 from treadle.agent.role import RoleModel
-from treadle.agent.rollout import Forgetful, RolloutEngine, RolloutLimits
+from treadle.agent.rollout import RolloutEngine, RolloutLimits
 from treadle.agent.tools.outcome import CallContext, ToolOutcome
 from treadle.core.chat import ChatTokenizer
 from treadle.core.llm.config import Sampling

@@ -28,9 +28,9 @@ from treadle.agent.judges.views import (
     shortened,
     trajectory_view,
 )
+from treadle.agent.memory import Forgetful
 from treadle.agent.protocol import tokenise
 from treadle.agent.role import Reply, RoleModel
-from treadle.agent.rollout import Forgetful
 from treadle.core.answers.math_equal import SymbolicVerdict
 from treadle.core.errors import ConfigError, DeadlineExceeded, EndpointUnavailable, EngineError
 from treadle.core.llm.config import EndpointSettings, ModelSettings

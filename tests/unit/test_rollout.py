@@ -16,8 +16,9 @@ from support.qwen_tokenizer import qwen_tokenizer
 
 from treadle.agent.config import EnvironmentSettings
 from treadle.agent.environment import Question, ToolEnvironment
+from treadle.agent.memory import Forgetful
 from treadle.agent.protocol import TOOL_PROTOCOL, render
-from treadle.agent.rollout import Forgetful, RolloutEngine, RolloutLimits, Trajectory, derive_seed
+from treadle.agent.rollout import RolloutEngine, RolloutLimits, Trajectory, derive_seed
 from treadle.agent.rows import calls_of, head_of_row, row_of, trajectory_of
 from treadle.agent.tools.outcome import CallContext, Tool, ToolOutcome
 from treadle.agent.transcript import Prefix
