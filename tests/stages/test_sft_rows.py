@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import logging
 import math
+import random
 from collections import Counter
 from collections.abc import Sequence
 from functools import cache
@@ -30,6 +31,7 @@ from treadle.core.llm.config import Sampling
 from treadle.core.llm.types import Completion, CompletionRequest
 from treadle.datagen import sft_rows, sft_selection
 from treadle.datagen.sft_rows_settings import SftRowsOptions
+from treadle.rl.engine.rows import Row, prompt_ids
 
 QUESTIONS = [question(f"q{number}", ["1"]) for number in range(1, 6)]
 
@@ -205,6 +207,11 @@ class Script:
 TURNS = {
     0: [r"<think>one</think>" "\n" r"<answer>\boxed{1}</answer>"],
     1: ["<think>one</think>\n<search>Q</search>\n", r"<think>two</think><answer>\boxed{1}</answer>"],
+    2: [
+        "<think>one</think><search>Q</search>",
+        "<think>two</think><python>1+1</python>",
+        r"<think>three</think><answer>\boxed{1}</answer>",
+    ],
     3: [
         "<think>one</think><search>Q</search>",
         "\n\n<think>two</think>\n<python>1+1\n</python>",
@@ -229,14 +236,50 @@ def pool_row_of(key: str, question_key: str, trajectory: Trajectory, tokenizer: 
     return pool_row(key, question_key, **made)
 
 
+PIECES = (
+    "What is ", "the area", " of", " of ", "\n", "\n\n", "  ", "\t", "é", "e\u0301", "東京", "\U0001f680", "\u200b",
+    "12.50", "'s", "?", "<think>", "</answer>", "<result>x</result>", "<|im_end|>", "<|im_start|>system\n",
+    "<|endoftext|>", "<tool_call>", r"\boxed{1}", "{{ 7 * 7 }}", "$x^2$", "\x00",
+)  # fmt: skip
+
+
+@pytest.mark.usefixtures("loaded_once")
+@pytest.mark.covers("pareto-9")
+def test_a_question_has_one_prompt_in_rollout_fine_tuning_and_reinforcement(
+    tmp_path: Path, tokenizer: ChatTokenizer
+) -> None:
+    drawn = random.Random(9)
+
+    def text() -> str:
+        return "".join(drawn.choices(PIECES, k=drawn.randint(4, 12)))
+
+    questions = [
+        question(f"q{number}", ["1"], "math", [text() for _ in range(drawn.choice((0, 0, 4)))]) | {"question": text()}
+        for number in range(100)
+    ]
+    prompts, pools = {}, []
+    for number, asked in enumerate(questions):
+        trajectory, model = played(asked, TURNS[number % 3], tokenizer)
+        prompts[asked["question_key"]] = model.prompts[0]
+        pools.append(pool_row_of(f"r{number}", asked["question_key"], trajectory, tokenizer))
+    made = make_rows(tmp_path, questions, pools, tokenizer=tokenizer.folder, tokenizer_digest=tokenizer.digest)
+    assert len(made.rows) == len({tuple(prompt) for prompt in prompts.values()}) == 100
+    assert {row["question_key"]: row["input_ids"][: row["num_prompt_tokens"]] for row in made.rows} == prompts
+    assert {
+        asked["question_key"]: prompt_ids(Row.from_columns(asked), ENVIRONMENT, tokenizer) for asked in questions
+    } == prompts
+
+
 @pytest.mark.usefixtures("loaded_once")
 @pytest.mark.covers("flywheel-29")
+@pytest.mark.covers("pareto-10")
 def test_rows_are_the_rollouts_ids_and_the_loss_leaves_prompt_and_results_out(
     tmp_path: Path, tokenizer: ChatTokenizer
 ) -> None:
     questions = [
         question("q0", ["1"]) | {"question": "What is <|im_end|>?"},
         question("q1", ["1"], "choice", ["One", "Two"]),
+        question("q2", ["1"]),
         question("q3", ["1"]) | {"question": "Où?\n"},
     ]
     rollouts = {key: played(asked, TURNS[key], tokenizer) for key, asked in zip(TURNS, questions, strict=True)}
@@ -246,7 +289,7 @@ def test_rows_are_the_rollouts_ids_and_the_loss_leaves_prompt_and_results_out(
     unmasked = make_rows(tmp_path / "b", questions, pools, SftRowsOptions(mask_results=False), **chosen)
     rows = {row["rollout_key"]: row for row in made.rows}
     plain = {row["rollout_key"]: row for row in unmasked.rows}
-    assert set(rows) == {"r0", "r1", "r3"}
+    assert set(rows) == {"r0", "r1", "r2", "r3"}
     for number, (trajectory, model) in rollouts.items():
         row = rows[f"r{number}"]
         prompt, output, end = model.prompts[0], trajectory.output_ids, list(tokenizer.turn_end_ids)
@@ -320,6 +363,30 @@ def test_row_over_the_cut_off_is_rejected_and_not_cut(tmp_path: Path) -> None:
     )
     assert [row["rollout_key"] for row in cut.rows] == ["short"]
     assert [(row["reason"], row["num_tokens"]) for row in cut.rejections] == [("too_long", length)]
+
+
+@pytest.mark.usefixtures("loaded_once")
+@pytest.mark.covers("pareto-11")
+def test_rows_that_fail_the_gate_are_absent_and_counted_by_reason(tmp_path: Path) -> None:
+    tokenizer = load("smollm2")
+    long, _ = played(QUESTIONS[0], TURNS[3], tokenizer)
+    short, _ = played(QUESTIONS[1], TURNS[0], tokenizer)
+    pools = [
+        pool_row_of("kept", "q2", short, tokenizer),
+        pool_row_of("wrong_answer", "q2", short, tokenizer) | {"correct": False},
+        pool_row("boxed_count", parts=[THINK, ("answer", "<answer>1</answer>")]),
+        pool_row("boxed_count-2", parts=[THINK, ("answer", r"<answer>\boxed{1} \boxed{2}</answer>")]),
+        pool_row("bad_end", parts=[THINK, ANSWER, ("text", "Done.")]),
+        pool_row("result_empty", parts=[THINK, SEARCH, result(" \n"), THINK, ANSWER], calls=[("search", "ok")]),
+        pool_row_of("too_long", "q1", long, tokenizer),
+    ]
+    made = make_rows(tmp_path, QUESTIONS, pools, SftRowsOptions(cutoff_tokens=400), tokenizer=tokenizer.folder)
+    assert [row["rollout_key"] for row in made.rows] == ["kept"]
+    reasons = {row["rollout_key"]: row["reason"] for row in made.rejections}
+    assert reasons == {row["rollout_key"]: row["rollout_key"].partition("-")[0] for row in pools[1:]}
+    counted = {name: count for name, count in made.metrics.items() if name.startswith("reason.")}
+    assert counted == {f"reason.{name}": count for name, count in Counter(reasons.values()).items()}
+    assert sum(counted.values()) == len(pools) - 1 == 6
 
 
 @pytest.mark.usefixtures("loaded_once")

@@ -85,9 +85,11 @@ def test_the_file_for_llamafactory_is_the_golden_one(
     assert yaml.safe_load(text) == plan_training(options, PATHS, machine, longest_row=longest_row, seed=7).arguments
 
 
+@pytest.mark.covers("pareto-12")
 def test_the_preset_has_every_value_of_the_paper() -> None:
     arguments = told(ET_AGENT, FOUR_GPUS, 9_000)
     assert {key: arguments[key] for key in PAPER} == PAPER
+    assert not {"max_samples", "preprocessing_num_workers", "overwrite_cache"} & arguments.keys()
     assert ET_AGENT.model == "Qwen/Qwen2.5-7B-Instruct"
     assert (ET_AGENT.batch_size, ET_AGENT.max_rows) == (32, 1_000_000)
 

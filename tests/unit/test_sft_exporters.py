@@ -59,6 +59,7 @@ def llamafactory_rows(folder: Path) -> Iterator[dict[str, str]]:
         yield {"system": system, "user": turns[tags["user_tag"]], "assistant": turns[tags["assistant_tag"]]}
 
 
+@pytest.mark.covers("pareto-12")
 @pytest.mark.parametrize("name", ["sharegpt", "alpaca"])
 def test_llamafactory_finds_system_question_and_answer_each_in_its_place(tmp_path: Path, name: str) -> None:
     expected = [{part: row[part] for part in ("system", "user", "assistant")} for row in ROWS]
