@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import bisect
 import codecs
-import datetime as dt
 import functools
 import hashlib
 import itertools
@@ -18,18 +17,14 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
+from treadle.core.chat_template import compile_template
 from treadle.core.config import canonical_json
 from treadle.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    import jinja2
-    import jinja2.sandbox
     from tokenizers import Tokenizer
-
-TEMPLATE_DATE = dt.date(2024, 7, 26)
-"""What templates that print today's date are told: the clock must not change a prompt when a run is resumed."""
 
 _CACHED_PIECES = 256
 _CACHED_PIECE_CHARS = 20_000
@@ -51,7 +46,7 @@ class ChatTokenizer:
         self._plain = _build_tokenizer(folder, tokenizer_json)
         self._plain.encode_special_tokens = True
         self._named = _named_special_tokens(config)
-        self._template = _compile_template(folder, template)
+        self._template = compile_template(folder, template)
         self.vocab_size: int = self._plain.get_vocab_size(with_added_tokens=True)
         added = self._plain.get_added_tokens_decoder()
         special = {index: token for index, token in added.items() if token.special and token.content}
@@ -372,48 +367,3 @@ def _find_template(folder: Path, config: Mapping[str, Any]) -> str:
             f"model folder {folder} has no chat template; use the tokenizer of an instruction-tuned model"
         )
     return template
-
-
-def _compile_template(folder: Path, source: str) -> jinja2.Template:
-    import jinja2
-
-    try:
-        return _environment().from_string(source)
-    except jinja2.TemplateError as error:
-        raise ConfigError(f"chat template of {folder} is not valid: {error}") from error
-
-
-def _environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:
-    """The environment that chat templates are written for: block trimming and a handful of helpers."""
-    import jinja2.ext
-    import jinja2.nodes
-    import jinja2.parser
-    import jinja2.sandbox
-
-    class GenerationBlock(jinja2.ext.Extension):
-        """`{% generation %}` marks the assistant's text for training masks; here its body is simply printed."""
-
-        tags = {"generation"}
-
-        def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.Node | list[jinja2.nodes.Node]:
-            next(parser.stream)
-            return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[GenerationBlock, jinja2.ext.loopcontrols]
-    )
-    environment.filters["tojson"] = _tojson
-    environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = TEMPLATE_DATE.strftime
-    return environment
-
-
-def _tojson(value: Any, ensure_ascii: bool = False, indent: int | None = None, **options: Any) -> str:
-    """JSON as templates expect it: no HTML escapes, characters kept."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **options)
-
-
-def _raise_exception(message: str) -> NoReturn:
-    import jinja2
-
-    raise jinja2.TemplateError(message)
