@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -14,8 +15,9 @@ from typing import Any
 
 from treadle.agent.config import EnvironmentSettings
 from treadle.core.engines.events import EventFile
+from treadle.core.engines.motion import had_no_gradient
 from treadle.core.errors import EngineError
-from treadle.rl.engine.errors import BadEnvironment
+from treadle.rl.engine.errors import BadEnvironment, Unmoved
 from treadle.rl.engine.verl_files import VerlFolder
 from treadle.rl.engine.verl_follower import Follower
 from treadle.rl.plan import RlPlan
@@ -25,6 +27,8 @@ from treadle.rl.verl_launch import QUIET, command_line, write_cluster_script
 
 _PACKAGES = ("verl", "ray", "torch", "transformers", "tensordict", "TransferQueue", "tokenizers")
 _POLL_S = 1.0
+_GRACE_S = 30.0
+"""For Ray to end its workers; what is left of them the supervisor of this process ends."""
 
 
 def check(job: dict[str, Any], events: EventFile) -> None:
@@ -59,7 +63,9 @@ def train(job: dict[str, Any], events: EventFile) -> None:
     )
     _follow(command_line(sys.executable, overrides), folder.files(job).metrics, follower)
     if follower.last_step < plan.num_steps:
-        raise _failure(folder, f"verl ended after {follower.last_step:,} of {plan.num_steps:,} steps")
+        raise _failure(follower, f"verl ended after {follower.last_step:,} of {plan.num_steps:,} steps")
+    if had_no_gradient(events.path):
+        raise Unmoved(f"in none of {plan.num_steps:,} steps was there a gradient")
     events.write("end", step=follower.last_step, epoch=follower.last_step / max(1, plan.steps_per_epoch))
 
 
@@ -74,7 +80,9 @@ def prepare(job: Mapping[str, Any], plan: RlPlan, folder: VerlFolder, overrides:
     """Write what verl reads: rows, the agent loop's YAML and job; and the same training as a script for a cluster."""
     files = folder.files(job)
     folder.path.mkdir(parents=True, exist_ok=True)
-    for path in (files.metrics, folder.failures):
+    # What a killed attempt left of its last step would be counted with the same step made again.
+    shutil.rmtree(folder.groups, ignore_errors=True)
+    for path in (files.metrics, folder.environment_failure):
         path.unlink(missing_ok=True)
     environment = EnvironmentSettings.model_validate(job["environment"])
     rows = Path(job["rows"])
@@ -103,19 +111,24 @@ def _follow(command: list[str], metrics: Path, follower: Follower) -> None:
         follower.look()
     finally:
         if process.poll() is None:
-            process.terminate()
-            process.wait()
+            _end(process)
     if process.returncode:
-        raise _failure(follower.folder, f"verl ended with code {process.returncode}")
+        raise _failure(follower, f"verl ended with code {process.returncode}")
 
 
-def _failure(folder: VerlFolder, what: str) -> Exception:
-    failures = list(folder.noted_failures())
-    broken = [failure["message"] for failure in failures if failure["kind"] == "environment"]
-    if broken:
-        return BadEnvironment(broken[0])
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    try:
+        process.wait(_GRACE_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def _failure(follower: Follower, what: str) -> EngineError:
+    failures = follower.failures()
     if failures:
-        what += f"; {len(failures):,} groups could not be rolled out, the first because: {failures[0]['message']}"
+        what += f"; {len(failures):,} groups could not be rolled out, the first because: {failures[0]}"
     return EngineError(what)
 
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,39 +35,41 @@ class VerlFolder:
             resume=Path(job["resume"]) if job.get("resume") else None,
         )
 
-    def groups(self, step: int, *, validation: bool) -> Path:
+    @property
+    def groups(self) -> Path:
+        """What the workers wrote of the steps in progress."""
+        return self.path / "groups"
+
+    def groups_of(self, step: int, *, validation: bool) -> Path:
         """Folder of the groups of a step, or of the validation after it."""
-        return self.path / "groups" / f"{'valid' if validation else 'train'}-{step:06d}"
+        return self.groups / f"{'valid' if validation else 'train'}-{step:06d}"
 
     def write_group(self, step: int, group_id: str, lines: Iterable[Mapping[str, Any]], *, validation: bool) -> None:
         """Write the trajectories of one group, a line each; the file is there whole or not at all."""
-        write_lines(self.groups(step, validation=validation) / f"{group_id}.jsonl", lines)
+        write_lines(self.groups_of(step, validation=validation) / f"{group_id}.jsonl", lines)
+
+    def fail_group(self, step: int, group_id: str, message: str, *, validation: bool) -> None:
+        """Write why a group cannot be used, in place of its trajectories; may be told by each of its sessions."""
+        folder = self.groups_of(step, validation=validation)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"{group_id}.failed").write_text(message[:2000], encoding="utf-8")
+        (folder / f"{group_id}.jsonl").unlink(missing_ok=True)
 
     def read_groups(self, step: int, *, validation: bool) -> list[list[dict[str, Any]]]:
         """The lines of each group, by question and session."""
-        paths = sorted(self.groups(step, validation=validation).glob("*.jsonl"))
+        paths = sorted(self.groups_of(step, validation=validation).glob("*.jsonl"))
         groups = [[json.loads(line) for line in path.read_bytes().splitlines()] for path in paths]
         return sorted(groups, key=lambda lines: (str(lines[0]["row"]["question_key"]), str(lines[0]["row"]["group"])))
 
+    def failures(self, step: int, *, validation: bool) -> list[str]:
+        """Why groups of a step cannot be used, a message each."""
+        paths = sorted(self.groups_of(step, validation=validation).glob("*.failed"))
+        return [path.read_text(encoding="utf-8") for path in paths]
+
     @property
-    def failures(self) -> Path:
-        """JSON lines from the workers: what kept groups from being made."""
-        return self.path / "failures.jsonl"
-
-    def note_failure(self, kind: str, message: str) -> None:
-        """Append to `failures`; `kind` is `environment` or `group`."""
-        line = json.dumps({"kind": kind, "message": message[:2000]}) + "\n"
-        self.path.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(self.failures, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-        try:
-            os.write(descriptor, line.encode())
-        finally:
-            os.close(descriptor)
-
-    def noted_failures(self) -> Iterator[dict[str, str]]:
-        """What was noted so far."""
-        if self.failures.exists():
-            yield from (json.loads(line) for line in self.failures.read_text(encoding="utf-8").splitlines())
+    def environment_failure(self) -> Path:
+        """What kept a worker from opening the environment."""
+        return self.path / "environment.failed"
 
 
 def write_lines(path: Path, lines: Iterable[Mapping[str, Any]]) -> None:

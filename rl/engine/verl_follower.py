@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from treadle.core.engines.events import EventFile, mark_complete
-from treadle.rl.engine.errors import Diverged
+from treadle.core.errors import EngineError
+from treadle.rl.engine.errors import BadEnvironment, Diverged
 from treadle.rl.engine.verl_files import VerlFolder, write_lines
 from treadle.rl.figures import step_figures, validation_figures
 from treadle.rl.plan import RlPlan
@@ -51,10 +52,20 @@ class Follower:
         self._beat = (self._began, 0)
 
     def look(self) -> None:
-        """Tell of the steps that were logged since, or that groups are being made; raises Diverged."""
+        """Tell of the steps that were logged since, or that groups are being made.
+
+        Raises Diverged, BadEnvironment where a worker could not open the environment, and EngineError where half or
+        more of a step's groups failed: verl would train on what is left.
+        """
         for line in self._new_lines():
             self._step(int(line["step"]), line["data"])
+        self._look_for_failures()
         self._tell_life()
+
+    def failures(self) -> list[str]:
+        """Why groups of the step in progress, or of its validation, failed."""
+        step = self.last_step + 1
+        return [*self.folder.failures(step, validation=False), *self.folder.failures(step, validation=True)]
 
     def _new_lines(self) -> list[dict[str, Any]]:
         if not self._metrics.exists():
@@ -73,7 +84,7 @@ class Follower:
             # verl's logger writes null for what is no number.
             if _METRICS[name] in metrics and (value is None or not math.isfinite(value)):
                 raise Diverged(f"{name} is no number at step {step}")
-        groups = self.folder.read_groups(step, validation=False)
+        groups = self._whole_groups(step, validation=False)
         write_lines(self._rollouts / f"step-{step:06d}.jsonl", [line["row"] for group in groups for line in group])
         figures = step_figures([[_reward(line) for line in group] for group in groups])
         self._events.write("step", step=step, **figures, **facts, seconds=time.monotonic() - self._began)
@@ -81,14 +92,45 @@ class Follower:
         if self._plan.validates_at(step):
             self._validation(step)
         self._saved(step)
-        shutil.rmtree(self.folder.groups(step, validation=False), ignore_errors=True)
+        shutil.rmtree(self.folder.groups_of(step, validation=False), ignore_errors=True)
 
     def _validation(self, step: int) -> None:
-        lines = [line for group in self.folder.read_groups(step, validation=True) for line in group]
+        lines = [line for group in self._whole_groups(step, validation=True) for line in group]
         domains = [line["row"]["domain"] for line in lines]
         figures = validation_figures([_reward(line) for line in lines], domains)
         self._events.write("validation", step=step, **figures)
-        shutil.rmtree(self.folder.groups(step, validation=True), ignore_errors=True)
+        shutil.rmtree(self.folder.groups_of(step, validation=True), ignore_errors=True)
+
+    def _whole_groups(self, step: int, *, validation: bool) -> list[list[dict[str, Any]]]:
+        """The groups that a step was trained on, or a validation rests on; warns of those that are missing."""
+        groups = self.folder.read_groups(step, validation=validation)
+        if missing := self._num_expected(validation) - len(groups):
+            self._events.write("warning", message=self._bear(step, missing, validation=validation))
+        return groups
+
+    def _look_for_failures(self) -> None:
+        """Raise for a step in progress that has failed already, before it is trained."""
+        failure = self.folder.environment_failure
+        if failure.exists() and (why := failure.read_text(encoding="utf-8")):
+            raise BadEnvironment(why)
+        step = self.last_step + 1
+        for validation in (False, True):
+            if failures := self.folder.failures(step, validation=validation):
+                self._bear(step, len(failures), validation=validation)
+
+    def _bear(self, step: int, num_missing: int, *, validation: bool) -> str:
+        """What to say of groups that are missing; raises EngineError where they are too many to go on."""
+        what = f"questions of the validation after step {step:,}" if validation else f"groups of step {step:,}"
+        expected = self._num_expected(validation)
+        message = f"{num_missing:,} of {expected:,} {what} could not be rolled out"
+        if failures := self.folder.failures(step, validation=validation):
+            message += f", the first because: {failures[0]}"
+        if 2 * num_missing >= expected:
+            raise EngineError(message)
+        return message
+
+    def _num_expected(self, validation: bool) -> int:
+        return self._plan.num_validation_rows if validation else self._plan.options.prompts_per_step
 
     def _saved(self, step: int) -> None:
         state = self._output / f"global_step_{step}"
@@ -101,7 +143,7 @@ class Follower:
         told, known = self._beat
         if time.monotonic() - told < _BEAT_S:
             return
-        number = sum(1 for _ in (self.folder.path / "groups").glob("*/*.jsonl"))
+        number = sum(1 for _ in self.folder.groups.glob("*/*.jsonl"))
         self._beat = (time.monotonic(), number)
         if number not in (0, known):
             self._events.write("beat", step=self.last_step + 1)

@@ -19,11 +19,10 @@ from treadle.agent.config import EnvironmentSettings
 from treadle.agent.environment import Question
 from treadle.agent.rollout import ChatCodec, derive_seed
 from treadle.core.chat import ChatTokenizer
-from treadle.core.errors import TreadleError
 from treadle.core.llm.config import Sampling
 from treadle.rl.branching import Branching
 from treadle.rl.dump import rollout_row
-from treadle.rl.engine.verl_barrier import GroupBarrier
+from treadle.rl.engine.verl_barrier import GroupBarrier, GroupFailed
 from treadle.rl.engine.verl_files import VerlFolder
 from treadle.rl.engine.verl_model import Client, VerlModel
 from treadle.rl.environment import OpenEnvironment, open_environment
@@ -127,13 +126,14 @@ class LoopHost:
         """
 
         async def make() -> list[Rewarded]:
-            try:
-                return await self._make(sample, size, client, sampling)
-            except Exception as error:
-                self._folder.note_failure("group", f"{type(error).__name__}: {error}")
-                raise
+            return await self._make(sample, size, client, sampling)
 
-        return await self._barrier.attend((sample.group_id, sample.step), session, size, make)
+        try:
+            return await self._barrier.attend((sample.group_id, sample.step), session, size, make)
+        except (GroupFailed, asyncio.CancelledError) as error:
+            why = str(error) or "its sessions were cancelled"
+            self._folder.fail_group(sample.step, sample.group_id, why, validation=sample.validates)
+            raise
 
     async def _make(self, sample: Sample, size: int, client: Client, sampling: Mapping[str, Any]) -> list[Rewarded]:
         options = self._plan.options
@@ -225,8 +225,8 @@ async def _open_host(path: Path) -> LoopHost:
     _holders.add(holder)
     try:
         environment = await opened
-    except TreadleError as error:
-        folder.note_failure("environment", str(error))
+    except Exception as error:
+        folder.environment_failure.write_text(f"{type(error).__name__}: {error}"[:2000], encoding="utf-8")
         raise
     codec = await asyncio.to_thread(ChatTokenizer.load, Path(job["model"]))
     return LoopHost(RlPlan.from_json(json.dumps(job["plan"])), environment, codec, codec.vocab_size, folder)

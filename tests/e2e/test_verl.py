@@ -18,6 +18,7 @@ from treadle.agent.config import EnvironmentSettings
 from treadle.core.chat import ChatTokenizer
 from treadle.core.config import load_config
 from treadle.core.engines.environments import engine_environ, install
+from treadle.rl.engine.verl_files import VerlFolder
 from treadle.rl.training_events import RlEvents
 
 TESTS = Path(__file__).parents[1]
@@ -149,8 +150,8 @@ def test_its_workers_on_ray_hand_trajectories_to_the_trainer(python: Path, tmp_p
     for item in called:
         inserted = [index for index, mask in zip(item["ids"], item["mask"], strict=True) if not mask]
         assert codec.decode(inserted) == "<result>12</result>"
-    noted = [json.loads(line) for line in (tmp_path / "verl" / "failures.jsonl").read_text().splitlines()]
-    assert [note["kind"] for note in noted] == ["group"] and "this server is broken" in noted[0]["message"]
+    (why,) = VerlFolder(tmp_path / "verl").failures(1, validation=False)
+    assert "this server is broken" in why
 
 
 @pytest.fixture(scope="module")
@@ -205,7 +206,7 @@ for live in map(Path, sys.argv[2:]):
 
 def test_a_training_is_followed_and_gone_on_with(python: Path, tmp_path: Path) -> None:
     """The trainer is a stub here: it writes what verl and the loop write, and dies in step 2 of the first attempt."""
-    job = prepare_folder(tmp_path, num_rows=6, save_steps=1)
+    job = prepare_folder(tmp_path, num_rows=9, prompts_per_step=3, save_steps=1)
     stub = {"first": str(TESTS / "support" / "stub_verl_package")}
     train = ("-m", "treadle.rl.engine", "train", tmp_path / "job.json")
     run(python, tmp_path, *train, expect=1, STUB_DIES_AT="2", **stub)
@@ -220,10 +221,21 @@ def test_a_training_is_followed_and_gone_on_with(python: Path, tmp_path: Path) -
     told = [event["event"] for event in events.new() if event["event"] != "beat"]
     assert told == ["begin", "step", "saved", "step", "saved", "end"]
     assert events.begin["resumed_step"] == 1 and events.last["end"] == {"event": "end", "step": 3, "epoch": 1.0}
-    assert [step.step for step in events.steps] == [1, 2, 3] and events.steps[0].num_equal_groups == 1
-    assert events.steps[2].loss == pytest.approx(1 / 3) and events.steps[2].correctness == 0.25
-    dumped = sorted(path.name for path in (tmp_path / "rollouts").iterdir())
-    assert dumped == [f"step-{step:06d}.jsonl" for step in (1, 2, 3)]
+    assert [step.step for step in events.steps] == [1, 2, 3] and events.steps[0].num_equal_groups == 2
+    assert events.steps[2].loss == pytest.approx(1 / 3) and events.steps[2].correctness == pytest.approx(1 / 6)
+    # What the killed attempt left of step 2 is not counted with the same step made again.
+    assert [(step.num_groups, step.num_rollouts) for step in events.steps] == [(3, 6)] * 3
+    dumped = {path.name: len(path.read_text().splitlines()) for path in (tmp_path / "rollouts").iterdir()}
+    assert dumped == {f"step-{step:06d}.jsonl": 6 for step in (1, 2, 3)}
+
+
+def test_a_training_without_any_gradient_is_none(python: Path, tmp_path: Path) -> None:
+    prepare_folder(tmp_path, num_rows=6, prompts_per_step=3)
+    stub = {"first": str(TESTS / "support" / "stub_verl_package"), "STUB_GRADIENT": "0"}
+    run(python, tmp_path, "-m", "treadle.rl.engine", "train", tmp_path / "job.json", expect=1, **stub)
+    events = RlEvents(tmp_path / "events.jsonl")
+    assert [event["event"] for event in events.new() if event["event"] != "beat"][-2:] == ["saved", "error"]
+    assert events.last["error"]["kind"] == "unmoved"
 
 
 def test_a_plan_that_it_refuses_is_told_as_such(python: Path, tmp_path: Path) -> None:

@@ -32,6 +32,7 @@ LONG = 3
 
 def contract_plan(environment: EnvironmentSettings = CONTRACT_ENVIRONMENT, **keys: Any) -> RlPlan:
     """A plan with the scenario's branching and sigmas."""
+    prompts_per_step = keys.pop("prompts_per_step", 2)
     return verl_plan(
         FOUR_GPUS,
         num_rows=keys.pop("num_rows", 4),
@@ -39,8 +40,8 @@ def contract_plan(environment: EnvironmentSettings = CONTRACT_ENVIRONMENT, **key
         environment=environment,
         group_size=8,
         initial_rollouts=4,
-        prompts_per_step=2,
-        mini_batch_prompts=2,
+        prompts_per_step=prompts_per_step,
+        mini_batch_prompts=prompts_per_step,
         max_prompt_tokens=400,
         max_response_tokens=512,
         max_new_tokens=256,

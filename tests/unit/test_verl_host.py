@@ -94,9 +94,24 @@ async def test_a_crashing_sibling_fails_the_group_for_all(codec: ChatTokenizer, 
     ends = await gather(host_of_plan(plan, codec, tmp_path), sample, StubClient(script), 4)
     assert [type(end) for end in ends] == [GroupFailed] * 4
     assert "RuntimeError: the actor died" in str(ends[0])
-    (noted,) = VerlFolder(tmp_path).noted_failures()
-    assert noted["kind"] == "group" and "the actor died" in noted["message"]
+    (noted,) = VerlFolder(tmp_path).failures(1, validation=False)
+    assert "the actor died" in noted
     assert not VerlFolder(tmp_path).read_groups(1, validation=False)
+
+
+async def test_a_group_that_fails_after_it_was_made_is_not_counted(codec: ChatTokenizer, tmp_path: Path) -> None:
+    plan = verl_plan()
+    sample = Sample.from_fields(loop_fields())
+    client = StubClient(caller(codec, dict.fromkeys(seeds(plan, sample, 2), 0), SEARCH, ANSWER))
+    host, folder = host_of_plan(plan, codec, tmp_path), VerlFolder(tmp_path)
+    first = asyncio.create_task(host.attend(sample, 0, 2, client, SAMPLING))
+    while not folder.read_groups(1, validation=False):
+        await asyncio.sleep(0)
+    first.cancel()
+    late = await asyncio.gather(first, host.attend(sample, 1, 2, client, SAMPLING), return_exceptions=True)
+    assert [type(end) for end in late] == [asyncio.CancelledError, GroupFailed]
+    assert folder.read_groups(1, validation=False) == []
+    assert len(folder.failures(1, validation=False)) == 1
 
 
 async def test_the_plans_rewards_and_rows_are_written_down(codec: ChatTokenizer, tmp_path: Path) -> None:

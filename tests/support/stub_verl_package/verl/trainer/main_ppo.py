@@ -1,6 +1,7 @@
 """Stands in for verl's trainer: takes its overrides, logs steps, leaves groups and states as verl and our loop do.
 
-`STUB_DIES_AT=<step>` ends it with code 3 in that step, after its state was saved and before it was logged.
+`STUB_DIES_AT=<step>` ends it with code 3 in that step, after its state was saved and before it was logged, one of its
+groups failed. `STUB_GRADIENT` is the gradient's length in all steps.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import uuid
 from pathlib import Path
 
 from treadle.rl.engine.verl_files import VerlFolder
@@ -25,25 +27,29 @@ def main(overrides: dict[str, str]) -> None:
     first = 0 if resume == "null" else int(resume.rpartition("_")[2])
     for step in range(first + 1, int(overrides["trainer.total_training_steps"]) + 1):
         folder = VerlFolder(metrics.parent)
-        for name, texts in (("a", [RIGHT, WRONG]), ("b", [WRONG, WRONG])):
-            write_group(folder, step, name, texts)
+        dies = os.environ.get("STUB_DIES_AT") == str(step)
+        for name, texts in (("a", [RIGHT, WRONG]), ("b", [WRONG, WRONG]), ("c", [WRONG, WRONG])):
+            if dies and name == "c":
+                folder.fail_group(step, str(uuid.uuid4()), "the server was gone", validation=False)
+            else:
+                write_group(folder, step, name, texts)
         if step % int(overrides["trainer.save_freq"]) == 0:
             (Path(overrides["trainer.default_local_dir"]) / f"global_step_{step}" / "actor").mkdir(parents=True)
-        if os.environ.get("STUB_DIES_AT") == str(step):
-            folder.note_failure("group", "the server was gone")
+        if dies:
             sys.exit(3)
+        data = {"actor/pg_loss": 1.0 / step, "actor/grad_norm": float(os.environ.get("STUB_GRADIENT", "1"))}
         with metrics.open("a") as file:
-            file.write(json.dumps({"step": step, "data": {"actor/pg_loss": 1.0 / step, "actor/grad_norm": 1.0}}) + "\n")
+            file.write(json.dumps({"step": step, "data": data}) + "\n")
 
 
 def write_group(folder: VerlFolder, step: int, name: str, texts: list[str]) -> None:
-    """What the agent loop leaves of a group."""
+    """What the agent loop leaves of a group; verl gives it another id in each attempt."""
     rewards = group_rewards([GroupItem.from_text(text) for text in texts], ["12"], "math", 0.1, 0.1)
     lines = [
         {"row": {"question_key": name, "group": name, "session": at, "domain": "math"}, "reward": reward.as_json()}
         for at, reward in enumerate(rewards)
     ]
-    folder.write_group(step, name, lines, validation=False)
+    folder.write_group(step, str(uuid.uuid4()), lines, validation=False)
 
 
 if __name__ == "__main__":
