@@ -6,6 +6,7 @@ translation is here. Documented in docs/behaviour/rewards.md.
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -159,6 +160,8 @@ def _for_variant(plan: RlPlan) -> dict[str, Any]:
         "bf16": precision == "bf16",
         "fp16": precision == "fp16",
         "gradient_checkpointing": checkpointing is not False,
+        # Processes wait for the one whose rollouts take longest, and nothing of it is heard in the meantime.
+        "ddp_timeout": math.ceil(options.stall_timeout_s),
         "use_vllm": True,
         "vllm_mode": "colocate",
         "vllm_gpu_memory_utilization": options.gpu_memory_share,

@@ -28,6 +28,7 @@ from treadle.core.engines.training import (
     Greedy,
     error_text,
     explain_failure,
+    first_gpus,
     follow,
     training_environ,
 )
@@ -284,9 +285,7 @@ class _Run:
         environ = training_environ(ENGINE, self._folder, options, without=_FOREIGN)
         if choose_variant(ENGINE, options.variant) != "cpu":
             # One process that sees several GPUs counts as started wrongly.
-            visible = environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(options.num_devices))))
-            chosen = [device.strip() for device in visible.split(",")][: options.num_devices]
-            environ["CUDA_VISIBLE_DEVICES"] = ",".join(chosen)
+            environ["CUDA_VISIBLE_DEVICES"] = first_gpus(options.num_devices)
         if command == "prepare" and options.torchrun is not None:
             # LLaMA-Factory refuses what needs torchrun wherever it was not started so; port 0 is any that is free.
             environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}

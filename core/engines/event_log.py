@@ -41,7 +41,7 @@ class EventLog(ABC, Generic[T_Step]):
         self.begin: dict[str, Any] | None = None
         """The newest `begin`."""
         self.last: dict[str, dict[str, Any]] = {}
-        """The newest event of each kind."""
+        """The newest event of each kind; of errors the first one since it was taken out of here."""
 
     def new(self) -> Iterator[dict[str, Any]]:
         """Whole lines that were added; what is no event (a line torn by a kill) is passed over."""
@@ -69,7 +69,9 @@ class EventLog(ABC, Generic[T_Step]):
 
     def take(self, event: dict[str, Any]) -> None:
         """Keep one event; what lies behind the step that a new attempt goes on from is dropped."""
-        self.last[event["event"]] = event
+        # Of the processes that train together each tells of its error, and one is why the others failed.
+        if event["event"] != "error" or "error" not in self.last:
+            self.last[event["event"]] = event
         if event["event"] == "begin":
             self.begin = event
             self.steps = [step for step in self.steps if step.step <= event["resumed_step"]]

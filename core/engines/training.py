@@ -174,6 +174,9 @@ def explain_failure(child: Child, code: int, error: Mapping[str, Any] | None, ad
     tail = log_tail(child.log_path, 40)
     if kind == "arguments":
         return ConfigError(f"{advice.refused}: {message.partition(': ')[2] or message}")
+    if kind == "tools":
+        lost = f"lost a tool or a service ({message})"
+        return child.failure(f"{lost}; mend it, and the next attempt goes on from the last state")
     if kind == "diverged":
         return child.failure(f"diverged ({message}); {advice.diverged}")
     if kind == "unmoved":
@@ -200,6 +203,12 @@ def num_devices(wanted: int | None, variant: str) -> int:
             f'the GPUs of this machine cannot be counted ({_GPUS} is missing); set num_devices, or variant to "cpu"'
         )
     return max(1, sum(1 for _ in _GPUS.iterdir()))
+
+
+def first_gpus(count: int) -> str:
+    """`CUDA_VISIBLE_DEVICES` of processes that are to see so many GPUs of this node, the first of those seen here."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(count))))
+    return ",".join([device.strip() for device in visible.split(",")][:count])
 
 
 def error_text(error: Mapping[str, Any] | None) -> str:

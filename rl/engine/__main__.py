@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from treadle.core.engines.events import EventFile
-from treadle.rl.engine.errors import BadPlan, kind_of, report
+from treadle.rl.engine.errors import BadPlan, report
 
 _COMMANDS = ("check", "train", "finish")
 
@@ -28,8 +28,7 @@ def main(name: str, job_path: str) -> int:
         getattr(commands, name)(job, events)
     # Whatever it is, it ends this process and must be told with its kind.
     except Exception as error:  # noqa: BLE001
-        if os.environ.get("RANK", "0") == "0" or kind_of(error) == "no_memory":
-            report(error, events)
+        report(error, events, int(os.environ.get("RANK", "0")))
         return 1
     return 0
 

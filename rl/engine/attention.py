@@ -14,6 +14,8 @@ from typing import Any, Protocol
 import torch
 from transformers import AttentionInterface
 
+from treadle.core.errors import ConfigError
+
 _NAME = "treadle_packed"
 
 
@@ -37,6 +39,15 @@ def is_supported(config: Any) -> bool:
 
 _MODELS = frozenset({"llama", "qwen2", "qwen3", "mistral", "olmo2", "smollm3"})
 """Those whose attention is nothing but that of their keys, values and positions."""
+
+
+def require_supported(config: Any) -> None:
+    """Raise ConfigError for a model that cannot make its rollouts on a CPU."""
+    if not is_supported(config):
+        raise ConfigError(
+            f"on a CPU a policy must be of the types {', '.join(sorted(_MODELS))} and attend to all earlier tokens in "
+            f"every layer, and rl.start is another ({config.model_type}); begin with such a one, or take a GPU"
+        )
 
 
 @contextlib.contextmanager

@@ -31,8 +31,8 @@ _KINDS: dict[type[Exception], str] = {
     BadPlan: "arguments",
     ConfigError: "arguments",
     BadEnvironment: "environment",
-    ToolError: "environment",
-    EndpointUnavailable: "environment",
+    ToolError: "tools",
+    EndpointUnavailable: "tools",
     Diverged: "diverged",
     Unmoved: "unmoved",
     NoModel: "no_model",
@@ -47,7 +47,8 @@ def kind_of(error: BaseException) -> str:
     return next((kind for known, kind in _KINDS.items() if isinstance(error, known)), "other")
 
 
-def report(error: Exception, events: EventFile) -> None:
-    """Tell of an error that ends the process, beside the traceback in the log."""
+def report(error: Exception, events: EventFile, rank: int = 0) -> None:
+    """Tell of an error that ends the process, beside the traceback in the log; of several, the first one counts."""
     traceback.print_exception(error)
-    events.write("error", kind=kind_of(error), message=f"{type(error).__name__}: {error}"[:2000])
+    message = f"{type(error).__name__}: {error}"[:2000] + (f" (process {rank})" if rank else "")
+    events.write("error", kind=kind_of(error), message=message, rank=rank)

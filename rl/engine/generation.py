@@ -1,8 +1,8 @@
 """Completions of many requests at once by the policy in training itself, with transformers.
 
-For the CPU, and for GPUs without vLLM. All sequences go through the model side by side without padding; keys and values
-are kept between the turns of a trajectory and shared between those that begin alike; a sequence that is done leaves
-the batch. Nothing about a request's answer depends on the others but the rounding of sums.
+For the CPU. All sequences go through the model side by side without padding; keys and values are kept between the turns
+of a trajectory and shared between those that begin alike; a sequence that is done leaves the batch. Nothing about a
+request's answer depends on the others but the rounding of sums.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch
 from treadle.core.chat import ChatTokenizer
 from treadle.core.errors import ConfigError
 from treadle.core.llm.types import Completion, CompletionRequest
-from treadle.rl.engine.attention import Layout, is_supported, packed
+from treadle.rl.engine.attention import Layout, packed, require_supported
 from treadle.rl.engine.key_value_store import Decode, KeyValueStore, Prefill
 from treadle.rl.engine.sampling import Draw, draw
 
@@ -61,11 +61,7 @@ class PolicyGenerator:
         self._model = model
         self._inner = model.get_base_model() if hasattr(model, "get_base_model") else model
         config = self._inner.config.get_text_config()
-        if not is_supported(config):
-            raise ConfigError(
-                f"rollouts without vLLM need a model with plain attention in every layer, and {config.model_type} has "
-                "another; use a GPU"
-            )
+        require_supported(config)
         self._codec = codec
         self._autocast = autocast
         self._with_entropies = with_entropies

@@ -15,6 +15,7 @@ from treadle.agent.config import EnvironmentSettings
 from treadle.core.chat import ChatTokenizer
 from treadle.core.engines.events import EventFile
 from treadle.core.engines.hand_over import fetch_small_files, greedy_ids, write_model
+from treadle.core.engines.training import first_gpus
 from treadle.rl.engine.errors import BadEnvironment, BadPlan
 from treadle.rl.engine.rows import first_prompt
 from treadle.rl.plan import RlPlan
@@ -26,7 +27,10 @@ _PACKAGES = ("trl", "torch", "transformers", "peft", "accelerate", "datasets", "
 def check(job: dict[str, Any], events: EventFile) -> None:
     """See whether TRL and PEFT take the plan's arguments, and the environment is that of the plan; event `prepared`."""
     from peft import LoraConfig
+    from transformers import AutoConfig
     from trl import GRPOConfig
+
+    from treadle.rl.engine.attention import require_supported
 
     plan = plan_of(job)
     arguments = trl_arguments(plan, Path(job["output"]))
@@ -40,7 +44,9 @@ def check(job: dict[str, Any], events: EventFile) -> None:
     if arguments["use_vllm"] and plan.options.tensor_parallel > 1:
         raise BadPlan("each device rolls out for itself here: set rl.tensor_parallel = 1, or take verl")
     environment_of(job)
-    fetch_small_files(job["model"])
+    policy = AutoConfig.from_pretrained(fetch_small_files(job["model"]))
+    if arguments["use_cpu"]:
+        require_supported(policy.get_text_config())
     events.write("prepared", versions={name: version(name) for name in _PACKAGES})
 
 
@@ -48,6 +54,9 @@ def train(job: dict[str, Any], events: EventFile) -> None:
     """Train, from a state where the job names one; on several devices as so many processes."""
     plan = plan_of(job)
     processes = plan.machine.num_processes
+    if plan.machine.variant == "cuda":
+        # TRL refuses one process that sees several GPUs.
+        os.environ["CUDA_VISIBLE_DEVICES"] = first_gpus(plan.machine.num_devices)
     if processes > 1 and "RANK" not in os.environ:
         launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
         # In place of this process, so that the supervisor sees how it ends.

@@ -171,6 +171,10 @@ def test_a_cpu_works_at_whole_groups() -> None:
     assert told(per_device_batch_size=2)["per_device_train_batch_size"] == 2
 
 
+def test_processes_wait_for_one_another_as_long_as_a_training_may_be_silent() -> None:
+    assert told(FOUR_GPUS, **ET_AGENT, stall_timeout_s=7200.5)["ddp_timeout"] == 7201
+
+
 def test_adapters_are_told_apart_from_whole_weights() -> None:
     assert lora_arguments(plan()) is None
     told_lora = lora_arguments(plan(finetuning_type="lora", lora_target="q_proj, v_proj", lora_alpha=4))

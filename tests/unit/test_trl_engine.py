@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -14,16 +15,20 @@ from support import trl_jobs
 
 from treadle.agent.environment import opening_messages
 from treadle.core.chat import ChatTokenizer
+from treadle.core.engines.events import EventFile
 from treadle.core.engines.hand_over import NoModel
-from treadle.core.errors import ConfigError, EngineError, ToolError
+from treadle.core.engines.training import Advice, explain_failure
+from treadle.core.errors import ConfigError, EndpointUnavailable, EngineError, ToolError
 from treadle.core.llm.config import Sampling
 from treadle.core.llm.types import CompletionRequest
 from treadle.demo.byte_tokenizer import write_byte_tokenizer
 from treadle.rl.engine.__main__ import main
 from treadle.rl.engine.errors import BadEnvironment, BadPlan, Diverged, Unmoved, kind_of
 from treadle.rl.engine.rows import check_rows, first_prompt, read_rows
-from treadle.rl.engine.trl_commands import environment_of
+from treadle.rl.engine.trl_commands import environment_of, train
 from treadle.rl.engine.vllm_generation import VllmGenerator
+from treadle.rl.plan import Machine
+from treadle.rl.training_events import RlEvents
 
 
 @pytest.fixture
@@ -37,7 +42,8 @@ def codec(tmp_path: Path) -> ChatTokenizer:
         (BadPlan("x"), "arguments"),
         (ConfigError("x"), "arguments"),
         (BadEnvironment("x"), "environment"),
-        (ToolError("x"), "environment"),
+        (ToolError("x"), "tools"),
+        (EndpointUnavailable("x"), "tools"),
         (Diverged("x"), "diverged"),
         (Unmoved("x"), "unmoved"),
         (NoModel("x"), "no_model"),
@@ -70,14 +76,53 @@ def test_what_is_unknown_is_refused_with_an_event(
     assert "Traceback" in capsys.readouterr().err
 
 
-def test_only_the_first_process_tells_of_an_error_that_all_meet(
+def test_each_process_tells_of_its_error_and_the_first_one_counts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("RANK", "1")
-    job = {"plan": {"options": {"engine": "ppo"}}, "events": str(tmp_path / "events.jsonl")}
-    (tmp_path / "job.json").write_text(json.dumps(job))
-    assert main("check", str(tmp_path / "job.json")) == 1
-    assert not (tmp_path / "events.jsonl").exists()
+    path = tmp_path / "events.jsonl"
+    log = RlEvents(path)
+    for attempt in ("lost", "found"):
+        # Rank 3 is why the others fail a moment later.
+        for rank, engine in ((3, attempt), (0, "and so are we")):
+            monkeypatch.setenv("RANK", str(rank))
+            job = {"plan": {"options": {"engine": engine}}, "events": str(path)}
+            (tmp_path / "job.json").write_text(json.dumps(job))
+            assert main("check", str(tmp_path / "job.json")) == 1
+        assert [event["rank"] for event in log.new()] == [3, 0]
+        error = log.last.pop("error")
+        assert error["rank"] == 3 and error["message"] == f"BadPlan: unknown engine {attempt!r} (process 3)"
+
+
+def test_an_error_of_a_tool_in_the_middle_is_told_as_one(tmp_path: Path) -> None:
+    child: Any = SimpleNamespace(failure=EngineError, log_path=tmp_path / "log")
+    advice = Advice(refused="", memory="", killed="", diverged="", unmoved="")
+    error = {"kind": kind_of(ToolError("search: gone")), "message": "ToolError: search: gone"}
+    assert str(explain_failure(child, 1, error, advice)) == (
+        "lost a tool or a service (ToolError: search: gone); mend it, and the next attempt goes on from the last state"
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "num_devices", "seen"), [(None, 1, "0"), (None, 2, "0,1"), ("5, 7,6", 1, "5"), ("5, 7,6", 2, "5,7")]
+)
+def test_training_sees_the_gpus_of_its_plan_and_no_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str | None, num_devices: int, seen: str
+) -> None:
+    # Through `setenv` first, so that what the engine sets in this process ends with the test.
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", given or "")
+    if given is None:
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    monkeypatch.delenv("RANK", raising=False)
+    plan = trl_jobs.make_plan().model_copy(update={"machine": Machine(variant="cuda", num_devices=num_devices)})
+    trained: list[str] = []
+    trainer = ModuleType("treadle.rl.engine.trl_trainer")
+    trainer.train_policy = lambda *_: trained.append(os.environ["CUDA_VISIBLE_DEVICES"])  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, trainer.__name__, trainer)
+    monkeypatch.setattr(os, "execv", lambda _, argv: trained.append(os.environ["CUDA_VISIBLE_DEVICES"]))
+    environment = {"environment": trl_jobs.environment_json(), "environment_digest": trl_jobs.ENVIRONMENT.digest()}
+    job = {"plan": json.loads(plan.to_json()), "path": "job.json", **environment}
+    train(job, EventFile(tmp_path / "events.jsonl"))
+    assert trained[0] == seen
 
 
 def test_an_environment_that_is_not_the_plan_s_is_refused() -> None:
