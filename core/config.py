@@ -36,6 +36,15 @@ Operational = Annotated[T, OPERATIONAL]
 """`timeout_s: Operational[float] = 30.0` keeps the key out of fingerprints; such a key may change between resumes."""
 
 
+class _GrowingMarker:
+    """Marks a list of which each item belongs to an instance of its own."""
+
+
+GROWING = _GrowingMarker()
+Growing = Annotated[T, GROWING]
+"""`sigmas: Growing[tuple[float, ...]]`: items may be added at the end between resumes, and those there are stay."""
+
+
 class Section(BaseModel):
     """Base of every configuration section: unknown keys are errors, values are immutable."""
 
@@ -48,13 +57,18 @@ def is_operational(field: FieldInfo) -> bool:
 
 
 def semantic_dump(value: Any) -> Any:
-    """Turn a section (or a container of sections) into JSON-able data without its operational keys."""
+    """Turn a section (or a container of sections) into JSON-able data without its operational keys.
+
+    A growing list becomes a table from the places in it (`[0]`) to its items; see `differing_keys`.
+    """
     if isinstance(value, BaseModel):
-        return {
-            name: semantic_dump(getattr(value, name))
-            for name, field in type(value).model_fields.items()
-            if not is_operational(field)
-        }
+        dumped = {}
+        for name, field in type(value).model_fields.items():
+            if not is_operational(field):
+                dumped[name] = semantic_dump(getattr(value, name))
+                if any(isinstance(item, _GrowingMarker) for item in field.metadata):
+                    dumped[name] = {f"[{place}]": item for place, item in enumerate(dumped[name])}
+        return dumped
     if isinstance(value, Mapping):
         return {str(key): semantic_dump(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -90,7 +104,7 @@ def with_preset(presets: Mapping[str, Mapping[str, Any]], data: Any) -> Any:
     """
     if not isinstance(data, dict) or data.get("preset") is None:
         return data
-    preset = presets.get(data["preset"])
+    preset = presets.get(data["preset"]) if isinstance(data["preset"], str) else None
     if preset is None:
         raise ValueError(f"unknown preset {data['preset']!r}; known presets: {', '.join(presets)}")
     given = {
@@ -98,6 +112,14 @@ def with_preset(presets: Mapping[str, Mapping[str, Any]], data: Any) -> Any:
         for key, value in data.items()
     }
     return merge(preset, given)
+
+
+def with_changes(table: Section, changes: Mapping[str, Any]) -> dict[str, Any]:
+    """What a table becomes, still to be validated: its keys, those of a preset that the changes name, the changes."""
+    presets: Mapping[str, Mapping[str, Any]] = getattr(type(table), "PRESETS", {})
+    name = changes.get("preset")
+    preset = presets.get(name, {}) if isinstance(name, str) else {}
+    return merge(merge(table.model_dump(mode="json"), preset), changes)
 
 
 def read_text(path: Path) -> str:
@@ -209,11 +231,15 @@ def _is_model(annotation: Any) -> bool:
 
 
 def differing_keys(old: Any, new: Any, prefix: str = "") -> list[str]:
-    """Dotted paths with `old -> new`, for two JSON-able trees; empty where they are equal."""
+    """Dotted paths with `old -> new`, for two JSON-able trees; empty where they are equal.
+
+    What a growing list of `semantic_dump` has gained is no difference.
+    """
     if isinstance(old, Mapping) and isinstance(new, Mapping):
         return [
             line
             for key in sorted({*old, *new})
+            if key in old or not str(key).startswith("[")
             for line in differing_keys(old.get(key), new.get(key), f"{prefix}.{key}" if prefix else str(key))
         ]
     if isinstance(old, list) and isinstance(new, list) and len(old) == len(new):

@@ -18,7 +18,9 @@ from treadle.core.config import Section
 from treadle.core.errors import ConfigError
 from treadle.core.schemas import Table
 
-_ADDRESS = re.compile(r"(?P<iteration>[1-9]\d*)/(?P<stage>[a-z][a-z_]*)(?:@(?P<qualifier>[A-Za-z0-9][A-Za-z0-9._-]*))?")
+_ADDRESS = re.compile(
+    r"(?P<iteration>[1-9]\d{0,3})/(?P<stage>[a-z][a-z_]*)(?:@(?P<qualifier>[A-Za-z0-9][A-Za-z0-9._-]*))?"
+)
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Literal
 
-from pydantic import ConfigDict, Field, JsonValue, model_validator
+from pydantic import ConfigDict, Field, JsonValue, field_validator, model_validator
 
 from treadle.agent.config import EnvironmentSettings
 from treadle.core.config import Operational, Section, with_preset
@@ -50,6 +50,8 @@ ET_AGENT_7B: dict[str, Any] = {
 """Reinforcement of ET-Agent (arXiv 2601.06860): its text and the launch scripts published with it, with real-token
 lengths and the strict format check in place of the scripts' own. Sigmas are those of the curriculum's phases."""
 
+_OF_ADAPTERS = ("lora_rank", "lora_alpha", "lora_dropout", "lora_target")
+
 
 class RlOptions(Section):
     """How a policy is reinforced in one phase. Group, clipping, sampling and reward are those of the paper; batch and
@@ -59,13 +61,15 @@ class RlOptions(Section):
 
     PRESETS: ClassVar[dict[str, dict[str, Any]]] = {"et-agent-7b": ET_AGENT_7B}
 
-    preset: str | None = None
+    preset: Operational[str | None] = None
     """Named settings to start from, such as `et-agent-7b`; keys given beside it win."""
     engine: Literal["trl", "verl"] = "trl"
     """What trains: TRL, on one machine, CPU or GPUs; or verl, on GPUs, one machine or several."""
     start: str = "1/sft"
     """Policy that the first phase begins with: the checkpoint of an instance of this run, `embedded`, a folder in
     Hugging Face format, or a hub id. Each later phase begins with the policy of the one before."""
+    revision: str = ""
+    """Commit or tag of a hub id; empty takes the newest. The first phase is sampled from it, too."""
 
     group_size: int = Field(default=16, ge=2)
     """Trajectories per question and step; advantages are taken within such a group."""
@@ -115,11 +119,11 @@ class RlOptions(Section):
     top_k: int = Field(default=-1, ge=-1)
     """Number of most likely tokens that are sampled from; -1 means all."""
     max_prompt_tokens: int = Field(default=1024, ge=1)
-    """Rows with longer prompts, system message included, are left out and counted."""
+    """Rows and validation questions with longer prompts, system message included, are left out and counted."""
     max_response_tokens: int = Field(default=1024, ge=1)
     """Longest trajectory after the prompt, tool results included."""
     max_new_tokens: int | None = Field(default=None, ge=1)
-    """Most new tokens of one turn; none means what is left of the trajectory."""
+    """Most new tokens of one turn, at most `max_response_tokens`; none means what is left of the trajectory."""
 
     scale: float = Field(default=2.0, gt=0.0)
     """Upper bound of both efficiency factors; 2 makes a factor 1 at the group's mean."""
@@ -157,7 +161,7 @@ class RlOptions(Section):
     finetuning_type: Literal["full", "lora"] = "full"
     """All weights, or low-rank adapters that are merged into them at the end."""
     lora_rank: int = Field(default=8, ge=1)
-    """Rank of the adapters."""
+    """Rank of the adapters; `lora` keys count with adapters only, and are at their defaults without."""
     lora_alpha: int | None = Field(default=None, ge=1)
     """Scale of the adapters; none means twice the rank."""
     lora_dropout: float = Field(default=0.0, ge=0.0, lt=1.0)
@@ -177,7 +181,7 @@ class RlOptions(Section):
     """Machines that train together; verl only."""
     per_device_batch_size: Operational[int | None] = Field(default=None, ge=1)
     """Trajectories that a device works at together; none means as many of the longest as make 8,192 tokens, on a CPU
-    whole groups of up to 32,768 tokens."""
+    whole groups of up to 32,768 tokens. verl packs tokens: it takes what two of the longest have for each."""
     gradient_checkpointing: Operational[bool | None] = None
     """Whether activations are computed twice instead of kept; none means on a GPU only."""
     gpu_memory_share: Operational[float] = Field(default=0.5, gt=0.0, lt=1.0)
@@ -187,7 +191,8 @@ class RlOptions(Section):
     threads: Operational[int] = Field(default=0, ge=0)
     """Compute threads on a CPU; 0 takes all cores that this process may use."""
     stall_timeout_s: Operational[float] = Field(default=3600.0, gt=0.0)
-    """A training that finishes no step for so long counts as hung and is ended."""
+    """A training of which nothing is heard for so long (no step, no rollouts, no validation) counts as hung and is
+    ended."""
     trackers: Operational[tuple[Literal["wandb", "tensorboard", "swanlab", "mlflow", "trackio"], ...]] = ()
     """Experiment trackers that the training reports to; none by default. They must be installed in the engine's
     environment, and take their keys from their own environment variables."""
@@ -195,7 +200,19 @@ class RlOptions(Section):
     @model_validator(mode="before")
     @classmethod
     def _apply_preset(cls, data: Any) -> Any:
-        return with_preset(cls.PRESETS, data)
+        data = with_preset(cls.PRESETS, data)
+        if isinstance(data, dict) and data.get("finetuning_type", "full") == "full":
+            # They would tell trainings apart that are the same.
+            return {key: value for key, value in data.items() if key not in _OF_ADAPTERS}
+        return data
+
+    @field_validator("lora_target")
+    @classmethod
+    def _check_target(cls, target: str) -> str:
+        modules = [name.strip() for name in target.split(",")]
+        if not all(modules):
+            raise ValueError(f"{target!r} names no module between its commas; write `all`, or names of modules")
+        return ",".join(modules)
 
     @model_validator(mode="after")
     def _check_extra(self) -> RlOptions:
@@ -211,6 +228,20 @@ class RlOptions(Section):
     def _check_group(self) -> RlOptions:
         if self.initial_rollouts is not None and self.initial_rollouts > self.group_size:
             raise ValueError(f"initial_rollouts {self.initial_rollouts} is more than group_size {self.group_size}")
+        if self.initial_rollouts not in (None, self.group_size) and self.beam_size == 1:
+            raise ValueError(
+                "beam_size 1 lets no trajectory branch, and initial_rollouts leaves some that would; raise the former, "
+                "or leave out the latter"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_lengths(self) -> RlOptions:
+        if (self.max_new_tokens or 0) > self.max_response_tokens:
+            raise ValueError(
+                f"max_new_tokens {self.max_new_tokens} of a turn is more than max_response_tokens "
+                f"{self.max_response_tokens} of the whole trajectory; lower it, or leave it out"
+            )
         return self
 
     @model_validator(mode="after")
@@ -234,7 +265,7 @@ class RlOptions(Section):
     @property
     def branches(self) -> bool:
         """Whether trajectories branch."""
-        return self.initial_rollouts is not None and self.initial_rollouts < self.group_size and self.beam_size > 1
+        return self.initial_rollouts is not None and self.initial_rollouts < self.group_size
 
     @property
     def reward(self) -> RewardOptions:
@@ -255,8 +286,8 @@ class RlSettings(Section):
     """How this phase reinforces; both sigmas are numbers here."""
     phase: int = Field(default=1, ge=1)
     """Number of the phase, from 1."""
-    phases: int = Field(default=1, ge=1)
-    """Phases of the curriculum."""
+    phases: Operational[int] = Field(default=1, ge=1)
+    """Phases of the curriculum; further ones change nothing in the earlier ones."""
     environment: EnvironmentSettings = EnvironmentSettings()
     """What the policy meets: the same as in every rollout of the run."""
     model_digest: str = ""

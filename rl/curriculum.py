@@ -12,14 +12,14 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from treadle.agent.rollouts import RolloutOptions
-from treadle.core.config import Section
+from treadle.core.config import Growing, Operational, Section
 from treadle.core.stage import Address
 
 MAX_PHASES = 20
 PHASED_STAGES = ("rollouts", "scores", "selection", "rl")
 """Stages with an instance for every phase, in the order of their work."""
 
-_PHASE = re.compile(r"phase-([1-9]\d*)")
+_PHASE = re.compile(r"phase-([1-9]\d{0,3})")
 
 Sigma = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
 
@@ -38,11 +38,11 @@ class CurriculumSettings(Section):
 
     Every phase is `rollouts@phase-<k>`, `scores@phase-<k>`, `selection@phase-<k>` and `rl@phase-<k>`."""
 
-    phases: int = Field(default=3, ge=1, le=MAX_PHASES)
-    """Number of phases."""
-    sigma_tool: tuple[Sigma, ...] = (0.1, 0.05, 0.025)
+    phases: Operational[int] = Field(default=3, ge=1, le=MAX_PHASES)
+    """Number of phases; a run may get further ones, with a sigma more in each list."""
+    sigma_tool: Growing[tuple[Sigma, ...]] = (0.1, 0.05, 0.025)
     """How strongly tool calls above the group's mean lower the reward, by phase; `rl.sigma_tool` overrules all."""
-    sigma_length: tuple[Sigma, ...] = (0.1, 0.05, 0.025)
+    sigma_length: Growing[tuple[Sigma, ...]] = (0.1, 0.05, 0.025)
     """The same for the length, in standard deviations of the group; `rl.sigma_length` overrules all."""
     sampling_model: str | None = None
     """Model whose settings serve the policy of a phase, by its name under `models`: what its server loads is replaced

@@ -38,7 +38,8 @@ ONE_CPU = Machine()
 
 
 class RlPlan(Section):
-    """One phase: which rows, from which policy, with which options, on what. Made by `plan_phase` alone.
+    """One phase: which rows, from which policy, with which options, on what. `plan_phase` makes those that are
+    followed.
 
     Counting: a *step* rolls out `prompts_per_step` questions, `group_size` trajectories each, and makes
     `updates_per_step` *updates* of the policy. Whatever an engine counts, plans count steps.
@@ -123,6 +124,25 @@ class RlPlan(Section):
         if plan.version != PLAN_VERSION:
             raise EngineError(f"the plan is of version {plan.version}, and this code follows {PLAN_VERSION}")
         return plan
+
+
+def draft_plan(
+    options: RlOptions, *, num_rows: int, num_validation_rows: int = 0, machine: Machine = ONE_CPU
+) -> RlPlan:
+    """A plan of which only options and numbers are known: for estimates and checks before there are rows."""
+    return RlPlan(
+        address="",
+        phase=1,
+        phases=1,
+        start=options.start,
+        rows_digest="",
+        num_rows=num_rows,
+        num_validation_rows=num_validation_rows,
+        environment_digest="",
+        seed=0,
+        machine=machine,
+        options=options,
+    )
 
 
 def plan_phase(

@@ -5,7 +5,7 @@ Prefect-free: the command line, the Prefect flows and the generated reference al
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,6 +36,7 @@ from treadle.sft.stage import SFT
 from treadle.tasks.config import TreadleConfig, environment_of, overridden, table_of
 from treadle.tasks.models import (
     asked_model,
+    check_made_here,
     checkpoints_of,
     flow_models,
     made_here,
@@ -75,13 +76,36 @@ class _Recipe:
 
 
 def flow_instances(config: TreadleConfig) -> list[Instance]:
-    """All instances of the flow in an order in which they can run; raises ConfigError and DataError."""
+    """All instances of the flow in an order in which they can run; raises ConfigError and DataError.
+
+    ConfigError also where one reads, by way of others, what is made of it: none of them could ever be run.
+    """
     addresses = flow_addresses(config)
     known = {str(address) for address in addresses}
     for text in config.overrides:
         if text not in known:
             raise ConfigError(f"overrides names {text!r}, which is not in this flow: {', '.join(sorted(known))}")
-    return [instance(config, address) for address in addresses]
+    made = [instance(config, address) for address in addresses]
+    _refuse_circles(made)
+    return made
+
+
+def _refuse_circles(instances: Sequence[Instance]) -> None:
+    reads = {item.address: {one for bound in item.inputs.values() for one in bound} for item in instances}
+    for item in instances:
+        met: set[Address] = set()
+        ahead = [item.address]
+        while ahead:
+            for producer in reads.get(ahead.pop(), ()):
+                if producer == item.address:
+                    models = ", ".join(map(str, item.inputs.get("checkpoint", ()))) or "another"
+                    raise ConfigError(
+                        f"{item.address} cannot be made: it reads what is made of it (its checkpoint is {models}); "
+                        "let a model that is there before play its part"
+                    )
+                if producer not in met:
+                    met.add(producer)
+                    ahead.append(producer)
 
 
 def flow_addresses(config: TreadleConfig) -> list[Address]:
@@ -218,6 +242,8 @@ def _sft_inputs(config: TreadleConfig, address: Address) -> Mapping[str, tuple[A
             f"{address}: sft.model = {model} is what this stage makes itself; name `embedded`, a folder, a hub id, or "
             "a phase of the curriculum such as 1/rl@phase-1"
         )
+    for made in checkpoint:
+        check_made_here(config, made, f"{address}: sft.model")
     return {"sft_rows": (Address(address.iteration, "sft_rows"),), "checkpoint": checkpoint}
 
 

@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from treadle.agent.config import EnvironmentSettings
 from treadle.agent.rollouts import RolloutOptions
-from treadle.core.config import Section, T_Section, merge, validate
+from treadle.core.config import Section, T_Section, validate, with_changes
 from treadle.core.llm.config import ModelSettings
 from treadle.core.stage import Address
 from treadle.datagen.pools_settings import PoolOptions
@@ -72,7 +72,8 @@ class TreadleConfig(Section):
     """Stage `report`."""
     overrides: dict[str, dict[str, Any]] = {}
     """Keys of a stage's table that differ for one instance, by address:
-    `overrides."1/rollouts@base".max_questions = 20`."""
+    `overrides."1/rollouts@base".max_questions = 20`. A `preset` among them replaces those keys of the table that it
+    has."""
 
     @model_validator(mode="after")
     def check_names(self) -> TreadleConfig:
@@ -115,12 +116,14 @@ def table_of(config: TreadleConfig, address: Address) -> Section:
 
 
 def overridden(config: TreadleConfig, address: Address, table: T_Section) -> T_Section:
-    """A table with the keys that differ for one instance; raises ConfigError for keys that it has not."""
+    """A table with the keys that differ for one instance; raises ConfigError for keys that it has not.
+
+    A preset that is named for the instance replaces the table's keys; keys beside it win.
+    """
     changes = config.overrides.get(str(address))
     if changes is None:
         return table
-    tree = merge(table.model_dump(mode="json"), changes)
-    return validate(type(table), tree, where=f'overrides."{address}"')
+    return validate(type(table), with_changes(table, changes), where=f'overrides."{address}"')
 
 
 def environment_of(config: TreadleConfig) -> EnvironmentSettings:

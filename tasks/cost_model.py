@@ -13,7 +13,7 @@ from treadle.agent.config import EnvironmentSettings
 from treadle.datagen.operators import load_operators
 from treadle.datagen.pools_settings import PoolOptions
 from treadle.rl.config import RlOptions
-from treadle.rl.plan import RlPlan
+from treadle.rl.plan import draft_plan
 
 _CHARS_PER_TOKEN = 4
 
@@ -115,18 +115,7 @@ class PhaseSize:
 
 def phase_size(options: RlOptions, num_rows: int) -> PhaseSize:
     """Of a phase with so many rows."""
-    plan = RlPlan(
-        address="",
-        phase=1,
-        phases=1,
-        start=options.start,
-        rows_digest="",
-        num_rows=num_rows,
-        num_validation_rows=options.validation_questions,
-        environment_digest="",
-        seed=0,
-        options=options,
-    )
+    plan = draft_plan(options, num_rows=num_rows, num_validation_rows=options.validation_questions)
     validations = sum(plan.validates_at(step) for step in range(1, plan.num_steps + 1))
     rollouts = plan.num_steps * plan.trajectories_per_step
     return PhaseSize(plan.num_steps, rollouts, validations * options.validation_questions)

@@ -11,9 +11,10 @@ from treadle.core.engines.config import EMBEDDED, TutorServer, VllmServer
 from treadle.core.errors import ConfigError
 from treadle.core.llm.config import ModelSettings
 from treadle.core.stage import Address
+from treadle.rl.curriculum import phase_name, phase_of
 from treadle.tasks.config import TreadleConfig
 
-_CHECKPOINT = re.compile(r"[1-9]\d*/(sft|rl)(@[A-Za-z0-9][A-Za-z0-9._-]*)?")
+_CHECKPOINT = re.compile(r"[1-9]\d{0,3}/(sft|rl)(@[A-Za-z0-9][A-Za-z0-9._-]*)?")
 
 
 def flow_models(config: TreadleConfig) -> tuple[str, ...]:
@@ -47,15 +48,35 @@ def made_here(model: str) -> tuple[Address, ...]:
     return (Address.parse(model),) if _CHECKPOINT.fullmatch(model) else ()
 
 
+def is_hub_id(model: str) -> bool:
+    """Whether a model's name stands for one on the hub: it is neither made here, nor embedded, nor a folder."""
+    return not made_here(model) and model != EMBEDDED and not Path(model).expanduser().is_dir()
+
+
+def check_made_here(config: TreadleConfig, made: Address, where: str) -> None:
+    """Raise ConfigError for a checkpoint that no instance of this configuration makes; `where` names its key."""
+    phase, last = phase_of(made.qualifier), config.curriculum.phases
+    exists = made.qualifier is None if made.stage == "sft" else phase is not None and phase <= last
+    if not exists or made.iteration > config.flow.iterations:
+        raise ConfigError(
+            f"{where} = {made} is made by no instance of this configuration; name 1/sft, or a phase of the curriculum: "
+            f"1/rl@{phase_name(1)} to 1/rl@{phase_name(last)}"
+        )
+
+
 def checkpoint_of(model: ModelSettings) -> Address | None:
     """The instance whose checkpoint a model's server is to load, if it is one of this run."""
     return next(iter(made_here(model.server.model)), None) if isinstance(model.server, VllmServer) else None
 
 
 def checkpoints_of(config: TreadleConfig, names: Iterable[str | None]) -> tuple[Address, ...]:
-    """The instances whose checkpoints some of the models are, each once."""
-    found = (checkpoint_of(config.models[name]) for name in names if name is not None)
-    return tuple(dict.fromkeys(address for address in found if address is not None))
+    """The instances whose checkpoints some of the models are, each once; raises ConfigError for one that cannot be."""
+    found: dict[Address, None] = {}
+    for name in names:
+        if name is not None and (made := checkpoint_of(config.models[name])) is not None:
+            check_made_here(config, made, f"models.{name}.server.model")
+            found[made] = None
+    return tuple(found)
 
 
 def asked_model(name: str, model: ModelSettings) -> tuple[ModelSettings, str]:

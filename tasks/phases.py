@@ -15,11 +15,12 @@ from treadle.core.llm.config import ModelSettings
 from treadle.core.stage import Address
 from treadle.rl.config import RlOptions, RlSettings
 from treadle.rl.curriculum import phase_addresses, phase_name, phase_of, policy_before
+from treadle.rl.phase_check import check_spread, check_training
 from treadle.rl.selection_settings import SelectionSettings
 from treadle.rl.sigmas import check_sigmas
 from treadle.rl.stage import local_environment
 from treadle.tasks.config import TreadleConfig, environment_of, overridden
-from treadle.tasks.models import made_here, pool_models
+from treadle.tasks.models import is_hub_id, made_here, pool_models
 
 
 def flow_phases(config: TreadleConfig, iteration: int) -> list[Address]:
@@ -50,6 +51,7 @@ def rl_options(config: TreadleConfig, address: Address) -> RlOptions:
     sigma_tool, sigma_length = config.curriculum.sigmas(phase)
     filled = {
         "start": policy_before(own.start, address.iteration, phase),
+        "revision": own.revision if phase == 1 else "",
         "sigma_tool": sigma_tool if own.sigma_tool is None else own.sigma_tool,
         "sigma_length": sigma_length if own.sigma_length is None else own.sigma_length,
     }
@@ -57,12 +59,13 @@ def rl_options(config: TreadleConfig, address: Address) -> RlOptions:
     if options.sigma_tool is None or options.sigma_length is None:
         raise ConfigError(f'overrides."{training}" takes a sigma away; leave it out, or give a number')
     check_sigmas(options.sigma_tool, options.sigma_length, allow_plain=options.allow_plain, where=str(training))
-    _check_start(options.start, training, phase)
+    _check_start(options, training, phase)
     return options
 
 
-def _check_start(start: str, training: Address, phase: int) -> None:
-    """Raise ConfigError where a phase would begin with a checkpoint that cannot be there before it."""
+def _check_start(options: RlOptions, training: Address, phase: int) -> None:
+    """Raise ConfigError for a checkpoint that cannot be there before the phase, or a revision of what has none."""
+    start = options.start
     earlier = [replace(training, qualifier=phase_name(number)) for number in range(1, phase)]
     known = [Address(training.iteration, "sft"), *earlier]
     for made in made_here(start):
@@ -71,6 +74,25 @@ def _check_start(start: str, training: Address, phase: int) -> None:
                 f"{training}: rl.start = {start} is not made before this phase; name {' or '.join(map(str, known))}, "
                 "`embedded`, a folder, or a hub id"
             )
+    if options.revision and not is_hub_id(start):
+        raise ConfigError(
+            f"{training}: rl.revision = {options.revision} is that of a hub id, and rl.start = {start} is none; "
+            "leave it out"
+        )
+
+
+def check_phase(config: TreadleConfig, address: Address) -> None:
+    """Raise ConfigError for a phase that could select no question, or could not be trained, before it is sampled.
+
+    Its training is looked at where it is part of the flow or asked for.
+    """
+    selecting, sampling = replace(address, stage="selection"), replace(address, stage="rollouts")
+    selection = overridden(config, selecting, config.selection)
+    rollouts = overridden(config, sampling, config.curriculum.rollouts)
+    check_spread(selection, rollouts, str(selecting))
+    if "rl" in config.flow.stages or address.stage == "rl":
+        training = replace(address, stage="rl")
+        check_training(rl_options(config, training), selection, rollouts, str(training))
 
 
 def sampling_model(config: TreadleConfig) -> str:
@@ -82,12 +104,20 @@ def phase_model(config: TreadleConfig, address: Address) -> ModelSettings:
     """The model that the trajectories of a phase are sampled from: what its training begins with.
 
     A server that the run starts loads that policy. Servers of the user's own cannot be told to, so a checkpoint of the
-    run is asked for by its address: they must serve it under that name. The tutor stays what it is.
+    run is asked for by its address: they must serve it under that name. The tutor stays what it is. Raises ConfigError
+    as `check_phase` does, and for two revisions of one policy.
     """
-    policy, model = rl_options(config, address).start, config.models[sampling_model(config)]
+    check_phase(config, address)
+    options, name = rl_options(config, address), sampling_model(config)
+    policy, model = options.start, config.models[name]
     if isinstance(model.server, VllmServer):
-        revision = model.server.revision if policy == model.server.model else ""
-        server = model.server.model_copy(update={"model": policy, "revision": revision})
+        given = model.server.revision if policy == model.server.model else ""
+        if given not in ("", options.revision):
+            raise ConfigError(
+                f"models.{name}.server.revision = {given} and rl.revision = {options.revision or 'the newest'} are two "
+                f"revisions of {policy}, which is sampled and then trained; set rl.revision = {given}"
+            )
+        server = model.server.model_copy(update={"model": policy, "revision": options.revision})
         # A folder whose files have changed is another policy.
         return model.model_copy(update={"server": server, "revision": folder_digest(policy) or model.revision})
     return model.model_copy(update={"model": policy}) if model.server is None and made_here(policy) else model
@@ -99,7 +129,8 @@ def phase_policy(config: TreadleConfig, address: Address) -> tuple[Address, ...]
 
 
 def selection_settings(config: TreadleConfig, address: Address) -> SelectionSettings:
-    """Settings of `selection@phase-<k>`."""
+    """Settings of `selection@phase-<k>`; raises ConfigError as `check_phase` does."""
+    check_phase(config, address)
     return SelectionSettings(
         options=overridden(config, address, config.selection),
         phase=_phase(address),
@@ -120,7 +151,9 @@ def selection_inputs(config: TreadleConfig, address: Address) -> Mapping[str, tu
 
 
 def rl_settings(config: TreadleConfig, address: Address) -> RlSettings:
-    """Settings of `rl@phase-<k>`; raises ConfigError for an environment that no training can be given."""
+    """Settings of `rl@phase-<k>`; raises ConfigError as `check_phase` does, and for an environment that no training
+    can be given."""
+    check_phase(config, address)
     options, environment = rl_options(config, address), environment_of(config)
     local_environment(environment)
     return RlSettings(

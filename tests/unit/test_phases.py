@@ -67,11 +67,32 @@ def test_each_phase_is_sampled_from_and_begins_with_the_policy_of_the_one_before
         }  # fmt: skip
 
 
-def test_a_start_that_this_run_does_not_make_binds_no_checkpoint_and_keeps_its_revision() -> None:
-    first = at("1/rollouts@phase-1", rl={"start": "org/base"})
-    assert (first.settings.model.server.model, first.settings.model.server.revision) == ("org/base", "abc")
-    assert "checkpoint" not in inputs("1/rollouts@phase-1", rl={"start": "org/base"})
-    assert inputs("1/rollouts@phase-2", rl={"start": "org/base"})["checkpoint"] == ["1/rl@phase-1"]
+def test_a_start_that_this_run_does_not_make_binds_no_checkpoint() -> None:
+    assert "checkpoint" not in inputs("1/rollouts@phase-1", rl={"start": "org/base", "revision": "abc"})
+    assert inputs("1/rollouts@phase-2", rl={"start": "org/base", "revision": "abc"})["checkpoint"] == ["1/rl@phase-1"]
+
+
+def test_a_hub_id_is_sampled_and_trained_at_one_revision() -> None:
+    given = {"rl": {"start": "org/base", "revision": "abc"}}
+    server = at("1/rollouts@phase-1", **given).settings.model.server
+    trained = at("1/rl@phase-1", **given).settings.options
+    assert (server.model, server.revision) == (trained.start, trained.revision) == ("org/base", "abc")
+    later = at("1/rollouts@phase-2", **given).settings.model.server, at("1/rl@phase-2", **given).settings.options
+    assert [one.revision for one in later] == ["", ""]
+    other = at("1/rl@phase-1", rl={"start": "org/base", "revision": "abd"})
+    assert fingerprint_of(at("1/rl@phase-1", **given), {}) != fingerprint_of(other, {})
+    assert at("1/rollouts@phase-1", rl={"start": "org/other"}).settings.model.server.revision == ""
+    for revision in ("", "abd"):
+        with pytest.raises(ConfigError, match=r"models.served.server.revision = abc .* set rl.revision = abc"):
+            at("1/rollouts@phase-1", rl={"start": "org/base", "revision": revision})
+
+
+@pytest.mark.parametrize("start", ["1/sft", "embedded", "."])
+def test_a_revision_of_what_is_not_on_the_hub_is_refused(start: str) -> None:
+    with pytest.raises(
+        ConfigError, match=f"1/rl@phase-1: rl.revision = abc is that of a hub id, and rl.start = {start}"
+    ):
+        at("1/rl@phase-1", rl={"start": start, "revision": "abc"})
 
 
 def test_a_folder_whose_files_have_changed_is_sampled_again(tmp_path: Path) -> None:
@@ -161,6 +182,121 @@ def test_a_phase_whose_sigmas_are_all_zero_is_refused_before_anything_is_made(tm
     assert len(flow_instances(config(**given, rl={"allow_plain": True}))) == 13
 
 
+VERL = {"engine": "verl"}
+
+
+@pytest.mark.covers("pareto-28")
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"rl": {**VERL, "lr_scheduler_type": "linear"}}, "1/rl@phase-1: rl.lr_scheduler_type: verl knows constant"),
+        ({"rl": {**VERL, "symbolic": True}}, "rl.symbolic: the environment of verl has no computer algebra"),
+        ({"rl": {**VERL, "precision": "fp32"}}, "rl.precision: vLLM inside verl"),
+        ({"rl": {**VERL, "finetuning_type": "lora", "lora_dropout": 0.1}}, "no dropout"),
+        ({"rl": {**VERL, "variant": "cpu"}}, "verl trains on NVIDIA GPUs only"),
+        ({"rl": {**VERL, "extra": {"trainer.save_freq": 7}}}, "trainer.save_freq follows from other keys"),
+        ({"rl": {**VERL, "extra": {"data.trust_remote_code": True}}}, "never run"),
+        ({"rl": {**VERL, "num_devices": 4, "tensor_parallel": 3}}, "does not divide 4 GPUs"),
+        ({"rl": {**VERL, "num_devices": 3}}, "evenly over 3 GPUs"),
+        ({"rl": {"num_nodes": 4}}, "1/rl@phase-1: rl: TRL trains on one machine"),
+        ({"rl": {"variant": "cpu", "precision": "fp16"}}, "fp16 cannot be trained on a CPU"),
+        ({"rl": {"per_device_batch_size": 7}}, "no multiple of rl.per_device_batch_size = 7"),
+        ({"rl": {"checkpoint_rule": "best"}}, "needs validation; set rl.validation_questions"),
+        ({"overrides": {"1/rl@phase-3": {"num_nodes": 2}}}, "1/rl@phase-3: rl: TRL trains on one machine"),
+        ({"selection": {"max_questions": 2}}, "selection.max_questions = 2 is less than rl.prompts_per_step = 4"),
+        ({"selection": {"quotas": {"qa": 3}}}, "the sum of selection.quotas = 3 is less than"),
+        ({"curriculum": {"rollouts": {"max_questions": 3}}}, "curriculum.rollouts.max_questions = 3 is less than"),
+        (
+            {"selection": {"min_rollouts": 20}},
+            r"1/selection@phase-1: selection.min_rollouts = 20 is more than samples_per_question = 16",
+        ),
+        ({"curriculum": {"rollouts": {"samples_per_question": 1}}}, "more than samples_per_question = 1 "),
+        (
+            {"curriculum": {"rollouts": {"samples_per_question": 5000}}},
+            "samples_per_question = 5,000 .* more than 3,000",
+        ),
+        ({"curriculum": {"rollouts": {"split": "heldout"}}}, "held-out questions are never trained on"),
+        ({"curriculum": {"rollouts": {"sampling": {"temperature": 0.0}}}}, "sampled at temperature 0"),
+        (
+            {"overrides": {"1/rollouts@phase-2": {"samples_per_question": 3}}},
+            "1/selection@phase-2: selection.min_rollouts",
+        ),
+    ],
+)
+def test_what_cannot_be_selected_or_trained_is_refused_before_anything_is_made(
+    tmp_path: Path, given: dict[str, Any], said: str
+) -> None:
+    (tmp_path / "questions.jsonl").write_text('{"question": "1 + 1?", "answer": "2"}\n')
+    questions = {"sources": [{"path": str(tmp_path / "questions.jsonl"), "domain": "math"}]}
+    with pytest.raises(ConfigError, match=said):
+        flow_instances(config(questions=questions, **given))
+    phase = 3 if "phase-3" in said else 2 if "phase-2" in said else 1
+    with pytest.raises(ConfigError, match=said):  # Also by itself, as `treadle stage` and the deployments make it.
+        at(f"1/rollouts@phase-{phase}", **given)
+
+
+def test_a_selection_without_training_may_be_of_any_size() -> None:
+    few = {"flow": {"stages": ["selection"]}, "selection": {"max_questions": 2}}
+    assert at("1/selection@phase-1", **few).settings.options.max_questions == 2
+    with pytest.raises(ConfigError, match="prompts_per_step"):
+        at("1/rl@phase-1", **few)
+
+
+@pytest.mark.parametrize("model", ["1/rl@phase-9", "2/sft", "1/rl", "1/sft@x"])
+def test_a_model_that_no_instance_makes_is_refused(model: str) -> None:
+    served = {**MODELS["tuned"], "server": {"type": "vllm", "model": model}}
+    with pytest.raises(ConfigError, match=f"models.tuned.server.model = {model} is made by no instance"):
+        at("1/rollouts@tuned", models={**MODELS, "tuned": served})
+    with pytest.raises(ConfigError, match=f"sft.model = {model} is"):
+        at("1/sft", sft={"model": model})
+
+
+def test_what_would_read_what_is_made_of_it_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "questions.jsonl").write_text('{"question": "1 + 1?", "answer": "2"}\n')
+    questions = {"sources": [{"path": str(tmp_path / "questions.jsonl"), "domain": "math"}]}
+    stages = {"stages": ["pools", "sft_rows", "sft", "rl"]}
+    with pytest.raises(ConfigError, match=r"1/pools cannot be made: .* \(its checkpoint is 1/rl@phase-3\)"):
+        flow_instances(config(questions=questions, flow=stages, pools={"roles": {"policy": {"model": "tuned"}}}))
+    with pytest.raises(ConfigError, match="1/sft cannot be made: it reads what is made of it"):
+        flow_instances(config(questions=questions, flow={"stages": ["sft", "rl"]}, sft={"model": "1/rl@phase-1"}))
+
+
+def test_a_preset_of_one_phase_replaces_the_keys_that_it_has() -> None:
+    overrides = {"1/rl@phase-2": {"preset": "et-agent-7b", "learning_rate": 3e-6}}
+    given = {
+        "rl": {"weight_decay": 0.5, "symbolic": False, "scale": 3.0, "format_mode": "loose"},
+        "overrides": overrides,
+    }
+    second = at("1/rl@phase-2", **given).settings.options
+    assert (second.engine, second.prompts_per_step, second.weight_decay, second.scale) == ("verl", 64, 0.01, 2.0)
+    assert (second.learning_rate, second.format_mode, second.start) == (3e-6, "loose", "1/rl@phase-1")
+    assert at("1/rl@phase-1", **given).settings.options.engine == "trl"
+    for unknown in ("et", ["et"]):
+        with pytest.raises(ConfigError, match=r"overrides.*1/rl@phase-2.*: unknown preset"):
+            at("1/rl@phase-2", overrides={"1/rl@phase-2": {"preset": unknown}})
+
+
+def test_values_count_and_not_the_name_of_their_preset() -> None:
+    by_name, spelled_out = {"preset": "et-agent-7b"}, dict(ET_AGENT_7B)
+    fingerprints = [fingerprint_of(at("1/rl@phase-1", rl=rl), {}) for rl in (by_name, spelled_out)]
+    assert fingerprints[0] == fingerprints[1]
+    assert semantic_of(config(rl=by_name)) == semantic_of(config(rl=spelled_out))
+
+
+def test_adapters_that_are_not_trained_tell_no_trainings_apart() -> None:
+    fingerprints = [fingerprint_of(at("1/rl@phase-1", rl=rl), {}) for rl in ({"lora_rank": 64}, {})]
+    assert fingerprints[0] == fingerprints[1]
+    assert at("1/rl@phase-1", rl={"lora_rank": 64, "finetuning_type": "lora"}).settings.options.lora_rank == 64
+
+
+def test_further_phases_leave_those_before_them_as_they_are() -> None:
+    more = {"phases": 4, "sigma_tool": [0.1, 0.05, 0.025, 0.02], "sigma_length": [0.1, 0.05, 0.025, 0.02]}
+    for phase in (1, 2, 3):
+        for stage in ("rollouts", "selection", "rl"):
+            address = f"1/{stage}@phase-{phase}"
+            assert fingerprint_of(at(address), {}) == fingerprint_of(at(address, curriculum=more), {}), address
+
+
 def test_a_summarizer_is_refused_before_anything_is_made(tmp_path: Path) -> None:
     (tmp_path / "corpus.jsonl").write_text('{"id": "a", "contents": "A"}\n')
     search = {"corpus": [str(tmp_path / "corpus.jsonl")], "summarizer": "elsewhere"}
@@ -185,6 +321,8 @@ def test_the_shipped_configuration_of_the_paper_writes_out_the_preset_and_takes_
         ("1/selection@served", "write it as 1/selection@phase-1"),
         ("1/sft@phase-1", "there is one sft per iteration"),
         ("1/rollouts@phase-0", "names no model"),
+        (f"1/rl@phase-{'9' * 5000}", "names no phase of the curriculum"),
+        (f"{'9' * 5000}/rl@phase-1", "is not a stage instance"),
     ],
 )
 def test_a_phase_that_cannot_exist_is_refused_with_one_that_can(address: str, said: str) -> None:

@@ -104,6 +104,9 @@ def test_validation_needs_questions_and_comes_after_the_last_step_too() -> None:
         ({"group_size": 8, "initial_rollouts": 9}, "initial_rollouts 9 is more than group_size 8"),
         ({"prompts_per_step": 6}, "prompts_per_step 6 is no multiple of mini_batch_prompts 4"),
         ({"checkpoint_rule": "best", "save_steps": 15}, "save_steps 15 is no multiple of validation_steps 10"),
+        ({"max_response_tokens": 64, "max_new_tokens": 65}, "max_new_tokens 65 of a turn is more than"),
+        ({"finetuning_type": "lora", "lora_target": ""}, "names no module between its commas"),
+        ({"finetuning_type": "lora", "lora_target": "q_proj, ,v_proj"}, "names no module between its commas"),
         ({"group_size": 1}, "group_size"),
         ({"preset": "et-agent"}, "known presets: et-agent-7b"),
         ({"extra": {"beta": 0.1}}, "'beta' is not passed through: write it as `rl.kl_coef`"),
@@ -123,8 +126,14 @@ def test_branching_needs_fewer_initial_rollouts_than_the_group_has() -> None:
     assert not RlOptions().branches
     assert RlOptions(initial_rollouts=8).branches
     assert not RlOptions(initial_rollouts=16).branches
-    assert not RlOptions(initial_rollouts=8, beam_size=1).branches
+    with pytest.raises(ValueError, match="beam_size 1 lets no trajectory branch"):
+        RlOptions(initial_rollouts=8, beam_size=1)
     assert load_config(RlOptions, data=ET_AGENT).branches
+
+
+def test_blanks_around_modules_mean_nothing() -> None:
+    targets = [RlOptions(finetuning_type="lora", lora_target=text).lora_target for text in (" all", "q_proj , v_proj")]
+    assert targets == ["all", "q_proj,v_proj"]
 
 
 def test_a_plan_names_the_environment_of_its_rollouts() -> None:
