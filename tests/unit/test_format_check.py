@@ -45,7 +45,7 @@ def forged(text: str) -> list[Segment]:
         ("<think>a</think><result>orphan</result>" + END, (), ("order",)),
     ],
 )
-def test_texts_of_the_acceptance_list(text: str, loose: tuple[str, ...], strict: tuple[str, ...]) -> None:
+def test_each_fault_has_its_codes_in_both_modes(text: str, loose: tuple[str, ...], strict: tuple[str, ...]) -> None:
     assert format_reasons(segments_of(text), "loose") == loose
     assert format_reasons(segments_of(text), "strict") == strict
 

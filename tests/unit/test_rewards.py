@@ -1,4 +1,4 @@
-"""Rewards of rollout groups, with the worked numbers of the acceptance list."""
+"""Rewards of rollout groups, against numbers worked out by hand."""
 
 from __future__ import annotations
 
