@@ -1,103 +1,26 @@
-"""The stage `pools` as a whole: rounds, operators, failures, time and budget, over real HTTP."""
+"""The stage `pools` over real HTTP: rounds, operators, judges, and what is refused before anything is asked."""
 
 from __future__ import annotations
 
-import sys
-from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
-from support.pools_bench import TOKENIZER, PoolsBench
-from support.scripted_server import Fault, Item, RecordedRequest, Reply, ScriptedServer
+from support.given_questions import TOKENIZER
+from support.pools_agent import RIGHT, WRONG, Agent, operators_of, server
+from support.pools_bench import PoolsBench
+from support.scripted_server import Item, RecordedRequest, Reply, ScriptedServer
 
-from treadle.agent.judges.base import Case, Verdict
-from treadle.agent.memory import Memory
-from treadle.core.errors import BudgetExceeded, ConfigError, EndpointUnavailable, RolloutsOwed, StageFailed
+from treadle.core.errors import ConfigError
 
-WRONG = "<think>I guess.</think><answer>\\boxed{Rome}</answer>"
-RIGHT = "<think>I know it, it is the capital.</think><answer>\\boxed{Paris}</answer>"
 OPERATORS_OF = {
     "correct": ("rerollout", "redundant_mod", "global_refine"),
     "incorrect": ("self_correct", "hint_step", "hint_tail"),
 }
 
 
-class Agent:
-    """Plays all roles: each policy turn gets another text, and editors get what their prompts ask for.
-
-    `answer` chooses the policy's text from the text of the request and its number among requests of its question.
-    """
-
-    def __init__(self, answer: Callable[[str, int], str]) -> None:
-        self.answer = answer
-        self.asked: Counter[str] = Counter()
-        self.turns: Counter[str] = Counter()
-
-    def __call__(self, request: RecordedRequest) -> Item:
-        task = self.task_of(request)
-        if task == "preflight":
-            return "x"
-        self.asked[task] += 1
-        if task == "policy":
-            question = request.text.split("<|im_start|>user\n")[1].split("<|im_end|>")[0]
-            self.turns[question] += 1
-            return self.answer(request.text, self.turns[question])
-        if task == "locate":
-            return "Step: 1\nAnalysis:"
-        if task == "redundancy":
-            number = self.asked[task]
-            step = f"<think>Said in fewer words, {number}.</think><answer>\\boxed{{Paris}}</answer>"
-            return f"Step: 1\nAnalysis: wordy.\nCorrected Step: {step}"
-        if task == "refine":
-            return f"K{self.asked[task]}.</think>"
-        if task == "replace":
-            return f"<think>Now I see {self.asked[task]}.</think><answer>\\boxed{{Paris}}</answer>"
-        return "The step guesses."
-
-    @staticmethod
-    def task_of(request: RecordedRequest) -> str:
-        """What a request asks for, told by its stop strings and its prompt."""
-        stop = request.body.get("stop") or []
-        if "Analysis:" in stop:
-            return "locate"
-        if "</think>" in stop:
-            return "refine"
-        if "#### Step" not in request.text:
-            return "policy" if "</answer>" in stop else "preflight"
-        if "Corrected Step:" in request.text:
-            return "redundancy"
-        return (
-            "analyse"
-            if request.text.rstrip().endswith("Analysis:") or "Analysis:" in request.text[-200:]
-            else "replace"
-        )
-
-
-@contextmanager
-def importable(folder: Path, name: str, source: str) -> Iterator[None]:
-    (folder / f"{name}.py").write_text(source)
-    sys.path.insert(0, str(folder))
-    try:
-        yield
-    finally:
-        sys.path.remove(str(folder))
-        sys.modules.pop(name, None)
-
-
-def server(script: Any) -> ScriptedServer:
-    return ScriptedServer(script, codec=TOKENIZER, max_model_len=32768)
-
-
 @pytest.fixture
 def bench(tmp_path: Path) -> PoolsBench:
     return PoolsBench(tmp_path, [{}])
-
-
-def operators_of(rows: list[dict[str, Any]]) -> list[str]:
-    return [row["operator"] for row in rows]
 
 
 @pytest.mark.covers("flywheel-8")
@@ -200,229 +123,6 @@ async def test_a_chat_only_service_is_refused_in_other_roles_before_anything_is_
         with pytest.raises(ConfigError, match=f'models.{role}: api = "chat" .* this is the {role}') as refusal:
             await bench.make(scripted.url, roles={role: {"model": {"api": "chat"}}})
     assert "\n" not in str(refusal.value) and not scripted.requests
-
-
-@pytest.mark.covers("flywheel-23")
-async def test_an_operator_that_breaks_costs_only_itself(bench: PoolsBench, tmp_path: Path) -> None:
-    source = (
-        "class Broken:\n    name = 'broken'\n    version = 1\n    branch = 'correct'\n"
-        "    async def apply(self, bench):\n        raise KeyError('no such thing')\n"
-    )
-    agent = Agent(lambda _, turn: RIGHT.replace("it", f"it {turn}"))
-    with importable(tmp_path, "broken_operator", source):
-        async with server(agent) as scripted:
-            operators = ["rerollout", "broken_operator:Broken", "global_refine"]
-            record = await bench.make(scripted.url, options={"rounds": 1, "operators": operators})
-    assert operators_of(bench.rows(record)) == ["initial", "rerollout", "global_refine"]
-    (question,) = bench.rows(record, "pool_questions")
-    assert question["status"] == "partial" and "broken" in question["error"] and "no such thing" in question["error"]
-    event = bench.rows(record, "pool_events")[1]
-    assert (event["operator"], event["outcome"], event["reason"]) == ("broken", "failed", "operator_error")
-    assert event["parent"] == bench.rows(record)[0]["rollout_key"] and "KeyError" in event["error"]
-
-
-MISBEHAVING = """
-import asyncio
-from treadle.datagen.operators.base import Edit, Rejected
-class Operator:
-    name, version, branch = "broken", 1, "correct"
-class Forgets(Operator):
-    async def apply(self, bench): return None
-class Trajectory(Operator):
-    async def apply(self, bench): return bench.trajectory
-class Nothing(Operator):
-    async def apply(self, bench): return Edit(None)
-class Step(Operator):
-    async def apply(self, bench): return Edit(bench.trajectory, step="two")
-class Reply(Operator):
-    async def apply(self, bench): raise Rejected("no", reply=bench)
-class Cancelled(Operator):
-    async def apply(self, bench): raise asyncio.CancelledError
-class NotAwaitable(Operator):
-    def apply(self, bench): return Edit(bench.trajectory)
-"""
-
-
-@pytest.mark.covers("flywheel-23")
-@pytest.mark.parametrize("which", ["Forgets", "Trajectory", "Nothing", "Step", "Reply", "Cancelled", "NotAwaitable"])
-async def test_an_operator_that_keeps_to_no_contract_costs_only_itself(
-    bench: PoolsBench, tmp_path: Path, which: str
-) -> None:
-    agent = Agent(lambda _, turn: RIGHT.replace("it", f"it {turn}"))
-    with importable(tmp_path, "misbehaving_operator", MISBEHAVING):
-        async with server(agent) as scripted:
-            operators = ["rerollout", f"misbehaving_operator:{which}"]
-            record = await bench.make(scripted.url, options={"rounds": 1, "operators": operators})
-    assert operators_of(bench.rows(record)) == ["initial", "rerollout"]
-    event = bench.rows(record, "pool_events")[1]
-    assert (event["operator"], event["outcome"], event["reason"]) == ("broken", "failed", "operator_error")
-    assert bench.rows(record, "pool_questions")[0]["status"] == "partial"
-
-
-WAITING = """
-import asyncio
-class Waiting:
-    name, version, branch, cancelled = "waiting", 1, "correct", 0
-    async def apply(self, bench):
-        try:
-            await asyncio.Event().wait()
-        finally:
-            Waiting.cancelled += 1
-"""
-
-
-@pytest.mark.covers("flywheel-24")
-async def test_a_question_whose_time_is_up_keeps_what_was_finished(bench: PoolsBench, tmp_path: Path) -> None:
-    agent = Agent(lambda _, turn: RIGHT.replace("it", f"it {turn}"))
-    with importable(tmp_path, "waiting_operator", WAITING):
-        async with server(agent) as scripted:
-            operators = ["rerollout", "waiting_operator:Waiting"]
-            record = await bench.make(scripted.url, options={"question_time_s": 1.5, "operators": operators})
-        assert sys.modules["waiting_operator"].Waiting.cancelled == 1
-    assert operators_of(bench.rows(record)) == ["initial", "rerollout"]
-    (question,) = bench.rows(record, "pool_questions")
-    assert question["status"] == "timeout" and "1.5 s" in question["error"] and question["num_rounds"] == 0
-    events = [(event["operator"], event["outcome"], event["reason"]) for event in bench.rows(record, "pool_events")]
-    assert events == [("rerollout", "produced", ""), ("waiting", "failed", "timeout")]
-
-
-class JudgeThatGoes:
-    """Knows one answer, then cannot be reached."""
-
-    def __init__(self, **_: Any) -> None:
-        self.num_asked = 0
-
-    async def __aenter__(self) -> JudgeThatGoes:
-        return self
-
-    async def __aexit__(self, *exc: object) -> None: ...
-
-    async def verdict(self, case: Case, memory: Memory) -> Verdict:
-        self.num_asked += 1
-        if self.num_asked > 1:
-            raise EndpointUnavailable("no free slot before the deadline")
-        return Verdict(True, 1.0, "qa_em")
-
-
-async def test_a_judge_that_fails_after_the_time_of_a_question_does_not_make_it_owed(
-    bench: PoolsBench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("treadle.datagen.pools.AnswerJudge", JudgeThatGoes)
-    agent = Agent(lambda _, turn: RIGHT.replace("it", f"it {turn}"))
-    with importable(tmp_path, "waiting_operator", WAITING):
-        async with server(agent) as scripted:
-            options = {"question_time_s": 1.5, "operators": ["rerollout", "waiting_operator:Waiting"]}
-            record = await bench.make(scripted.url, options=options)
-    assert [row["correct"] for row in bench.rows(record)] == [True, None]
-    assert bench.rows(record)[1]["judge"]["error"] == "no free slot before the deadline"
-    assert bench.rows(record, "pool_questions")[0]["status"] == "timeout"
-
-
-@pytest.mark.covers("flywheel-27")
-async def test_an_endpoint_that_is_gone_leaves_questions_owed_then_accepted_with_what_there_is(
-    tmp_path: Path,
-) -> None:
-    bench = PoolsBench(tmp_path, [{}, {"question": "Other?"}])
-    agent = Agent(lambda _, turn: WRONG.replace("guess", f"guess {turn}"))
-    critic_is_down = True
-
-    def critic(request: RecordedRequest) -> Item:
-        return Fault.status(500) if critic_is_down and request.body.get("stop") else agent(request)
-
-    async with server(agent) as scripted, server(critic) as broken:
-        urls = {**dict.fromkeys(("policy", "refiner", "judge"), scripted.url), "critic": broken.url}
-        options = {"rounds": 1, "operators": ["self_correct", "hint_tail"]}
-        with pytest.raises(RolloutsOwed, match="2 of 2 questions"):
-            await bench.make(urls, options=options)
-        before = agent.asked["policy"]
-        with pytest.raises(StageFailed, match="max_error_rate"):
-            await bench.make(urls, options=options, accept_failures=True)
-        record = await bench.make(urls, options={**options, "max_error_rate": 1.0}, accept_failures=True)
-    assert {question["status"] for question in bench.rows(record, "pool_questions")} == {"partial"}
-    assert operators_of(bench.rows(record)) == ["initial", "hint_tail"] * 2
-    failed = [event for event in bench.rows(record, "pool_events") if event["outcome"] == "failed"]
-    assert {event["reason"] for event in failed} == {"llm_failed"}
-    assert before == 4, "nothing is asked that the journal holds"
-
-
-@pytest.mark.parametrize("domain", ["qa", "math"])
-@pytest.mark.parametrize("gone", [False, True])
-async def test_what_is_accepted_unfinished_keeps_its_verdicts_and_its_branch(
-    tmp_path: Path, domain: str, gone: bool
-) -> None:
-    bench = PoolsBench(tmp_path, [{"domain": domain}])
-    agent = Agent(lambda _, turn: RIGHT.replace("it", f"it {turn}").replace("{Paris", "{The city of Paris"))
-
-    def critic(request: RecordedRequest) -> Item:
-        return Fault.status(500) if request.body.get("stop") else agent(request)
-
-    async with server(agent) as scripted, server(lambda _: "Correct") as judge, server(critic) as broken:
-        urls = {**dict.fromkeys(("policy", "refiner"), scripted.url), "judge": judge.url, "critic": broken.url}
-        operators = ["rerollout", "redundant_mod", "hint_tail"]
-        options = {"rounds": 1, "operators": operators, "max_error_rate": 1.0, "f1_threshold": 0.3}
-        with pytest.raises(RolloutsOwed):
-            await bench.make(urls, options=options)
-        if gone:
-            await broken.stop_listening()
-            await judge.stop_listening()
-        record = await bench.make(urls, options=options, accept_failures=True)
-    rows, (question,) = bench.rows(record), bench.rows(record, "pool_questions")
-    assert [(row["operator"], row["correct"]) for row in rows] == [("initial", True), ("rerollout", True)]
-    assert (question["status"], question["num_correct"], question["initial_correct"]) == ("partial", 2, True)
-    events = bench.rows(record, "pool_events")
-    assert [(event["operator"], event["outcome"]) for event in events] == [
-        ("rerollout", "produced"),
-        ("redundant_mod", "failed"),
-    ]
-
-
-@pytest.mark.covers("flywheel-31")
-async def test_a_resumed_stage_asks_nothing_again_and_ends_with_the_same_bytes(tmp_path: Path) -> None:
-    texts = {number: RIGHT.replace("it", f"it {number}") for number in range(50)}
-
-    def agent() -> Agent:
-        def answer(text: str, turn: int) -> str:
-            return texts[int.from_bytes(text.encode()[-9:], "big") % 50]
-
-        return Agent(answer)
-
-    digests = []
-    for cut in (None, 5):
-        bench = PoolsBench(tmp_path / str(cut), [{"question": f"Which {number}?"} for number in range(3)])
-        script, served = agent(), Counter[str]()
-
-        def counting(
-            request: RecordedRequest, script: Agent = script, served: Counter[str] = served, cut: int | None = cut
-        ) -> Item:
-            if request.body.get("stop"):
-                if cut is not None and served.total() >= cut and not served["open"]:
-                    return Fault.status(500)
-                served[f"{request.body['seed']} {request.text}"] += 1
-            return script(request)
-
-        async with server(counting) as scripted:
-            options = {"rounds": 2, "operators": ["rerollout", "hint_tail"]}
-            if cut is not None:
-                with pytest.raises((RolloutsOwed, EndpointUnavailable)):
-                    await bench.make(scripted.url, options=options)
-                served["open"] = 1
-            record = await bench.make(scripted.url, options=options)
-        assert all(count == 1 for count in served.values())
-        digests.append({kind: ref.digest for kind, ref in record.outputs.items()})
-    assert digests[0] == digests[1]
-
-
-async def test_the_budget_counts_what_unfinished_questions_have_in_the_journal(bench: PoolsBench) -> None:
-    agent = Agent(lambda _, turn: RIGHT.replace("it", f"it {turn}"))
-    async with server(agent) as scripted:
-        with pytest.raises(BudgetExceeded, match="max_total_tokens = 1500"):
-            await bench.make(scripted.url, options={"max_total_tokens": 1500})
-        asked = agent.asked.total()
-        with pytest.raises(BudgetExceeded):
-            await bench.make(scripted.url, options={"max_total_tokens": 1500})
-        assert agent.asked.total() == asked, "a spent budget is noticed before anything is asked"
-        record = await bench.make(scripted.url)
-    assert record.metrics["status_ok"] == 1
 
 
 @pytest.mark.covers("flywheel-31")

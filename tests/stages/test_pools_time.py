@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from stages.test_pools_stage import RIGHT, WRONG, Agent, importable, operators_of, server
+from support.pools_agent import RIGHT, WRONG, Agent, importable, operators_of, server
 from support.pools_bench import PoolsBench
 from support.scripted_server import Fault, Item, RecordedRequest
 
-from treadle.core.errors import RolloutsOwed
+from treadle.agent.judges.base import Case, Verdict
+from treadle.agent.memory import Memory
+from treadle.core.errors import EndpointUnavailable, RolloutsOwed
 from treadle.datagen import evolution
 
 STUBBORN = """
@@ -32,6 +35,65 @@ class Asker(Stubborn):
 @pytest.fixture
 def bench(tmp_path: Path) -> PoolsBench:
     return PoolsBench(tmp_path, [{}])
+
+
+WAITING = """
+import asyncio
+class Waiting:
+    name, version, branch, cancelled = "waiting", 1, "correct", 0
+    async def apply(self, bench):
+        try:
+            await asyncio.Event().wait()
+        finally:
+            Waiting.cancelled += 1
+"""
+
+
+@pytest.mark.covers("flywheel-24")
+async def test_a_question_whose_time_is_up_keeps_what_was_finished(bench: PoolsBench, tmp_path: Path) -> None:
+    agent = Agent(lambda _, turn: RIGHT.replace("it", f"it {turn}"))
+    with importable(tmp_path, "waiting_operator", WAITING):
+        async with server(agent) as scripted:
+            operators = ["rerollout", "waiting_operator:Waiting"]
+            record = await bench.make(scripted.url, options={"question_time_s": 1.5, "operators": operators})
+        assert sys.modules["waiting_operator"].Waiting.cancelled == 1
+    assert operators_of(bench.rows(record)) == ["initial", "rerollout"]
+    (question,) = bench.rows(record, "pool_questions")
+    assert question["status"] == "timeout" and "1.5 s" in question["error"] and question["num_rounds"] == 0
+    events = [(event["operator"], event["outcome"], event["reason"]) for event in bench.rows(record, "pool_events")]
+    assert events == [("rerollout", "produced", ""), ("waiting", "failed", "timeout")]
+
+
+class JudgeThatGoes:
+    """Knows one answer, then cannot be reached."""
+
+    def __init__(self, **_: Any) -> None:
+        self.num_asked = 0
+
+    async def __aenter__(self) -> JudgeThatGoes:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None: ...
+
+    async def verdict(self, case: Case, memory: Memory) -> Verdict:
+        self.num_asked += 1
+        if self.num_asked > 1:
+            raise EndpointUnavailable("no free slot before the deadline")
+        return Verdict(True, 1.0, "qa_em")
+
+
+async def test_a_judge_that_fails_after_the_time_of_a_question_does_not_make_it_owed(
+    bench: PoolsBench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("treadle.datagen.pools.AnswerJudge", JudgeThatGoes)
+    agent = Agent(lambda _, turn: RIGHT.replace("it", f"it {turn}"))
+    with importable(tmp_path, "waiting_operator", WAITING):
+        async with server(agent) as scripted:
+            options = {"question_time_s": 1.5, "operators": ["rerollout", "waiting_operator:Waiting"]}
+            record = await bench.make(scripted.url, options=options)
+    assert [row["correct"] for row in bench.rows(record)] == [True, None]
+    assert bench.rows(record)[1]["judge"]["error"] == "no free slot before the deadline"
+    assert bench.rows(record, "pool_questions")[0]["status"] == "timeout"
 
 
 def total(usages: list[dict[str, Any]]) -> dict[str, int]:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import fcntl
-import os
 import signal
 import subprocess
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,13 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from stages.test_pools_stage import WRONG, Agent, server
+from support.counting_stage import numbers_of
 from support.crash_bench import ROLLOUTS, RUN, CrashBench, artifact_files, crash_bench, run_of, said
+from support.object_machines import Machine
+from support.pools_agent import WRONG, Agent, server
 from support.pools_bench import PoolsBench
 from support.processes import freeze, kill_alone, thaw, until
 from support.scripted_server import Fault, Item, RecordedRequest
 from unit import test_shards as local
-from unit.test_execute import numbers_of
 from unit.test_shards import ADDRESS, EVERY, Counting, cut_off, plan_of
 
 from treadle.core.journal_format import HEADER_BYTES, segments
@@ -207,30 +206,6 @@ help_instance(counting.instance(shards=2), Run.open(sys.argv[1], "r1"))
 """
 
 
-class Machine:
-    """A worker on a machine of its own that names a job, and finishes it when it is given a line."""
-
-    def __init__(self, root: str, work: Path) -> None:
-        environment = {**os.environ, "TREADLE_WORK": str(work), "PYTHONPATH": str(Path(local.__file__).parents[1])}
-        pipe = subprocess.PIPE
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, root], stdin=pipe, stdout=pipe, stderr=pipe, text=True, env=environment
-        )
-
-    def line(self) -> str:
-        assert self.process.stdout is not None
-        return self.process.stdout.readline().strip()
-
-    def go_on(self) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.write("\n")
-        self.process.stdin.flush()
-
-    def end(self) -> tuple[list[str], str]:
-        out, err = self.process.communicate("\n" * 50)
-        return out.split(), err
-
-
 def test_a_frozen_worker_whose_shard_was_taken_over_elsewhere_writes_nothing_more(
     object_root: str, tmp_path: Path
 ) -> None:
@@ -238,7 +213,7 @@ def test_a_frozen_worker_whose_shard_was_taken_over_elsewhere_writes_nothing_mor
     cut_off(run, counting, 0, shards=2)
     plan, shards = plan_of(run), run.shards(ADDRESS, run.attempts(ADDRESS)[-1].fingerprint)
     assert plan is not None
-    frozen = Machine(object_root, tmp_path / "a")
+    frozen = Machine(PROGRAM, object_root, tmp_path / "a")
     try:
         done = frozen.line()
         frozen.go_on()
@@ -246,7 +221,7 @@ def test_a_frozen_worker_whose_shard_was_taken_over_elsewhere_writes_nothing_mor
         index = local.shard_of(done, 2)
         until(lambda: count_recorded(run.storage, shards.shard_key(plan, index)) == 1, "one record was sent up")
         frozen.process.send_signal(signal.SIGSTOP)
-        made, error = Machine(object_root, tmp_path / "b").end()
+        made, error = Machine(PROGRAM, object_root, tmp_path / "b").end()
         assert sorted(made) == sorted(set(EVERY) - {done}), error
         frozen.process.send_signal(signal.SIGCONT)
         _, error = frozen.end()

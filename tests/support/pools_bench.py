@@ -3,55 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import orjson
+from support.given_questions import GIVEN, TOKENIZER_FOLDER, give_questions
 
-from treadle.core.chat import ChatTokenizer
-from treadle.core.config import Section, load_config, merge
+from treadle.core.config import load_config, merge
 from treadle.core.execute import execute
 from treadle.core.records import StageRecord
 from treadle.core.runs import Run
-from treadle.core.schemas import QUESTIONS
-from treadle.core.stage import Address, Instance, Stage, StageContext
+from treadle.core.stage import Address, Instance
 from treadle.datagen.pools import POOLS_STAGE
 from treadle.datagen.pools_settings import PoolsSettings
-from treadle.demo.byte_tokenizer import write_byte_tokenizer
 
-TOKENIZER_FOLDER = write_byte_tokenizer(Path(tempfile.mkdtemp(prefix="treadle-test-")))
-TOKENIZER = ChatTokenizer.load(TOKENIZER_FOLDER)
 FAST = {"retry_limit": 0, "backoff_base_s": 0.0, "outage_wait_s": 0.2, "probe_base_s": 0.05, "connect_timeout_s": 5.0}
 ROLES = ("policy", "critic", "refiner", "judge")
-
-
-class QuestionList(Section):
-    """Rows of `questions`; what is missing is filled in."""
-
-    questions: tuple[dict[str, Any], ...]
-
-
-def _write(context: StageContext) -> Mapping[str, Any]:
-    for number, given in enumerate(context.settings.questions):
-        row = {
-            "question_key": f"q{number:02d}",
-            "dataset": "test",
-            "domain": "qa",
-            "question": f"Question {number}?",
-            "answers": ["Paris"],
-            "choices": [],
-            "split": "train",
-            "source_file": "f",
-            "source_row": number + 1,
-            "meta": "{}",
-        }
-        context.write("questions", [{**row, **given}])
-    return {}
-
-
-GIVEN = Stage(name="questions", version=1, settings=QuestionList, produces=(QUESTIONS,), run=_write)
 
 
 class PoolsBench:
@@ -59,8 +27,7 @@ class PoolsBench:
 
     def __init__(self, root: Path, questions: Sequence[Mapping[str, Any]]) -> None:
         self.run = Run.create(root, "r", {}, {})
-        settings = QuestionList(questions=tuple(dict(question) for question in questions))
-        execute(Instance(address=Address.parse("1/questions"), stage=GIVEN, settings=settings), self.run)
+        give_questions(self.run, questions)
 
     def instance(self, urls: str | Mapping[str, str | Sequence[str]], **changes: Any) -> Instance:
         """`urls`: of the one server, or role -> its own; `changes` are merged into the settings."""
@@ -88,7 +55,7 @@ class PoolsBench:
             address=Address.parse("1/pools"),
             stage=POOLS_STAGE,
             settings=load_config(PoolsSettings, data=merge(base, changes)),
-            inputs={"questions": (Address.parse("1/questions"),)},
+            inputs={"questions": (GIVEN,)},
         )
 
     async def make(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from unit.test_execute import DOUBLING, counting
+from support.counting_stage import DOUBLING, counting
 
 from treadle.core.execute import execute
 from treadle.core.runs import Run

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from unit.test_execute import NUMBERS, numbers_of
-from unit.test_execute import counting as whole_stage
+from support.counting_stage import NUMBERS, numbers_of
+from support.counting_stage import counting as whole_stage
 
 from treadle.agent.metering import TokenBudget
 from treadle.core.config import Operational, Section
