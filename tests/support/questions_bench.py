@@ -1,0 +1,62 @@
+"""The stage `questions` in a folder of its own, and what it makes of rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from treadle.core.config import validate
+from treadle.core.execute import execute
+from treadle.core.runs import Run
+from treadle.core.stage import Address, Instance
+from treadle.datagen.question_sources import QuestionsSettings
+from treadle.datagen.questions import QUESTIONS_STAGE
+
+GOOD = {"question": "Which river flows through Vorna?", "answer": ["Ilme", "the Ilme"]}
+
+
+def write_jsonl(path: Path, rows: Sequence[dict[str, Any] | bytes]) -> Path:
+    lines = [row if isinstance(row, bytes) else orjson.dumps(row) for row in rows]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(b"\n".join(lines) + b"\n")
+    return path
+
+
+class Result:
+    """Tables and metrics of one executed stage."""
+
+    def __init__(self, run: Run) -> None:
+        record = run.record(Address(1, "questions"))
+        assert record is not None
+        self.metrics = record.metrics
+        self.questions = list(run.rows(record.outputs["questions"]).rows())
+        self.quarantine = list(run.rows(record.outputs["quarantine"]).rows())
+
+    @property
+    def reasons(self) -> list[tuple[int, str]]:
+        return [(row["source_row"], row["reason"]) for row in self.quarantine]
+
+
+class Bench:
+    """A folder with a run in which the stage can be executed."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.run = Run.create(folder / "root", "r", {}, {})
+
+    def instance(self, *sources: dict[str, Any], **settings: Any) -> Instance:
+        settings.setdefault("max_error_rate", 1.0)
+        tree = {"sources": list(sources), **settings}
+        built = validate(QuestionsSettings, tree).with_digests()
+        return Instance(address=Address(1, "questions"), stage=QUESTIONS_STAGE, settings=built)
+
+    def take(self, *sources: dict[str, Any], **settings: Any) -> Result:
+        execute(self.instance(*sources, **settings), self.run)
+        return Result(self.run)
+
+    def take_rows(self, rows: Sequence[dict[str, Any] | bytes], **source: Any) -> Result:
+        path = write_jsonl(self.folder / "q.jsonl", rows)
+        return self.take({"path": path, "dataset": "qa-set", "domain": "qa", **source})
