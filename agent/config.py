@@ -99,7 +99,8 @@ class EnvironmentSettings(Section):
     result_format: Literal["plain", "spaced"] = "plain"
     """`plain`: `<result>text</result>` directly after the call; `spaced`: a blank before it, newlines inside it."""
     rollout_time_s: float = Field(default=1200.0, gt=0)
-    """Wall time of one rollout; passing it ends the rollout with `timeout`."""
+    """Wall time of one rollout; passing it ends the rollout with `timeout`. While a policy is reinforced, time of its
+    tool calls alone."""
 
     @model_validator(mode="before")
     @classmethod

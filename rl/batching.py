@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Self
 
-from treadle.core.errors import DeadlineExceeded, EngineError
+from treadle.core.errors import EngineError
 from treadle.core.llm.types import Completion, CompletionRequest
 
 Generate = Callable[[Sequence[CompletionRequest]], Sequence[Completion]]
@@ -49,7 +49,6 @@ class Attendance:
 @dataclass(frozen=True, slots=True, eq=False)
 class _Waiting:
     request: CompletionRequest
-    deadline: float
     answer: asyncio.Future[Completion]
 
 
@@ -82,9 +81,9 @@ class BatchedModel:
     async def complete(self, request: CompletionRequest, *, session: str, deadline: float) -> Completion:
         """One completion, out of the batch that everyone else's requests make with it.
 
-        Raises DeadlineExceeded where the batch begins after the deadline, and what the function raises.
+        `deadline` is not looked at: how long others take says nothing about this one. Raises what the function raises.
         """
-        waiting = _Waiting(request, deadline, asyncio.get_running_loop().create_future())
+        waiting = _Waiting(request, asyncio.get_running_loop().create_future())
         self._waiting.append(waiting)
         self._look()
         try:
@@ -102,16 +101,10 @@ class BatchedModel:
         batch, self._waiting = self._waiting, []
         size = self._max_batch or len(batch)
         for start in range(0, len(batch), size):
-            await self._answer(self._in_time(batch[start : start + size]))
+            # A rollout may have been cancelled since.
+            await self._answer([waiting for waiting in batch[start : start + size] if not waiting.answer.done()])
         self._task = None
         self._look()
-
-    def _in_time(self, batch: Sequence[_Waiting]) -> list[_Waiting]:
-        now = asyncio.get_running_loop().time()
-        for waiting in batch:
-            if waiting.deadline <= now and not waiting.answer.done():
-                waiting.answer.set_exception(DeadlineExceeded("the rollout's time is up"))
-        return [waiting for waiting in batch if not waiting.answer.done()]
 
     async def _answer(self, batch: Sequence[_Waiting]) -> None:
         if not batch:

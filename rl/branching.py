@@ -83,7 +83,3 @@ class Branching:
     def branches(self, draw: float, rise: float) -> bool:
         """Whether an attempt succeeds; `draw` is uniform in (0, 1], `rise` is the entropy above the baseline."""
         return min(max(draw - self.entropy_weight * rise, 0.0), 1.0) <= self.probability
-
-    def num_back_filled(self, num_missing: int) -> int:
-        """Trajectories that start anew at once where nothing is left to branch from: all that are missing."""
-        return num_missing

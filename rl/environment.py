@@ -21,7 +21,7 @@ from treadle.agent.opening import Opening
 from treadle.agent.rollout import ChatCodec, Model, RolloutEngine, RolloutLimits
 from treadle.agent.tools.outcome import Tool
 from treadle.core.errors import ConfigError
-from treadle.core.llm.config import ModelSettings, Sampling
+from treadle.core.llm.config import Sampling
 from treadle.rl.batching import Attendance
 from treadle.rl.branching import Branching
 from treadle.rl.groups import GroupRollouts
@@ -85,13 +85,12 @@ async def open_environment(
     *,
     digest: str = "",
     interpreter: Path | None = None,
-    summarizer: ModelSettings | None = None,
 ) -> AsyncIterator[OpenEnvironment]:
     """Open the tools for the time of the block.
 
-    `digest` is what the environment must have, empty for any; `interpreter` runs programs unless the settings name one;
-    `summarizer` is the model that `search.summarizer` names. Raises ConfigError where the digest is another one, and
-    ToolError or EndpointUnavailable where a tool cannot be opened.
+    `digest` is what the environment must have, empty for any; `interpreter` runs programs unless the settings name one.
+    Raises ConfigError where the digest is another one, and ToolError or EndpointUnavailable where a tool cannot be
+    opened.
     """
     found = settings.digest()
     if digest not in ("", found):
@@ -101,10 +100,7 @@ async def open_environment(
         )
     settings = with_interpreter(settings, interpreter)
     async with Opening(TokenBudget(None)) as opening:
-        reader = None
-        if settings.summarizer is not None and summarizer is not None:
-            reader = await opening.model(settings.summarizer, summarizer)
-        yield OpenEnvironment(settings, await opening.tools(settings, reader))
+        yield OpenEnvironment(settings, await opening.tools(settings, None))
 
 
 def with_interpreter(settings: EnvironmentSettings, interpreter: Path | None) -> EnvironmentSettings:
@@ -128,10 +124,9 @@ class ResidentEnvironment:
         *,
         digest: str = "",
         interpreter: Path | None = None,
-        summarizer: ModelSettings | None = None,
     ) -> None:
         """The same as for `open_environment`."""
-        self._context = open_environment(settings, digest=digest, interpreter=interpreter, summarizer=summarizer)
+        self._context = open_environment(settings, digest=digest, interpreter=interpreter)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="environment", daemon=True)
         self._open: OpenEnvironment | None = None

@@ -8,22 +8,30 @@ the model's answers alone, never on which tool was quicker. Normative: docs/beha
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Collection, Sequence
+import math
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from treadle.agent.environment import Environment, Ledger, Question
 from treadle.agent.memory import Forgetful
-from treadle.agent.rollout import Model, Rollout, RolloutEngine, Trajectory, derive_seed
+from treadle.agent.rollout import RolloutEngine, Trajectory, derive_seed
 from treadle.agent.transcript import ORIGIN_SAMPLED
 from treadle.core.errors import ConfigError, EngineError, ModelError, ToolError
-from treadle.core.llm.types import Completion, CompletionRequest
+from treadle.core.harmless import one_line
 from treadle.rl.batching import Attendance
-from treadle.rl.branching import Branching, turn_entropy, uniform
+from treadle.rl.branching import Branching, uniform
+from treadle.rl.group_session import Recorder, Session, TimedEnvironment
 from treadle.rl.rewards import GroupItem
 
 _log = logging.getLogger(__name__)
+
+Sleep = Callable[[float], Awaitable[object]]
+
+RETRY_PAUSES_S = (0.0, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0)
+"""Before failed groups are tried again: at once what was broken off once, for five minutes what is started anew."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +125,8 @@ class GroupRollouts:
         engine: The policy, with its tokenizer (text mode will not do), sampling and limits.
         new_environment: Makes the environment of one trajectory.
         branching: How groups come to their size.
-        rollout_time_s: Wall time of one trajectory, what it has in common with the one it branched from included.
+        rollout_time_s: Time that the calls of one trajectory may take, those of what it has in common with the one it
+            branched from included.
         vocab_size: Of the policy; the unit of entropies.
         attendance: Shared with a `BatchedModel`, where the policy is one.
     """
@@ -136,16 +145,15 @@ class GroupRollouts:
     async def roll_out(self, job: GroupJob) -> Group:
         """One group. It is marked as failed where a model or a tool could not be asked; other errors are raised."""
         self.attendance.enter()
-        making = _Making(self, job)
         try:
-            await making.play()
+            async with contextlib.AsyncExitStack() as environments:
+                making = _Making(self, job, environments)
+                await making.play()
         except (ModelError, ToolError) as error:
             if isinstance(error, ToolError) and not error.retryable:
                 raise
-            _log.warning("group %s failed: %s", job.group_id, error)
             return Group(job.group_id, job.question, [], str(error) or type(error).__name__, error.retryable)
         finally:
-            await making.close()
             self.attendance.leave()
         return Group(job.group_id, job.question, making.trajectories())
 
@@ -159,14 +167,21 @@ async def roll_out_groups(rollouts: GroupRollouts, jobs: Sequence[GroupJob]) -> 
         await _end(tasks)
 
 
-async def require_groups(rollouts: GroupRollouts, jobs: Sequence[GroupJob], *, retries: int = 1) -> list[Group]:
+async def require_groups(
+    rollouts: GroupRollouts, jobs: Sequence[GroupJob], *, sleep: Sleep = asyncio.sleep
+) -> list[Group]:
     """The same, but failed groups are tried again where their cause may pass, and none is left that failed.
 
-    Raises EngineError with their number and the first cause.
+    `sleep` is replaced in tests. Raises EngineError with the number of failed groups and the first cause.
     """
     groups = await roll_out_groups(rollouts, jobs)
-    for _ in range(retries):
+    for pause_s in RETRY_PAUSES_S:
         again = [index for index, group in enumerate(groups) if group.error and group.retryable]
+        if not again:
+            break
+        cause = one_line(groups[again[0]].error)
+        _log.warning("%d of %d groups failed, again in %g s; first cause: %s", len(again), len(jobs), pause_s, cause)
+        await sleep(pause_s)
         for index, group in zip(again, await roll_out_groups(rollouts, [jobs[at] for at in again]), strict=True):
             groups[index] = group
     failed = [group for group in groups if group.error]
@@ -184,93 +199,15 @@ async def _end(tasks: Sequence[asyncio.Task[Any]]) -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-class _Recorder:
-    """The model of one trajectory, which notes what was sampled where; rollouts elsewhere have no use for that."""
-
-    def __init__(self, model: Model, inherited: Sequence[float]) -> None:
-        """`inherited` are log-probabilities of the ids that the trajectory began with, if it branched off."""
-        self._model = model
-        self._inherited = inherited
-        self._num_prompt_ids: int | None = None
-        self._answers: list[tuple[int, Completion]] = []
-
-    async def complete(self, request: CompletionRequest, *, session: str, deadline: float) -> Completion:
-        """One completion."""
-        if self._num_prompt_ids is None:
-            self._num_prompt_ids = len(request.prompt) - len(self._inherited)
-        start = len(request.prompt) - self._num_prompt_ids
-        completion = await self._model.complete(request, session=session, deadline=deadline)
-        self._answers.append((start, completion))
-        return completion
-
-    @property
-    def last(self) -> Completion | None:
-        """The newest answer."""
-        return self._answers[-1][1] if self._answers else None
-
-    def logprobs(self, ids: Sequence[int], origins: Sequence[int]) -> list[float]:
-        """For each id of the assistant's turn its log-probability, 0.0 where it was not sampled."""
-        values = [*self._inherited, *[0.0] * (len(ids) - len(self._inherited))]
-        for start, completion in self._answers:
-            for offset, logprob in enumerate(completion.logprobs or ()):
-                if start + offset < len(ids) and origins[start + offset] == ORIGIN_SAMPLED:
-                    values[start + offset] = logprob
-        return values
-
-    def end_of_turn(self, num_kept: int, eos_ids: Collection[int]) -> tuple[int, float] | None:
-        """The end-of-turn id that follows the `num_kept` ids of the assistant's turn, if the model sampled one."""
-        if not self._answers:
-            return None
-        start, completion = self._answers[-1]
-        ids, at = completion.token_ids or (), num_kept - start
-        if at >= len(ids) or ids[at] not in eos_ids:
-            return None
-        return ids[at], completion.logprobs[at] if completion.logprobs else 0.0
-
-
-@dataclass(slots=True, kw_only=True)
-class _Session:
-    """One trajectory in the making. `baseline` is the entropy of its first turn, or of that of its parent."""
-
-    number: int
-    parent: int | None
-    depth: int
-    seed: int
-    deadline: float
-    environment: Environment
-    recorder: _Recorder
-    rollout: Rollout
-    baseline: float | None
-    rise: float = 0.0
-    num_rounds: int = 0
-    goes_on: bool = True
-
-    async def advance(self) -> None:
-        """Take one turn."""
-        self.goes_on = await self.rollout.advance()
-        self.num_rounds += 1
-
-    async def play_out(self) -> None:
-        """Take all turns that are left."""
-        while self.goes_on:
-            await self.advance()
-
-    def measure(self, vocab_size: int) -> None:
-        """Note by how much the entropy of the newest turn is above the baseline."""
-        assert self.recorder.last is not None
-        entropy = turn_entropy(self.recorder.last, vocab_size)
-        if self.baseline is None:
-            self.baseline = entropy
-        self.rise = entropy - self.baseline
-
-
 class _Making:
     """One group in the making."""
 
-    def __init__(self, rollouts: GroupRollouts, job: GroupJob) -> None:
+    def __init__(self, rollouts: GroupRollouts, job: GroupJob, environments: contextlib.AsyncExitStack) -> None:
+        """All environments that are opened are closed with `environments`."""
         self._rollouts = rollouts
         self._job = job
-        self._sessions: list[_Session] = []
+        self._environments = environments
+        self._sessions: list[Session] = []
 
     async def play(self) -> None:
         """Make all trajectories, from the question and from each other."""
@@ -278,25 +215,19 @@ class _Making:
         await self._begin(min(branching.initial_rollouts, size))
         while live := [session for session in self._sessions if session.goes_on]:
             if len(self._sessions) == size:
-                await self._together(live, _Session.play_out)
+                await self._together(live, Session.play_out)
                 continue
-            await self._together(live, _Session.advance)
+            await self._together(live, Session.advance)
             live = [session for session in live if session.goes_on]
             await self._branch(live)
             if not live:
-                await self._begin(branching.num_back_filled(size - len(self._sessions)))
-
-    async def close(self) -> None:
-        """Close all environments."""
-        for session in self._sessions:
-            await session.environment.close()
+                await self._begin(size - len(self._sessions))
 
     async def _begin(self, number: int) -> None:
-        deadline = asyncio.get_running_loop().time() + self._rollouts.rollout_time_s
         for _ in range(number):
-            await self._add(None, deadline)
+            await self._add(None)
 
-    async def _branch(self, live: Sequence[_Session]) -> None:
+    async def _branch(self, live: Sequence[Session]) -> None:
         """Let those that go on branch, in their order, until the group has its size."""
         branching = self._rollouts.branching
         for session in live:
@@ -304,30 +235,26 @@ class _Making:
             for attempt in range(min(branching.beam_size - 1, self._job.size - len(self._sessions))):
                 draw = uniform(self._job.seed, "branch", session.number, session.num_rounds, attempt)
                 if branching.branches(draw, session.rise):
-                    await self._add(session, session.deadline)
+                    await self._add(session)
 
-    async def _add(self, parent: _Session | None, deadline: float) -> None:
+    async def _add(self, parent: Session | None) -> None:
         rollouts, job = self._rollouts, self._job
         prefix = parent.rollout.prefix() if parent else None
-        recorder = _Recorder(
-            rollouts.engine.model, parent.recorder.logprobs(prefix.ids, prefix.origins) if parent and prefix else ()
-        )
         number = len(self._sessions)
         seed = derive_seed(job.seed, number)
-        environment = rollouts.new_environment()
-        try:
-            rollout = await replace(rollouts.engine, model=recorder).begin(
-                environment, job.question, seed=seed, deadline=deadline, memory=Forgetful(), prefix=prefix
-            )
-        except BaseException:
-            await environment.close()
-            raise
-        session = _Session(
+        time_left_s = parent.environment.time_left_s if parent else rollouts.rollout_time_s
+        environment = TimedEnvironment(rollouts.new_environment(), time_left_s)
+        self._environments.push_async_callback(environment.close)
+        inherited = parent.recorder.logprobs(prefix.ids, prefix.origins) if parent and prefix else ()
+        recorder = Recorder(rollouts.engine.model, environment, inherited)
+        rollout = await replace(rollouts.engine, model=recorder).begin(
+            environment, job.question, seed=seed, deadline=math.inf, memory=Forgetful(), prefix=prefix
+        )
+        session = Session(
             number=number,
             parent=parent.number if parent else None,
             depth=parent.depth + 1 if parent else 0,
             seed=seed,
-            deadline=deadline,
             environment=environment,
             recorder=recorder,
             rollout=rollout,
@@ -335,13 +262,13 @@ class _Making:
         )
         self._sessions.append(session)
 
-    async def _together(self, sessions: Sequence[_Session], play: Callable[[_Session], Awaitable[None]]) -> None:
+    async def _together(self, sessions: Sequence[Session], play: Callable[[Session], Awaitable[None]]) -> None:
         """Let sessions play at once. The last one to end leaves its attendance to the group, which goes on then."""
         attendance = self._rollouts.attendance
         num_others = len(sessions) - 1
         attendance.enter(num_others)
 
-        async def play_one(session: _Session) -> None:
+        async def play_one(session: Session) -> None:
             nonlocal num_others
             try:
                 await play(session)
@@ -361,7 +288,7 @@ class _Making:
         """All of them, when they have ended."""
         return [self._trajectory(session) for session in self._sessions]
 
-    def _trajectory(self, session: _Session) -> GroupTrajectory:
+    def _trajectory(self, session: Session) -> GroupTrajectory:
         engine = self._rollouts.engine
         trajectory = session.rollout.finish()
         ids, mask = list(trajectory.output_ids), [int(origin == ORIGIN_SAMPLED) for origin in trajectory.token_origin]

@@ -13,7 +13,7 @@ from treadle.agent.rollout import derive_seed
 from treadle.core.answers.math_equal import Checker
 from treadle.core.chat import ChatTokenizer
 from treadle.core.errors import ConfigError, EndpointUnavailable, ToolError
-from treadle.core.llm.config import ModelSettings, Sampling
+from treadle.core.llm.config import Sampling
 from treadle.rl.batching import Attendance, BatchedModel, Generate
 from treadle.rl.branching import Branching
 from treadle.rl.engine.errors import BadEnvironment
@@ -118,12 +118,10 @@ def open_source(
 
 @contextlib.contextmanager
 def _resident(job: dict[str, Any], settings: EnvironmentSettings) -> Iterator[ResidentEnvironment]:
-    summarizer = ModelSettings.model_validate(job["summarizer"]) if job.get("summarizer") else None
     environment = ResidentEnvironment(
         settings,
         digest=job["environment_digest"],
         interpreter=Path(job["interpreter"]) if job.get("interpreter") else None,
-        summarizer=summarizer,
     )
     try:
         environment.__enter__()

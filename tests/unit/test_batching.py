@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import math
+import threading
 from collections.abc import Sequence
 
 import pytest
 
-from treadle.core.errors import DeadlineExceeded, EngineError
+from treadle.core.errors import EngineError
 from treadle.core.llm.config import Sampling
 from treadle.core.llm.types import Completion, CompletionRequest
 from treadle.rl.batching import Attendance, BatchedModel
@@ -83,14 +84,32 @@ async def test_large_batches_are_divided() -> None:
         assert model.batch_sizes == [2, 2, 1]
 
 
-async def test_a_request_past_its_deadline_is_not_generated() -> None:
+async def test_how_long_others_take_costs_a_request_nothing() -> None:
     attendance = Attendance()
     attendance.enter(2)
-    with BatchedModel(echo, attendance) as model:
-        late, fine = await asyncio.gather(ask(model, 0, -math.inf), ask(model, 1), return_exceptions=True)
-        assert isinstance(late, DeadlineExceeded)
-        assert fine == "1"
-        assert model.batch_sizes == [1]
+    with BatchedModel(echo, attendance, max_batch=1) as model:
+        assert await asyncio.gather(ask(model, 0, -math.inf), ask(model, 1)) == ["0", "1"]
+
+
+async def test_who_is_cancelled_while_others_are_answered_is_not_asked_for() -> None:
+    begun, goes_on = threading.Event(), threading.Event()
+
+    def slow(requests: Sequence[CompletionRequest]) -> list[Completion]:
+        begun.set()
+        goes_on.wait()
+        return echo(requests)
+
+    attendance = Attendance()
+    attendance.enter(3)
+    with BatchedModel(slow, attendance, max_batch=1) as model:
+        asked = [asyncio.create_task(ask(model, number)) for number in range(3)]
+        await asyncio.to_thread(begun.wait)
+        asked[1].cancel()
+        await turns()
+        goes_on.set()
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+        assert [answers[0], answers[2]] == ["0", "2"] and asked[1].cancelled()
+        assert model.batch_sizes == [1, 1]
 
 
 async def test_an_error_of_the_generator_meets_all_of_its_batch_and_no_later_one() -> None:

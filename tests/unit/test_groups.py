@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -32,7 +31,9 @@ from treadle.core.errors import ConfigError, EndpointUnavailable, EngineError, M
 from treadle.core.llm.types import Completion, CompletionRequest
 from treadle.rl.batching import Attendance, BatchedModel
 from treadle.rl.branching import Branching, uniform
+from treadle.rl.figures import step_figures
 from treadle.rl.groups import Group, GroupRollouts, require_groups, roll_out_groups
+from treadle.rl.rewards import Reward, group_rewards
 
 ALONE = Branching(10**6)
 """No branching."""
@@ -66,18 +67,9 @@ async def batch_sizes(branching: Branching, reply: Callable[[str, int], str], si
         return model.batch_sizes
 
 
-@dataclass(frozen=True, slots=True)
-class OneByOne(Branching):
-    """What the original does where nothing is left to branch from."""
-
-    def num_back_filled(self, num_missing: int) -> int:
-        return 1
-
-
 @pytest.mark.covers("pareto-22")
 async def test_missing_trajectories_start_at_once() -> None:
     assert await batch_sizes(Branching(8), lambda *_: ANSWER) == [8, 8]
-    assert await batch_sizes(OneByOne(8), lambda *_: ANSWER) == [8, *[1] * 8]
     assert await batch_sizes(ALONE, lambda *_: ANSWER) == [16]
 
 
@@ -249,6 +241,31 @@ async def test_results_are_masked_and_what_the_model_wrote_is_not() -> None:
     (item,) = group.items
     assert (item.model_tokens, item.total_tokens, item.tool_calls) == (11, 17, 3)
     assert item.text == made.trajectory.text == codec.decode(made.completion_ids)
+
+
+@pytest.mark.covers("pareto-32")
+async def test_results_have_no_part_in_lengths_and_rewards() -> None:
+    codec = WordCodec()
+
+    def reply(context: str, seed: int) -> str:
+        return SEARCH if num_results(context) < 1 + seed % 3 else ANSWER
+
+    async def played(result: str) -> tuple[list[Reward], list[int]]:
+        model, tool = ScriptedGenerator(codec, reply), StubTool("search", result)
+        rollouts = make_rollouts(model, codec, branching=ALONE, tools=[tool])
+        (group,) = await roll_out_groups(rollouts, [job(8)])
+        return group_rewards(group.items, ["1"], "math", 0.1, 0.1), [
+            len(made.completion_ids) for made in group.trajectories
+        ]
+
+    (short, short_ids), (long, long_ids) = await played("found"), await played("<b>" * 40)
+    assert short == long and step_figures([short]) == step_figures([long])
+    assert len({reward.f_len for reward in short}) > 1
+    turns = [(len(codec.encode(SEARCH)), reward.tool_calls) for reward in short]
+    assert [reward.length for reward in short] == [
+        tokens * calls + len(codec.encode(ANSWER)) for tokens, calls in turns
+    ]
+    assert all(one < other for one, other in zip(short_ids, long_ids, strict=True))
 
 
 @pytest.mark.covers("pareto-21")
@@ -480,11 +497,34 @@ async def test_a_failure_ends_what_its_siblings_wait_for() -> None:
     assert len(ended) == 3
 
 
-async def test_failed_groups_are_tried_once_more_and_then_refused_loudly() -> None:
+class Pauses:
+    """Notes pauses in place of making them."""
+
+    def __init__(self) -> None:
+        self.seconds: list[float] = []
+
+    async def __call__(self, seconds: float) -> None:
+        self.seconds.append(seconds)
+
+
+async def test_an_outage_is_waited_out_with_growing_pauses(caplog: pytest.LogCaptureFixture) -> None:
+    pauses = Pauses()
+    service = Broken(out_of_order(), lambda _: sum(pauses.seconds) < 30)
+    jobs = [job(3, seed, str(seed)) for seed in range(3)]
+    groups = await require_groups(with_tool(service, search_by_seed), jobs, sleep=pauses)
+    assert [group.error for group in groups] == [""] * 3
+    assert pauses.seconds == [0.0, 5.0, 10.0, 20.0]
+    wanted = "3 of 3 groups failed, again in {:g} s; first cause: the search service at x is down"
+    assert [record.getMessage() for record in caplog.records] == [wanted.format(pause) for pause in pauses.seconds]
+
+
+async def test_failed_groups_are_tried_again_and_then_refused_loudly() -> None:
     failures = iter([True, *[False] * 100])
     mended = with_tool(Broken(out_of_order(), lambda _: next(failures)), search_by_seed)
     jobs = [job(3, seed, str(seed)) for seed in range(3)]
-    groups = await require_groups(mended, jobs)
+    once, always, never = Pauses(), Pauses(), Pauses()
+    groups = await require_groups(mended, jobs, sleep=once)
+    assert once.seconds == [0.0]
     assert [(group.group_id, group.error, len(group.trajectories)) for group in groups] == [
         ("0", "", 3),
         ("1", "", 3),
@@ -492,11 +532,12 @@ async def test_failed_groups_are_tried_once_more_and_then_refused_loudly() -> No
     ]
     broken = Broken(out_of_order(), lambda _: True)
     with pytest.raises(EngineError, match="3 of 3 groups could not be rolled out; first cause: the search service"):
-        await require_groups(with_tool(broken, search_by_seed), jobs)
+        await require_groups(with_tool(broken, search_by_seed), jobs, sleep=always)
+    assert always.seconds == sorted(always.seconds) and 300 <= sum(always.seconds) <= 360
     final = Broken(ModelError("no such model"), lambda _: True)
     with pytest.raises(EngineError, match="no such model"):
-        await require_groups(with_tool(final, lambda *_: SEARCH), [job(1)])
-    assert len(final.arguments) == 1
+        await require_groups(with_tool(final, lambda *_: SEARCH), [job(1)], sleep=never)
+    assert (len(final.arguments), never.seconds) == (1, [])
 
 
 @pytest.mark.parametrize("error", [ToolError("set up wrongly"), ZeroDivisionError("a defect")])
@@ -509,6 +550,20 @@ async def test_what_no_retry_can_mend_is_raised(error: Exception) -> None:
     assert environment.opened == environment.closed
 
 
+async def test_an_environment_that_does_not_close_keeps_no_other_open() -> None:
+    class Stubborn(Counted):
+        async def close(self) -> None:
+            await super().close()
+            if self.closed == 2:
+                raise ZeroDivisionError("a defect")
+
+    rollouts = with_tool(StubTool("search"), search_by_seed)
+    rollouts = replace(rollouts, new_environment=lambda: Stubborn(settings(), {"search": StubTool("search")}))
+    with pytest.raises(ZeroDivisionError):
+        await roll_out_groups(rollouts, [job(4)])
+    assert (Stubborn.opened, Stubborn.closed, rollouts.attendance.num_moving) == (4, 4, 0)
+
+
 async def test_a_failed_tool_call_is_the_agent_s_and_fails_no_group() -> None:
     codec = WordCodec()
     tool = StubTool("search", "no", status="error")
@@ -517,22 +572,40 @@ async def test_a_failed_tool_call_is_the_agent_s_and_fails_no_group() -> None:
     assert [(item.tool_calls, item.tool_failures) for item in group.items] == [(2, 2)] * 2
 
 
-async def test_a_trajectory_ends_at_its_deadline_and_a_branch_has_its_parent_s() -> None:
-    codec = WordCodec()
-    deadlines: list[float] = []
+class Lasting(StubTool):
+    """Takes so many seconds by its own account; notes how long it was given."""
 
-    class Watch(ScriptedGenerator):
-        async def complete(self, request: CompletionRequest, *, session: str, deadline: float) -> Completion:
-            deadlines.append(deadline)
-            return self([request])[0]
+    def __init__(self, seconds: float) -> None:
+        super().__init__("search")
+        self.given: list[float] = []
+        self._seconds = seconds
 
-    rollouts = make_rollouts(Watch(codec, rounds_of_tools(1)), codec, branching=Branching(1, probability=1.0))
-    (group,) = await roll_out_groups(replace(rollouts, rollout_time_s=0.0), [job(2)])
-    assert [(made.trajectory.status, made.completion_ids) for made in group.trajectories] == [("timeout", [])] * 2
-    await roll_out_groups(replace(rollouts, rollout_time_s=1000.0), [job(2)])
-    assert len(deadlines) == 3
-    assert len(set(deadlines)) == 1
-    assert math.isfinite(deadlines[0])
+    async def call(self, argument: str, *, deadline: float, context: CallContext | None = None) -> ToolOutcome:
+        self.given.append(deadline - asyncio.get_running_loop().time())
+        return replace(await super().call(argument, deadline=deadline, context=context), seconds=self._seconds)
+
+
+@pytest.mark.parametrize("branching", [ALONE, Branching(4, probability=1.0)])
+async def test_waiting_for_siblings_and_for_the_engine_costs_a_trajectory_nothing(branching: Branching) -> None:
+    codec, attendance = WordCodec(), Attendance()
+    with BatchedModel(ScriptedGenerator(codec, rounds_of_tools(3)), attendance, max_batch=1) as model:
+        rollouts = make_rollouts(model, codec, branching=branching, attendance=attendance)
+        # Any wait at all is longer.
+        (group,) = await roll_out_groups(replace(rollouts, rollout_time_s=1e-9), [job(8)])
+    assert [(item.status, item.tool_calls) for item in group.items] == [("answered", 3)] * 8
+
+
+async def test_calls_use_up_the_time_of_a_trajectory_and_a_branch_has_what_its_parent_has_left() -> None:
+    codec, tool = WordCodec(), Lasting(3.0)
+    endless, once = Branching(1, probability=1.0), rounds_of_tools(1)
+    rollouts = make_rollouts(ScriptedGenerator(codec, lambda *_: SEARCH), codec, branching=endless, tools=[tool])
+    (group,) = await roll_out_groups(replace(rollouts, rollout_time_s=5.0), [job(2)])
+    assert [(item.status, item.tool_calls) for item in group.items] == [("timeout", 2)] * 2
+    assert all(given <= left for given, left in zip(tool.given, [5.0, 2.0, 2.0], strict=True))
+    rollouts = make_rollouts(ScriptedGenerator(codec, once), codec, branching=endless, tools=[Lasting(3.0)])
+    for time_s, status in ((3.5, "answered"), (3.0, "timeout")):
+        (group,) = await roll_out_groups(replace(rollouts, rollout_time_s=time_s), [job(2)])
+        assert [item.status for item in group.items] == [status] * 2
 
 
 async def test_text_mode_is_refused() -> None:
