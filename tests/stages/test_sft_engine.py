@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from support import scripted_engine
 from support.processes import Seen, end_family, family, kill_alone, remaining, until
+from support.scripted_environment import write_python
 
 from treadle.core.errors import ConfigError, EngineError
 from treadle.sft import launch
@@ -39,8 +40,7 @@ launch.fine_tune(launch.TrainingFolder(Path(sys.argv[2])), "a: 1\\n", launch.Eng
 def python(tmp_path: Path) -> Path:
     """An interpreter that runs the scripted engine, whatever module it is given."""
     path = tmp_path / "python"
-    path.write_text(f'#!/bin/sh\nexec {sys.executable} {scripted_engine.__file__} "$@"\n')
-    path.chmod(0o755)
+    write_python(path, scripted_engine)
     return path
 
 

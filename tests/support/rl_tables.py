@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import struct
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -14,6 +13,7 @@ from typing import Any
 
 from support import scripted_rl_engine
 from support.score_tables import new_run, put_rows, question
+from support.scripted_environment import write_python
 from support.scripted_rl_engine import SCRIPT
 
 from treadle.agent.config import EnvironmentSettings
@@ -126,8 +126,7 @@ def scripted(folder: Path, **script: Any) -> Iterator[None]:
     """Let the scripted engine stand for every engine, with this script, inside the block."""
     path, python = folder / "script.json", folder / "python"
     path.write_text(json.dumps(script))
-    python.write_text(f'#!/bin/sh\nexec {sys.executable} {scripted_rl_engine.__file__} "$@"\n')
-    python.chmod(0o755)
+    write_python(python, scripted_rl_engine)
     real, launch.python_of = launch.python_of, lambda engine, variant: python
     os.environ[SCRIPT] = str(path)
     try:

@@ -9,12 +9,11 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import signal
-import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
+
+from support.scripted_mishaps import act
 
 from treadle.core.engines.events import EventFile
 
@@ -70,29 +69,6 @@ def train(script: dict[str, Any], job: dict[str, Any], tell: Any) -> int:
                 (state / "treadle-complete").touch()
     tell("end", step=NUM_STEPS, epoch=1.0, seconds=1.0 * (NUM_STEPS - first) + 0.5)
     return 0
-
-
-def act(what: str, tell: Any) -> int | None:
-    """Go wrong; the exit code, or None to go on."""
-    if what == "die":
-        os.kill(os.getpid(), signal.SIGKILL)
-    elif what == "hang":
-        # A grandchild in a session of its own: it has to be found, too.
-        subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
-        while True:
-            print("still here", flush=True)
-            time.sleep(0.02)
-    elif what == "no memory":
-        print("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB\x1b[31m", flush=True)
-    elif what == "stop early":
-        tell("end", step=0, epoch=0.0, seconds=0.0)
-        return 0
-    elif what == "stop after 2":
-        tell("end", step=2, epoch=0.3, seconds=2.0)
-        return 0
-    else:
-        tell("error", kind=what, message=f"Error: {what} it is")
-    return 1
 
 
 if __name__ == "__main__":

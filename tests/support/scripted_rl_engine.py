@@ -10,11 +10,11 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
+
+from support.scripted_mishaps import act
 
 from treadle.core.engines.events import EventFile, mark_complete
 
@@ -135,26 +135,6 @@ def finish(script: dict[str, Any], job: dict[str, Any], tell: Any) -> None:
     for name, text in script.get("spoil", {}).items():
         (model / name).write_bytes(text.encode("latin-1"))
     tell("greedy", **{**WORDS, **script.get("says", {})})
-
-
-def act(what: str, tell: Any) -> int | None:
-    """Go wrong; the exit code, or None to go on."""
-    if what == "die":
-        os.kill(os.getpid(), signal.SIGKILL)
-    elif what == "hang":
-        # A grandchild in a session of its own: it has to be found, too.
-        subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
-        while True:
-            print("still here", flush=True)
-            time.sleep(0.02)
-    elif what == "no memory":
-        print("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB\x1b[31m", flush=True)
-    elif what == "stop early":
-        tell("end", step=0, epoch=0.0)
-        return 0
-    else:
-        tell("error", kind=what, message=f"Error: {what} it is")
-    return 1
 
 
 if __name__ == "__main__":
