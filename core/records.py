@@ -5,18 +5,14 @@ These models are the format of the JSON files; `docs/behaviour/runs.md` says whi
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
 from treadle.core.artifacts import ArtifactRef
-from treadle.core.config import digest_json
 
 FORMAT = 1
 """Version of the JSON files; raised when a key changes its meaning, not when one is added."""
-
-_DIGEST = "digest"
 
 AttemptState = Literal["running", "completed", "failed", "interrupted"]
 InstanceState = Literal["completed", "running", "failed", "interrupted", "crashed", "absent"]
@@ -32,16 +28,6 @@ class StoredRecord(_Record):
 
     format: int = FORMAT
     """Version of the file's meaning; a file without one is of version 1."""
-
-
-def sealed(data: Mapping[str, Any]) -> dict[str, Any]:
-    """The content of a stored record, JSON-able, with the digest of all the rest of it."""
-    return {**data, _DIGEST: digest_json({key: value for key, value in data.items() if key != _DIGEST})}
-
-
-def is_unchanged(data: Mapping[str, Any]) -> bool:
-    """Whether a stored record still is what was written; also where it has no digest, as earlier versions wrote it."""
-    return _DIGEST not in data or sealed(data) == data
 
 
 class RunInfo(StoredRecord):

@@ -18,32 +18,26 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import orjson
-from pydantic import BaseModel, ValidationError
 
 from treadle.core.artifacts import ArtifactReader, ArtifactRef, verify_artifact
 from treadle.core.config import differing_keys
 from treadle.core.errors import ConfigError, RunError
 from treadle.core.locks import Lease, hold_key, holder_of, write_fenced
 from treadle.core.provenance import git_state, package_versions
+from treadle.core.record_files import as_json, as_read_back, load_record
 from treadle.core.records import (
-    FORMAT,
     AttemptRecord,
     InstanceState,
     InstanceStatus,
     RunInfo,
     StageRecord,
-    StoredRecord,
-    is_unchanged,
-    sealed,
 )
 from treadle.core.shards import Shards
 from treadle.core.stage import Address
 from treadle.core.storage import LocalStorage, Storage, open_storage
-
-T_Record = TypeVar("T_Record", bound=StoredRecord)
 
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _SHOWN_DIFFERENCES = 20
@@ -97,7 +91,7 @@ class Run:
                 raise taken
             run._write_config(config_json, config_input)
             lease.check()
-            if not storage.put_if(run.key("run.json"), _as_json(info), None):
+            if not storage.put_if(run.key("run.json"), as_json(info), None):
                 raise taken
         return run
 
@@ -105,7 +99,7 @@ class Run:
     def open(cls, root: str | Path, run_id: str) -> Run:
         """Open a run; raises RunError where there is none."""
         storage = open_storage(root)
-        info = _load(storage, f"runs/{_checked_id(run_id)}/run.json", RunInfo)
+        info = load_record(storage, f"runs/{_checked_id(run_id)}/run.json", RunInfo)
         if info is None:
             known = ", ".join(list_runs(root)) or "none"
             raise RunError(f"there is no run {run_id} in {root}; runs there: {known}")
@@ -125,7 +119,8 @@ class Run:
         """Create a run, or resume one made with the same semantic configuration.
 
         Raises RunError listing the keys that differ, unless nothing has been made yet: then the run takes the new ones.
-        Operational differences are taken over; the user's file is replaced by a newer one only.
+        Operational differences are taken over, and what growing lists have gained; the user's file is replaced by a
+        newer one only.
         """
         storage, key = open_storage(root), f"runs/{_checked_id(run_id)}/run.json"
         if not storage.exists(key):
@@ -135,22 +130,23 @@ class Run:
                 if not storage.exists(key):
                     raise
         run = cls.open(root, run_id)
-        differences = differing_keys(run.info.semantic, _plain(semantic_json))
-        if differences and run.is_untouched():
-            before = storage.get(key)
-            run.info = run.info.model_copy(update={"semantic": _plain(semantic_json), "seed": seed})
-            # Of two at once with different configurations one gets the run; the other is told what differs.
-            if not storage.put_if(key, _as_json(run.info), before):
-                return cls.create_or_open(root, run_id, config_json, semantic_json, config_input, seed=seed)
-        elif differences:
+        semantic = as_read_back(semantic_json)
+        differences = differing_keys(run.info.semantic, semantic)
+        if differences and not run.is_untouched():
             raise run._refusal(differences)
-        if run.config() != _plain(config_json):
+        if run.info.semantic != semantic:
+            before = storage.get(key)
+            run.info = run.info.model_copy(update={"semantic": semantic, "seed": seed})
+            # Of two at once with different configurations one gets the run; the other is told what differs.
+            if not storage.put_if(key, as_json(run.info), before):
+                return cls.create_or_open(root, run_id, config_json, semantic_json, config_input, seed=seed)
+        if run.config() != as_read_back(config_json):
             run._write_config(config_json, config_input)
         return run
 
     def check_config(self, semantic_json: Mapping[str, Any]) -> None:
         """Raise RunError, listing the keys, where a configuration would not give this run's results."""
-        if differences := differing_keys(self.info.semantic, _plain(semantic_json)):
+        if differences := differing_keys(self.info.semantic, as_read_back(semantic_json)):
             raise self._refusal(differences)
 
     def _refusal(self, differences: Sequence[str]) -> RunError:
@@ -178,7 +174,7 @@ class Run:
 
     def record(self, address: Address) -> StageRecord | None:
         """The result of a stage instance, or None."""
-        return _load(self.storage, self.key(f"records/{address}.json"), StageRecord)
+        return load_record(self.storage, self.key(f"records/{address}.json"), StageRecord)
 
     def records(self) -> list[StageRecord]:
         """All results, by address."""
@@ -200,7 +196,7 @@ class Run:
     def write_record(self, record: StageRecord, lease: Lease | None = None) -> None:
         """Put the result of a stage instance in force; raises RunError where a later holder's is there."""
         key = self.key(f"records/{record.address}.json")
-        write_fenced(self.storage, key, _as_json(record, exclude={"reused"}), record.token, lease)
+        write_fenced(self.storage, key, as_json(record, exclude={"reused"}), record.token, lease)
 
     def rows(self, ref: ArtifactRef) -> ArtifactReader:
         """Open an artifact; raises ArtifactError."""
@@ -215,7 +211,8 @@ class Run:
             if (match := re.fullmatch(re.escape(prefix) + r"/(\d+)/attempt\.json", key))
         )
         found = (
-            _load(self.storage, self.attempt_key(address, number, "attempt.json"), AttemptRecord) for number in numbers
+            load_record(self.storage, self.attempt_key(address, number, "attempt.json"), AttemptRecord)
+            for number in numbers
         )
         return [attempt for attempt in found if attempt is not None]
 
@@ -228,7 +225,7 @@ class Run:
         address = Address.parse(attempt.address)
         lease.check()
         while not self.storage.put_if(
-            self.attempt_key(address, attempt.number, "attempt.json"), _as_json(attempt), None
+            self.attempt_key(address, attempt.number, "attempt.json"), as_json(attempt), None
         ):
             lease.check()
             attempt = attempt.model_copy(update={"number": attempt.number + 1})
@@ -237,7 +234,7 @@ class Run:
     def write_attempt(self, attempt: AttemptRecord, lease: Lease | None = None) -> None:
         """Write the state of an attempt."""
         key = self.attempt_key(Address.parse(attempt.address), attempt.number, "attempt.json")
-        write_fenced(self.storage, key, _as_json(attempt), attempt.token, lease)
+        write_fenced(self.storage, key, as_json(attempt), attempt.token, lease)
 
     def journal_key(self, address: Address, fingerprint: str) -> str:
         """Key of the journal of a stage instance for one fingerprint."""
@@ -348,7 +345,7 @@ class Run:
         yield from sorted(found, key=lambda address: (address.iteration, address.stage, address.qualifier or ""))
 
     def _write_config(self, config_json: Mapping[str, Any], config_input: str) -> None:
-        self.storage.put(self.key("config.json"), _as_json(dict(config_json)))
+        self.storage.put(self.key("config.json"), as_json(dict(config_json)))
         if config_input:
             self.storage.put(self.key("config.input.toml"), config_input.encode())
 
@@ -380,38 +377,3 @@ def _checked_id(run_id: str) -> str:
             "beginning with a letter or digit"
         )
     return run_id
-
-
-def _plain(value: Mapping[str, Any]) -> Any:
-    """As it reads back from a file, so that tuples and paths compare equal to what was stored."""
-    return orjson.loads(orjson.dumps(value, default=str))
-
-
-def _as_json(value: BaseModel | dict[str, Any], exclude: set[str] | None = None) -> bytes:
-    data = value.model_dump(mode="json", exclude=exclude) if isinstance(value, BaseModel) else value
-    if isinstance(value, StoredRecord):
-        data = sealed(_plain(data))
-    return orjson.dumps(data, default=str, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
-
-
-def _load(storage: Storage, key: str, model: type[T_Record]) -> T_Record | None:
-    content = storage.get(key)
-    if content is None:
-        return None
-    try:
-        loaded = model.model_validate_json(content)
-    except ValidationError as error:
-        detail = error.errors()[0]
-        where = ".".join(str(part) for part in detail["loc"])
-        problem = f"{where}: {detail['msg']}" if where else detail["msg"]
-        raise RunError(f"{key} cannot be read ({problem}); restore it or delete it") from None
-    if loaded.format != FORMAT:
-        raise RunError(
-            f"{key} has format {loaded.format}; this Treadle reads format {FORMAT}: use the version that wrote it"
-        )
-    if not is_unchanged(orjson.loads(content)):
-        raise RunError(
-            f"{key} has changed since it was written; restore it or delete it (if you changed it yourself and mean it: "
-            'take out its "digest")'
-        )
-    return loaded
