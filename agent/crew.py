@@ -151,6 +151,17 @@ class Crew(Generic[T_Job]):
         return Worked(self.last.errors, self.last.first, self.last.retryable, facts)
 
 
+def begin(context: StageContext, jobs: Iterable[Job], noun: str) -> int:
+    """Number of jobs that are not finished; the progress is told of all."""
+    num_jobs = num_finished = 0
+    for job in jobs:
+        num_jobs += 1
+        num_finished += context.journal.is_finished(job.key)
+    if num_jobs:
+        context.progress.start(num_jobs, num_finished, noun)
+    return num_jobs - num_finished
+
+
 def settle(context: StageContext, options: CrewOptions, jobs: Iterable[Job], noun: str) -> tuple[int, int]:
     """Number of all jobs and of those that are owed, where the user accepts that; to be asked when the work is over.
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from treadle.agent.crew import Crew, settle
+from treadle.agent.crew import Crew, begin, settle
 from treadle.agent.environment import CallRecord, Question, ToolEnvironment
 from treadle.agent.memory import JournalMemory, Memory, remembered_answers, remembered_calls
 from treadle.agent.metering import TokenBudget
@@ -78,15 +78,10 @@ class RolloutsRun:
 
     async def work(self) -> Worked:
         """Make what is open of the rollouts at hand."""
-        num_jobs = num_finished = 0
-        for job in self._own_jobs():
-            num_jobs += 1
-            num_finished += self._journal.is_finished(job.key)
-        if num_jobs:
-            self._context.progress.start(num_jobs, num_finished, "rollouts")
-        if num_finished == num_jobs:
+        num_open = begin(self._context, self._own_jobs(), "rollouts")
+        if not num_open:
             return Worked()
-        await self._finish_open(num_jobs - num_finished)
+        await self._finish_open(num_open)
         return self._crew.worked({"sandbox": self._sandbox_facts, "tokenizer_digest": self._tokenizer_digest})
 
     async def _finish_open(self, num_open: int) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import orjson
 
-from treadle.agent.crew import Crew, settle
+from treadle.agent.crew import Crew, begin, settle
 from treadle.agent.judges.answer import AnswerJudge
 from treadle.agent.judges.base import Judge
 from treadle.agent.memory import Counted, JournalMemory, Memory
@@ -77,15 +77,10 @@ class PoolsRun:
 
     async def work(self) -> Worked:
         """Make what is open of the pools at hand."""
-        num_jobs = num_finished = 0
-        for job in self._own_jobs():
-            num_jobs += 1
-            num_finished += self._journal.is_finished(job.key)
-        if num_jobs:
-            self._context.progress.start(num_jobs, num_finished, "questions")
-        if num_finished == num_jobs:
+        num_open = begin(self._context, self._own_jobs(), "questions")
+        if not num_open:
             return Worked()
-        await self._finish_open(num_jobs - num_finished)
+        await self._finish_open(num_open)
         return self._crew.worked(self._found)
 
     async def _finish_open(self, num_open: int) -> None:
