@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from treadle.core.errors import ConfigError
-from treadle.core.storage import make_folder, storage_errors
+from treadle.core.storage import force_folder_to_disk, make_folder, storage_errors
 
 EXPORT_FILE = "export.json"
 """Every export has it; by it an older one is known."""
@@ -32,7 +32,7 @@ def new_folder(target: Path, *, replace: bool = False) -> Iterator[Path]:
         with storage_errors("write", work):
             yield work
             os.chmod(work, 0o755)
-            _sync(work)
+            force_folder_to_disk(work)
             _check(target, replace)
             _put(work, target)
     finally:
@@ -63,17 +63,3 @@ def _put(work: Path, target: Path) -> None:
     finally:
         if target.exists():
             shutil.rmtree(aside, ignore_errors=True)
-
-
-def _sync(folder: Path) -> None:
-    for path in sorted(folder.rglob("*"), reverse=True):
-        _sync_one(path)
-    _sync_one(folder)
-
-
-def _sync_one(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -29,7 +29,7 @@ from treadle.core.journal_format import (
     segments,
     value_of,
 )
-from treadle.core.storage import make_folder, storage_errors, write_all
+from treadle.core.storage import force_to_disk, make_folder, storage_errors, write_all
 
 _log = logging.getLogger(__name__)
 
@@ -222,7 +222,7 @@ class Journal:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o666)
         try:
             write_all(descriptor, segment_header(salt))
-            _sync_directory(self._directory)
+            force_to_disk(self._directory)
         except OSError:
             os.close(descriptor)
             with contextlib.suppress(OSError):
@@ -378,11 +378,3 @@ class _SyncThread:
                 self._failure = error
             finally:
                 os.close(descriptor)
-
-
-def _sync_directory(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -238,9 +238,7 @@ class LocalStorage:
         if replace:
             self.delete(folder)
         with storage_errors("write", target):
-            for path in staged.rglob("*"):
-                _fsync(path)
-            _fsync(staged)
+            force_folder_to_disk(staged)
             make_folder(target.parent)
             try:
                 os.rename(staged, target)
@@ -249,7 +247,7 @@ class LocalStorage:
                     raise
                 shutil.rmtree(staged)
                 return False
-            _fsync(target.parent)
+            force_to_disk(target.parent)
             return True
 
     def directory(self, key: str) -> Path:
@@ -281,7 +279,7 @@ def make_folder(path: Path) -> None:
     if not path.is_dir():
         make_folder(path.parent)
         path.mkdir(exist_ok=True)
-        _fsync(path.parent)
+        force_to_disk(path.parent)
 
 
 def _temporary_name() -> str:
@@ -307,7 +305,7 @@ def _write_atomically(target: Path, data: bytes) -> None:
         raise
     finally:
         os.close(descriptor)
-    _fsync(target.parent)
+    force_to_disk(target.parent)
     _remove_abandoned(target.parent)
 
 
@@ -346,9 +344,17 @@ def _remove_unlocked(path: Path) -> None:
             os.close(descriptor)
 
 
-def _fsync(path: Path) -> None:
+def force_to_disk(path: Path) -> None:
+    """Wait until a file, or the names in a folder, are on the disk; raises OSError."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def force_folder_to_disk(folder: Path) -> None:
+    """Wait until a folder and all that is in it are on the disk; raises OSError."""
+    for path in folder.rglob("*"):
+        force_to_disk(path)
+    force_to_disk(folder)

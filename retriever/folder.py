@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import os
 import shutil
 import uuid
 from collections.abc import Callable, Iterator, Mapping
@@ -15,6 +14,7 @@ import orjson
 
 from treadle.core.engines.cache import cache_root
 from treadle.core.errors import StorageError
+from treadle.core.storage import force_folder_to_disk
 
 MANIFEST = "index.json"
 """Written last: what the folder is, and the length of each of its files."""
@@ -80,7 +80,7 @@ def _build(folder: Path, build: Callable[[Path], Mapping[str, Any]]) -> dict[str
     try:
         manifest = {**build(building), "files": _files(building)}
         (building / MANIFEST).write_bytes(orjson.dumps(manifest, option=orjson.OPT_INDENT_2 | orjson.OPT_SORT_KEYS))
-        _force_to_disk(building)
+        force_folder_to_disk(building)
         building.rename(folder)
     finally:
         shutil.rmtree(building, ignore_errors=True)
@@ -93,12 +93,3 @@ def _files(folder: Path) -> dict[str, int]:
     return {
         path.relative_to(folder).as_posix(): path.stat().st_size for path in paths if not path.name.endswith(".lock")
     }
-
-
-def _force_to_disk(folder: Path) -> None:
-    for path in [*folder.rglob("*"), folder]:
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
