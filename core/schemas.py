@@ -155,6 +155,29 @@ ROLLOUTS = Table(
     "Trajectories of an agent, nothing scored.",
 )
 
+ROLLOUT_TELEMETRY = Table(
+    "rollout_telemetry",
+    2,
+    ("rollout_key",),
+    pa.schema(
+        [
+            _field("rollout_key", pa.string(), "the rollout"),
+            _field("attempt", pa.int32(), "attempt of the stage in which it was finished"),
+            _field("finished_at", pa.string(), "UTC, ISO 8601"),
+            _field("seconds", pa.float64(), "wall time of the rollout in its last attempt"),
+            _field("model_seconds", pa.float64(), "of these, waiting for the model"),
+            _field("tool_seconds", pa.float64(), "of these, in tools"),
+            _field("num_requests", pa.int32(), "requests that were answered"),
+            _field("num_retries", pa.int32(), "requests that were sent again"),
+            _field("endpoint", pa.string(), "URL that answered last"),
+            _field("summarizer_prompt_tokens", pa.int64(), "of the model that summarizes searches, over its calls"),
+            _field("summarizer_completion_tokens", pa.int64(), "sampled by that model"),
+        ]
+    ),
+    "Volatile facts about rollouts, outside any digest.",
+    required=False,
+)
+
 POOLS = Table(
     "pools",
     1,
@@ -292,29 +315,6 @@ SFT_REJECTIONS = Table(
         ]
     ),
     "Trajectories that did not become fine-tuning rows, each with its reasons.",
-    required=False,
-)
-
-ROLLOUT_TELEMETRY = Table(
-    "rollout_telemetry",
-    2,
-    ("rollout_key",),
-    pa.schema(
-        [
-            _field("rollout_key", pa.string(), "the rollout"),
-            _field("attempt", pa.int32(), "attempt of the stage in which it was finished"),
-            _field("finished_at", pa.string(), "UTC, ISO 8601"),
-            _field("seconds", pa.float64(), "wall time of the rollout in its last attempt"),
-            _field("model_seconds", pa.float64(), "of these, waiting for the model"),
-            _field("tool_seconds", pa.float64(), "of these, in tools"),
-            _field("num_requests", pa.int32(), "requests that were answered"),
-            _field("num_retries", pa.int32(), "requests that were sent again"),
-            _field("endpoint", pa.string(), "URL that answered last"),
-            _field("summarizer_prompt_tokens", pa.int64(), "of the model that summarizes searches, over its calls"),
-            _field("summarizer_completion_tokens", pa.int64(), "sampled by that model"),
-        ]
-    ),
-    "Volatile facts about rollouts, outside any digest.",
     required=False,
 )
 
