@@ -15,11 +15,11 @@ from typing import IO, Any
 import orjson
 import pyarrow as pa
 
-from treadle.core.errors import DataError
+from treadle.core.errors import ConfigError, DataError
 from treadle.core.export_folder import EXPORT_FILE, new_folder
 from treadle.core.inputs import read_rows
 from treadle.core.stage import Rows
-from treadle.rl.verl_rows import VERL_COLUMNS, VERL_SCHEMA, domain_of, gold_answers
+from treadle.rl.verl_rows import DATA_SOURCES, VERL_COLUMNS, VERL_SCHEMA, domain_of, gold_answers, texts_of
 
 EXPORT_VERSION = 1
 TRAIN_FILE = "train.parquet"
@@ -42,10 +42,15 @@ def export_verl(rows: Rows, target: Path, *, origin: Mapping[str, str], replace:
 def import_verl(source: Path, target: Path, domains: Mapping[str, str], *, replace: bool = False) -> dict[str, int]:
     """Write the rows of a verl-style file as questions, one file per domain, with a configuration that reads them.
 
-    Returns the number of questions per domain. Raises DataError naming a row that is none, ConfigError and
-    StorageError as `export_verl`.
+    `domains`: foreign `data_source` -> domain. Returns the number of questions per domain. Raises DataError naming a
+    row that is none, ConfigError for a `data_source` that is ours or that no row has, and StorageError as `export_verl`.
     """
+    if ours := sorted(domains.keys() & set(DATA_SOURCES.values())):
+        raise ConfigError(
+            f"--domain: {ours[0]!r} is a data_source of Treadle's own, whose domain is fixed; leave it out"
+        )
     counts: Counter[str] = Counter()
+    seen: set[str] = set()
     with new_folder(target, replace=replace) as folder:
         with contextlib.ExitStack() as stack:
             files: dict[str, IO[bytes]] = {}
@@ -54,10 +59,18 @@ def import_verl(source: Path, target: Path, domains: Mapping[str, str], *, repla
                     files[row.domain] = stack.enter_context((folder / _file_of(row.domain)).open("wb"))
                 files[row.domain].write(row.as_json())
                 counts[row.domain] += 1
+                seen.add(row.data_source)
+        if unknown := sorted(domains.keys() - seen):
+            raise ConfigError(f"--domain: no row has {unknown[0]!r} as its data_source; there are {_some(seen)}")
         (folder / SOURCES_FILE).write_text(_sources(target.absolute(), sorted(counts)), encoding="utf-8")
         facts = {"version": EXPORT_VERSION, "kind": "questions", "format": "verl", "source": source.name}
         _write_json(folder / EXPORT_FILE, {**facts, "num_questions": dict(sorted(counts.items()))})
     return dict(sorted(counts.items()))
+
+
+def _some(names: Iterable[str]) -> str:
+    listed = sorted(names)
+    return ", ".join(map(repr, listed[:5])) + (f" and {len(listed) - 5:,} others" if len(listed) > 5 else "")
 
 
 def _file_of(domain: str) -> str:
@@ -68,7 +81,8 @@ def _sources(folder: Path, domains: Iterable[str]) -> str:
     """The part of a configuration that reads the files."""
     lines = ["# Give it after the configuration of a run:  treadle run config.toml questions.toml --run NAME"]
     for domain in domains:
-        path = orjson.dumps(str(folder / _file_of(domain))).decode()
+        # A text of JSON is one of TOML, but for one character that JSON does not escape.
+        path = orjson.dumps(str(folder / _file_of(domain))).decode().replace("\x7f", "\\u007f")
         lines += ["", "[[questions.sources]]", f"path = {path}", f'domain = "{domain}"']
         lines += [f'{name}_field = "{field}"' for name, field in _FIELDS]
         lines += ['choices_field = "choices"'] if domain == "choice" else []
@@ -104,7 +118,9 @@ class ForeignRow:
     answers: tuple[str, ...]
     choices: tuple[str, ...]
     dataset: str
+    data_source: str
     domain: str
+    """`choice` where there are options, as for every question; else that of its `data_source`."""
     split: str
     """train or heldout."""
     id: str
@@ -146,12 +162,14 @@ def _foreign(fields: Mapping[str, Any], number: int, domains: Mapping[str, str] 
     data_source = fields.get("data_source")
     if not isinstance(data_source, str):
         raise DataError("it has no data_source, so it is no row of verl's kind")
+    domain, choices = domain_of(data_source, domains), tuple(texts_of(info.get("choices"), "option"))
     return ForeignRow(
         question=_question(fields, info),
         answers=tuple(gold_answers(reward.get("ground_truth"))),
-        choices=tuple(gold_answers(info["choices"])) if info.get("choices") else (),
+        choices=choices,
         dataset=_text(info.get("source")) or data_source,
-        domain=domain_of(data_source, domains),
+        data_source=data_source,
+        domain="choice" if choices else domain,
         split="train" if _text(info.get("split")) in ("", "train") else "heldout",
         id=_text(info.get("id")) or _text(info.get("index")),
         number=number,
@@ -176,7 +194,7 @@ def _question(fields: Mapping[str, Any], info: Mapping[str, Any]) -> str:
     if isinstance(prompt, str) and prompt.strip():
         return prompt
     for message in reversed(prompt if isinstance(prompt, list) else []):
-        content = message.get("content") if isinstance(message, Mapping) else None
-        if content and message.get("role") == "user" and isinstance(content, str):
+        content = message.get("content") if isinstance(message, Mapping) and message.get("role") == "user" else None
+        if isinstance(content, str) and content.strip():
             return content
     raise DataError("it has neither extra_info.question nor a message of the user")

@@ -45,7 +45,7 @@ TRAINING_COLUMNS = (
     "rank",
 )
 """Columns of `rl_rows` that `training_rows` looks at."""
-_MOST_ANSWERS = 1_000
+_MOST_TEXTS = 1_000
 
 
 def training_rows(batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -128,24 +128,31 @@ def gold_answers(value: object) -> list[str]:
 
     Raises DataError for anything that is no text, number or list of these.
     """
+    return texts_of(value, "gold answer") or [""]
+
+
+def texts_of(value: object, what: str) -> list[str]:
+    """A scalar, or each item of a list, as text; raises DataError, naming `what`, for anything but text and numbers."""
     if value is None:
-        return [""]
+        return []
     if isinstance(value, Mapping):
-        raise DataError(f"gold answer {str(value)[:60]!r} is an object; give text, a number or a list of them")
-    if isinstance(value, Iterable) and not isinstance(value, str | bytes):
-        items = [_answer(item) for item in value]
-        if len(items) > _MOST_ANSWERS:
-            raise DataError(f"{len(items):,} gold answers; at most {_MOST_ANSWERS:,} are taken")
-        return items or [""]
-    return [_answer(value)]
+        raise DataError(f"{what} {str(value)[:60]!r} is an object; give text, a number or a list of them")
+    if not isinstance(value, Iterable) or isinstance(value, str | bytes):
+        return [_text(value, what)]
+    items = [_text(item, what) for item in value]
+    if len(items) > _MOST_TEXTS:
+        raise DataError(f"{len(items):,} values as {what}; at most {_MOST_TEXTS:,} are taken")
+    return items
 
 
-def _answer(value: object) -> str:
+def _text(value: object, what: str) -> str:
     if isinstance(value, str):
         return value
-    if isinstance(value, bool | int) or (isinstance(value, float) and math.isfinite(value)):
+    if isinstance(value, float) and not math.isfinite(value):
+        raise DataError(f"{what} {value} is no finite number")
+    if isinstance(value, bool | int | float):
         return str(value)
-    raise DataError(f"gold answer {str(value)[:60]!r} is of type {type(value).__name__}; give text or a number")
+    raise DataError(f"{what} {str(value)[:60]!r} is of type {type(value).__name__}; give text or a number")
 
 
 def domain_of(data_source: str, domains: Mapping[str, str] | None = None) -> str:

@@ -178,7 +178,13 @@ def test_a_data_source_without_domain_is_named(tmp_path: Path) -> None:
         ({"prompt": "How many?"}, "no data_source"),
         ({"data_source": "qa_effi_rl", "prompt": [{"role": "system", "content": "s"}]}, "neither"),
         ({"data_source": "qa_effi_rl", "prompt": "x", "reward_model": "34"}, "reward_model is of type str"),
+        ({"data_source": "qa_effi_rl", "prompt": [{"role": "user", "content": " "}]}, "neither"),
         ({"data_source": "qa_effi_rl", "prompt": "x", "reward_model": {"ground_truth": {"a": 1}}}, "is an object"),
+        (
+            {"data_source": "qa_effi_rl", "prompt": "x", "reward_model": {"ground_truth": float("nan")}},
+            "no finite number",
+        ),
+        ({"data_source": "qa_effi_rl", "prompt": "x", "extra_info": {"choices": [["a"]]}}, "option .* of type list"),
     ],
 )
 def test_rows_that_are_not_of_verls_kind_are_named(tmp_path: Path, row: dict[str, Any], said: str) -> None:
@@ -223,6 +229,49 @@ def test_an_import_is_read_by_the_stage_questions_with_the_configuration_beside_
     with pytest.raises(DataError, match="data source 'openai/gsm8k' has no domain"):
         import_verl(tmp_path / "other.parquet", tmp_path / "none", {})
     assert not (tmp_path / "none").exists()
+
+
+def read_back(folder: Path) -> list[tuple[str, list[str], list[str]]]:
+    """What the stage `questions` makes of an import: domain, answers and options of each row."""
+    settings = load_config(TreadleConfig, files=[folder / "questions.toml"]).questions
+    found = []
+    for source in settings.sources:
+        assert source.path is not None
+        for line in source.path.read_bytes().splitlines():
+            asked = parse_row(InputRow(1, orjson.loads(line)), source, settings)
+            found.append((asked.domain, list(asked.answers), list(asked.choices)))
+    return found
+
+
+@pytest.mark.parametrize("data_source", ["qa_effi_rl", "math_effi_rl", "choice_effi_rl"])
+def test_options_survive_an_import_whatever_the_data_source(tmp_path: Path, data_source: str) -> None:
+    rows = [
+        {"data_source": data_source, "prompt": "Which is it?", "reward_model": {"ground_truth": "B"},
+         "extra_info": {"choices": ["x", "y"]}},
+    ]  # fmt: skip
+    assert import_verl(written(tmp_path, rows), tmp_path / "out", {}) == {"choice": 1}
+    assert read_back(tmp_path / "out") == [("choice", ["B"], ["x", "y"])]
+
+
+def test_the_configuration_beside_an_import_is_toml_wherever_it_lies(tmp_path: Path) -> None:
+    rows = [{"data_source": "qa_effi_rl", "prompt": "Who?", "reward_model": {"ground_truth": "x"}}]
+    out = tmp_path / 'a\x7fb "c" \\d'
+    import_verl(written(tmp_path, rows), out, {})
+    assert read_back(out) == [("qa", ["x"], [])]
+
+
+@pytest.mark.parametrize(
+    ("domains", "said"),
+    [
+        ({"nobody": "qa"}, "no row has 'nobody' as its data_source; there are 'qa_effi_rl'"),
+        ({"math_effi_rl": "qa"}, "'math_effi_rl' is a data_source of Treadle's own"),
+    ],
+)
+def test_a_domain_that_could_mean_nothing_is_refused(tmp_path: Path, domains: dict[str, str], said: str) -> None:
+    rows = [{"data_source": "qa_effi_rl", "prompt": "Who?", "reward_model": {"ground_truth": "x"}}]
+    with pytest.raises(ConfigError, match=said):
+        import_verl(written(tmp_path, rows), tmp_path / "out", domains)
+    assert not (tmp_path / "out").exists()
 
 
 def test_commands_write_the_rows_of_the_last_phase_and_take_files_of_others(tmp_path: Path) -> None:
