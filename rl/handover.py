@@ -26,7 +26,7 @@ def check_tokenizer(made: Path, start: ChatTokenizer) -> None:
     if digest != start.digest:
         raise StageFailed(
             f"the tokenizer or chat template of the policy is not that of its start ({digest[:12]} instead of "
-            f"{start.digest[:12]}); see {made}"
+            f"{start.digest[:12]})"
         )
 
 
@@ -46,7 +46,7 @@ def check_weights(made: Path, start: Path) -> bool:
         *_named("of other type", (name for name in expected.keys() & found if expected[name][0] != found[name][0])),
     ]
     if problems:
-        raise StageFailed(f"the policy is no model like its start: {'; '.join(problems)}; see {made}")
+        raise StageFailed(f"the policy is no model like its start: {'; '.join(problems)}")
     return True
 
 
@@ -63,7 +63,7 @@ def tensors(folder: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
     return found
 
 
-def check_greedy(live: Greedy | None, written: Greedy | None, folder: Path) -> None:
+def check_greedy(live: Greedy | None, written: Greedy | None) -> None:
     """Raise StageFailed where the written policy does not say what the one in training said.
 
     From the first id on which rounding may decide, the two may part.
@@ -71,7 +71,7 @@ def check_greedy(live: Greedy | None, written: Greedy | None, folder: Path) -> N
     if live is None:
         return
     if written is None:
-        raise StageFailed(f"the written policy was not asked for what it says; see {folder}")
+        raise StageFailed("the written policy was not asked for what it says")
     for place, (id_, said, margin) in enumerate(zip(live.ids, written.ids, live.margins, strict=False)):
         if id_ == said:
             continue
@@ -79,10 +79,10 @@ def check_greedy(live: Greedy | None, written: Greedy | None, folder: Path) -> N
             return
         raise StageFailed(
             f"the written policy says something else than the one in training: id {said} instead of {id_} at place "
-            f"{place}, by a margin of {margin:.3g}; see {folder}"
+            f"{place}, by a margin of {margin:.3g}"
         )
     if len(live.ids) != len(written.ids):
-        raise StageFailed(f"the written policy wrote {len(written.ids)} ids instead of {len(live.ids)}; see {folder}")
+        raise StageFailed(f"the written policy wrote {len(written.ids)} ids instead of {len(live.ids)}")
 
 
 def _header(path: Path) -> dict[str, Any]:
@@ -95,7 +95,7 @@ def _header(path: Path) -> dict[str, Any]:
         if not isinstance(header, dict):
             raise ValueError("its head is no object")
     except (OSError, struct.error, ValueError) as error:
-        raise StageFailed(f"{path} is no safetensors file: {error}") from None
+        raise StageFailed(f"{path.parent.name}/{path.name} is no safetensors file: {error}") from None
     return header
 
 

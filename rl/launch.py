@@ -34,9 +34,6 @@ from treadle.rl.plan import RlPlan
 from treadle.rl.training_events import RlEvents, RlStep, Validation
 from treadle.rl.validation import choose_step, superseded
 
-_FINISHED_FOR_NOTHING = frozenset({"unmoved", "no_reward"})
-"""Errors after which a further attempt begins anew: to go on from the last state would look like an end."""
-
 
 @dataclass(frozen=True, slots=True)
 class RlFolder(EngineFolder):
@@ -57,13 +54,31 @@ class RlFolder(EngineFolder):
         """The dump of rollouts, a file per step."""
         return self.path / "rollouts"
 
+    @property
+    def start_commit(self) -> Path:
+        """Commit on the model hub that the training began with; absent where it began with a folder."""
+        return self.path / "start-commit"
+
+    @property
+    def refused(self) -> Path:
+        """A written policy that failed the checks of the hand-over."""
+        return self.path / "refused"
+
+
+def saved_step(folder: RlFolder) -> int:
+    """The step that the next call of `reinforce` would go on from; 0 where it would begin."""
+    events = RlEvents(folder.events)
+    for _ in events.new():
+        pass
+    return max((step for step, state in events.saved.items() if (folder.output / Path(state).name).is_dir()), default=0)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
     """What an engine needs besides its plan and the files in the folder."""
 
     model: str
-    """Folder of the policy that training begins with, or its hub id."""
+    """Folder of the policy that training begins with."""
     environment: Mapping[str, Any]
     """Settings of the environment as JSON-able data, with absolute paths."""
     interpreter: str
@@ -168,19 +183,12 @@ class _Run:
             return
         error = self.events.last.get("error")
         kind = error["kind"] if error else ""
-        if kind in _FINISHED_FOR_NOTHING:
-            self._forget()
-        if kind == "unmoved" and self.events.steps:
-            self._check_rewards()  # Equal rewards are why, and what to do about them can be said.
+        if kind == "unmoved":
+            self._forget()  # To go on from the last state would look like an end.
+            if self.events.steps:
+                self._check_rewards()  # Equal rewards are why, and what to do about them can be said.
         if kind == "environment":
             raise child.failure(f"could not open the policy's environment ({error_text(error)})")
-        if kind == "no_model":
-            raise child.failure(
-                f"cannot fetch rl.start from the model hub ({error_text(error)}); check its name and the network, or "
-                "name a folder that holds it"
-            )
-        if kind == "no_reward":
-            raise child.failure(f"got no reward ({error_text(error)}); look at `rl_rows` and at the environment")
         raise explain_failure(child, code, error, _advice(self._plan.options.engine))
 
     def _start(self, command: str) -> Child:

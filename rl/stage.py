@@ -7,6 +7,7 @@ state. Documented in docs/behaviour/rl.md.
 from __future__ import annotations
 
 import logging
+import shutil
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,10 +20,12 @@ from treadle.core.chat import ChatTokenizer
 from treadle.core.config import Section, is_operational
 from treadle.core.engines.base_model import base_model
 from treadle.core.engines.environments import choose_variant
+from treadle.core.engines.model_hub import fetch_model
 from treadle.core.engines.training import EngineOptions, num_devices
-from treadle.core.errors import ConfigError, StageFailed
+from treadle.core.errors import ConfigError, StageFailed, TreadleError
 from treadle.core.schemas import CHECKPOINTS, MODEL_FOLDER, RL_LOG, RL_ROLLOUTS, RL_VALIDATION
 from treadle.core.stage import Stage, StageContext
+from treadle.core.storage import storage_errors
 from treadle.rl.config import RlSettings
 from treadle.rl.curves import draw_curves, sparkline
 from treadle.rl.dump import read_steps
@@ -30,7 +33,7 @@ from treadle.rl.handover import check_greedy, check_tokenizer, check_weights
 from treadle.rl.launch import Job, Listener, Reinforcement, RlFolder, reinforce
 from treadle.rl.plan import Machine, RlPlan, plan_phase
 from treadle.rl.report import engine_of, record_metrics, render_report
-from treadle.rl.stored_rows import FittingRows, prompt_fits, store
+from treadle.rl.stored_rows import Fits, FittingRows, prompt_fits, rows_to_train_on, store
 from treadle.rl.training_events import RlStep, Validation
 from treadle.rl.validation import validation_questions
 from treadle.rl.verl_rows import validation_rows
@@ -84,15 +87,18 @@ class RlRun:
         self._settings: RlSettings = context.settings
         self._options = self._settings.options
         self._folder = RlFolder(context.workspace)
+        self._commit = ""
         self._num_held_out = 0
         self._num_too_long = 0
+        self._num_validation_too_long = 0
 
     def run(self) -> dict[str, Any]:
         """Train, or go on training, and hand the policy over."""
-        start = base_model(self._options.start, self._context.inputs.get("checkpoint", ()), _log.info, key="rl.start")
-        tokenizer = ChatTokenizer.load(start) if isinstance(start, Path) else None
         environment = local_environment(self._settings.environment)
-        num_rows, num_validation_rows = self._store_rows(tokenizer), self._store_validation()
+        start = self._start()
+        tokenizer = ChatTokenizer.load(start)
+        fits = prompt_fits(self._settings.environment, tokenizer, self._options.max_prompt_tokens)
+        num_rows, num_validation_rows = self._store_rows(fits), self._store_validation(fits)
         plan = self._plan(num_rows, num_validation_rows)
         shown = _Shown(self._context)
         done = reinforce(
@@ -102,7 +108,6 @@ class RlRun:
             EngineOptions(
                 variant=plan.machine.variant,
                 threads=self._options.threads,
-                offline=isinstance(start, Path),
                 stall_timeout_s=self._options.stall_timeout_s,
             ),
             Listener(begin=shown.begin, step=shown.step, validation=shown.validation, notify=_log.info),
@@ -110,10 +115,24 @@ class RlRun:
         self._check_handover(done, start, tokenizer)
         return self._write(done, plan)
 
-    def _store_rows(self, tokenizer: ChatTokenizer | None) -> int:
+    def _start(self) -> Path:
+        """Folder of the policy that training begins with; of a hub id at the commit that the first attempt met."""
+        options, checkpoints, key = self._options, self._context.inputs.get("checkpoint", ()), "rl.start"
+        start = base_model(options.start, checkpoints, _log.info, key=key)
+        if isinstance(start, Path):
+            return start
+        pinned = self._folder.start_commit
+        commit = pinned.read_text(encoding="utf-8") if pinned.is_file() else options.revision
+        folder = fetch_model(start, commit, _log.info, key=key)
+        with storage_errors("write", pinned):
+            pinned.parent.mkdir(parents=True, exist_ok=True)
+            pinned.write_text(folder.name, encoding="utf-8")
+        self._commit = folder.name
+        return folder
+
+    def _store_rows(self, fits: Fits) -> int:
         """Put the rows where the engine finds them; returns their number."""
-        fits = prompt_fits(self._settings.environment, tokenizer, self._options.max_prompt_tokens)
-        rows = FittingRows(self._context.inputs["rl_rows"], fits)
+        rows = FittingRows(rows_to_train_on(self._context.inputs["rl_rows"]), fits)
         store(self._folder.parquet, rows.batches())
         self._num_too_long = rows.num_too_long
         if rows.num_too_long and rows.num_rows < self._options.prompts_per_step:
@@ -132,7 +151,7 @@ class RlRun:
             )
         return rows.num_rows
 
-    def _store_validation(self) -> int:
+    def _store_validation(self, fits: Fits) -> int:
         """The same for held-out questions, where there is validation."""
         number, address = self._options.validation_questions, self._context.address
         if not number:
@@ -148,8 +167,23 @@ class RlRun:
             _log.warning(
                 "%s: only %d held-out questions for rl.validation_questions = %d", address, len(chosen), number
             )
-        store(self._folder.validation, [validation_rows(chosen)])
-        return len(chosen)
+        rows = FittingRows([validation_rows(chosen)], fits)
+        store(self._folder.validation, rows.batches())
+        self._num_validation_too_long = rows.num_too_long
+        if rows.num_too_long:
+            _log.warning(
+                "%d of %d validation questions are left out: their prompts are longer than %d tokens "
+                "(rl.max_prompt_tokens)",
+                rows.num_too_long,
+                len(chosen),
+                self._options.max_prompt_tokens,
+            )
+        if not rows.num_rows:
+            raise ConfigError(
+                f"{address}: all {len(chosen):,} validation questions have prompts longer than rl.max_prompt_tokens = "
+                f"{self._options.max_prompt_tokens}; raise it, or set rl.validation_questions = 0"
+            )
+        return rows.num_rows
 
     def _plan(self, num_rows: int, num_validation_rows: int) -> RlPlan:
         options = self._options
@@ -170,16 +204,25 @@ class RlRun:
             machine=machine,
         )
 
-    def _check_handover(self, done: Reinforcement, start: Path | str, tokenizer: ChatTokenizer | None) -> None:
-        """Raise StageFailed where the policy is not its start, trained, or not what was trained."""
+    def _check_handover(self, done: Reinforcement, start: Path, tokenizer: ChatTokenizer) -> None:
+        """Raise StageFailed where the policy is not its start, trained, or not what was trained.
+
+        It is put aside then, so that the next attempt writes it anew.
+        """
         try:
-            if isinstance(start, Path) and tokenizer is not None:
-                check_tokenizer(done.model, tokenizer)
-                if not check_weights(done.model, start):
-                    _log.warning("%s has no safetensors files, so names and shapes were not compared", start)
-            check_greedy(done.live_greedy, done.greedy, done.model)
-        except StageFailed as failure:
-            raise StageFailed(f"{self._context.address}: {failure}") from None
+            check_tokenizer(done.model, tokenizer)
+            if not check_weights(done.model, start):
+                _log.warning("%s has no safetensors files, so names and shapes were not compared", start)
+            check_greedy(done.live_greedy, done.greedy)
+        except TreadleError as failure:
+            address, refused = self._context.address, self._folder.refused
+            with storage_errors("move", done.model):
+                shutil.rmtree(refused, ignore_errors=True)
+                done.model.rename(refused)
+            raise StageFailed(
+                f"{address}: {failure}; see {refused}. The next attempt writes it anew from the trained state; "
+                f"`treadle stage {address} --force` trains anew"
+            ) from None
 
     def _write(self, done: Reinforcement, plan: RlPlan) -> dict[str, Any]:
         context = self._context
@@ -195,7 +238,7 @@ class RlRun:
         context.add_file(CHECKPOINTS.kind, "plan.json", plan.to_json().encode())
         metrics = record_metrics(plan, done, policy_in=self._policy_in(), num_too_long=self._num_too_long)
         context.add_folder(CHECKPOINTS.kind, MODEL_FOLDER, done.model)
-        return metrics
+        return {**metrics, "validation_too_long": self._num_validation_too_long}
 
     def _row(self, done: Reinforcement, plan: RlPlan) -> dict[str, Any]:
         validated = {made.step: made.overall.correctness for made in done.validations}
@@ -222,7 +265,7 @@ class RlRun:
 
     def _policy_in(self) -> str:
         bound = self._context.inputs.get("checkpoint", ())
-        return bound[0].digest if bound else self._settings.model_digest
+        return bound[0].digest if bound else self._settings.model_digest or self._commit
 
 
 def local_environment(settings: EnvironmentSettings) -> dict[str, Any]:

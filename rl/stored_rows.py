@@ -20,31 +20,33 @@ Fits = Callable[[Mapping[str, Any]], bool]
 
 
 class FittingRows:
-    """Rows of `rl_rows` in their order, without those of long prompts, which are counted."""
+    """Batches of `TRAINING_SCHEMA` in their order, without rows of long prompts, which are counted."""
 
-    def __init__(self, tables: Sequence[Rows], fits: Fits) -> None:
-        self._tables = tables
+    def __init__(self, batches: Iterable[pa.RecordBatch], fits: Fits) -> None:
+        self._batches = batches
         self._fits = fits
         self.num_rows = self.num_too_long = 0
         """Handed on so far, and left out."""
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """Batches of `TRAINING_SCHEMA`."""
-        for table in self._tables:
-            for read in table.batches(TRAINING_COLUMNS):
-                batch = training_rows(read)
-                kept = batch.filter(pa.array([self._fits(row) for row in batch.to_pylist()], pa.bool_()))
-                self.num_rows += kept.num_rows
-                self.num_too_long += batch.num_rows - kept.num_rows
-                yield kept
+        """What fits."""
+        for batch in self._batches:
+            kept = batch.filter(pa.array([self._fits(row) for row in batch.to_pylist()], pa.bool_()))
+            self.num_rows += kept.num_rows
+            self.num_too_long += batch.num_rows - kept.num_rows
+            yield kept
 
 
-def prompt_fits(environment: EnvironmentSettings, tokenizer: ChatTokenizer | None, max_tokens: int) -> Fits:
-    """A check of prompts as the policy meets them; where the tokenizer is not known yet, all of them pass."""
+def rows_to_train_on(tables: Sequence[Rows]) -> Iterator[pa.RecordBatch]:
+    """Tables of `rl_rows` in batches of `TRAINING_SCHEMA`."""
+    for table in tables:
+        yield from map(training_rows, table.batches(TRAINING_COLUMNS))
+
+
+def prompt_fits(environment: EnvironmentSettings, tokenizer: ChatTokenizer, max_tokens: int) -> Fits:
+    """A check of prompts as the policy meets them."""
 
     def fits(row: Mapping[str, Any]) -> bool:
-        if tokenizer is None:
-            return True
         return len(tokenizer.prompt_ids(opening_messages(environment, Question.from_row(row)))) <= max_tokens
 
     return fits

@@ -113,12 +113,12 @@ class PhaseSize:
     """Greedy ones, of all validations together."""
 
 
-def phase_size(options: RlOptions, num_rows: int) -> PhaseSize:
-    """Of a phase with so many rows."""
+def phase_size(options: RlOptions, num_rows: int, steps_done: int = 0) -> PhaseSize:
+    """What is left of a phase with so many rows, of which the first steps are done."""
     plan = draft_plan(options, num_rows=num_rows, num_validation_rows=options.validation_questions)
-    validations = sum(plan.validates_at(step) for step in range(1, plan.num_steps + 1))
-    rollouts = plan.num_steps * plan.trajectories_per_step
-    return PhaseSize(plan.num_steps, rollouts, validations * options.validation_questions)
+    left = range(steps_done + 1, plan.num_steps + 1)
+    validations = sum(map(plan.validates_at, left))
+    return PhaseSize(len(left), len(left) * plan.trajectories_per_step, validations * options.validation_questions)
 
 
 def pool_cost(options: PoolOptions, environment: EnvironmentSettings, share_math: float) -> Expected:

@@ -21,6 +21,8 @@ from treadle.core.stage import Address, Instance
 from treadle.datagen.pool_rows import total_usage
 from treadle.datagen.pools_settings import PoolsSettings
 from treadle.rl.config import RlSettings
+from treadle.rl.curriculum import MAX_PHASES, phase_of
+from treadle.rl.launch import RlFolder, saved_step
 from treadle.rl.selection_settings import SelectionSettings
 from treadle.tasks.cost_model import ASSUMED, PhaseSize, phase_size, pool_cost, rollout_cost
 
@@ -106,7 +108,7 @@ def estimates(instances: Sequence[Instance], run: Run | None, to_run: Sequence[s
         if isinstance(item.settings, PoolsSettings | RolloutsSettings):
             found.append(_estimate(item, run, new, force))
         elif isinstance(item.settings, RlSettings):
-            found.append(_phase_estimate(item, item.settings, instances, run, new))
+            found.append(_phase_estimate(item, item.settings, instances, run, new, force))
     return found
 
 
@@ -137,11 +139,15 @@ def _estimate(item: Instance, run: Run | None, new: set[str], force: bool) -> Es
 
 
 def _phase_estimate(
-    item: Instance, settings: RlSettings, instances: Sequence[Instance], run: Run | None, new: set[str]
+    item: Instance, settings: RlSettings, instances: Sequence[Instance], run: Run | None, new: set[str], force: bool
 ) -> Estimate:
     """Of a training, whose rollouts are like those that its questions were selected by."""
     num_rows, counted = _rows(item, instances, run, new)
-    size = phase_size(settings.options, num_rows)
+    done = 0
+    if run is not None and not force and (fingerprint := _goes_on(item, run)):
+        done = saved_step(RlFolder(run.storage.directory(run.workspace_key(item.address, fingerprint))))
+        counted += f"; {done:,} steps are done" if done else ""
+    size = phase_size(settings.options, num_rows, done)
     mean = _measured(item, run) if run else None
     if mean is None:
         roles = rollout_cost(settings.environment).roles
@@ -186,12 +192,17 @@ def _phase_assumptions(settings: RlSettings, size: PhaseSize, rest: list[str]) -
 
 def _num_finished(item: Instance, run: Run) -> int:
     """Units that an attempt which did not complete has finished, if this one would go on with them."""
+    return run.status(item.address).num_finished if _goes_on(item, run) else 0
+
+
+def _goes_on(item: Instance, run: Run) -> str:
+    """Fingerprint of the last attempt, if this one would go on with what it left; else empty."""
     attempts = run.attempts(item.address)
     try:
-        going_on = attempts and attempts[-1].fingerprint == fingerprint_of(item, bind_inputs(item, run))
+        same = attempts and attempts[-1].fingerprint == fingerprint_of(item, bind_inputs(item, run))
     except RunError:
-        return 0
-    return run.status(item.address).num_finished if going_on else 0
+        return ""
+    return attempts[-1].fingerprint if same else ""
 
 
 def _role(role: str, name: str, model: ModelSettings | None, used: Mapping[str, float], factor: int) -> RoleEstimate:
@@ -270,16 +281,26 @@ def _measured(item: Instance, run: Run) -> _Mean | None:
 
 def _of_record(item: Instance, run: Run) -> _Mean | None:
     stage = "rollouts" if item.stage.name == "rl" else item.stage.name
-    like = str(replace(item.address, stage=stage))
     same = [record for record in run.records() if record.stage == stage]
-    # The instance itself first, or the rollouts of the same phase.
-    for record in sorted(same, key=lambda record: record.address != like):
+    if item.stage.name == "rl":
+        # Those of a model that is measured, greedily or on other questions, are of another kind.
+        same = [record for record in same if phase_of(Address.parse(record.address).qualifier)]
+    like = replace(item.address, stage=stage)
+    for record in sorted(same, key=lambda record: _unlike(Address.parse(record.address), like)):
         metrics = record.metrics
         if record.stage == "pools" and metrics["num_questions"]:
             return _mean(metrics["usage"], metrics["num_questions"], f"measured in {record.address}", "questions")
         if record.stage == "rollouts" and metrics["num_rollouts"]:
             return _mean(_usage_of(metrics), metrics["num_rollouts"], f"measured in {record.address}", "rollouts")
     return None
+
+
+def _unlike(address: Address, like: Address) -> tuple[bool, int]:
+    """How little the rollouts of one instance say of another's: its own first, then those of near phases."""
+    phase, wanted = phase_of(address.qualifier), phase_of(like.qualifier)
+    if phase is None or wanted is None:
+        return address != like, 0 if phase == wanted else MAX_PHASES
+    return address != like, abs(phase - wanted)
 
 
 def _of_journal(item: Instance, run: Run) -> _Mean | None:

@@ -18,6 +18,7 @@ from support.rl_tables import (
     instance,
     rl_row,
     run_with_rows,
+    scripted,
     train,
     workspace_of,
     write_policy,
@@ -27,10 +28,13 @@ from support.score_tables import question
 
 from treadle.core.artifacts import ArtifactReader
 from treadle.core.errors import ConfigError, EngineError, StageFailed
-from treadle.core.execute import state_of
+from treadle.core.execute import execute, state_of
 from treadle.core.records import StageRecord
 from treadle.core.runs import Run
+from treadle.rl import stage
+from treadle.rl.launch import RlFolder, saved_step
 
+COMMIT = "c" * 40
 TESTS = Path(__file__).parents[1]
 HELD_OUT = [question(f"h{index}", ["Oreb"]) for index in range(4)]
 BEST = {"2": (0.5, 0.2), "4": (0.5, 0.4), "6": (0.4, 0.9)}
@@ -161,6 +165,7 @@ def test_after_a_kill_training_goes_on_from_the_newest_complete_state(run: Run, 
     with pytest.raises(EngineError, match=r"killed \(signal 9\).*max_response_tokens"):
         train(run, start, {"at": 5, "do": "die", "torn": 4})
     assert sorted(path.name for path in (workspace_of(run) / "output").iterdir()) == ["checkpoint-2", "checkpoint-4"]
+    assert saved_step(RlFolder(workspace_of(run))) == 2
     watched = Watched()
     record = train(run, start, {"at": 5, "do": "die", "once": True}, progress=watched)
     assert record.metrics["resumed_step"] == 2 and watched.starts == [(6, 2, "steps")] and watched.done == 6
@@ -198,7 +203,61 @@ def test_without_a_rule_the_last_policy_is_handed_over_and_no_other_state_kept(t
     with pytest.raises(StageFailed, match="says something else"):
         train(run, start, {"correct": BEST, "says": {"ids": [7, 7, 9]}}, validation_questions=3)
     assert [path.name for path in (workspace_of(run) / "output").iterdir()] == ["checkpoint-6"]
-    assert (workspace_of(run) / "model" / "step.txt").read_text() == "6"
+    assert (workspace_of(run) / "refused" / "step.txt").read_text() == "6"
+
+
+def test_a_policy_that_was_refused_is_written_anew_from_the_trained_state(run: Run, start: Path) -> None:
+    with pytest.raises(StageFailed, match=rf"see .*refused. .*`treadle stage {PLACE} --force` trains anew"):
+        train(run, start, {"says": {"ids": [7, 7, 9]}})
+    record = train(run, start, {"at": 1, "do": "die"})
+    assert record.metrics["greedy_ids"] == [7, 8, 9] and record.metrics["resumed_step"] == 0
+
+
+def test_validation_questions_with_long_prompts_are_left_out_and_counted(
+    tmp_path: Path, start: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    questions = [question("h1", ["Oreb"]), question("h2", ["Oreb"]) | {"question": "x" * 300}]
+    run = run_with_rows(tmp_path / "root", questions=questions)
+    record = train(run, start, {}, validation_questions=2)
+    assert (record.metrics["validation_questions"], record.metrics["validation_too_long"]) == (1, 1)
+    assert "1 of 2 validation questions are left out: their prompts are longer than 200 tokens" in caplog.text
+    run = run_with_rows(tmp_path / "other", questions=questions[1:])
+    with pytest.raises(ConfigError, match="all 1 validation questions have prompts longer than rl.max_prompt_tokens"):
+        train(run, start, {}, validation_questions=2)
+
+
+def test_a_start_on_the_hub_is_fetched_once_and_checked_like_any_other(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def fetch_model(model: str, revision: str, *_: Any, key: str) -> Path:
+        asked.append((model, revision, key))
+        return tmp_path / COMMIT
+
+    def attempt(**script: Any) -> StageRecord:
+        with scripted(tmp_path, **script):
+            return execute(instance("org/base", revision="v1"), run)
+
+    write_policy(tmp_path / COMMIT)
+    monkeypatch.setattr(stage, "fetch_model", fetch_model)
+    with pytest.raises(EngineError, match="signal 9"):
+        attempt(at=3, do="die")
+    with pytest.raises(StageFailed, match="tokenizer or chat template of the policy is not that"):
+        attempt(spoil={"chat_template.jinja": "x"})
+    assert asked == [("org/base", "v1", "rl.start"), ("org/base", COMMIT, "rl.start")]
+    record = attempt()
+    (row,) = run.rows(record.outputs["checkpoint"]).rows()
+    assert (row["base_model"], row["base_digest"], record.metrics["rows"]) == ("org/base", COMMIT, 12)
+
+
+def test_rows_with_long_prompts_are_left_out_by_the_tokenizer_of_the_hub_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = run_with_rows(tmp_path / "root", [*example_rows(), rl_row("q99", question="x" * 300)])
+    monkeypatch.setattr(stage, "fetch_model", lambda *_, **__: write_policy(tmp_path / COMMIT))
+    with scripted(tmp_path):
+        assert execute(instance("org/base"), run).metrics["rows_too_long"] == 1
 
 
 @pytest.mark.parametrize(
@@ -208,8 +267,6 @@ def test_without_a_rule_the_last_policy_is_handed_over_and_no_other_state_kept(t
         ({"at": 3, "do": "no_memory"}, "ran out of memory"),
         ({"at": 3, "do": "diverged"}, r"diverged \(Error: diverged it is\); lower learning_rate"),
         ({"at": 3, "do": "environment"}, r"could not open the policy's environment \(Error: environment it is\)"),
-        ({"at": 3, "do": "no_model"}, r"cannot fetch rl.start from the model hub \(Error: no_model it is\)"),
-        ({"at": 3, "do": "no_reward"}, r"got no reward \(Error: no_reward it is\)"),
         ({"at": 3, "do": "other"}, r"failed with code 1 \(Error: other it is\)"),
         ({"at": 1, "do": "stop early"}, "took no step"),
         ({"more_steps": 1}, "would train 7 steps where the plan has 6"),

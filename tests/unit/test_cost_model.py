@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any, cast
+
 from treadle.agent.config import EnvironmentSettings
+from treadle.core.runs import Run
+from treadle.core.stage import Address
 from treadle.datagen.pools_settings import PoolOptions
 from treadle.rl.config import RlOptions
 from treadle.tasks.cost_model import PhaseSize, phase_size, pool_cost, rollout_cost
+from treadle.tasks.estimate import _of_record
 
 ENVIRONMENT = EnvironmentSettings()
 
@@ -55,3 +61,29 @@ def test_a_phase_of_the_paper_rolls_out_a_thousand_trajectories_a_step() -> None
     assert phase_size(paper, 63) == PhaseSize(0, 0, 0)
     few = RlOptions(max_steps=3, validation_questions=5, validation_steps=3)
     assert phase_size(few, 8000) == PhaseSize(3, 3 * 4 * 16, 5)
+
+
+def test_of_a_phase_that_goes_on_only_what_is_left_is_counted() -> None:
+    paper = RlOptions.model_validate({"preset": "et-agent-7b"})
+    assert phase_size(paper, 8000, steps_done=330) == PhaseSize(45, 45 * 64 * 16, 5 * 160)
+    assert phase_size(paper, 8000, steps_done=375) == PhaseSize(0, 0, 0)
+
+
+def record(address: str, calls: int) -> SimpleNamespace:
+    counts = {"num_rollouts": 10, "num_turns": 10 * calls, "prompt_tokens": 100, "completion_tokens": 10}
+    return SimpleNamespace(address=address, stage="rollouts", metrics=counts)
+
+
+def test_a_training_is_estimated_by_rollouts_of_phases_the_nearest_first() -> None:
+    def measured(address: str, *records: SimpleNamespace) -> float | None:
+        place = Address.parse(address)
+        item: Any = SimpleNamespace(address=place, stage=SimpleNamespace(name=place.stage))
+        mean = _of_record(item, cast(Run, SimpleNamespace(records=lambda: list(records))))
+        return mean.roles["policy"]["calls"] if mean else None
+
+    base, first, third = record("1/rollouts@base", 1), record("1/rollouts@phase-1", 2), record("1/rollouts@phase-3", 4)
+    assert measured("1/rl@phase-3", base, first, third) == 4
+    assert measured("1/rl@phase-2", base, first) == 2
+    assert measured("1/rl@phase-1", base) is None
+    assert measured("1/rollouts@phase-4", base, first, third) == 4
+    assert measured("1/rollouts@tuned", first, base, third) == 1

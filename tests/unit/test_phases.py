@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from treadle.core.config import load_config
-from treadle.core.errors import ConfigError
+from treadle.core.errors import ConfigError, RunError
 from treadle.core.execute import fingerprint_of
+from treadle.core.runs import Run
 from treadle.core.stage import Address, Instance
 from treadle.rl.config import ET_AGENT_7B, RlOptions
 from treadle.tasks.catalog import flow_addresses, flow_instances, instance, semantic_of
@@ -295,6 +296,20 @@ def test_further_phases_leave_those_before_them_as_they_are() -> None:
         for stage in ("rollouts", "selection", "rl"):
             address = f"1/{stage}@phase-{phase}"
             assert fingerprint_of(at(address), {}) == fingerprint_of(at(address, curriculum=more), {}), address
+
+
+def test_a_run_may_get_further_phases_and_is_locked_to_the_sigmas_that_it_has(tmp_path: Path) -> None:
+    def opened(*sigmas: float) -> Run:
+        given = config(curriculum={"phases": len(sigmas), "sigma_tool": sigmas, "sigma_length": [0.1] * 5})
+        return Run.create_or_open(tmp_path, "r", given.model_dump(mode="json"), semantic_of(given))
+
+    run = opened(0.1, 0.05)
+    run.storage.put(run.key("journal/1/rollouts@phase-1/f/00000001.journal"), b"")  # the lock begins with work
+    assert opened(0.1, 0.05, 0.02).config()["curriculum"]["phases"] == 3
+    for others in ((0.2, 0.05, 0.02), (0.1, 0.05, 0.03), (0.1, 0.05)):
+        with pytest.raises(RunError, match=r"curriculum.sigma_tool.* -> .*choose a new run id"):
+            opened(*others)
+    assert opened(0.1, 0.05, 0.02, 0.01).config()["curriculum"]["sigma_tool"] == [0.1, 0.05, 0.02, 0.01]
 
 
 def test_a_summarizer_is_refused_before_anything_is_made(tmp_path: Path) -> None:

@@ -115,16 +115,15 @@ def test_the_order_of_questions_plays_no_part_in_validation_and_the_seed_does() 
 
 def test_a_written_policy_may_part_from_the_live_one_only_where_rounding_decides() -> None:
     live = Greedy((5, 6, 7), (2.0, 0.05, 3.0))
-    folder = Path("model")
-    check_greedy(live, Greedy((5, 6, 7), (2.0, 0.1, 3.0)), folder)
-    check_greedy(live, Greedy((5, 9, 1), (2.0, 0.1, 3.0)), folder)
-    check_greedy(None, None, folder)
+    check_greedy(live, Greedy((5, 6, 7), (2.0, 0.1, 3.0)))
+    check_greedy(live, Greedy((5, 9, 1), (2.0, 0.1, 3.0)))
+    check_greedy(None, None)
     with pytest.raises(StageFailed, match="id 1 instead of 7 at place 2, by a margin of 3"):
-        check_greedy(live, Greedy((5, 6, 1), (2.0, 0.1, 3.0)), folder)
+        check_greedy(live, Greedy((5, 6, 1), (2.0, 0.1, 3.0)))
     with pytest.raises(StageFailed, match="wrote 2 ids instead of 3"):
-        check_greedy(live, Greedy((5, 6), (2.0, 0.1)), folder)
+        check_greedy(live, Greedy((5, 6), (2.0, 0.1)))
     with pytest.raises(StageFailed, match="was not asked"):
-        check_greedy(live, None, folder)
+        check_greedy(live, None)
 
 
 def test_a_tied_output_layer_may_be_left_out_and_nothing_else(tmp_path: Path) -> None:
