@@ -106,7 +106,7 @@ def rl_rows(run_id: str, out: Path, instance: str | None, force: bool, root: str
     Beside it stands export.json. The folder appears whole or not at all.
     """
     from treadle.core.runs import Run
-    from treadle.rl.verl_files import export_verl
+    from treadle.rl.verl_exchange import export_verl
 
     run = Run.open(root, run_id)
     record = _record_with(run, "rl_rows", instance)

@@ -55,7 +55,7 @@ def verl(source: Path, out: Path, domains: dict[str, str], force: bool, as_json:
     run. System messages of the rows are left behind: a run asks with those of its own environment. The folder appears
     whole or not at all.
     """
-    from treadle.rl.verl_files import SOURCES_FILE, import_verl
+    from treadle.rl.verl_exchange import SOURCES_FILE, import_verl
 
     counts = import_verl(source, out, domains, replace=force)
     if as_json:

@@ -45,7 +45,7 @@ class VerlFiles:
 
     Attributes:
         job: Job of the training, from which the agent loop reads plan and environment.
-        rows, validation: Questions in the shape of `treadle.rl.verl_data`.
+        rows, validation: Questions in the shape of `treadle.rl.verl_rows`.
         model: Start policy in Hugging Face format.
         output: Where states go: `global_step_<n>`.
         loop: YAML that names the agent loop.

@@ -1,8 +1,8 @@
-"""Rows of a training as verl reads them: its parquet schema, with the messages that an agent is asked with."""
+"""Files in the schema of verl, made of `rl_rows` or of the rows of an engine, whose messages are added."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +11,20 @@ import pyarrow.parquet as pq
 
 from treadle.agent.config import EnvironmentSettings
 from treadle.agent.environment import Question, opening_messages
-from treadle.rl.verl_rows import VERL_SCHEMA, verl_row
+from treadle.rl.verl_rows import VERL_COLUMNS, VERL_SCHEMA, verl_row
 
 _BATCH = 1_000
+
+
+def write_verl(batches: Iterable[pa.RecordBatch], path: Path) -> int:
+    """Write what of the rows is verl's (`VERL_COLUMNS`) as one file for verl; returns their number."""
+    num_rows = 0
+    with pq.ParquetWriter(path, VERL_SCHEMA, compression="zstd") as file:
+        for batch in batches:
+            columns = [batch[name] for name in VERL_COLUMNS]
+            file.write_batch(pa.RecordBatch.from_arrays(columns, schema=VERL_SCHEMA))
+            num_rows += batch.num_rows
+    return num_rows
 
 
 def write_verl_rows(
@@ -31,15 +42,20 @@ def write_verl_rows(
     were written.
     """
     unfinished = target.with_name(target.name + ".tmp")
-    num_rows = 0
     target.parent.mkdir(parents=True, exist_ok=True)
-    with pq.ParquetWriter(unfinished, VERL_SCHEMA, compression="zstd") as file:
-        for rows in _batches(source, most):
-            made = [_row(row, num_rows + at, environment, split, phase) for at, row in enumerate(rows)]
-            file.write_batch(pa.RecordBatch.from_pylist(made, VERL_SCHEMA))
-            num_rows += len(made)
+    num_rows = write_verl(_verl_batches(source, environment, split, phase, most), unfinished)
     unfinished.rename(target)
     return num_rows
+
+
+def _verl_batches(
+    source: Path, environment: EnvironmentSettings, split: str, phase: int, most: int | None
+) -> Iterator[pa.RecordBatch]:
+    index = 0
+    for rows in _batches(source, most):
+        made = [_row(row, index + at, environment, split, phase) for at, row in enumerate(rows)]
+        yield pa.RecordBatch.from_pylist(made, VERL_SCHEMA)
+        index += len(made)
 
 
 def _batches(source: Path, most: int | None) -> Iterator[list[dict[str, Any]]]:

@@ -1,7 +1,7 @@
 """Rows for reinforcement learning in the schema of verl's trainers, and in that of our engines.
 
 verl's schema: one row per question with data_source, prompt, ability, reward_model, extra_info. Files of it are in
-`rl/verl_files.py`. Documented in docs/behaviour/selection.md.
+`rl/verl_data.py`. Documented in docs/behaviour/selection.md.
 """
 
 from __future__ import annotations

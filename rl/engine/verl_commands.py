@@ -17,11 +17,11 @@ from treadle.agent.config import EnvironmentSettings
 from treadle.core.engines.events import EventFile
 from treadle.core.engines.motion import had_no_gradient
 from treadle.core.errors import EngineError
-from treadle.rl.engine.errors import BadEnvironment, Unmoved
-from treadle.rl.engine.verl_files import VerlFolder
+from treadle.rl.engine.errors import BadEnvironment, BadPlan, Unmoved
+from treadle.rl.engine.verl_folder import VerlFolder
 from treadle.rl.engine.verl_follower import Follower
 from treadle.rl.plan import RlPlan
-from treadle.rl.verl_config import METRICS_VARIABLE, loop_yaml, override_lines, verl_overrides
+from treadle.rl.verl_config import METRICS_VARIABLE, VerlFiles, loop_yaml, override_lines, verl_overrides
 from treadle.rl.verl_data import write_verl_rows
 from treadle.rl.verl_launch import QUIET, command_line, write_cluster_script
 
@@ -32,7 +32,7 @@ _GRACE_S = 30.0
 
 
 def check(job: dict[str, Any], events: EventFile) -> None:
-    """Compose verl's configuration of the plan and compare environments; event `prepared`."""
+    """Compose verl's configuration of the plan, compare environments and count rows; event `prepared`."""
     from treadle.rl.engine.verl_compose import compose_config
 
     plan = _plan(job)
@@ -40,7 +40,9 @@ def check(job: dict[str, Any], events: EventFile) -> None:
     found = EnvironmentSettings.model_validate(job["environment"]).digest()
     if found != plan.environment_digest:
         raise BadEnvironment(f"it is {found[:12]} in this engine and {plan.environment_digest[:12]} in the plan")
-    compose_config(override_lines(verl_overrides(plan, folder.files(job))))
+    config = compose_config(override_lines(verl_overrides(plan, folder.files(job))))
+    write_rows(job, plan, folder)
+    _require_all_rows(config, job, plan, folder.files(job))
     events.write("prepared", versions={name: version(name) for name in _PACKAGES})
 
 
@@ -84,15 +86,35 @@ def prepare(job: Mapping[str, Any], plan: RlPlan, folder: VerlFolder, overrides:
     shutil.rmtree(folder.groups, ignore_errors=True)
     for path in (files.metrics, folder.environment_failure):
         path.unlink(missing_ok=True)
+    write_rows(job, plan, folder)
+    files.job.write_text(json.dumps(job, indent=2) + "\n", encoding="utf-8")
+    files.loop.write_text(loop_yaml(files.job), encoding="utf-8")
+    write_cluster_script(folder.path / "cluster.sh", plan, sys.executable, overrides)
+
+
+def write_rows(job: Mapping[str, Any], plan: RlPlan, folder: VerlFolder) -> None:
+    """Write rows and held-out questions in verl's schema."""
+    files, rows = folder.files(job), Path(job["rows"])
     environment = EnvironmentSettings.model_validate(job["environment"])
-    rows = Path(job["rows"])
     write_verl_rows(rows, files.rows, environment, phase=plan.phase)
     # verl wants validation rows even where it never validates.
     held_out, most = (Path(job["validation"]), None) if job["validation"] else (rows, 1)
     write_verl_rows(held_out, files.validation, environment, split="valid", phase=plan.phase, most=most)
-    files.job.write_text(json.dumps(job, indent=2) + "\n", encoding="utf-8")
-    files.loop.write_text(loop_yaml(files.job), encoding="utf-8")
-    write_cluster_script(folder.path / "cluster.sh", plan, sys.executable, overrides)
+
+
+def _require_all_rows(config: Any, job: Mapping[str, Any], plan: RlPlan, files: VerlFiles) -> None:
+    """Raise BadPlan where verl would leave out rows: it would end before the plan's last step."""
+    from treadle.rl.engine.verl_compose import count_kept_rows
+
+    wanted = [("rows", files.rows, plan.num_rows)]
+    if job["validation"]:
+        wanted.append(("validation questions", files.validation, plan.num_validation_rows))
+    for what, path, number in wanted:
+        if (kept := count_kept_rows(config, path, files.model)) != number:
+            raise BadPlan(
+                f"of {number:,} {what} verl takes {kept:,}: prompts of the others are longer than rl.max_prompt_tokens "
+                f"= {plan.options.max_prompt_tokens} by its count; raise it"
+            )
 
 
 def resumed_step(job: Mapping[str, Any]) -> int:

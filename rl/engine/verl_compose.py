@@ -1,8 +1,9 @@
-"""verl's own composition of its configuration: an unknown override, or a value that it refuses, is an error."""
+"""What verl itself makes of a plan: its configuration, where an unknown override is an error, and the rows it keeps."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from treadle.core.errors import ConfigError
@@ -31,3 +32,15 @@ def compose_config(overrides: Sequence[str]) -> Any:
     except (HydraException, OmegaConfBaseException, ValueError, TypeError, AssertionError) as error:
         raise ConfigError(" ".join(str(error).split()) or type(error).__name__) from error
     return config
+
+
+def count_kept_rows(config: Any, rows: Path, model: Path) -> int:
+    """Rows of a file that verl would train on: its data set leaves out, in silence, prompts that are too long.
+
+    `config` is that of `compose_config`; `model` has the tokenizer.
+    """
+    from verl.trainer.ppo.utils import create_rl_dataset
+    from verl.utils import hf_processor, hf_tokenizer
+
+    tokenizer, processor = hf_tokenizer(str(model)), hf_processor(str(model))
+    return len(create_rl_dataset([str(rows)], config.data, tokenizer, processor))

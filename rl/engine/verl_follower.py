@@ -17,7 +17,7 @@ from typing import Any
 from treadle.core.engines.events import EventFile, mark_complete
 from treadle.core.errors import EngineError
 from treadle.rl.engine.errors import BadEnvironment, Diverged
-from treadle.rl.engine.verl_files import VerlFolder, write_lines
+from treadle.rl.engine.verl_folder import VerlFolder, write_lines
 from treadle.rl.figures import step_figures, validation_figures
 from treadle.rl.plan import RlPlan
 from treadle.rl.rewards import Reward

@@ -23,7 +23,7 @@ from treadle.core.llm.config import Sampling
 from treadle.rl.branching import Branching
 from treadle.rl.dump import rollout_row
 from treadle.rl.engine.verl_barrier import GroupBarrier, GroupFailed
-from treadle.rl.engine.verl_files import VerlFolder
+from treadle.rl.engine.verl_folder import VerlFolder
 from treadle.rl.engine.verl_model import Client, VerlModel
 from treadle.rl.environment import OpenEnvironment, open_environment
 from treadle.rl.groups import Group, GroupJob, GroupTrajectory, require_groups

@@ -1,4 +1,4 @@
-"""The model of a state of verl: shards merged, compared with the live policy's own copy, in the form of its start."""
+"""The model of a state of verl: shards merged, compared with what the live policy saved, in the form of its start."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from treadle.core.chat import ChatTokenizer
 from treadle.core.engines.events import EventFile
 from treadle.core.engines.hand_over import fetch_small_files, greedy_ids, write_model
 from treadle.core.errors import EngineError
-from treadle.rl.engine.verl_files import VerlFolder
+from treadle.rl.engine.verl_adapters import compare_with_shards
+from treadle.rl.engine.verl_folder import VerlFolder
 from treadle.rl.plan import RlPlan
 from treadle.rl.verl_launch import merge_command
 
@@ -61,10 +62,13 @@ def finish_model(job: Mapping[str, Any], plan: RlPlan, events: EventFile) -> Non
     merged = final.with_name(final.name + ".merged")
     shutil.rmtree(merged, ignore_errors=True)
     merge(state, merged)
-    is_adapter = (merged / _ADAPTERS).is_dir()
-    if not is_adapter:
+    is_adapter, adapters, options = plan.options.finetuning_type == "lora", merged / _ADAPTERS, plan.options
+    if is_adapter:
+        alpha = options.lora_alpha or 2 * options.lora_rank
+        compare_with_shards(adapters, state / "actor", rank=options.lora_rank, alpha=alpha)
+    else:
         compare_with_live(merged, state / "actor" / "huggingface")
-    write_model(str(start), merged / _ADAPTERS if is_adapter else merged, final, is_adapter=is_adapter)
+    write_model(str(start), adapters if is_adapter else merged, final, is_adapter=is_adapter)
     shutil.rmtree(merged)
     prompt = first_prompt(VerlFolder.of_job(job), start)
     events.write("greedy", **greedy_ids(final, prompt, int(job["greedy_tokens"])))

@@ -18,7 +18,7 @@ from treadle.agent.config import EnvironmentSettings
 from treadle.core.chat import ChatTokenizer
 from treadle.core.config import load_config
 from treadle.core.engines.environments import engine_environ, install
-from treadle.rl.engine.verl_files import VerlFolder
+from treadle.rl.engine.verl_folder import VerlFolder
 from treadle.rl.training_events import RlEvents
 
 TESTS = Path(__file__).parents[1]
@@ -162,9 +162,11 @@ def merged(python: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     states = [folder / "output" / name for name in ("global_step_2", "global_step_4")]
     shards = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
     run(python, folder, *shards, TESTS / "support" / "verl_shards.py", job["model"], *states)
-    for state in states:
+    for state, options in zip(states, ({}, {"finetuning_type": "lora", "lora_rank": 4}), strict=True):
+        plan = {**job["plan"], "options": {**job["plan"]["options"], **options}}
+        final = folder / f"model-{state.name}"
         path = folder / f"finish-{state.name}.json"
-        path.write_text(json.dumps({**job, "state": str(state), "final": str(folder / f"model-{state.name}")}))
+        path.write_text(json.dumps({**job, "plan": plan, "state": str(state), "final": str(final)}))
         run(python, folder, "-m", "treadle.rl.engine", "finish", path)
     return folder
 
@@ -202,6 +204,38 @@ for live in map(Path, sys.argv[2:]):
     same, other, missing = said.splitlines()[-3:]
     assert same == "True" and "merged weights are not those of the live policy" in other
     assert "left no copy of itself" in missing
+
+
+def test_adapters_that_are_not_those_of_the_shards_are_refused(python: Path, merged: Path) -> None:
+    compare = """
+import json, sys
+from pathlib import Path
+from safetensors.torch import load_file, save_file
+from treadle.core.errors import EngineError
+from treadle.rl.engine.verl_adapters import compare_with_shards
+from treadle.rl.engine.verl_model_folder import merge
+state, made = map(Path, sys.argv[1:])
+merge(state, made)
+adapters = made / "lora_adapter"
+weights, config = adapters / "adapter_model.safetensors", adapters / "adapter_config.json"
+def compare(alpha):
+    try:
+        print(compare_with_shards(adapters, state / "actor", rank=4, alpha=alpha) > 10)
+    except EngineError as error:
+        print(error)
+compare(8)
+compare(16)
+whole = load_file(weights)
+name = sorted(whole)[-1]
+save_file({**whole, name: whole[name] + 1}, weights)
+compare(8)
+save_file({name: whole[name] for name in sorted(whole)[1:]}, weights)
+compare(8)
+"""
+    said = run(python, merged, "-c", compare, merged / "output" / "global_step_4", merged / "work" / "adapters")
+    same, scaled, other, fewer = said.splitlines()[-4:]
+    assert same == "True" and "rank 4 and alpha 8 instead of 4 and 16" in scaled
+    assert "are not those of the policy in training" in other and "differ in their names" in fewer
 
 
 def test_a_training_is_followed_and_gone_on_with(python: Path, tmp_path: Path) -> None:
@@ -247,6 +281,12 @@ def test_a_plan_that_it_refuses_is_told_as_such(python: Path, tmp_path: Path) ->
     (error,) = events.new()
     assert error["kind"] == "arguments" and "trainer.save_every" in error["message"]
     job["plan"]["options"]["extra"] = {}
+    (tmp_path / "job.json").write_text(json.dumps(job))
+    # One of the four prompts is too long: a plan must not count it.
+    run(python, tmp_path, "-m", "treadle.rl.engine", "check", tmp_path / "job.json", expect=1)
+    (error,) = events.new()
+    assert error["kind"] == "arguments" and "of 4 rows verl takes 3" in error["message"]
+    job["plan"]["num_rows"] = 3
     (tmp_path / "job.json").write_text(json.dumps(job))
     run(python, tmp_path, "-m", "treadle.rl.engine", "check", tmp_path / "job.json")
     (prepared,) = events.new()

@@ -13,7 +13,7 @@ from support.verl_plans import FOUR_GPUS, verl_files, verl_plan
 
 from treadle.agent.config import EnvironmentSettings
 from treadle.demo.byte_tokenizer import write_byte_tokenizer
-from treadle.rl.engine.verl_files import VerlFolder
+from treadle.rl.engine.verl_folder import VerlFolder
 from treadle.rl.plan import Machine, RlPlan
 from treadle.rl.verl_config import loop_yaml, override_lines, verl_overrides
 from treadle.rl.verl_data import write_verl_rows

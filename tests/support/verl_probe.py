@@ -33,7 +33,7 @@ from treadle.core.chat import ChatTokenizer
 from treadle.core.errors import ConfigError
 from treadle.rl.engine import verl_loop
 from treadle.rl.engine.verl_compose import compose_config
-from treadle.rl.engine.verl_files import VerlFolder
+from treadle.rl.engine.verl_folder import VerlFolder
 from treadle.rl.engine.verl_host import LoopHost
 from treadle.rl.environment import OpenEnvironment
 from treadle.rl.groups import GroupJob, require_groups

@@ -12,7 +12,7 @@ from support.verl_plans import verl_plan
 from treadle.core.engines.events import EventFile
 from treadle.core.errors import EngineError
 from treadle.rl.engine import verl_commands
-from treadle.rl.engine.verl_files import VerlFolder
+from treadle.rl.engine.verl_folder import VerlFolder
 from treadle.rl.engine.verl_follower import Follower
 
 NEVER_ENDS = """

@@ -13,7 +13,7 @@ from support.verl_plans import verl_plan
 from treadle.core.engines.events import STATE_MARKER, EventFile
 from treadle.core.errors import EngineError
 from treadle.rl.engine.errors import BadEnvironment, Diverged
-from treadle.rl.engine.verl_files import VerlFolder
+from treadle.rl.engine.verl_folder import VerlFolder
 from treadle.rl.engine.verl_follower import Follower
 from treadle.rl.plan import RlPlan
 from treadle.rl.rewards import GroupItem, group_rewards

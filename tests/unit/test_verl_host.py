@@ -25,7 +25,7 @@ from treadle.core.llm.types import Completion, CompletionRequest
 from treadle.core.schemas import RL_ROLLOUTS
 from treadle.demo.byte_tokenizer import write_byte_tokenizer
 from treadle.rl.engine.verl_barrier import GroupFailed
-from treadle.rl.engine.verl_files import VerlFolder
+from treadle.rl.engine.verl_folder import VerlFolder
 from treadle.rl.engine.verl_host import LoopHost, Rewarded, RewardFunction, Sample
 from treadle.rl.engine.verl_reward import compute_score
 from treadle.rl.environment import OpenEnvironment

@@ -21,7 +21,8 @@ from treadle.core.schemas import RL_ROWS
 from treadle.datagen.question_rows import parse_row
 from treadle.datagen.question_sources import QuestionsSettings
 from treadle.flows.cli import cli
-from treadle.rl.verl_files import export_verl, import_verl, read_verl, write_verl
+from treadle.rl.verl_data import write_verl
+from treadle.rl.verl_exchange import export_verl, import_verl, read_verl
 from treadle.rl.verl_rows import (
     TRAINING_COLUMNS,
     TRAINING_SCHEMA,

@@ -1,4 +1,4 @@
-"""Files in verl's parquet schema: our rows written for other programs, and rows of other programs as questions.
+"""Exchange with other programs in verl's parquet schema: our rows for them, and their rows as questions.
 
 Documented in docs/behaviour/selection.md.
 """
@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import IO, Any
 
 import orjson
-import pyarrow as pa
 
 from treadle.core.errors import ConfigError, DataError
 from treadle.core.export_folder import EXPORT_FILE, new_folder
 from treadle.core.inputs import read_rows
 from treadle.core.stage import Rows
-from treadle.rl.verl_rows import DATA_SOURCES, VERL_COLUMNS, VERL_SCHEMA, domain_of, gold_answers, texts_of
+from treadle.rl.verl_data import write_verl
+from treadle.rl.verl_rows import DATA_SOURCES, VERL_COLUMNS, domain_of, gold_answers, texts_of
 
 EXPORT_VERSION = 1
 TRAIN_FILE = "train.parquet"
@@ -43,7 +43,7 @@ def import_verl(source: Path, target: Path, domains: Mapping[str, str], *, repla
     """Write the rows of a verl-style file as questions, one file per domain, with a configuration that reads them.
 
     `domains`: foreign `data_source` -> domain. Returns the number of questions per domain. Raises DataError naming a
-    row that is none, ConfigError for a `data_source` that is ours or that no row has, and StorageError as `export_verl`.
+    row that is none, ConfigError for a `data_source` that is ours or that no row has, StorageError as `export_verl`.
     """
     if ours := sorted(domains.keys() & set(DATA_SOURCES.values())):
         raise ConfigError(
@@ -91,23 +91,6 @@ def _sources(folder: Path, domains: Iterable[str]) -> str:
 
 def _write_json(path: Path, value: Mapping[str, Any]) -> None:
     path.write_bytes(orjson.dumps(value, option=orjson.OPT_INDENT_2) + b"\n")
-
-
-def verl_batch(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """verl's columns of `rl_rows`."""
-    return pa.RecordBatch.from_arrays([batch[name] for name in VERL_COLUMNS], schema=VERL_SCHEMA)
-
-
-def write_verl(batches: Iterable[pa.RecordBatch], path: Path) -> int:
-    """Write rows of `rl_rows` (with `VERL_COLUMNS`) as one file for verl; returns their number."""
-    import pyarrow.parquet as pq
-
-    num_rows = 0
-    with pq.ParquetWriter(path, VERL_SCHEMA, compression="zstd") as file:
-        for batch in batches:
-            file.write_batch(verl_batch(batch))
-            num_rows += batch.num_rows
-    return num_rows
 
 
 @dataclass(frozen=True, slots=True)
