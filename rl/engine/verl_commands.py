@@ -48,10 +48,9 @@ def check(job: dict[str, Any], events: EventFile) -> None:
 
 def train(job: dict[str, Any], events: EventFile) -> None:
     """Train to the end of the plan, from a state where the job names one."""
-    from treadle.rl.engine.verl_model_folder import count_trained, local_folder
+    from treadle.rl.engine.verl_model_folder import count_trained
 
     plan, folder = _plan(job), VerlFolder.of_job(job)
-    job = {**job, "model": str(local_folder(job["model"]))}
     overrides = override_lines(verl_overrides(plan, folder.files(job)))
     prepare(job, plan, folder, overrides)
     follower = Follower(plan, folder, Path(job["output"]), Path(job["rollouts"]), events, resumed_step(job))

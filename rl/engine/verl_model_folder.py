@@ -13,7 +13,7 @@ import torch
 
 from treadle.core.chat import ChatTokenizer
 from treadle.core.engines.events import EventFile
-from treadle.core.engines.hand_over import fetch_small_files, greedy_ids, write_model
+from treadle.core.engines.hand_over import greedy_ids, write_model
 from treadle.core.errors import EngineError
 from treadle.rl.engine.verl_adapters import compare_with_shards
 from treadle.rl.engine.verl_folder import VerlFolder
@@ -22,16 +22,6 @@ from treadle.rl.verl_launch import merge_command
 
 _ADAPTERS = "lora_adapter"
 """Folder in which verl's merger puts adapters, beside the weights that they belong to."""
-
-
-def local_folder(model: str) -> Path:
-    """A policy's folder: itself, or what the hub has under this id; raises NoModel."""
-    small_files = fetch_small_files(model)
-    if Path(model).is_dir():
-        return small_files
-    from huggingface_hub import snapshot_download
-
-    return Path(snapshot_download(model))
 
 
 def count_trained(model: Path, plan: RlPlan) -> int:
@@ -58,7 +48,7 @@ def finish_model(job: Mapping[str, Any], plan: RlPlan, events: EventFile) -> Non
 
     Raises EngineError where the merger fails, or where what it made is not what the live policy saved.
     """
-    state, final, start = Path(job["state"]), Path(job["final"]), local_folder(job["model"])
+    state, final, start = Path(job["state"]), Path(job["final"]), Path(job["model"])
     merged = final.with_name(final.name + ".merged")
     shutil.rmtree(merged, ignore_errors=True)
     merge(state, merged)
