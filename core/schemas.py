@@ -430,7 +430,7 @@ RL_ROLLOUTS = Table(
 
 RL_LOG = Table(
     "rl_log",
-    1,
+    2,
     ("step",),
     pa.schema(
         [
@@ -439,6 +439,9 @@ RL_LOG = Table(
             _field("reward_std", pa.float64(), "mean over groups of the standard deviation within", nullable=True),
             _field("correctness", pa.float64(), "mean correctness", nullable=True),
             _field("format_ok", pa.float64(), "share of rollouts in good format", nullable=True),
+            _field("answered", pa.float64(), "share of rollouts that ended with an answer", nullable=True),
+            _field("cut_off", pa.float64(), "share that ended for want of room for tokens", nullable=True),
+            _field("timeout", pa.float64(), "share whose calls had used up their time", nullable=True),
             _field("calls", pa.float64(), "mean tool calls that ran", nullable=True),
             _field("tool_failures", pa.float64(), "mean failed ones", nullable=True),
             _field("length", pa.float64(), "mean tokens that the policy sampled", nullable=True),
@@ -458,6 +461,7 @@ RL_LOG = Table(
     ),
     "Rewards and behaviour over the steps of a reinforcement; means of no scored rollout are null.",
     required=False,
+    also_reads=frozenset({1}),
 )
 
 RL_VALIDATION = Table(

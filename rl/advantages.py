@@ -17,11 +17,18 @@ def group_advantages(rewards: Sequence[float], epsilon: float = EPSILON) -> list
 
     A group of one keeps its reward.
     """
-    count = len(rewards)
-    if count == 1:
+    if len(rewards) == 1:
         return [float(rewards[0])]
-    if not count or min(rewards) == max(rewards):
-        return [0.0] * count
+    if not (spread := deviation(rewards)):
+        return [0.0] * len(rewards)
+    mean = math.fsum(rewards) / len(rewards)
+    return [(reward - mean) / (spread + epsilon) for reward in rewards]
+
+
+def deviation(rewards: Sequence[float]) -> float:
+    """The sample's standard deviation (n - 1); exactly 0 for equal rewards, and for fewer than two."""
+    count = len(rewards)
+    if count < 2 or min(rewards) == max(rewards):
+        return 0.0
     mean = math.fsum(rewards) / count
-    deviation = math.sqrt(math.fsum((reward - mean) ** 2 for reward in rewards) / (count - 1))
-    return [(reward - mean) / (deviation + epsilon) for reward in rewards]
+    return math.sqrt(math.fsum((reward - mean) ** 2 for reward in rewards) / (count - 1))

@@ -19,10 +19,13 @@ _PANELS: tuple[tuple[str, StepValue, ValidationValue | None], ...] = (
     ("reward", lambda step: step.reward, None),
     ("correctness", lambda step: step.correctness, lambda made: made.overall.correctness),
     ("share in good format", lambda step: step.format_ok, lambda made: made.overall.format_ok),
+    ("share answered", lambda step: step.answered, None),
     ("calls", lambda step: step.calls, lambda made: made.overall.calls),
     ("length in tokens", lambda step: step.length, lambda made: made.overall.length),
+    ("share out of time", lambda step: step.timeout, None),
     ("groups with unequal rewards", lambda step: unequal_share(step), None),
 )
+_PANELS_PER_ROW = len(_PANELS) // 2
 
 
 def sparkline(values: Sequence[float | None], width: int = 12) -> str:
@@ -58,14 +61,14 @@ def unequal_share(step: RlStep) -> float | None:
 
 
 def draw_curves(steps: Sequence[RlStep], validations: Sequence[Validation], chosen_step: int) -> bytes:
-    """An SVG of reward, correctness, format, calls, length and unequal groups over the steps; equal data, equal bytes.
+    """An SVG of reward, correctness, format, answers, calls, length, time-outs and unequal groups over the steps.
 
-    Light: each step; dark: the moving mean over 8 of them; red: validation; dotted: the step handed over. Raises
-    ConfigError without matplotlib.
+    Equal data gives equal bytes. Light: each step; dark: the moving mean over 8 of them; red: validation; dotted: the
+    step handed over. Raises ConfigError without matplotlib.
     """
 
     def draw(figure: Any) -> None:
-        axes = figure.subplots(2, 3, sharex=True).flat
+        axes = figure.subplots(2, _PANELS_PER_ROW, sharex=True).flat
         for panel, (title, value, validated) in zip(axes, _PANELS, strict=True):
             _draw_panel(panel, steps, value)
             if validated is not None and validations:
@@ -77,10 +80,10 @@ def draw_curves(steps: Sequence[RlStep], validations: Sequence[Validation], chos
                 panel.legend(frameon=False)
             panel.axvline(chosen_step, color="black", linewidth=1, linestyle=":")
             panel.set_title(title)
-        for panel in list(figure.axes)[3:]:
+        for panel in list(figure.axes)[_PANELS_PER_ROW:]:
             panel.set_xlabel("step")
 
-    return draw_svg(draw, width=10.0, height=5.0)
+    return draw_svg(draw, width=13.0, height=5.0)
 
 
 def _draw_panel(axes: Any, steps: Sequence[RlStep], value: StepValue) -> None:

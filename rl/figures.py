@@ -9,7 +9,11 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from treadle.rl.advantages import deviation
 from treadle.rl.rewards import Reward
+
+CUT_OFF = frozenset({"length", "budget", "context_full"})
+"""Statuses of rollouts that ended because there was no room for more tokens."""
 
 
 def step_figures(groups: Iterable[Sequence[Reward]]) -> dict[str, Any]:
@@ -18,7 +22,7 @@ def step_figures(groups: Iterable[Sequence[Reward]]) -> dict[str, Any]:
     `reward_std` is the mean over groups of the standard deviation (n - 1) within each: at 0 there is nothing to learn.
     """
     scored = [kept for group in groups if (kept := [reward for reward in group if reward.scored])]
-    deviations = [_deviation([reward.reward for reward in group]) for group in scored]
+    deviations = [deviation([reward.reward for reward in group]) for group in scored]
     rewards = [reward for group in scored for reward in group]
     return {
         "num_rollouts": len(rewards),
@@ -28,6 +32,9 @@ def step_figures(groups: Iterable[Sequence[Reward]]) -> dict[str, Any]:
         "reward_std": _mean(deviations),
         "correctness": _mean(reward.correctness for reward in rewards),
         "format_ok": _mean(reward.format_ok for reward in rewards),
+        "answered": _mean(reward.status == "answered" for reward in rewards),
+        "cut_off": _mean(reward.status in CUT_OFF for reward in rewards),
+        "timeout": _mean(reward.status == "timeout" for reward in rewards),
         "calls": _mean(reward.tool_calls for reward in rewards),
         "tool_failures": _mean(reward.tool_failures for reward in rewards),
         "length": _mean(reward.length for reward in rewards),
@@ -67,10 +74,3 @@ def _validation(rewards: Sequence[Reward]) -> dict[str, Any]:
 def _mean(values: Iterable[float]) -> float | None:
     numbers = list(values)
     return math.fsum(numbers) / len(numbers) if numbers else None
-
-
-def _deviation(values: Sequence[float]) -> float:
-    if len(values) < 2 or min(values) == max(values):
-        return 0.0
-    mean = math.fsum(values) / len(values)
-    return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1))

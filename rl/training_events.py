@@ -24,6 +24,12 @@ class RlStep:
     correctness: float | None
     format_ok: float | None
     """Share of rollouts in good format."""
+    answered: float | None
+    """Share that ended with an answer."""
+    cut_off: float | None
+    """Share that ended because there was no room for more tokens."""
+    timeout: float | None
+    """Share that ended because their calls had used up `rollout_time_s`."""
     calls: float | None
     """Mean executed calls."""
     tool_failures: float | None

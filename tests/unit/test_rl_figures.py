@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import statistics
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from treadle.core.schemas import RL_LOG
 from treadle.rl.figures import step_figures, validation_figures
 from treadle.rl.rewards import GroupItem, Reward, group_rewards
+from treadle.rl.training_events import RlEvents
 
 TURN = r"<think>a</think><answer>\boxed{%s}</answer>"
 
@@ -31,6 +35,31 @@ def test_a_step_is_the_mean_over_its_trajectories() -> None:
     assert (figures["calls"], figures["tool_failures"], figures["length"]) == (2.0, 0.5, 20.0)
     assert figures["f_tool"] == figures["f_len"] == pytest.approx(1.0)
     assert (figures["sigma_tool"], figures["sigma_length"]) == (0.1, 0.1)
+
+
+def test_a_step_tells_how_its_rollouts_ended() -> None:
+    statuses = ("answered", "timeout", "length", "budget", "context_full", "no_answer", "limit", "max_turns")
+    items = [GroupItem.from_text(TURN % "12", status=status) for status in statuses]
+    figures = step_figures([group_rewards(items, ["12"], "math", 0.1, 0.1)])
+    assert (figures["answered"], figures["timeout"], figures["cut_off"]) == (1 / 8, 1 / 8, 3 / 8)
+    assert step_figures([])["timeout"] is None
+
+
+def test_what_an_engine_tells_of_a_step_is_a_row_of_the_log(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    figures = step_figures([rewards(("12", 1, 10), ("7", 3, 30))])
+    events = [
+        {"event": "begin", "num_steps": 2, "resumed_step": 0, "num_trained_parameters": 1},
+        {"event": "step", "step": 1, **figures, "seconds": 1.0},
+        # Of an earlier version.
+        {"event": "step", "step": 2, **{name: figures[name] for name in ("num_rollouts", "reward")}, "seconds": 2.0},
+    ]
+    path.write_text("".join(json.dumps(event) + "\n" for event in events), encoding="utf-8")
+    log = RlEvents(path)
+    list(log.new())
+    now, earlier = (step.as_row() for step in log.steps)
+    assert figures.items() <= now.items() and set(now) == set(RL_LOG.schema.names)
+    assert (now["answered"], earlier["answered"], earlier["reward"]) == (1.0, None, figures["reward"])
 
 
 def test_groups_that_differ_only_from_each_other_have_nothing_to_learn_from() -> None:
