@@ -15,7 +15,7 @@ from treadle.agent.protocol import TOOL_PROTOCOL, Protocol
 from treadle.agent.sandbox.config import SandboxSettings
 from treadle.agent.tools.search_config import SearchToolSettings
 from treadle.agent.tools.summarizer import summarizer_prompt
-from treadle.core.config import Section, digest_json, semantic_dump, with_preset
+from treadle.core.config import Operational, Section, digest_json, semantic_dump, with_preset
 from treadle.core.llm.config import Sampling
 
 ENVIRONMENT_VERSION = 1
@@ -73,7 +73,7 @@ class EnvironmentSettings(Section):
 
     PRESETS: ClassVar[dict[str, dict[str, Any]]] = {"et-agent-rl": ET_AGENT_RL}
 
-    preset: str | None = None
+    preset: Operational[str | None] = None
     """Named settings to start from, such as `et-agent-rl`; keys given beside it win."""
     prompt: Literal["auto", "both", "search", "python", "none"] = "auto"
     """System prompt: which tools it speaks of. `auto` follows the enabled tools."""
@@ -153,9 +153,7 @@ class EnvironmentSettings(Section):
 
     def digest(self) -> str:
         """Hex digest of all that decides what an agent meets: prompt text, tags, tools, limits."""
-        data = semantic_dump(self)
-        data.pop("preset")
-        parts = {"version": ENVIRONMENT_VERSION, "settings": data, "tags": self.protocol.as_json()}
+        parts = {"version": ENVIRONMENT_VERSION, "settings": semantic_dump(self), "tags": self.protocol.as_json()}
         if self.summarizer is not None:
             parts["summarizer"] = summarizer_prompt()
         return digest_json({**parts, "system": self.system_text})

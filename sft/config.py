@@ -90,7 +90,7 @@ class SftOptions(Section):
 
     PRESETS: ClassVar[dict[str, dict[str, Any]]] = {"et-agent-7b": ET_AGENT_7B}
 
-    preset: str | None = None
+    preset: Operational[str | None] = None
     """Named settings to start from, such as `et-agent-7b`; keys given beside it win."""
     model: str = EMBEDDED
     """What training begins with: `embedded`, a folder in Hugging Face format, a hub id, or the policy of a phase

@@ -50,7 +50,7 @@ def made_here(model: str) -> tuple[Address, ...]:
 
 def is_hub_id(model: str) -> bool:
     """Whether a model's name stands for one on the hub: it is neither made here, nor embedded, nor a folder."""
-    return not made_here(model) and model != EMBEDDED and not Path(model).expanduser().is_dir()
+    return not made_here(model) and model != EMBEDDED and not (model and Path(model).expanduser().is_dir())
 
 
 def check_made_here(config: TreadleConfig, made: Address, where: str) -> None:

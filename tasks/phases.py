@@ -5,6 +5,7 @@ Documented in docs/behaviour/curriculum.md.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -21,6 +22,8 @@ from treadle.rl.sigmas import check_sigmas
 from treadle.rl.stage import local_environment
 from treadle.tasks.config import TreadleConfig, environment_of, overridden
 from treadle.tasks.models import is_hub_id, made_here, pool_models
+
+_HUB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)?")
 
 
 def flow_phases(config: TreadleConfig, iteration: int) -> list[Address]:
@@ -74,6 +77,8 @@ def _check_start(options: RlOptions, training: Address, phase: int) -> None:
                 f"{training}: rl.start = {start} is not made before this phase; name {' or '.join(map(str, known))}, "
                 "`embedded`, a folder, or a hub id"
             )
+    if is_hub_id(start) and not _HUB_ID.fullmatch(start):
+        raise ConfigError(f"{training}: rl.start = {start!r} is neither a folder that exists nor a hub id")
     if options.revision and not is_hub_id(start):
         raise ConfigError(
             f"{training}: rl.revision = {options.revision} is that of a hub id, and rl.start = {start} is none; "

@@ -132,3 +132,17 @@ def test_both_sigmas_at_zero_are_refused_before_anything_is_made(place: Place) -
     refused = place.treadle("run", "run.toml", "--run", "plain", *plain)
     refused.failed("1/rl@phase-1: sigma_tool and sigma_length are both 0", "rl.allow_plain", code=2)
     assert not (place.desk.folder / "outputs/runs/plain").exists()
+
+
+@pytest.mark.covers("pareto-28")
+def test_what_could_not_be_trained_in_the_end_is_refused_before_anything_is_made(place: Place) -> None:
+    linear = ("--set", "rl.engine=verl", "--set", "rl.variant=auto", "--set", "rl.lr_scheduler_type=linear")
+    for arguments in (
+        ("run", "run.toml", "--dry-run"),
+        ("run", "run.toml"),
+        ("stage", "1/rollouts@phase-1", "run.toml"),
+    ):
+        refused = place.treadle(*arguments, "--run", "late", *linear)
+        refused.failed("1/rl@phase-1: rl.lr_scheduler_type: verl knows constant and cosine, not linear", code=2)
+    place.treadle("stage", f"1/rl@phase-{'9' * 5000}", "run.toml", "--run", "late").failed("names no phase", code=2)
+    assert not (place.desk.folder / "outputs/runs/late").exists()

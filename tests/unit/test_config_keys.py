@@ -28,7 +28,7 @@ from treadle.tasks.running import open_run
 OPERATIONAL = """
 DenseSettings.device EncoderSettings.batch_size EncoderSettings.device EncoderSettings.endpoints
 EndpointSettings.api_key_env EndpointSettings.url
-CurriculumSettings.phases
+CurriculumSettings.phases EnvironmentSettings.preset
 ModelSettings.backoff_base_s ModelSettings.backoff_max_s ModelSettings.completion_price_per_million
 ModelSettings.connect_timeout_s ModelSettings.endpoints
 ModelSettings.hedge_floor_s ModelSettings.max_in_flight ModelSettings.max_response_bytes ModelSettings.outage_wait_s
@@ -50,8 +50,8 @@ SearchSettings.cache_folder SearchSettings.corpus SearchSettings.index_folder Se
 ServiceClientSettings.connect_timeout_s ServiceClientSettings.endpoints ServiceClientSettings.max_response_bytes
 ServiceClientSettings.request_timeout_s ServiceClientSettings.retry_limit ServiceClientSettings.start_wait_s
 SftOptions.ddp_timeout_s SftOptions.gradient_checkpointing SftOptions.main_address SftOptions.main_port
-SftOptions.num_devices SftOptions.num_nodes SftOptions.per_device_batch_size SftOptions.plot_loss SftOptions.save_steps
-SftOptions.stall_timeout_s SftOptions.threads SftOptions.trackers SftOptions.variant
+SftOptions.num_devices SftOptions.num_nodes SftOptions.per_device_batch_size SftOptions.plot_loss SftOptions.preset
+SftOptions.save_steps SftOptions.stall_timeout_s SftOptions.threads SftOptions.trackers SftOptions.variant
 SourceSettings.path
 TutorServer.module TutorServer.port TutorServer.startup_timeout_s TutorServer.tokenizer
 VllmServer.compile VllmServer.gpu_memory_share VllmServer.kv_cache_gb VllmServer.port VllmServer.startup_timeout_s

@@ -8,12 +8,14 @@ from typing import Any
 
 import pytest
 
+from treadle.agent.config import ET_AGENT_RL
 from treadle.core.config import load_config
 from treadle.core.errors import ConfigError, RunError
 from treadle.core.execute import fingerprint_of
 from treadle.core.runs import Run
 from treadle.core.stage import Address, Instance
 from treadle.rl.config import ET_AGENT_7B, RlOptions
+from treadle.sft.config import ET_AGENT_7B as SFT_ET_AGENT_7B
 from treadle.tasks.catalog import flow_addresses, flow_instances, instance, semantic_of
 from treadle.tasks.config import TreadleConfig
 from treadle.tasks.phases import rl_options
@@ -183,6 +185,12 @@ def test_a_phase_whose_sigmas_are_all_zero_is_refused_before_anything_is_made(tm
     assert len(flow_instances(config(**given, rl={"allow_plain": True}))) == 13
 
 
+@pytest.mark.parametrize("start", ["/models/nowhere", "./nowhere", "models/of/mine", "", "org/na me", "org/base\n"])
+def test_a_start_that_is_neither_a_folder_nor_a_hub_id_is_refused_before_anything_is_made(start: str) -> None:
+    with pytest.raises(ConfigError, match="1/rl@phase-1: rl.start = .* is neither a folder that exists nor a hub id"):
+        at("1/rollouts@phase-1", rl={"start": start}, curriculum={"sampling_model": "elsewhere"})
+
+
 VERL = {"engine": "verl"}
 
 
@@ -282,6 +290,11 @@ def test_values_count_and_not_the_name_of_their_preset() -> None:
     fingerprints = [fingerprint_of(at("1/rl@phase-1", rl=rl), {}) for rl in (by_name, spelled_out)]
     assert fingerprints[0] == fingerprints[1]
     assert semantic_of(config(rl=by_name)) == semantic_of(config(rl=spelled_out))
+    tuned = [semantic_of(config(sft=sft)) for sft in (by_name, dict(SFT_ET_AGENT_7B))]
+    assert tuned[0] == tuned[1]
+    within = [{"preset": "et-agent-rl", "search": {"enabled": False}}, {**ET_AGENT_RL, "search": {"enabled": False}}]
+    met = [semantic_of(config(environment=environment)) for environment in within]
+    assert met[0] == met[1]
 
 
 def test_adapters_that_are_not_trained_tell_no_trainings_apart() -> None:
