@@ -26,7 +26,8 @@ from typing import Any
 
 import orjson
 from figures import Figure, add_json_option, publish
-from scale import KIB, MemoryTimes, memory_kib, tutor
+from measuring import KIB, MemoryTimes, memory_kib
+from scale_runs import tutor
 
 from treadle.agent import opening
 from treadle.agent.config import EnvironmentSettings

@@ -22,6 +22,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from measuring import drop_from_cache
+
 from treadle.core.journal import Journal
 
 UNITS = 5
@@ -74,15 +76,6 @@ def open_journal(folder: Path) -> None:
         assert len(journal.finished(f"{0:016x}")) == ROW_BYTES
         figures = {"seconds": seconds, "cpu_s": cpu_seconds, "peak_mib": peak / 1024, "before_mib": before / 1024}
         print(json.dumps({"finished": journal.num_finished, **figures}))
-
-
-def drop_from_cache(folder: Path) -> None:
-    """Let the kernel forget the files' pages, so that opening reads the disk."""
-    for path in folder.iterdir():
-        descriptor = os.open(path, os.O_RDONLY)
-        os.fsync(descriptor)
-        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-        os.close(descriptor)
 
 
 def compare_appends(folder: Path, num_rollouts: int) -> dict[str, float]:

@@ -181,7 +181,7 @@ BENCHMARKS = {
     ),
     "held": Benchmark("scale.py", ("held",), ("held", "--in-flight", "50", "--delay", "0.2"), held),
     "flat": Benchmark("scale.py", ("flat",), ("flat", "--rollouts", "64", "--first", "16"), flat),
-    "resume": Benchmark("scale.py", ("resume",), ("resume", "--rollouts", "200"), resume),
+    "resume": Benchmark("resume.py", (), ("--rollouts", "200"), resume),
     "journal": Benchmark("journal.py", (), ("--rollouts", "2000"), journal),
     "compaction": Benchmark("compaction.py", (), ("--rollouts", "2000"), compaction),
     "flywheel": Benchmark("flywheel.py", (), ("--questions", "8", "16"), published),

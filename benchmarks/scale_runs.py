@@ -1,0 +1,93 @@
+"""Runs of any number of questions, and the stage `rollouts` over them, for benchmarks of memory and resuming."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from treadle.agent import rollouts
+from treadle.core.config import Section, load_config
+from treadle.core.execute import execute
+from treadle.core.runs import Run
+from treadle.core.schemas import QUESTIONS
+from treadle.core.stage import Address, Instance, Stage, StageContext
+from treadle.demo.world import write_world
+
+SAMPLES = 8
+MADE = Address(1, "rollouts", "base")
+GIVEN = Address(1, "questions")
+
+
+class QuestionTexts(Section):
+    """Settings of the stage that hands out questions."""
+
+    texts: tuple[str, ...]
+    """Taken in turn."""
+    number: int
+    """Rows."""
+
+
+def _write_questions(context: StageContext) -> dict[str, Any]:
+    given: QuestionTexts = context.settings
+    blank = {"dataset": "stub", "domain": "qa", "answers": ["1"], "choices": [], "split": "heldout"}
+    for first in range(0, given.number, 1000):
+        rows = [
+            {**blank, "question_key": f"{number:016x}", "question": given.texts[number % len(given.texts)],
+             "source_file": "f", "source_row": number + 1, "meta": "{}"}
+            for number in range(first, min(first + 1000, given.number))
+        ]  # fmt: skip
+        context.write("questions", rows)
+    return {}
+
+
+def make_run(folder: Path, texts: Sequence[str], number: int) -> Run:
+    """A run with so many questions."""
+    run = Run.create(folder, "r", {}, {})
+    stage = Stage(name="questions", version=1, settings=QuestionTexts, produces=(QUESTIONS,), run=_write_questions)
+    execute(Instance(address=GIVEN, stage=stage, settings=QuestionTexts(texts=tuple(texts), number=number)), run)
+    return run
+
+
+def rollouts_instance(tokenizer: Path, url: str, model: str, environment: dict[str, Any], **options: Any) -> Instance:
+    """The stage under test."""
+    data = {
+        "model_name": "base",
+        "model": {
+            "model": model,
+            "tokenizer": str(tokenizer),
+            "endpoints": [{"url": url}],
+            "max_in_flight": 100_000,
+        },
+        "environment": environment,
+        "options": options,
+    }
+    settings = load_config(rollouts.RolloutsSettings, data=data)
+    return Instance(address=MADE, stage=rollouts.ROLLOUTS, settings=settings, inputs={"questions": (GIVEN,)})
+
+
+def world_of(folder: Path) -> tuple[list[str], dict[str, Any]]:
+    """Questions of the sample world that take one search, and an environment with that search alone."""
+    world = write_world(folder / "world", questions=800)
+    lines = map(orjson.loads, world.questions.read_text().splitlines())
+    search = {"corpus": [str(world.corpus)], "cache_folder": str(folder), "top_n": 1, "document_chars": 200}
+    environment = {"python": {"enabled": False}, "search": search}
+    return [row["question"] for row in lines if row["source"] == "world-lookup"], environment
+
+
+@contextlib.contextmanager
+def tutor(tokenizer: Path) -> Iterator[str]:
+    """A tutor in a process of its own; yields its URL."""
+    command = [sys.executable, "-m", "treadle.demo.tutor", "--tokenizer", str(tokenizer)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        try:
+            yield json.loads(child.stdout.readline())["url"]
+        finally:
+            child.terminate()
