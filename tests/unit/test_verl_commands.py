@@ -11,7 +11,8 @@ from support.verl_plans import verl_plan
 
 from treadle.core.engines.events import EventFile
 from treadle.core.errors import EngineError
-from treadle.rl.engine import verl_commands
+from treadle.rl.engine import verl_commands, verl_compose
+from treadle.rl.engine.errors import BadPlan
 from treadle.rl.engine.verl_folder import VerlFolder
 from treadle.rl.engine.verl_follower import Follower
 
@@ -42,6 +43,28 @@ def test_nothing_of_a_killed_attempts_groups_is_left(tmp_path: Path) -> None:
     verl_commands.prepare(job, verl_plan(), folder, [])
     assert folder.read_groups(31, validation=False) == [] and not folder.groups.exists()
     assert not folder.environment_failure.exists() and folder.files(job).rows.is_file()
+
+
+def test_rows_that_verl_would_leave_out_are_refused_before_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = prepare_folder(tmp_path)
+    counted: list[Path] = []
+
+    def keeps_three(config: object, rows: Path, model: Path) -> int:
+        counted.append(rows)
+        return 3
+
+    monkeypatch.setattr(verl_compose, "compose_config", lambda overrides: None)
+    monkeypatch.setattr(verl_compose, "count_kept_rows", keeps_three)
+    with pytest.raises(BadPlan, match="of 4 rows verl takes 3: .* longer than rl.max_prompt_tokens = 400"):
+        verl_commands.check(job, EventFile(tmp_path / "events.jsonl"))
+    assert counted == [tmp_path / "verl" / "train.parquet"] and not (tmp_path / "events.jsonl").exists()
+    counted.clear()
+    plan = {**job["plan"], "num_rows": 3, "num_validation_rows": 4}
+    with pytest.raises(BadPlan, match="of 4 validation questions verl takes 3"):
+        verl_commands.check({**job, "plan": plan, "validation": job["rows"]}, EventFile(tmp_path / "events.jsonl"))
+    assert [path.name for path in counted] == ["train.parquet", "valid.parquet"]
 
 
 def test_a_process_that_will_not_end_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
