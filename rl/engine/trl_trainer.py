@@ -18,6 +18,7 @@ from peft import LoraConfig
 from torch.utils.data import Sampler
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
+from trl.trainer.utils import split_tensor_dict
 
 from treadle.agent.config import EnvironmentSettings
 from treadle.agent.rollout import derive_seed
@@ -80,6 +81,7 @@ class GroupTrainer(GRPOTrainer):  # type: ignore[misc]
     shares_prompts: bool
     _scored_tokens: torch.Tensor | None = None
     _norms: Sequence[float] = ()
+    _buffered_inputs: Any
 
     def create_model_card(self, *_: Any, **__: Any) -> None:
         """None: the artifact has a card of its own."""
@@ -94,6 +96,31 @@ class GroupTrainer(GRPOTrainer):  # type: ignore[misc]
 
     def _get_train_sampler(self, dataset: Any = None) -> Sampler[int]:
         return StepSampler(self.plan, self.args.steps_per_generation)
+
+    def _prepare_inputs(self, generation_batch: Any) -> dict[str, Any]:
+        """The next micro-batch of a step. TRL's, which shuffles trajectories before it cuts a step into micro-batches,
+        so that neither those nor updates hold groups."""
+        reads = self.args.steps_per_generation
+        if self._step % reads == 0 or self._buffered_inputs is None:
+            self._buffered_inputs = self._cut(self._generate_and_score_completions(generation_batch))
+        batch: dict[str, Any] = self._buffered_inputs[self._step % reads]
+        return batch
+
+    def _cut(self, made: dict[str, Any]) -> list[dict[str, Any]]:
+        """Micro-batches of a step in the order of its groups.
+
+        TRL divides an update's loss by the tokens of an average update of the step. What each is told here makes it
+        divide by the update's own, so that the mean is over its tokens.
+        """
+        reads, size = self.args.steps_per_generation, self.args.gradient_accumulation_steps
+        parts: list[dict[str, Any]] = split_tensor_dict(made, reads)
+        for start in range(0, reads, size):
+            update = parts[start : start + size]
+            mine = torch.stack([(part["completion_mask"] * part["tool_mask"]).sum() for part in update]).sum()
+            tokens = self.accelerator.gather(mine).sum()
+            for part in update:
+                part["num_items_in_batch"] = tokens * (reads // size)
+        return parts
 
     def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> float:
         """The mean over the updates of a step so far; transformers logs one per step, that of its last update."""
@@ -161,13 +188,14 @@ class Rollouts:
         """TRL's `rollout_func`; a prompt is the index of its row, as often as a group has trajectories, in a row."""
         size = self._plan.options.group_size
         indices = [int(prompt) for prompt in prompts]
-        groups = [indices[start : start + size] for start in range(0, len(indices), size)]
-        if any(len(group) != size or len(set(group)) > 1 for group in groups):
-            raise RuntimeError("TRL took a group of rollouts apart")
         step = trainer.state.global_step // self._plan.updates_per_step + 1
+        num_groups = len(indices) // size
+        first = trainer.accelerator.process_index * num_groups
+        chosen = rows_of_step(self._plan, step)[first : first + num_groups]
+        if indices != [index for index in chosen for _ in range(size)]:
+            raise RuntimeError(f"TRL asks for other rollouts than the plan has in step {step}, or not for whole groups")
         self._forget()
-        first = trainer.accelerator.process_index * len(groups)
-        made = self._source.step(step, [self._rows[group[0]] for group in groups], first)
+        made = self._source.step(step, [self._rows[index] for index in chosen], first)
         self._tell(step, made)
         return _as_trl_takes_it(made)
 
@@ -208,12 +236,19 @@ def train_policy(plan: RlPlan, job: dict[str, Any], environment: EnvironmentSett
     reporter = Reporter(plan, events, is_first=arguments.process_index == 0)
     trainer, slot = _trainer(plan, job["model"], small_files, rows, arguments, reporter)
     generate, forget, max_batch = _generator(plan, trainer, codec, reporter)
-    length = getattr(innermost(trainer.model).config.get_text_config(), "max_position_embeddings", None)
-    with open_source(plan, job, environment, generate, codec, max_model_len=length, max_batch=max_batch) as source:
+    limits = dict(max_model_len=_most_tokens(trainer), max_batch=max_batch)
+    with open_source(plan, job, environment, generate, codec, **limits) as source:
         slot.rollouts = Rollouts(plan, rows, source, forget, reporter, Path(job["rollouts"]))
         trainer.validate = _validation(validation, source, forget, reporter)
         reporter.look_at_state = lambda: _greedy(trainer, prompt_ids(rows[0], environment, codec), job["greedy_tokens"])
         trainer.train(resume_from_checkpoint=job["resume"])
+
+
+def _most_tokens(trainer: GroupTrainer) -> int | None:
+    """Tokens that a context may have with what generates, if there is a bound: of a longer one vLLM takes none."""
+    own = getattr(innermost(trainer.model).config.get_text_config(), "max_position_embeddings", None)
+    served = trainer.args.vllm_max_model_length if trainer.use_vllm else None
+    return min((length for length in (own, served) if length is not None), default=None)
 
 
 class _Slot:
@@ -247,10 +282,9 @@ def _trainer(
     )
     trainer.plan = plan
     config = policy.config.get_text_config()
-    # On a GPU attention kernels that skip padding do better.
-    trainer.shares_prompts = (
-        arguments.device.type == "cpu" and is_supported(config) and not arguments.gradient_checkpointing
-    )
+    # On a GPU attention kernels that skip padding do better. A bonus for entropy needs entropies with gradients.
+    plain = not (arguments.gradient_checkpointing or trainer._entropy_bonus_enabled)
+    trainer.shares_prompts = arguments.device.type == "cpu" and is_supported(config) and plain
     return trainer, slot
 
 
@@ -275,12 +309,11 @@ def _generator(
 
         served = VllmGenerator(trainer, codec)
         return _with_signs(served.generate, reporter), served.refresh, None
-    is_half = trainer.args.bf16 or trainer.args.fp16
     own = PolicyGenerator(
         trainer.model,
         codec,
         autocast=trainer.accelerator.autocast,
-        dtype=torch.bfloat16 if is_half else torch.float32,
+        dtype=torch.bfloat16 if trainer.args.bf16 else torch.float32,
         with_entropies=plan.options.branches,
     )
     longest = plan.options.max_prompt_tokens + plan.options.max_response_tokens

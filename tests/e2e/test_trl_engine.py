@@ -20,6 +20,7 @@ from treadle.core.chat import ChatTokenizer
 from treadle.core.engines.environments import engine_environ, python_of
 from treadle.core.engines.training import EngineOptions
 from treadle.core.errors import ConfigError
+from treadle.rl.advantages import group_advantages
 from treadle.rl.launch import Job, RlFolder, reinforce
 from treadle.rl.plan import RlPlan
 
@@ -101,7 +102,7 @@ def checks(policy: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
     """What the engine is like from inside, and a reinforcement with LoRA."""
     folder = RlFolder(tmp_path_factory.mktemp("lora"))
     trl_jobs.write_rows(folder.parquet)
-    plan = trl_jobs.make_plan(finetuning_type="lora", learning_rate=1e-2, max_steps=1)
+    plan = trl_jobs.make_plan(finetuning_type="lora", learning_rate=1e-2, mini_batch_prompts=1, max_steps=1)
     job = folder.path / "job.json"
     job.write_text(json.dumps(job_json(folder, plan, policy)))
     done = subprocess.run(
@@ -144,6 +145,31 @@ def test_batched_generation_is_that_of_single_sequences(checks: dict[str, Any]) 
     assert found["logprob_error"] < 1e-4
 
 
+def test_an_update_holds_whole_groups_and_is_a_mean_over_its_own_tokens(checks: dict[str, Any]) -> None:
+    found, expected = checks["updates"], json.loads(GOLDEN.read_text())
+    assert [update["prompts"] for update in found] == [[group["prompt"]] for group in expected]
+    for update in found:
+        assert update["loss"] == pytest.approx(update["token_mean"], abs=1e-6)
+    assert len({round(update["token_mean"], 4) for update in found}) == 3
+
+
+def test_a_training_whose_masks_are_all_0_learnt_nothing(checks: dict[str, Any]) -> None:
+    events = {event["event"]: event for event in checks["muted"]}
+    assert events["step"]["grad_norm"] == events["step"]["loss"] == 0.0 and "saved" in events
+    assert "end" not in events and events["exit"]["code"] == 1
+    assert events["error"]["kind"] == "unmoved" and "no update had a gradient" in events["error"]["message"]
+
+
+def test_a_policy_that_cannot_be_rolled_out_on_a_cpu_is_refused_before_its_weights_are_loaded(
+    checks: dict[str, Any],
+) -> None:
+    assert "qwen2" in checks["refused"] and "(gemma2)" in checks["refused"]
+
+
+def test_a_context_is_at_most_as_long_as_the_model_s_window_and_vllm_s(checks: dict[str, Any]) -> None:
+    assert checks["windows"] == [1024, 460, 256, 460, None]
+
+
 def test_shared_prompts_change_neither_values_nor_gradients(checks: dict[str, Any]) -> None:
     assert checks["log_probs"]["full"] < 1e-4 and checks["log_probs"]["lora"] < 1e-4
 
@@ -163,12 +189,18 @@ def test_trl_holds_the_trajectories_masks_and_advantages_of_the_scenario(checks:
     prompts = found["prompts"]
     assert len(set(prompts)) == 3 and all(len(set(prompts[at : at + 8])) == 1 for at in (0, 8, 16))
     assert found["dumped"] == 24
+    assert all("other rollouts than the plan has in step 1" in refusal for refusal in found["refused"])
     for mine, group in zip(found["groups"], expected, strict=True):
         for one, item in zip(mine, group["items"], strict=True):
             assert one["prompt"] == group["prompt"] and one["completion"] == item["completion"]
             assert one["mask"] == item["mask"]
-            # TRL adds 1e-4 to the deviation where the reference adds 1e-6.
-            assert one["advantage"] == pytest.approx(item["advantage"], abs=5e-4)
+        rewards = [item["reward"] for item in group["items"]]
+        # TRL adds 1e-4 to the deviation where the reference adds 1e-6.
+        advantages = [one["advantage"] for one in mine]
+        assert advantages == pytest.approx(group_advantages(rewards, 1e-4), abs=5e-6)
+    # Of float32, and written with six digits.
+    rewards = [item["reward"] for group in expected for item in group["items"]]
+    assert found["rewards"] == pytest.approx(rewards, abs=1e-6)
 
 
 def test_adapters_are_trained_and_merged(checks: dict[str, Any], policy: Path) -> None:
@@ -176,6 +208,9 @@ def test_adapters_are_trained_and_merged(checks: dict[str, Any], policy: Path) -
     assert "adapter_model.safetensors" in checks["lora"]["state"]
     events = {event["event"]: event for event in map(orjson.loads, folder.events.read_bytes().splitlines())}
     assert 0 < events["begin"]["num_trained_parameters"] < 60_000
+    # A step of two updates is told once, and by its own count.
+    assert (events["begin"]["num_steps"], events["step"]["step"], events["saved"]["state"]) == (1, 1, "checkpoint-2")
+    assert events["step"]["grad_norm"] > 0.0
     assert events["greedy"]["ids"] == events["live_greedy"]["ids"]
     assert (folder.model / "model.safetensors").stat().st_size == (policy / "model.safetensors").stat().st_size
 

@@ -11,6 +11,7 @@ import json
 import sys
 import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -22,9 +23,12 @@ from trl import GRPOConfig
 from treadle.agent.environment import Question
 from treadle.core.chat import ChatTokenizer
 from treadle.core.engines.events import EventFile
+from treadle.core.errors import ConfigError
 from treadle.core.llm.config import Sampling
 from treadle.core.llm.types import CompletionRequest
+from treadle.rl.config import RlOptions
 from treadle.rl.engine import trl_commands, trl_trainer
+from treadle.rl.engine.__main__ import main as engine
 from treadle.rl.engine.generation import PolicyGenerator
 from treadle.rl.engine.group_source import ScoredGroup
 from treadle.rl.engine.rows import Row, first_prompt
@@ -44,6 +48,10 @@ def main(policy: Path, job_path: Path) -> dict[str, Any]:
         "generation": generation(policy, first_prompt(Path(job["rows"]), trl_commands.environment_of(job), codec)),
         "log_probs": log_probs_agree(policy, plan),
         "contract": contract(policy, plan),
+        "updates": updates(policy, plan),
+        "windows": windows(),
+        "refused": refused_policy(job),
+        "muted": muted(job),
         "lora": lora(job),
     }
 
@@ -133,12 +141,50 @@ def contract(policy: Path, plan: RlPlan) -> dict[str, Any]:
         for start in range(0, len(prompts), 8):
             rows = range(start, start + 8)
             groups.append([_facts(inputs, row, codec) for row in rows])
+        rewards = list(trainer._logs["rewards"]["given_rewards"])
+        # Another order of the groups, and groups that are taken apart.
+        refused = [_refusal(trainer, prompts[shift:] + prompts[:shift]) for shift in (8, 4)]
         gradients = _gradients(trainer, inputs)
-    return {"prompts": prompts, "dumped": dumped, "groups": groups, **gradients}
+    found = {"prompts": prompts, "dumped": dumped, "groups": groups, "rewards": rewards, "refused": refused}
+    return {**found, **gradients}
 
 
-def _scripted_plan(plan: RlPlan) -> RlPlan:
-    changes = {"group_size": 8, "prompts_per_step": 3, "mini_batch_prompts": 3, "finetuning_type": "full"}
+def _refusal(trainer: Any, prompts: list[str]) -> str:
+    try:
+        trainer.rollout_func(prompts, trainer)
+    except RuntimeError as error:
+        return str(error)
+    return ""
+
+
+def updates(policy: Path, plan: RlPlan) -> list[dict[str, Any]]:
+    """The scenario in three updates of a question each: what each of them holds."""
+    codec = ChatTokenizer.load(policy)
+    with _folder() as folder:
+        trainer = _trainer(policy, _scripted_plan(plan, mini_batch_prompts=1), folder, _ScriptedSource(codec))
+        batch = next(iter(trainer.get_train_dataloader()))
+        found = []
+        trainer.current_gradient_accumulation_steps = trainer.args.gradient_accumulation_steps
+        for step in range(trainer.args.steps_per_generation):
+            trainer._step = step
+            inputs = trainer._prepare_inputs(batch)
+            trainer._get_per_token_logps_and_entropies = _unmoved_scores(inputs)
+            loss = float(trainer._compute_loss(trainer.model, inputs))
+            counted = inputs["completion_mask"] * inputs["tool_mask"]
+            mean = float(-(counted * inputs["advantages"][:, None]).sum() / counted.sum())
+            prompts = {_facts(inputs, row, codec)["prompt"] for row in range(len(counted))}
+            found.append({"prompts": sorted(prompts), "loss": loss, "token_mean": mean})
+            del trainer._get_per_token_logps_and_entropies
+    return found
+
+
+def _unmoved_scores(inputs: dict[str, Any]) -> Any:
+    return lambda *_, **__: (inputs["old_per_token_logps"], torch.zeros_like(inputs["old_per_token_logps"]), None)
+
+
+def _scripted_plan(plan: RlPlan, mini_batch_prompts: int = 3) -> RlPlan:
+    changes = {"group_size": 8, "prompts_per_step": 3, "mini_batch_prompts": mini_batch_prompts}
+    changes |= {"finetuning_type": "full"}
     options = plan.options.model_copy(update={**changes, "max_response_tokens": 512})
     return plan.model_copy(update={"options": options, "num_rows": 3, "num_validation_rows": 0})
 
@@ -203,6 +249,8 @@ def _difference(trainer: Any, model: Any, inputs: dict[str, Any]) -> float:
     wanted = inputs["completion_mask"] * inputs["tool_mask"]
     for shares in (True, False):
         trainer.shares_prompts = shares
+        # As in a loss: what is not scored is not computed.
+        trainer._scored_tokens = wanted if shares else None
         model.zero_grad()
         scores = trainer._get_per_token_logps_and_entropies(model, ids, mask, length, compute_entropy=True)
         (scores[0] * wanted * torch.linspace(-1, 1, length)).sum().backward()
@@ -211,6 +259,50 @@ def _difference(trainer: Any, model: Any, inputs: dict[str, Any]) -> float:
     return max(
         float(((left - right).abs().max() / right.abs().max()).detach()) for left, right in zip(*found, strict=True)
     )
+
+
+def windows() -> list[int | None]:
+    """Longest contexts of models with and without a bound, alone and beside vLLM."""
+    found = []
+    for bound, use_vllm in ((1024, False), (1024, True), (256, True), (None, True), (None, False)):
+        text = SimpleNamespace(max_position_embeddings=bound)
+        model = SimpleNamespace(config=SimpleNamespace(get_text_config=lambda text=text: text))
+        arguments = SimpleNamespace(vllm_max_model_length=460)
+        trainer: Any = SimpleNamespace(model=model, use_vllm=use_vllm, args=arguments)
+        found.append(trl_trainer._most_tokens(trainer))
+    return found
+
+
+def refused_policy(job: dict[str, Any]) -> str:
+    """What is said of a policy of another kind; there are no weights to load."""
+    with _folder() as folder:
+        (folder / "config.json").write_text('{"model_type": "gemma2"}')
+        try:
+            trl_commands.check({**job, "model": str(folder)}, EventFile(folder / "events.jsonl"))
+        except ConfigError as error:
+            return str(error)
+    return ""
+
+
+def muted(job: dict[str, Any]) -> list[dict[str, Any]]:
+    """Train all weights on trajectories whose masks are 0, with the default weight decay: the events."""
+    options = {**job["plan"]["options"], "finetuning_type": "full", "learning_rate": RlOptions().learning_rate}
+    given = trl_trainer._as_trl_takes_it
+
+    def silenced(made: Any) -> dict[str, Any]:
+        answer = given(made)
+        return {**answer, "env_mask": [[0] * len(mask) for mask in answer["env_mask"]]}
+
+    trl_trainer._as_trl_takes_it = silenced
+    with _folder() as folder:
+        names = {"output": "output", "events": "events.jsonl", "rollouts": "rollouts"}
+        paths = {name: str(folder / path) for name, path in names.items()}
+        job_path = folder / "job.json"
+        job_path.write_text(json.dumps({**job, "plan": {**job["plan"], "options": options}, **paths}))
+        code = engine("train", str(job_path))
+        events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
+    trl_trainer._as_trl_takes_it = given
+    return [*events, {"event": "exit", "code": code}]
 
 
 def lora(job: dict[str, Any]) -> dict[str, Any]:
