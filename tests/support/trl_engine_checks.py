@@ -117,7 +117,7 @@ class _ScriptedSource:
 
 
 def _trainer(policy: Path, plan: RlPlan, folder: Path, source: Any, **arguments: Any) -> Any:
-    rows = [Row(Question(f"key-{index}", f"Question {index}?", domain="math"), ("12",), "") for index in range(3)]
+    rows = [Row(Question(f"key-{index}", f"Question {index}?", domain="math"), ("12",)) for index in range(3)]
     config = GRPOConfig(**{**trl_arguments(plan, folder), **arguments})
     reporter = Reporter(plan, EventFile(folder / "events.jsonl"), is_first=True)
     trainer, slot = trl_trainer._trainer(plan, str(policy), policy, rows, config, reporter)
