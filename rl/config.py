@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Literal
 
-from pydantic import ConfigDict, Field, JsonValue, field_validator, model_validator
+from pydantic import ConfigDict, Field, JsonValue, model_validator
 
 from treadle.agent.config import EnvironmentSettings
-from treadle.core.config import Operational, Section, with_preset
+from treadle.core.config import Operational, Section
+from treadle.core.engines.config import TrainingOptions
 from treadle.rl.rewards import RewardOptions
 from treadle.rl.trl_keys import REFUSED_KEYS, TYPED_KEYS
 
@@ -50,10 +51,8 @@ ET_AGENT_7B: dict[str, Any] = {
 """Reinforcement of ET-Agent (arXiv 2601.06860): its text and the launch scripts published with it, with real-token
 lengths and the strict format check in place of the scripts' own. Sigmas are those of the curriculum's phases."""
 
-_OF_ADAPTERS = ("lora_rank", "lora_alpha", "lora_dropout", "lora_target")
 
-
-class RlOptions(Section):
+class RlOptions(TrainingOptions):
     """How a policy is reinforced in one phase. Group, clipping, sampling and reward are those of the paper; batch and
     lengths fit the embedded model, and `et-agent-7b` has the paper's."""
 
@@ -61,8 +60,6 @@ class RlOptions(Section):
 
     PRESETS: ClassVar[dict[str, dict[str, Any]]] = {"et-agent-7b": ET_AGENT_7B}
 
-    preset: Operational[str | None] = None
-    """Named settings to start from, such as `et-agent-7b`; keys given beside it win."""
     engine: Literal["trl", "verl"] = "trl"
     """What trains: TRL, on one machine, CPU or GPUs; or verl, on GPUs, one machine or several."""
     start: str = "1/sft"
@@ -158,61 +155,18 @@ class RlOptions(Section):
     save_steps: int = Field(default=10, ge=1)
     """Steps between saved states, from which a training that was cut off goes on; the last step is saved too."""
 
-    finetuning_type: Literal["full", "lora"] = "full"
-    """All weights, or low-rank adapters that are merged into them at the end."""
-    lora_rank: int = Field(default=8, ge=1)
-    """Rank of the adapters; `lora` keys count with adapters only, and are at their defaults without."""
-    lora_alpha: int | None = Field(default=None, ge=1)
-    """Scale of the adapters; none means twice the rank."""
-    lora_dropout: float = Field(default=0.0, ge=0.0, lt=1.0)
-    """Dropout in the adapters."""
-    lora_target: str = "all"
-    """Modules that get an adapter, with commas between; `all` means every linear layer."""
-    precision: Literal["auto", "bf16", "fp16", "fp32"] = "auto"
-    """Number type of the computation; `auto` is bf16 on a GPU and fp32 on a CPU."""
     extra: dict[str, JsonValue] = {}
     """Any other key of the engine's own configuration, checked by the engine before training begins."""
 
-    variant: Operational[Literal["auto", "cpu", "cuda"]] = "auto"
-    """Build of the engine; `auto` takes cuda where an NVIDIA GPU answers."""
-    num_devices: Operational[int | None] = Field(default=None, ge=1)
-    """GPUs of each node; none means all that are visible. A CPU counts as one."""
     num_nodes: Operational[int] = Field(default=1, ge=1)
     """Machines that train together; verl only."""
     per_device_batch_size: Operational[int | None] = Field(default=None, ge=1)
     """Trajectories that a device works at together; none means as many of the longest as make 8,192 tokens, on a CPU
     whole groups of up to 32,768 tokens. verl packs tokens: it takes what two of the longest have for each."""
-    gradient_checkpointing: Operational[bool | None] = None
-    """Whether activations are computed twice instead of kept; none means on a GPU only."""
     gpu_memory_share: Operational[float] = Field(default=0.5, gt=0.0, lt=1.0)
     """Share of each GPU's memory that vLLM takes for rollouts."""
     tensor_parallel: Operational[int] = Field(default=1, ge=1)
     """GPUs over which vLLM spreads the policy."""
-    threads: Operational[int] = Field(default=0, ge=0)
-    """Compute threads on a CPU; 0 takes all cores that this process may use."""
-    stall_timeout_s: Operational[float] = Field(default=3600.0, gt=0.0)
-    """A training of which nothing is heard for so long (no step, no rollouts, no validation) counts as hung and is
-    ended."""
-    trackers: Operational[tuple[Literal["wandb", "tensorboard", "swanlab", "mlflow", "trackio"], ...]] = ()
-    """Experiment trackers that the training reports to; none by default. They must be installed in the engine's
-    environment, and take their keys from their own environment variables."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _apply_preset(cls, data: Any) -> Any:
-        data = with_preset(cls.PRESETS, data)
-        if isinstance(data, dict) and data.get("finetuning_type", "full") == "full":
-            # They would tell trainings apart that are the same.
-            return {key: value for key, value in data.items() if key not in _OF_ADAPTERS}
-        return data
-
-    @field_validator("lora_target")
-    @classmethod
-    def _check_target(cls, target: str) -> str:
-        modules = [name.strip() for name in target.split(",")]
-        if not all(modules):
-            raise ValueError(f"{target!r} names no module between its commas; write `all`, or names of modules")
-        return ",".join(modules)
 
     @model_validator(mode="after")
     def _check_extra(self) -> RlOptions:

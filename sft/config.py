@@ -6,8 +6,8 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, JsonValue, field_validator, model_validator
 
-from treadle.core.config import Operational, Section, with_preset
-from treadle.core.engines.config import EMBEDDED
+from treadle.core.config import Operational, Section
+from treadle.core.engines.config import EMBEDDED, TrainingOptions
 
 ET_AGENT_7B: dict[str, Any] = {
     "model": "Qwen/Qwen2.5-7B-Instruct",
@@ -84,29 +84,17 @@ REFUSED_KEYS: dict[str, str] = {
 """Keys of LLaMA-Factory that would break what the stage promises, each with the reason."""
 
 
-class SftOptions(Section):
+class SftOptions(TrainingOptions):
     """How a model is fine-tuned. The defaults are those measured with the embedded model; `et-agent-7b` has those of
     the paper."""
 
     PRESETS: ClassVar[dict[str, dict[str, Any]]] = {"et-agent-7b": ET_AGENT_7B}
 
-    preset: Operational[str | None] = None
-    """Named settings to start from, such as `et-agent-7b`; keys given beside it win."""
     model: str = EMBEDDED
     """What training begins with: `embedded`, a folder in Hugging Face format, a hub id, or the policy of a phase
     of this run, such as `1/rl@phase-1`. Its tokenizer and chat template must be those that the rows were made with."""
     revision: str = ""
     """Commit or tag of a hub id; empty takes the newest."""
-    finetuning_type: Literal["full", "lora"] = "full"
-    """All weights, or low-rank adapters that are merged into them at the end."""
-    lora_rank: int = Field(default=8, ge=1)
-    """Rank of the adapters."""
-    lora_alpha: int | None = Field(default=None, ge=1)
-    """Scale of the adapters; none means twice the rank."""
-    lora_dropout: float = Field(default=0.0, ge=0.0, lt=1.0)
-    """Dropout in the adapters."""
-    lora_target: str = "all"
-    """Modules that get an adapter, with commas between; `all` means every linear layer."""
     template: str | None = None
     """LLaMA-Factory's template, which adds what it needs to the tokenizer. Rows come tokenised, so it shapes no
     prompt; none reads the tokenizer's own chat template."""
@@ -130,8 +118,6 @@ class SftOptions(Section):
     """Longer rows are left out and counted, never cut; none takes all that `sft_rows` accepted."""
     max_rows: int | None = Field(default=None, ge=1)
     """Most rows; they are shuffled, so the first ones are a draw."""
-    precision: Literal["auto", "bf16", "fp16", "fp32"] = "auto"
-    """Number type of the computation; `auto` is bf16 on a GPU and fp32 on a CPU. Weights in training are fp32."""
     deepspeed: Literal["none", "zero3"] = "none"
     """`zero3`: weights, gradients and optimizer spread over the GPUs by DeepSpeed, nothing offloaded, gathered in 16
     bits when the model is saved. GPUs only."""
@@ -146,38 +132,20 @@ class SftOptions(Section):
     extra: dict[str, JsonValue] = {}
     """Any other key of LLaMA-Factory, checked by its own parser before training begins."""
 
-    variant: Operational[Literal["auto", "cpu", "cuda"]] = "auto"
-    """Build of the engine; `auto` takes cuda where an NVIDIA GPU answers."""
     per_device_batch_size: Operational[int | None] = Field(default=None, ge=1)
     """Rows that a device works at together; none means as many as make 8,192 tokens with the longest row."""
-    num_devices: Operational[int | None] = Field(default=None, ge=1)
-    """GPUs of each node; none means all that are visible. A CPU counts as one."""
     num_nodes: Operational[int] = Field(default=1, ge=1)
     """Machines that train together; GPUs only."""
     main_address: Operational[str] = Field(default="", pattern=r"^[A-Za-z0-9.:_-]*$")
     """Host name or address of the first node, under which the others reach it; needed with several nodes."""
     main_port: Operational[int] = Field(default=29500, ge=1, le=65535)
     """Its port for them."""
-    gradient_checkpointing: Operational[bool | None] = None
-    """Whether activations are computed twice instead of kept; none means on a GPU only."""
-    threads: Operational[int] = Field(default=0, ge=0)
-    """Compute threads on a CPU; 0 takes all cores that this process may use."""
     save_steps: Operational[int] = Field(default=50, ge=1)
     """Steps between the states from which a training that was cut off goes on."""
     ddp_timeout_s: Operational[int] = Field(default=1800, ge=1)
     """How long a process may wait for the others in one exchange."""
-    stall_timeout_s: Operational[float] = Field(default=3600.0, gt=0.0)
-    """A training that finishes no step for so long counts as hung and is ended."""
     plot_loss: Operational[bool] = False
     """Whether LLaMA-Factory draws its own picture of the loss beside its logs."""
-    trackers: Operational[tuple[Literal["wandb", "tensorboard", "swanlab", "mlflow", "trackio"], ...]] = ()
-    """Experiment trackers that the training reports to; none by default. They must be installed in the engine's
-    environment, and take their keys from their own environment variables."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _apply_preset(cls, data: Any) -> Any:
-        return with_preset(cls.PRESETS, data)
 
     @field_validator("extra")
     @classmethod

@@ -38,7 +38,9 @@ def config_page() -> str:
     for title, model in _sections("", TreadleConfig):
         lines += [f"## {title or 'top level'}\n", _one_line(model.__doc__ or "") + "\n"]
         lines += ["| key | type | default | | meaning |", "|---|---|---|---|---|"]
-        lines += [_row(name, field) for name, field in model.model_fields.items()]
+        # Those that it shares with other sections come after its own.
+        own_first = sorted(model.model_fields.items(), key=lambda item: item[0] not in model.__annotations__)
+        lines += [_row(name, field) for name, field in own_first]
         lines.append("")
     return "\n".join(lines)
 

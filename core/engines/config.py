@@ -1,13 +1,13 @@
-"""What a run may start to serve a model: vLLM in its own environment, or the rule-based tutor."""
+"""What a run may start to serve a model: vLLM in its own environment, or the rule-based tutor; and keys of training."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
-from treadle.core.config import Operational, Section
+from treadle.core.config import Operational, Section, with_preset
 
 EMBEDDED = "embedded"
 """The name that stands for SmolLM2-135M-Instruct, the model that needs no hub."""
@@ -74,3 +74,56 @@ class TutorServer(Section):
 
 ServerSettings = Annotated[VllmServer | TutorServer, Field(discriminator="type")]
 """A server that the run starts itself, told apart by `type`."""
+
+_OF_ADAPTERS = ("lora_rank", "lora_alpha", "lora_dropout", "lora_target")
+
+
+class TrainingOptions(Section):
+    """Keys that every kind of training has."""
+
+    PRESETS: ClassVar[dict[str, dict[str, Any]]] = {}
+
+    preset: Operational[str | None] = None
+    """Named settings to start from, such as `et-agent-7b`; keys given beside it win."""
+    finetuning_type: Literal["full", "lora"] = "full"
+    """All weights, or low-rank adapters that are merged into them at the end."""
+    lora_rank: int = Field(default=8, ge=1)
+    """Rank of the adapters; `lora` keys count with adapters only, and are at their defaults without."""
+    lora_alpha: int | None = Field(default=None, ge=1)
+    """Scale of the adapters; none means twice the rank."""
+    lora_dropout: float = Field(default=0.0, ge=0.0, lt=1.0)
+    """Dropout in the adapters."""
+    lora_target: str = "all"
+    """Modules that get an adapter, with commas between; `all` means every linear layer."""
+    precision: Literal["auto", "bf16", "fp16", "fp32"] = "auto"
+    """Number type of the computation; `auto` is bf16 on a GPU and fp32 on a CPU."""
+    variant: Operational[Literal["auto", "cpu", "cuda"]] = "auto"
+    """Build of the engine; `auto` takes cuda where an NVIDIA GPU answers."""
+    num_devices: Operational[int | None] = Field(default=None, ge=1)
+    """GPUs of each node; none means all that are visible. A CPU counts as one."""
+    gradient_checkpointing: Operational[bool | None] = None
+    """Whether activations are computed twice instead of kept; none means on a GPU only."""
+    threads: Operational[int] = Field(default=0, ge=0)
+    """Compute threads on a CPU; 0 takes all cores that this process may use."""
+    stall_timeout_s: Operational[float] = Field(default=3600.0, gt=0.0)
+    """A training of which nothing is heard for so long (no step, nor anything else) counts as hung and is ended."""
+    trackers: Operational[tuple[Literal["wandb", "tensorboard", "swanlab", "mlflow", "trackio"], ...]] = ()
+    """Experiment trackers that the training reports to; none by default. They must be installed in the engine's
+    environment, and take their keys from their own environment variables."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _apply_preset(cls, data: Any) -> Any:
+        data = with_preset(cls.PRESETS, data)
+        if isinstance(data, dict) and data.get("finetuning_type", "full") == "full":
+            # They would tell trainings apart that are the same.
+            return {key: value for key, value in data.items() if key not in _OF_ADAPTERS}
+        return data
+
+    @field_validator("lora_target")
+    @classmethod
+    def _check_target(cls, target: str) -> str:
+        modules = [name.strip() for name in target.split(",")]
+        if not all(modules):
+            raise ValueError(f"{target!r} names no module between its commas; write `all`, or names of modules")
+        return ",".join(modules)

@@ -204,7 +204,7 @@ def bases(tmp_path: Path) -> list[TreadleConfig]:
         "environment": {
             "search": {"corpus": [f"{tmp_path}/corpus.jsonl"], "chunk_words": 50, "encoder": ENCODER},
         },
-        "sft": {"main_address": "node-0"},
+        "sft": {"main_address": "node-0", "finetuning_type": "lora"},
         "rl": {"engine": "verl", "finetuning_type": "lora"},
         "flow": {"stages": ["rollouts", "scores", "rl", "report"]},
     }

@@ -301,6 +301,7 @@ def test_adapters_that_are_not_trained_tell_no_trainings_apart() -> None:
     fingerprints = [fingerprint_of(at("1/rl@phase-1", rl=rl), {}) for rl in ({"lora_rank": 64}, {})]
     assert fingerprints[0] == fingerprints[1]
     assert at("1/rl@phase-1", rl={"lora_rank": 64, "finetuning_type": "lora"}).settings.options.lora_rank == 64
+    assert semantic_of(config(sft={"lora_rank": 64})) == semantic_of(config())
 
 
 def test_further_phases_leave_those_before_them_as_they_are() -> None:
