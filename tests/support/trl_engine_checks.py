@@ -183,8 +183,8 @@ def _unmoved_scores(inputs: dict[str, Any]) -> Any:
 
 
 def _scripted_plan(plan: RlPlan, mini_batch_prompts: int = 3) -> RlPlan:
-    changes = {"group_size": 8, "prompts_per_step": 3, "mini_batch_prompts": mini_batch_prompts}
-    changes |= {"finetuning_type": "full"}
+    changes: dict[str, Any] = {"group_size": 8, "prompts_per_step": 3, "mini_batch_prompts": mini_batch_prompts}
+    changes["finetuning_type"] = "full"
     options = plan.options.model_copy(update={**changes, "max_response_tokens": 512})
     return plan.model_copy(update={"options": options, "num_rows": 3, "num_validation_rows": 0})
 
