@@ -162,7 +162,8 @@ class RlOptions(TrainingOptions):
     """Machines that train together; verl only."""
     per_device_batch_size: Operational[int | None] = Field(default=None, ge=1)
     """Trajectories that a device works at together; none means as many of the longest as make 8,192 tokens, on a CPU
-    whole groups of up to 32,768 tokens. verl packs tokens: it takes what two of the longest have for each."""
+    whole groups of up to 32,768 tokens. verl packs tokens: room for two of the longest for each; with none for two of
+    the longest in all, at least 8,192 tokens."""
     gpu_memory_share: Operational[float] = Field(default=0.5, gt=0.0, lt=1.0)
     """Share of each GPU's memory that vLLM takes for rollouts."""
     tensor_parallel: Operational[int] = Field(default=1, ge=1)

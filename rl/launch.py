@@ -233,6 +233,8 @@ class _Run:
             self.listener.validation(self.events.validations[event["step"]])
         elif kind == "saved":
             self._prune()
+        elif kind == "warning":
+            self.listener.notify(printable(event["message"]))
 
     def _begin(self, begin: Mapping[str, Any]) -> None:
         if begin["num_steps"] != self._plan.num_steps:

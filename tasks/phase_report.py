@@ -31,8 +31,9 @@ _SHOWN = {
 
 def selection_sentences(metrics: Metrics) -> list[str]:
     """What was chosen among how many."""
+    first = "" if _group(metrics, "fronts.") else "the first "  # under quotas each domain has fronts of its own
     return [
-        f"{metrics['rows']:,} of {metrics['questions']:,} questions are selected, from the first "
+        f"{metrics['rows']:,} of {metrics['questions']:,} questions are selected, from {first}"
         f"{metrics['selected_fronts']:,} of {metrics['fronts']:,} fronts; {metrics['rollouts']:,} rollouts decided.",
     ]
 

@@ -93,6 +93,11 @@ def steps_of(run: Run, record: StageRecord) -> list[dict[str, Any]]:
     return rows
 
 
+def test_what_an_engine_warns_of_is_told(run: Run, start: Path, caplog: pytest.LogCaptureFixture) -> None:
+    train(run, start, {"warn": "3 of 4 groups\x1b[31m were not made"}, max_steps=1)
+    assert "step 1: 3 of 4 groups" in caplog.text and "\x1b" not in caplog.text
+
+
 def test_a_phase_makes_a_policy_with_its_plan_report_and_curves(done: Done) -> None:
     (row,) = done.table("checkpoint").rows()
     assert (row["name"], row["num_steps"], row["num_rows"], row["engine"]) == (PLACE, 6, 12, "trl 0, cpu")

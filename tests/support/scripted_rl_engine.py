@@ -56,6 +56,8 @@ def train(script: dict[str, Any], job: dict[str, Any], tell: Any) -> int:
             if code is not None:
                 return code
         write_dump(Path(job["rollouts"]), step, step - first)
+        if "warn" in script:
+            tell("warning", message=f"step {step}: {script['warn']}")
         tell("step", **figures(script, options, step), seconds=10.0 * (step - first))
         if step % options["save_steps"] == 0 or step == last:
             save(script, job, step, tell)

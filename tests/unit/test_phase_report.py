@@ -56,6 +56,7 @@ def test_a_selection_tells_why_questions_were_left_out_and_what_became_of_earlie
     assert selection_sentences(metrics) == [
         "40 of 1,200 questions are selected, from the first 2 of 9 fronts; 19,200 rollouts decided."
     ]
+    assert "from 2 of 9 fronts" in selection_sentences({**metrics, "fronts.math": 4, "fronts.qa": 5})[0]
     left_out, earlier = selection_figures(metrics)
     assert left_out.rows == (("all right", 700), ("all wrong", 60))
     assert earlier.rows == (("phase-1", 40, 10, "all right 25, not sampled 5"), ("phase-2", 3, 3, "-"))
