@@ -15,6 +15,7 @@ _WHAT = {
     "tutor": "tutor (rules, no language model)",
     "base": "base (SmolLM2-135M)",
     "tuned": "tuned (the same, fine-tuned)",
+    "reinforced": "reinforced (tuned, then GRPO)",
 }
 
 
@@ -74,11 +75,12 @@ def outcome(run: Run, models: Iterable[str]) -> Figures:
     """A table with one row per model."""
     header = ("held-out questions", "right answers (95 %)", "ended with an answer", "calls without an error")
     rows = tuple((_WHAT.get(model, model), *tally.cells()) for model, tally in tallies(run, models).items())
-    return Figures("What it came to", header, rows, training_sentence(run))
+    sentences = " ".join(filter(None, (training_sentence(run), reinforcement_sentence(run))))
+    return Figures("What it came to", header, rows, sentences)
 
 
 def training_sentence(run: Run) -> str:
-    """What the weights went through; empty where nothing was trained."""
+    """What fine-tuning did to the weights; empty where there was none."""
     record = run.record(Address(1, "sft"))
     if record is None:
         return ""
@@ -87,4 +89,16 @@ def training_sentence(run: Run) -> str:
         f"Fine-tuning: {metrics['steps']:,} steps over {metrics['rows']:,} rows ({metrics['target_tokens']:,} target "
         f"tokens) in {metrics['seconds']:.0f} s; loss {metrics['first_loss']:.2f} at first, "
         f"{metrics['last_loss']:.2f} at last."
+    )
+
+
+def reinforcement_sentence(run: Run) -> str:
+    """What reinforcement did to the weights; empty where there was none."""
+    record = run.record(Address(1, "rl", "phase-1"))
+    if record is None:
+        return ""
+    metrics = record.metrics
+    return (
+        f"Reinforcement: {metrics['steps']:,} steps with {metrics['rollouts']:,} rollouts of {metrics['rows']:,} "
+        f"training questions in {metrics['seconds']:.0f} s."
     )

@@ -20,7 +20,11 @@ from treadle.tasks.config import TreadleConfig
 NUM_DOCUMENTS = 1_000
 TIERS = (0,)
 """Questions that one call answers: what a model of 135 million weights learns in minutes on two cores."""
-ENGINES = {"serve": "vLLM, about 2 minutes", "sft": "LLaMA-Factory, about 6 minutes"}
+ENGINES = {
+    "serve": "vLLM, about 2 minutes",
+    "sft": "LLaMA-Factory, about 6 minutes",
+    "trl": "TRL, about 4 minutes",
+}
 """What the demo needs besides Treadle, and how long it took to install."""
 _CONFIG = Path(__file__).with_name("demo.toml")
 _TUTOR_ONLY: dict[str, Any] = {
@@ -31,10 +35,14 @@ _TUTOR_ONLY: dict[str, Any] = {
 _STEPS = {
     "pools": "the tutor answers questions to train on and mends what went wrong, with real search and Python",
     "sft_rows": "what is right and well formed becomes rows to train on, results of tools masked",
-    "sft": "LLaMA-Factory trains SmolLM2-135M on them; about 4 minutes on 2 cores, a line per 10 s",
+    "sft": "LLaMA-Factory trains SmolLM2-135M on them; about 2 minutes on 2 cores, a line per 10 s",
+    "rollouts@phase-1": "the trained model answers training questions, eight times each; about 3 minutes",
+    "selection@phase-1": "group-wise Pareto: the questions whose answers differ most are worth reinforcement",
+    "rl@phase-1": "TRL reinforces the trained model on them, with real tools; about 4 minutes, a line per step",
     "rollouts@tutor": "the tutor answers held-out questions about things that no row names",
     "rollouts@base": "SmolLM2-135M as it came answers them, on vLLM; about a minute",
-    "rollouts@tuned": "SmolLM2-135M as it was trained answers them; about a minute",
+    "rollouts@tuned": "SmolLM2-135M as it was fine-tuned answers them; about a minute",
+    "rollouts@reinforced": "SmolLM2-135M as it was reinforced answers them; about a minute",
     "report": "tables and pictures",
 }
 """What a step does, by stage and model, where it is worth a line."""

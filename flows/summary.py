@@ -54,7 +54,8 @@ def print_demo_end(run: Run, records: Sequence[StageRecord], models: Sequence[st
     out = console()
     for record in records:
         if (report := stage_report(record, run)) is not None:
-            out.print("\n", sentences_view(record.address, report), sep="", end="")
+            shown = report_view if record.stage == "rl" else sentences_view  # its curves are worth looking at
+            out.print("\n", shown(record.address, report), sep="", end="")
     out.print(figures_view([outcome(run, models)]))
     click.echo()
     _print_places(run, records)

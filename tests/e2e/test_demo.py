@@ -1,4 +1,4 @@
-"""The first command of the README, for real and small: pools, training, and SmolLM2 on vLLM before and after it."""
+"""The first command of the README, for real and small: pools, training, and SmolLM2 on vLLM before and after each."""
 
 from __future__ import annotations
 
@@ -18,9 +18,14 @@ from treadle.core.stage import Address
 from treadle.demo.embedded_model import embedded_tokenizer
 from treadle.demo.outcome import tallies
 
-MODELS = ("tutor", "base", "tuned")
+MODELS = ("tutor", "base", "tuned", "reinforced")
 NUM_ROWS, NUM_QUESTIONS = 48, 20
-SMALL = ("pools.max_questions=80", f"sft.max_rows={NUM_ROWS}", f"rollouts.max_questions={NUM_QUESTIONS}")
+NUM_STEPS, GROUP_SIZE = 2, 4
+SMALL = (
+    "pools.max_questions=80", f"sft.max_rows={NUM_ROWS}", f"rollouts.max_questions={NUM_QUESTIONS}",
+    "curriculum.rollouts.max_questions=16", "curriculum.rollouts.samples_per_question=4", "selection.max_questions=4",
+    f"rl.group_size={GROUP_SIZE}", "rl.prompts_per_step=2", "rl.mini_batch_prompts=2", f"rl.max_steps={NUM_STEPS}",
+)  # fmt: skip
 DEMO = ("demo", *(part for key in SMALL for part in ("--set", key)))
 TREADLE = Path(sys.executable).with_name("treadle")
 
@@ -69,6 +74,7 @@ def demo_run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     assert "1/sft: checkpoint 1 (unchanged, reused)" in err
     assert f"{before} of {NUM_QUESTIONS} rollouts were finished before" in err
     assert "tutor (rules" in out and "base (SmolLM2" in out and "tuned (the same" in out and "loss" in out
+    assert "reinforced (tuned" in out and f"Reinforcement: {NUM_STEPS} steps" in out and "Rollouts in training" in out
     return Run.open(root, "demo")
 
 
@@ -101,6 +107,19 @@ def test_the_checkpoint_is_complete_and_vllm_says_with_it_what_transformers_says
     check_served_ids(demo_run, record, cutoff_tokens=demo_run.config()["sft"]["cutoff_tokens"])
 
 
+def test_reinforcement_took_real_steps_from_the_tuned_model(demo_run: Run) -> None:
+    record = demo_run.record(Address.parse("1/rl@phase-1"))
+    assert record is not None and record.metrics["steps"] == NUM_STEPS
+    assert record.metrics["rollouts"] == NUM_STEPS * 2 * GROUP_SIZE
+    tuned = demo_run.record(Address.parse("1/sft"))
+    assert tuned is not None and record.metrics["policy_in"] == tuned.outputs["checkpoint"].digest
+    made = rows(demo_run, "1/rl@phase-1", "rl_rollouts")
+    assert any(row["tool_calls"] > row["tool_failures"] for row in made), "tools were really used"
+    chosen = {row["question_key"] for row in rows(demo_run, "1/selection@phase-1", "rl_rows")}
+    assert {row["question_key"] for row in made} <= chosen
+    assert {"curves.svg", "report.md", "plan.json"} <= set(demo_run.rows(record.outputs["checkpoint"]).file_names())
+
+
 @pytest.mark.parametrize("model", MODELS)
 def test_every_rollout_ends_with_a_status_of_its_own(demo_run: Run, model: str) -> None:
     statuses = {row["status"] for row in rows(demo_run, f"1/rollouts@{model}", "rollouts")}
@@ -124,4 +143,4 @@ def test_the_ids_of_a_row_are_its_text(demo_run: Run, model: str) -> None:
 
 def test_a_finished_demo_is_not_run_again(demo_run: Run, tmp_path: Path) -> None:
     _, err = finish(Path(demo_run.storage.directory("")), tmp_path / "again", limit_s=120)
-    assert err.count("(unchanged, reused)") == 11
+    assert err.count("(unchanged, reused)") == 17

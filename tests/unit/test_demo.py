@@ -37,12 +37,12 @@ def test_missing_engines_are_told_with_their_size_and_time_before_they_are_insta
 ) -> None:
     said: list[str] = []
     name, config = demo_configuration(tmp_path, fresh=False, tutor_only=False, notify=said.append)
-    assert name == "demo" and engines == {"serve", "sft"}
+    assert name == "demo" and engines == {"serve", "sft", "trl"}
     assert said[0] == (
         f"the demo installs, once, into {tmp_path / 'cache'}: vLLM, about 2 minutes and 2.5 GB; "
-        "LLaMA-Factory, about 6 minutes and 5.2 GB"
+        "LLaMA-Factory, about 6 minutes and 5.2 GB; TRL, about 4 minutes and 1.5 GB"
     )
-    assert config.flow.models == ("tutor", "base", "tuned")
+    assert config.flow.models == ("tutor", "base", "tuned", "reinforced")
     told = len(said)
     demo_configuration(tmp_path, fresh=False, tutor_only=False, notify=said.append)
     assert len(said) == told + 1, "what is installed is not told of again"
@@ -84,7 +84,8 @@ def test_keys_can_be_overridden(engines: set[str], tmp_path: Path) -> None:
 def test_every_step_that_takes_long_is_explained(engines: set[str], tmp_path: Path) -> None:
     _, config = demo_configuration(tmp_path, fresh=False, tutor_only=False, notify=lambda line: None)
     silent = [str(address) for address in flow_addresses(config) if not step_words(address)]
-    assert silent == ["1/questions", "1/scores@tutor", "1/scores@base", "1/scores@tuned"]
+    scored = ("phase-1", "tutor", "base", "tuned", "reinforced")
+    assert silent == ["1/questions", *(f"1/scores@{model}" for model in scored)]
 
 
 def test_rollouts_are_counted_by_what_became_of_them() -> None:
