@@ -6,9 +6,9 @@ Needs the engines `serve`, `sft` and `trl` (`treadle env install`). Every seed m
 selection and training, as benchmarks/reinforcement*.toml say, in a run of its own below `--folder`; called again, it
 goes on where it was. Scenario `correctness` begins under-tuned; `efficiency` with a policy that learnt to waste calls.
 
-The mean reward is that of the rollouts trained on, over the first and the last quarter of the steps, groups being what
-is sampled; held-out questions are answered greedily by both policies. Intervals are 95 %: normal ones of means, of the
-difference per question where both policies answered it, and Wilson's of shares.
+Rewards are those of the rollouts trained on: of each question the mean of its group when it was trained on first and
+when it was trained on last, and the change between them. Held-out questions are answered greedily by both policies.
+Intervals are 95 %: Wilson's of shares, and of changes the normal one of their mean over questions.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ import argparse
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, stdev
+from typing import Any
 
 from figures import Figure, add_json_option, publish
 from world_runs import run_seed
@@ -34,71 +34,59 @@ PHASE = Address(1, "rl", "phase-1")
 MODELS = ("tuned", "reinforced")
 
 
-@dataclass(frozen=True)
-class Mean:
-    """A mean with half the width of its interval."""
-
-    mean: float
-    half: float
-
-    @classmethod
-    def of(cls, values: Sequence[float]) -> Mean:
-        """Of independent values, at least two."""
-        return cls(fmean(values), Z_95 * stdev(values) / math.sqrt(len(values)))
-
-
-def table(run: Run, address: Address, kind: str) -> Iterable[dict[str, object]]:
+def table(run: Run, address: Address, kind: str) -> Iterable[dict[str, Any]]:
     """Rows of what an instance made."""
     record = run.record(address)
     assert record is not None
     return run.rows(record.outputs[kind]).rows()
 
 
-def training_rewards(run: Run) -> tuple[Mean, Mean]:
-    """Mean reward over the groups of the first and of the last quarter of the steps."""
-    groups: dict[tuple[int, str], list[float]] = defaultdict(list)
+def training_rewards(run: Run) -> list[tuple[float, float]]:
+    """Per question that was trained on more than once: the mean reward of its first and of its last group."""
+    steps: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
     for row in table(run, PHASE, "rl_rollouts"):
         if row["reward"] is not None:
-            groups[int(str(row["step"])), str(row["group"])].append(float(str(row["reward"])))
-    last = max(step for step, _ in groups)
-    quarter = max(1, last // 4)
-    first = [fmean(rewards) for (step, _), rewards in groups.items() if step <= quarter]
-    final = [fmean(rewards) for (step, _), rewards in groups.items() if step > last - quarter]
-    return Mean.of(first), Mean.of(final)
+            steps[row["question_key"]][row["step"]].append(row["reward"])
+    return [
+        (fmean(rewards[min(rewards)]), fmean(rewards[max(rewards)])) for rewards in steps.values() if len(rewards) > 1
+    ]
 
 
 def held_out(run: Run, model: str) -> dict[str, tuple[bool, int]]:
     """Question -> whether the model was right, and the calls that it asked for."""
     rows = table(run, Address(1, "scores", model), "scores")
-    return {str(row["question_key"]): (bool(row["correct"]), int(str(row["calls_requested"]))) for row in rows}
+    return {row["question_key"]: (bool(row["correct"]), row["calls_requested"]) for row in rows}
 
 
 def figures_of_seed(name: str, run: Run) -> list[Figure]:
     """Reward on training questions, accuracy and calls on held-out ones, and what training took."""
-    first, final = training_rewards(run)
-    figures = []
-    for when, reward in (("first steps", first), ("last steps", final)):
-        figures += _interval(
-            f"{name}: reward, {when}", reward.mean, reward.mean - reward.half, reward.mean + reward.half
-        )
+    rewards = training_rewards(run)
+    figures = [
+        Figure(name=f"{name}: reward, first", value=fmean(first for first, _ in rewards)),
+        Figure(name=f"{name}: reward, last", value=fmean(last for _, last in rewards)),
+        *_change(f"{name}: change of reward", [last - first for first, last in rewards]),
+    ]
     answers = {model: held_out(run, model) for model in MODELS}
     for model, answered in answers.items():
         accuracy = fmean(right for right, _ in answered.values())
         figures += _interval(f"{name}: {model}: accuracy", accuracy, *wilson_interval(accuracy, len(answered)))
-        calls = Mean.of([float(asked) for _, asked in answered.values()])
-        figures.append(Figure(name=f"{name}: {model}: calls per question", value=calls.mean, unit="calls"))
+        calls = fmean(asked for _, asked in answered.values())
+        figures.append(Figure(name=f"{name}: {model}: calls per question", value=calls, unit="calls"))
     before, after = (answers[model] for model in MODELS)
     shared = sorted(before.keys() & after.keys())
     for what, place in (("accuracy", 0), ("calls per question", 1)):
-        change = Mean.of([float(after[key][place]) - float(before[key][place]) for key in shared])
-        figures += _interval(
-            f"{name}: change of {what}", change.mean, change.mean - change.half, change.mean + change.half
-        )
+        changes = [float(after[key][place]) - float(before[key][place]) for key in shared]
+        figures += _change(f"{name}: change of {what}", changes)
     record = run.record(PHASE)
     assert record is not None
     figures.append(Figure(name=f"{name}: steps", value=record.metrics["steps"], unit="steps"))
     figures.append(Figure(name=f"{name}: training", value=record.metrics["seconds"], unit="s", at_most=3600.0))
     return figures
+
+
+def _change(name: str, changes: Sequence[float]) -> list[Figure]:
+    mean, half = fmean(changes), Z_95 * stdev(changes) / math.sqrt(len(changes))
+    return _interval(name, mean, mean - half, mean + half)
 
 
 def _interval(name: str, mean: float, low: float, high: float) -> list[Figure]:
