@@ -26,11 +26,11 @@ $(INSTALLED): requirements.lock pyproject.toml
 	@touch $@
 
 install: $(INSTALLED) ## Install Treadle into .venv
-	@echo "next: $(BIN)/treadle doctor   |   $(BIN)/treadle demo --tutor-only   |   make demo (with vLLM and LLaMA-Factory, 8 GB)"
+	@echo "next: $(BIN)/treadle doctor   |   $(BIN)/treadle demo --tutor-only   |   make demo (with vLLM, LLaMA-Factory and TRL, 9 GB)"
 
-demo: $(INSTALLED) ## Fine-tune a small real model on a sample world and see what it learnt
-	@echo "make demo: rows by the rule-based tutor, SmolLM2-135M fine-tuned on them, 40 held-out questions before and after, with real tools;"
-	@echo "           about 6 minutes on 2 cores, and 10 more the first time, for vLLM and LLaMA-Factory (8 GB in the cache)"
+demo: $(INSTALLED) ## Fine-tune and reinforce a small real model on a sample world and see what it learnt
+	@echo "make demo: rows by the rule-based tutor, SmolLM2-135M fine-tuned on them, then reinforced, 40 held-out questions before and after, with real tools;"
+	@echo "           about 15 minutes on 2 cores, and 12 more the first time, for vLLM, LLaMA-Factory and TRL (9 GB in the cache)"
 	@$(BIN)/treadle demo
 
 lint: $(INSTALLED) ## Formatting, lint, types, import contracts

@@ -188,17 +188,18 @@ def _execute(instance: Instance, run: Run, force: bool, accept_failures: bool, q
 
 @click.command(short_help="See a whole run on this machine alone.", epilog="Example:  treadle demo --fresh")
 @click.option("--fresh", is_flag=True, help="Begin again instead of going on with the last demo run.")
-@click.option("--tutor-only", is_flag=True, help="Without models and training, so without engines (8 GB).")
+@click.option("--tutor-only", is_flag=True, help="Without models and training, so without engines (9 GB).")
 @set_option
 @root_option
 def demo(fresh: bool, tutor_only: bool, overrides: tuple[str, ...], root: str | Path) -> None:
     """Train a small model on what the flywheel makes, and see what it learnt.
 
     Makes a fictional world with questions about it. A rule-based tutor answers some with search and Python, its
-    mistakes are repaired, and what is right becomes rows to train on. SmolLM2-135M is fine-tuned on them, and answers
-    held-out questions before and after, with the same tools. Killed or stopped, it goes on when it is run again.
+    mistakes are repaired, and what is right becomes rows to train on. SmolLM2-135M is fine-tuned on them, then
+    reinforced, and answers held-out questions before and after each, with the same tools. Killed or stopped, it goes on
+    when it is run again.
 
-    About 6 minutes on 2 cores, and 10 more to install vLLM and LLaMA-Factory, once.
+    About 15 minutes on 2 cores, and 12 more to install vLLM, LLaMA-Factory and TRL, once.
     """
     from treadle.core.errors import ConfigError, RunError
     from treadle.demo.quickstart import demo_configuration
