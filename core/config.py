@@ -45,6 +45,16 @@ Growing = Annotated[T, GROWING]
 """`sigmas: Growing[tuple[float, ...]]`: items may be added at the end between resumes, and those there are stay."""
 
 
+class _AddedMarker:
+    """Marks a key that older runs do not have."""
+
+
+ADDED = _AddedMarker()
+Added = Annotated[T, ADDED]
+"""`names: Added[dict[str, str]] = {}`: the key is in fingerprints only where it differs from its default, so that what
+was made before there was such a key stays valid."""
+
+
 class Section(BaseModel):
     """Base of every configuration section: unknown keys are errors, values are immutable."""
 
@@ -56,15 +66,20 @@ def is_operational(field: FieldInfo) -> bool:
     return any(isinstance(item, _OperationalMarker) for item in field.metadata)
 
 
+def _is_absent(field: FieldInfo, value: Any) -> bool:
+    return any(isinstance(item, _AddedMarker) for item in field.metadata) and bool(value == field.get_default())
+
+
 def semantic_dump(value: Any) -> Any:
     """Turn a section (or a container of sections) into JSON-able data without its operational keys.
 
-    A growing list becomes a table from the places in it (`[0]`) to its items; see `differing_keys`.
+    A growing list becomes a table from the places in it (`[0]`) to its items; see `differing_keys`. An added key is
+    left out while it has its default.
     """
     if isinstance(value, BaseModel):
         dumped = {}
         for name, field in type(value).model_fields.items():
-            if not is_operational(field):
+            if not is_operational(field) and not _is_absent(field, getattr(value, name)):
                 dumped[name] = semantic_dump(getattr(value, name))
                 if any(isinstance(item, _GrowingMarker) for item in field.metadata):
                     dumped[name] = {f"[{place}]": item for place, item in enumerate(dumped[name])}

@@ -1,98 +1,87 @@
-"""Where the well-known data sets keep question, answer and options: one table instead of name tests in the code.
+"""Where the well-known data sets keep question, answer and options: data in benchmarks.toml, to which users add.
 
-A source names its data set; the rule of that name fills in whatever fields the source leaves open.
+A source names its data set; the benchmark of that name fills in whatever fields the source leaves open.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field
+
+from treadle.core.config import Section, read_toml, validate
+from treadle.core.errors import ConfigError
 
 Domain = Literal["math", "qa", "choice"]
 AnswerForm = Literal["plain", "gsm8k", "boxed_solution", "first_item", "before_parenthesis", "choice_index"]
 """How the gold answer lies in its field. `plain`: a string, number, boolean or list of them. `gsm8k`: the number
 after `#### `. `boxed_solution`: the content of the last box of a worked solution, else all of it. `first_item`: the
 first element of a list. `before_parenthesis`: up to the first ` (`. `choice_index`: 0-based number of the option."""
+SearchRoute = Literal["local", "web", "both"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FieldRule:
-    """Fields of one data set. Of several names the first that the row has is taken."""
+def _listed(value: Any) -> Any:
+    return [value] if isinstance(value, str) else value
+
+
+Names = Annotated[tuple[Annotated[str, Field(min_length=1)], ...], BeforeValidator(_listed)]
+"""Names of fields; one may be written without the list around it."""
+
+
+class Benchmark(Section):
+    """What is known of one data set. Of several fields named for a thing the first that a row has is taken."""
 
     domain: Domain | None = None
-    question: tuple[str, ...] = ("question",)
-    prefix: tuple[str, ...] = ()
-    """A field put before the question, with one blank between, such as the story of a word problem."""
-    answer: tuple[str, ...] = ("answer",)
+    """math, qa or choice, which decides the scorer; a row with options is choice whatever stands here. Needed unless
+    the source or `questions.domains` says it."""
+    question: Names = Field(default=("question",), min_length=1)
+    """Field of the question, or several to choose from."""
+    prefix: Names = ()
+    """Field put before the question, with one blank between, such as the story of a word problem."""
+    answer: Names = Field(default=("answer",), min_length=1)
+    """Field of the gold answer or answers."""
     answer_form: AnswerForm = "plain"
-    choices: tuple[str, ...] = ()
-    """A field with the list of options."""
-    choice_columns: tuple[str, ...] = ()
-    """Fields with one option each; an option that is missing or null ends the list."""
+    """How the answer lies in its field: docs/behaviour/questions.md."""
+    choices: Names = ()
+    """Field with the list of options."""
+    choice_columns: Names = ()
+    """Fields with one option each; one that is missing or null is no option."""
+    search: SearchRoute = "local"
+    """Where its answers are to be found: in the corpus (local), on the web, or both. Recorded only: all questions are
+    searched where `environment.search` says."""
 
 
-_QA = FieldRule(domain="qa")
-_MATH = FieldRule(domain="math", question=("question", "problem"))
-_STORY = FieldRule(
-    domain="math", prefix=("body", "Body"), question=("question", "Question"), answer=("answer", "Answer")
-)
-
-RULES: dict[str, FieldRule] = {
-    "aime": _MATH,
-    "amc23": _MATH,
-    "math500": _MATH,
-    "math": FieldRule(domain="math", question=("problem", "question")),
-    "dapo": _MATH,
-    "numina": _MATH,
-    "openr1": _MATH,
-    "still": _MATH,
-    "tabmwp": _MATH,
-    "gaokao2023en": _MATH,
-    "college_math": _MATH,
-    "gsm8k": FieldRule(domain="math", answer_form="gsm8k"),
-    "svamp": _STORY,
-    "asdiv": FieldRule(
-        domain="math",
-        prefix=_STORY.prefix,
-        question=_STORY.question,
-        answer=_STORY.answer,
-        answer_form="before_parenthesis",
-    ),
-    "mawps": FieldRule(domain="math", question=("input",), answer=("target",)),
-    "carp_en": FieldRule(domain="math", question=("content",)),
-    "minerva_math": FieldRule(domain="math", question=("problem",), answer=("solution",), answer_form="boxed_solution"),
-    "olympiadbench": FieldRule(domain="math", answer=("final_answer",), answer_form="first_item"),
-    "2wiki": _QA,
-    "2wikimultihopqa": _QA,
-    "hotpotqa": _QA,
-    "hotpot_qa": _QA,
-    "musique": _QA,
-    "bamboogle": _QA,
-    "nq": _QA,
-    "triviaqa": _QA,
-    "trivia_qa": _QA,
-    "simpleqa": FieldRule(domain="qa", question=("question", "problem")),
-    "webwalker": _QA,
-    "xbench": _QA,
-    "hle": _QA,
-    "gaia": FieldRule(domain="qa", question=("Question", "question"), answer=("answer", "Final answer")),
-    "gpqa": FieldRule(domain="choice"),
-    "csbench": FieldRule(domain="qa", question=("Question",), answer=("Answer",), choice_columns=("A", "B", "C", "D")),
-    "mmlu-pro": FieldRule(domain="choice", choices=("options",)),
-    "mmlu": FieldRule(domain="choice", choices=("choices",), answer_form="choice_index"),
-}
-"""Data sets by name. A row with options is multiple choice whatever its data set's domain."""
-
-GENERIC = FieldRule(question=("question", "input"))
-"""Where no rule fits."""
+def read_benchmarks(path: Path) -> dict[str, Benchmark]:
+    """Benchmarks of a TOML file with one table for each, by name; raises ConfigError naming file and key."""
+    benchmarks = {}
+    for name, table in read_toml(path).items():
+        try:
+            benchmarks[name] = validate(Benchmark, table, where=name)
+        except ConfigError as error:
+            raise ConfigError(f"benchmarks in {path}: {error}") from None
+    return benchmarks
 
 
-def rule_for(dataset: str) -> FieldRule:
-    """The rule of a data set; years and splits after a known name do not matter (`aime24`, `gsm8k-train`)."""
+RULES: Mapping[str, Benchmark] = MappingProxyType(read_benchmarks(Path(__file__).with_name("benchmarks.toml")))
+"""The benchmarks that are shipped, by name in lower case."""
+
+GENERIC = Benchmark(question=("question", "input"))
+"""Where no benchmark fits."""
+
+
+def rule_for(dataset: str, own: Mapping[str, Benchmark] = MappingProxyType({})) -> Benchmark:
+    """The benchmark of a data set: of the users' `own`, which win, and those shipped.
+
+    Years and splits after a known name do not matter (`aime24`, `gsm8k-train`); of several the longest name fits best.
+    """
     name = dataset.lower()
-    if name in RULES:
-        return RULES[name]
+    known = {**RULES, **own}
+    if name in known:
+        return known[name]
     if "aime" in name:
-        return RULES["aime"]
-    fitting = [key for key in RULES if name.startswith(key) and not name[len(key)].isalpha()]
-    return RULES[max(fitting, key=len)] if fitting else GENERIC
+        return known["aime"]
+    fitting = [key for key in known if name.startswith(key) and not name[len(key)].isalpha()]
+    return known[max(fitting, key=len)] if fitting else GENERIC

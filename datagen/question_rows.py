@@ -19,7 +19,7 @@ from typing import Any
 
 from treadle.core.config import canonical_json
 from treadle.core.inputs import InputRow
-from treadle.datagen.benchmarks import AnswerForm, Domain, FieldRule, rule_for
+from treadle.datagen.benchmarks import AnswerForm, Benchmark, Domain
 from treadle.datagen.question_sources import QuestionsSettings, SourceSettings, Split
 
 _log = logging.getLogger(__name__)
@@ -82,7 +82,7 @@ def parse_row(row: InputRow, source: SourceSettings, settings: QuestionsSettings
         raise Rejected(row.reason, row.detail)
     fields = row.value
     dataset = _dataset(fields, source)
-    rule = rule_for(dataset)
+    rule = settings.benchmark_of(dataset)
     used: set[str] = {name for name in (source.source_field, source.split_field) if name}
     question = _question(fields, source, rule, used)
     choices = _choices(fields, source, rule, used)
@@ -111,7 +111,7 @@ def _dataset(fields: Mapping[str, Any], source: SourceSettings) -> str:
 
 
 def _domain(
-    dataset: str, source: SourceSettings, settings: QuestionsSettings, rule: FieldRule, has_choices: bool
+    dataset: str, source: SourceSettings, settings: QuestionsSettings, rule: Benchmark, has_choices: bool
 ) -> Domain:
     if has_choices:
         return "choice"
@@ -137,7 +137,7 @@ def _names(fields: Mapping[str, Any]) -> str:
     return ", ".join(repr(str(name)[:40]) for name in list(fields)[:12]) or "no fields"
 
 
-def _question(fields: Mapping[str, Any], source: SourceSettings, rule: FieldRule, used: set[str]) -> str:
+def _question(fields: Mapping[str, Any], source: SourceSettings, rule: Benchmark, used: set[str]) -> str:
     if source.question_field:
         return question_text(_field(fields, (source.question_field,), "question", used))
     text = question_text(_field(fields, rule.question, "question", used))
@@ -155,9 +155,9 @@ def question_text(value: Any) -> str:
     return value.strip()
 
 
-def benchmark_question(row: InputRow, source: SourceSettings) -> str | None:
+def benchmark_question(row: InputRow, source: SourceSettings, settings: QuestionsSettings) -> str | None:
     """The question of a benchmark row, as far as it has a usable one."""
-    rule = rule_for(source.dataset_name)
+    rule = settings.benchmark_of(source.dataset_name)
     try:
         return _question(row.value, source, rule, set()) if row.value is not None else None
     except Rejected:
@@ -218,7 +218,7 @@ def last_box(text: str) -> str:
     return ""
 
 
-def _choices(fields: Mapping[str, Any], source: SourceSettings, rule: FieldRule, used: set[str]) -> tuple[str, ...]:
+def _choices(fields: Mapping[str, Any], source: SourceSettings, rule: Benchmark, used: set[str]) -> tuple[str, ...]:
     names = (source.choices_field,) if source.choices_field else rule.choices
     columns = [name for name in rule.choice_columns if fields.get(name) is not None]
     if columns:

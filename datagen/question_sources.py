@@ -8,12 +8,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
-from treadle.core.config import Operational, Section
+from treadle.core.config import Added, Operational, Section
 from treadle.core.errors import ConfigError, DataError
 from treadle.core.inputs import FileFormat, InputRow, file_sha256, read_rows
-from treadle.datagen.benchmarks import AnswerForm, Domain, rule_for
+from treadle.datagen.benchmarks import AnswerForm, Benchmark, Domain, rule_for
 
 Split = Literal["train", "heldout"]
 
@@ -84,6 +84,8 @@ class QuestionsSettings(Section):
     """Where the questions come from, in order; of duplicates the first is kept."""
     domains: dict[str, Domain] = {}
     """Data set name -> domain, for names that no rule knows."""
+    benchmarks: Added[dict[str, Benchmark]] = {}
+    """Benchmarks of your own by name in lower case, beside those shipped; one of the same name replaces it."""
     max_question_chars: int = Field(default=100_000, ge=1)
     """A longer question, with its options, goes to quarantine."""
     max_answer_chars: int = Field(default=10_000, ge=1)
@@ -102,13 +104,25 @@ class QuestionsSettings(Section):
     @model_validator(mode="after")
     def _knows_the_domains(self) -> Self:
         for source in self.sources:
-            known = source.domain or self.domains.get(source.dataset_name) or rule_for(source.dataset_name).domain
+            name = source.dataset_name
+            known = source.domain or self.domains.get(name) or self.benchmark_of(name).domain
             if known is None and source.source_field is None:
                 raise ValueError(
-                    f"the domain of data set {source.dataset_name!r} is not known; "
-                    "set domain of the source to math, qa or choice"
+                    f"the domain of data set {name!r} is not known; set domain of the source to math, qa or choice"
                 )
         return self
+
+    @field_validator("benchmarks")
+    @classmethod
+    def _are_lower_case(cls, benchmarks: dict[str, Benchmark]) -> dict[str, Benchmark]:
+        for name in benchmarks:
+            if name != name.lower():
+                raise ValueError(f"name {name!r} has capitals, which do not count; write {name.lower()!r}")
+        return benchmarks
+
+    def benchmark_of(self, dataset: str) -> Benchmark:
+        """What is known of a data set, by the benchmarks shipped and by those of the configuration."""
+        return rule_for(dataset, self.benchmarks)
 
     def with_digests(self) -> QuestionsSettings:
         """Fill in what each source holds now (digests, hub revisions, names), as part of the fingerprint.

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -22,6 +23,8 @@ from treadle.datagen.contamination import BenchmarkIndex
 from treadle.datagen.duplicates import DuplicateIndex, identity
 from treadle.datagen.question_rows import Question, Rejected, benchmark_question, noting_splits, parse_row
 from treadle.datagen.question_sources import QuestionsSettings, SourceSettings, Split, source_rows
+
+_log = logging.getLogger(__name__)
 
 _CHUNK_ROWS = 500
 _SHOWN_CHARS = 500
@@ -114,7 +117,7 @@ class _Intake:
         """Take in one benchmark to keep out of the training questions; raises DataError where it has no question."""
         before = len(self._benchmarks)
         for row in source_rows(source):
-            question = benchmark_question(row, source)
+            question = benchmark_question(row, source, self._settings)
             if question is None:
                 self.benchmark_rows_skipped += 1
             else:
@@ -205,6 +208,7 @@ def run_questions(context: StageContext) -> Mapping[str, Any]:
     if not settings.sources:
         raise ConfigError("no questions are configured; add a source under questions.sources with path or hub")
     context.progress.start(total=len(settings.sources), done=0, unit="sources")
+    _note_routes(settings)
     intake = _Intake(context, settings)
     for benchmark in settings.decontaminate:
         intake.add_benchmark(benchmark)
@@ -215,6 +219,18 @@ def run_questions(context: StageContext) -> Mapping[str, Any]:
     intake.flush()
     _check_error_rate(tallies, settings, context.accept_failures, intake.unusable.close())
     return _metrics(intake, tallies)
+
+
+def _note_routes(settings: QuestionsSettings) -> None:
+    """Say which benchmarks of the users' own ask for a search that there is not."""
+    for name, benchmark in settings.benchmarks.items():
+        if benchmark.search != "local":
+            _log.warning(
+                'questions.benchmarks.%s: search = "%s" is recorded only, there is no search of the web; '
+                "its questions are searched where environment.search says",
+                name,
+                benchmark.search,
+            )
 
 
 def _check_error_rate(

@@ -79,6 +79,7 @@ BY_HAND: dict[str, tuple[Any, ...]] = {
     "CurriculumSettings.sigma_length": ([0.2, 0.1, 0.05],),
     "SftOptions.trackers": (["wandb"],),
     "EndpointSettings.api_key_env": ("KEY",),
+    "QuestionsSettings.benchmarks": ({"own": {"domain": "math"}, "other": {"domain": "math"}},),
     "SearchSettings.service": ({"endpoints": [{"url": "http://127.0.0.1:9"}], "fingerprint": "x"},),
     "SearchSettings.summarizer": ("near",),
     "ServiceClientSettings.endpoints": ([{"url": "http://127.0.0.1:10"}, {"url": "http://127.0.0.1:11"}],),
@@ -199,7 +200,8 @@ def bases(tmp_path: Path) -> list[TreadleConfig]:
             "sources": [
                 {"path": f"{tmp_path}/questions.jsonl", "domain": "math"},
                 {"hub": "some/one", "revision": "f" * 40, "domain": "math"},
-            ]
+            ],
+            "benchmarks": {"own": {"domain": "math"}},
         },
         "environment": {
             "search": {"corpus": [f"{tmp_path}/corpus.jsonl"], "chunk_words": 50, "encoder": ENCODER},

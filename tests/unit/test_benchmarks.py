@@ -1,0 +1,193 @@
+"""The benchmarks that are known: their files are read, and a configuration adds to them."""
+
+from __future__ import annotations
+
+import json
+import logging
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from support.benchmark_rows import SAMPLES, Row
+from support.questions_bench import GOOD, Bench, write_jsonl
+
+from treadle.core.answers.score import score_answer
+from treadle.core.config import load_config, semantic_dump, validate
+from treadle.core.errors import ConfigError
+from treadle.core.execute import execute, fingerprint_of, state_of
+from treadle.datagen.benchmarks import RULES, read_benchmarks, rule_for
+from treadle.datagen.question_sources import QuestionsSettings
+from treadle.tasks.config import TreadleConfig
+
+MINE = {"domain": "qa", "question": ["Frage", "frage"], "answer": "Antwort", "choice_columns": ["a", "b"]}
+ROWS = (
+    {"Frage": "Which river flows through Vorna?", "Antwort": "Ilme"},
+    {"frage": "Which hill is highest?", "Antwort": "Arn", "a": "Tesk", "b": "Arn"},
+)
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    return Bench(tmp_path)
+
+
+def write_rows(path: Path, rows: tuple[Row, ...]) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.suffix == ".parquet":
+        pq.write_table(pa.Table.from_pylist(list(rows)), path)
+    elif path.suffix == ".json":
+        path.write_bytes(orjson.dumps(rows))
+    else:
+        write_jsonl(path, rows)
+    return path
+
+
+@pytest.mark.covers("evaluation-29")
+@pytest.mark.parametrize(
+    ("name", "file"),
+    [
+        *((name, "test.jsonl") for name in SAMPLES if name != "mmlu-pro"),
+        ("amc23", "test.json"),
+        ("mmlu-pro", "test-00000-of-00001.parquet"),
+    ],
+)
+def test_the_rows_of_every_benchmark_are_read(bench: Bench, name: str, file: str) -> None:
+    sample = SAMPLES[name]
+    result = bench.take({"path": write_rows(bench.folder / name / file, sample.rows), "dataset": name})
+    assert result.quarantine == []
+    assert [row["answers"] for row in result.questions] == list(sample.answers)
+    asked = [row.get("question") or row.get("problem") or row.get("Question") for row in sample.rows]
+    assert [row["question"] for row in result.questions] == asked
+    for taken, row in zip(result.questions, sample.rows, strict=True):
+        choices = row.get("options") or [row[letter] for letter in "ABCD" if letter in row]
+        assert (taken["choices"], taken["domain"]) == (choices, "choice" if choices else sample.domain)
+        rest = json.loads(taken["meta"])
+        assert set(rest) <= set(row)
+        assert "Format" not in row or rest["Format"] == row["Format"]
+    assert rule_for(name).search == sample.search
+
+
+@pytest.mark.covers("evaluation-29")
+def test_a_boolean_and_a_letter_are_scored_by_their_rules(bench: Bench) -> None:
+    path = write_rows(bench.folder / "csbench.jsonl", SAMPLES["csbench"].rows)
+    option, true, *_ = bench.take({"path": path}).questions
+
+    def em(prediction: str, question: dict[str, Any]) -> float:
+        return score_answer(prediction, question["answers"], question["choices"], question["domain"]).em
+
+    assert (em("true", true), em("True", true), em("false", true)) == (1.0, 1.0, 0.0)
+    assert (em("C", option), em("(C)", option), em("AVL", option), em("B", option)) == (1.0, 1.0, 1.0, 0.0)
+
+
+def test_of_several_final_answers_the_first_counts(bench: Bench) -> None:
+    path = write_jsonl(bench.folder / "olympiadbench.jsonl", [{"question": "Solve it.", "final_answer": ["4", "5"]}])
+    assert bench.take({"path": path}).questions[0]["answers"] == ["4"]
+
+
+def test_every_shipped_benchmark_says_its_domain_and_is_named_in_lower_case() -> None:
+    assert all(benchmark.domain for benchmark in RULES.values())
+    assert [name for name in RULES if name != name.lower()] == []
+
+
+@pytest.mark.parametrize(
+    ("text", "match"),
+    [
+        ("[gsm8k\n", "bad.toml is not valid TOML"),
+        ('[gsm8k]\nanwser = "a"\n', "in .*bad.toml: unknown config key 'gsm8k.anwser'; did you mean 'answer'"),
+        ('[gsm8k]\nsearch = "paper"\n', "bad.toml: config key 'gsm8k.search': .*'local', 'web' or 'both'"),
+        ("gsm8k = 1\n", "bad.toml: config key 'gsm8k': "),
+    ],
+)
+def test_a_wrong_file_of_benchmarks_is_named_with_its_key(tmp_path: Path, text: str, match: str) -> None:
+    (tmp_path / "bad.toml").write_text(text)
+    with pytest.raises(ConfigError, match=match):
+        read_benchmarks(tmp_path / "bad.toml")
+
+
+def test_a_benchmark_of_ones_own_stands_in_a_configuration_file_of_its_own(tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path / "mine.jsonl", ROWS)
+    (tmp_path / "run.toml").write_text(f"[[questions.sources]]\npath = {str(path)!r}\n")
+    (tmp_path / "mine.toml").write_text('[questions.benchmarks.mine]\ndomain = "qa"\nquestion = "Frage"\n')
+    settings = load_config(TreadleConfig, [tmp_path / "run.toml", tmp_path / "mine.toml"]).questions
+    assert settings.benchmark_of("mine").question == ("Frage",)
+    with pytest.raises(ConfigError, match="domain of data set 'mine' is not known"):
+        load_config(TreadleConfig, [tmp_path / "run.toml"])
+
+
+def test_rows_of_a_benchmark_of_ones_own_become_questions(bench: Bench) -> None:
+    path = write_jsonl(bench.folder / "mine.jsonl", ROWS)
+    result = bench.take({"path": path}, benchmarks={"mine": MINE})
+    assert [(row["question"], row["answers"], row["choices"], row["domain"]) for row in result.questions] == [
+        ("Which river flows through Vorna?", ["Ilme"], [], "qa"),
+        ("Which hill is highest?", ["B"], ["Tesk", "Arn"], "choice"),
+    ]
+
+
+def test_a_benchmark_of_ones_own_replaces_one_of_the_same_name_and_fits_longer_names(bench: Bench) -> None:
+    own = validate(QuestionsSettings, {"benchmarks": {"gsm8k": {"domain": "math"}, "gsm8k-hard": MINE}})
+    assert own.benchmark_of("GSM8K-train").answer_form == "plain"
+    assert own.benchmark_of("gsm8k-hard-v2").answer == ("Antwort",)
+    assert own.benchmark_of("math500") == RULES["math500"]
+
+
+def test_training_questions_are_kept_apart_from_a_benchmark_of_ones_own(bench: Bench) -> None:
+    asked = "Which of the two rivers that meet below the old bridge of Vorna is the longer one?"
+    held = write_jsonl(bench.folder / "mine.jsonl", [{"Frage": asked, "Antwort": "Ilme"}])
+    path = write_jsonl(bench.folder / "q.jsonl", [{"question": asked, "answer": "Ilme"}, GOOD])
+    result = bench.take({"path": path, "domain": "qa"}, benchmarks={"mine": MINE}, decontaminate=[{"path": held}])
+    assert result.reasons == [(1, "contaminated")]
+
+
+@pytest.mark.parametrize(
+    ("benchmarks", "match"),
+    [
+        ({"mine": {"anwser": "a"}}, r"unknown config key 'benchmarks.mine.anwser'; did you mean 'answer'"),
+        ({"mine": {"domain": "maths"}}, r"'benchmarks.mine.domain': .*'math', 'qa' or 'choice'"),
+        ({"mine": {"search": "paper"}}, r"'benchmarks.mine.search': .*'local', 'web' or 'both'"),
+        ({"mine": {"question": []}}, r"'benchmarks.mine.question': .*at least 1 item"),
+        ({"mine": {"answer": [""]}}, r"'benchmarks.mine.answer.0': .*at least 1 character"),
+        ({"Mine": {}}, r"name 'Mine' has capitals, which do not count; write 'mine'"),
+    ],
+)
+def test_a_wrong_benchmark_is_refused_with_its_key_and_what_may_stand_there(
+    benchmarks: dict[str, Any], match: str
+) -> None:
+    with pytest.raises(ConfigError, match=match):
+        validate(QuestionsSettings, {"benchmarks": benchmarks})
+
+
+def test_benchmarks_of_ones_own_are_part_of_what_a_run_is_and_their_absence_is_not(bench: Bench) -> None:
+    source = {"path": write_jsonl(bench.folder / "mine.jsonl", ROWS), "domain": "qa", "question_field": "Frage"}
+    assert "benchmarks" not in semantic_dump(QuestionsSettings())
+    plain = bench.instance(source, benchmarks={})
+    assert "benchmarks" not in semantic_dump(plain.settings)
+    execute(bench.instance(source, benchmarks={"mine": MINE}), bench.run)
+    assert state_of(bench.instance(source, benchmarks={"mine": MINE}), bench.run) == "reuse"
+    changed = bench.instance(source, benchmarks={"mine": {**MINE, "answer": "answer"}})
+    assert state_of(changed, bench.run) == "run"
+    assert fingerprint_of(changed, {}) != fingerprint_of(plain, {})
+
+
+@pytest.mark.parametrize("search", ["web", "both"])
+def test_a_search_that_there_is_not_is_warned_of_once(
+    bench: Bench, caplog: pytest.LogCaptureFixture, search: str
+) -> None:
+    path = write_jsonl(bench.folder / "mine.jsonl", ROWS[:1])
+    with caplog.at_level(logging.WARNING):
+        bench.take({"path": path}, benchmarks={"mine": {**MINE, "search": search}, "near": {"search": "local"}})
+    (told,) = caplog.messages
+    assert told == (
+        f'questions.benchmarks.mine: search = "{search}" is recorded only, there is no search of the web; '
+        "its questions are searched where environment.search says"
+    )
+
+
+def test_the_shipped_file_is_packaged() -> None:
+    root = Path(__file__).resolve().parents[2]
+    setuptools = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["setuptools"]
+    assert "*.toml" in setuptools["package-data"]["*"]
+    assert (root / setuptools["package-dir"]["treadle.datagen"] / "benchmarks.toml").exists()
