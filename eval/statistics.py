@@ -93,3 +93,66 @@ def average_interval(intervals: Iterable[Interval]) -> Interval:
     below = math.sqrt(sum((part.mean - part.low) ** 2 for part in parts)) / len(parts)
     above = math.sqrt(sum((part.high - part.mean) ** 2 for part in parts)) / len(parts)
     return Interval(mean, mean - below, mean + above, "combined")
+
+
+def ratio_interval(
+    questions: Sequence[tuple[float, float]],
+    *,
+    num_samples: int,
+    seed: int,
+    bounds: tuple[float, float] | None = None,
+) -> Interval:
+    """Sum of the numerators over sum of the denominators, from (numerator, denominator) per question.
+
+    For any mean (denominator: number of rollouts) and any ratio (tokens per call), in any unit. Denominators are at
+    least 0 and one is above; else ValueError. Made like `mean_interval`; resamples without a denominator above 0 tell
+    nothing and are left out. Without spread no question of n is unlike the others, but by Wilson up to a share of
+    z²/(n + z²) may be; `bounds`, within which all values lie, say how far these can move the mean (`wilson`). Without
+    bounds one question tells nothing (`unknown`: infinite ends), and several alike have no width (`constant`).
+    """
+    import numpy as np
+
+    above = np.array([numerator for numerator, _ in questions], dtype=np.float64)
+    below = np.array([denominator for _, denominator in questions], dtype=np.float64)
+    total = float(below.sum())
+    if total <= 0 or below.min() < 0:
+        raise ValueError("a ratio needs denominators of at least 0, and one above 0")
+    ratio = float(above.sum()) / total
+    size = len(questions)
+    residuals = above - ratio * below
+    spread = math.sqrt(float((residuals**2).sum())) / total
+    if size == 1 or spread <= 1e-12 * max(1.0, abs(ratio)):
+        return _interval_without_spread(ratio, size, bounds)
+    if size > MAX_BOOTSTRAP_QUESTIONS:
+        half = Z_95 * math.sqrt(size / (size - 1)) * spread
+        return Interval(ratio, ratio - half, ratio + half, "normal")
+    generator = np.random.default_rng(seed)
+    ratios = []
+    for _ in range(num_samples):
+        chosen = generator.integers(0, size, size)
+        if (denominator := below[chosen].sum()) > 0:
+            ratios.append(above[chosen].sum() / denominator)
+    low, high = np.quantile(ratios or [ratio], [0.025, 0.975])
+    return Interval(ratio, min(ratio, float(low)), max(ratio, float(high)), "bootstrap")
+
+
+def _interval_without_spread(ratio: float, num_questions: int, bounds: tuple[float, float] | None) -> Interval:
+    if bounds is not None:
+        least, most = bounds
+        _, others = wilson_interval(0.0, num_questions)
+        return Interval(ratio, ratio - others * (ratio - least), ratio + others * (most - ratio), "wilson")
+    if num_questions == 1:
+        return Interval(ratio, -math.inf, math.inf, "unknown")
+    return Interval(ratio, ratio, ratio, "constant")
+
+
+def pass_at_k(num_rollouts: int, num_right: int, k: int) -> float:
+    """Chance that at least one of k rollouts is right: 1 - C(n-c, k) / C(n, k), from c right ones of n.
+
+    The unbiased estimator of Chen et al. 2021 (arXiv 2107.03374): the share of all choices of k among the n rollouts
+    that hold a right one. Raises ValueError unless 1 <= k <= n and 0 <= c <= n.
+    """
+    if not 1 <= k <= num_rollouts or not 0 <= num_right <= num_rollouts:
+        raise ValueError(f"pass@{k} cannot be told from {num_right} right of {num_rollouts} rollouts")
+    choices = math.comb(num_rollouts, k)
+    return (choices - math.comb(num_rollouts - num_right, k)) / choices

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import random
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from treadle.eval.statistics import Interval, average_interval, mean_interval, share_interval, wilson_interval
+from treadle.eval.statistics import (
+    Interval,
+    average_interval,
+    mean_interval,
+    pass_at_k,
+    ratio_interval,
+    share_interval,
+    wilson_interval,
+)
 
 QUESTIONS = st.lists(
     st.integers(1, 8).flatmap(lambda count: st.tuples(st.integers(0, count).map(float), st.just(count))),
@@ -83,3 +93,83 @@ def test_average_of_intervals_is_unweighted_and_narrower() -> None:
     both = average_interval([wide, narrow])
     assert both.mean == pytest.approx(0.4)
     assert both.high - both.mean == pytest.approx((0.2**2 + 0.1**2) ** 0.5 / 2)
+
+
+@given(st.integers(1, 8).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, n), st.integers(1, n))))
+def test_pass_at_k_is_the_share_of_choices_with_a_right_rollout(counts: tuple[int, int, int]) -> None:
+    num_rollouts, num_right, k = counts
+    choices = list(itertools.combinations([True] * num_right + [False] * (num_rollouts - num_right), k))
+    assert pass_at_k(num_rollouts, num_right, k) == pytest.approx(sum(map(any, choices)) / len(choices))
+
+
+def test_pass_at_k_of_many_rollouts() -> None:
+    assert pass_at_k(16, 4, 1) == 0.25
+    assert pass_at_k(100_000, 1, 50_000) == 0.5
+    assert pass_at_k(16, 15, 2) == 1.0
+
+
+@pytest.mark.parametrize(("num_rollouts", "num_right", "k"), [(4, 1, 8), (4, 1, 0), (4, 5, 1), (4, -1, 1)])
+def test_pass_at_k_needs_k_rollouts(num_rollouts: int, num_right: int, k: int) -> None:
+    with pytest.raises(ValueError, match=f"pass@{k} cannot be told"):
+        pass_at_k(num_rollouts, num_right, k)
+
+
+@given(QUESTIONS)
+def test_ratio_interval_of_shares_with_spread_is_the_mean_interval(questions: list[tuple[float, int]]) -> None:
+    ratio = ratio_interval(questions, num_samples=100, seed=1, bounds=(0, 1))
+    mean = mean_interval(questions, num_samples=100, seed=1)
+    assert ratio.mean == pytest.approx(mean.mean)
+    assert 0 <= ratio.low <= ratio.mean <= ratio.high <= 1
+    if (ratio.method, mean.method) == ("bootstrap", "bootstrap"):
+        assert (ratio.low, ratio.high) == (mean.low, mean.high)
+
+
+@given(QUESTIONS, st.floats(-1_000, 1_000), st.floats(0.01, 1_000))
+def test_ratio_interval_moves_with_the_unit(questions: list[tuple[float, int]], shift: float, scale: float) -> None:
+    """A mean in other units has the interval in those units; nothing is cut to [0, 1]."""
+    plain = ratio_interval(questions, num_samples=100, seed=1)
+    moved = ratio_interval(
+        [(scale * total + shift * count, count) for total, count in questions], num_samples=100, seed=1
+    )
+    assert moved.method == plain.method
+    assert (moved.low, moved.mean, moved.high) == pytest.approx(
+        (scale * plain.low + shift, scale * plain.mean + shift, scale * plain.high + shift), rel=1e-6, abs=1e-6
+    )
+
+
+def test_ratio_interval_agrees_with_theory_for_unequal_denominators() -> None:
+    """Tokens per call, where a question has 1 to 8 calls: the spread of residuals decides."""
+    draw = random.Random(0)
+    questions = [(sum(draw.gauss(200, 50) for _ in range(calls)), float(calls)) for calls in [1, 2, 4, 8] * 100]
+    interval = ratio_interval(questions, num_samples=2_000, seed=0)
+    num_calls = sum(count for _, count in questions)
+    assert interval.low < 200 < interval.high
+    assert interval.high - interval.low == pytest.approx(2 * 1.96 * 50 / num_calls**0.5, rel=0.15)
+    many = ratio_interval(questions * 13, num_samples=10, seed=0)
+    assert many.method == "normal"
+    assert many.high - many.low == pytest.approx((interval.high - interval.low) / 13**0.5, rel=0.1)
+
+
+def test_repeated_rollouts_of_a_question_do_not_narrow_a_ratio() -> None:
+    draw = random.Random(1)
+    once = [(draw.gauss(300, 80), 1.0) for _ in range(50)]
+    often = [(8 * total, 8.0) for total, _ in once]
+    one, eight = (ratio_interval(rows, num_samples=500, seed=0) for rows in (once, often))
+    assert (eight.low, eight.high) == pytest.approx((one.low, one.high))
+
+
+def test_ratio_without_spread() -> None:
+    assert ratio_interval([(300.0, 1.0)], num_samples=10, seed=0) == Interval(300, -math.inf, math.inf, "unknown")
+    assert ratio_interval([(300.0, 1.0)] * 9, num_samples=10, seed=0) == Interval(300, 300, 300, "constant")
+    bounded = ratio_interval([(1.0, 1.0)] * 10, num_samples=10, seed=0, bounds=(0, 1))
+    assert (bounded.low, bounded.high) == pytest.approx(wilson_interval(1.0, 10))
+    middle = ratio_interval([(0.0, 1.0)] * 30, num_samples=10, seed=0, bounds=(-1, 1))
+    assert (middle.low, middle.high) == pytest.approx((-wilson_interval(0, 30)[1], wilson_interval(0, 30)[1]))
+
+
+def test_questions_without_a_denominator_may_be_among_others() -> None:
+    interval = ratio_interval([(0.0, 0.0), (2.0, 4.0), (3.0, 4.0)], num_samples=200, seed=0)
+    assert (interval.low, interval.mean, interval.high) == (0.5, 0.625, 0.75)
+    for bad in ([(1.0, 0.0)], [(1.0, 3.0), (1.0, -1.0)]):
+        with pytest.raises(ValueError, match="denominators"):
+            ratio_interval(bad, num_samples=10, seed=0)

@@ -1,0 +1,73 @@
+"""The radar of behaviour: five axes in a fixed order, each with a range that is stated. Numbers, not pictures.
+
+Documented in docs/behaviour/metrics.md; the axes are those of ET-Agent (arXiv 2601.06860).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+AXES = (
+    ("correctness", "score"),
+    ("efficiency", "efficiency"),
+    ("conciseness", "conciseness"),
+    ("successful execution", "successful_execution"),
+    ("reasoning length (x1000)", "reasoning_length"),
+)
+"""Title of an axis and the figure on it, in the order around the radar."""
+
+_OPEN_ENDED = frozenset({"reasoning_length"})
+_NEEDS_TOOLS = frozenset({"efficiency"})
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """One axis with the values of all models."""
+
+    title: str
+    low: float
+    high: float
+    values: dict[str, float | None]
+    """Model -> value; None where there is none to show, which leaves a gap in the model's polygon."""
+
+    def label(self) -> str:
+        """Title and range, as they stand at the axis."""
+        return f"{self.title} [{self.low:g} to {self.high:g}]"
+
+    def position(self, model: str) -> float | None:
+        """Where the model's value lies between the ends, 0 to 1."""
+        value = self.values[model]
+        return None if value is None else (value - self.low) / (self.high - self.low)
+
+
+def radar_axes(models: Mapping[str, Mapping[str, float | None]]) -> list[Axis]:
+    """Axes for models with their figures by name: those of `AXES`, and `tool_use`.
+
+    Shares run from 0 to 1. Reasoning length has no natural end: its axis ends at the next of 1, 2, 5, 10, … at or above
+    the largest value, the same for all models. What a model has no figure for is None, and so is the efficiency of one
+    that never used a tool.
+    """
+    axes = []
+    for title, figure in AXES:
+        values = {model: _value(figures, figure) for model, figures in models.items()}
+        high = _round_end(values.values()) if figure in _OPEN_ENDED else 1.0
+        axes.append(Axis(title, 0.0, high, values))
+    return axes
+
+
+def _value(figures: Mapping[str, float | None], figure: str) -> float | None:
+    if figure in _NEEDS_TOOLS and not figures.get("tool_use"):
+        return None
+    return figures.get(figure)
+
+
+def _round_end(values: Iterable[float | None]) -> float:
+    """The least of 1, 2 and 5 times a power of ten that no value exceeds; 1 where all are 0."""
+    largest = max((value for value in values if value is not None), default=0.0)
+    if largest <= 0:
+        return 1.0
+    power = math.floor(math.log10(largest))
+    candidates = (float(f"{digit}e{exponent}") for exponent in (power - 1, power, power + 1) for digit in (1, 2, 5))
+    return next(candidate for candidate in candidates if candidate >= largest)

@@ -1,0 +1,53 @@
+"""Scored rollouts for the figures of evaluation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import strategies as st
+
+from treadle.eval.metrics import ScoredRollout
+
+
+def scored(
+    score: float | None = 1.0, calls: int = 0, failed: int = 0, tokens: int = 100, **given: Any
+) -> ScoredRollout:
+    """A rollout with P, T, Wrong and L; right if P is 1, answered with all calls run unless `given` says otherwise."""
+    fields: dict[str, Any] = {
+        "question_key": "q0",
+        "dataset": "world",
+        "domain": "qa",
+        "score": score,
+        "correct": None if score is None else score == 1.0,
+        "f1": score or 0.0,
+        "calls_requested": calls,
+        "calls_executed": calls,
+        "failed_calls": failed,
+        "reasoning_tokens": tokens,
+        "output_chars": 4 * tokens,
+        "status": "answered",
+        "is_valid_answer": True,
+    }
+    return ScoredRollout(**fields | given)
+
+
+@st.composite
+def rollouts(draw: st.DrawFn, datasets: int = 2, questions: int = 4) -> ScoredRollout:
+    """Any rollout, with or without a verdict."""
+    domain = draw(st.sampled_from(["math", "qa"]))
+    whole = st.sampled_from([0.0, 1.0])
+    score = draw(st.none() | (whole if domain == "math" else whole | st.floats(0, 1)))
+    calls = draw(st.integers(0, 12))
+    executed = draw(st.integers(0, calls))
+    return scored(
+        score,
+        calls,
+        draw(st.integers(0, executed)),
+        draw(st.integers(0, 5_000)),
+        dataset=f"{domain}{draw(st.integers(1, datasets))}",
+        question_key=f"q{draw(st.integers(1, questions))}",
+        domain=domain,
+        calls_executed=executed,
+        status=draw(st.sampled_from(["answered", "limit", "failed"])),
+        is_valid_answer=draw(st.booleans()),
+    )

@@ -1,0 +1,167 @@
+"""Two models on the same questions."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.scored_rollouts import scored
+
+from treadle.core.errors import DataError
+from treadle.eval.comparison import compare, permutation_test, sign_test
+from treadle.eval.metrics import ScoredRollout
+from treadle.eval.statistics import share_interval
+
+VERDICTS = st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=25)
+SMALL_STEPS = st.lists(st.integers(-4, 4).map(lambda step: step / 4), max_size=9)
+
+
+def answers(*verdicts: list[float | None] | list[bool], **given_fields: object) -> list[ScoredRollout]:
+    """One inner list per question: P of its rollouts."""
+    return [
+        scored(None if value is None else float(value), question_key=f"q{index:03}", **given_fields)
+        for index, values in enumerate(verdicts)
+        for value in values
+    ]
+
+
+def test_one_rollout_each_is_mcnemars_test() -> None:
+    """Of 30 questions 9 were gained and 2 lost."""
+    first = answers(*([[1]] * 12 + [[0]] * 18))
+    second = answers(*([[1]] * 10 + [[0]] * 2 + [[1]] * 9 + [[0]] * 9))
+    found = compare(first, second)
+    assert (found.test, found.num_questions) == ("mcnemar", 30)
+    assert found.p_value == pytest.approx(2 * (1 + 11 + 55) / 2**11)
+    assert (found.first, found.second, found.difference.mean) == (0.4, pytest.approx(19 / 30), pytest.approx(7 / 30))
+    assert found.gained == tuple(f"q{index:03}" for index in range(12, 21))
+    assert found.lost == ("q010", "q011")
+    assert 0 < found.difference.low < 7 / 30 < found.difference.high
+
+
+def test_pairing_sees_what_two_intervals_do_not() -> None:
+    """Both models fail the same hard questions; the second also answers 8 more of 60."""
+    first, second = answers(*([[1]] * 26 + [[0]] * 34)), answers(*([[1]] * 34 + [[0]] * 26))
+    found = compare(first, second)
+    assert found.difference.low > 0 and found.p_value < 0.01
+    assert (
+        share_interval([(1.0, 1)] * 26 + [(0.0, 1)] * 34).high > share_interval([(1.0, 1)] * 34 + [(0.0, 1)] * 26).low
+    )
+
+
+def test_equal_models_are_not_set_apart() -> None:
+    same = answers(*([[1]] * 15 + [[0]] * 15))
+    found = compare(same, same)
+    assert (found.p_value, found.gained, found.lost) == (1.0, (), ())
+    assert (found.difference.mean, found.difference.method) == (0.0, "wilson")
+    assert -0.12 < found.difference.low < 0 < found.difference.high < 0.12
+
+
+def test_f1_of_one_rollout_each_is_a_sign_test() -> None:
+    found = compare(answers([0.25], [0.5], [1.0], [0.0]), answers([0.5], [0.75], [1.0], [0.5]), "f1")
+    assert (found.test, found.p_value) == ("sign", 0.25)
+    assert (found.gained, found.lost) == ((), ())
+
+
+def test_several_rollouts_of_a_question_count_as_one_question() -> None:
+    first = answers(*([[1, 0, 0, 0]] * 6 + [[1, 1, 1, 0]] * 4))
+    second = answers(*([[1, 1, 1, 0]] * 6 + [[1, 1, 0, 0]] * 4))
+    found = compare(first, second)
+    assert (found.test, found.num_questions) == ("permutation_exact", 10)
+    assert found.gained == tuple(f"q{index:03}" for index in range(6))
+    assert found.lost == ()
+    assert found.difference.mean == pytest.approx((6 * 0.5 - 4 * 0.25) / 10)
+    once = compare(answers(*[row for row in ([[0.25]] * 6 + [[0.75]] * 4)]), answers(*([[0.75]] * 6 + [[0.5]] * 4)))
+    assert found.difference == once.difference
+
+
+def test_many_questions_are_permuted_at_random_with_a_fixed_seed() -> None:
+    first, second = answers(*([[0, 1]] * 40)), answers(*([[1, 1]] * 12 + [[0, 1]] * 20 + [[0, 0]] * 8))
+    found = compare(first, second)
+    exact = sum(math.comb(20, ups) for ups in range(21) if abs(2 * ups - 20) >= 4) / 2**20
+    assert found.test == "permutation"
+    assert found.p_value == pytest.approx(exact, abs=0.02)
+    assert found == compare(first, second)
+    assert found.p_value != compare(first, second, seed=1).p_value
+    far = compare(answers(*([[0, 0]] * 40)), answers(*([[1, 1]] * 40)), num_permutations=99)
+    assert far.p_value == 0.01
+
+
+def test_questions_without_verdict_are_left_out_and_counted() -> None:
+    found = compare(answers([1], [None], [0, None]), answers([1], [1], [1, 1]))
+    assert (found.num_questions, found.num_undecided) == (2, 1)
+    assert (found.first, found.second, found.gained) == (0.5, 1.0, ("q002",))
+
+
+def test_models_must_answer_the_same_questions() -> None:
+    with pytest.raises(DataError, match="1 of the questions, q001 among them"):
+        compare(answers([1]), answers([1], [0]))
+    with pytest.raises(DataError, match="no question has a verdict for both"):
+        compare(answers([None]), answers([1]))
+
+
+def test_figures_without_bounds_are_compared_in_their_own_unit() -> None:
+    found = compare(answers([1], [0], tokens=400), answers([1], [0], tokens=150), "reasoning_tokens")
+    assert (found.difference.mean, found.difference.method) == (-250, "constant")
+    (only,) = [compare(answers([1], tokens=400), answers([1], tokens=150), "reasoning_tokens")]
+    assert json.loads(only.to_json())["difference"] == {"mean": -250, "low": None, "high": None, "method": "unknown"}
+
+
+@given(
+    st.lists(
+        st.tuples(*[st.lists(st.none() | st.sampled_from([0.0, 0.1, 0.7, 1.0]), min_size=1, max_size=4)] * 2),
+        min_size=1,
+    ),
+    st.randoms(use_true_random=False),
+)
+def test_bytes_do_not_depend_on_order_and_sides_can_be_exchanged(
+    rows: list[tuple[list[float | None], list[float | None]]], draw: random.Random
+) -> None:
+    rows = [*rows, ([1.0], [0.1])]
+    first, second = answers(*[left for left, _ in rows]), answers(*[right for _, right in rows])
+    found = compare(first, second, num_samples=50, num_permutations=64)
+    shuffled = compare(
+        draw.sample(first, len(first)), draw.sample(second, len(second)), num_samples=50, num_permutations=64
+    )
+    assert shuffled.to_json() == found.to_json()
+    turned = compare(second, first, num_samples=50, num_permutations=64)
+    assert (turned.gained, turned.lost, turned.p_value) == (found.lost, found.gained, found.p_value)
+    assert turned.difference.mean == pytest.approx(-found.difference.mean)
+    assert (turned.difference.low, turned.difference.high) == pytest.approx(
+        (-found.difference.high, -found.difference.low), abs=1e-9
+    )
+    assert 0 < found.p_value <= 1
+    assert -1 <= found.difference.low <= found.difference.mean <= found.difference.high <= 1
+
+
+@given(VERDICTS)
+def test_flips_and_p_value_are_those_of_counting(verdicts: list[tuple[bool, bool]]) -> None:
+    found = compare(
+        answers(*[[left] for left, _ in verdicts]), answers(*[[right] for _, right in verdicts]), num_samples=20
+    )
+    gained, lost = verdicts.count((False, True)), verdicts.count((True, False))
+    assert (len(found.gained), len(found.lost)) == (gained, lost)
+    outcomes = range(gained + lost + 1)
+    unevenness = abs(gained - lost)
+    chance = sum(math.comb(gained + lost, ups) for ups in outcomes if abs(2 * ups - gained - lost) >= unevenness)
+    assert found.p_value == pytest.approx(chance / 2 ** (gained + lost))
+
+
+@given(SMALL_STEPS)
+def test_exact_permutation_is_that_of_every_choice_of_signs(differences: list[float]) -> None:
+    seen = abs(sum(differences))
+    flips = list(itertools.product([1, -1], repeat=len(differences)))
+    as_far = sum(
+        abs(sum(sign * value for sign, value in zip(signs, differences, strict=True))) >= seen for signs in flips
+    )
+    name, p_value = permutation_test(differences, num_permutations=1_000, seed=0)
+    assert (name, p_value) == ("permutation_exact", pytest.approx(as_far / len(flips)))
+
+
+def test_no_sign_is_no_evidence() -> None:
+    assert sign_test([0.0, 0.0]) == 1.0
+    assert sign_test([0.1] * 2_000) == pytest.approx(0.0, abs=1e-300)

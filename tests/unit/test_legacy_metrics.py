@@ -1,0 +1,221 @@
+"""Figures as the published program makes them: its worked values, and each known difference from ours."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.scored_rollouts import scored
+
+from treadle.core.answers.score import score_answer
+from treadle.eval.conciseness import Votes, conciseness
+from treadle.eval.legacy_metrics import (
+    LegacySample,
+    legacy_conciseness,
+    legacy_count_tag,
+    legacy_efficiency,
+    legacy_execution_score,
+    legacy_failed_results,
+    legacy_gold,
+    legacy_output_length,
+    legacy_overall,
+    legacy_productivity,
+    legacy_reasoning_length,
+    legacy_reasoning_text,
+    legacy_sample,
+    legacy_scored_text,
+    legacy_successful_execution,
+    legacy_verdict,
+    legacy_vote,
+)
+from treadle.eval.metrics import dataset_figures
+
+
+def sample(score: float, calls: int, domain: str = "qa", llm_equal: float = 0.0) -> LegacySample:
+    return LegacySample(domain, 0.0, 0.0, score, score, llm_equal, True, calls, 0)
+
+
+WORKED = [sample(1, 0), sample(1, 2), sample(0.5, 1), sample(0, 3)]
+
+
+@pytest.mark.covers("evaluation-7")
+def test_aggregate_of_the_worked_example() -> None:
+    overall = legacy_overall(WORKED, judged=False)
+    assert (overall["efficiency"], overall["average_datas_used_tool_number"], overall["tool_call"]) == (0.5, 0.75, 1.5)
+    assert overall["m1m2"] == overall["tool_productivity"] == pytest.approx(58.59, abs=5e-3)
+    assert overall["num_valid_answer"] == "4 of 4"
+
+
+def test_productivity_rises_with_wasted_calls_and_is_nothing_without() -> None:
+    assert legacy_productivity(0.625, 6) == pytest.approx(61.48, abs=5e-3)
+    assert legacy_productivity(1.0, 0) == 0.0
+
+
+def test_efficiency_of_math_is_the_judges_even_without_one() -> None:
+    rows = [sample(1, 0, "math"), sample(1, 1, "math")]
+    assert legacy_efficiency(rows) == 0.0
+    (ours,) = dataset_figures([scored(1, 0, domain="math"), scored(1, 1, domain="math")])
+    assert ours.means["efficiency"] == 1.0
+
+
+@given(st.lists(st.tuples(st.floats(0, 1), st.integers(0, 12)), min_size=1, max_size=20))
+def test_efficiency_and_tool_use_of_answers_in_words_are_as_ours(rows: list[tuple[float, int]]) -> None:
+    theirs = legacy_overall([sample(score, calls) for score, calls in rows], judged=False)
+    (ours,) = dataset_figures([scored(score, calls) for score, calls in rows])
+    assert theirs["efficiency"] == pytest.approx(ours.means["efficiency"])
+    assert theirs["average_datas_used_tool_number"] == pytest.approx(ours.means["tool_use"])
+    assert theirs["f1"] == pytest.approx(ours.means["f1"])
+
+
+@pytest.mark.covers("evaluation-8")
+@pytest.mark.parametrize(
+    ("output", "count"),
+    [
+        ("<search>a</search>x<search>b", 1),
+        ("<search>a<search>b</search>", 1),
+        ("<search>a</search><result><search>b</search></result>", 2),
+        ("I write `<search>q</search>` to search", 1),
+        ("<search>\n</search>", 1),
+        ("</search><search>", 0),
+    ],
+)
+def test_tags_are_counted_wherever_they_stand(output: str, count: int) -> None:
+    assert legacy_count_tag(output, "search") == count
+
+
+def test_open_result_counts_for_length_and_not_for_reasoning() -> None:
+    output = "<think>a b</think><result>x y z</result><answer>c</answer>"
+    assert legacy_reasoning_text(output) == "<think>a b</think><answer>c</answer>"
+    assert legacy_output_length(output) == len("<think>a b</think><answer>c</answer>")
+    assert (legacy_reasoning_text("ab<result>c"), legacy_output_length("ab<result>c")) == ("ab", 11)
+
+
+@pytest.mark.covers("evaluation-11")
+def test_reasoning_length_of_the_worked_example() -> None:
+    rows = [(1.0, "a " * 200), (0.5, "a " * 100 + "<result>b b b</result>"), (0.0, "a " * 50)]
+    assert round(1_000 * legacy_reasoning_length(rows, lambda text: len(text.split())), 2) == 3.33
+    assert legacy_reasoning_length([(1.0, "")], len) == 1.0
+
+
+@pytest.mark.covers("evaluation-9")
+def test_conciseness_praises_ties_and_silence() -> None:
+    counts = [(6, 4, 0), (5, 5, 0), (0, 0, 10), (1, 0, 9)]
+    assert legacy_conciseness([(yes, no) for yes, no, _ in counts]) == 0.5
+    ours = conciseness(Votes(*count, calls_requested=1) for count in counts)
+    assert (ours.all, ours.num_undecided) == (0.0, 3)
+
+
+@given(st.lists(st.integers(0, 10), min_size=1))
+def test_conciseness_agrees_where_all_ten_votes_are_read_and_none_is_tied(yes_votes: list[int]) -> None:
+    rows = [(yes, 10 - yes) for yes in yes_votes if yes != 5]
+    ours = conciseness(Votes(yes, no, 0, 1) for yes, no in rows)
+    assert ours.all == (legacy_conciseness(rows) if rows else None)
+
+
+@pytest.mark.parametrize(
+    ("reply", "vote"),
+    [
+        ("<answer> Yes. </answer>", "yes"),
+        ("**no**", "no"),
+        ("none", "no"),
+        ("not sure", "no"),
+        ("<answer>yes", "abstain"),
+        ("Certainly", "abstain"),
+        ("<answer>no</answer><answer>yes</answer>", "no"),
+    ],
+)
+def test_votes_are_read_by_their_first_letters(reply: str, vote: str) -> None:
+    assert legacy_vote(reply) == vote
+
+
+@pytest.mark.covers("evaluation-6")
+@pytest.mark.parametrize(
+    ("reply", "verdict"),
+    [
+        ("Correct", 1),
+        ("Incorrect", 0),
+        ("not entirely correct", 1),
+        ("It is correct, not wrong", 0),
+        ("Yes", 0),
+        ("Not correct", 0),
+        ("It is wrong. <judgment>Correct</judgment>", 1),
+    ],
+)
+def test_verdicts_are_read_by_parts_of_words(reply: str, verdict: int) -> None:
+    assert legacy_verdict(reply, "12", "13") == verdict
+
+
+def test_rule_outvotes_the_judge() -> None:
+    assert legacy_verdict("Incorrect", "1/2", r"\frac{1}{2}") == 1
+
+
+@pytest.mark.covers("evaluation-10")
+def test_successful_execution_of_the_worked_example() -> None:
+    rows = [(1.0, ["ok", "42"]), (1.0, ["NameError: x", "", "7"]), (0.5, ["Execution Timeout"])]
+    value, ratio = legacy_successful_execution(rows)
+    assert (round(value, 4), ratio) == (0.6667, 3 / 6)
+    (ours,) = dataset_figures([scored(1, 2), scored(1, 3, failed=2), scored(0.5, 1, failed=1)])
+    assert (ours.means["successful_execution"], ours.call_success) == (pytest.approx(value), ratio)
+    assert legacy_successful_execution([(1.0, [])]) == (1.0, None)
+
+
+@pytest.mark.covers("evaluation-10")
+def test_failures_are_found_by_a_word() -> None:
+    """What is no failure for us may be one for them, and the other way round."""
+    assert legacy_failed_results(["learned by trial and error"]) == 1
+    assert legacy_failed_results(["Local search failed: q", "invalid query"]) == 0
+    (ours,) = dataset_figures([scored(1, 1, failed=0)])
+    assert ours.call_success == 1.0
+
+
+def test_data_sets_in_words_take_f1_for_correctness() -> None:
+    row = sample(0.25, 0, "qa", llm_equal=1.0)
+    assert (legacy_execution_score(row, "musique"), legacy_execution_score(row, "gaia")) == (0.25, 1.0)
+
+
+def test_end_of_the_output_is_scored_where_the_answer_is_missing() -> None:
+    output = "one\n\ntwo\nthree\n\nfour\nfive\nthe answer is Paris"
+    assert legacy_scored_text("", output) == "two\nthree\nfour\nfive\nthe answer is Paris"
+    assert legacy_scored_text("Rome", output) == "Rome"
+    row = legacy_sample("", output, "Paris", "qa")
+    assert (row.acc, row.is_valid_answer) == (1.0, True)
+    assert score_answer("", ["Paris"], [], "qa").acc == 0.0
+
+
+def test_nothing_to_score_is_not_valid() -> None:
+    row = legacy_sample("", "", "Paris", "qa", llm_equal=1.0)
+    assert row == LegacySample("qa", 0, 0, 0, 0, 0, False, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("answer", "gold"),
+    [("Paris", ["Paris"]), ("[1, 2]", ["1", "2"]), (True, ["True"]), (["a", "b"], ["a", "b"])],
+)
+def test_gold_answers_in_brackets_are_split(answer: str | bool | list[str], gold: list[str]) -> None:
+    assert legacy_gold(answer) == gold
+
+
+@pytest.mark.covers("evaluation-2")
+@pytest.mark.parametrize(
+    ("prediction", "gold", "em", "acc", "f1"),
+    [
+        ("The Eiffel Tower", "eiffel tower", 1, 1, 1.0),
+        ("Paris.", "Paris", 0, 1, 0.0),
+        ("yes it is", "yes", 0, 1, 0.5),
+        ("112", "12", 0, 1, 0.0),
+        ("anything", "The", 0, 1, 0.0),
+        ("A", "A", 1, 1, 0.0),
+        ("true", True, 1, 1, 1.0),
+    ],
+)
+def test_words_are_matched_as_then(prediction: str, gold: str | bool, em: float, acc: float, f1: float) -> None:
+    row = legacy_sample(prediction, "", gold, "qa")
+    assert (row.em, row.acc, row.f1) == (em, acc, f1)
+
+
+@pytest.mark.covers("evaluation-4")
+@pytest.mark.parametrize(("prediction", "gold", "equal"), [("25", "025", 0), (r"\frac34", "3/4", 1), ("12.0", "12", 0)])
+def test_mathematics_is_compared_as_text(prediction: str, gold: str, equal: float) -> None:
+    row = legacy_sample(prediction, "<python>1</python><search>a</search>", gold, "math")
+    assert (row.math_equal, row.tool_counts) == (equal, 2)
+    assert score_answer("25", ["025"], [], "math").score == 1.0
