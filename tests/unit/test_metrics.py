@@ -211,6 +211,13 @@ def test_figures_are_ordered_bounded_and_independent_of_order(
         assert question_sums(shuffled, name) == question_sums(given_rollouts, name)
 
 
+def test_order_does_not_show_in_the_last_bit() -> None:
+    rows = [scored(score, question_key="q") for score in (0.1, 0.2, 0.3)]
+    assert sum(row.f1 for row in rows) != sum(row.f1 for row in rows[::-1])
+    assert one(*rows) == one(*rows[::-1])
+    assert question_sums(rows, "f1") == question_sums(rows[::-1], "f1")
+
+
 @given(st.lists(rollouts(datasets=1), min_size=1, max_size=20))
 def test_figures_are_those_of_exact_arithmetic(given_rollouts: list[ScoredRollout]) -> None:
     rows = [replace(rollout, dataset="d") for rollout in given_rollouts if rollout.score is not None]
