@@ -15,7 +15,7 @@ import types
 import typing
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Self, TypeVar
 
 import orjson
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -37,7 +37,7 @@ Operational = Annotated[T, OPERATIONAL]
 
 
 class _GrowingMarker:
-    """Marks a list of which each item belongs to an instance of its own."""
+    """Marks a list of which each item belongs to an instance of its own; see `differing_keys`."""
 
 
 GROWING = _GrowingMarker()
@@ -60,10 +60,18 @@ class Section(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, protected_namespaces=())
 
+    def effective(self) -> Self:
+        """This section with keys that mean nothing beside the others at their defaults; what fingerprints are of."""
+        return self
+
 
 def is_operational(field: FieldInfo) -> bool:
     """Whether a key of a section is operational."""
     return any(isinstance(item, _OperationalMarker) for item in field.metadata)
+
+
+def _is_growing(field: FieldInfo) -> bool:
+    return any(isinstance(item, _GrowingMarker) for item in field.metadata)
 
 
 def _is_absent(field: FieldInfo, value: Any) -> bool:
@@ -73,17 +81,15 @@ def _is_absent(field: FieldInfo, value: Any) -> bool:
 def semantic_dump(value: Any) -> Any:
     """Turn a section (or a container of sections) into JSON-able data without its operational keys.
 
-    A growing list becomes a table from the places in it (`[0]`) to its items; see `differing_keys`. An added key is
-    left out while it has its default.
+    Keys that mean nothing have their defaults (`Section.effective`); an added key is left out while it has its own.
     """
     if isinstance(value, BaseModel):
-        dumped = {}
-        for name, field in type(value).model_fields.items():
-            if not is_operational(field) and not _is_absent(field, getattr(value, name)):
-                dumped[name] = semantic_dump(getattr(value, name))
-                if any(isinstance(item, _GrowingMarker) for item in field.metadata):
-                    dumped[name] = {f"[{place}]": item for place, item in enumerate(dumped[name])}
-        return dumped
+        counted = value.effective() if isinstance(value, Section) else value
+        return {
+            name: semantic_dump(getattr(counted, name))
+            for name, field in type(counted).model_fields.items()
+            if not is_operational(field) and not _is_absent(field, getattr(counted, name))
+        }
     if isinstance(value, Mapping):
         return {str(key): semantic_dump(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -183,24 +189,53 @@ def load_config(
 ) -> T_Section:
     """Build a configuration from `base`, files, `data` and `--set` overrides, later ones winning.
 
-    Raises ConfigError, which names each wrong key with its place and, for an unknown one, the nearest known key.
+    Raises ConfigError, which names each wrong key with its place, of several files that which has it and, for an
+    unknown one, the nearest known key.
     """
-    tree: dict[str, Any] = dict(base or {})
-    for path in files:
-        tree = merge(tree, read_toml(path))
-    tree = merge(tree, data or {})
-    for text in overrides:
-        tree = merge(tree, parse_override(text))
-    return validate(schema, tree)
+    given: list[tuple[str, Mapping[str, Any]]] = [("", base or {})]
+    given += [(f" (in {path})", read_toml(path)) for path in files]
+    given.append(("", data or {}))
+    given += [(f" (in --set {text.partition('=')[0]})", parse_override(text)) for text in overrides]
+    tree: dict[str, Any] = {}
+    for _, part in given:
+        tree = merge(tree, part)
+    return validate(schema, tree, parts=given if len(files) > 1 else ())
 
 
-def validate(schema: type[T_Section], tree: Mapping[str, Any], where: str = "") -> T_Section:
-    """Validate a mapping against a section; raises ConfigError with one sentence per wrong key."""
+def validate(
+    schema: type[T_Section],
+    tree: Mapping[str, Any],
+    where: str = "",
+    parts: Sequence[tuple[str, Mapping[str, Any]]] = (),
+) -> T_Section:
+    """Validate a mapping against a section; raises ConfigError with one sentence per wrong key.
+
+    `parts` are what the mapping was merged from, later ones winning, with what is to be said of a wrong key in each.
+    """
     try:
         return schema.model_validate(tree)
     except ValidationError as error:
-        problems = [_explain(schema, detail, where) for detail in error.errors(include_url=False)]
+        details = error.errors(include_url=False)
+        problems = [_explain(schema, detail, where) + _origin(detail["loc"], parts) for detail in details]
         raise ConfigError("; ".join(dict.fromkeys(problems))) from None
+
+
+def _origin(place: Sequence[int | str], parts: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
+    """What is to be said of the part that has most of the way to a key; nothing where several share its table."""
+    reached = [(*_walk(part, place), label) for label, part in parts]
+    deepest = max((depth for depth, _, _ in reached), default=0)
+    found = [(value, label) for depth, value, label in reached if depth == deepest > 0]
+    merged = len(found) > 1 and isinstance(found[-1][0], Mapping)
+    return found[-1][1] if found and not merged else ""
+
+
+def _walk(tree: Any, place: Sequence[int | str]) -> tuple[int, Any]:
+    """How many steps of a way through tables there are in a tree, and what lies at the last of them."""
+    for depth, step in enumerate(place):
+        if not isinstance(tree, Mapping) or step not in tree:
+            return depth, tree
+        tree = tree[step]
+    return len(place), tree
 
 
 def _explain(schema: type[BaseModel], detail: Any, where: str) -> str:
@@ -245,19 +280,35 @@ def _is_model(annotation: Any) -> bool:
     return isinstance(annotation, type) and issubclass(annotation, BaseModel)
 
 
-def differing_keys(old: Any, new: Any, prefix: str = "") -> list[str]:
+def differing_keys(old: Any, new: Any, schema: type[BaseModel] | None = None) -> list[str]:
     """Dotted paths with `old -> new`, for two JSON-able trees; empty where they are equal.
 
-    What a growing list of `semantic_dump` has gained is no difference.
+    With the schema of both, what a growing list has gained is no difference, nor is a key that is operational: those of
+    the tables of older runs may have been semantic.
     """
+    return _differences(old, new, "", [] if schema is None else [schema])
+
+
+def _differences(old: Any, new: Any, path: str, kinds: Sequence[Any]) -> list[str]:
+    """As `differing_keys`; `kinds` are the annotations that both may go by, none where they are not known."""
     if isinstance(old, Mapping) and isinstance(new, Mapping):
-        return [
-            line
-            for key in sorted({*old, *new})
-            if key in old or not str(key).startswith("[")
-            for line in differing_keys(old.get(key), new.get(key), f"{prefix}.{key}" if prefix else str(key))
-        ]
+        return [line for key in sorted({*old, *new}) for line in _differences_at(key, old, new, path, kinds)]
     if isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
+        below = [inner for kind in kinds for inner in _step(kind, "")]
         pairs = enumerate(zip(old, new, strict=True))
-        return [line for index, (was, now) in pairs for line in differing_keys(was, now, f"{prefix}[{index}]")]
-    return [] if old == new else [f"{prefix}: {old!r} -> {new!r}"]
+        return [line for place, (was, now) in pairs for line in _differences(was, now, f"{path}[{place}]", below)]
+    return [] if old == new else [f"{path}: {old!r} -> {new!r}"]
+
+
+def _differences_at(key: str, old: Any, new: Any, path: str, kinds: Sequence[Any]) -> list[str]:
+    models = [kind for kind in kinds if _is_model(kind) and key in kind.model_fields]
+    fields = [model.model_fields[key] for model in models]
+    if fields and all(is_operational(field) for field in fields):
+        return []
+    was, now = old.get(key), new.get(key)
+    if any(_is_growing(field) for field in fields):
+        # Version 1 of `run.json` had a table for a while, from the places (`[0]`) to the items.
+        was = list(was.values()) if isinstance(was, Mapping) else was
+        now = now[: len(was)] if isinstance(was, list) and isinstance(now, list) else now
+    below = [inner for kind in [*models, *(kind for kind in kinds if not _is_model(kind))] for inner in _step(kind, key)]
+    return _differences(was, now, f"{path}.{key}" if path else str(key), below)

@@ -114,6 +114,9 @@ def test_a_benchmark_of_ones_own_stands_in_a_configuration_file_of_its_own(tmp_p
     (tmp_path / "mine.toml").write_text('[questions.benchmarks.mine]\ndomain = "qa"\nquestion = "Frage"\n')
     settings = load_config(TreadleConfig, [tmp_path / "run.toml", tmp_path / "mine.toml"]).questions
     assert settings.benchmark_of("mine").question == ("Frage",)
+    (tmp_path / "wrong.toml").write_text('[questions.benchmarks.mine]\nanwser = "Antwort"\n')
+    with pytest.raises(ConfigError, match=r"'questions.benchmarks.mine.anwser'; did you mean 'answer'.*wrong.toml"):
+        load_config(TreadleConfig, [tmp_path / "run.toml", tmp_path / "wrong.toml"])
     with pytest.raises(ConfigError, match="domain of data set 'mine' is not known"):
         load_config(TreadleConfig, [tmp_path / "run.toml"])
 

@@ -43,6 +43,33 @@ def test_a_configuration_in_the_docs_loads(page: Path, text: str) -> None:
     assert load_config(RetrieverConfig if {"index", "service"} & data.keys() else TreadleConfig, (), data=data)
 
 
+def told_of(tmp_path: Path, *texts: str, overrides: tuple[str, ...] = ()) -> str:
+    """What is said of a configuration in files a.toml, b.toml and so on, without the folder."""
+    files = [tmp_path / f"{letter}.toml" for letter, _ in zip("abc", texts, strict=False)]
+    for path, text in zip(files, texts, strict=True):
+        path.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        load_config(TreadleConfig, files, overrides)
+    return str(caught.value).replace(f"{tmp_path}/", "")
+
+
+def test_of_several_files_that_with_the_wrong_key_is_named(tmp_path: Path) -> None:
+    good, unknown = "[questions]\nheldout_share = 0.1\n", "[questions]\nhedlout_share = 0.1\n"
+    assert told_of(tmp_path, good, unknown).endswith("did you mean 'heldout_share'? (in b.toml)")
+    assert told_of(tmp_path, unknown, good).endswith("did you mean 'heldout_share'? (in a.toml)")
+    assert told_of(tmp_path, "seed = 1\n", 'seed = "x"\n', "seed = -1\n").endswith("(in c.toml)")
+    assert told_of(tmp_path, good, "seed = 1\n", overrides=("seed=x",)).endswith("(in --set seed)")
+
+
+def test_no_file_is_named_where_there_is_but_one_or_a_table_comes_from_several(tmp_path: Path) -> None:
+    assert "(in" not in told_of(tmp_path, "seed = -1\n")
+    source = "[[questions.sources]]\npath = 'mine.jsonl'\n"
+    assert told_of(tmp_path, source, "seed = 1\n").endswith("(in a.toml)")
+    assert "(in" not in told_of(tmp_path, source, "[questions]\nheldout_share = 0.1\n")
+    longer = "[[questions.sources]]\npath = 'a.jsonl'\nlimit = 0\n[[questions.sources]]\nlimit = 1\n"
+    assert "(in b.toml)" in told_of(tmp_path, longer, "[[questions.sources]]\nlimit = 1\n")
+
+
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
