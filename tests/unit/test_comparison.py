@@ -162,6 +162,14 @@ def test_exact_permutation_is_that_of_every_choice_of_signs(differences: list[fl
     assert (name, p_value) == ("permutation_exact", pytest.approx(as_far / len(flips)))
 
 
+def test_questions_that_do_not_differ_leave_the_test_exact() -> None:
+    assert permutation_test([0.5, 0.0, 0.25, 0.5] + [0.0] * 30, num_permutations=8, seed=0) == (
+        "permutation_exact",
+        0.25,
+    )
+    assert permutation_test([], num_permutations=8, seed=0) == ("permutation_exact", 1.0)
+
+
 def test_no_sign_is_no_evidence() -> None:
     assert sign_test([0.0, 0.0]) == 1.0
     assert sign_test([0.1] * 2_000) == pytest.approx(0.0, abs=1e-300)
