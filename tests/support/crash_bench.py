@@ -163,7 +163,8 @@ class CrashBench:
         """Requests of one stretch of the log, without those of the preflight, which have seed 0."""
         with self._log.open("rb") as log:
             log.seek(begin)
-            lines = [json.loads(line) for line in log.read(end - begin).splitlines()]
+            whole, _, _ = log.read(end - begin).rpartition(b"\n")  # the last line may be in the middle of being written
+        lines = [json.loads(line) for line in whole.splitlines()]
         served = {line["serial"] for line in lines if line["event"] == "answered" and line["status"] == "200"}
         return [
             Arrival(line["serial"], line["seed"], line["digest"], line["serial"] in served)
