@@ -283,8 +283,8 @@ def _is_model(annotation: Any) -> bool:
 def differing_keys(old: Any, new: Any, schema: type[BaseModel] | None = None) -> list[str]:
     """Dotted paths with `old -> new`, for two JSON-able trees; empty where they are equal.
 
-    With the schema of both, what a growing list has gained is no difference, nor is a key that is operational: those of
-    the tables of older runs may have been semantic.
+    With their schema, what a growing list has gained is no difference, and operational keys are passed over, which were
+    semantic ones in what is older.
     """
     return _differences(old, new, "", [] if schema is None else [schema])
 
@@ -307,8 +307,9 @@ def _differences_at(key: str, old: Any, new: Any, path: str, kinds: Sequence[Any
         return []
     was, now = old.get(key), new.get(key)
     if any(_is_growing(field) for field in fields):
-        # Version 1 of `run.json` had a table for a while, from the places (`[0]`) to the items.
+        # Some runs have a table of such a list, from the places in it (`[0]`) to its items.
         was = list(was.values()) if isinstance(was, Mapping) else was
         now = now[: len(was)] if isinstance(was, list) and isinstance(now, list) else now
-    below = [inner for kind in [*models, *(kind for kind in kinds if not _is_model(kind))] for inner in _step(kind, key)]
+    containers = [kind for kind in kinds if not _is_model(kind)]
+    below = [inner for kind in (*models, *containers) for inner in _step(kind, key)]
     return _differences(was, now, f"{path}.{key}" if path else str(key), below)

@@ -37,8 +37,11 @@ def load_record(storage: Storage, key: str, model: type[T_Record]) -> T_Record |
     Raises RunError for one that cannot be read, is of another version, or is not what was written.
     """
     content = storage.get(key)
-    if content is None:
-        return None
+    return None if content is None else parse_record(content, key, model)
+
+
+def parse_record(content: bytes, key: str, model: type[T_Record]) -> T_Record:
+    """The record that a file holds, which `key` names in errors; raises RunError as `load_record` does."""
     try:
         loaded = model.model_validate_json(content)
     except ValidationError as error:

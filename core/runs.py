@@ -21,13 +21,14 @@ from pathlib import Path
 from typing import Any
 
 import orjson
+from pydantic import BaseModel
 
 from treadle.core.artifacts import ArtifactReader, ArtifactRef, verify_artifact
 from treadle.core.config import differing_keys
 from treadle.core.errors import ConfigError, RunError
 from treadle.core.locks import Lease, hold_key, holder_of, write_fenced
 from treadle.core.provenance import git_state, package_versions
-from treadle.core.record_files import as_json, as_read_back, load_record
+from treadle.core.record_files import as_json, as_read_back, load_record, parse_record
 from treadle.core.records import (
     AttemptRecord,
     InstanceState,
@@ -115,38 +116,41 @@ class Run:
         config_input: str = "",
         *,
         seed: int | None = None,
+        schema: type[BaseModel] | None = None,
     ) -> Run:
-        """Create a run, or resume one made with the same semantic configuration.
+        """Create a run, or resume one made with the same semantic configuration; `schema` is that of both.
 
         Raises RunError listing the keys that differ, unless nothing has been made yet: then the run takes the new ones.
         Operational differences are taken over, and what growing lists have gained; the user's file is replaced by a
         newer one only.
         """
         storage, key = open_storage(root), f"runs/{_checked_id(run_id)}/run.json"
-        if not storage.exists(key):
+        before = storage.get(key)
+        if before is None:
             try:
                 return cls.create(root, run_id, config_json, semantic_json, config_input, seed=seed)
             except RunError:
-                if not storage.exists(key):
+                if (before := storage.get(key)) is None:
                     raise
-        run = cls.open(root, run_id)
+        run = cls(storage, parse_record(before, key, RunInfo))
         semantic = as_read_back(semantic_json)
-        differences = differing_keys(run.info.semantic, semantic)
+        differences = differing_keys(run.info.semantic, semantic, schema)
         if differences and not run.is_untouched():
             raise run._refusal(differences)
         if run.info.semantic != semantic:
-            before = storage.get(key)
             run.info = run.info.model_copy(update={"semantic": semantic, "seed": seed})
             # Of two at once with different configurations one gets the run; the other is told what differs.
             if not storage.put_if(key, as_json(run.info), before):
-                return cls.create_or_open(root, run_id, config_json, semantic_json, config_input, seed=seed)
+                return cls.create_or_open(
+                    root, run_id, config_json, semantic_json, config_input, seed=seed, schema=schema
+                )
         if run.config() != as_read_back(config_json):
             run._write_config(config_json, config_input)
         return run
 
-    def check_config(self, semantic_json: Mapping[str, Any]) -> None:
-        """Raise RunError, listing the keys, where a configuration would not give this run's results."""
-        if differences := differing_keys(self.info.semantic, as_read_back(semantic_json)):
+    def check_config(self, semantic_json: Mapping[str, Any], schema: type[BaseModel] | None = None) -> None:
+        """Raise RunError, listing the keys, where a configuration of a schema would not give this run's results."""
+        if differences := differing_keys(self.info.semantic, as_read_back(semantic_json), schema):
             raise self._refusal(differences)
 
     def _refusal(self, differences: Sequence[str]) -> RunError:

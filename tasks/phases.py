@@ -51,10 +51,11 @@ def rl_options(config: TreadleConfig, address: Address) -> RlOptions:
     Raises ConfigError for a phase in which neither calls nor length would count, or that begins with what comes later.
     """
     training, phase, own = replace(address, stage="rl"), _phase(address), config.rl
+    changed_start = config.overrides.get(str(training), {}).get("start", own.start) != own.start
     sigma_tool, sigma_length = config.curriculum.sigmas(phase)
     filled = {
         "start": policy_before(own.start, address.iteration, phase),
-        "revision": own.revision if phase == 1 else "",
+        "revision": own.revision if phase == 1 and not changed_start else "",
         "sigma_tool": sigma_tool if own.sigma_tool is None else own.sigma_tool,
         "sigma_length": sigma_length if own.sigma_length is None else own.sigma_length,
     }
@@ -63,7 +64,7 @@ def rl_options(config: TreadleConfig, address: Address) -> RlOptions:
         raise ConfigError(f'overrides."{training}" takes a sigma away; leave it out, or give a number')
     check_sigmas(options.sigma_tool, options.sigma_length, allow_plain=options.allow_plain, where=str(training))
     _check_start(options, training, phase)
-    return options
+    return options.effective()
 
 
 def _check_start(options: RlOptions, training: Address, phase: int) -> None:

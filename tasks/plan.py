@@ -92,7 +92,7 @@ def changed_keys(
         return None, False
     run = Run.open(root, run_id)
     changed = differing_keys(run.config(), config.model_dump(mode="json"))
-    locked = differing_keys(run.info.semantic, orjson.loads(orjson.dumps(semantic, default=str)))
+    locked = differing_keys(run.info.semantic, orjson.loads(orjson.dumps(semantic, default=str)), TreadleConfig)
     return changed, bool(locked) and not run.is_untouched()
 
 

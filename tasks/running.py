@@ -69,7 +69,9 @@ def open_run(root: str | Path, run_id: str, config: TreadleConfig, configs: Sequ
     )
     if not run_exists(root, run_id):
         _check_models(config)
-    return Run.create_or_open(root, run_id, resolved, semantic_of(config), given, seed=config.seed)
+    return Run.create_or_open(
+        root, run_id, resolved, semantic_of(config), given, seed=config.seed, schema=TreadleConfig
+    )
 
 
 def _texts(tree: Any) -> Iterator[str]:

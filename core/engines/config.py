@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -88,7 +88,7 @@ class TrainingOptions(Section):
     finetuning_type: Literal["full", "lora"] = "full"
     """All weights, or low-rank adapters that are merged into them at the end."""
     lora_rank: int = Field(default=8, ge=1)
-    """Rank of the adapters; `lora` keys count with adapters only, and are at their defaults without."""
+    """Rank of the adapters; `lora` keys count with adapters only."""
     lora_alpha: int | None = Field(default=None, ge=1)
     """Scale of the adapters; none means twice the rank."""
     lora_dropout: float = Field(default=0.0, ge=0.0, lt=1.0)
@@ -114,11 +114,16 @@ class TrainingOptions(Section):
     @model_validator(mode="before")
     @classmethod
     def _apply_preset(cls, data: Any) -> Any:
-        data = with_preset(cls.PRESETS, data)
-        if isinstance(data, dict) and data.get("finetuning_type", "full") == "full":
-            # They would tell trainings apart that are the same.
-            return {key: value for key, value in data.items() if key not in _OF_ADAPTERS}
-        return data
+        return with_preset(cls.PRESETS, data)
+
+    def effective(self) -> Self:
+        """Keys of adapters are at their defaults without any: they would tell trainings apart that are the same.
+
+        Given ones are kept in the section itself, for an instance that trains adapters by its override.
+        """
+        if self.finetuning_type == "lora":
+            return self
+        return self.model_copy(update={name: type(self).model_fields[name].get_default() for name in _OF_ADAPTERS})
 
     @field_validator("lora_target")
     @classmethod

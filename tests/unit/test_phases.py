@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from treadle.agent.config import ET_AGENT_RL
-from treadle.core.config import load_config
+from treadle.core.config import differing_keys, load_config
 from treadle.core.errors import ConfigError, RunError
 from treadle.core.execute import fingerprint_of
 from treadle.core.runs import Run
@@ -27,6 +27,9 @@ MODELS: dict[str, Any] = {
     "elsewhere": {"model": "m", "endpoints": ENDPOINTS},
     "tutor": {"model": "t", "server": {"type": "tutor"}},
 }
+
+
+ON_HUB = {"start": "org/base", "revision": "abc"}
 
 
 def config(**more: Any) -> TreadleConfig:
@@ -96,6 +99,19 @@ def test_a_revision_of_what_is_not_on_the_hub_is_refused(start: str) -> None:
         ConfigError, match=f"1/rl@phase-1: rl.revision = abc is that of a hub id, and rl.start = {start}"
     ):
         at("1/rl@phase-1", rl={"start": start, "revision": "abc"})
+    with pytest.raises(ConfigError, match=f"1/rl@phase-1: rl.revision = abd is that of a hub id.*{start}"):
+        at("1/rl@phase-1", rl=ON_HUB, overrides={"1/rl@phase-1": {"start": start, "revision": "abd"}})
+
+
+def test_a_start_of_one_phase_has_a_revision_of_its_own_or_none() -> None:
+    def trained(**changes: Any) -> tuple[str, str]:
+        options = at("1/rl@phase-1", rl=ON_HUB, overrides={"1/rl@phase-1": changes}).settings.options
+        return options.start, options.revision
+
+    assert trained(start="embedded") == ("embedded", "")
+    assert trained(start="org/other") == ("org/other", "")
+    assert trained(start="org/other", revision="abd") == ("org/other", "abd")
+    assert trained(start="org/base", learning_rate=1e-6) == ("org/base", "abc")
 
 
 def test_a_folder_whose_files_have_changed_is_sampled_again(tmp_path: Path) -> None:
@@ -302,6 +318,24 @@ def test_adapters_that_are_not_trained_tell_no_trainings_apart() -> None:
     assert fingerprints[0] == fingerprints[1]
     assert at("1/rl@phase-1", rl={"lora_rank": 64, "finetuning_type": "lora"}).settings.options.lora_rank == 64
     assert semantic_of(config(sft={"lora_rank": 64})) == semantic_of(config())
+    assert at("1/rl@phase-1", rl={"lora_dropout": 0.5}).settings.options.lora_dropout == 0.0
+
+
+def test_adapters_of_one_phase_go_by_the_keys_of_the_table() -> None:
+    overrides = {"1/rl@phase-2": {"finetuning_type": "lora"}}
+    wide, narrow = (config(rl={"lora_rank": rank}, overrides=overrides) for rank in (64, 16))
+    trained = [instance(wide, Address.parse(f"1/rl@phase-{phase}")).settings.options for phase in (1, 2)]
+    assert [(options.finetuning_type, options.lora_rank) for options in trained] == [("full", 8), ("lora", 64)]
+    assert semantic_of(wide)["rl"] == semantic_of(narrow)["rl"]
+    assert semantic_of(wide)["overrides"] != semantic_of(narrow)["overrides"]
+
+
+@pytest.mark.parametrize(
+    ("given", "said"), [({"lora_rank": "abc"}, "rl.lora_rank"), ({"lora_target": ",,"}, "names no module")]
+)
+def test_keys_of_adapters_are_checked_without_any_too(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        config(rl=given)
 
 
 def test_further_phases_leave_those_before_them_as_they_are() -> None:
@@ -315,7 +349,8 @@ def test_further_phases_leave_those_before_them_as_they_are() -> None:
 def test_a_run_may_get_further_phases_and_is_locked_to_the_sigmas_that_it_has(tmp_path: Path) -> None:
     def opened(*sigmas: float) -> Run:
         given = config(curriculum={"phases": len(sigmas), "sigma_tool": sigmas, "sigma_length": [0.1] * 5})
-        return Run.create_or_open(tmp_path, "r", given.model_dump(mode="json"), semantic_of(given))
+        resolved = given.model_dump(mode="json")
+        return Run.create_or_open(tmp_path, "r", resolved, semantic_of(given), schema=TreadleConfig)
 
     run = opened(0.1, 0.05)
     run.storage.put(run.key("journal/1/rollouts@phase-1/f/00000001.journal"), b"")  # the lock begins with work
@@ -324,6 +359,31 @@ def test_a_run_may_get_further_phases_and_is_locked_to_the_sigmas_that_it_has(tm
         with pytest.raises(RunError, match=r"curriculum.sigma_tool.* -> .*choose a new run id"):
             opened(*others)
     assert opened(0.1, 0.05, 0.02, 0.01).config()["curriculum"]["sigma_tool"] == [0.1, 0.05, 0.02, 0.01]
+
+
+@pytest.mark.parametrize("as_table", [False, True])
+def test_a_run_of_an_older_version_grows_too_and_is_told_only_what_differs(tmp_path: Path, as_table: bool) -> None:
+    sigmas: Any = {"[0]": 0.1, "[1]": 0.05, "[2]": 0.025} if as_table else [0.1, 0.05, 0.025]
+    made = semantic_of(config())
+    older = {**made, "curriculum": {**made["curriculum"], "phases": 3, "sigma_tool": sigmas, "sigma_length": sigmas}}
+    run = Run.create(tmp_path, "r", {}, older)
+    run.storage.put(run.key("journal/1/rollouts@phase-1/f/00000001.journal"), b"")
+
+    def opened(*sigma_tool: float, **more: Any) -> Run:
+        curriculum = {"phases": len(sigma_tool), "sigma_tool": sigma_tool, "sigma_length": (0.1, 0.05, 0.025, 0.01)}
+        given = config(curriculum=curriculum, **more)
+        return Run.create_or_open(tmp_path, "r", {}, semantic_of(given), schema=TreadleConfig)
+
+    with pytest.raises(RunError, match=r"\(curriculum\.sigma_tool\[2\]: 0\.025 -> 0\.5\);"):
+        opened(0.1, 0.05, 0.5, 0.01)
+    with pytest.raises(RunError, match=r"\(seed: 0 -> 1\);"):
+        opened(0.1, 0.05, 0.025, seed=1)
+    assert opened(0.1, 0.05, 0.025, 0.01).info.semantic["curriculum"]["sigma_tool"] == [0.1, 0.05, 0.025, 0.01]
+
+
+def test_a_key_in_brackets_is_no_growth() -> None:
+    older, newer = (semantic_of(config(questions={"domains": domains})) for domains in ({}, {"[x]": "qa"}))
+    assert differing_keys(older, newer, TreadleConfig) == ["questions.domains.[x]: None -> 'qa'"]
 
 
 def test_a_summarizer_is_refused_before_anything_is_made(tmp_path: Path) -> None:

@@ -95,6 +95,24 @@ def test_a_run_takes_another_configuration_until_something_is_made(tmp_path: Pat
             assert Run.open(tmp_path, "r1").info == run.info
 
 
+def test_a_configuration_that_another_process_gave_meanwhile_is_compared_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Run.create(tmp_path, "r1", {}, {"a": 1})
+    is_untouched = Run.is_untouched
+
+    def overtaken(run: Run) -> bool:
+        monkeypatch.setattr(Run, "is_untouched", is_untouched)
+        untouched = run.is_untouched()
+        Run.create_or_open(tmp_path, "r1", {}, {"a": 3}).write_record(record_of("1/scores"))
+        return untouched
+
+    monkeypatch.setattr(Run, "is_untouched", overtaken)
+    with pytest.raises(RunError, match=r"\(a: 3 -> 2\)"):
+        Run.create_or_open(tmp_path, "r1", {}, {"a": 2})
+    assert Run.open(tmp_path, "r1").info.semantic == {"a": 3}
+
+
 def test_operational_differences_are_taken_over(tmp_path: Path) -> None:
     Run.create_or_open(tmp_path, "r1", {"a": 1, "url": "x"}, {"a": 1}, "first")
     run = Run.create_or_open(tmp_path, "r1", {"a": 1, "url": "y"}, {"a": 1}, "second")
