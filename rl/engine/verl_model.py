@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from treadle.agent.rollout import ChatCodec
-from treadle.core.errors import DeadlineExceeded, EndpointUnavailable, ModelError
+from treadle.core.errors import EndpointUnavailable, ModelError
 from treadle.core.llm.types import Completion, CompletionRequest
 
 
@@ -35,7 +35,10 @@ class VerlModel:
         return min(self._versions, default=unknown), max(self._versions, default=unknown)
 
     async def complete(self, request: CompletionRequest, *, session: str, deadline: float) -> Completion:
-        """One completion. Raises DeadlineExceeded, EndpointUnavailable for one that was broken off, ModelError."""
+        """One completion; waiting for it uses up no trajectory's time, so `deadline` plays no part.
+
+        Raises EndpointUnavailable where a server or Ray timed out or broke it off, and ModelError.
+        """
         loop = asyncio.get_running_loop()
         began = loop.time()
         if not isinstance(request.prompt, list):
@@ -48,12 +51,9 @@ class VerlModel:
             "seed": request.seed,
         }
         try:
-            async with asyncio.timeout_at(deadline):
-                output = await self._client.generate(
-                    self._group_id, prompt_ids=request.prompt, sampling_params=parameters
-                )
-        except TimeoutError:
-            raise DeadlineExceeded("the rollout's time is up") from None
+            output = await self._client.generate(self._group_id, prompt_ids=request.prompt, sampling_params=parameters)
+        except TimeoutError as error:
+            raise EndpointUnavailable(f"verl's server did not answer: {type(error).__name__}: {error}") from error
         # Ray hands on whatever was raised in another process.
         except Exception as error:
             raise ModelError(f"verl's server failed: {type(error).__name__}: {error}") from error
