@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from pydantic import JsonValue
 from treadle.core.errors import ConfigError
 from treadle.rl.config import RlOptions
 from treadle.rl.plan import RlPlan
+from treadle.rl.verl_extra import check_extra
 
 AGENT_LOOP = "treadle"
 """Name of our agent loop in verl's registry."""
@@ -32,9 +32,6 @@ _UNBOUNDED_RATIO = 1e6
 """verl always has a dual clip; at this ratio it bounds nothing."""
 _ANSWER_TOKENS = 8192
 """Least tokens that a GPU takes at once, where `per_device_batch_size` does not say how many trajectories."""
-_KEY = re.compile(r"[+~]{0,2}[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*")
-_FOREIGN_CODE = frozenset({"trust_remote_code", "external_lib", "custom_cls", "custom_reward_function"})
-"""Parts of keys by which verl would load code that is neither its own nor ours."""
 _PLAIN = re.compile(r"[A-Za-z_/][A-Za-z0-9_./@+-]*")
 _RESERVED = ("null", "true", "false", "inf", "nan")
 
@@ -73,21 +70,8 @@ def verl_overrides(plan: RlPlan, files: VerlFiles) -> dict[str, JsonValue]:
     decided = {**_data(plan, files), **_policy(plan, files), **_rollout(plan, files), **_trainer(plan, files)}
     chosen = _choices(plan)
     for key, value in plan.options.extra.items():
-        _check_extra(key, value, {decided_key.lstrip("+~") for decided_key in decided})
+        check_extra(key, value, {decided_key.lstrip("+~") for decided_key in decided})
     return {**decided, **chosen, **plan.options.extra}
-
-
-def _check_extra(key: str, value: JsonValue, decided: AbstractSet[str]) -> None:
-    """Refuse what would replace a decided key, by itself or with the table around it, or bring in foreign code."""
-    if not _KEY.fullmatch(key) or isinstance(value, dict):
-        raise ConfigError(
-            f"rl.extra: {key!r} must be one key of verl, such as trainer.log_val_generations, with one value"
-        )
-    name = key.lstrip("+~")
-    if any(name == ours or name.startswith(f"{ours}.") or ours.startswith(f"{name}.") for ours in decided):
-        raise ConfigError(f"rl.extra: {key} follows from other keys of [rl] and cannot be replaced")
-    if _FOREIGN_CODE.intersection(name.split(".")) or name.startswith("hydra."):
-        raise ConfigError(f"rl.extra: {key} is not passed through: code from outside is never run")
 
 
 def override_lines(overrides: Mapping[str, JsonValue]) -> list[str]:

@@ -126,6 +126,71 @@ def test_extra_replaces_what_no_option_decides() -> None:
 
 
 @pytest.mark.parametrize(
+    "key",
+    [
+        "+actor_rollout_ref.actor._target_",
+        "reward.reward_manager.source",
+        "reward.reward_manager.module.path",
+        "reward_model.reward_manager",
+        "reward_model.reward_loop_source",
+        "reward_model.reward_loop_module_path",
+        "reward_model.reward_loop_class_name",
+        "trainer.v1.sampler.custom_sampler.path",
+        "trainer.checkpoint_callback_class",
+        "actor_rollout_ref.rollout.agent.custom_async_server.path",
+        "+actor_rollout_ref.rollout.agent.agent_loop_manager_class",
+        "+actor_rollout_ref.rollout.checkpoint_manager_class",
+        "actor_rollout_ref.rollout.checkpoint_engine.custom_backend_module",
+        "+actor_rollout_ref.rollout.checkpoint_engine.engine_kwargs.nccl.x",
+        "+actor_rollout_ref.rollout.engine_kwargs.vllm.worker_extension_cls",
+        "actor_rollout_ref.rollout.router_config_path",
+        "actor_rollout_ref.rollout.multi_turn.tool_config_path",
+        "data.function_tool_path",
+        "+distillation.teacher_models.a.inference.agent.agent_loop_config_path",
+        "actor_rollout_ref.actor.optim.optimizer_impl",
+        "critic.optim.optimizer_impl",
+        "critic.model.external_lib",
+        "+ray_kwargs.ray_init.runtime_env.working_dir",
+        "ray_kwargs.ray_init.runtime_env.py_executable",
+        "+ray_kwargs.ray_init.runtime_env.env_vars.PYTHONPATH",
+        "global_profiler.finish_hook_cmd",
+        "+global_profiler.global_tool_config.nsys.worker_nsight_options.x",
+        "trainer.default_hdfs_dir",
+        "skip.rollout.dump_dir",
+        "hydra",
+    ],
+)
+def test_what_makes_verl_run_code_from_outside_is_refused(key: str) -> None:
+    with pytest.raises(ConfigError, match="code from outside is never run"):
+        told(extra={key: "evil"})
+
+
+@pytest.mark.parametrize("key", ["data.train_max_samples", "data.val_max_samples"])
+def test_rows_of_the_plan_cannot_be_left_out(key: str) -> None:
+    with pytest.raises(ConfigError, match="rows that the plan counts"):
+        told(extra={key: 10})
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "complaint"),
+    [
+        ("+actor_rollout_ref.model.override_config.attn_implementation", "evil/kernel", "never run"),
+        ("actor_rollout_ref.model.tokenizer_path", "hdfs://x; evil", "never run"),
+        ("+trainer.notes", ["hdfs://x; evil"], "never run"),
+        ("+trainer.notes", [{"_target_": "evil"}], "with one value"),
+    ],
+)
+def test_values_that_bring_in_code_are_refused(key: str, value: Any, complaint: str) -> None:
+    with pytest.raises(ConfigError, match=complaint):
+        told(extra={key: value})
+
+
+def test_the_installed_attention_may_be_chosen() -> None:
+    key = "+actor_rollout_ref.model.override_config.attn_implementation"
+    assert told(extra={key: "flash_attention_2"})[key] == "flash_attention_2"
+
+
+@pytest.mark.parametrize(
     ("value", "written"),
     [
         (None, "null"),
