@@ -127,8 +127,8 @@ def read_verl(path: Path, domains: Mapping[str, str] | None = None) -> Iterator[
     """The rows of a verl-style parquet (or JSON Lines) file as questions.
 
     The question is `extra_info.question`, else the last message of the user, whatever instructions it holds; the data
-    set is `extra_info.source`, else `data_source`. Raises DataError for a row without a question, and for a data
-    source that is neither ours nor in `domains`.
+    set is `extra_info.source`, else `data_source`. Raises DataError for a row without a question, and for one without
+    options whose data source is neither ours nor in `domains`.
     """
     for row in read_rows(path):
         where = f"{path}, row {row.number}"
@@ -145,14 +145,14 @@ def _foreign(fields: Mapping[str, Any], number: int, domains: Mapping[str, str] 
     data_source = fields.get("data_source")
     if not isinstance(data_source, str):
         raise DataError("it has no data_source, so it is no row of verl's kind")
-    domain, choices = domain_of(data_source, domains), tuple(texts_of(info.get("choices"), "option"))
+    choices = tuple(texts_of(info.get("choices"), "option"))
     return ForeignRow(
         question=_question(fields, info),
         answers=tuple(gold_answers(reward.get("ground_truth"))),
         choices=choices,
         dataset=_text(info.get("source")) or data_source,
         data_source=data_source,
-        domain="choice" if choices else domain,
+        domain="choice" if choices else domain_of(data_source, domains),
         split="train" if _text(info.get("split")) in ("", "train") else "heldout",
         id=_text(info.get("id")) or _text(info.get("index")),
         number=number,

@@ -244,7 +244,7 @@ def read_back(folder: Path) -> list[tuple[str, list[str], list[str]]]:
     return found
 
 
-@pytest.mark.parametrize("data_source", ["qa_effi_rl", "math_effi_rl", "choice_effi_rl"])
+@pytest.mark.parametrize("data_source", ["qa_effi_rl", "math_effi_rl", "choice_effi_rl", "hellaswag"])
 def test_options_survive_an_import_whatever_the_data_source(tmp_path: Path, data_source: str) -> None:
     rows = [
         {"data_source": data_source, "prompt": "Which is it?", "reward_model": {"ground_truth": "B"},
