@@ -191,7 +191,7 @@ _holders: set[asyncio.Task[None]] = set()
 async def host_of(job: Path) -> LoopHost:
     """The host of a training in this process, its environment open for as long as the process lives.
 
-    Raises, in every session, what kept the environment from being opened.
+    Raises, in every session, what kept it from being made; the training's folder tells of it.
     """
     loop = asyncio.get_running_loop()
     hosts = _hosts.setdefault(loop, {})
@@ -225,8 +225,8 @@ async def _open_host(path: Path) -> LoopHost:
     _holders.add(holder)
     try:
         environment = await opened
+        codec = await asyncio.to_thread(ChatTokenizer.load, Path(job["model"]))
+        return LoopHost(RlPlan.from_json(json.dumps(job["plan"])), environment, codec, codec.vocab_size, folder)
     except Exception as error:
         folder.environment_failure.write_text(f"{type(error).__name__}: {error}"[:2000], encoding="utf-8")
         raise
-    codec = await asyncio.to_thread(ChatTokenizer.load, Path(job["model"]))
-    return LoopHost(RlPlan.from_json(json.dumps(job["plan"])), environment, codec, codec.vocab_size, folder)

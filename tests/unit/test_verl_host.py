@@ -26,7 +26,7 @@ from treadle.core.schemas import RL_ROLLOUTS
 from treadle.demo.byte_tokenizer import write_byte_tokenizer
 from treadle.rl.engine.verl_barrier import GroupFailed
 from treadle.rl.engine.verl_folder import VerlFolder
-from treadle.rl.engine.verl_host import LoopHost, Rewarded, RewardFunction, Sample
+from treadle.rl.engine.verl_host import LoopHost, Rewarded, RewardFunction, Sample, host_of
 from treadle.rl.engine.verl_reward import compute_score
 from treadle.rl.environment import OpenEnvironment
 from treadle.rl.groups import Group
@@ -36,6 +36,7 @@ from treadle.rl.verl_data import write_verl_rows
 from treadle.rl.verl_rows import TRAINING_SCHEMA, VERL_SCHEMA
 
 SETTINGS = EnvironmentSettings(system_prompt="Use tools.")
+NO_TOOLS = {"python": {"enabled": False}, "search": {"enabled": False}}
 SAMPLING = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "repetition_penalty": 1.0, "logprobs": True}
 
 
@@ -173,6 +174,44 @@ async def test_what_was_broken_off_is_tried_again_once(codec: ChatTokenizer, tmp
     client = StubClient(answers, output)
     (made,) = await gather(host_of_plan(plan, codec, tmp_path), sample, client, 1)
     assert isinstance(made, Rewarded) and len(client.requests) == 1 + (stop_reason == "aborted")
+
+
+async def test_a_server_that_times_out_is_infrastructure_and_no_trajectory(
+    codec: ChatTokenizer, tmp_path: Path
+) -> None:
+    plan = verl_plan()
+    sample = Sample.from_fields(loop_fields())
+    answers = caller(codec, dict.fromkeys(seeds(plan, sample, 1), 0), SEARCH, ANSWER)
+    left = [TimeoutError("the actor did not answer")]
+
+    def script(request: CompletionRequest) -> Completion:
+        if left:
+            raise left.pop()
+        return answers(request)
+
+    client = StubClient(script)
+    (made,) = await gather(host_of_plan(plan, codec, tmp_path), sample, client, 1)
+    assert len(client.requests) == 2
+    assert made.made.trajectory.status == "answered"
+
+
+@pytest.mark.parametrize("broken", ["model", "plan"])
+async def test_whatever_keeps_a_worker_from_starting_is_noted(tmp_path: Path, broken: str) -> None:
+    model = write_byte_tokenizer(tmp_path / "model")
+    job = {
+        "events": str(tmp_path / "events.jsonl"),
+        "environment": NO_TOOLS,
+        "environment_digest": EnvironmentSettings.model_validate(NO_TOOLS).digest(),
+        "model": str(tmp_path / "gone" if broken == "model" else model),
+        "plan": {} if broken == "plan" else json.loads(verl_plan().to_json()),
+    }
+    path = tmp_path / "verl" / "job.json"
+    path.parent.mkdir()
+    path.write_text(json.dumps(job))
+    with pytest.raises(Exception) as raised:
+        await host_of(path)
+    noted = VerlFolder(path.parent).environment_failure.read_text()
+    assert noted.startswith(type(raised.value).__name__)
 
 
 def test_an_unknown_data_source_is_named() -> None:
