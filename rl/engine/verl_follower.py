@@ -89,9 +89,10 @@ class Follower:
         figures = step_figures([[_reward(line) for line in group] for group in groups])
         self._events.write("step", step=step, **figures, **facts, seconds=time.monotonic() - self._began)
         self.last_step = step
+        # verl saves before it validates: what a validation raises must not cost the state.
+        self._saved(step)
         if self._plan.validates_at(step):
             self._validation(step)
-        self._saved(step)
         shutil.rmtree(self.folder.groups_of(step, validation=False), ignore_errors=True)
 
     def _validation(self, step: int) -> None:
@@ -104,7 +105,7 @@ class Follower:
     def _whole_groups(self, step: int, *, validation: bool) -> list[list[dict[str, Any]]]:
         """The groups that a step was trained on, or a validation rests on; warns of those that are missing."""
         groups = self.folder.read_groups(step, validation=validation)
-        if missing := self._num_expected(validation) - len(groups):
+        if (missing := self._num_expected(validation) - len(groups)) > 0:
             self._events.write("warning", message=self._bear(step, missing, validation=validation))
         return groups
 

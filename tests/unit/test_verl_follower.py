@@ -81,14 +81,14 @@ def test_a_step_is_told_with_its_groups(tmp_path: Path) -> None:
     assert bench.follower.last_step == 1
 
 
-def test_validation_and_state_are_told_in_this_order(tmp_path: Path) -> None:
+def test_state_and_validation_are_told_in_this_order(tmp_path: Path) -> None:
     bench = Bench(tmp_path, plan_of_two(save_steps=2, validation_steps=2))
     bench.group(2, "v", [RIGHT], validation=True)
     bench.group(2, "w", [WRONG], validation=True)
     state = tmp_path / "output" / "global_step_2"
     (state / "actor").mkdir(parents=True)
     told = bench.made(2)
-    assert [event["event"] for event in told] == ["step", "validation", "saved"]
+    assert [event["event"] for event in told] == ["step", "saved", "validation"]
     assert bench.events.validations[2].overall.correctness == 0.5
     assert bench.events.validations[2].by_domain["math"].num_questions == 2
     assert bench.events.saved == {2: "global_step_2"} and (state / STATE_MARKER).is_file()
@@ -132,6 +132,23 @@ def test_a_validation_does_not_rest_on_fewer_questions_in_silence(tmp_path: Path
     bench.folder.fail_group(2, "w", "gone", validation=True)
     with pytest.raises(EngineError, match="2 of 3 questions of the validation after step 2"):
         bench.made(2)
+
+
+def test_a_validation_that_failed_costs_no_state(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, plan_of_two(save_steps=1, validation_steps=1))
+    state = tmp_path / "output" / "global_step_1"
+    state.mkdir(parents=True)
+    bench.group(1, "v", [RIGHT], validation=True)
+    with pytest.raises(EngineError, match="questions of the validation"):
+        bench.made(1)
+    assert [event["event"] for event in bench.events.new()] == ["step", "saved"]
+    assert (state / STATE_MARKER).is_file()
+
+
+def test_more_groups_than_expected_are_none_that_are_missing(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, plan_of_two())
+    bench.group(1, "c", [RIGHT, WRONG])
+    assert [event["event"] for event in bench.made(1)] == ["step"]
 
 
 def test_an_environment_that_one_worker_cannot_open_ends_the_training(tmp_path: Path) -> None:
