@@ -106,12 +106,20 @@ class Environment(Protocol):
         ...
 
     async def step(
-        self, text: str, *, turn: int, deadline: float, log: Sequence[str] = (), seed: int = 0
+        self,
+        text: str,
+        *,
+        turn: int,
+        deadline: float,
+        log: Sequence[str] = (),
+        seed: int = 0,
+        budget_s: float | None = None,
     ) -> Observation:
         """React to model text since the last block; `deadline` is in the event loop's clock.
 
-        `log` is the whole turn so far in pieces, `seed` is for what the reaction draws; see `CallContext`. Raises
-        ToolError and ModelError only for what is not the agent's doing.
+        `log` is the whole turn so far in pieces, `seed` is for what the reaction draws, `budget_s` is what calls
+        may run, waiting aside; see `CallContext`. Raises ToolError and ModelError only for what is not the agent's
+        doing.
         """
         ...
 
@@ -169,7 +177,14 @@ class ToolEnvironment:
         return opening_messages(self._settings, question)
 
     async def step(
-        self, text: str, *, turn: int, deadline: float, log: Sequence[str] = (), seed: int = 0
+        self,
+        text: str,
+        *,
+        turn: int,
+        deadline: float,
+        log: Sequence[str] = (),
+        seed: int = 0,
+        budget_s: float | None = None,
     ) -> Observation:
         """Run the call that ends the text, refuse it, or end the rollout."""
         protocol = self._settings.protocol
@@ -179,7 +194,7 @@ class ToolEnvironment:
         elif (limit := self._reached(call.tool)) is not None:
             observation = self._refuse(call, turn, limit)
         else:
-            told = CallContext(self._question, log or (text,), seed)
+            told = CallContext(self._question, log or (text,), seed, budget_s)
             outcome = await self._tools[call.tool].call(call.argument, deadline=deadline, context=told)
             observation = self._executed(call, turn, outcome)
         self.replay(observation)

@@ -35,11 +35,21 @@ class TimedEnvironment:
         return await self._environment.reset(question, history)
 
     async def step(
-        self, text: str, *, turn: int, deadline: float, log: Sequence[str] = (), seed: int = 0
+        self,
+        text: str,
+        *,
+        turn: int,
+        deadline: float,
+        log: Sequence[str] = (),
+        seed: int = 0,
+        budget_s: float | None = None,
     ) -> Observation:
-        """See `Environment`; it has no longer than is left."""
-        deadline = min(deadline, asyncio.get_running_loop().time() + self.time_left_s)
-        observation = await self._environment.step(text, turn=turn, deadline=deadline, log=log, seed=seed)
+        """See `Environment`; calls run no longer than is left, and those that cannot tell do not wait longer either."""
+        left_s = self.time_left_s if budget_s is None else min(budget_s, self.time_left_s)
+        deadline = min(deadline, asyncio.get_running_loop().time() + left_s)
+        observation = await self._environment.step(
+            text, turn=turn, deadline=deadline, log=log, seed=seed, budget_s=left_s
+        )
         self.time_left_s -= sum(call.seconds for call in observation.calls)
         return observation
 

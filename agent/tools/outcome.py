@@ -34,11 +34,14 @@ class CallContext:
         question: As the model was asked it.
         log: The assistant's turn so far: model text up to each call and result blocks, in order; this call last.
         seed: Of this call, in [0, 2**31).
+        budget_s: Seconds that the call may run, however long it waited before that; None where its deadline bounds
+            both together.
     """
 
     question: str
     log: Sequence[str]
     seed: int
+    budget_s: float | None = None
 
 
 class Tool(Protocol):
@@ -55,5 +58,8 @@ class Tool(Protocol):
     async def __aexit__(self, *exc: object) -> None: ...
 
     async def call(self, argument: str, *, deadline: float, context: CallContext | None = None) -> ToolOutcome:
-        """Run one call; `deadline` is in the event loop's clock and bounds it together with the tool's own limit."""
+        """Run one call; `deadline` is in the event loop's clock and bounds it together with the tool's own limit.
+
+        A tool that can tell waiting from running goes by `context.budget_s` in place of it, where there is one.
+        """
         ...

@@ -47,13 +47,19 @@ class PythonTool:
         await self._pool.__aexit__(*exc)
 
     async def call(self, argument: str, *, deadline: float, context: CallContext | None = None) -> ToolOutcome:
-        """Run a program until `deadline` (the loop's clock) or the time limit; raises SandboxError."""
+        """Run a program until `deadline` (the loop's clock) or the time limit; raises SandboxError.
+
+        Where the context has a budget, that bounds the program from its start, and waiting for a sandbox is free: one
+        comes, since programs end, unless none can be started.
+        """
         program = strip_fence(argument)
         if not program.strip():
             return ToolOutcome("invalid", "invalid program: it is empty")
         if len(program) > MAX_PROGRAM_CHARS:
             return ToolOutcome("invalid", f"invalid program: longer than {MAX_PROGRAM_CHARS} characters")
-        return self._outcome(await self._pool.run(program, time_limit_s=self._time_limit_s, deadline=deadline))
+        if context is None or context.budget_s is None:
+            return self._outcome(await self._pool.run(program, time_limit_s=self._time_limit_s, deadline=deadline))
+        return self._outcome(await self._pool.run(program, time_limit_s=min(self._time_limit_s, context.budget_s)))
 
     def _outcome(self, result: ProgramResult) -> ToolOutcome:
         status, text = read_result(result)

@@ -18,6 +18,7 @@ from support.sandbox_probes import survivors
 from treadle.agent.sandbox.bubblewrap import check, describe
 from treadle.agent.sandbox.config import SandboxSettings
 from treadle.agent.sandbox.pool import SandboxPool
+from treadle.agent.tools.outcome import CallContext
 from treadle.agent.tools.python import MAX_PROGRAM_CHARS, PythonTool
 from treadle.core.errors import SandboxError
 
@@ -105,6 +106,16 @@ async def test_the_deadline_of_the_rollout_ends_a_program_before_its_own_limit()
     async with asyncio.timeout(LIMIT_S), PythonTool(SandboxSettings(packages=()), time_limit_s=1e6) as tool:
         outcome = await tool.call("while True: pass", deadline=asyncio.get_running_loop().time() + 1)
     assert (outcome.status, outcome.text) == ("timeout", "Execution Timeout")
+
+
+async def test_a_budget_counts_from_the_start_of_the_program_and_not_while_it_waits() -> None:
+    async with asyncio.timeout(LIMIT_S), PythonTool(SandboxSettings(packages=()), time_limit_s=1e6) as tool:
+        # As long gone as if all of it had been spent on waiting.
+        gone = asyncio.get_running_loop().time()
+        served = await tool.call("print(1)", deadline=gone, context=CallContext("", (), 0, budget_s=1e6))
+        ended = await tool.call("while True: pass", deadline=gone, context=CallContext("", (), 0, budget_s=0.5))
+    assert (served.status, served.text) == ("ok", "1")
+    assert (ended.status, ended.text) == ("timeout", "Execution Timeout")
 
 
 async def at_work(name: str) -> None:

@@ -578,10 +578,12 @@ class Lasting(StubTool):
     def __init__(self, seconds: float) -> None:
         super().__init__("search")
         self.given: list[float] = []
+        self.budgets_s: list[float | None] = []
         self._seconds = seconds
 
     async def call(self, argument: str, *, deadline: float, context: CallContext | None = None) -> ToolOutcome:
         self.given.append(deadline - asyncio.get_running_loop().time())
+        self.budgets_s.append(context.budget_s if context else None)
         return replace(await super().call(argument, deadline=deadline, context=context), seconds=self._seconds)
 
 
@@ -602,6 +604,8 @@ async def test_calls_use_up_the_time_of_a_trajectory_and_a_branch_has_what_its_p
     (group,) = await roll_out_groups(replace(rollouts, rollout_time_s=5.0), [job(2)])
     assert [(item.status, item.tool_calls) for item in group.items] == [("timeout", 2)] * 2
     assert all(given <= left for given, left in zip(tool.given, [5.0, 2.0, 2.0], strict=True))
+    # Not a moment of waiting is taken off.
+    assert tool.budgets_s == [5.0, 2.0, 2.0]
     rollouts = make_rollouts(ScriptedGenerator(codec, once), codec, branching=endless, tools=[Lasting(3.0)])
     for time_s, status in ((3.5, "answered"), (3.0, "timeout")):
         (group,) = await roll_out_groups(replace(rollouts, rollout_time_s=time_s), [job(2)])
