@@ -9,6 +9,7 @@ from typing import Any
 
 from treadle.core.chat import ChatTokenizer
 from treadle.core.engines.training import Greedy
+from treadle.core.engines.weight_files import weight_files
 from treadle.core.errors import StageFailed
 
 _MOST_HEADER_BYTES = 100 * 1024 * 1024
@@ -51,13 +52,18 @@ def check_weights(made: Path, start: Path) -> bool:
 
 
 def tensors(folder: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """Name -> number type and shape of all tensors in a model's safetensors files, read from their heads alone.
+    """Name -> number type and shape of all tensors that transformers loads from a model's safetensors files, read from
+    their heads alone.
 
-    Raises StageFailed for a file that is damaged.
+    Raises StageFailed for a file that is damaged or missing.
     """
     found: dict[str, tuple[str, tuple[int, ...]]] = {}
-    for path in sorted(folder.glob("*.safetensors")):
-        for name, tensor in _header(path).items():
+    try:
+        files = weight_files(folder)
+    except ValueError as error:
+        raise StageFailed(f"{folder.name}: its weights cannot be found: {error}") from None
+    for file in files:
+        for name, tensor in _header(folder / file).items():
             if name != "__metadata__":
                 found[name] = (tensor["dtype"], tuple(tensor["shape"]))
     return found

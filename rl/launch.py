@@ -64,13 +64,18 @@ class RlFolder(EngineFolder):
         """A written policy that failed the checks of the hand-over."""
         return self.path / "refused"
 
+    def complete_state(self, name: str) -> Path | None:
+        """The state of a name that an engine told, if it is on the disk as a whole."""
+        state = self.output / Path(name).name
+        return state if (state / STATE_MARKER).is_file() else None
+
 
 def saved_step(folder: RlFolder) -> int:
     """The step that the next call of `reinforce` would go on from; 0 where it would begin."""
     events = RlEvents(folder.events)
     for _ in events.new():
         pass
-    return max((step for step, state in events.saved.items() if (folder.output / Path(state).name).is_dir()), default=0)
+    return max((step for step, state in events.saved.items() if folder.complete_state(state) is not None), default=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -264,8 +269,7 @@ class _Run:
 
     def _state(self, step: int) -> Path | None:
         """The complete state of a step, if it is there."""
-        state = self._folder.output / Path(self.events.saved[step]).name
-        return state if (state / STATE_MARKER).is_file() else None
+        return self._folder.complete_state(self.events.saved[step])
 
     def _forget(self) -> None:
         for path in (self._folder.output, self._folder.rollouts):

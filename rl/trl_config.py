@@ -142,6 +142,11 @@ def _for_variant(plan: RlPlan) -> dict[str, Any]:
     options, machine = plan.options, plan.machine
     if machine.num_nodes > 1:
         raise ConfigError('rl: TRL trains on one machine; set rl.num_nodes = 1, or rl.engine = "verl"')
+    if options.tensor_parallel > 1:
+        raise ConfigError(
+            "rl: with TRL each device rolls out for itself and holds the whole policy; set rl.tensor_parallel = 1, or "
+            'rl.engine = "verl"'
+        )
     checkpointing = options.gradient_checkpointing
     if machine.variant == "cpu":
         if machine.num_devices > 1:

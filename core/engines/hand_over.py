@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from treadle.core.engines.model_hub import first_sentence
+
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _SMALL = ("config.json",)
 _COPIED = (
@@ -40,7 +42,7 @@ def fetch_small_files(base: str, revision: str = "main") -> Path:
     try:
         folder = Path(snapshot_download(base, revision=revision, allow_patterns=[*_SMALL, *_COPIED]))
     except (OSError, HfHubHTTPError, HFValidationError, LocalEntryNotFoundError) as error:
-        raise NoModel(_first_sentence(error)) from error
+        raise NoModel(first_sentence(error)) from error
     if not (folder / "config.json").is_file():
         raise NoModel(f"{base} has no config.json")
     return folder
@@ -49,10 +51,6 @@ def fetch_small_files(base: str, revision: str = "main") -> Path:
 def commit_of(folder: Path) -> str:
     """Commit on the model hub of a folder of `fetch_small_files`; empty for a folder of somebody's own."""
     return folder.name if folder.parent.name == "snapshots" and _COMMIT.fullmatch(folder.name) else ""
-
-
-def _first_sentence(error: Exception) -> str:
-    return f"{type(error).__name__}: {str(error).strip().splitlines()[0].partition('. ')[0]}"
 
 
 def write_model(base: str, state: Path, folder: Path, *, is_adapter: bool, revision: str = "main") -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import traceback
 
 from treadle.core.engines.events import EventFile
-from treadle.core.engines.hand_over import NoModel
 from treadle.core.errors import ConfigError, EndpointUnavailable, ToolError
 
 _NO_MEMORY = ("out of memory", "can't allocate memory", "cannot allocate memory", "not enough memory")
@@ -35,7 +34,6 @@ _KINDS: dict[type[Exception], str] = {
     EndpointUnavailable: "tools",
     Diverged: "diverged",
     Unmoved: "unmoved",
-    NoModel: "no_model",
 }
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from treadle.agent.config import EnvironmentSettings
 from treadle.core.chat import ChatTokenizer
 from treadle.core.engines.events import EventFile
-from treadle.core.engines.hand_over import fetch_small_files, greedy_ids, write_model
+from treadle.core.engines.hand_over import greedy_ids, write_model
 from treadle.core.engines.training import first_gpus
 from treadle.rl.engine.errors import BadEnvironment, BadPlan
 from treadle.rl.engine.rows import first_prompt
@@ -41,11 +41,9 @@ def check(job: dict[str, Any], events: EventFile) -> None:
             LoraConfig(**lora)
     except (ValueError, TypeError, ImportError) as error:
         raise BadPlan(" ".join(str(error).split())) from error
-    if arguments["use_vllm"] and plan.options.tensor_parallel > 1:
-        raise BadPlan("each device rolls out for itself here: set rl.tensor_parallel = 1, or take verl")
     environment_of(job)
-    policy = AutoConfig.from_pretrained(fetch_small_files(job["model"]))
-    if arguments["use_cpu"]:
+    policy = AutoConfig.from_pretrained(job["model"])
+    if plan.machine.variant == "cpu":
         require_supported(policy.get_text_config())
     events.write("prepared", versions={name: version(name) for name in _PACKAGES})
 

@@ -24,7 +24,7 @@ from treadle.agent.config import EnvironmentSettings
 from treadle.agent.rollout import derive_seed
 from treadle.core.chat import ChatTokenizer
 from treadle.core.engines.events import EventFile
-from treadle.core.engines.hand_over import continue_greedily, fetch_small_files
+from treadle.core.engines.hand_over import continue_greedily
 from treadle.core.llm.types import Completion, CompletionRequest
 from treadle.rl.batching import Generate
 from treadle.rl.dump import write_step
@@ -227,14 +227,14 @@ def _as_trl_takes_it(made: Sequence[ScoredGroup]) -> dict[str, Any]:
 
 def train_policy(plan: RlPlan, job: dict[str, Any], environment: EnvironmentSettings, events: EventFile) -> None:
     """Train to the end of the plan, from a state where the job names one; states go to the job's `output`."""
-    small_files = fetch_small_files(job["model"])
-    codec = ChatTokenizer.load(small_files)
+    start = Path(job["model"])
+    codec = ChatTokenizer.load(start)
     rows = read_rows(Path(job["rows"]))
     check_rows(rows, plan.num_rows, plan.options.max_prompt_tokens, environment, codec)
     validation = read_rows(Path(job["validation"])) if job["validation"] else []
     arguments = GRPOConfig(**trl_arguments(plan, Path(job["output"])))
     reporter = Reporter(plan, events, is_first=arguments.process_index == 0)
-    trainer, slot = _trainer(plan, job["model"], small_files, rows, arguments, reporter)
+    trainer, slot = _trainer(plan, start, rows, arguments, reporter)
     generate, forget, max_batch = _generator(plan, trainer, codec, reporter)
     limits = dict(max_model_len=_most_tokens(trainer), max_batch=max_batch)
     with open_source(plan, job, environment, generate, codec, **limits) as source:
@@ -261,10 +261,10 @@ class _Slot:
 
 
 def _trainer(
-    plan: RlPlan, model: str, small_files: Path, rows: Sequence[Row], arguments: GRPOConfig, reporter: Reporter
+    plan: RlPlan, start: Path, rows: Sequence[Row], arguments: GRPOConfig, reporter: Reporter
 ) -> tuple[GroupTrainer, _Slot]:
     # Weights are kept in 32 bits whatever is computed in: the steps of this training are lost in 16.
-    policy = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32, attn_implementation="sdpa")
+    policy = AutoModelForCausalLM.from_pretrained(str(start), dtype=torch.float32, attn_implementation="sdpa")
     policy.config.use_cache = False
     lora = lora_arguments(plan)
     slot = _Slot()
@@ -275,7 +275,7 @@ def _trainer(
         reward_funcs=given_rewards,
         args=arguments,
         train_dataset=Dataset.from_dict({"prompt": [str(index) for index in range(len(rows))]}),
-        processing_class=AutoTokenizer.from_pretrained(str(small_files)),
+        processing_class=AutoTokenizer.from_pretrained(str(start)),
         rollout_func=slot,
         callbacks=[reporter, _ValidationTimes(plan)],
         peft_config=LoraConfig(**lora) if lora is not None else None,

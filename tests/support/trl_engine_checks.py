@@ -120,7 +120,7 @@ def _trainer(policy: Path, plan: RlPlan, folder: Path, source: Any, **arguments:
     rows = [Row(Question(f"key-{index}", f"Question {index}?", domain="math"), ("12",)) for index in range(3)]
     config = GRPOConfig(**{**trl_arguments(plan, folder), **arguments})
     reporter = Reporter(plan, EventFile(folder / "events.jsonl"), is_first=True)
-    trainer, slot = trl_trainer._trainer(plan, str(policy), policy, rows, config, reporter)
+    trainer, slot = trl_trainer._trainer(plan, policy, rows, config, reporter)
     slot.rollouts = trl_trainer.Rollouts(plan, rows, source, lambda: None, reporter, folder / "rollouts")
     # TRL takes it for an evaluation otherwise.
     trainer.model.train()

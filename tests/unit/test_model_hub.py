@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -12,6 +13,8 @@ from threading import Thread
 import pytest
 from huggingface_hub import constants
 
+from treadle.core.engines import model_hub
+from treadle.core.engines.hand_over import NoModel, fetch_small_files
 from treadle.core.engines.model_hub import fetch_model
 from treadle.core.errors import EngineError
 
@@ -94,6 +97,110 @@ def test_a_model_is_fetched_whole_at_its_commit_and_what_is_for_other_programs_l
     del hub.files["model.safetensors"]
     monkeypatch.setitem(COMMITS, "main", "c" * 40)
     assert names(fetch_model("org/base", "", key="rl.start")) == ["config.json", "pytorch_model.bin", "tokenizer.json"]
+
+
+SHARDS = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
+
+
+def index_of(names: list[str]) -> bytes:
+    return json.dumps({"weight_map": {f"layer.{place}": name for place, name in enumerate(names)}}).encode()
+
+
+def split(hub: type[Hub]) -> None:
+    """Let the hub's model lie in two files with an index."""
+    del hub.files["model.safetensors"]
+    hub.files |= dict.fromkeys(SHARDS, b"weights") | {"model.safetensors.index.json": index_of(SHARDS)}
+
+
+def test_of_several_sets_of_weights_the_one_that_transformers_loads_is_fetched(
+    hub: type[Hub], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub.files |= {"consolidated.safetensors": b"other", "model.fp16.safetensors": b"other"}
+    assert names(fetch_model("org/base", "", key="rl.start")) == ["config.json", "model.safetensors", "tokenizer.json"]
+    split(hub)
+    monkeypatch.setitem(COMMITS, "main", "c" * 40)
+    small = ["config.json", "model.safetensors.index.json", "tokenizer.json"]
+    assert names(fetch_model("org/base", "", key="rl.start")) == sorted([*SHARDS, *small])
+
+
+def test_older_weights_in_several_files_are_fetched_by_their_index(hub: type[Hub]) -> None:
+    shards = ["pytorch_model-00001-of-00002.bin", "pytorch_model-00002-of-00002.bin"]
+    for name in ("model.safetensors", "pytorch_model.bin"):
+        del hub.files[name]
+    hub.files |= dict.fromkeys(shards, b"older") | {"pytorch_model.bin.index.json": index_of(shards)}
+    assert set(shards) < set(names(fetch_model("org/base", "", key="rl.start")))
+
+
+def test_weights_are_of_the_commit_that_was_met_first(hub: type[Hub], monkeypatch: pytest.MonkeyPatch) -> None:
+    split(hub)
+    found = model_hub.weight_files
+
+    def moving(folder: Path, *single: str) -> tuple[str, ...]:
+        monkeypatch.setitem(COMMITS, "main", "c" * 40)
+        return found(folder, *single)
+
+    monkeypatch.setattr(model_hub, "weight_files", moving)
+    folder = fetch_model("org/base", "", key="rl.start")
+    assert folder.name == "a" * 40 and set(SHARDS) < set(names(folder))
+
+
+@pytest.mark.parametrize(
+    ("lost", "said"),
+    [
+        (None, None),
+        (SHARDS[0], "1 of 2 files of weights are missing .*" + SHARDS[0]),
+        ("model.safetensors", "has no weights that transformers loads"),
+    ],
+)
+def test_a_model_that_was_fetched_in_part_is_none_where_the_hub_cannot_be_reached(
+    hub: type[Hub], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: str | None, said: str | None
+) -> None:
+    if lost != "model.safetensors":
+        split(hub)
+    # As versions of the hub's library leave it that keep no list of what a commit holds.
+    folder = tmp_path / "cache" / "models--org--base" / "snapshots" / COMMITS["main"]
+    folder.mkdir(parents=True)
+    for name in hub.files.keys() - {lost, "onnx/model.safetensors", "pytorch_model.bin"}:
+        (folder / name).write_bytes(hub.files[name])
+    (folder.parents[1] / "refs").mkdir()
+    (folder.parents[1] / "refs" / "main").write_text(COMMITS["main"])
+    # Where a connection is refused the library asks again for half a minute.
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    if said is None:
+        assert fetch_model("org/base", "", key="rl.start") == folder
+        return
+    with pytest.raises(EngineError, match=f"^rl.start = org/base .*{said}"):
+        fetch_model("org/base", "", key="rl.start")
+
+
+@pytest.mark.parametrize("listed", ["../../x.safetensors", "*.safetensors"])
+def test_an_index_of_the_hub_names_files_beside_it_alone(hub: type[Hub], listed: str) -> None:
+    split(hub)
+    hub.files["model.safetensors.index.json"] = index_of([listed])
+    with pytest.raises(EngineError, match="ValueError: model.safetensors.index.json lists .* no file of weights"):
+        fetch_model("org/base", "", key="rl.start")
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (OSError(), "OSError"),
+        (OSError(" \n "), "OSError"),
+        (OSError("Gone. See https://x"), "OSError: Gone"),
+        (OSError("\nno \x1b[2Jroute\nat all"), "OSError: no route"),
+    ],
+)
+def test_an_error_of_the_hub_is_told_in_a_sentence_also_where_it_says_nothing(
+    monkeypatch: pytest.MonkeyPatch, error: Exception, said: str
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", fail)
+    with pytest.raises(EngineError, match=re.escape(f"cannot be fetched from the model hub ({said}); check")):
+        fetch_model("org/base", "", key="rl.start")
+    with pytest.raises(NoModel, match=f"^{type(error).__name__}"):
+        fetch_small_files("org/base")
 
 
 def test_a_model_that_is_not_there_is_told_with_its_key(hub: type[Hub], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from support.score_tables import question
 from treadle.agent.config import EnvironmentSettings
 from treadle.agent.environment import Question
 from treadle.agent.rollout import Trajectory
-from treadle.core.engines.events import EventFile
+from treadle.core.engines.events import EventFile, mark_complete
 from treadle.core.engines.training import Greedy
 from treadle.core.errors import StageFailed
 from treadle.core.parquet import TableWriter
@@ -24,6 +24,7 @@ from treadle.rl.curves import draw_curves, moving_mean, sparkline
 from treadle.rl.dump import read_steps, write_step
 from treadle.rl.groups import Group, GroupTrajectory
 from treadle.rl.handover import check_greedy, check_weights, tensors
+from treadle.rl.launch import RlFolder, saved_step
 from treadle.rl.rewards import GroupItem, group_rewards
 from treadle.rl.stage import local_environment
 from treadle.rl.training_events import RlEvents, RlStep, Validation, ValidationFigures
@@ -126,17 +127,78 @@ def test_a_written_policy_may_part_from_the_live_one_only_where_rounding_decides
         check_greedy(live, None)
 
 
+def split_weights(folder: Path, further: dict[str, tuple[str, tuple[int, ...]]]) -> None:
+    """Let a model's weights lie in two files with an index, these tensors being in the second."""
+    first = tensors(folder)
+    (folder / "model.safetensors").rename(folder / "model-00001-of-00002.safetensors")
+    write_safetensors(folder / "model-00002-of-00002.safetensors", further)
+    places = dict.fromkeys(first, "model-00001-of-00002.safetensors")
+    places |= dict.fromkeys(further, "model-00002-of-00002.safetensors")
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
+
+
 def test_a_tied_output_layer_may_be_left_out_and_nothing_else(tmp_path: Path) -> None:
     start, made = write_policy(tmp_path / "start"), write_policy(tmp_path / "made")
     assert check_weights(made, start)
-    write_safetensors(start / "second.safetensors", {"lm_head.weight": ("BF16", (2, 3))})
+    split_weights(start, {"lm_head.weight": ("BF16", (2, 3))})
     assert tensors(start)["lm_head.weight"] == ("BF16", (2, 3)) and check_weights(made, start)
     (made / "config.json").write_text(json.dumps({"tie_word_embeddings": False}))
     with pytest.raises(StageFailed, match=r"1 tensors missing \(lm_head.weight\)"):
         check_weights(made, start)
-    for path in start.glob("*.safetensors"):
+    for path in start.glob("*.safetensors*"):
         path.unlink()
     assert not check_weights(made, start)
+
+
+@pytest.mark.parametrize("in_files", [1, 2])
+def test_weights_for_other_programs_beside_those_of_the_start_are_not_compared(tmp_path: Path, in_files: int) -> None:
+    start, made = write_policy(tmp_path / "start"), write_policy(tmp_path / "made")
+    if in_files == 2:
+        split_weights(start, {"lm_head.weight": ("BF16", (2, 3))})
+    write_safetensors(start / "consolidated.safetensors", {"layers.0.attention.wq.weight": ("BF16", (2, 3))})
+    assert check_weights(made, start)
+    (start / "consolidated.safetensors").write_bytes(b"damaged")
+    assert check_weights(made, start)
+
+
+def test_a_start_whose_index_lists_files_that_are_not_there_is_no_start_to_compare_with(tmp_path: Path) -> None:
+    start, made = write_policy(tmp_path / "start"), write_policy(tmp_path / "made")
+    split_weights(start, {"lm_head.weight": ("BF16", (2, 3))})
+    (start / "model-00002-of-00002.safetensors").unlink()
+    with pytest.raises(StageFailed, match="start/model-00002-of-00002.safetensors is no safetensors file"):
+        check_weights(made, start)
+
+
+@pytest.mark.parametrize(
+    "listed", ["../model.safetensors", "/model.safetensors", "*.safetensors", "model.bin", 1, ["x"]]
+)
+def test_an_index_lists_files_beside_it_alone(tmp_path: Path, listed: Any) -> None:
+    start, made = write_policy(tmp_path / "start"), write_policy(tmp_path / "made")
+    (start / "model.safetensors").unlink()
+    (start / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"embed.weight": listed}}))
+    with pytest.raises(StageFailed, match="which is no file of weights beside it"):
+        check_weights(made, start)
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"weight_map": {}}', '{"weight_map": []}'])
+def test_a_damaged_index_is_told(tmp_path: Path, content: str) -> None:
+    start, made = write_policy(tmp_path / "start"), write_policy(tmp_path / "made")
+    (start / "model.safetensors").unlink()
+    (start / "model.safetensors.index.json").write_text(content)
+    with pytest.raises(StageFailed, match="start: its weights cannot be found"):
+        check_weights(made, start)
+
+
+def test_a_state_that_was_told_and_is_not_whole_any_more_is_not_gone_on_from(tmp_path: Path) -> None:
+    folder = RlFolder(tmp_path)
+    file = EventFile(folder.events)
+    for step in (2, 4, 6):
+        file.write("saved", step=step, state=f"checkpoint-{step}")
+    assert saved_step(folder) == 0
+    for step in (2, 4):
+        (folder.output / f"checkpoint-{step}").mkdir(parents=True)
+    mark_complete(folder.output / "checkpoint-2")
+    assert saved_step(folder) == 2 and folder.newest_state() == folder.output / "checkpoint-2"
 
 
 def test_what_came_after_the_state_that_is_gone_on_from_is_dropped(tmp_path: Path) -> None:

@@ -11,7 +11,10 @@ import pytest
 from treadle.core.config import load_config
 from treadle.core.errors import ConfigError
 from treadle.rl.config import RlOptions, RlSettings
+from treadle.rl.curriculum import PhaseRollouts
+from treadle.rl.phase_check import check_training
 from treadle.rl.plan import ONE_CPU, Machine, RlPlan, plan_phase
+from treadle.rl.selection_settings import SelectionOptions
 from treadle.rl.trl_config import check_whole_groups, lora_arguments, trl_arguments
 from treadle.rl.trl_keys import REFUSED_KEYS, TYPED_KEYS
 
@@ -130,6 +133,8 @@ def test_groups_stay_whole_on_each_device(
         (ONE_CPU, {"precision": "fp16"}, "fp16 cannot be trained on a CPU"),
         (Machine(num_devices=2), {"per_device_batch_size": 1}, "one process"),
         (Machine(variant="cuda", num_nodes=2), {}, 'rl.engine = "verl"'),
+        (FOUR_GPUS, {"tensor_parallel": 2}, "set rl.tensor_parallel = 1"),
+        (ONE_CPU, {"tensor_parallel": 2}, "set rl.tensor_parallel = 1"),
     ],
 )
 def test_a_plan_that_cannot_be_followed_is_refused_before_anything_starts(
@@ -138,6 +143,18 @@ def test_a_plan_that_cannot_be_followed_is_refused_before_anything_starts(
     with pytest.raises(ConfigError) as caught:
         told(machine, **keys)
     assert problem in str(caught.value)
+
+
+@pytest.mark.parametrize("variant", ["auto", "cpu", "cuda"])
+def test_a_policy_spread_over_gpus_for_rollouts_is_refused_before_anything_is_sampled(variant: str) -> None:
+    for number in (1, 2):
+        options = load_config(RlOptions, data={"engine": "trl", "variant": variant, "tensor_parallel": number})
+        rollouts = PhaseRollouts(samples_per_question=8)
+        if number == 1:
+            check_training(options, SelectionOptions(), rollouts, "1/rl@phase-1")
+            continue
+        with pytest.raises(ConfigError, match=r"^1/rl@phase-1: rl: with TRL each .* set rl.tensor_parallel = 1"):
+            check_training(options, SelectionOptions(), rollouts, "1/rl@phase-1")
 
 
 def test_every_spread_holds_whole_groups_and_the_whole_batch() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import sys
@@ -16,19 +17,20 @@ from support import trl_jobs
 from treadle.agent.environment import opening_messages
 from treadle.core.chat import ChatTokenizer
 from treadle.core.engines.events import EventFile
-from treadle.core.engines.hand_over import NoModel
 from treadle.core.engines.training import Advice, explain_failure
 from treadle.core.errors import ConfigError, EndpointUnavailable, EngineError, ToolError
 from treadle.core.llm.config import Sampling
 from treadle.core.llm.types import CompletionRequest
 from treadle.demo.byte_tokenizer import write_byte_tokenizer
+from treadle.rl.engine import trl_commands
 from treadle.rl.engine.__main__ import main
 from treadle.rl.engine.errors import BadEnvironment, BadPlan, Diverged, Unmoved, kind_of
 from treadle.rl.engine.rows import check_rows, first_prompt, read_rows
-from treadle.rl.engine.trl_commands import environment_of, train
+from treadle.rl.engine.trl_commands import check, environment_of, train
 from treadle.rl.engine.vllm_generation import VllmGenerator
-from treadle.rl.plan import Machine
+from treadle.rl.plan import Machine, RlPlan
 from treadle.rl.training_events import RlEvents
+from treadle.rl.trl_config import trl_arguments
 
 
 @pytest.fixture
@@ -46,7 +48,6 @@ def codec(tmp_path: Path) -> ChatTokenizer:
         (EndpointUnavailable("x"), "tools"),
         (Diverged("x"), "diverged"),
         (Unmoved("x"), "unmoved"),
-        (NoModel("x"), "no_model"),
         (RuntimeError("DefaultCPUAllocator: can't allocate memory"), "no_memory"),
         (MemoryError(), "no_memory"),
         (EngineError("x"), "other"),
@@ -113,7 +114,7 @@ def test_training_sees_the_gpus_of_its_plan_and_no_others(
     if given is None:
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     monkeypatch.delenv("RANK", raising=False)
-    plan = trl_jobs.make_plan().model_copy(update={"machine": Machine(variant="cuda", num_devices=num_devices)})
+    plan = _for_gpus(num_devices)
     trained: list[str] = []
     trainer = ModuleType("treadle.rl.engine.trl_trainer")
     trainer.train_policy = lambda *_: trained.append(os.environ["CUDA_VISIBLE_DEVICES"])  # type: ignore[attr-defined]
@@ -123,6 +124,45 @@ def test_training_sees_the_gpus_of_its_plan_and_no_others(
     job = {"plan": json.loads(plan.to_json()), "path": "job.json", **environment}
     train(job, EventFile(tmp_path / "events.jsonl"))
     assert trained[0] == seen
+
+
+@pytest.fixture
+def looked_at(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Types of the policies whose attention `check` looked at; torch, TRL and their like are stand-ins."""
+    looked: list[str] = []
+    policy = SimpleNamespace(get_text_config=lambda: "mamba")
+    names = [*trl_arguments(trl_jobs.make_plan(), Path()), *trl_arguments(_for_gpus(), Path())]
+    stand_ins: dict[str, dict[str, Any]] = {
+        "trl": {"GRPOConfig": dataclasses.make_dataclass("GRPOConfig", [(name, Any, None) for name in {*names}])},
+        "peft": {"LoraConfig": dict},
+        "transformers": {"AutoConfig": SimpleNamespace(from_pretrained=lambda folder: policy)},
+        "treadle.rl.engine.attention": {"require_supported": looked.append},
+    }
+    for name, contents in stand_ins.items():
+        module = ModuleType(name)
+        vars(module).update(contents)
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.setattr(trl_commands, "version", lambda package: "1")
+    return looked
+
+
+def _for_gpus(num_devices: int = 1) -> RlPlan:
+    machine = Machine(variant="cuda", num_devices=num_devices)
+    return trl_jobs.make_plan().model_copy(update={"machine": machine})
+
+
+@pytest.mark.parametrize(
+    ("plan", "expected"), [(trl_jobs.make_plan(), ["mamba"]), (_for_gpus(), []), (_for_gpus(2), [])]
+)
+def test_a_plan_for_gpus_is_checked_and_attention_looked_at_on_a_cpu_alone(
+    tmp_path: Path, looked_at: list[str], plan: RlPlan, expected: list[str]
+) -> None:
+    environment = {"environment": trl_jobs.environment_json(), "environment_digest": trl_jobs.ENVIRONMENT.digest()}
+    job = {"plan": json.loads(plan.to_json()), "output": str(tmp_path), "model": str(tmp_path), **environment}
+    check(job, EventFile(tmp_path / "events.jsonl"))
+    (event,) = map(orjson.loads, (tmp_path / "events.jsonl").read_bytes().splitlines())
+    assert event["event"] == "prepared" and event["versions"]["trl"] == "1"
+    assert looked_at == expected
 
 
 def test_an_environment_that_is_not_the_plan_s_is_refused() -> None:

@@ -1,0 +1,43 @@
+"""Which files of a model's folder hold its weights, as transformers chooses them when it loads the model.
+
+Other sets of weights may lie beside them, such as Mistral's `consolidated.safetensors`: they are for other programs.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+SAFETENSORS = "model.safetensors"
+PYTORCH = "pytorch_model.bin"
+"""The older format, taken where there is no other."""
+_LONGEST_NAME = 255
+
+
+def weight_files(folder: Path, single: str = SAFETENSORS) -> tuple[str, ...]:
+    """Names of the files of one format: the `single` one where it is there, else those that its index lists.
+
+    Empty where there is neither; a file that an index lists may be missing. Raises ValueError for an index that is
+    damaged, or lists anything but files of this format in the folder itself.
+    """
+    if (folder / single).is_file():
+        return (single,)
+    index = folder / f"{single}.index.json"
+    if not index.is_file():
+        return ()
+    content = json.loads(index.read_text(encoding="utf-8"))
+    places = content.get("weight_map") if isinstance(content, dict) else None
+    if not isinstance(places, dict) or not places:
+        raise ValueError(f"{index.name} has no weight_map")
+    names = list(places.values())
+    for name in names:
+        if not isinstance(name, str) or not _is_plain(name) or not name.endswith(Path(single).suffix):
+            raise ValueError(f"{index.name} lists {str(name)[:80]!r}, which is no file of weights beside it")
+    return tuple(sorted(set(names)))
+
+
+def _is_plain(name: str) -> bool:
+    """Whether a name stays in its folder, and means only itself where patterns are expected."""
+    return (
+        name == Path(name).name and name.isprintable() and not set(name) & set("*?[]\\") and len(name) < _LONGEST_NAME
+    )
