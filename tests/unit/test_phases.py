@@ -19,6 +19,9 @@ from treadle.sft.config import ET_AGENT_7B as SFT_ET_AGENT_7B
 from treadle.tasks.catalog import flow_addresses, flow_instances, instance, semantic_of
 from treadle.tasks.config import TreadleConfig
 from treadle.tasks.phases import rl_options
+from treadle.tasks.plan import changed_keys
+from treadle.tasks.running import open_run
+from treadle.tasks.work import open_for_work
 
 ENDPOINTS = [{"url": "http://127.0.0.1:1/v1"}]
 MODELS: dict[str, Any] = {
@@ -379,6 +382,22 @@ def test_a_run_of_an_older_version_grows_too_and_is_told_only_what_differs(tmp_p
     with pytest.raises(RunError, match=r"\(seed: 0 -> 1\);"):
         opened(0.1, 0.05, 0.025, seed=1)
     assert opened(0.1, 0.05, 0.025, 0.01).info.semantic["curriculum"]["sigma_tool"] == [0.1, 0.05, 0.025, 0.01]
+
+
+def test_a_run_that_grew_is_planned_opened_and_helped_with(tmp_path: Path) -> None:
+    first = config(curriculum={"phases": 2, "sigma_tool": [0.1, 0.05], "sigma_length": [0.1, 0.05]})
+    run = Run.create(tmp_path, "r", first.model_dump(mode="json"), semantic_of(first))
+    run.storage.put(run.key("journal/1/rollouts@phase-1/f/00000001.journal"), b"")
+    more = (
+        "curriculum.phases=3",
+        "curriculum.sigma_tool=[0.1, 0.05, 0.02]",
+        "curriculum.sigma_length=[0.1, 0.05, 0.02]",
+    )
+    assert open_for_work(tmp_path, "r", "1/rl@phase-3", more)[0].settings.phase == 3
+    grown = load_config(TreadleConfig, (), more, base=run.config())
+    changed, refused = changed_keys(grown, semantic_of(grown), tmp_path, "r")
+    assert changed and not refused
+    assert open_run(tmp_path, "r", grown).info.semantic["curriculum"]["sigma_tool"] == [0.1, 0.05, 0.02]
 
 
 def test_a_key_in_brackets_is_no_growth() -> None:
