@@ -25,7 +25,8 @@ def main(overrides: dict[str, str]) -> None:
     assert Path(overrides["data.train_files"]).is_file() and Path(overrides["data.val_files"]).is_file()
     resume = overrides["trainer.resume_from_path"]
     first = 0 if resume == "null" else int(resume.rpartition("_")[2])
-    for step in range(first + 1, int(overrides["trainer.total_training_steps"]) + 1):
+    last = int(overrides["trainer.total_training_steps"])
+    for step in range(first + 1, last + 1):
         folder = VerlFolder(metrics.parent)
         dies = os.environ.get("STUB_DIES_AT") == str(step)
         for name, texts in (("a", [RIGHT, WRONG]), ("b", [WRONG, WRONG]), ("c", [WRONG, WRONG])):
@@ -33,7 +34,7 @@ def main(overrides: dict[str, str]) -> None:
                 folder.fail_group(step, str(uuid.uuid4()), "the server was gone", validation=False)
             else:
                 write_group(folder, step, name, texts)
-        if step % int(overrides["trainer.save_freq"]) == 0:
+        if step == last or step % int(overrides["trainer.save_freq"]) == 0:
             (Path(overrides["trainer.default_local_dir"]) / f"global_step_{step}" / "actor").mkdir(parents=True)
         if dies:
             sys.exit(3)
