@@ -57,7 +57,7 @@ test: ## lint, unit, stages and flows (no engines; about 15 minutes on 2 cores)
 	@for part in lint unit stages flows; do SECONDS=0; $(MAKE) --no-print-directory $$part; echo "==> $$part took $$SECONDS s"; done
 
 test-e2e: $(INSTALLED) ## Tests with real engines on the CPU (vLLM, LLaMA-Factory, TRL, verl; installs them on first use, 11 GB)
-	@echo "make test-e2e: tests with real models on vLLM, LLaMA-Factory, TRL and verl; about 25 minutes on 2 cores with their installation (2.5 + 5.2 + 1.5 + 1.8 GB in the cache)"
+	@echo "make test-e2e: tests with real models on vLLM, LLaMA-Factory, TRL and verl; about 30 minutes on 2 cores with their installation (2.5 + 5.2 + 1.5 + 1.8 GB in the cache)"
 	@SECONDS=0; $(PYTEST) -s tests/e2e $(E2E_ARGS); echo "==> e2e took $$SECONDS s"
 
 parity: $(INSTALLED) ## FlashRAG's own retriever beside ours (the first use installs it: 1.8 GB in the cache)
