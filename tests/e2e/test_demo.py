@@ -19,11 +19,11 @@ from treadle.demo.embedded_model import embedded_tokenizer
 from treadle.demo.outcome import tallies
 
 MODELS = ("tutor", "base", "tuned", "reinforced")
-NUM_ROWS, NUM_QUESTIONS = 48, 20
+NUM_ROWS, NUM_QUESTIONS = 48, 16
 NUM_STEPS, GROUP_SIZE = 2, 4
 SMALL = (
     "pools.max_questions=80", f"sft.max_rows={NUM_ROWS}", f"rollouts.max_questions={NUM_QUESTIONS}",
-    "curriculum.rollouts.max_questions=16", "curriculum.rollouts.samples_per_question=4", "selection.max_questions=4",
+    "curriculum.rollouts.max_questions=8", "curriculum.rollouts.samples_per_question=4", "selection.max_questions=4",
     f"rl.group_size={GROUP_SIZE}", "rl.prompts_per_step=2", "rl.mini_batch_prompts=2", f"rl.max_steps={NUM_STEPS}",
 )  # fmt: skip
 DEMO = ("demo", *(part for key in SMALL for part in ("--set", key)))
