@@ -199,7 +199,7 @@ def demo(fresh: bool, tutor_only: bool, overrides: tuple[str, ...], root: str | 
     reinforced, and answers held-out questions before and after each, with the same tools. Killed or stopped, it goes on
     when it is run again.
 
-    About 15 minutes on 2 cores, and 12 more to install vLLM, LLaMA-Factory and TRL, once.
+    Each step shows its progress. vLLM, LLaMA-Factory and TRL are installed once, in 5 to 11 minutes.
     """
     from treadle.core.errors import ConfigError, RunError
     from treadle.demo.quickstart import demo_configuration
