@@ -16,6 +16,7 @@ from treadle.agent.config import EnvironmentSettings
 from treadle.agent.environment import Question
 from treadle.agent.rollout import ChatCodec, Model, derive_seed
 from treadle.agent.tools.outcome import CallContext, OutcomeStatus, Tool, ToolOutcome
+from treadle.core.config import load_config
 from treadle.core.llm.config import Sampling
 from treadle.core.llm.types import Completion, CompletionRequest
 from treadle.rl.advantages import group_advantages
@@ -28,6 +29,8 @@ from treadle.rl.rewards import group_rewards
 SEARCH = "<think>look</think><search>q</search>"
 ANSWER = "<think>done</think><answer>\\boxed{1}</answer>"
 QUESTION = Question("k", "Where?")
+ALONE = Branching(10**6)
+"""No branching."""
 
 
 class WordCodec:
@@ -241,3 +244,20 @@ def _contract_group(group: Group, codec: ChatCodec) -> dict[str, Any]:
 def runs_of(values: Sequence[int]) -> list[list[int]]:
     """Run lengths: `[1, 1, 0]` becomes `[[1, 2], [0, 1]]`."""
     return [[value, len(list(group))] for value, group in itertools.groupby(values)]
+
+
+def settings(**keys: object) -> EnvironmentSettings:
+    return load_config(EnvironmentSettings, data=keys)
+
+
+def turn_of(context: str) -> str:
+    """The assistant's turn; the system message speaks of the same tags."""
+    return context.rpartition(QUESTION.text)[2]
+
+
+def num_results(context: str) -> int:
+    return turn_of(context).count("<result>")
+
+
+def rounds_of_tools(number: int) -> Callable[[str, int], str]:
+    return lambda context, _: SEARCH if num_results(context) < number else ANSWER
