@@ -8,7 +8,8 @@ goes on where it was. Scenario `correctness` begins under-tuned; `efficiency` wi
 
 Rewards are those of the rollouts trained on: of each question the mean of its group when it was trained on first and
 when it was trained on last, and the change between them. Held-out questions are answered greedily by both policies.
-Intervals are 95 %: Wilson's of shares, and of changes the normal one of their mean over questions.
+Intervals are 95 %: Wilson's of shares, and of changes the normal one of their mean over questions, of one seed and of
+all together.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from __future__ import annotations
 import argparse
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -58,30 +59,40 @@ def held_out(run: Run, model: str) -> dict[str, tuple[bool, int]]:
     return {row["question_key"]: (bool(row["correct"]), row["calls_requested"]) for row in rows}
 
 
-def figures_of_seed(name: str, run: Run) -> list[Figure]:
+def changes_of(run: Run) -> dict[str, list[float]]:
+    """What changed -> the change per question: reward of training questions, accuracy and calls of held-out ones."""
+    before, after = (held_out(run, model) for model in MODELS)
+    shared = sorted(before.keys() & after.keys())
+    held = {
+        what: [float(after[key][place]) - float(before[key][place]) for key in shared]
+        for what, place in (("accuracy", 0), ("calls per question", 1))
+    }
+    return {"reward": [last - first for first, last in training_rewards(run)], **held}
+
+
+def figures_of_seed(name: str, run: Run, changes: Mapping[str, Sequence[float]]) -> list[Figure]:
     """Reward on training questions, accuracy and calls on held-out ones, and what training took."""
     rewards = training_rewards(run)
     figures = [
         Figure(name=f"{name}: reward, first", value=fmean(first for first, _ in rewards)),
         Figure(name=f"{name}: reward, last", value=fmean(last for _, last in rewards)),
-        *_change(f"{name}: change of reward", [last - first for first, last in rewards]),
     ]
-    answers = {model: held_out(run, model) for model in MODELS}
-    for model, answered in answers.items():
+    for model in MODELS:
+        answered = held_out(run, model)
         accuracy = fmean(right for right, _ in answered.values())
         figures += _interval(f"{name}: {model}: accuracy", accuracy, *wilson_interval(accuracy, len(answered)))
         calls = fmean(asked for _, asked in answered.values())
         figures.append(Figure(name=f"{name}: {model}: calls per question", value=calls, unit="calls"))
-    before, after = (answers[model] for model in MODELS)
-    shared = sorted(before.keys() & after.keys())
-    for what, place in (("accuracy", 0), ("calls per question", 1)):
-        changes = [float(after[key][place]) - float(before[key][place]) for key in shared]
-        figures += _change(f"{name}: change of {what}", changes)
+    figures += _changes(name, changes)
     record = run.record(PHASE)
     assert record is not None
     figures.append(Figure(name=f"{name}: steps", value=record.metrics["steps"], unit="steps"))
     figures.append(Figure(name=f"{name}: training", value=record.metrics["seconds"], unit="s", at_most=3600.0))
     return figures
+
+
+def _changes(name: str, changes: Mapping[str, Sequence[float]]) -> list[Figure]:
+    return [figure for what, values in changes.items() for figure in _change(f"{name}: change of {what}", values)]
 
 
 def _change(name: str, changes: Sequence[float]) -> list[Figure]:
@@ -111,9 +122,15 @@ def main() -> None:
     figures = []
     for scenario in options.scenarios:
         configs = [COMMON, COMMON.with_stem(f"{COMMON.stem}_{scenario}")]
+        pooled: dict[str, list[float]] = defaultdict(list)
         for seed in options.seeds:
             run = run_seed(configs, options.folder / f"{scenario}-{seed}", seed, changes=options.set)
-            figures += figures_of_seed(f"{scenario}, seed {seed}", run)
+            changes = changes_of(run)
+            figures += figures_of_seed(f"{scenario}, seed {seed}", run, changes)
+            for what, values in changes.items():
+                pooled[what] += values
+        if len(options.seeds) > 1:
+            figures += _changes(f"{scenario}, all seeds", pooled)
     publish(figures, options.json)
 
 
