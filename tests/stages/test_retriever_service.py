@@ -68,7 +68,7 @@ def index(tmp_path: Path) -> HeldIndex:
     return HeldIndex(tmp_path, TEXTS)
 
 
-@pytest.mark.covers("evaluation-retrieval-20")
+@pytest.mark.covers("evaluation-20")
 async def test_a_search_answers_with_text_ids_whole_contents_and_falling_scores(index: HeldIndex) -> None:
     async with service(index) as client:
         assert await client.post("/search", {"query": "red fox"}) == (
@@ -85,7 +85,7 @@ async def test_a_search_answers_with_text_ids_whole_contents_and_falling_scores(
     assert index.closed
 
 
-@pytest.mark.covers("evaluation-retrieval-20")
+@pytest.mark.covers("evaluation-20")
 @pytest.mark.parametrize("field", ["query", "queries"])
 async def test_a_batch_may_be_called_query_or_queries(index: HeldIndex, field: str) -> None:
     async with service(index) as client:
@@ -96,7 +96,7 @@ async def test_a_batch_may_be_called_query_or_queries(index: HeldIndex, field: s
         assert await client.post("/batch_search", {field: []}) == (200, [])
 
 
-@pytest.mark.covers("evaluation-retrieval-23")
+@pytest.mark.covers("evaluation-23")
 async def test_a_batch_of_any_size_answers_as_its_queries_alone(index: HeldIndex) -> None:
     queries = ["red", "fox", "blue dog", "green", "none"]
     async with service(index, cache_mib=0, max_batch=2) as client:
@@ -105,7 +105,7 @@ async def test_a_batch_of_any_size_answers_as_its_queries_alone(index: HeldIndex
             assert (await client.post("/batch_search", {"query": queries[:size]}))[1] == single[:size]
 
 
-@pytest.mark.covers("evaluation-retrieval-20")
+@pytest.mark.covers("evaluation-20")
 @pytest.mark.parametrize(
     ("path", "body", "status", "detail"),
     [
@@ -152,14 +152,14 @@ async def test_hostile_ids_and_texts_pass_through_as_json_text(tmp_path: Path) -
         assert status == 200 and [one["id"] for one in found] == ids
 
 
-@pytest.mark.covers("evaluation-retrieval-21")
+@pytest.mark.covers("evaluation-21")
 async def test_more_documents_than_there_are_gives_each_once(index: HeldIndex) -> None:
     async with service(index) as client:
         _, found = await client.post("/search", {"query": "red fox dog blue green", "top_n": 100})
         assert sorted(one["id"] for one in found) == ["0", "1", "2", "3"]
 
 
-@pytest.mark.covers("evaluation-retrieval-27")
+@pytest.mark.covers("evaluation-27")
 async def test_parallel_queries_share_searches_and_health_answers_meanwhile(index: HeldIndex) -> None:
     index.held = True
     async with service(index, num_workers=2, max_batch=4) as client:
@@ -233,7 +233,7 @@ async def test_a_failed_search_says_why_and_the_service_goes_on(index: HeldIndex
         assert (await client.post("/search", {"query": "red"}))[0] == 200
 
 
-@pytest.mark.covers("evaluation-retrieval-28")
+@pytest.mark.covers("evaluation-28")
 async def test_earlier_answers_come_from_memory_of_bounded_size(index: HeldIndex) -> None:
     async with service(index, cache_mib=0.05) as client:
         for _ in range(2):

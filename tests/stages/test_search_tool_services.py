@@ -60,7 +60,7 @@ async def ask(settings: SearchToolSettings, queries: list[str]) -> list[tuple[st
     return [(outcome.status, outcome.text) for outcome in outcomes]
 
 
-@pytest.mark.covers("evaluation-retrieval-23")
+@pytest.mark.covers("evaluation-23")
 @pytest.mark.parametrize("engine", ["bm25", "dense", "hybrid"])
 async def test_an_index_in_this_process_and_behind_a_service_give_the_agent_the_same_bytes(
     tmp_path: Path, engine: str

@@ -71,7 +71,7 @@ def test_a_bad_document_is_refused_with_file_and_row(tmp_path: Path, row: dict[s
         list(read_corpus([path]))
 
 
-@pytest.mark.covers("evaluation-retrieval-25")
+@pytest.mark.covers("evaluation-25")
 def test_inflected_words_find_their_document(tmp_path: Path) -> None:
     texts = ("The runners were running quickly", "Cats sleep all day", "Paris is the capital of France")
     index = index_of(tmp_path, *texts)
@@ -81,7 +81,7 @@ def test_inflected_words_find_their_document(tmp_path: Path) -> None:
         assert hit.score > 0
 
 
-@pytest.mark.covers("evaluation-retrieval-21")
+@pytest.mark.covers("evaluation-21")
 def test_no_more_documents_come_back_than_match(tmp_path: Path) -> None:
     index = index_of(tmp_path, "tower one", "tower two", "tower three")
     assert sorted(found(index, "tower", 5)) == ["0", "1", "2"]

@@ -36,7 +36,7 @@ def rows_of(ranking: list[tuple[int, float]]) -> list[int]:
     return [row for row, _ in ranking]
 
 
-@pytest.mark.covers("evaluation-retrieval-22")
+@pytest.mark.covers("evaluation-22")
 def test_vectors_rank_by_inner_product(tmp_path: Path) -> None:
     ranker = ranker_of(tmp_path, [[1, 0], [0, 1], [0.6, 0.8]])
     (ranking,) = ranker.rank(np.array([[0.8, 0.6]], dtype=np.float32), 5)
@@ -44,7 +44,7 @@ def test_vectors_rank_by_inner_product(tmp_path: Path) -> None:
     assert [score for _, score in ranking] == pytest.approx([0.96, 0.8, 0.6])
 
 
-@pytest.mark.covers("evaluation-retrieval-22")
+@pytest.mark.covers("evaluation-22")
 def test_pooling_leaves_padding_out_and_vectors_get_length_one() -> None:
     hidden = np.array([[[1, 2], [3, 4], [9, 9]]], dtype=np.float32)
     mask = np.array([[1, 1, 0]], dtype=np.float32)
@@ -66,7 +66,7 @@ class Recorder(Encoder):
         return np.full((len(texts), 2), 3, dtype=np.float32)
 
 
-@pytest.mark.covers("evaluation-retrieval-22")
+@pytest.mark.covers("evaluation-22")
 def test_prefixes_reach_the_encoder_and_normalisation_is_a_choice() -> None:
     encoder = Recorder(normalize=True)
     assert encoder.encode_queries(["a"]).tolist()[0] == pytest.approx([0.5**0.5, 0.5**0.5])
@@ -84,7 +84,7 @@ def test_the_exact_index_is_faiss_own_file(tmp_path: Path) -> None:
     assert (tmp_path / "v.faiss").read_bytes() == (tmp_path / "own.faiss").read_bytes()
 
 
-@pytest.mark.covers("evaluation-retrieval-23")
+@pytest.mark.covers("evaluation-23")
 @pytest.mark.parametrize("storage", ["fp32", "fp16", "sq8"])
 def test_exact_rankings_do_not_depend_on_the_batch(tmp_path: Path, storage: str) -> None:
     rows, queries = vectors_of(500), vectors_of(70)
@@ -103,7 +103,7 @@ def test_equal_vectors_come_in_corpus_order_whatever_is_asked_for(tmp_path: Path
         assert [rows_of(found) for found in ranker.rank(rows[:25], top_n)] == [list(range(top_n))] * 25
 
 
-@pytest.mark.covers("evaluation-retrieval-21")
+@pytest.mark.covers("evaluation-21")
 @pytest.mark.parametrize("settings", [{"type": "flat"}, {"type": "ivf", "ivf_lists": 8, "ivf_probes": 1}])
 def test_no_row_comes_twice_and_none_that_is_missing(tmp_path: Path, settings: dict[str, Any]) -> None:
     rows = vectors_of(400)

@@ -45,7 +45,7 @@ def ids(index: Index, query: str, top_n: int) -> list[str]:
     return [hit.id for hit in index.search(query, top_n)]
 
 
-@pytest.mark.covers("evaluation-retrieval-23")
+@pytest.mark.covers("evaluation-23")
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_batch_answers_what_single_queries_answer(tmp_path: Path, engine: str) -> None:
     queries = [f"{COLOURS[n % 7]} gate {n}" for n in range(45)] + ["", "zzz", "tower"]
@@ -58,7 +58,7 @@ def test_a_batch_answers_what_single_queries_answer(tmp_path: Path, engine: str)
         assert index.search_batch([], 6) == []
 
 
-@pytest.mark.covers("evaluation-retrieval-21")
+@pytest.mark.covers("evaluation-21")
 @pytest.mark.parametrize("engine", ["dense", "hybrid"])
 def test_more_than_the_corpus_gives_all_of_it_once(tmp_path: Path, engine: str) -> None:
     with open_index(settings_for(tmp_path, ["red tower", "blue gate", "white hill"], engine=engine)) as index:
@@ -90,7 +90,7 @@ def test_hostile_queries_are_answered(tmp_path: Path, engine: str) -> None:
             assert len(index.search(query, 3)) <= 3
 
 
-@pytest.mark.covers("evaluation-retrieval-24")
+@pytest.mark.covers("evaluation-24")
 @pytest.mark.parametrize(
     ("other", "field"),
     [
@@ -114,7 +114,7 @@ def test_an_index_that_was_built_otherwise_is_refused_by_field(
         open_index(settings_for(tmp_path, engine="dense", index_folder=folder, **other))
 
 
-@pytest.mark.covers("evaluation-retrieval-24")
+@pytest.mark.covers("evaluation-24")
 def test_another_pooling_is_another_index() -> None:
     class Pooled(HashingEncoder):
         def __init__(self, pooling: str) -> None:
@@ -193,14 +193,14 @@ def test_equal_scores_come_in_corpus_order_over_segments(tmp_path: Path) -> None
     assert rankings == [[list(range(0, 200, 3))[:top_n] for top_n in (1, 5, 40, 200)]] * 3
 
 
-@pytest.mark.covers("evaluation-retrieval-26")
+@pytest.mark.covers("evaluation-26")
 def test_reciprocal_ranks_add_up() -> None:
     fused = reciprocal_ranks([[7, 3], [3, 7]], 5)
     assert [(row, round(score, 5)) for row, score in fused] == [(3, 0.03252), (7, 0.03252)]
     assert reciprocal_ranks([[7, 3], [3]], 1)[0][0] == 3
 
 
-@pytest.mark.covers("evaluation-retrieval-26")
+@pytest.mark.covers("evaluation-26")
 def test_ties_of_three_rankings_have_one_order() -> None:
     rankings = [[1, 2, 3], [2, 3, 1], [3, 1, 2]]
     orders = {tuple(row for row, _ in reciprocal_ranks(rankings[n:] + rankings[:n], 3)) for n in range(3)}
