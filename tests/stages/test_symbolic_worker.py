@@ -94,6 +94,17 @@ def test_hostile_answer_is_unequal_and_the_next_one_is_judged(checker: SymbolicC
     assert math_equal("x+1", "1+x", checker).equal
 
 
+@pytest.mark.covers("evaluation-4")
+def test_a_comparison_is_ended_at_its_limit_whatever_it_is_at_and_is_unequal() -> None:
+    with SymbolicChecker(limit_s=0.2) as checker:
+        assert checker.check("x+1", "1+x").equal
+        process = _process(checker)
+        assert checker.check("9^{9^{9^9}}", r"x+\pi") == SymbolicVerdict(False, "time")
+        assert process.returncode == -signal.SIGPROF, "the kernel's timer ended it, in the middle of one long operation"
+        assert checker.check("x+1", "1+x").equal
+
+
+@pytest.mark.covers("evaluation-4")
 def test_answer_that_takes_too_long_names_the_limit(checker: SymbolicChecker) -> None:
     assert checker.check("9^{9^{9^9}}", r"x+\pi").limit in ("time", "memory")
     assert score_answer("9^{9^{9^9}}", [r"x+\pi"], domain="math", checker=checker).correct is False
