@@ -9,6 +9,7 @@ from typing import Any
 
 import orjson
 import pytest
+from support.tiny_bert import write_tiny_bert
 
 import treadle.retriever.embedding as embedding
 import treadle.retriever.opening as opening
@@ -115,16 +116,16 @@ def test_an_index_that_was_built_otherwise_is_refused_by_field(
 
 
 @pytest.mark.covers("evaluation-24")
-def test_another_pooling_is_another_index() -> None:
-    class Pooled(HashingEncoder):
-        def __init__(self, pooling: str) -> None:
-            super().__init__(IndexSettings.model_validate({"encoder": HASHING}).encoder)
-            self.identity["pooling"] = pooling
-
-    settings = IndexSettings(engine="dense", corpus_sha256=("a",))
-    one, other = (opening.identity_of(settings, Pooled(pooling)) for pooling in ("mean", "cls"))
-    assert opening.differing_keys(one, other) == ["encoder.pooling: 'mean' -> 'cls'"]
-    assert opening.index_folder(settings, one) != opening.index_folder(settings, other)
+def test_an_index_of_another_pooling_is_refused(tmp_path: Path) -> None:
+    model = {"type": "model", "model": str(write_tiny_bert(tmp_path / "model")), "device": "cpu"}
+    prefixes = {"query_prefix": "", "passage_prefix": ""}
+    mean, cls = ({**model, **prefixes, "pooling": pooling} for pooling in ("mean", "cls"))
+    with open_index(settings_for(tmp_path, engine="dense", encoder=mean)) as built:
+        folder = built.folder
+    with pytest.raises(ConfigError, match=r"built otherwise .*encoder.pooling: 'mean' -> 'cls'"):
+        open_index(settings_for(tmp_path, engine="dense", encoder=cls, index_folder=folder))
+    with open_index(settings_for(tmp_path, engine="dense", encoder=cls)) as other:
+        assert other.folder != folder
 
 
 def test_a_finished_index_serves_without_its_corpus_and_an_unfinished_one_never(tmp_path: Path) -> None:
