@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from treadle.core.records import StageRecord
     from treadle.core.runs import Run
     from treadle.core.stage import Instance
+    from treadle.tasks.config import TreadleConfig
 
 Command = Callable[..., Any]
 
@@ -27,14 +28,15 @@ set_option = click.option(
 )
 
 
-_dry_run_option = click.option(
+dry_run_option = click.option(
     "--dry-run",
     is_flag=True,
     help="Print what would be done and why, and what it may cost (--json: the whole configuration too).",
 )
 
 
-def _work_options(command: Command) -> Command:
+def work_options(command: Command) -> Command:
+    """The options of commands that run stages."""
     for option in (
         click.option("--force", is_flag=True, help="Run again although nothing changed."),
         click.option(
@@ -52,8 +54,8 @@ def _work_options(command: Command) -> Command:
 @click.command(epilog="Example:  treadle run configs/laptop.toml --run first --set rollouts.samples_per_question=2")
 @click.argument("configs", nargs=-1, type=click.Path(path_type=Path, dir_okay=False), metavar="[CONFIG.toml]...")
 @click.option("--run", "run_id", required=True, help="Name of the run; an existing one is resumed.")
-@_dry_run_option
-@_work_options
+@dry_run_option
+@work_options
 def run(
     configs: tuple[Path, ...],
     run_id: str,
@@ -69,13 +71,41 @@ def run(
 
     Several CONFIG files are merged, later ones win. Without one, the run's own configuration is used.
     """
+    from treadle.tasks.running import configuration_of
+
+    config = configuration_of(root, run_id, configs, overrides)
+    run_flow(
+        config,
+        root,
+        run_id,
+        configs,
+        dry_run=dry_run,
+        force=force,
+        accept_failures=accept_failures,
+        with_prefect=with_prefect,
+        as_json=as_json,
+    )
+
+
+def run_flow(
+    config: TreadleConfig,
+    root: str | Path,
+    run_id: str,
+    configs: tuple[Path, ...] = (),
+    *,
+    dry_run: bool,
+    force: bool,
+    accept_failures: bool,
+    with_prefect: bool,
+    as_json: bool,
+) -> None:
+    """Make all instances of a configuration's flow, or go on where they were, and print what came of it."""
     from treadle.flows.summary import print_end, print_plan
     from treadle.tasks.catalog import flow_instances
     from treadle.tasks.forced import forced_run
-    from treadle.tasks.running import configuration_of, open_run
+    from treadle.tasks.running import open_run
     from treadle.tasks.services import with_index_of_services
 
-    config = configuration_of(root, run_id, configs, overrides)
     config = with_index_of_services(config, root, run_id, ask=not dry_run)
     instances = flow_instances(config)
     if dry_run:
@@ -98,8 +128,8 @@ def run(
 @click.argument("address", metavar="INSTANCE")
 @click.argument("configs", nargs=-1, type=click.Path(path_type=Path, dir_okay=False), metavar="[CONFIG.toml]...")
 @click.option("--run", "run_id", required=True, help="Name of the run.")
-@_dry_run_option
-@_work_options
+@dry_run_option
+@work_options
 def stage(
     address: str,
     configs: tuple[Path, ...],
