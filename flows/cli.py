@@ -19,6 +19,7 @@ import click
 from treadle.core.errors import TreadleError
 from treadle.core.harmless import one_line
 from treadle.flows.cli_engines import doctor, env, serve, tutor
+from treadle.flows.cli_eval import evaluate
 from treadle.flows.cli_export import export
 from treadle.flows.cli_import import import_
 from treadle.flows.cli_inspect import lineage, show, status, verify
@@ -67,7 +68,7 @@ def cli() -> None:
     """
 
 
-for command in (demo, run, stage, work, status, show, lineage, verify, export, import_):
+for command in (demo, run, evaluate, stage, work, status, show, lineage, verify, export, import_):
     cli.add_command(command)
 for command in (doctor, env, serve, tutor, retriever):
     cli.add_command(command)
