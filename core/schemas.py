@@ -489,7 +489,7 @@ RL_VALIDATION = Table(
 
 SCORES = Table(
     "scores",
-    1,
+    2,
     ("rollout_key",),
     pa.schema(
         [
@@ -517,8 +517,11 @@ SCORES = Table(
             _field("em", pa.float64(), "exact match after normalisation"),
             _field("acc", pa.float64(), "a gold answer occurs in the prediction, on token boundaries"),
             _field("f1", pa.float64(), "token F1, best over the gold answers"),
-            _field("scorer", pa.string(), "rule that decided, such as choice, qa_f1, math_text, math_symbolic"),
-            _field("error", pa.string(), "why the scorer failed", nullable=True),
+            _field("f1_legacy", pa.float64(), "the same with punctuation kept, as published for ET-Agent"),
+            _field(
+                "scorer", pa.string(), "what decided, such as status, choice, qa_f1, math_text, math_symbolic or judge"
+            ),
+            _field("error", pa.string(), "why there is no verdict", nullable=True),
             _field(
                 "efficiency",
                 pa.float64(),
@@ -527,8 +530,38 @@ SCORES = Table(
             ),
             _field("calls_requested", pa.int32(), "copied from the rollout"),
             _field("calls_executed", pa.int32(), "copied from the rollout"),
+            _field("python_calls", pa.int32(), "copied from the rollout"),
+            _field("search_calls", pa.int32(), "copied from the rollout"),
             _field("failed_calls", pa.int32(), "copied from the rollout"),
+            _field("prompt_tokens", pa.int64(), "copied from the rollout"),
             _field("completion_tokens", pa.int64(), "copied from the rollout"),
+            _field(
+                "reasoning_tokens",
+                pa.int32(),
+                "L: tokens without results of tools; null without ids and without a tokenizer",
+                nullable=True,
+            ),
+            _field("output_chars", pa.int32(), "characters without results of tools"),
+            _field(
+                "judge_status",
+                pa.string(),
+                "null where no judge was asked about the answer; parsed: judges decided; fallback_rule: a tie, or none "
+                "could be asked, so that the rule decided; failed: none said anything that can be read",
+                nullable=True,
+            ),
+            _field(
+                "judges",
+                pa.string(),
+                "JSON object: judge asked about the answer -> {verdict, status, raw}, as they are in `judge_status`",
+            ),
+            _field(
+                "votes_yes",
+                pa.int32(),
+                "votes that there is a redundant or ineffective call; null where none was asked for",
+                nullable=True,
+            ),
+            _field("votes_no", pa.int32(), "votes that there is none", nullable=True),
+            _field("votes_abstained", pa.int32(), "replies that are no vote", nullable=True),
         ]
     ),
     "One verdict per rollout.",

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -10,7 +11,7 @@ from treadle.core.answers.score import DEFAULT_F1_THRESHOLD
 from treadle.core.config import Operational, Section
 
 
-class ScoresSettings(Section):
+class ScoresOptions(Section):
     """How predictions are judged."""
 
     f1_threshold: Annotated[float, Field(ge=0, lt=1)] = DEFAULT_F1_THRESHOLD
@@ -32,14 +33,32 @@ class ScoresSettings(Section):
     """Share of rollouts that may stay without a verdict because the scorer failed; above it the stage fails."""
 
 
+class ScoresSettings(Section):
+    """All that an instance of the stage reads."""
+
+    tokenizer: Operational[Path | None] = None
+    """Folder of the evaluated model's tokenizer; it counts the tokens of rollouts that have no ids."""
+    tokenizer_digest: str = ""
+    """Digest that the tokenizer must have; empty means that any will do."""
+    options: ScoresOptions = ScoresOptions()
+    """How predictions are judged."""
+
+
 class ReportSettings(Section):
     """How scores are summed up."""
 
     title: str = "Results"
     """Heading of the report."""
 
+    headline: tuple[str, ...] = ()
+    """Data sets that the averages are over; empty: those that the registry of benchmarks marks, and all where there
+    are none of these."""
+
+    areas: dict[str, Literal["math", "knowledge"]] = {}
+    """Data set -> which average it counts in; for others the registry of benchmarks says it, else their questions."""
+
     bootstrap_samples: Annotated[int, Field(ge=100, le=100_000)] = 1_000
-    """Resamples of questions for the interval of F1."""
+    """Resamples of questions for intervals."""
 
     seed: int = 0
     """Seed of the resampling."""

@@ -24,6 +24,7 @@ from treadle.datagen.prompts import PromptSet
 from treadle.datagen.questions import QUESTIONS_STAGE
 from treadle.datagen.sft_rows import SFT_ROWS_STAGE
 from treadle.datagen.sft_rows_settings import SftRowsSettings
+from treadle.eval.config import ScoresSettings
 from treadle.eval.report import REPORT
 from treadle.eval.scores import SCORES
 from treadle.retriever.config import IndexSettings
@@ -255,6 +256,19 @@ def _index(config: TreadleConfig, address: Address) -> IndexSettings:
     return IndexSettings(**{name: getattr(search, name) for name in IndexSettings.model_fields}).with_digests()
 
 
+def _scores(config: TreadleConfig, address: Address) -> ScoresSettings:
+    name = address.qualifier or ""
+    if phase_of(name) is not None:
+        model, tokenizer_digest = asked_model(sampling_model(config), phase_model(config, address))
+    else:
+        model, tokenizer_digest = asked_model(name, config.models[name])
+    return ScoresSettings(
+        tokenizer=tokenizer_folder(model),
+        tokenizer_digest=tokenizer_digest,
+        options=overridden(config, address, config.scores),
+    )
+
+
 def _report_inputs(config: TreadleConfig, address: Address) -> Mapping[str, tuple[Address, ...]]:
     return {"scores": tuple(Address(address.iteration, "scores", model) for model in flow_models(config))}
 
@@ -282,7 +296,7 @@ _RECIPES: Mapping[str, _Recipe] = {
     "sft": _Recipe(settings=_sft, inputs=_sft_inputs),
     "rollouts": _Recipe(settings=_rollouts, inputs=_rollouts_inputs, by_model=True, by_phase=True),
     "scores": _Recipe(
-        settings=lambda config, address: overridden(config, address, config.scores),
+        settings=_scores,
         inputs=lambda config, address: {
             "rollouts": (Address(address.iteration, "rollouts", address.qualifier),),
             "questions": (Address(address.iteration, "questions"),),

@@ -14,7 +14,7 @@ from treadle.core.stage import Address
 from treadle.datagen.pools_settings import PoolOptions
 from treadle.datagen.question_sources import QuestionsSettings
 from treadle.datagen.sft_rows_settings import SftRowsOptions
-from treadle.eval.config import ReportSettings, ScoresSettings
+from treadle.eval.config import ReportSettings, ScoresOptions
 from treadle.rl.config import RlOptions
 from treadle.rl.curriculum import CurriculumSettings, phase_of
 from treadle.rl.selection_settings import SelectionOptions
@@ -66,7 +66,7 @@ class TreadleConfig(Section):
     """Phases of reinforcement learning."""
     rollouts: RolloutOptions = RolloutOptions()
     """Stage `rollouts`: how many trajectories, and how they are sampled."""
-    scores: ScoresSettings = ScoresSettings()
+    scores: ScoresOptions = ScoresOptions()
     """Stage `scores`."""
     report: ReportSettings = ReportSettings()
     """Stage `report`."""

@@ -10,7 +10,7 @@ import pytest
 from support.score_tables import question, rollout, score_rows
 
 from treadle.core.errors import StageFailed
-from treadle.eval.config import ScoresSettings
+from treadle.eval.config import ScoresOptions
 
 
 def _algebra(number: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
@@ -23,7 +23,7 @@ def _algebra(number: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_algebra_decides_what_cheaper_rules_leave_open(tmp_path: Path, workers: int) -> None:
-    rows, _ = score_rows(tmp_path, *_algebra(3), ScoresSettings(symbolic_workers=workers))
+    rows, _ = score_rows(tmp_path, *_algebra(3), ScoresOptions(symbolic_workers=workers))
     assert [row["correct"] for row in rows] == [True, False, False, True]
     assert [row["scorer"] for row in rows] == ["math_symbolic"] * 3 + ["math_text"]
 
@@ -33,7 +33,7 @@ def test_failed_scorer_leaves_a_null_and_the_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, interpreter: str
 ) -> None:
     monkeypatch.setattr(sys, "executable", interpreter)
-    rows, metrics = score_rows(tmp_path, *_algebra(1), ScoresSettings(max_error_rate=0.5))
+    rows, metrics = score_rows(tmp_path, *_algebra(1), ScoresOptions(max_error_rate=0.5))
     assert [(row["correct"], row["score"], row["efficiency"]) for row in rows] == [(None, None, None), (True, 1.0, 1.0)]
     assert "did not start" in rows[0]["error"] and rows[1]["error"] is None
     assert (metrics["num_scorer_failed"], metrics["accuracy"]) == (1, 1.0)
@@ -42,4 +42,4 @@ def test_failed_scorer_leaves_a_null_and_the_reason(
 def test_too_many_failed_verdicts_fail_the_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/bin/false")
     with pytest.raises(StageFailed, match=r"3 of 4 rollouts have no verdict.*did not start"):
-        score_rows(tmp_path, *_algebra(3), ScoresSettings())
+        score_rows(tmp_path, *_algebra(3), ScoresOptions())

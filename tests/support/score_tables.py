@@ -13,10 +13,10 @@ from treadle.core.execute import execute
 from treadle.core.runs import Run
 from treadle.core.schemas import Table
 from treadle.core.stage import Address, Instance, Stage, StageContext
-from treadle.eval.config import ScoresSettings
+from treadle.eval.config import ScoresOptions, ScoresSettings
 from treadle.eval.scores import SCORES
 
-WITHOUT_ALGEBRA = ScoresSettings(symbolic=False)
+WITHOUT_ALGEBRA = ScoresOptions(symbolic=False)
 
 
 class GivenRows(Section):
@@ -109,13 +109,24 @@ def score(key: str, question_key: str, correct: bool | None, **columns: Any) -> 
         "em": value or 0.0,
         "acc": value or 0.0,
         "f1": value or 0.0,
+        "f1_legacy": value or 0.0,
         "scorer": "qa_em",
         "error": "broken" if correct is None else None,
         "efficiency": value,
         "calls_requested": 0,
         "calls_executed": 0,
+        "python_calls": 0,
+        "search_calls": 0,
         "failed_calls": 0,
+        "prompt_tokens": 100,
         "completion_tokens": 10,
+        "reasoning_tokens": 10,
+        "output_chars": 40,
+        "judge_status": None,
+        "judges": "{}",
+        "votes_yes": None,
+        "votes_no": None,
+        "votes_abstained": None,
         **columns,
     }
 
@@ -124,9 +135,11 @@ def score_rows(
     tmp_path: Path,
     questions: list[dict[str, Any]],
     rollouts: list[dict[str, Any]],
-    settings: ScoresSettings = WITHOUT_ALGEBRA,
+    settings: ScoresSettings | ScoresOptions = WITHOUT_ALGEBRA,
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Run the stage `scores` over these rows; its rows and its metrics."""
+    if isinstance(settings, ScoresOptions):
+        settings = ScoresSettings(options=settings)
     run = new_run(tmp_path)
     asked = put_rows(run, "1/questions", schemas.QUESTIONS, questions)
     made = put_rows(run, "1/rollouts@base", schemas.ROLLOUTS, rollouts)

@@ -41,7 +41,7 @@ def both(segments: list[Segment], status: str, gold: Any) -> tuple[dict[str, Any
     assert [part["text"] for part in orjson.loads(row["segments"])] == [part.text for part in segments]
     item = GroupItem(segments=tuple(segments), tool_calls=2, model_tokens=9, total_tokens=9, status=status)
     (reward,) = group_rewards([item], gold[0], gold[2], 0.1, 0.1, choices=gold[1])
-    return score_rollout(row, _Gold(*gold), None, 0.8), reward
+    return score_rollout(row | {"num_own_ids": 0}, _Gold(*gold), None, 0.8), reward
 
 
 @pytest.mark.covers("pareto-34")

@@ -10,7 +10,7 @@ from support.score_tables import question, rollout, score_rows
 from treadle.core import schemas
 from treadle.core.errors import ArtifactError
 from treadle.eval import scores
-from treadle.eval.config import ScoresSettings
+from treadle.eval.config import ScoresOptions
 from treadle.eval.scores import score_rollout
 
 PARIS = [("think", "<think>hm</think>"), ("answer", "<answer>Paris</answer>")]
@@ -70,7 +70,7 @@ def test_threshold_is_a_setting(tmp_path: Path) -> None:
     questions = [question("q1", ["Barack Obama"])]
     (row,), _ = score_rows(tmp_path / "a", questions, rollouts)
     assert (row["score"], row["correct"]) == (0.8, False)
-    (row,), _ = score_rows(tmp_path / "b", questions, rollouts, ScoresSettings(symbolic=False, f1_threshold=0.75))
+    (row,), _ = score_rows(tmp_path / "b", questions, rollouts, ScoresOptions(symbolic=False, f1_threshold=0.75))
     assert (row["score"], row["correct"]) == (0.8, True)
 
 
@@ -89,4 +89,5 @@ def test_verdict_does_not_depend_on_the_order_of_rollouts(tmp_path: Path) -> Non
 
 def test_all_columns_of_the_schema_are_filled() -> None:
     gold = scores._Gold(("Paris",), (), "qa")
-    assert set(score_rollout(rollout("r1", "q1", PARIS), gold, None, 0.8)) == set(schemas.SCORES.schema.names)
+    row = rollout("r1", "q1", PARIS) | {"num_own_ids": 0}
+    assert set(score_rollout(row, gold, None, 0.8)) == set(schemas.SCORES.schema.names)
