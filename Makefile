@@ -12,7 +12,7 @@ PYTEST := $(BIN)/python -m pytest -q --durations=5
 E2E_ARGS ?=
 BENCH_ARGS ?=
 
-.PHONY: help install demo test lint unit stages flows test-e2e parity sweep chaos bench docs clean
+.PHONY: help install demo test lint unit stages flows test-browser test-e2e parity sweep chaos bench docs clean
 
 help: ## Show this list
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -55,6 +55,10 @@ flows: $(INSTALLED) ## Tests with a real Prefect server and worker
 test: ## lint, unit, stages and flows (no engines; about 15 minutes on 2 cores)
 	@echo "make test: lint, unit, stage and flow tests; about 15 minutes on 2 cores, the first installation included"
 	@for part in lint unit stages flows; do SECONDS=0; $(MAKE) --no-print-directory $$part; echo "==> $$part took $$SECONDS s"; done
+
+test-browser: $(INSTALLED) ## Tests of the viewer and the report page in a real browser (needs chromium)
+	@echo "==> browser tests"
+	@$(PYTEST) tests/browser
 
 test-e2e: $(INSTALLED) ## Tests with real engines on the CPU (vLLM, LLaMA-Factory, TRL, verl; installs them on first use, 11 GB)
 	@echo "make test-e2e: tests with real models on vLLM, LLaMA-Factory, TRL and verl; about 30 minutes on 2 cores with their installation (2.5 + 5.2 + 1.5 + 1.8 GB in the cache)"
