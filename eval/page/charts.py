@@ -1,0 +1,278 @@
+"""Charts of a page. Each is given plain numbers and draws them; all share one look.
+
+Lengths are inches, ten of which fill the page.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+
+from treadle.core.figures import plain
+from treadle.core.harmless import one_line
+from treadle.core.pictures import COLOUR, LIGHT, WARM, draw_svg
+from treadle.eval.page.document import Chart
+from treadle.eval.page.inline_svg import GRID, INK, MUTED, PAPER, SERIES
+
+_WIDTH = 10.0
+_LONGEST_NAME = 34
+_FAINT = "#c8c8c8"
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A value with its interval, in a row of its own."""
+
+    group: str
+    """Rows that follow each other with the same group stand together under its name."""
+    name: str
+    series: int
+    value: float
+    low: float
+    high: float
+
+
+def short(text: str) -> str:
+    """A name as a chart has room for it."""
+    shown = plain(one_line(text))
+    return shown if len(shown) <= _LONGEST_NAME else f"{shown[: _LONGEST_NAME - 1]}…"
+
+
+def colour_of(series: int) -> str:
+    """The colour of a model, by its number."""
+    return SERIES[series % len(SERIES)]
+
+
+def interval_chart(title: str, estimates: Sequence[Estimate], *, unit: str = "%", around_zero: bool = False) -> Chart:
+    """Values with their intervals, one row each; shares are given as fractions and shown in per cent.
+
+    `around_zero`: they are differences.
+    """
+    groups = [(name, list(rows)) for name, rows in groupby(estimates, key=lambda one: one.group)]
+    num_rows = len(estimates) + sum(1 for name, _ in groups if name)
+    scale = 100.0 if unit == "%" else 1.0
+
+    def draw(figure: Any) -> None:
+        axes = figure.subplots()
+        places: list[float] = []
+        labels: list[str] = []
+        place = 0.0
+        for name, rows in groups:
+            if name:
+                axes.text(0.0, place, short(name), transform=axes.get_yaxis_transform(), ha="left", va="center",
+                          fontweight="bold", clip_on=False)  # fmt: skip
+                place += 1.0
+            for row in rows:
+                _draw_estimate(axes, row, place, scale, around_zero)
+                places.append(place)
+                labels.append(short(row.name))
+                place += 1.0
+            place += 0.35
+        _finish_rows(axes, places, labels, place)
+        if around_zero:
+            axes.axvline(0.0, color=INK, linewidth=0.9, zorder=1)
+            axes.set_xlabel("difference in percentage points" if unit == "%" else f"difference in {unit}")
+        elif unit == "%":
+            low, high = min(row.low for row in estimates), max(row.high for row in estimates)
+            axes.set_xlim(max(0.0, 100.0 * low - 8.0), min(104.0, 100.0 * high + 12.0))
+            axes.set_xlabel("%")
+
+    words = "; ".join(_estimate_words(row, scale, unit, around_zero) for row in estimates)
+    return Chart(title, words, draw_svg(draw, width=_WIDTH, height=0.75 + 0.27 * num_rows))
+
+
+def _draw_estimate(axes: Any, row: Estimate, place: float, scale: float, signed: bool) -> None:
+    colour = colour_of(row.series)
+    axes.plot([row.low * scale, row.high * scale], [place, place], color=colour, linewidth=2.2, alpha=0.55,
+              solid_capstyle="butt")  # fmt: skip
+    axes.plot([row.value * scale], [place], "o", color=colour, markersize=6.0)
+    axes.annotate(f"{row.value * scale:{'+' if signed else ''}.1f}", (row.high * scale, place), xytext=(6, 0),
+                  textcoords="offset points", va="center", fontsize=8.5)  # fmt: skip
+
+
+def _estimate_words(row: Estimate, scale: float, unit: str, signed: bool) -> str:
+    sign = "+" if signed else ""
+    low, value, high = (f"{one * scale:{sign}.1f}" for one in (row.low, row.value, row.high))
+    return f"{row.group}{', ' if row.group else ''}{row.name}: {value} {unit} ({low} to {high})"
+
+
+def _finish_rows(axes: Any, places: Sequence[float], labels: Sequence[str], end: float) -> None:
+    axes.set_yticks(places, labels)
+    axes.set_ylim(end - 0.45, -0.75)
+    axes.spines["left"].set_visible(False)
+    axes.tick_params(axis="y", length=0)
+    _quiet(axes, "x")
+
+
+def _quiet(axes: Any, grid: str) -> None:
+    """Lines that help to read values, and nothing else that catches the eye."""
+    axes.grid(axis=grid, color=GRID, linewidth=0.8)
+    axes.set_axisbelow(True)
+    for name in ("left", "bottom"):
+        axes.spines[name].set_color(GRID)
+    axes.tick_params(colors=MUTED, labelcolor=INK, length=0)
+    axes.xaxis.label.set_color(MUTED)
+    axes.yaxis.label.set_color(MUTED)
+
+
+def calls_chart(title: str, shares: Mapping[str, Sequence[float]]) -> Chart:
+    """Model -> share of its rollouts with 0, 1, 2, … calls; the last place may stand for that many and more."""
+    num_places = max(len(values) for values in shares.values())
+    names = list(shares)
+
+    def draw(figure: Any) -> None:
+        axes = figure.subplots()
+        width = 0.8 / len(names)
+        for number, name in enumerate(names):
+            values = [100.0 * share for share in shares[name]]
+            at = np.arange(len(values)) - 0.4 + width * (number + 0.5)
+            bars = axes.bar(at, values, width=width * 0.92, color=colour_of(number), label=short(name))
+            if len(names) * num_places <= 24:
+                axes.bar_label(bars, [f"{one:.0f}" if one >= 0.5 else "" for one in values], padding=2, fontsize=8)
+        axes.set_xticks(range(num_places), [str(number) for number in range(num_places)])
+        axes.set(xlabel="calls of tools in a rollout", ylabel="% of rollouts")
+        _quiet(axes, "y")
+        _legend(axes, len(names))
+
+    words = "; ".join(
+        f"{name}: " + ", ".join(f"{share:.0%} with {count}" for count, share in enumerate(values) if share)
+        for name, values in shares.items()
+    )
+    return Chart(title, words, draw_svg(draw, width=_WIDTH, height=2.9))
+
+
+def _legend(axes: Any, num_names: int) -> None:
+    if num_names > 1:
+        axes.legend(frameon=False, loc="lower left", bbox_to_anchor=(-0.01, 1.0), ncols=min(num_names, 5),
+                    columnspacing=1.4, handlelength=1.0)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Where the values of one model lie."""
+
+    name: str
+    series: int
+    percentiles: tuple[float, float, float, float, float]
+    """5th, 25th, 50th, 75th, 95th."""
+
+    @classmethod
+    def of(cls, name: str, series: int, values: Sequence[float]) -> Spread:
+        """From the values themselves."""
+        found = np.percentile(np.asarray(values, dtype=np.float64), [5, 25, 50, 75, 95]).tolist()
+        return cls(name, series, (found[0], found[1], found[2], found[3], found[4]))
+
+
+def spread_chart(title: str, unit: str, spreads: Sequence[Spread]) -> Chart:
+    """A box per model: the middle half of its values, their median, and where all but the outer tenth lie."""
+
+    def draw(figure: Any) -> None:
+        axes = figure.subplots()
+        for place, spread in enumerate(spreads):
+            p5, p25, p50, p75, p95 = spread.percentiles
+            colour = colour_of(spread.series)
+            axes.plot([p5, p95], [place, place], color=colour, linewidth=1.6, alpha=0.6)
+            axes.barh(place, p75 - p25, left=p25, height=0.5, color=colour, alpha=0.45)
+            axes.plot([p50, p50], [place - 0.25, place + 0.25], color=colour, linewidth=2.6, solid_capstyle="butt")
+            axes.annotate(f"{p50:,.0f}", (p95, place), xytext=(6, 0), textcoords="offset points", va="center",
+                          fontsize=8.5)  # fmt: skip
+        _finish_rows(axes, range(len(spreads)), [short(spread.name) for spread in spreads], len(spreads))
+        axes.set_xlim(0.0, 1.08 * max(spread.percentiles[4] for spread in spreads) or 1.0)
+        axes.set_xlabel(unit)
+
+    words = "; ".join(
+        f"{one.name}: median {one.percentiles[2]:,.0f}, middle half {one.percentiles[1]:,.0f} to "
+        f"{one.percentiles[3]:,.0f} {unit}"
+        for one in spreads
+    )
+    return Chart(title, words, draw_svg(draw, width=_WIDTH, height=0.75 + 0.36 * len(spreads)))
+
+
+_ENDINGS = (LIGHT, WARM, SERIES[4], SERIES[3], SERIES[5], SERIES[6], _FAINT, SERIES[7])
+"""Other colours than those of the models in their order."""
+
+
+def endings_chart(title: str, counts: Mapping[str, Mapping[str, int]], statuses: Sequence[str]) -> Chart:
+    """Model -> status -> rollouts, as shares of a bar, statuses in their order."""
+
+    def draw(figure: Any) -> None:
+        axes = figure.subplots()
+        left = np.zeros(len(counts))
+        totals = np.array([max(1, sum(of_model.values())) for of_model in counts.values()], dtype=np.float64)
+        for number, status in enumerate(statuses):
+            shares = 100.0 * np.array([of_model.get(status, 0) for of_model in counts.values()]) / totals
+            colour = _ENDINGS[number % len(_ENDINGS)]
+            bars = axes.barh(range(len(counts)), shares, left=left, height=0.62, edgecolor=PAPER, linewidth=0.8,
+                             color=colour, label=short(status))  # fmt: skip
+            texts = [f"{share:.0f}" if share >= 4.0 else "" for share in shares]
+            axes.bar_label(bars, texts, label_type="center", color=INK if colour == LIGHT else PAPER, fontsize=8.5)
+            left += shares
+        _finish_rows(axes, range(len(counts)), [short(name) for name in counts], len(counts))
+        axes.set(xlim=(0.0, 100.0), xlabel="% of rollouts")
+        _legend(axes, len(statuses) + 1)
+
+    words = "; ".join(
+        f"{name}: " + ", ".join(f"{status} {of_model[status]:,}" for status in statuses if of_model.get(status))
+        for name, of_model in counts.items()
+    )
+    return Chart(title, words, draw_svg(draw, width=_WIDTH, height=1.15 + 0.34 * len(counts)))
+
+
+@dataclass(frozen=True, slots=True)
+class Yield:
+    """What an operator was tried for and what it gave."""
+
+    name: str
+    tried: int
+    made: int
+    right: int
+
+
+def yields_chart(title: str, yields: Sequence[Yield]) -> Chart:
+    """How often each operator was tried, what came of it, and how much of that is right."""
+
+    def draw(figure: Any) -> None:
+        axes = figure.subplots()
+        places = range(len(yields))
+        for colour, label, height, values in (
+            (_FAINT, "tried", 0.66, [one.tried for one in yields]),
+            (LIGHT, "made a trajectory", 0.66, [one.made for one in yields]),
+            (COLOUR, "right", 0.34, [one.right for one in yields]),
+        ):
+            axes.barh(places, values, height=height, color=colour, label=label)
+        for place, one in enumerate(yields):
+            axes.annotate(f"{one.right:,} of {one.tried:,}", (max(one.tried, one.made), place), xytext=(6, 0),
+                          textcoords="offset points", va="center", fontsize=8.5)  # fmt: skip
+        _finish_rows(axes, places, [short(one.name) for one in yields], len(yields))
+        axes.set_xlim(0.0, 1.12 * max(max(one.tried, one.made) for one in yields))
+        axes.set_xlabel("times")
+        _legend(axes, 3)
+
+    words = "; ".join(f"{one.name}: tried {one.tried:,}, made {one.made:,}, right {one.right:,}" for one in yields)
+    return Chart(title, words, draw_svg(draw, width=_WIDTH, height=1.1 + 0.33 * len(yields)))
+
+
+def loss_chart(title: str, steps: Sequence[int], losses: Sequence[float]) -> Chart:
+    """Loss over the steps of a training: each as logged, and their moving mean."""
+    values = np.asarray(losses, dtype=np.float64)
+    span = max(1, min(10, len(values) // 5))
+    sums = np.cumsum(np.concatenate([[0.0], values]))
+    begins = np.maximum(np.arange(1, len(values) + 1) - span, 0)
+    means = (sums[1:] - sums[begins]) / (np.arange(1, len(values) + 1) - begins)
+
+    def draw(figure: Any) -> None:
+        axes = figure.subplots()
+        axes.plot(steps, values, color=LIGHT, linewidth=1.2, marker=".", markersize=4, label="as logged")
+        if span > 1:
+            axes.plot(steps, means, color=COLOUR, linewidth=2.0, label=f"mean over {span}")
+        axes.set(xlabel="step", ylabel="loss")
+        axes.set_ylim(bottom=0.0)
+        _quiet(axes, "y")
+        _legend(axes, 2 if span > 1 else 1)
+
+    words = f"{len(values):,} logged steps; the loss is {values[0]:.3f} at first and {values[-1]:.3f} at last."
+    return Chart(title, words, draw_svg(draw, width=_WIDTH, height=2.6))

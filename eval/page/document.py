@@ -1,0 +1,173 @@
+"""What a page consists of, and how it becomes one HTML file.
+
+The file asks for nothing: no script, no font, no picture from elsewhere, which its own policy forbids besides. Names
+and texts of models are data to the template, never markup. Equal pages give equal bytes.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any
+
+from treadle.core.figures import Figures, cell_text, plain
+from treadle.core.harmless import one_line
+from treadle.eval.page.inline_svg import SERIES, inline_svg
+
+if TYPE_CHECKING:
+    import jinja2
+
+GENERATOR = "treadle report"
+"""What the file says that it was made by."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """A picture as matplotlib draws it, with what it shows in words for those who do not see it."""
+
+    title: str
+    description: str
+    svg: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A paragraph."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """One number in large print."""
+
+    name: str
+    value: str
+    note: str
+    series: int | None = None
+    """Which colour marks it, as in the charts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tiles:
+    """Numbers side by side."""
+
+    tiles: tuple[Tile, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Fold:
+    """Parts that are shown when the reader asks for them."""
+
+    summary: str
+    parts: Sequence[Part]
+
+
+Part = Chart | Text | Tiles | Figures | Fold
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A part of the page with a place of its own in the contents."""
+
+    name: str
+    """Its place in the page's address: letters, digits and hyphens."""
+    title: str
+    reading: str
+    """One sentence that says how to read it."""
+    parts: Sequence[Part]
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """All of it."""
+
+    title: str
+    facts: Sequence[tuple[str, str]]
+    """What the page is about, below the title: names and values."""
+    sections: Sequence[Section]
+    notes: Sequence[str] = field(default=())
+    """What is missing and why, before everything else."""
+
+
+def render_page(page: Page) -> bytes:
+    """The page as an HTML file."""
+    sections = [
+        {
+            "name": section.name,
+            "title": plain(section.title),
+            "reading": plain(section.reading),
+            "parts": _parts(section.parts, section.name),
+        }
+        for section in page.sections
+    ]
+    text = _template().render(
+        title=plain(one_line(page.title)),
+        facts=[(plain(name), plain(one_line(value))) for name, value in page.facts],
+        notes=[plain(one_line(note)) for note in page.notes],
+        sections=sections,
+        style=_style(),
+        style_digest=base64.b64encode(hashlib.sha256(_style().encode()).digest()).decode(),
+        generator=GENERATOR,
+        num_series=len(SERIES),
+    )
+    return text.encode()
+
+
+def _parts(parts: Sequence[Part], name: str) -> list[dict[str, Any]]:
+    shown = []
+    for number, part in enumerate(parts, 1):
+        match part:
+            case Figures() if part.rows:
+                shown.append({"kind": "table", **_table(part)})
+            case Chart():
+                svg = inline_svg(part.svg, f"{name}-{number}", plain(part.title), plain(part.description))
+                shown.append({"kind": "chart", "title": plain(part.title), "svg": svg})
+            case Text():
+                shown.append({"kind": "text", "text": plain(one_line(part.text))})
+            case Tiles():
+                shown.append({"kind": "tiles", "tiles": part.tiles, "plain": lambda text: plain(one_line(text))})
+            case Fold():
+                inner = _parts(part.parts, f"{name}-{number}")
+                shown.append({"kind": "fold", "summary": plain(part.summary), "parts": inner})
+    return shown
+
+
+def _table(figures: Figures) -> dict[str, Any]:
+    columns = range(len(figures.header))
+    is_text = [index == 0 or _is_text([row[index] for row in figures.rows]) for index in columns]
+    return {
+        "title": plain(figures.title),
+        "header": [plain(one_line(name)) for name in figures.header],
+        "rows": [[cell_text(cell) for cell in row] for row in figures.rows],
+        "is_text": is_text,
+        "note": plain(figures.note),
+    }
+
+
+def _is_text(cells: Sequence[str | int]) -> bool:
+    """Whether a column is words, which stand to the left, rather than numbers."""
+    return any(isinstance(cell, str) and cell[:1].isalpha() for cell in cells)
+
+
+@cache
+def _template() -> jinja2.Template:
+    import jinja2
+
+    environment = jinja2.Environment(
+        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    return environment.from_string(_file("page.html.jinja"))
+
+
+@cache
+def _style() -> str:
+    return _file("page.css")
+
+
+def _file(name: str) -> str:
+    return files(__package__ or "treadle.eval.page").joinpath(name).read_text(encoding="utf-8")

@@ -1,0 +1,123 @@
+"""Pictures of matplotlib as parts of a web page: colours of the page's theme, and nothing that could do harm.
+
+Only shapes and texts are taken over, with attributes that only describe them: no scripts, no links, no styles that need
+leave. Colours become variables of the page, so that one picture is right in light, in dark and on paper.
+"""
+
+from __future__ import annotations
+
+import re
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Iterator
+from html import escape
+
+from treadle.core.errors import DataError
+from treadle.core.pictures import COLOUR, LIGHT, WARM
+
+SERIES = ("#2563a8", "#c2570c", "#15803d", "#9333a8", "#b7791f", "#0e7490", "#be185d", "#5b6472")
+"""Colours of models, as the charts are drawn; the page has a variable for each."""
+INK, MUTED, GRID, PAPER = "#000000", "#6b7280", "#dfe3e8", "#ffffff"
+
+_THEME = {
+    INK: "currentColor",
+    PAPER: "var(--card)",
+    MUTED: "var(--muted)",
+    GRID: "var(--grid)",
+    COLOUR: "var(--accent)",
+    LIGHT: "var(--accent-soft)",
+    WARM: "var(--warm)",
+    "#c8c8c8": "var(--faint)",
+    "#cccccc": "var(--grid)",
+    "#b0b0b0": "var(--grid)",
+    **{colour: f"var(--series-{number})" for number, colour in enumerate(SERIES)},
+}
+_SHAPES = frozenset({"g", "path", "rect", "circle", "line", "polyline", "polygon", "text", "tspan", "use", "defs"})
+_PLACES = frozenset({"x", "y", "width", "height", "r", "cx", "cy", "x1", "x2", "y1", "y2", "d", "points", "transform"})
+_LOOKS = frozenset(
+    {
+        "fill", "fill-opacity", "font-size", "font-style", "font-weight", "opacity", "stroke", "stroke-dasharray",
+        "stroke-dashoffset", "stroke-linecap", "stroke-linejoin", "stroke-miterlimit", "stroke-opacity",
+        "stroke-width", "text-anchor",
+    }
+)  # fmt: skip
+_PLAIN_VALUE = re.compile(r"[#\w.,%\s-]*")
+_POSITIONS = re.compile(r"[\d.,\sMmLlHhVvCcSsQqTtAaZzEe+-]*|(?:(?:matrix|translate|rotate|scale)\([\d.,\sEe+-]*\)\s*)+")
+_FRACTION = re.compile(r"\d+\.\d{3,}")
+_OWN_REFERENCE = re.compile(r"(?:url\()?#([\w.-]+)\)?")
+_PIXELS_PER_POINT = 96 / 72
+
+
+def inline_svg(picture: bytes, name: str, title: str, description: str) -> str:
+    """The picture as markup to put into a page. `name` (letters, digits, hyphens) makes its ids unique there.
+
+    Raises DataError for what is no SVG.
+    """
+    try:
+        root = ElementTree.fromstring(picture)
+        _, _, width, height = (float(part) for part in root.attrib["viewBox"].split())
+    except (ElementTree.ParseError, KeyError, ValueError) as error:
+        raise DataError(f"picture {title!r} is no SVG as matplotlib writes it: {error}") from None
+    used = {reference for element in root.iter() for reference in _references(element)}
+    content = "".join(part for child in root for part in _markup(child, name, used))
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" '
+        f'width="{width * _PIXELS_PER_POINT:.0f}" height="{height * _PIXELS_PER_POINT:.0f}" role="img" '
+        f'aria-labelledby="{name}-title {name}-desc" fill="currentColor" stroke-linejoin="round">'
+        f'<title id="{name}-title">{escape(title)}</title><desc id="{name}-desc">{escape(description)}</desc>'
+        f"{content}</svg>"
+    )
+
+
+def _markup(element: ElementTree.Element, name: str, used: set[str]) -> Iterator[str]:
+    tag = _local(element.tag)
+    if tag == "clipPath":
+        attributes = _identity(element, name, used)
+    elif tag in _SHAPES:
+        attributes = _identity(element, name, used) | _attributes(element, name)
+    else:
+        return
+    inner = escape(element.text or "", quote=False) if tag in ("text", "tspan") else ""
+    inner += "".join(part for child in element for part in _markup(child, name, used))
+    if tag == "g" and not attributes:
+        yield inner
+    elif inner or tag not in ("g", "defs", "clipPath", "text"):
+        written = "".join(f' {key}="{escape(value)}"' for key, value in attributes.items())
+        yield f"<{tag}{written}>{inner}</{tag}>" if inner else f"<{tag}{written}/>"
+
+
+def _attributes(element: ElementTree.Element, name: str) -> dict[str, str]:
+    """What places and shows a shape. Looks stand as attributes, where a page's policy need not allow any style."""
+    kept = {}
+    for key, value in element.attrib.items():
+        local = _local(key)
+        if local in _PLACES and _POSITIONS.fullmatch(value):
+            kept[local] = " ".join(_FRACTION.sub(lambda match: f"{float(match[0]):.2f}", value).split())
+        elif local in ("href", "clip-path") and (match := _OWN_REFERENCE.fullmatch(value)):
+            kept[local] = f"#{name}-{match[1]}" if local == "href" else f"url(#{name}-{match[1]})"
+        elif local in _LOOKS:
+            kept |= _look(local, value)
+        elif local == "style":
+            for declaration in value.split(";"):
+                kept |= _look(*(part.strip() for part in declaration.partition(":")[::2]))
+    return kept
+
+
+def _look(name: str, value: str) -> dict[str, str]:
+    if name not in _LOOKS or not _PLAIN_VALUE.fullmatch(value):
+        return {}
+    return {name: _THEME.get(value.lower(), value)}
+
+
+def _identity(element: ElementTree.Element, name: str, used: set[str]) -> dict[str, str]:
+    own = element.get("id", "")
+    return {"id": f"{name}-{own}"} if own in used else {}
+
+
+def _references(element: ElementTree.Element) -> Iterator[str]:
+    for key, value in element.attrib.items():
+        if _local(key) in ("href", "clip-path") and (match := _OWN_REFERENCE.fullmatch(value)):
+            yield match[1]
+
+
+def _local(name: str) -> str:
+    return name.rpartition("}")[2]
