@@ -19,7 +19,7 @@ from treadle.core.answers.symbolic import SymbolicChecker
 from treadle.core.config import digest_json
 from treadle.core.errors import DeadlineExceeded, EngineError
 
-RULES_VERSION = 1
+RULES_VERSION = 2
 """Raised when the rules of `core.answers` change what they decide."""
 
 MAX_INLINE_CHARS = 1_000

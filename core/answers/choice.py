@@ -28,16 +28,35 @@ def is_letter(gold: str) -> bool:
 def match_choice(prediction: str, answers: Sequence[str], choices: Sequence[str] = ()) -> bool:
     """Whether the prediction names a right option, by its letter or by its text.
 
-    `answers` are letters or option texts; `choices` are the texts of A, B, …, or empty where only letters are known.
-    A bare letter is read as a letter, then the whole text is compared with the options, then a letter in front of
-    the text (`B. Paris`, `(B) Paris`) or the only bracketed letter in it decides.
+    `answers` are letters, option texts or both (`(B) Paris`); `choices` are the texts of A, B, …, or empty where the
+    options stand in the question alone. A bare letter is read as a letter, then the whole text is compared with the
+    options, then a letter in front of the text (`B. Paris`, `(B) Paris`) or the only bracketed letter in it decides.
+    Without `choices` the text of a right option is right too; nothing but letter case, white space and a full stop is
+    overlooked then, because what it would be confused with (`K+`, `K-`) is not known.
     """
+    prediction = prediction[:_MAX_CHARS]
     wanted = {option for gold in answers if (option := _named_option(gold[:_MAX_CHARS], choices)) is not None}
-    return _named_option(prediction[:_MAX_CHARS], choices) in wanted
+    if _named_option(prediction, choices) in wanted:
+        return True
+    return not choices and _exact_form(prediction) in {_exact_form(_without_label(gold)) for gold in answers} - {""}
+
+
+def _without_label(gold: str) -> str:
+    bare = _bare(gold[:_MAX_CHARS])
+    match = _LABEL.match(bare)
+    return bare[match.end() :] if match else bare
+
+
+def _exact_form(text: str) -> str:
+    return normalize_math(_bare(text)).rstrip(". ")
+
+
+def _bare(text: str) -> str:
+    return unwrap_command(_collapse(text).strip("$ "), ("text", "mathrm", "textbf", "mathbf")).strip()
 
 
 def _named_option(text: str, choices: Sequence[str]) -> int | None:
-    text = unwrap_command(_collapse(text).strip("$ "), ("text", "mathrm", "textbf", "mathbf")).strip()
+    text = _bare(text)
     if match := _LETTER.fullmatch(text):
         option = _index(match[1], choices)
         if option is not None:

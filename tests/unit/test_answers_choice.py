@@ -55,6 +55,37 @@ def test_options_with_numbers_keep_their_punctuation() -> None:
     assert not match_choice("1/2", ["B"], ["1/2", "12"])
 
 
+@pytest.mark.covers("evaluation-2")
+@pytest.mark.parametrize("answers", [["(B) K+"], ["(B)", "K+"], ["B. K+"], ["B", "(B) K+"]])
+@pytest.mark.parametrize(
+    ("prediction", "right"),
+    [
+        ("B", True),
+        ("(B)", True),
+        ("(B) K+", True),
+        ("K+", True),
+        (r"\text{K+}", True),
+        ("k+.", True),
+        ("K-", False),
+        ("K", False),
+        ("A", False),
+        ("(A) K+", False),
+        ("Na+", False),
+        ("", False),
+        (".", False),
+    ],
+)
+def test_letter_or_text_of_an_option_that_stands_in_the_question(
+    answers: list[str], prediction: str, right: bool
+) -> None:
+    assert score_answer(prediction, answers, domain="choice").correct is right
+
+
+def test_a_gold_letter_alone_has_no_text_to_be_equal_to() -> None:
+    for prediction in ("", ".", "()", "$$"):
+        assert not match_choice(prediction, ["(B)", "B."])
+
+
 def test_option_of_a_math_question_may_lack_its_brackets() -> None:
     assert score_answer("C", [r"\text{(C)}"], domain="math").correct is True
     assert score_answer("(D)", [r"\text{(C)}"], domain="math").correct is False
