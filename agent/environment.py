@@ -31,11 +31,28 @@ class Question:
     choices: tuple[str, ...] = ()
     dataset: str = ""
     domain: str = ""
+    format: str | None = None
+    """multiple_choice, assertion, fill_in, open_ended or None; decides the system message."""
+    scorer: str | None = None
+    """math, qa or choice, where it is not the domain's."""
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> Question:
-        """Build from a row of the `questions` table."""
-        return cls(row["question_key"], row["question"], tuple(row["choices"]), row["dataset"], row["domain"])
+        """Build from a row of the `questions` table; one without format or scorer has none."""
+        return cls(
+            row["question_key"],
+            row["question"],
+            tuple(row["choices"]),
+            row["dataset"],
+            row["domain"],
+            row.get("format"),
+            row.get("scorer"),
+        )
+
+    @property
+    def rule(self) -> str:
+        """The domain whose rule says whether an answer is right."""
+        return self.scorer or self.domain
 
     @property
     def user_message(self) -> str:

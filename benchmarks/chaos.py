@@ -190,7 +190,8 @@ def _write_questions(context: StageContext) -> dict[str, Any]:
     rows = [json.loads(line) for line in context.settings.path.read_bytes().splitlines()]
     given = [
         {"question_key": f"{number:016x}", "dataset": row["source"], "domain": "qa", "question": row["question"],
-         "answers": ["?"], "choices": [], "split": "train", "source_file": "f", "source_row": number + 1, "meta": "{}"}
+         "answers": ["?"], "choices": [], "split": "train", "source_file": "f", "source_row": number + 1, "meta": "{}",
+         "format": None, "scorer": None, "search": None}
         for number, row in enumerate(rows)
         if row["source"] in ("world-lookup", "world-hops")
     ]  # fmt: skip

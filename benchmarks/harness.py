@@ -158,6 +158,9 @@ def run_engine(url: str, num_rollouts: int, in_flight: int, folder: Path) -> dic
             "split": "heldout",
             "source_file": "f",
             "meta": "{}",
+            "format": None,
+            "scorer": None,
+            "search": None,
         }
         rows = (
             {"question_key": f"{number:016x}", "question": QUESTION.format(number=number), "answers": ["2300"],

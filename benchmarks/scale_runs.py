@@ -36,7 +36,16 @@ class QuestionTexts(Section):
 
 def _write_questions(context: StageContext) -> dict[str, Any]:
     given: QuestionTexts = context.settings
-    blank = {"dataset": "stub", "domain": "qa", "answers": ["1"], "choices": [], "split": "heldout"}
+    blank = {
+        "dataset": "stub",
+        "domain": "qa",
+        "answers": ["1"],
+        "choices": [],
+        "split": "heldout",
+        "format": None,
+        "scorer": None,
+        "search": None,
+    }
     for first in range(0, given.number, 1000):
         rows = [
             {**blank, "question_key": f"{number:016x}", "question": given.texts[number % len(given.texts)],

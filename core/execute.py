@@ -78,7 +78,7 @@ def fingerprint_of(instance: Instance, inputs: Mapping[str, tuple[InputRef, ...]
         {
             "stage": stage.name,
             "version": stage.version,
-            "produces": {table.kind: table.version for table in stage.produces},
+            "produces": {table.kind: table.fingerprint_version for table in stage.produces},
             "settings": semantic_dump(instance.settings),
             "inputs": {name: [ref.artifact.digest for ref in refs] for name, refs in inputs.items() if refs},
         }

@@ -25,6 +25,13 @@ class Table:
     """Whether a stage that produces it must write at least one row."""
     also_reads: frozenset[int] = frozenset()
     """Earlier versions that are read as they are: all that they lack is columns that may be null here."""
+    same_as: int | None = None
+    """Earlier version, read as it is, that is as good: a stage that made it is not run again for the later columns."""
+
+    @property
+    def fingerprint_version(self) -> int:
+        """The version that fingerprints are of."""
+        return self.version if self.same_as is None else self.same_as
 
 
 def _field(name: str, type_: pa.DataType, doc: str, *, nullable: bool = False) -> pa.Field:
@@ -43,7 +50,7 @@ _STRINGS = pa.list_(pa.string())
 
 QUESTIONS = Table(
     "questions",
-    1,
+    2,
     ("question_key",),
     pa.schema(
         [
@@ -57,9 +64,24 @@ QUESTIONS = Table(
             _field("source_file", pa.string(), "file name or hub id that the row was read from"),
             _field("source_row", pa.int64(), "1-based row in that file"),
             _field("meta", pa.string(), "JSON object: the row's other fields"),
+            _field(
+                "format",
+                pa.string(),
+                "multiple_choice, assertion, fill_in or open_ended, which decides the prompt; null for none of them",
+                nullable=True,
+            ),
+            _field("scorer", pa.string(), "math, qa or choice, instead of the domain's; null for none", nullable=True),
+            _field(
+                "search",
+                pa.string(),
+                "local, web or both: where the published evaluation looks for answers; null where nobody said",
+                nullable=True,
+            ),
         ]
     ),
     "Questions with accepted answers, validated and free of duplicates.",
+    also_reads=frozenset({1}),
+    same_as=1,
 )
 
 QUARANTINE = Table(

@@ -5,6 +5,7 @@ A source names its data set; the benchmark of that name fills in whatever fields
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -12,7 +13,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from treadle.core.config import Section, read_toml, validate
+from treadle.core.config import Added, Operational, Section, read_toml, validate
 from treadle.core.errors import ConfigError
 
 Domain = Literal["math", "qa", "choice"]
@@ -21,6 +22,20 @@ AnswerForm = Literal["plain", "gsm8k", "boxed_solution", "first_item", "before_p
 after `#### `. `boxed_solution`: the content of the last box of a worked solution, else all of it. `first_item`: the
 first element of a list. `before_parenthesis`: up to the first ` (`. `choice_index`: 0-based number of the option."""
 SearchRoute = Literal["local", "web", "both"]
+Format = Literal["multiple_choice", "assertion", "fill_in", "open_ended"]
+"""What kind of answer a question asks for; environments have a prompt for each (`environment.format_prompts`)."""
+
+FORMATS: Mapping[str, Format] = MappingProxyType(
+    {
+        "multiple_choice": "multiple_choice",
+        "assertion": "assertion",
+        "true_false": "assertion",
+        "fill_in": "fill_in",
+        "fill_in_the_blank": "fill_in",
+        "open_ended": "open_ended",
+    }
+)
+"""Formats by what rows call them, in lower case with `_` for all that is no letter."""
 
 
 def _listed(value: Any) -> Any:
@@ -49,9 +64,21 @@ class Benchmark(Section):
     """Field with the list of options."""
     choice_columns: Names = ()
     """Fields with one option each; one that is missing or null is no option."""
-    search: SearchRoute = "local"
+    search: SearchRoute = "web"
     """Where its answers are to be found: in the corpus (local), on the web, or both. Recorded only: all questions are
     searched where `environment.search` says."""
+    format_field: Added[Names] = ()
+    """Field with each row's format, such as `Multiple-choice`; one that is missing or null says nothing."""
+    format: Added[Format | None] = None
+    """Format of rows whose field does not say it: multiple_choice, assertion, fill_in or open_ended. Rows with options
+    are multiple_choice unless something else stands here."""
+    scorer: Added[Domain | None] = None
+    """math, qa or choice: the scorer of questions without options, where it is not that of the domain."""
+    contains: Added[bool] = False
+    """Whether a data set is of this benchmark also where the name stands later in its own, as in `maxwell-aime`; no
+    letter may stand directly before or after it."""
+    headline: Operational[bool] = False
+    """Whether its figures count in the headline averages of a report."""
 
 
 def read_benchmarks(path: Path) -> dict[str, Benchmark]:
@@ -77,11 +104,22 @@ def rule_for(dataset: str, own: Mapping[str, Benchmark] = MappingProxyType({})) 
 
     Years and splits after a known name do not matter (`aime24`, `gsm8k-train`); of several the longest name fits best.
     """
-    name = dataset.lower()
     known = {**RULES, **own}
+    name = best_fit(dataset, known)
+    return GENERIC if name is None else known[name]
+
+
+def best_fit(dataset: str, known: Mapping[str, Benchmark]) -> str | None:
+    """Name of the benchmark that a data set is of, in any case: its own, else the longest that fits; None for none."""
+    name = dataset.lower()
     if name in known:
-        return known[name]
-    if "aime" in name:
-        return known["aime"]
-    fitting = [key for key in known if name.startswith(key) and not name[len(key)].isalpha()]
-    return known[max(fitting, key=len)] if fitting else GENERIC
+        return name
+    fitting = [key for key, benchmark in known.items() if _fits(key, name, benchmark.contains)]
+    return max(fitting, key=len, default=None)
+
+
+def _fits(key: str, name: str, anywhere: bool) -> bool:
+    """Whether a name begins with a key, or holds it anywhere, as a word of its own."""
+    if not anywhere:
+        return name.startswith(key) and not name[len(key) :][:1].isalpha()
+    return re.search(rf"(?<![^\W\d_]){re.escape(key)}(?![^\W\d_])", name) is not None

@@ -334,7 +334,7 @@ class Evolution:
             question=self._question.user_message,
             answers=tuple(row["answers"]),
             choices=tuple(row["choices"]),
-            domain=row["domain"],
+            domain=self._question.rule,
             prediction=prediction,
             answered=trajectory.status == "answered",
             seed=self._seed("judge", prediction),

@@ -17,9 +17,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from treadle.core.answers.extraction import last_box
 from treadle.core.config import canonical_json
 from treadle.core.inputs import InputRow
-from treadle.datagen.benchmarks import AnswerForm, Benchmark, Domain
+from treadle.datagen.benchmarks import FORMATS, GENERIC, AnswerForm, Benchmark, Domain, Format, SearchRoute
 from treadle.datagen.question_sources import QuestionsSettings, SourceSettings, Split
 
 _log = logging.getLogger(__name__)
@@ -35,6 +36,8 @@ _SPLITS: dict[str, Split] = {
 _DATASET_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._/+-]{0,127}")
 _GSM8K_ANSWER = re.compile(r"#### (-?[0-9.,]+)")
 _LETTER = re.compile(r"\(?([A-Z])[).]?")
+_NO_LETTERS = re.compile(r"[^a-z]+")
+_KNOWN_FORMATS = ", ".join(FORMATS)
 _MAX_CHOICES = len(string.ascii_uppercase)
 _MAX_ANSWERS = 1_000
 
@@ -59,6 +62,9 @@ class Question:
     split: Split | None
     source_row: int
     meta: str
+    format: Format | None = None
+    scorer: Domain | None = None
+    search: SearchRoute | None = None
 
     @property
     def key(self) -> str:
@@ -96,7 +102,19 @@ def parse_row(row: InputRow, source: SourceSettings, settings: QuestionsSettings
     for text in (question, *answers, *choices):
         check_text(text)
     meta = {name: value for name, value in fields.items() if name not in used}
-    return Question(dataset, domain, question, answers, choices, _split(fields, source), row.number, _json(meta))
+    return Question(
+        dataset,
+        domain,
+        question,
+        answers,
+        choices,
+        _split(fields, source),
+        row.number,
+        _json(meta),
+        _format(fields, rule, bool(choices)),
+        None if choices else rule.scorer,
+        None if rule is GENERIC else rule.search,
+    )
 
 
 def _dataset(fields: Mapping[str, Any], source: SourceSettings) -> str:
@@ -119,6 +137,19 @@ def _domain(
     if domain is None:
         raise Rejected("unknown_source", f"data set {dataset!r} has no domain; add it to questions.domains")
     return domain
+
+
+def _format(fields: Mapping[str, Any], rule: Benchmark, has_choices: bool) -> Format | None:
+    """By the row's own word, else by the benchmark's; options without either are multiple choice."""
+    for name in rule.format_field:
+        value = fields.get(name)
+        if value is None:
+            continue
+        words = _NO_LETTERS.sub("_", value.strip().lower()) if isinstance(value, str) else ""
+        if words not in FORMATS:
+            raise Rejected("bad_format", f"{str(value)[:40]!r} in field {name!r} is no format; known: {_KNOWN_FORMATS}")
+        return FORMATS[words]
+    return rule.format or ("multiple_choice" if has_choices else None)
 
 
 def _field(fields: Mapping[str, Any], names: Sequence[str], what: str, used: set[str]) -> Any:
@@ -204,23 +235,9 @@ def _formed(text: str, form: AnswerForm, choices: Sequence[str]) -> str:
     return text
 
 
-def last_box(text: str) -> str:
-    """Content of the last `\\boxed{...}` with balanced braces, or an empty string."""
-    start = text.rfind("\\boxed{")
-    if start < 0:
-        return ""
-    depth = 0
-    begin = start + len("\\boxed{")
-    for index in range(begin - 1, len(text)):
-        depth += {"{": 1, "}": -1}.get(text[index], 0)
-        if depth == 0:
-            return text[begin:index].strip()
-    return ""
-
-
 def _choices(fields: Mapping[str, Any], source: SourceSettings, rule: Benchmark, used: set[str]) -> tuple[str, ...]:
     names = (source.choices_field,) if source.choices_field else rule.choices
-    columns = [name for name in rule.choice_columns if fields.get(name) is not None]
+    columns = [name for name in rule.choice_columns if not source.choices_field and fields.get(name) is not None]
     if columns:
         used.update(columns)
         values: Any = [fields[name] for name in columns]

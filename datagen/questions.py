@@ -177,6 +177,9 @@ class _Intake:
                 "source_file": source.label,
                 "source_row": question.source_row,
                 "meta": question.meta,
+                "format": question.format,
+                "scorer": question.scorer,
+                "search": question.search,
             }
         )
 
@@ -224,7 +227,7 @@ def run_questions(context: StageContext) -> Mapping[str, Any]:
 def _note_routes(settings: QuestionsSettings) -> None:
     """Say which benchmarks of the users' own ask for a search that there is not."""
     for name, benchmark in settings.benchmarks.items():
-        if benchmark.search != "local":
+        if "search" in benchmark.model_fields_set and benchmark.search != "local":
             _log.warning(
                 'questions.benchmarks.%s: search = "%s" is recorded only, there is no search of the web; '
                 "its questions are searched where environment.search says",

@@ -34,6 +34,9 @@ def questions_stage(kind: str, num_items: int) -> Stage:
                 "answers": ["2300"],
                 "source_row": item + 1,
                 "meta": "{}",
+                "format": None,
+                "scorer": None,
+                "search": None,
                 **fixed,
             }
             for item in range(num_items)

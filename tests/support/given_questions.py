@@ -37,6 +37,9 @@ def _write(context: StageContext) -> Mapping[str, Any]:
             "source_file": "f",
             "source_row": number + 1,
             "meta": "{}",
+            "format": None,
+            "scorer": None,
+            "search": None,
         }
         context.write("questions", [{**row, **given}])
     return {}

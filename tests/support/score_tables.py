@@ -63,6 +63,9 @@ def question(key: str, answers: Sequence[str], domain: str = "qa", choices: Sequ
         "source_file": "world.jsonl",
         "source_row": 1,
         "meta": "{}",
+        "format": None,
+        "scorer": None,
+        "search": None,
     }
 
 

@@ -53,6 +53,9 @@ def question(index: int) -> dict[str, Any]:
         "source_file": "a.jsonl",
         "source_row": index + 1,
         "meta": "{}",
+        "format": None,
+        "scorer": None,
+        "search": None,
     }
 
 
@@ -252,7 +255,7 @@ def test_another_schema_version_is_refused_by_name(tmp_path: Path) -> None:
     ref = write(tmp_path, [question(0)], table=QUESTIONS)
     path = tmp_path / ref.folder / "artifact.json"
     path.write_bytes(orjson.dumps({**orjson.loads(path.read_bytes()), "schema_version": 99}))
-    with pytest.raises(ArtifactError, match="holds table questions in version 99; this Treadle reads version 1"):
+    with pytest.raises(ArtifactError, match="holds table questions in version 99; this Treadle reads version 2"):
         ArtifactReader(open_storage(tmp_path), ref)
 
 
@@ -261,7 +264,7 @@ def test_files_carry_kind_and_version_and_nothing_volatile(tmp_path: Path) -> No
 
     ref = write(tmp_path, [question(0)], table=QUESTIONS)
     schema = pq.read_schema(tmp_path / ref.folder / "part-00000.parquet")
-    assert schema.metadata == {b"treadle.kind": b"questions", b"treadle.schema_version": b"1"}
+    assert schema.metadata == {b"treadle.kind": b"questions", b"treadle.schema_version": b"2"}
     assert schema.names == QUESTIONS.schema.names
 
 

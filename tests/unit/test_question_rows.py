@@ -36,6 +36,9 @@ def test_a_question_keeps_its_fields_and_where_it_came_from(bench: Bench) -> Non
             "source_file": "q.jsonl",
             "source_row": 1,
             "meta": '{"level": 3}',
+            "format": None,
+            "scorer": None,
+            "search": None,
         }
     ]
     assert result.metrics["questions"] == result.metrics["dataset.qa-set"] == 1
