@@ -34,7 +34,7 @@ def load_tokenizer(name: str, model: ModelSettings, digest: str) -> ChatTokenize
     return tokenizer
 
 
-CHAT_ROLES = frozenset({"judge", "summarizer"})
+CHAT_ROLES = frozenset({"judge", "redundancy", "summarizer"})
 """Roles in which nothing is begun for the model, so that a service with only a chat route will do."""
 
 
@@ -42,8 +42,8 @@ def check_api(role: str, name: str, model: ModelSettings) -> None:
     """Raise ConfigError for a model that is asked over the chat route in a role that needs completions."""
     if model.api == "chat" and role not in CHAT_ROLES:
         raise ConfigError(
-            f'models.{name}: api = "chat" will do for judge and summarizer only, but this is the {role}, which goes on '
-            "from text that is begun for it; name a model whose server completes prompts, such as vLLM"
+            f'models.{name}: api = "chat" will do for judges and summarizer only, but this is the {role}, which goes '
+            "on from text that is begun for it; name a model whose server completes prompts, such as vLLM"
         )
 
 

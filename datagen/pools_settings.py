@@ -9,9 +9,10 @@ from pydantic import Field, field_validator
 
 from treadle.agent.config import EnvironmentSettings
 from treadle.agent.protocol import TOOL_PROTOCOL
+from treadle.agent.role_settings import JudgeSampling, RoleSettings
 from treadle.core.answers.score import DEFAULT_F1_THRESHOLD
 from treadle.core.config import Operational, Section
-from treadle.core.llm.config import ModelSettings, Sampling
+from treadle.core.llm.config import Sampling
 from treadle.core.shards import MAX_SHARDS
 
 DEFAULT_OPERATORS = ("rerollout", "redundant_mod", "global_refine", "self_correct", "hint_step", "hint_tail")
@@ -39,15 +40,6 @@ class PolicySampling(Sampling):
 
     repetition_penalty: float = Field(default=1.1, gt=0.0)
     """Divides the scores of tokens that already occur in prompt or answer; 1 means none."""
-
-
-class JudgeSampling(Sampling):
-    """How the judge's words are sampled."""
-
-    temperature: float = Field(default=0.0, ge=0.0)
-    """Softmax temperature; 0 means greedy."""
-    max_tokens: int = Field(default=16, ge=1)
-    """Most new tokens of one request."""
 
 
 class PolicyRole(Section):
@@ -163,19 +155,6 @@ class PoolOptions(Section):
     """Most money for this stage, in the currency of the models' prices; passing it stops the run likewise."""
     shards: Operational[int] = Field(default=1, ge=1, le=MAX_SHARDS)
     """Parts into which the work is divided when it begins, so that several processes can share it (`treadle work`)."""
-
-
-class RoleSettings(Section):
-    """A model in a role, as the stage is given it."""
-
-    name: str
-    """Its name in the configuration."""
-    model: ModelSettings
-    """The model and its endpoints."""
-    tokenizer_digest: str = ""
-    """Digest that the tokenizer must have; empty means that any will do."""
-    sampling: Sampling
-    """How it is sampled."""
 
 
 class PoolsSettings(Section):

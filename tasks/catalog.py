@@ -11,6 +11,7 @@ from typing import Any
 
 from treadle.agent.judges.answer import answer_judge_digest
 from treadle.agent.judges.rules import DEFAULT_SYMBOLIC
+from treadle.agent.role_settings import RoleSettings
 from treadle.agent.rollouts import ROLLOUTS, RolloutOptions, RolloutsSettings
 from treadle.core.config import Section, semantic_dump
 from treadle.core.engines.base_model import folder_digest
@@ -19,7 +20,7 @@ from treadle.core.llm.config import Sampling
 from treadle.core.stage import Address, Instance, Stage
 from treadle.datagen.operators import operator_versions
 from treadle.datagen.pools import POOLS_STAGE
-from treadle.datagen.pools_settings import PoolsSettings, RoleSettings
+from treadle.datagen.pools_settings import PoolsSettings
 from treadle.datagen.prompts import PromptSet
 from treadle.datagen.questions import QUESTIONS_STAGE
 from treadle.datagen.sft_rows import SFT_ROWS_STAGE

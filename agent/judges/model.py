@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import re
-from functools import cache
-from importlib.resources import files
-from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
 from treadle.agent.judges.base import Case, Verdict
+from treadle.agent.judges.prompt_files import prompt_template, prompt_text
+from treadle.agent.judges.replies import said_word
 from treadle.agent.judges.rules import case_digest
 from treadle.agent.judges.views import MAX_GOLD_CHARS, MAX_QUESTION_CHARS, View, answer_view
 from treadle.agent.memory import Memory
@@ -19,9 +17,6 @@ from treadle.core.config import digest_json
 from treadle.core.errors import ContextTooLong
 from treadle.core.harmless import one_line
 
-if TYPE_CHECKING:
-    import jinja2
-
 PROTOCOL_VERSION = 1
 """Raised when views or the reading of replies change."""
 
@@ -30,9 +25,6 @@ MAX_PREDICTION_CHARS = 2_000
 
 MAX_ASKS = 2
 """The second one only where the first reply cannot be read."""
-
-_AROUND = r"[\s*_`\"'“”‘’()\[\].:,#>-]*"
-_VERDICT = re.compile(rf"{_AROUND}(correct|incorrect)!?{_AROUND}", re.IGNORECASE)
 
 
 class ModelJudge:
@@ -110,29 +102,17 @@ def read_verdict(reply: Reply) -> bool | None:
     """
     if reply.cut:
         return None
-    match = _VERDICT.fullmatch(reply.text.rpartition("</think>")[2])
-    return None if match is None else match[1].lower() == "correct"
+    word = said_word(reply.text, ("correct", "incorrect"))
+    return None if word is None else word == "correct"
 
 
 def correctness_messages(view: View) -> list[dict[str, str]]:
     """What the model is asked about an answer."""
-    user = _template().render(nonce=view.nonce, view=view.text).rstrip("\n")
-    return [{"role": "system", "content": _text("correctness_system.txt")}, {"role": "user", "content": user}]
+    user = prompt_template("correctness.jinja").render(nonce=view.nonce, view=view.text).rstrip("\n")
+    return [{"role": "system", "content": prompt_text("correctness_system.txt")}, {"role": "user", "content": user}]
 
 
 def model_judge_digest() -> str:
     """Of all that decides a verdict beside the model itself."""
-    texts = [_text("correctness_system.txt"), _text("correctness.jinja")]
+    texts = [prompt_text("correctness_system.txt"), prompt_text("correctness.jinja")]
     return digest_json([PROTOCOL_VERSION, MAX_QUESTION_CHARS, MAX_GOLD_CHARS, MAX_PREDICTION_CHARS, *texts])
-
-
-@cache
-def _text(file: str) -> str:
-    return files(__package__).joinpath(file).read_text(encoding="utf-8").removesuffix("\n")
-
-
-@cache
-def _template() -> jinja2.Template:
-    import jinja2
-
-    return jinja2.Environment(undefined=jinja2.StrictUndefined).from_string(_text("correctness.jinja"))

@@ -57,9 +57,15 @@ def answer_view(case: Case, seed: int) -> View:
     )
 
 
-def trajectory_view(question: str, answers: Sequence[str], segments: Iterable[Segment], seed: int) -> View:
+def trajectory_view(
+    question: str,
+    answers: Sequence[str],
+    segments: Iterable[Segment],
+    seed: int,
+    max_segment_chars: int = MAX_SEGMENT_CHARS,
+) -> View:
     """The whole way: question, gold answers, and every segment in a block named after its kind, long ones shortened."""
-    parts = [(segment.kind, shortened(_inside(segment), MAX_SEGMENT_CHARS)) for segment in segments]
+    parts = [(segment.kind, shortened(_inside(segment), max_segment_chars)) for segment in segments]
     return delimited(
         [("question", shortened(question, MAX_QUESTION_CHARS)), ("gold", _gold(answers)), *parts],
         seed,

@@ -10,9 +10,9 @@ from support.scripted_server import Item, ScriptedServer
 from treadle.agent.judges.base import Case, Judge, Verdict
 from treadle.agent.memory import Forgetful
 from treadle.agent.role import RoleModel
+from treadle.agent.role_settings import JudgeSampling
 from treadle.core.llm.config import EndpointSettings, ModelSettings
 from treadle.core.llm.pool import ModelPool
-from treadle.datagen.pools_settings import JudgeSampling
 
 FAR = 1e12
 CASE = Case("Who wrote it?", ("Ann Reed",), (), "math", "A. Reed", True, 5, "question-1", FAR)

@@ -198,7 +198,7 @@ def test_everything_that_decides_a_verdict_changes_the_digest(monkeypatch: pytes
         answer_judge_digest(None, 0.8, asks_model=True),
         answer_judge_digest(replace(DEFAULT_SYMBOLIC, limit_s=9.0), 0.8, asks_model=True),
     }
-    monkeypatch.setattr(judge_model, "_text", lambda file: f"another {file}")
+    monkeypatch.setattr(judge_model, "prompt_text", lambda file: f"another {file}")
     digests.add(answer_judge_digest(DEFAULT_SYMBOLIC, 0.8, asks_model=True))
     assert len(digests) == 6
     more_workers = replace(DEFAULT_SYMBOLIC, workers=9)
