@@ -668,35 +668,72 @@ RL_REJECTIONS = Table(
 
 SUMMARY = Table(
     "summary",
-    1,
-    ("model", "dataset"),
+    2,
+    ("model", "dataset", "figure"),
     pa.schema(
         [
             _field("model", pa.string(), "model of the rollouts"),
-            _field("dataset", pa.string(), "data set, or `all`: the unweighted mean over data sets"),
+            _field(
+                "dataset",
+                pa.string(),
+                "data set; or an unweighted mean over those of the headline, or over all where there are none of these: "
+                "all, math, knowledge; or over all where that is another: every",
+            ),
+            _field(
+                "figure",
+                pa.string(),
+                "one of docs/behaviour/metrics.md, pass@k, or a number of rollouts: num_failed, num_valid, status:..., "
+                "scorer:..., judge_status:..., tools_used:...",
+            ),
+            _field("value", pa.float64(), "the figure; null where no rollout says anything", nullable=True),
+            _field("low", pa.float64(), "95 % interval, lower end; null where there is none", nullable=True),
+            _field("high", pa.float64(), "95 % interval, upper end; null where there is none", nullable=True),
+            _field(
+                "method",
+                pa.string(),
+                "how the interval was made: wilson, clustered, bootstrap, normal, constant, unknown; combined for means "
+                "over data sets; null for numbers of rollouts",
+                nullable=True,
+            ),
             _field("num_rollouts", pa.int64(), "rows scored"),
             _field("num_questions", pa.int64(), "different questions"),
-            _field("num_scorer_failed", pa.int64(), "rows without a verdict, left out of the means"),
-            _field("num_failed", pa.int64(), "rollouts with status failed, counted as wrong"),
-            _field("accuracy", pa.float64(), "share correct"),
-            _field("accuracy_low", pa.float64(), "95 % interval, lower end"),
-            _field("accuracy_high", pa.float64(), "95 % interval, upper end"),
-            _field(
-                "interval",
-                pa.string(),
-                "how the interval was made: wilson, clustered where K > 1, combined for `all`",
-            ),
-            _field("f1", pa.float64(), "mean token F1"),
-            _field("f1_low", pa.float64(), "95 % interval, lower end"),
-            _field("f1_high", pa.float64(), "95 % interval, upper end"),
-            _field("efficiency", pa.float64(), "mean of score divided by calls"),
-            _field("calls_requested", pa.float64(), "mean requested calls per rollout"),
-            _field("tool_use", pa.float64(), "share of rollouts with at least one call"),
-            _field("completion_tokens", pa.float64(), "mean sampled tokens per rollout"),
-            _field("statuses", pa.string(), "JSON object: status -> count"),
+            _field("num_undecided", pa.int64(), "of the rows, those that say nothing of this figure"),
         ]
     ),
-    "Scores per model and data set.",
+    "Figures of evaluation, one a row, per model and data set.",
+)
+
+COMPARISONS = Table(
+    "comparisons",
+    1,
+    ("first", "second", "dataset", "figure"),
+    pa.schema(
+        [
+            _field("first", pa.string(), "model"),
+            _field("second", pa.string(), "model that it is compared with"),
+            _field("dataset", pa.string(), "data set, or a mean over data sets, as in `summary`"),
+            _field("figure", pa.string(), "what is compared"),
+            _field("num_questions", pa.int64(), "questions of which both say something"),
+            _field("num_dropped", pa.int64(), "further questions, of which only one or none says anything"),
+            _field("num_dropped_rollouts", pa.int64(), "rollouts of both that were left out, these included"),
+            _field("first_value", pa.float64(), "mean over the questions, each by the mean of its rollouts"),
+            _field("second_value", pa.float64(), "the same of the second"),
+            _field("difference", pa.float64(), "second minus first"),
+            _field("low", pa.float64(), "its 95 % interval, lower end; null where there is none", nullable=True),
+            _field("high", pa.float64(), "upper end", nullable=True),
+            _field("method", pa.string(), "how the interval was made"),
+            _field("p_value", pa.float64(), "two-sided, of this row alone"),
+            _field("p_adjusted", pa.float64(), "the same by Holm for all rows of the table"),
+            _field("test", pa.string(), "mcnemar, permutation_exact or permutation"),
+            _field("gained", _STRINGS, "keys of questions that only the second gets mostly right; for `score`"),
+            _field("lost", _STRINGS, "keys of questions that only the first gets mostly right; for `score`"),
+            _field(
+                "note", pa.string(), "what makes the two unlike, such as who decided; null for nothing", nullable=True
+            ),
+        ]
+    ),
+    "Pairs of models on the same questions.",
+    required=False,
 )
 
 TABLES: dict[str, Table] = {
@@ -721,5 +758,6 @@ TABLES: dict[str, Table] = {
         RL_ROWS,
         RL_REJECTIONS,
         SUMMARY,
+        COMPARISONS,
     )
 }

@@ -13,15 +13,11 @@ from dataclasses import asdict, dataclass
 import orjson
 
 from treadle.core.errors import DataError
-from treadle.eval.metrics import FIGURES, ScoredRollout
+from treadle.eval.metrics import FIGURES
+from treadle.eval.scored_rollout import ScoredRollout
 from treadle.eval.statistics import Interval, ratio_interval
 
 DEFAULT_PERMUTATIONS = 10_000
-
-_WITHIN_ONE = frozenset(
-    {"accuracy", "score", "f1", "efficiency", "successful_execution", "successful_execution_strict", "tool_use"}
-)
-"""Figures within [0, 1], so that a difference lies within [-1, 1]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +97,7 @@ def compare(
             [(difference, 1.0) for difference in differences],
             num_samples=num_samples,
             seed=seed,
-            bounds=(-1.0, 1.0) if figure in _WITHIN_ONE else None,
+            bounds=(-1.0, 1.0) if FIGURES[figure].bounds else None,
         ),
         p_value=p_value,
         test=test,
@@ -114,8 +110,8 @@ def _by_question(rollouts: Iterable[ScoredRollout], figure: str) -> dict[str, _A
     answers: dict[str, _Answers] = {}
     for rollout in rollouts:
         answer = answers.setdefault(rollout.question_key, _Answers([], 0))
-        if rollout.score is not None:
-            answer.values.append(FIGURES[figure](rollout, rollout.score))
+        if (term := FIGURES[figure].term(rollout)) is not None:
+            answer.values.append(term[0])
             answer.num_right += rollout.correct is True
     return answers
 

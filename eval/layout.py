@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
-
-import orjson
 
 from treadle.core.figures import plain
 
@@ -22,30 +21,90 @@ HEADLINE = (
 )
 
 
-def headline_cells(row: Mapping[str, Any]) -> list[str]:
-    """Cells of one row of the summary, in the order of HEADLINE.
+@dataclass(frozen=True, slots=True)
+class Line:
+    """All rows of the summary for one model and data set."""
+
+    model: str
+    dataset: str
+    num_rollouts: int
+    num_questions: int
+    figures: dict[str, Mapping[str, Any]]
+    """Name -> its row of the summary."""
+
+    def value(self, figure: str) -> float | None:
+        """The figure; None where it is not there, or has no value."""
+        return self.figures[figure]["value"] if figure in self.figures else None
+
+    def counts(self, what: str) -> dict[str, int]:
+        """Numbers of rollouts by one thing, such as `status`."""
+        return {
+            name.removeprefix(f"{what}:"): int(row["value"])
+            for name, row in self.figures.items()
+            if name.startswith(f"{what}:")
+        }
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        columns = ("value", "low", "high", "method", "num_undecided")
+        return {
+            "model": self.model,
+            "dataset": self.dataset,
+            "num_rollouts": self.num_rollouts,
+            "num_questions": self.num_questions,
+            "figures": {name: {key: row[key] for key in columns} for name, row in self.figures.items()},
+        }
+
+
+def summary_lines(rows: Iterable[Mapping[str, Any]]) -> list[Line]:
+    """Rows of the summary by model and data set, in their order."""
+    found: dict[tuple[str, str], Line] = {}
+    for row in rows:
+        key = row["model"], row["dataset"]
+        if key not in found:
+            found[key] = Line(*key, row["num_rollouts"], row["num_questions"], {})
+        found[key].figures[row["figure"]] = row
+    return list(found.values())
+
+
+def headline_cells(line: Line) -> list[str]:
+    """Cells of one line, in the order of HEADLINE.
 
     Efficiency divides by tool calls, so it is left out (`-`) where no tool was ever used.
     """
-    rollouts = f"{row['num_rollouts']:,}"
-    if row["num_scorer_failed"]:
-        rollouts += f" ({row['num_scorer_failed']:,} unscored)"
+    rollouts = f"{line.num_rollouts:,}"
+    if unscored := line.figures["score"]["num_undecided"]:
+        rollouts += f" ({unscored:,} unscored)"
     return [
-        plain(row["model"]),
-        plain(row["dataset"]),
+        plain(line.model),
+        plain(line.dataset),
         rollouts,
-        f"{row['accuracy']:.3f} [{row['accuracy_low']:.3f}, {row['accuracy_high']:.3f}]",
-        f"{row['f1']:.3f} [{row['f1_low']:.3f}, {row['f1_high']:.3f}]",
-        f"{row['efficiency']:.3f}" if row["tool_use"] else "-",
-        f"{row['calls_requested']:.2f}",
-        f"{row['tool_use']:.1%}",
-        f"{row['completion_tokens']:,.0f}",
+        with_interval(line, "accuracy"),
+        with_interval(line, "f1"),
+        number(line.value("efficiency") if line.value("tool_use") else None, ".3f"),
+        number(line.value("calls_requested"), ".2f"),
+        number(line.value("tool_use"), ".1%"),
+        number(line.value("completion_tokens"), ",.0f"),
     ]
 
 
-def status_table(rows: Iterable[Mapping[str, Any]]) -> tuple[list[str], list[list[str]]]:
+def with_interval(line: Line, figure: str) -> str:
+    """A share with its interval."""
+    value = line.value(figure)
+    if value is None:
+        return "-"
+    row = line.figures[figure]
+    return f"{value:.3f} [{row['low']:.3f}, {row['high']:.3f}]"
+
+
+def number(value: float | None, form: str) -> str:
+    """A number, or `-` for none."""
+    return "-" if value is None else format(value, form)
+
+
+def status_table(given: Iterable[Line]) -> tuple[list[str], list[list[str]]]:
     """Header and rows of counts per status; only statuses that occur have a column, the most frequent first."""
-    counts = [(row["model"], row["dataset"], orjson.loads(row["statuses"])) for row in rows]
+    counts = [(line.model, line.dataset, line.counts("status")) for line in given]
     totals: dict[str, int] = {}
     for _, _, statuses in counts:
         for status, count in statuses.items():

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from treadle.core.figures import escape
-from treadle.eval.layout import HEADLINE, headline_cells, is_text_column, status_table, widths
+from treadle.eval.layout import HEADLINE, headline_cells, is_text_column, status_table, summary_lines, widths
 
 _EXPLANATION = """\
 - **accuracy**: share of rollouts judged right. A rollout that did not end with an answer is wrong.
@@ -22,10 +22,11 @@ _EXPLANATION = """\
 
 def render_report(rows: Sequence[dict[str, Any]], title: str) -> str:
     """The whole report from the rows of the summary."""
-    statuses, counts = status_table(rows)
+    given = summary_lines(rows)
+    statuses, counts = status_table(given)
     parts = [
         f"# {escape(title)}",
-        render_table(HEADLINE, [headline_cells(row) for row in rows]),
+        render_table(HEADLINE, [headline_cells(line) for line in given]),
         _EXPLANATION.rstrip(),
         "## How rollouts ended",
         render_table([escape(status) for status in statuses], counts),

@@ -1,17 +1,21 @@
 """Figures of one model's scored rollouts, per data set and over data sets. Pure: records in, numbers out.
 
-Documented in docs/behaviour/metrics.md; efficiency and the behaviour figures follow ET-Agent (arXiv 2601.06860). All
-sums are exact before they are rounded once (`math.fsum`), so that no figure depends on the order of records.
+Documented in docs/behaviour/metrics.md; efficiency and the behaviour figures follow ET-Agent (arXiv 2601.06860). Sums
+are exact before they are rounded (`math.fsum`), first over each question's rollouts and then over questions, so that no
+figure depends on the order of records.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
-from treadle.core.errors import StageFailed
+from treadle.eval.conciseness import is_redundant
+from treadle.eval.scored_rollout import ScoredRollout
+from treadle.eval.statistics import pass_at_k
 
 PER_THOUSAND = 1_000
 """Correctness per token of reasoning is a small number; it is given per thousand tokens, as published."""
@@ -20,55 +24,62 @@ MATH = "math"
 KNOWLEDGE = "knowledge"
 MIXED = "mixed"
 ALL = "all"
-"""The average over all data sets."""
+"""The average over the headline data sets, or over all where there are none of these."""
+EVERY = "every"
+"""The average over all data sets, where that is another."""
+
+Term = Callable[[ScoredRollout], tuple[float, float] | None]
 
 
 @dataclass(frozen=True, slots=True)
-class ScoredRollout:
-    """What the figures need of one rollout and its verdict."""
+class Figure:
+    """A figure of a data set: the sum of its terms' first parts over that of their second parts."""
 
-    question_key: str
-    dataset: str
-    domain: str
-    """math, qa or choice: what the verdict was made by."""
-    score: float | None
-    """P within [0, 1]: 1 or 0 for math and choice, F1 for qa; None without a verdict."""
-    correct: bool | None
-    """None exactly where `score` is."""
-    f1: float
-    calls_requested: int
-    """T: what the agent asked for, run or refused."""
-    calls_executed: int
-    failed_calls: int
-    """Wrong: calls with status error, timeout, invalid or empty; a refused call is none of these."""
-    reasoning_tokens: int
-    """L: tokens of the trajectory without tool results, by the evaluated model's tokenizer."""
-    output_chars: int
-    """Characters of the trajectory without tool results."""
-    status: str
-    is_valid_answer: bool
+    term: Term
+    """Of one rollout; None where it says nothing: the verdict, the tokenizer or the votes are missing."""
+    bounds: tuple[float, float] | None = None
+    """Where all quotients of terms lie, whatever the rollout; None for numbers without an upper end."""
+    rests_on: str = ""
+    """A figure without which this one is none, although terms are left, where some say nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class FigureSums:
+    """A figure's terms, summed up by question; what its mean and its interval are made from."""
+
+    questions: dict[str, tuple[float, float]]
+    """Question key -> sums of both parts; questions of which no rollout says anything are absent."""
+    is_binary: bool
+    """Whether every rollout counts once, as 0 or 1."""
+    num_undecided: int
+    """Rollouts that say nothing."""
+
+    @property
+    def value(self) -> float | None:
+        """The figure; None where there is nothing to divide by."""
+        total = math.fsum(count for _, count in self.questions.values())
+        return math.fsum(amount for amount, _ in self.questions.values()) / total if total else None
 
 
 @dataclass(frozen=True, slots=True)
 class DatasetFigures:
-    """One model on one data set. Rollouts without a verdict are counted and left out of `means`."""
+    """One model on one data set."""
 
     dataset: str
     area: str
-    """math; knowledge, for qa and choice; mixed, where rows of both are in one data set."""
+    """math; knowledge, for qa and choice; mixed, where rows of both are in a data set that nothing is said of."""
     num_rollouts: int
     num_questions: int
-    num_undecided: int
-    """Rollouts without a verdict."""
-    num_failed: int
-    """Rollouts that infrastructure ended, accepted by the user; they count as wrong."""
-    num_valid: int
-    statuses: dict[str, int]
-    """Status -> number of rollouts, by name."""
-    call_success: float | None
-    """Share of the calls of all rollouts together that did not fail; None without calls. Refused calls are left out."""
-    means: dict[str, float]
-    """Name in `FIGURES` -> mean over the rollouts with a verdict."""
+    sums: dict[str, FigureSums]
+    """Name of a figure, in `FIGURES` or pass@k -> what it is made from."""
+    counts: dict[str, int]
+    """Numbers of rollouts: num_failed (ended by infrastructure, accepted by the user; they count as wrong), num_valid
+    (ended with an answer), and how many by status:, scorer: (who decided), judge_status: and tools_used:."""
+
+    @property
+    def means(self) -> dict[str, float | None]:
+        """Name of a figure -> its value; None where no rollout says anything."""
+        return {name: sums.value for name, sums in self.sums.items()}
 
 
 def efficiency(score: float, calls_requested: int) -> float:
@@ -91,51 +102,140 @@ def reasoning_length(score: float, reasoning_tokens: int) -> float:
     return PER_THOUSAND * score / max(reasoning_tokens, 1)
 
 
-FIGURES: Mapping[str, Callable[[ScoredRollout, float], float]] = {
-    "accuracy": lambda rollout, _: float(rollout.correct is True),
-    "score": lambda _, score: score,
-    "f1": lambda rollout, _: rollout.f1,
-    "efficiency": lambda rollout, score: efficiency(score, rollout.calls_requested),
-    "successful_execution": lambda rollout, score: successful_execution(score, rollout.failed_calls),
-    "successful_execution_strict": lambda rollout, score: strict_successful_execution(score, rollout.failed_calls),
-    "reasoning_length": lambda rollout, score: reasoning_length(score, rollout.reasoning_tokens),
-    "reasoning_tokens": lambda rollout, _: float(rollout.reasoning_tokens),
-    "output_chars": lambda rollout, _: float(rollout.output_chars),
-    "calls_requested": lambda rollout, _: float(rollout.calls_requested),
-    "tool_use": lambda rollout, _: float(rollout.calls_requested > 0),
-}
-"""Every figure that is a mean over rollouts, as its value for one rollout and that rollout's P."""
+def _once(value: float | None) -> tuple[float, float] | None:
+    return None if value is None else (value, 1.0)
 
 
-def dataset_figures(rollouts: Iterable[ScoredRollout]) -> list[DatasetFigures]:
-    """Figures of one model per data set, by name. Raises StageFailed for a data set without any verdict."""
+def _share(value: Callable[[ScoredRollout], float | None]) -> Figure:
+    return Figure(lambda rollout: _once(value(rollout)), (0.0, 1.0))
+
+
+def _share_of_score(value: Callable[[ScoredRollout, float], float]) -> Figure:
+    return _share(lambda rollout: None if rollout.score is None else value(rollout, rollout.score))
+
+
+def _number(value: Callable[[ScoredRollout], float | None]) -> Figure:
+    return Figure(lambda rollout: _once(value(rollout)))
+
+
+def _reasoning_length(rollout: ScoredRollout) -> float | None:
+    if rollout.score is None or rollout.reasoning_tokens is None:
+        return None
+    return reasoning_length(rollout.score, rollout.reasoning_tokens)
+
+
+def _conciseness(rollout: ScoredRollout) -> tuple[float, float] | None:
+    """Without a call there is nothing to be redundant, whatever was voted."""
+    if rollout.votes is None:
+        return None
+    redundant = rollout.calls_requested > 0 and is_redundant(rollout.votes)
+    return None if redundant is None else (float(not redundant), 1.0)
+
+
+FIGURES: Mapping[str, Figure] = MappingProxyType(
+    {
+        "score": _share_of_score(lambda _, score: score),
+        "accuracy": _share(lambda rollout: None if rollout.correct is None else float(rollout.correct)),
+        "em": _share(lambda rollout: rollout.em),
+        "acc": _share(lambda rollout: rollout.acc),
+        "f1": _share(lambda rollout: rollout.f1),
+        "f1_legacy": _share(lambda rollout: rollout.f1_legacy),
+        "efficiency": _share_of_score(lambda rollout, score: efficiency(score, rollout.calls_requested)),
+        "conciseness": Figure(_conciseness, (0.0, 1.0), rests_on="conciseness_tool_users"),
+        "conciseness_tool_users": Figure(
+            lambda rollout: _conciseness(rollout) if rollout.calls_requested else (0.0, 0.0), (0.0, 1.0)
+        ),
+        "successful_execution": _share_of_score(
+            lambda rollout, score: successful_execution(score, rollout.failed_calls)
+        ),
+        "successful_execution_strict": _share_of_score(
+            lambda rollout, score: strict_successful_execution(score, rollout.failed_calls)
+        ),
+        "call_success": Figure(
+            lambda rollout: (rollout.calls_executed - rollout.failed_calls, rollout.calls_executed), (0.0, 1.0)
+        ),
+        "reasoning_length": _number(_reasoning_length),
+        "reasoning_tokens": _number(lambda rollout: rollout.reasoning_tokens),
+        "output_chars": _number(lambda rollout: rollout.output_chars),
+        "prompt_tokens": _number(lambda rollout: rollout.prompt_tokens),
+        "completion_tokens": _number(lambda rollout: rollout.completion_tokens),
+        "calls_requested": _number(lambda rollout: rollout.calls_requested),
+        "python_calls": _number(lambda rollout: rollout.python_calls),
+        "search_calls": _number(lambda rollout: rollout.search_calls),
+        "tool_use": _share(lambda rollout: float(rollout.calls_requested > 0)),
+    }
+)
+"""Every figure that is made of single rollouts, by name. All of them count, those without a verdict too, where the
+figure needs none."""
+
+
+def figure_sums(rollouts: Iterable[ScoredRollout], name: str) -> FigureSums:
+    """Sums of one of `FIGURES` over one model's rollouts on one data set, by question, in the order of their keys."""
+    given = list(rollouts)
+    figure = FIGURES[name]
+    terms: dict[str, list[tuple[float, float]]] = {}
+    is_binary, num_undecided = True, 0
+    for rollout in given:
+        term = figure.term(rollout)
+        if term is None:
+            num_undecided += 1
+        else:
+            is_binary = is_binary and term[1] == 1 and term[0] in (0, 1)
+            terms.setdefault(rollout.question_key, []).append(term)
+    if figure.rests_on and num_undecided and figure_sums(given, figure.rests_on).value is None:
+        return FigureSums({}, False, len(given))
+    return FigureSums({key: _sum(terms[key]) for key in sorted(terms)}, is_binary, num_undecided)
+
+
+def _sum(terms: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    return math.fsum(amount for amount, _ in terms), math.fsum(count for _, count in terms)
+
+
+def pass_at_sums(rollouts: Iterable[ScoredRollout], k: int) -> FigureSums:
+    """pass@k of each question by the rollouts with a verdict; questions with fewer than k of them are left out."""
+    given = list(rollouts)
+    verdicts: dict[str, list[bool]] = {}
+    for rollout in given:
+        if rollout.correct is not None:
+            verdicts.setdefault(rollout.question_key, []).append(rollout.correct)
+    kept = {key: verdicts[key] for key in sorted(verdicts) if len(verdicts[key]) >= k}
+    chances = {key: (pass_at_k(len(ours), sum(ours), k), 1.0) for key, ours in kept.items()}
+    is_binary = all(chance in (0.0, 1.0) for chance, _ in chances.values())
+    return FigureSums(chances, is_binary, len(given) - sum(map(len, kept.values())))
+
+
+def pass_at_ks(rollouts: Iterable[ScoredRollout]) -> list[int]:
+    """2, 4, 8, … up to the number of rollouts that every question has, and that number; none where it is 1."""
+    least = min(Counter(rollout.question_key for rollout in rollouts).values(), default=1)
+    powers = [1 << exponent for exponent in range(1, least.bit_length())]
+    return sorted({*powers, least} - {1})
+
+
+def by_dataset(rollouts: Iterable[ScoredRollout]) -> dict[str, list[ScoredRollout]]:
+    """One model's rollouts by data set, in the order of names."""
     groups: dict[str, list[ScoredRollout]] = {}
     for rollout in rollouts:
         groups.setdefault(rollout.dataset, []).append(rollout)
-    return [_figures(dataset, groups[dataset]) for dataset in sorted(groups)]
+    return {dataset: groups[dataset] for dataset in sorted(groups)}
 
 
-def _figures(dataset: str, rollouts: Sequence[ScoredRollout]) -> DatasetFigures:
-    decided = [(rollout, rollout.score) for rollout in rollouts if rollout.score is not None]
-    if not decided:
-        raise StageFailed(f"data set {dataset}: none of {len(rollouts)} rollouts has a verdict; run its scores again")
-    statuses = Counter(rollout.status for rollout in rollouts)
-    executed = sum(rollout.calls_executed for rollout, _ in decided)
-    failed = sum(rollout.failed_calls for rollout, _ in decided)
+def dataset_figures(
+    rollouts: Iterable[ScoredRollout], areas: Mapping[str, str] = MappingProxyType({})
+) -> list[DatasetFigures]:
+    """Figures of one model per data set, by name; `areas` says what a data set is of, else its rows' domains do."""
+    return [_figures(dataset, group, areas) for dataset, group in by_dataset(rollouts).items()]
+
+
+def _figures(dataset: str, rollouts: Sequence[ScoredRollout], areas: Mapping[str, str]) -> DatasetFigures:
+    sums = {name: figure_sums(rollouts, name) for name in FIGURES}
+    sums |= {f"pass@{k}": pass_at_sums(rollouts, k) for k in pass_at_ks(rollouts)}
     return DatasetFigures(
         dataset=dataset,
-        area=_area({rollout.domain for rollout in rollouts}),
+        area=areas.get(dataset) or _area({rollout.domain for rollout in rollouts}),
         num_rollouts=len(rollouts),
         num_questions=len({rollout.question_key for rollout in rollouts}),
-        num_undecided=len(rollouts) - len(decided),
-        num_failed=statuses["failed"],
-        num_valid=sum(rollout.is_valid_answer for rollout in rollouts),
-        statuses={status: statuses[status] for status in sorted(statuses)},
-        call_success=(executed - failed) / executed if executed else None,
-        means={
-            name: math.fsum(term(rollout, score) for rollout, score in decided) / len(decided)
-            for name, term in FIGURES.items()
-        },
+        sums=sums,
+        counts=_counts(rollouts),
     )
 
 
@@ -145,26 +245,41 @@ def _area(domains: set[str]) -> str:
     return MIXED if MATH in domains else KNOWLEDGE
 
 
-def averages(parts: Sequence[DatasetFigures]) -> dict[str, dict[str, float]]:
-    """Unweighted means over data sets, however many rows each has: `all`, and `math` and `knowledge` where they occur.
-
-    A data set of mixed area counts in `all` alone.
-    """
-    groups = {ALL: list(parts)} | {area: [part for part in parts if part.area == area] for area in (MATH, KNOWLEDGE)}
+def _counts(rollouts: Sequence[ScoredRollout]) -> dict[str, int]:
+    kinds = Counter(kind for rollout in rollouts for kind in rollout.kinds())
     return {
-        area: {name: math.fsum(part.means[name] for part in group) / len(group) for name in group[0].means}
-        for area, group in groups.items()
-        if group
+        "num_failed": kinds["status:failed"],
+        "num_valid": sum(rollout.is_valid_answer for rollout in rollouts),
+        **{kind: kinds[kind] for kind in sorted(kinds)},
     }
 
 
-def question_sums(rollouts: Iterable[ScoredRollout], figure: str) -> list[tuple[float, int]]:
-    """Sum of one of `FIGURES` and number of rollouts with a verdict, per question with any, by question key.
+def averaged(parts: Sequence[DatasetFigures], headline: Collection[str] = ()) -> dict[str, list[DatasetFigures]]:
+    """Name of an average -> the data sets that it is over: `all`, and `math` and `knowledge` where they occur.
 
-    This is what the intervals of `eval/statistics.py` are made from.
+    These are over the data sets of the headline, or over all where there are none of these; `every` is over all, where
+    that is another. A data set of mixed area counts in `all` and `every` alone.
     """
-    values: dict[str, list[float]] = {}
-    for rollout in rollouts:
-        if rollout.score is not None:
-            values.setdefault(rollout.question_key, []).append(FIGURES[figure](rollout, rollout.score))
-    return [(math.fsum(values[key]), len(values[key])) for key in sorted(values)]
+    chosen = [part for part in parts if part.dataset in headline] or list(parts)
+    groups = {ALL: chosen} | {area: [part for part in chosen if part.area == area] for area in (MATH, KNOWLEDGE)}
+    if len(chosen) < len(parts):
+        groups[EVERY] = list(parts)
+    return {name: group for name, group in groups.items() if group}
+
+
+def averages(parts: Sequence[DatasetFigures], headline: Collection[str] = ()) -> dict[str, dict[str, float | None]]:
+    """Unweighted means over data sets, however many rows each has, by the names of `averaged`.
+
+    None where one of the data sets has no value: an average over fewer of them than the other figures would look like
+    one over the same.
+    """
+    means = {part.dataset: part.means for part in parts}
+    return {
+        average: {name: _mean([means[part.dataset].get(name) for part in group]) for name in group[0].sums}
+        for average, group in averaged(parts, headline).items()
+    }
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return math.fsum(known) / len(known) if known and len(known) == len(values) else None

@@ -7,7 +7,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from treadle.core.figures import plain
-from treadle.eval.layout import HEADLINE, headline_cells, is_text_column
+from treadle.eval.layout import HEADLINE, Line, headline_cells, is_text_column, number, summary_lines
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -22,13 +22,13 @@ def summary_table(rows: Iterable[Mapping[str, Any]], title: str | None = None, w
 
     In fewer than WIDE characters models become headings, the interval of F1 is left out and numbers are shorter.
     """
-    given = list(rows)
+    given = summary_lines(rows)
     if width is None or width >= WIDE:
-        return _table(HEADLINE, [headline_cells(row) for row in given], title)
+        return _table(HEADLINE, [headline_cells(line) for line in given], title)
     body: list[Sequence[str]] = []
-    for model, of_model in groupby(given, key=lambda row: row["model"]):
+    for model, of_model in groupby(given, key=lambda line: line.model):
         body.append((model,))
-        body += [_narrow_cells(row) for row in of_model]
+        body += [_narrow_cells(line) for line in of_model]
     return _table(_NARROW, body, title, narrow=True)
 
 
@@ -46,19 +46,26 @@ def _table(header: Sequence[str], body: Sequence[Sequence[str]], title: str | No
     return table
 
 
-def _narrow_cells(row: Mapping[str, Any]) -> list[str]:
-    wide = headline_cells(row)
-    interval = f"({_short(row['accuracy_low'])}\N{EN DASH}{_short(row['accuracy_high'])})"
+def _narrow_cells(line: Line) -> list[str]:
+    wide = headline_cells(line)
     return [
-        f"  {row['dataset']}",
+        f"  {line.dataset}",
         wide[2].replace(" unscored", ""),
-        f"{row['accuracy']:.3f} {interval}",
-        f"{row['f1']:.3f}",
+        _short_interval(line, "accuracy"),
+        number(line.value("f1"), ".3f"),
         wide[5],
         wide[6],
-        f"{row['tool_use']:.0%}",
+        number(line.value("tool_use"), ".0%"),
         wide[8],
     ]
+
+
+def _short_interval(line: Line, figure: str) -> str:
+    value = line.value(figure)
+    if value is None:
+        return "-"
+    row = line.figures[figure]
+    return f"{value:.3f} ({_short(row['low'])}\N{EN DASH}{_short(row['high'])})"
 
 
 def _short(share: float) -> str:

@@ -62,8 +62,12 @@ def print_demo_end(run: Run, records: Sequence[StageRecord], models: Sequence[st
 
 
 def _with_summary(run: Run, record: StageRecord) -> dict[str, Any]:
-    summary = {"summary": list(run.rows(record.outputs["summary"]).rows())} if "summary" in record.outputs else {}
-    return {**record.model_dump(mode="json"), **summary}
+    from treadle.eval.layout import summary_lines
+
+    fields = record.model_dump(mode="json")
+    if "summary" in record.outputs:
+        fields["summary"] = [line.as_dict() for line in summary_lines(run.rows(record.outputs["summary"]).rows())]
+    return fields
 
 
 def _print_summary(run: Run, record: StageRecord) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from treadle.core.figures import escape
 from treadle.core.records import StageRecord
 from treadle.core.runs import Run
-from treadle.eval.layout import HEADLINE, headline_cells
+from treadle.eval.layout import HEADLINE, headline_cells, summary_lines
 from treadle.tasks.stage_report import stage_report
 
 
@@ -34,7 +34,9 @@ def stage_card(record: StageRecord, run: Run) -> StageCard:
     if report is not None:
         return StageCard("\n".join(lines), report.main_rows())
     rows = run.rows(record.outputs["summary"]).rows() if "summary" in record.outputs else ()
-    return StageCard("\n".join(lines), [dict(zip(HEADLINE, headline_cells(row), strict=True)) for row in rows])
+    return StageCard(
+        "\n".join(lines), [dict(zip(HEADLINE, headline_cells(line), strict=True)) for line in summary_lines(rows)]
+    )
 
 
 def _metrics(metrics: Mapping[str, Any]) -> list[str]:

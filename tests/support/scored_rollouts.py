@@ -6,7 +6,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from treadle.eval.metrics import ScoredRollout
+from treadle.eval.scored_rollout import ScoredRollout
 
 
 def scored(
@@ -19,10 +19,18 @@ def scored(
         "domain": "qa",
         "score": score,
         "correct": None if score is None else score == 1.0,
+        "em": float(score == 1.0),
+        "acc": float(score == 1.0),
         "f1": score or 0.0,
+        "f1_legacy": score or 0.0,
+        "scorer": "qa_f1",
         "calls_requested": calls,
         "calls_executed": calls,
         "failed_calls": failed,
+        "python_calls": calls,
+        "search_calls": 0,
+        "prompt_tokens": 1_000,
+        "completion_tokens": tokens,
         "reasoning_tokens": tokens,
         "output_chars": 4 * tokens,
         "status": "answered",

@@ -14,7 +14,7 @@ from support.scored_rollouts import scored
 
 from treadle.core.errors import DataError
 from treadle.eval.comparison import compare, permutation_test, sign_test
-from treadle.eval.metrics import ScoredRollout
+from treadle.eval.scored_rollout import ScoredRollout
 from treadle.eval.statistics import share_interval
 
 VERDICTS = st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=25)

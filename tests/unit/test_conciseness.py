@@ -5,75 +5,103 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.scored_rollouts import scored
 
-from treadle.eval.conciseness import Conciseness, Votes, average_conciseness, conciseness, is_redundant
+from treadle.eval.conciseness import Votes, is_redundant
+from treadle.eval.metrics import DatasetFigures, averages, dataset_figures
+from treadle.eval.scored_rollout import ScoredRollout
 
 COUNTS = st.tuples(st.integers(0, 10), st.integers(0, 10), st.integers(0, 10), st.integers(0, 3))
 
 
-def votes(yes: int, no: int, abstained: int = 0, calls: int = 1) -> Votes:
-    return Votes(yes, no, abstained, calls)
+def voted(yes: int, no: int, abstained: int = 0, calls: int = 1, **columns: object) -> ScoredRollout:
+    return scored(1, calls, votes=Votes(yes, no, abstained), **columns)
+
+
+def shares(*rollouts: ScoredRollout) -> tuple[float | None, float | None, int]:
+    """Over all, over users of tools, and how many are undecided."""
+    (part,) = dataset_figures(rollouts)
+    return (
+        part.means["conciseness"],
+        part.means["conciseness_tool_users"],
+        part.sums["conciseness_tool_users"].num_undecided,
+    )
 
 
 @pytest.mark.covers("evaluation-9")
 def test_worked_example() -> None:
-    figures = conciseness([votes(6, 4), votes(5, 5), votes(0, 0, 10), votes(1, 0, 9)])
-    assert (figures.all, figures.num_decided, figures.num_undecided) == (0.0, 1, 3)
+    assert shares(voted(6, 4), voted(5, 5), voted(0, 0, 10), voted(1, 0, 9)) == (0.0, 0.0, 3)
 
 
 @pytest.mark.parametrize(
-    ("given_votes", "redundant"),
+    ("votes", "redundant"),
     [
-        (votes(6, 4), True),
-        (votes(4, 6), False),
-        (votes(6, 0, 4), True),
-        (votes(0, 6, 4), False),
-        (votes(5, 0, 5), None),
-        (votes(5, 4, 1), None),
-        (votes(2, 1), True),
-        (votes(1, 1, 1), None),
-        (votes(0, 0), None),
+        (Votes(6, 4, 0), True),
+        (Votes(4, 6, 0), False),
+        (Votes(6, 0, 4), True),
+        (Votes(0, 6, 4), False),
+        (Votes(5, 0, 5), None),
+        (Votes(5, 4, 1), None),
+        (Votes(2, 1, 0), True),
+        (Votes(1, 1, 1), None),
+        (Votes(0, 0, 0), None),
     ],
 )
-def test_a_majority_is_of_all_votes_asked_for(given_votes: Votes, redundant: bool | None) -> None:
-    assert is_redundant(given_votes) is redundant
+def test_a_majority_is_of_all_votes_asked_for(votes: Votes, redundant: bool | None) -> None:
+    assert is_redundant(votes) is redundant
 
 
 def test_rollouts_without_calls_are_concise_and_told_apart() -> None:
-    figures = conciseness([votes(0, 0, calls=0), votes(10, 0, calls=0), votes(10, 0), votes(0, 10), votes(10, 0)])
-    assert (figures.all, figures.tool_users) == (3 / 5, pytest.approx(1 / 3))
-    assert figures.num_without_calls == 2
+    rollouts = [voted(0, 0, calls=0), voted(10, 0, calls=0), voted(10, 0), voted(0, 10), voted(10, 0)]
+    assert shares(*rollouts) == (3 / 5, pytest.approx(1 / 3), 0)
 
 
 def test_agent_that_never_acts_has_no_share_among_tool_users() -> None:
-    figures = conciseness([votes(0, 0, calls=0)])
-    assert (figures.all, figures.tool_users) == (1.0, None)
-    assert conciseness([votes(5, 5)]) == Conciseness(None, None, 0, 1, 0)
-    assert conciseness([]) == Conciseness(None, None, 0, 0, 0)
+    assert shares(voted(0, 0, calls=0)) == (1.0, None, 0)
+    assert shares(voted(5, 5)) == (None, None, 1)
+
+
+def test_a_silent_judge_praises_nobody() -> None:
+    """The ten that made no call are concise; of the ninety that did nothing is known."""
+    silent = [voted(0, 0, calls=0)] * 10 + [voted(0, 0, 10)] * 90
+    assert shares(*silent) == (None, None, 90)
+    (part,) = dataset_figures(silent)
+    assert part.sums["conciseness"].num_undecided == 100
+    assert shares(*silent, voted(0, 10)) == (1.0, 1.0, 90)
+
+
+def test_without_a_judge_nothing_is_concise() -> None:
+    assert shares(scored(1, 0), scored(1, 2)) == (None, None, 1)
 
 
 @pytest.mark.covers("evaluation-13")
-@given(st.lists(COUNTS, max_size=20))
+@given(st.lists(COUNTS, min_size=1, max_size=20))
 def test_shares_are_bounded_and_independent_of_order(counts: list[tuple[int, int, int, int]]) -> None:
-    rows = [Votes(*count) for count in counts]
-    figures = conciseness(rows)
-    assert figures == conciseness(rows[::-1])
-    assert figures.num_decided + figures.num_undecided == len(rows)
-    for share in (figures.all, figures.tool_users):
+    rollouts = [voted(*count) for count in counts]
+    whole, users, num_undecided = shares(*rollouts)
+    assert (whole, users, num_undecided) == shares(*rollouts[::-1])
+    for share in (whole, users):
         assert share is None or 0 <= share <= 1
-    with_no = sum(1 for yes, no, lost, calls in counts if calls == 0 or no > (yes + no + lost) / 2)
-    assert figures.all is None or figures.all == with_no / figures.num_decided
+    concise = sum(1 for yes, no, lost, calls in counts if calls == 0 or no > (yes + no + lost) / 2)
+    assert whole is None or whole == concise / (len(rollouts) - num_undecided)
+
+
+def published(dataset: str, share: float, calls: int) -> list[DatasetFigures]:
+    num_concise = round(1_000 * share)
+    return dataset_figures(
+        [voted(0, 10, calls=calls, dataset=dataset)] * num_concise
+        + [voted(10, 0, calls=1, dataset=dataset)] * (1_000 - num_concise)
+    )
 
 
 def test_average_of_the_published_row() -> None:
     row = [53.3, 65.0, 84.6, 62.0, 58.4, 18.5]
-    parts = [Conciseness(value / 100, value / 100, 1, 0, 0) for value in row]
-    everything, tool_users = average_conciseness(parts)
-    assert everything is not None and round(100 * everything, 1) == 57.0
-    assert tool_users == everything
+    parts = [part for place, value in enumerate(row) for part in published(f"d{place}", value / 100, 1)]
+    means = averages(parts)["all"]
+    assert means["conciseness"] is not None and round(100 * means["conciseness"], 1) == 57.0
+    assert means["conciseness_tool_users"] == means["conciseness"]
 
 
 def test_average_needs_every_data_set() -> None:
-    parts = [Conciseness(0.5, None, 2, 0, 2), Conciseness(1.0, 1.0, 1, 0, 0)]
-    assert average_conciseness(parts) == (0.75, None)
-    assert average_conciseness([]) == (None, None)
+    means = averages(published("a", 0.5, 1) + dataset_figures([voted(0, 0, calls=0, dataset="b")]))["all"]
+    assert (means["conciseness"], means["conciseness_tool_users"]) == (0.75, None)

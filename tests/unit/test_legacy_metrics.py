@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from support.scored_rollouts import scored
 
 from treadle.core.answers.score import score_answer
-from treadle.eval.conciseness import Votes, conciseness
+from treadle.eval.conciseness import Votes
 from treadle.eval.legacy_metrics import (
     LegacySample,
     legacy_conciseness,
@@ -28,7 +28,7 @@ from treadle.eval.legacy_metrics import (
     legacy_verdict,
     legacy_vote,
 )
-from treadle.eval.metrics import dataset_figures
+from treadle.eval.metrics import dataset_figures, figure_sums
 
 
 def sample(score: float, calls: int, domain: str = "qa", llm_equal: float = 0.0) -> LegacySample:
@@ -101,15 +101,15 @@ def test_reasoning_length_of_the_worked_example() -> None:
 def test_conciseness_praises_ties_and_silence() -> None:
     counts = [(6, 4, 0), (5, 5, 0), (0, 0, 10), (1, 0, 9)]
     assert legacy_conciseness([(yes, no) for yes, no, _ in counts]) == 0.5
-    ours = conciseness(Votes(*count, calls_requested=1) for count in counts)
-    assert (ours.all, ours.num_undecided) == (0.0, 3)
+    ours = figure_sums([scored(1, 1, votes=Votes(*count)) for count in counts], "conciseness")
+    assert (ours.value, ours.num_undecided) == (0.0, 3)
 
 
 @given(st.lists(st.integers(0, 10), min_size=1))
 def test_conciseness_agrees_where_all_ten_votes_are_read_and_none_is_tied(yes_votes: list[int]) -> None:
     rows = [(yes, 10 - yes) for yes in yes_votes if yes != 5]
-    ours = conciseness(Votes(yes, no, 0, 1) for yes, no in rows)
-    assert ours.all == (legacy_conciseness(rows) if rows else None)
+    ours = figure_sums([scored(1, 1, votes=Votes(yes, no, 0)) for yes, no in rows], "conciseness")
+    assert ours.value == (legacy_conciseness(rows) if rows else None)
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,7 @@ def test_successful_execution_of_the_worked_example() -> None:
     value, ratio = legacy_successful_execution(rows)
     assert (round(value, 4), ratio) == (0.6667, 3 / 6)
     (ours,) = dataset_figures([scored(1, 2), scored(1, 3, failed=2), scored(0.5, 1, failed=1)])
-    assert (ours.means["successful_execution"], ours.call_success) == (pytest.approx(value), ratio)
+    assert (ours.means["successful_execution"], ours.means["call_success"]) == (pytest.approx(value), ratio)
     assert legacy_successful_execution([(1.0, [])]) == (1.0, None)
 
 
@@ -165,7 +165,7 @@ def test_failures_are_found_by_a_word() -> None:
     assert legacy_failed_results(["learned by trial and error"]) == 1
     assert legacy_failed_results(["Local search failed: q", "invalid query"]) == 0
     (ours,) = dataset_figures([scored(1, 1, failed=0)])
-    assert ours.call_success == 1.0
+    assert ours.means["call_success"] == 1.0
 
 
 def test_data_sets_in_words_take_f1_for_correctness() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from dataclasses import replace
 from fractions import Fraction
@@ -11,16 +12,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.scored_rollouts import rollouts, scored
 
-from treadle.core.errors import StageFailed
 from treadle.eval.metrics import (
     FIGURES,
     DatasetFigures,
-    ScoredRollout,
+    FigureSums,
     averages,
     dataset_figures,
-    question_sums,
+    figure_sums,
+    pass_at_ks,
     reasoning_length,
 )
+from treadle.eval.scored_rollout import ScoredRollout
 
 SUITE = ("aime24", "amc23", "math500", "2wiki", "bamboogle", "musique")
 
@@ -37,7 +39,11 @@ def published(
     empty = one(scored())
     return [
         replace(
-            empty, dataset=dataset, area="math" if index < 3 else "knowledge", num_rollouts=size, means={name: value}
+            empty,
+            dataset=dataset,
+            area="math" if index < 3 else "knowledge",
+            num_rollouts=size,
+            sums={name: FigureSums({"q": (value, 1.0)}, False, 0)},
         )
         for index, (dataset, value, size) in enumerate(zip(SUITE, values, rows, strict=True))
     ]
@@ -55,7 +61,7 @@ def test_refused_calls_count_for_efficiency_and_are_no_failures() -> None:
     """Two calls that ran and one that was refused are three requests."""
     figures = one(scored(1, 3, failed=0, calls_executed=2))
     assert figures.means["efficiency"] == pytest.approx(1 / 3)
-    assert (figures.means["successful_execution"], figures.call_success) == (1.0, 1.0)
+    assert (figures.means["successful_execution"], figures.means["call_success"]) == (1.0, 1.0)
 
 
 @pytest.mark.covers("evaluation-10")
@@ -63,7 +69,7 @@ def test_successful_execution_of_the_worked_example() -> None:
     figures = one(scored(1, 2, failed=0), scored(1, 3, failed=2), scored(0.5, 1, failed=1))
     assert round(figures.means["successful_execution"], 4) == 0.6667
     assert round(figures.means["successful_execution_strict"], 4) == 0.5278
-    assert figures.call_success == 3 / 6
+    assert figures.means["call_success"] == 3 / 6
 
 
 @pytest.mark.covers("evaluation-11")
@@ -148,15 +154,35 @@ def test_undecided_and_failed_rollouts_are_counted_apart() -> None:
         scored(0, question_key="c", status="limit", is_valid_answer=False),
     )
     assert (figures.num_rollouts, figures.num_questions) == (4, 3)
-    assert (figures.num_undecided, figures.num_failed, figures.num_valid) == (1, 1, 2)
-    assert figures.statuses == {"answered": 2, "failed": 1, "limit": 1}
+    assert (figures.sums["accuracy"].num_undecided, figures.sums["calls_requested"].num_undecided) == (1, 0)
+    assert figures.counts == {
+        "num_failed": 1,
+        "num_valid": 2,
+        "scorer:qa_f1": 4,
+        "status:answered": 2,
+        "status:failed": 1,
+        "status:limit": 1,
+        "tools_used:none": 3,
+        "tools_used:python": 1,
+    }
     assert figures.means["accuracy"] == pytest.approx(1 / 3)
-    assert (figures.means["calls_requested"], figures.call_success) == (0, None)
 
 
-def test_data_set_without_a_verdict_is_an_error() -> None:
-    with pytest.raises(StageFailed, match="world: none of 2 rollouts has a verdict"):
-        dataset_figures([scored(None), scored(None)])
+def test_figures_that_need_no_verdict_are_of_all_rollouts() -> None:
+    """The long rollout with six calls, of which three failed, is the one that no verdict came for."""
+    means = one(scored(1, 0, tokens=100), scored(None, 6, failed=3, tokens=4_000, f1=0.5)).means
+    assert (means["calls_requested"], means["tool_use"], means["reasoning_tokens"]) == (3, 0.5, 2_050)
+    assert (means["call_success"], means["f1"]) == (0.5, 0.75)
+    assert (means["score"], means["efficiency"], means["reasoning_length"]) == (1, 1, 10)
+
+
+def test_data_set_without_a_verdict_has_the_figures_that_need_none() -> None:
+    means = one(scored(None, 2), scored(None, 4, question_key="q1")).means
+    of_verdicts = {"score", "accuracy", "efficiency", "reasoning_length"}
+    of_verdicts |= {"successful_execution", "successful_execution_strict"}
+    without_judge = {"conciseness", "conciseness_tool_users"}
+    assert {name for name, value in means.items() if value is None} == of_verdicts | without_judge
+    assert means["calls_requested"] == 3
 
 
 def test_areas_go_by_domain() -> None:
@@ -185,37 +211,27 @@ def test_partly_right_answers_count_for_f1_and_not_for_accuracy() -> None:
 def test_figures_are_ordered_bounded_and_independent_of_order(
     given_rollouts: list[ScoredRollout], draw: random.Random
 ) -> None:
-    decided = {rollout.dataset for rollout in given_rollouts if rollout.score is not None}
-    given_rollouts = [rollout for rollout in given_rollouts if rollout.dataset in decided]
     parts = dataset_figures(given_rollouts)
     for part in parts:
-        means = part.means
-        assert means["efficiency"] <= means["score"]
-        assert means["successful_execution_strict"] <= means["successful_execution"] <= means["score"]
-        shares = (
-            "accuracy",
-            "score",
-            "f1",
-            "efficiency",
-            "successful_execution",
-            "successful_execution_strict",
-            "tool_use",
-        )
-        assert all(0 <= means[name] <= 1 for name in shares)
-        assert 0 <= means["reasoning_length"] <= 1_000
-        assert part.call_success is None or 0 <= part.call_success <= 1
-        assert sum(part.statuses.values()) == part.num_rollouts
+        means = {name: value for name, value in part.means.items() if value is not None}
+        undecided = part.sums["score"].num_undecided
+        if undecided < part.num_rollouts:
+            assert means["efficiency"] <= means["score"]
+            assert means["successful_execution_strict"] <= means["successful_execution"] <= means["score"]
+            assert 0 <= means["reasoning_length"] <= 1_000
+        for name, value in means.items():
+            low, high = FIGURES[name].bounds or (0, math.inf) if name in FIGURES else (0, 1)
+            assert low <= value <= high
+        statuses = [count for name, count in part.counts.items() if name.startswith("status:")]
+        assert sum(statuses) == part.num_rollouts
     shuffled = draw.sample(given_rollouts, len(given_rollouts))
     assert dataset_figures(shuffled) == parts
-    for name in FIGURES:
-        assert question_sums(shuffled, name) == question_sums(given_rollouts, name)
 
 
 def test_order_does_not_show_in_the_last_bit() -> None:
     rows = [scored(score, question_key="q") for score in (0.1, 0.2, 0.3)]
     assert sum(row.f1 for row in rows) != sum(row.f1 for row in rows[::-1])
     assert one(*rows) == one(*rows[::-1])
-    assert question_sums(rows, "f1") == question_sums(rows[::-1], "f1")
 
 
 @given(st.lists(rollouts(datasets=1), min_size=1, max_size=20))
@@ -244,4 +260,24 @@ def test_sums_per_question_are_what_the_mean_is_made_of() -> None:
         scored(0.5, 1, question_key="b"),
         scored(None, question_key="c"),
     ]
-    assert question_sums(rows, "efficiency") == [(1.0, 1), (1.0, 2)]
+    sums = figure_sums(rows, "efficiency")
+    assert list(sums.questions.items()) == [("a", (1.0, 1)), ("b", (1.0, 2))]
+    assert (sums.num_undecided, sums.value, sums.is_binary) == (1, pytest.approx(2 / 3), False)
+
+
+@pytest.mark.parametrize(
+    ("num_each", "ks"), [([1, 3], []), ([2, 2], [2]), ([5, 6], [2, 4, 5]), ([16, 16], [2, 4, 8, 16])]
+)
+def test_pass_at_k_is_told_up_to_what_every_question_has(num_each: list[int], ks: list[int]) -> None:
+    rows = [scored(question_key=f"q{place}") for place, count in enumerate(num_each) for _ in range(count)]
+    assert pass_at_ks(rows) == ks
+
+
+def test_questions_with_too_few_verdicts_are_left_out_of_pass_at_k() -> None:
+    """Of three questions with four rollouts each one has two verdicts only."""
+    verdicts: dict[str, list[float | None]] = {"a": [1, 0, 0, 0], "b": [0, 0, 0, 0], "c": [1, 1, None, None]}
+    rows = [scored(value, question_key=key) for key, values in verdicts.items() for value in values]
+    figures = one(*rows)
+    assert (figures.means["pass@2"], figures.sums["pass@2"].num_undecided) == (pytest.approx((0.5 + 0 + 1) / 3), 2)
+    assert (figures.means["pass@4"], figures.sums["pass@4"].num_undecided) == (0.5, 4)
+    assert list(figures.sums["pass@4"].questions) == ["a", "b"]

@@ -1,0 +1,72 @@
+"""What the figures of evaluation need of one rollout and its verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from treadle.eval.conciseness import Votes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoredRollout:
+    """One row of `scores`."""
+
+    question_key: str
+    dataset: str
+    domain: str
+    """math, qa or choice: of the question."""
+    status: str
+    is_valid_answer: bool
+    scorer: str
+    """Who decided P: a rule, the judge, or the status where the rollout did not end with an answer."""
+    judge_status: str | None = None
+    """Whether the judge's verdict was used; None where no judge was asked."""
+    score: float | None
+    """P within [0, 1]: 1 or 0 for math and choice, F1 for qa; None without a verdict."""
+    correct: bool | None
+    """None exactly where `score` is."""
+    em: float
+    acc: float
+    f1: float
+    f1_legacy: float
+    """With punctuation kept, as published for ET-Agent."""
+    calls_requested: int
+    """T: what the agent asked for, run or refused."""
+    calls_executed: int
+    failed_calls: int
+    """Wrong: calls with status error, timeout, invalid or empty; a refused call is none of these."""
+    python_calls: int
+    search_calls: int
+    prompt_tokens: int
+    completion_tokens: int
+    reasoning_tokens: int | None
+    """L: tokens of the trajectory without tool results, by the evaluated model's tokenizer; None without one."""
+    output_chars: int
+    """Characters of the trajectory without tool results."""
+    votes: Votes | None = None
+    """On a redundant call; None where no judge was asked."""
+
+    @classmethod
+    def from_row(cls, row: Mapping[str, Any]) -> ScoredRollout:
+        """From a row with `COLUMNS`."""
+        votes = None
+        if row["votes_yes"] is not None:
+            votes = Votes(row["votes_yes"], row["votes_no"], row["votes_abstained"])
+        return cls(**{name: row[name] for name in _FIELDS}, votes=votes)
+
+    def kinds(self) -> Iterator[str]:
+        """What it is counted among, as <what>:<which>."""
+        yield f"status:{self.status}"
+        yield f"scorer:{self.scorer}"
+        if self.judge_status is not None:
+            yield f"judge_status:{self.judge_status}"
+        tools = ("none", "python", "search", "both")
+        yield f"tools_used:{tools[(self.python_calls > 0) + 2 * (self.search_calls > 0)]}"
+
+
+_FIELDS = tuple(name for name in ScoredRollout.__dataclass_fields__ if name != "votes")
+_VOTES = ("votes_yes", "votes_no", "votes_abstained")
+COLUMNS = (*_FIELDS, *_VOTES)
+"""Columns of `scores` that a rollout is made from."""

@@ -1,0 +1,111 @@
+"""The rows of the table `summary`: every figure of every model, per data set and for averages, with its interval."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from treadle.core.errors import ConfigError
+from treadle.eval.config import ReportSettings
+from treadle.eval.metrics import (
+    ALL,
+    EVERY,
+    FIGURES,
+    KNOWLEDGE,
+    MATH,
+    DatasetFigures,
+    FigureSums,
+    averaged,
+)
+from treadle.eval.statistics import Interval, average_interval, ratio_interval, share_interval
+
+AVERAGES = (ALL, MATH, KNOWLEDGE, EVERY)
+
+Row = dict[str, Any]
+
+
+def check_names(datasets: Sequence[str]) -> None:
+    """Raise ConfigError where a data set has the name of an average."""
+    taken = {ALL, EVERY, *((MATH, KNOWLEDGE) if len(datasets) > 1 else ())}
+    if clash := sorted(taken.intersection(datasets)):
+        raise ConfigError(
+            f"a data set may not be called {clash[0]!r}, since the report has an average of this name; set another in "
+            f'its source, such as `dataset = "{clash[0]}-test"`'
+        )
+
+
+def figure_interval(sums: FigureSums, name: str, settings: ReportSettings) -> Interval | None:
+    """A figure with its interval over questions; None where it has no value.
+
+    Wilson where every rollout counts once, as 0 or 1; else a bootstrap, within the bounds of the figure.
+    """
+    if sums.value is None:
+        return None
+    bounds = FIGURES[name].bounds if name in FIGURES else (0.0, 1.0)
+    if sums.is_binary and bounds is not None:
+        return share_interval([(right, int(count)) for right, count in sums.questions.values()])
+    return ratio_interval(
+        list(sums.questions.values()), num_samples=settings.bootstrap_samples, seed=settings.seed, bounds=bounds
+    )
+
+
+def model_rows(model: str, parts: Sequence[DatasetFigures], settings: ReportSettings) -> Iterator[Row]:
+    """Rows of one model, data sets first, then the averages where there are several data sets."""
+    intervals = {
+        part.dataset: {name: figure_interval(sums, name, settings) for name, sums in part.sums.items()}
+        for part in parts
+    }
+    for part in parts:
+        yield from _rows(model, part.dataset, [part], intervals[part.dataset], part.counts)
+    if len(parts) == 1:
+        return
+    groups = averaged(parts, settings.headline)
+    for average, group in groups.items():
+        if average != ALL and group == groups[ALL]:
+            continue
+        names = [name for name in group[0].sums if all(name in part.sums for part in group)]
+        means = {name: _average([intervals[part.dataset][name] for part in group]) for name in names}
+        counts: Counter[str] = Counter()
+        for part in group:
+            counts.update(part.counts)
+        yield from _rows(model, average, group, means, counts)
+
+
+def _average(parts: Sequence[Interval | None]) -> Interval | None:
+    known = [part for part in parts if part is not None]
+    return average_interval(known) if known and len(known) == len(parts) else None
+
+
+def _rows(
+    model: str,
+    dataset: str,
+    group: Sequence[DatasetFigures],
+    intervals: Mapping[str, Interval | None],
+    counts: Mapping[str, int],
+) -> Iterator[Row]:
+    size = {
+        "num_rollouts": sum(part.num_rollouts for part in group),
+        "num_questions": sum(part.num_questions for part in group),
+    }
+    for name, interval in intervals.items():
+        yield {
+            "model": model,
+            "dataset": dataset,
+            "figure": name,
+            **_interval_columns(interval),
+            **size,
+            "num_undecided": sum(part.sums[name].num_undecided for part in group),
+        }
+    for name, count in counts.items():
+        columns = {"value": float(count), "low": None, "high": None, "method": None}
+        yield {"model": model, "dataset": dataset, "figure": name, **columns, **size, "num_undecided": 0}
+
+
+def _interval_columns(interval: Interval | None) -> Row:
+    """Infinite ends are none."""
+    if interval is None:
+        return {"value": None, "low": None, "high": None, "method": None}
+    low, high = (end if math.isfinite(end) else None for end in (interval.low, interval.high))
+    return {"value": interval.mean, "low": low, "high": high, "method": interval.method}
