@@ -132,13 +132,15 @@ def evaluate(
     after any interruption, and so does `treadle run --run NAME`. CONFIG files, such as the presets
     configs/eval-reference.toml and configs/smoke.toml, come below the options.
     """
-    from treadle.tasks.evaluation import Asked, evaluation_config, run_name
+    from treadle.tasks.evaluation import Asked, evaluation_config, run_name, unknown_template
 
     asked: Asked = Asked(**options)
-    name = run_id or run_name(asked)
+    name = run_id or run_name(asked, configs)
     config = evaluation_config(asked, root, name, configs, overrides)
     if run_id is None and not as_json:
         say(f"run {name}")
+    for model in unknown_template(config):
+        say(f"warning: {model} is asked in ChatML; if that is not its chat template, name its folder with --tokenizer")
     run_flow(
         config,
         root,

@@ -74,10 +74,14 @@ class Asked:
     max_cost: float | None = None
 
 
-def run_name(asked: Asked) -> str:
+def run_name(asked: Asked, files: Sequence[Path] = ()) -> str:
     """The run of a model and its benchmarks where none is named; raises ConfigError where it cannot be told."""
-    if asked.model is None or not asked.benchmarks:
-        raise ConfigError("name the run with --run; only with --model and --benchmark it gets a name by itself")
+    if files:
+        raise ConfigError("name the run with --run; one that comes from a configuration file has no name by itself")
+    if asked.model is None:
+        raise _no_model()
+    if not asked.benchmarks:
+        raise _no_benchmark()
     names = [benchmark.partition("=")[0] for benchmark in asked.benchmarks]
     return re.sub(r"[^A-Za-z0-9._-]+", "-", "-".join(["eval", model_name(asked.model), *names]))[:_RUN_ID_CHARS]
 
@@ -107,9 +111,36 @@ def evaluation_config(
     tree["rollouts"] = merge(tree.get("rollouts", {}), _rollouts(asked))
     config = load_config(TreadleConfig, (), overrides, base=tree)
     for name in flow_models(config):
-        if not config.models[name].endpoints and config.models[name].server is None:
-            raise ConfigError(f"model {name} has no server; name it with --endpoint, as in http://localhost:8000/v1")
+        _check_model(name, config)
     return config
+
+
+def unknown_template(config: TreadleConfig) -> tuple[str, ...]:
+    """The evaluated models whose chat template nobody named: they are asked in ChatML, which may not be theirs."""
+    models = ((name, config.models[name]) for name in flow_models(config))
+    return tuple(name for name, model in models if model.tokenizer is None and model.server is None)
+
+
+def _check_model(name: str, config: TreadleConfig) -> None:
+    model = config.models[name]
+    if not model.endpoints and model.server is None:
+        raise ConfigError(f"model {name} has no server; name it with --endpoint, as in http://localhost:8000/v1")
+    if config.rollouts.max_cost is not None and not model.is_priced:
+        raise ConfigError(f"--max-cost needs what tokens of {name} cost: give --prices, as in 0.15/0.60 per million")
+
+
+def _no_model() -> ConfigError:
+    return ConfigError(
+        "no model is named; give --model and --endpoint, a configuration file with a [models.<name>] table, "
+        "or --run with the name of a run that exists"
+    )
+
+
+def _no_benchmark() -> ConfigError:
+    return ConfigError(
+        "nothing is asked; name a benchmark with its file, as in --benchmark gsm8k=test.jsonl, "
+        "or a configuration file with [questions] sources"
+    )
 
 
 def _put_model(tree: dict[str, Any], given: TreadleConfig, asked: Asked) -> None:
@@ -117,9 +148,7 @@ def _put_model(tree: dict[str, Any], given: TreadleConfig, asked: Asked) -> None
     changes = _model_keys(asked)
     agents = flow_models(given) if given.models else ()
     if not agents and asked.model is None:
-        raise ConfigError(
-            "no model is named; give --model and --endpoint, or a configuration file with a [models.<name>] table"
-        )
+        raise _no_model()
     if asked.model is None and not changes and not asked.endpoints and asked.api_key_env is None:
         return
     if len(agents) > 1:
@@ -158,10 +187,7 @@ def _put_benchmarks(tree: dict[str, Any], given: TreadleConfig, asked: Asked) ->
             {"path": str(path), "dataset": name, "split": "heldout", "limit": most} for name, path in named
         ]
     elif not given.questions.sources:
-        raise ConfigError(
-            "nothing is asked; name a benchmark with its file, as in --benchmark gsm8k=test.jsonl, "
-            "or a configuration file with [questions] sources"
-        )
+        raise _no_benchmark()
     elif asked.max_questions is not None:
         questions["sources"] = [{**source, "limit": asked.max_questions} for source in questions["sources"]]
 
@@ -172,10 +198,10 @@ def _source(text: str, data_root: Path | None, own: Mapping[str, Benchmark]) -> 
     if rule_for(name, own) is GENERIC:
         known = {*RULES, *own}
         near = difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.6)
-        hint = f"did you mean {' or '.join(near)}? Else" if near else f"known are {', '.join(sorted(known))};"
+        hint = f"did you mean {' or '.join(near)}?" if near else f"known are {', '.join(sorted(known))}"
         raise ConfigError(
-            f"benchmark {name!r} is not known; {hint} one of your own is a table [questions.benchmarks.<name>] "
-            "in a configuration file"
+            f"benchmark {name!r} is not known; {hint} (one of your own is a table [questions.benchmarks.<name>] "
+            "in a configuration file given with the command)"
         )
     if not has_file:
         if data_root is None:
