@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+import json
+import threading
+import tracemalloc
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
-import uvicorn
 from support.held_index import HeldIndex
+from support.served_index import served
 
 from treadle.core.errors import ConfigError, DataError, EndpointUnavailable
+from treadle.retriever import opening
+from treadle.retriever.config import EncoderSettings, IndexSettings
+from treadle.retriever.encoders import HashingEncoder
 from treadle.retriever.index import Index
-from treadle.retriever.service.app import make_app
+from treadle.retriever.opening import open_index
+from treadle.retriever.service.cache import RankingCache
 from treadle.retriever.service.config import ServiceSettings
 from treadle.retriever.service.server import serve
 
@@ -42,19 +49,8 @@ class Client:
 
 @asynccontextmanager
 async def service(index: Index | asyncio.Future[Index], **settings: Any) -> AsyncIterator[Client]:
-    async def load() -> Index:
-        return index if isinstance(index, Index) else await index
-
-    app = make_app(ServiceSettings(port=0, **settings), load)
-    server = uvicorn.Server(uvicorn.Config(app, port=0, log_config=None, access_log=False))
-    running = asyncio.create_task(server.serve())
-    while not server.started:
-        await asyncio.sleep(0)
-    url = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
-    async with aiohttp.ClientSession() as session:
+    async with served(index, **settings) as url, aiohttp.ClientSession() as session:
         yield Client(session, url)
-    server.should_exit = True
-    await running
 
 
 async def waiting(client: Client) -> int:
@@ -159,7 +155,7 @@ async def test_more_documents_than_there_are_gives_each_once(index: HeldIndex) -
         assert sorted(one["id"] for one in found) == ["0", "1", "2", "3"]
 
 
-@pytest.mark.covers("evaluation-27")
+@pytest.mark.covers("evaluation-20", "evaluation-27")
 async def test_parallel_queries_share_searches_and_health_answers_meanwhile(index: HeldIndex) -> None:
     index.held = True
     async with service(index, num_workers=2, max_batch=4) as client:
@@ -176,6 +172,41 @@ async def test_parallel_queries_share_searches_and_health_answers_meanwhile(inde
         assert {status for status, _ in await asyncio.gather(*searches)} == {200}
         assert (await client.get("/health"))[1]["retrievers"] == {"total": 2, "available": 2}
     assert len(index.batches) <= 6
+
+
+class HeldEncoder(HashingEncoder):
+    """Keeps the batches of queries that it is given; each waits until it is let go."""
+
+    def __init__(self) -> None:
+        super().__init__(EncoderSettings(type="hashing"))
+        self.batches: list[list[str]] = []
+        self.began = threading.Semaphore(0)
+        self.go = threading.Semaphore(0)
+
+    def _encode(self, texts: Sequence[str], *, is_query: bool) -> Any:
+        if is_query:
+            self.batches.append(list(texts))
+            self.began.release()
+            self.go.acquire()
+        return super()._encode(texts, is_query=is_query)
+
+
+@pytest.mark.covers("evaluation-27")
+async def test_parallel_queries_are_encoded_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    encoder = HeldEncoder()
+    monkeypatch.setattr(opening, "open_encoder", lambda settings: encoder)
+    (tmp_path / "corpus.jsonl").write_text('{"id": "0", "contents": "Vorna\\nred tower"}\n')
+    settings = IndexSettings(engine="dense", corpus=(tmp_path / "corpus.jsonl",), cache_folder=tmp_path / "cache")
+    async with service(open_index(settings), num_workers=1) as client:
+        searches = [asyncio.create_task(client.post("/search", {"query": f"red {number}"})) for number in range(16)]
+        await asyncio.to_thread(encoder.began.acquire)
+        while await waiting(client) + sum(map(len, encoder.batches)) < 16:
+            pass
+        assert (await client.get("/health"))[0] == 200
+        encoder.go.release(16)
+        assert {status for status, _ in await asyncio.gather(*searches)} == {200}
+    # What came while the first ones were being encoded is one more batch, where one by one they would be 16.
+    assert len(encoder.batches) <= 2 and sum(map(len, encoder.batches)) == 16
 
 
 async def test_a_full_queue_is_answered_with_429_and_when_to_come_back(index: HeldIndex) -> None:
@@ -246,6 +277,42 @@ async def test_earlier_answers_come_from_memory_of_bounded_size(index: HeldIndex
         await client.post("/search", {"query": "red fox"})
         assert index.batches[-1] == ["red fox"], "the oldest entries were dropped"
         assert "treadle_retriever_cached_queries_total 1.0" in (await client.get("/metrics"))[1]
+
+
+@pytest.mark.covers("evaluation-28")
+async def test_a_rebuilt_index_never_gives_what_was_found_in_the_earlier_one(tmp_path: Path) -> None:
+    corpus = tmp_path / "corpus.jsonl"
+    settings = IndexSettings(corpus=(corpus,), cache_folder=tmp_path / "cache")
+
+    async def ask(text: str) -> tuple[str, str]:
+        """The contents found twice for one query over a corpus of one document, and the index's fingerprint."""
+        corpus.write_text(json.dumps({"id": "0", "contents": f"Title\n{text}"}) + "\n")
+        async with service(open_index(settings)) as client:
+            (first,), (again,) = [(await client.post("/search", {"query": "red"}))[1] for _ in range(2)]
+            assert "treadle_retriever_cached_queries_total 1.0" in (await client.get("/metrics"))[1]
+            assert first == again
+            return first["contents"], (await client.get("/info"))[1]["fingerprint"]
+
+    (old, old_print), (new, new_print) = await ask("red fox"), await ask("red dog")
+    assert (old, new) == ("Title\nred fox", "Title\nred dog")
+    assert old_print != new_print
+
+
+@pytest.mark.covers("evaluation-28")
+def test_the_memory_for_earlier_answers_is_bounded() -> None:
+    cache, most = RankingCache(200_000), 0
+    ranking = [(row, 0.5) for row in range(4)]
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        for number in range(10_000):
+            cache.put(f"distinct query {number}", 4, ranking)
+            most = max(most, tracemalloc.get_traced_memory()[0] - before)
+            assert cache.num_bytes <= 200_000
+    finally:
+        tracemalloc.stop()
+    assert cache.get("distinct query 9999", 4) == ranking and cache.get("distinct query 0", 4) is None
+    assert most < 400_000, "what it says that it takes is about what it takes"
 
 
 async def test_with_a_token_only_health_is_open(index: HeldIndex, monkeypatch: pytest.MonkeyPatch) -> None:

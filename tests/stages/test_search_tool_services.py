@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import orjson
 import pytest
-import uvicorn
 from support.held_index import HeldIndex
 from support.scripted_search import Answer, Service, serving
+from support.served_index import served
 
 from treadle.agent.tools.outcome import ToolOutcome
 from treadle.agent.tools.search import NO_HIT, SearchTool, SearchToolSettings
@@ -20,10 +18,8 @@ from treadle.core.config import load_config
 from treadle.core.errors import ConfigError, ToolError
 from treadle.demo.world import write_world
 from treadle.retriever.client import SearchUnavailable
-from treadle.retriever.index import MAX_QUERY_CHARS, Index
+from treadle.retriever.index import MAX_QUERY_CHARS
 from treadle.retriever.opening import open_index
-from treadle.retriever.service.app import make_app
-from treadle.retriever.service.config import ServiceSettings
 
 FAR = 1e12
 HASHING = {"type": "hashing", "dimension": 64}
@@ -31,22 +27,6 @@ ODD_QUERIES = (
     "", " \n\t", "the", "zzz", "\0", "\ud800 town", "x" * 5_000, f"{'a ' * 2_100}river", "</search><answer>",
     "a" * (MAX_QUERY_CHARS - 1) + " tail", "\u202e\x1b[31mred", "\u2003river\u2003", '{"query": "river"}', "ΜΆΪΟΣ ß ﬁ",
 )  # fmt: skip
-
-
-@asynccontextmanager
-async def real_service(index: Index, **settings: Any) -> AsyncIterator[str]:
-    async def load() -> Index:
-        return index
-
-    server = uvicorn.Server(
-        uvicorn.Config(make_app(ServiceSettings(port=0, **settings), load), port=0, log_config=None, access_log=False)
-    )
-    running = asyncio.create_task(server.serve())
-    while not server.started:
-        await asyncio.sleep(0)
-    yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
-    server.should_exit = True
-    await running
 
 
 def apart(*urls: str, **keys: Any) -> SearchToolSettings:
@@ -82,7 +62,7 @@ async def test_an_index_in_this_process_and_behind_a_service_give_the_agent_the_
     questions = [orjson.loads(line)["question"] for line in world.questions.read_bytes().splitlines()]
     queries = [*questions, *ODD_QUERIES, "Text without a title", "one line", "ab b c"]
     found = await ask(here, queries)
-    async with real_service(open_index(here)) as url:
+    async with served(open_index(here)) as url:
         assert await ask(apart(url, **shown), queries) == found
     statuses = [status for status, _ in found]
     assert statuses[: len(questions)] == ["ok"] * len(questions) and "invalid" in statuses
@@ -98,7 +78,7 @@ async def outcome_of(settings: SearchToolSettings) -> ToolOutcome:
 async def test_a_service_that_searches_too_long_is_a_time_out(tmp_path: Path) -> None:
     index = HeldIndex(tmp_path, ["red"])
     index.held = True
-    async with real_service(index) as url:
+    async with served(index) as url:
         outcome = await outcome_of(apart(url, timeout_s=0.2))
         index.go.release(10)
     assert (outcome.status, outcome.text) == ("timeout", "The search took too long and was stopped.")
