@@ -16,9 +16,11 @@ _MOST_HEADER_BYTES = 100 * 1024 * 1024
 """What the format allows."""
 _TIED = "lm_head.weight"
 """May be left out where it is the same tensor as the input embeddings."""
+_FP32 = "F32"
 _SHOWN = 5
 DOUBTFUL_MARGIN = 0.5
-"""Difference of log-probabilities below which rounding may decide: a policy is trained in fp32 and written in bf16."""
+"""Difference of log-probabilities below which rounding may decide: where computation is in 16 bits, weights are kept in
+fp32 while training and written in 16 bits."""
 
 
 def check_tokenizer(made: Path, start: ChatTokenizer) -> None:
@@ -34,6 +36,8 @@ def check_tokenizer(made: Path, start: ChatTokenizer) -> None:
 def check_weights(made: Path, start: Path) -> bool:
     """Raise StageFailed where the policy has other tensors than its start, or of other shapes or number types.
 
+    Any may be in fp32, which loses nothing.
+
     False where it cannot be told, since the start has no safetensors files.
     """
     expected, found = tensors(start), tensors(made)
@@ -44,7 +48,10 @@ def check_weights(made: Path, start: Path) -> bool:
         *_named("missing", expected.keys() - found.keys() - tied),
         *_named("added", found.keys() - expected.keys() - tied),
         *_named("of other shape", (name for name in expected.keys() & found if expected[name][1] != found[name][1])),
-        *_named("of other type", (name for name in expected.keys() & found if expected[name][0] != found[name][0])),
+        *_named(
+            "of other type",
+            (name for name in expected.keys() & found if found[name][0] not in (expected[name][0], _FP32)),
+        ),
     ]
     if problems:
         raise StageFailed(f"the policy is no model like its start: {'; '.join(problems)}")

@@ -95,7 +95,7 @@ class Reinforcement:
     """A training that ended as it should."""
 
     model: Path
-    """Folder in Hugging Face format, adapters merged, in the number type of its start."""
+    """Folder in Hugging Face format, adapters merged, in the number type of its start, or in fp32 if it sampled so."""
     steps: tuple[RlStep, ...]
     """At least one."""
     validations: tuple[Validation, ...]

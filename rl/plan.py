@@ -71,6 +71,13 @@ class RlPlan(Section):
     """How; `variant`, `num_devices` and `num_nodes` in here are what was asked for, `machine` is what there is."""
 
     @property
+    def precision(self) -> Literal["bf16", "fp16", "fp32"]:
+        """What the policy computes in, in rollouts and updates alike: `auto` is fp32 on a CPU, else bf16."""
+        if self.options.precision == "auto":
+            return "fp32" if self.machine.variant == "cpu" else "bf16"
+        return self.options.precision
+
+    @property
     def trajectories_per_step(self) -> int:
         """Rollouts of one step."""
         return self.options.prompts_per_step * self.options.group_size

@@ -35,7 +35,7 @@ _log = logging.getLogger(__name__)
 
 _COUNTED = ("rollout_key", "question_key", "dataset", "domain", "model", "status", "score", "calls_executed")
 _OUTCOME = ("question_key", "rollout_key", "status", "score", "calls_executed")
-_ASKED = ("question_key", "dataset", "domain", "question", "answers", "choices")
+_ASKED = ("question_key", "dataset", "domain", "question", "answers", "choices", "format", "scorer")
 _CHUNK_ROWS = 256
 _ROWS_PER_BUCKET = 1_024
 
@@ -91,7 +91,7 @@ class _Making:
         self._context = context
         self._settings = settings
         self._options = settings.options
-        self._environment_digest = settings.environment.digest()
+        self._environment_digests = settings.environment.digests()
         self._questions = _Questions()
         self._models: set[str] = set()
         self._num_failed = 0
@@ -156,11 +156,11 @@ class _Making:
         for table in self._context.inputs["rollouts"]:
             for batch in table.batches(["rollout_key", "environment_digest"]):
                 for digest in batch["environment_digest"].unique().to_pylist():
-                    if digest != self._environment_digest:
+                    if digest not in self._environment_digests:
                         raise StageFailed(
                             f"rollouts were made in environment {digest[:12]}, the configuration describes "
-                            f"{self._environment_digest[:12]}: another prompt, other tools or limits; run `rollouts` "
-                            "again, or restore the [environment] that it was run with"
+                            f"{self._environment_digests.plain[:12]}: another prompt, other tools or limits; run "
+                            "`rollouts` again, or restore the [environment] that it was run with"
                         )
                 yield from batch["rollout_key"].to_pylist()
 
@@ -298,7 +298,9 @@ class _Making:
             "rank": rank,
             "distance": None if np.isinf(distance) else distance,
             "is_boundary": bool(np.isinf(distance)),
-            "environment_digest": self._environment_digest,
+            "environment_digest": self._environment_digests.of(question),
+            "format": question["format"],
+            "scorer": question["scorer"],
         }
 
     def _write_rejections(self, choice: Choice) -> None:

@@ -305,7 +305,7 @@ def run(context: StageContext) -> Mapping[str, Any]:
 
 RL = Stage(
     name="rl",
-    version=1,
+    version=2,
     settings=RlSettings,
     consumes={"rl_rows": "rl_rows", "questions": "questions", "checkpoint": "checkpoint"},
     optional=frozenset({"questions", "checkpoint"}),

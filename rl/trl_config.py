@@ -151,19 +151,18 @@ def _for_variant(plan: RlPlan) -> dict[str, Any]:
     if machine.variant == "cpu":
         if machine.num_devices > 1:
             raise ConfigError("rl: on a CPU training is one process; set rl.num_devices = 1")
-        if options.precision == "fp16":
+        if plan.precision == "fp16":
             raise ConfigError("rl: fp16 cannot be trained on a CPU; set rl.precision to auto, fp32 or bf16")
         return {
             "use_cpu": True,
             "use_vllm": False,
-            "bf16": options.precision == "bf16",
+            "bf16": plan.precision == "bf16",
             "fp16": False,
             "gradient_checkpointing": bool(checkpointing),
         }
-    precision = "bf16" if options.precision == "auto" else options.precision
     return {
-        "bf16": precision == "bf16",
-        "fp16": precision == "fp16",
+        "bf16": plan.precision == "bf16",
+        "fp16": plan.precision == "fp16",
         "gradient_checkpointing": checkpointing is not False,
         # Processes wait for the one whose rollouts take longest, and nothing of it is heard in the meantime.
         "ddp_timeout": math.ceil(options.stall_timeout_s),

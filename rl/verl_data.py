@@ -14,15 +14,25 @@ from treadle.agent.environment import Question, opening_messages
 from treadle.rl.verl_rows import VERL_COLUMNS, VERL_SCHEMA, verl_row
 
 _BATCH = 1_000
+_OWN = ("domain", "format")
+ENGINE_SCHEMA = pa.schema(
+    [
+        pa.field(field.name, pa.struct([*field.type, *(pa.field(name, pa.string()) for name in _OWN)]))
+        if field.name == "extra_info"
+        else field
+        for field in VERL_SCHEMA
+    ]
+)
+"""What our agent loop in verl is given: `extra_info` says more of the question."""
 
 
-def write_verl(batches: Iterable[pa.RecordBatch], path: Path) -> int:
+def write_verl(batches: Iterable[pa.RecordBatch], path: Path, schema: pa.Schema = VERL_SCHEMA) -> int:
     """Write what of the rows is verl's (`VERL_COLUMNS`) as one file for verl; returns their number."""
     num_rows = 0
-    with pq.ParquetWriter(path, VERL_SCHEMA, compression="zstd") as file:
+    with pq.ParquetWriter(path, schema, compression="zstd") as file:
         for batch in batches:
             columns = [batch[name] for name in VERL_COLUMNS]
-            file.write_batch(pa.RecordBatch.from_arrays(columns, schema=VERL_SCHEMA))
+            file.write_batch(pa.RecordBatch.from_arrays(columns, schema=schema))
             num_rows += batch.num_rows
     return num_rows
 
@@ -36,14 +46,14 @@ def write_verl_rows(
     phase: int = 0,
     most: int | None = None,
 ) -> int:
-    """Turn rows of `treadle.rl.verl_rows.TRAINING_SCHEMA` into rows of `VERL_SCHEMA`, in the same order.
+    """Turn rows of `treadle.rl.verl_rows.TRAINING_SCHEMA` into rows for our agent loop in verl (`ENGINE_SCHEMA`).
 
     `split` is `train` or `valid`; `most` bounds their number. The file is there whole or not at all. Returns how many
     were written.
     """
     unfinished = target.with_name(target.name + ".tmp")
     target.parent.mkdir(parents=True, exist_ok=True)
-    num_rows = write_verl(_verl_batches(source, environment, split, phase, most), unfinished)
+    num_rows = write_verl(_verl_batches(source, environment, split, phase, most), unfinished, ENGINE_SCHEMA)
     unfinished.rename(target)
     return num_rows
 
@@ -54,7 +64,7 @@ def _verl_batches(
     index = 0
     for rows in _batches(source, most):
         made = [_row(row, index + at, environment, split, phase) for at, row in enumerate(rows)]
-        yield pa.RecordBatch.from_pylist(made, VERL_SCHEMA)
+        yield pa.RecordBatch.from_pylist(made, ENGINE_SCHEMA)
         index += len(made)
 
 
@@ -69,7 +79,7 @@ def _batches(source: Path, most: int | None) -> Iterator[list[dict[str, Any]]]:
 
 
 def _row(row: dict[str, Any], index: int, environment: EnvironmentSettings, split: str, phase: int) -> dict[str, Any]:
-    return verl_row(
+    made = verl_row(
         row,
         opening_messages(environment, Question.from_row(row)),
         index=index,
@@ -79,3 +89,4 @@ def _row(row: dict[str, Any], index: int, environment: EnvironmentSettings, spli
         score_corr=row["score_corr"],
         rank=row["rank"],
     )
+    return made | {"extra_info": made["extra_info"] | {name: row.get(name) for name in _OWN}}

@@ -31,6 +31,8 @@ TRAINING_SCHEMA = pa.schema(
         ("score_tool", pa.float64()),
         ("score_corr", pa.float64()),
         ("rank", pa.int32()),
+        ("format", pa.string()),
+        ("scorer", pa.string()),
     ]
 )
 """What an engine of ours reads. `question` is without its options."""
@@ -43,6 +45,8 @@ TRAINING_COLUMNS = (
     "score_tool",
     "score_corr",
     "rank",
+    "format",
+    "scorer",
 )
 """Columns of `rl_rows` that `training_rows` looks at."""
 _MOST_TEXTS = 1_000
@@ -67,6 +71,8 @@ def validation_rows(questions: Iterable[Mapping[str, Any]]) -> pa.RecordBatch:
             **{
                 name: question[name] for name in ("question_key", "question", "choices", "answers", "domain", "dataset")
             },
+            "format": question.get("format"),
+            "scorer": question.get("scorer"),
             "score_tool": 0.0,
             "score_corr": 0.0,
             "rank": 0,
@@ -94,7 +100,7 @@ def verl_row(
     domain = question["domain"]
     check_domain(domain, question["dataset"])
     return {
-        "data_source": DATA_SOURCES[domain],
+        "data_source": DATA_SOURCES[question.get("scorer") or domain],
         "prompt": [{"content": message["content"], "role": message["role"]} for message in messages],
         "ability": domain,
         "reward_model": {"ground_truth": gold_answers(question["answers"]), "style": "rule"},

@@ -53,8 +53,12 @@ def commit_of(folder: Path) -> str:
     return folder.name if folder.parent.name == "snapshots" and _COMMIT.fullmatch(folder.name) else ""
 
 
-def write_model(base: str, state: Path, folder: Path, *, is_adapter: bool, revision: str = "main") -> None:
-    """Make `folder` the trained model in Hugging Face format, in the base's number type; there whole or not at all.
+def write_model(
+    base: str, state: Path, folder: Path, *, is_adapter: bool, revision: str = "main", in_32_bits: bool = False
+) -> None:
+    """Make `folder` the trained model in Hugging Face format; there whole or not at all.
+
+    The number type is the base's, or fp32 with `in_32_bits`: a small step of training is less than what 16 bits round.
 
     `state` holds the trained weights, or adapters that are merged into those of `base`, a folder or a hub id. Training
     takes token ids and adds none, so tokenizer, chat template and generation defaults are the base's own files:
@@ -76,7 +80,8 @@ def write_model(base: str, state: Path, folder: Path, *, is_adapter: bool, revis
         model = PeftModel.from_pretrained(model, str(state)).merge_and_unload()
     else:
         model = AutoModelForCausalLM.from_pretrained(str(state), dtype="auto")
-    dtype = base_config.dtype if isinstance(base_config.dtype, torch.dtype) else torch.float32
+    is_typed = isinstance(base_config.dtype, torch.dtype) and not in_32_bits
+    dtype = base_config.dtype if is_typed else torch.float32
     # Training turns the cache off, and what is saved would keep it off.
     model.config.use_cache = getattr(base_config, "use_cache", True)
     model.to(dtype).save_pretrained(str(unfinished))

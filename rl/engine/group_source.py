@@ -71,7 +71,7 @@ class GroupSource:
         return group_rewards(
             group.items,
             row.answers,
-            question.domain,
+            question.rule,
             *sigmas,
             self._plan.options.reward,
             choices=question.choices,

@@ -68,7 +68,14 @@ def finish(job: dict[str, Any], events: EventFile) -> None:
     """Write the policy's folder from a state, then let it continue the first row's prompt; events `model`, `greedy`."""
     plan = plan_of(job)
     folder = Path(job["final"])
-    write_model(job["model"], Path(job["state"]), folder, is_adapter=plan.options.finetuning_type == "lora")
+    write_model(
+        job["model"],
+        Path(job["state"]),
+        folder,
+        is_adapter=plan.options.finetuning_type == "lora",
+        # It is handed over as it sampled: in 16 bits, the changes of a short reinforcement are mostly rounded away.
+        in_32_bits=plan.precision == "fp32",
+    )
     events.write("model")
     prompt = first_prompt(Path(job["rows"]), environment_of(job), ChatTokenizer.load(folder))
     events.write("greedy", **greedy_ids(folder, prompt, job["greedy_tokens"]))

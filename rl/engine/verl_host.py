@@ -50,12 +50,15 @@ class Sample:
     def from_fields(cls, fields: Mapping[str, Any]) -> Sample:
         """From the keyword arguments of an agent loop's `run`; raises DataError for an unknown `data_source`."""
         info = fields["extra_info"]
+        rule = domain_of(fields["data_source"])
         question = Question(
             key=str(info["id"]),
             text=info["question"],
             choices=tuple(info.get("choices") or ()),
             dataset=info.get("source") or "",
-            domain=domain_of(fields["data_source"]),
+            domain=info.get("domain") or rule,
+            format=info.get("format"),
+            scorer=rule,
         )
         return cls(
             group_id=str(fields["uid"]),
@@ -167,7 +170,7 @@ class LoopHost:
         return group_rewards(
             group.items,
             sample.answers,
-            sample.question.domain,
+            sample.question.rule,
             *sigmas,
             self._plan.options.reward,
             choices=sample.question.choices,

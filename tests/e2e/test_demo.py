@@ -14,9 +14,11 @@ from support.served_ids import check_served_ids
 from treadle.core.chat import ChatTokenizer
 from treadle.core.journal import count_finished
 from treadle.core.runs import Run
+from treadle.core.schemas import MODEL_FOLDER
 from treadle.core.stage import Address
 from treadle.demo.embedded_model import embedded_tokenizer
 from treadle.demo.outcome import tallies
+from treadle.rl.handover import tensors
 
 MODELS = ("tutor", "base", "tuned", "reinforced")
 NUM_ROWS, NUM_QUESTIONS = 48, 16
@@ -113,6 +115,8 @@ def test_reinforcement_took_real_steps_from_the_tuned_model(demo_run: Run) -> No
     assert record.metrics["rollouts"] == NUM_STEPS * 2 * GROUP_SIZE
     tuned = demo_run.record(Address.parse("1/sft"))
     assert tuned is not None and record.metrics["policy_in"] == tuned.outputs["checkpoint"].digest
+    policy = demo_run.rows(record.outputs["checkpoint"]).folder(MODEL_FOLDER)
+    assert {number_type for number_type, _ in tensors(policy).values()} == {"F32"}, "nothing learnt is rounded away"
     made = rows(demo_run, "1/rl@phase-1", "rl_rollouts")
     assert any(row["tool_calls"] > row["tool_failures"] for row in made), "tools were really used"
     chosen = {row["question_key"] for row in rows(demo_run, "1/selection@phase-1", "rl_rows")}

@@ -366,7 +366,7 @@ def test_a_policy_that_is_not_its_start_is_not_handed_over(
 def test_tensors_of_another_shape_are_named(run: Run, start: Path) -> None:
     path = start.parent / "other.safetensors"
     write_safetensors(
-        path, {"embed.weight": ("F32", (2, 3)), "norm.weight": ("BF16", (4,)), "new.weight": ("BF16", (1,))}
+        path, {"embed.weight": ("F16", (2, 3)), "norm.weight": ("BF16", (4,)), "new.weight": ("BF16", (1,))}
     )
     spoilt = path.read_bytes().decode("latin-1")
     with pytest.raises(StageFailed) as caught:

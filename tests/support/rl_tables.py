@@ -62,6 +62,8 @@ def rl_row(key: str, **columns: Any) -> dict[str, Any]:
         "rank": 0,
         "distance": None,
         "is_boundary": True,
+        "format": asked["format"],
+        "scorer": asked["scorer"],
         "environment_digest": environment.digest(),
         **columns,
     }
@@ -83,7 +85,7 @@ def run_with_rows(
 
 
 def write_safetensors(path: Path, tensors: Mapping[str, tuple[str, Sequence[int]]]) -> None:
-    """A file whose tensors, of the number types F32 and BF16, are all zeros."""
+    """A file whose tensors, of number types of 16 bits or F32, are all zeros."""
     header, end = {}, 0
     for name, (dtype, shape) in tensors.items():
         begin = end

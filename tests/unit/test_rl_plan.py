@@ -142,6 +142,14 @@ def test_a_plan_names_the_environment_of_its_rollouts() -> None:
     assert phase.environment_digest == settings.environment.digest() != plan(8).environment_digest
 
 
+@pytest.mark.parametrize(
+    ("variant", "asked", "used"), [("cpu", "auto", "fp32"), ("cuda", "auto", "bf16"), ("cpu", "bf16", "bf16")]
+)
+def test_a_policy_computes_in_32_bits_on_a_cpu_unless_told_otherwise(variant: str, asked: str, used: str) -> None:
+    machine = Machine.model_validate({"variant": variant})
+    assert plan(**SMALL, machine=machine, precision=asked).precision == used
+
+
 def test_a_plan_survives_json() -> None:
     phase = plan(**ET_AGENT, extra={"optim": "adafactor"}, machine=Machine(variant="cuda", num_devices=4))
     assert RlPlan.from_json(phase.to_json()) == phase

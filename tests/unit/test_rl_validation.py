@@ -150,6 +150,16 @@ def test_a_tied_output_layer_may_be_left_out_and_nothing_else(tmp_path: Path) ->
     assert not check_weights(made, start)
 
 
+def test_weights_may_be_in_32_bits_where_those_of_the_start_are_in_16(tmp_path: Path) -> None:
+    start, made = write_policy(tmp_path / "start"), write_policy(tmp_path / "made")
+    wider = {name: ("F32", shape) for name, (_, shape) in tensors(start).items()}
+    assert wider != tensors(start)
+    write_safetensors(made / "model.safetensors", wider)
+    assert check_weights(made, start)
+    with pytest.raises(StageFailed, match="tensors of other type"):
+        check_weights(start, made)
+
+
 @pytest.mark.parametrize("in_files", [1, 2])
 def test_weights_for_other_programs_beside_those_of_the_start_are_not_compared(tmp_path: Path, in_files: int) -> None:
     start, made = write_policy(tmp_path / "start"), write_policy(tmp_path / "made")
