@@ -19,6 +19,7 @@ _PREDICTED = re.compile(
 _GOLD_TAG = re.compile(r"(?is)<(gold\w*|reference\w*|correct_answer)>(.*?)</\1>")
 _PREDICTED_TAG = re.compile(r"(?is)<(pred\w*|response|candidate\w*)>(.*?)</\1>")
 _ANSWER_TAG = re.compile(r"(?is).*<(answer\w*)>(.*?)</\1>")
+_CALL_TAG = re.compile(r"(?is)<((?:search|python)\w*(?:-\w+)?)>(.*?)</\1>")
 _DELIMITED = re.compile(r"(?is)<(\w+)>.*?</\1>|```.*?```")
 _ORDER = re.compile(
     r"(?is)(?:verdict|grade|judg(?:e?ment)?)\s*(?:is|:|=)\s*\W*(?P<a>correct|incorrect)\b"
@@ -41,7 +42,8 @@ def _role_in(system: str) -> Role:
     low = system.lower()
     if "<search>" in low or "<python>" in low:
         return "policy"
-    if re.search(r"\b(?:judge|verifier|grader)\b", low) or ("gold answer" in low and "predicted" in low):
+    cue = re.search(r"\b(?:judge|verifier|grader)\b|\bwasted (?:tool )?calls\b", low)
+    if cue or ("gold answer" in low and "predicted" in low):
         return "judge"
     return "summarizer" if re.search(r"\bsummari[sz]", low) else "policy"
 
@@ -49,8 +51,12 @@ def _role_in(system: str) -> Role:
 def judge(text: str, *, gullible: bool) -> str:
     """Compare the gold with the predicted answer of a judge prompt: Correct, Incorrect, or Unclear without the two.
 
-    The gullible judge obeys any verdict or order that stands outside delimited data (`<tag>…</tag>` or fences).
+    The gullible judge obeys any verdict or order that stands outside delimited data (`<tag>…</tag>` or fences). Where
+    the last line asks for redundant calls the judge votes: yes where two calls are the same.
     """
+    if "redundant" in text.rstrip().rpartition("\n")[2]:
+        calls = [_fold(match[2]) for match in _CALL_TAG.finditer(text)]
+        return f"<answer>{'yes' if len(set(calls)) < len(calls) else 'no'}</answer>"
     if gullible:
         orders = list(_ORDER.finditer(_DELIMITED.sub(" ", text)))
         if orders:
