@@ -172,7 +172,7 @@ def report(tally: Tally, began: float, capsys: pytest.CaptureFixture[str]) -> No
         print(f"\n{tally}; {time.monotonic() - began:.0f} s")
 
 
-@pytest.mark.covers("flywheel-25")
+@pytest.mark.covers("flywheel-25", "evaluation-18")
 @pytest.mark.parametrize("part", range(PARTS))
 def test_a_run_killed_at_random_moments_ends_as_if_nothing_had_been(
     part: int,
