@@ -8,36 +8,70 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 import orjson
 
 from treadle.core.errors import DataError
-from treadle.eval.metrics import FIGURES
+from treadle.eval.metrics import bounds_of, sums_of
 from treadle.eval.scored_rollout import ScoredRollout
-from treadle.eval.statistics import Interval, ratio_interval
+from treadle.eval.statistics import (
+    Interval,
+    average_interval,
+    mcnemar_test,
+    paired_share_interval,
+    permutation_test,
+    ratio_interval,
+)
 
 DEFAULT_PERMUTATIONS = 10_000
+LEVEL = 0.05
+"""Of the tests that intervals are brought into line with."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pairs:
+    """One figure of two models on one data set, question by question."""
+
+    figure: str
+    first: dict[str, float]
+    """Question key -> mean of the first model's rollouts, for the questions of which both say something, by key."""
+    second: dict[str, float]
+    is_binary: bool
+    """Whether each question is one rollout of each, that counts 0 or 1."""
+    num_dropped: int
+    """Further questions: only one model was asked, or one says nothing."""
+    num_dropped_rollouts: int
+    """Rollouts of both that are left out: those of these questions, and others that say nothing."""
+    gained: tuple[str, ...]
+    lost: tuple[str, ...]
+
+    @property
+    def differences(self) -> list[float]:
+        """Second minus first, per question."""
+        return [self.second[key] - self.first[key] for key in self.first]
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """One figure of two models on one data set; differences are second minus first."""
+    """One figure of two models on one data set, or on the average over several; differences are second minus first."""
 
     figure: str
     num_questions: int
-    """Questions with a verdict for both."""
-    num_undecided: int
-    """Questions left out because one of the models has no verdict on them."""
+    """Questions of which both say something."""
+    num_dropped: int
+    """Further questions, left out."""
+    num_dropped_rollouts: int
+    """Rollouts of both that are left out."""
     first: float
     """Mean over questions of the first model's mean over the question's rollouts."""
     second: float
     difference: Interval
-    """Bootstrap over the questions' differences."""
+    """By Tango for right and wrong, else by a bootstrap over questions; 0 is in it where the test leaves it in."""
     p_value: float
     """Two-sided: how often chance alone sets two equal models apart at least as far."""
     test: str
-    """mcnemar or sign (exact), for one rollout each; else permutation, with permutation_exact for few questions."""
+    """mcnemar (exact) for one rollout each that counts 0 or 1; else permutation, or permutation_exact for few."""
     gained: tuple[str, ...]
     """Keys of questions that the first model gets mostly wrong and the second mostly right, sorted."""
     lost: tuple[str, ...]
@@ -46,24 +80,6 @@ class Comparison:
     def to_json(self) -> bytes:
         """The same bytes for the same rollouts, in whatever order they came; infinite ends are null."""
         return orjson.dumps(asdict(self), option=orjson.OPT_SORT_KEYS | orjson.OPT_INDENT_2)
-
-
-@dataclass(slots=True)
-class _Answers:
-    """What one model did on one question, in a fixed order."""
-
-    values: list[float]
-    num_right: int
-
-    @property
-    def mean(self) -> float:
-        return math.fsum(self.values) / len(self.values)
-
-    @property
-    def side(self) -> int:
-        """1 if more than half of the rollouts are right, -1 if more than half are wrong, 0 at a tie."""
-        twice = 2 * self.num_right - len(self.values)
-        return (twice > 0) - (twice < 0)
 
 
 def compare(
@@ -75,93 +91,128 @@ def compare(
     num_permutations: int = DEFAULT_PERMUTATIONS,
     seed: int = 0,
 ) -> Comparison:
-    """Compare a figure of `FIGURES` on one data set that both models answered, any number of times per question.
+    """Compare a figure on one data set that both models answered, any number of times per question.
 
-    Raises DataError if the models were asked different questions, or no question has a verdict for both.
+    Raises DataError if the models were asked different questions, or no question says anything of both.
     """
-    ours, theirs = _by_question(first, figure), _by_question(second, figure)
-    _check_same_questions(ours.keys(), theirs.keys())
-    keys = [key for key in sorted(ours) if ours[key].values and theirs[key].values]
-    if not keys:
-        raise DataError("no question has a verdict for both models; run the scores of both again")
-    pairs = [(ours[key], theirs[key]) for key in keys]
-    differences = [right.mean - left.mean for left, right in pairs]
-    test, p_value = _test(pairs, differences, num_permutations, seed)
-    return Comparison(
-        figure=figure,
-        num_questions=len(keys),
-        num_undecided=len(ours) - len(keys),
-        first=math.fsum(left.mean for left, _ in pairs) / len(pairs),
-        second=math.fsum(right.mean for _, right in pairs) / len(pairs),
-        difference=ratio_interval(
-            [(difference, 1.0) for difference in differences],
-            num_samples=num_samples,
-            seed=seed,
-            bounds=(-1.0, 1.0) if FIGURES[figure].bounds else None,
-        ),
-        p_value=p_value,
-        test=test,
-        gained=tuple(key for key in keys if (ours[key].side, theirs[key].side) == (-1, 1)),
-        lost=tuple(key for key in keys if (ours[key].side, theirs[key].side) == (1, -1)),
-    )
-
-
-def _by_question(rollouts: Iterable[ScoredRollout], figure: str) -> dict[str, _Answers]:
-    answers: dict[str, _Answers] = {}
-    for rollout in rollouts:
-        answer = answers.setdefault(rollout.question_key, _Answers([], 0))
-        if (term := FIGURES[figure].term(rollout)) is not None:
-            answer.values.append(term[0])
-            answer.num_right += rollout.correct is True
-    return answers
-
-
-def _check_same_questions(first: Iterable[str], second: Iterable[str]) -> None:
-    if alone := sorted(set(first) ^ set(second)):
+    ours, theirs = list(first), list(second)
+    if alone := sorted({one.question_key for one in ours} ^ {one.question_key for one in theirs}):
         raise DataError(
             f"only one of the two models was asked {len(alone)} of the questions, {alone[0]} among them; "
             "compare models on rollouts of the same questions"
         )
+    pairs = pair(ours, theirs, figure)
+    if not pairs.first:
+        raise DataError("no question has a verdict for both models; run the scores of both again")
+    return compared(pairs, num_samples=num_samples, num_permutations=num_permutations, seed=seed)
 
 
-def _test(
-    pairs: Sequence[tuple[_Answers, _Answers]], differences: Sequence[float], num_permutations: int, seed: int
-) -> tuple[str, float]:
-    if all(len(left.values) == len(right.values) == 1 for left, right in pairs):
-        is_binary = all(value in (0.0, 1.0) for pair in pairs for answer in pair for value in answer.values)
-        return "mcnemar" if is_binary else "sign", sign_test(differences)
-    return permutation_test(differences, num_permutations=num_permutations, seed=seed)
+def pair(first: Sequence[ScoredRollout], second: Sequence[ScoredRollout], figure: str) -> Pairs:
+    """A figure of two models on the questions of which both say something; raises DataError for two data sets."""
+    if len(datasets := sorted({rollout.dataset for rollout in (*first, *second)})) > 1:
+        raise DataError(
+            f"questions of {', '.join(datasets)} cannot be paired; compare models on one data set at a time"
+        )
+    ours, theirs = (_values(rollouts, figure) for rollouts in (first, second))
+    keys = sorted(ours.keys() & theirs.keys())
+    kept = [
+        [one for one in rollouts if one.question_key in ours.keys() & theirs.keys()] for rollouts in (first, second)
+    ]
+    sums = [sums_of(rollouts, figure) for rollouts in kept]
+    num_left_out = sum(map(len, (first, second))) - sum(map(len, kept)) + sum(one.num_undecided for one in sums)
+    asked = {rollout.question_key for rollout in (*first, *second)}
+    sides = [_sides(rollouts) for rollouts in (first, second)]
+    return Pairs(
+        figure=figure,
+        first={key: ours[key] for key in keys},
+        second={key: theirs[key] for key in keys},
+        is_binary=all(
+            one.is_binary and len(one.questions) == len(group) for one, group in zip(sums, kept, strict=True)
+        ),
+        num_dropped=len(asked) - len(keys),
+        num_dropped_rollouts=num_left_out,
+        gained=tuple(key for key in keys if (sides[0].get(key), sides[1].get(key)) == (-1, 1)),
+        lost=tuple(key for key in keys if (sides[0].get(key), sides[1].get(key)) == (1, -1)),
+    )
 
 
-def sign_test(differences: Sequence[float]) -> float:
-    """Exact two-sided p-value of as many signs as these being so uneven; zeros tell nothing and are left out.
+def _values(rollouts: Sequence[ScoredRollout], figure: str) -> dict[str, float]:
+    sums = sums_of(rollouts, figure)
+    return {key: amount / count for key, (amount, count) in sums.questions.items() if count}
 
-    For right and wrong answers this is McNemar's exact test (1947).
+
+def _sides(rollouts: Sequence[ScoredRollout]) -> dict[str, int]:
+    """Question key -> 1 if more than half of its rollouts are right, -1 if more than half are wrong, 0 at a tie."""
+    shares = _values(rollouts, "accuracy")
+    return {key: (share > 0.5) - (share < 0.5) for key, share in shares.items()}
+
+
+def compared(
+    pairs: Pairs, *, num_samples: int = 1_000, num_permutations: int = DEFAULT_PERMUTATIONS, seed: int = 0
+) -> Comparison:
+    """Interval and test of one data set, at least one question."""
+    if pairs.is_binary:
+        gained, lost = pairs.differences.count(1.0), pairs.differences.count(-1.0)
+        test, p_value = "mcnemar", mcnemar_test(gained, lost)
+    else:
+        test, p_value = permutation_test(pairs.differences, num_permutations=num_permutations, seed=seed)
+    return _comparison([pairs], _interval(pairs, num_samples, seed), test, p_value)
+
+
+def compared_average(
+    parts: Sequence[Pairs], *, num_samples: int = 1_000, num_permutations: int = DEFAULT_PERMUTATIONS, seed: int = 0
+) -> Comparison:
+    """The unweighted mean over data sets of one figure; every data set has at least one question.
+
+    Signs are turned question by question within their data sets, each of which keeps its weight.
     """
-    up = sum(difference > 0 for difference in differences)
-    down = sum(difference < 0 for difference in differences)
-    tail = sum(math.comb(up + down, count) for count in range(min(up, down) + 1))
-    return min(1.0, 2 * tail / (1 << up + down))
+    difference = average_interval(_interval(part, num_samples, seed) for part in parts)
+    weighted = [value / (len(part.first) * len(parts)) for part in parts for value in part.differences]
+    test, p_value = permutation_test(weighted, num_permutations=num_permutations, seed=seed)
+    return _comparison(parts, difference, test, p_value)
 
 
-def permutation_test(differences: Sequence[float], *, num_permutations: int, seed: int) -> tuple[str, float]:
-    """Name of the test and two-sided p-value of the mean difference.
+def _interval(pairs: Pairs, num_samples: int, seed: int) -> Interval:
+    differences = pairs.differences
+    if pairs.is_binary:
+        return paired_share_interval(differences.count(1.0), differences.count(-1.0), len(differences))
+    bounds = bounds_of(pairs.figure)
+    width = None if bounds is None else bounds[1] - bounds[0]
+    return ratio_interval(
+        [(difference, 1.0) for difference in differences],
+        num_samples=num_samples,
+        seed=seed,
+        bounds=None if width is None else (-width, width),
+    )
 
-    Were the models alike, either could have given either side of a question, so each difference may turn its sign.
-    Every choice of signs is tried where there are no more than `num_permutations`; else that many random ones, with
-    the seen one counted among them, so that the p-value is never 0.
+
+def _comparison(parts: Sequence[Pairs], difference: Interval, test: str, p_value: float) -> Comparison:
+    return Comparison(
+        figure=parts[0].figure,
+        num_questions=sum(len(part.first) for part in parts),
+        num_dropped=sum(part.num_dropped for part in parts),
+        num_dropped_rollouts=sum(part.num_dropped_rollouts for part in parts),
+        first=_mean([_mean(part.first.values()) for part in parts]),
+        second=_mean([_mean(part.second.values()) for part in parts]),
+        difference=_in_line(difference, p_value),
+        p_value=p_value,
+        test=test,
+        gained=parts[0].gained if len(parts) == 1 else (),
+        lost=parts[0].lost if len(parts) == 1 else (),
+    )
+
+
+def _in_line(interval: Interval, p_value: float) -> Interval:
+    """The interval, widened to take 0 in where the test does not rule 0 out.
+
+    Intervals of few questions are rather narrow, exact tests rather cautious: without this the two would contradict
+    each other, such as for 4 questions gained and none lost.
     """
-    import numpy as np
+    if p_value < LEVEL:
+        return interval
+    return replace(interval, low=min(interval.low, 0.0), high=max(interval.high, 0.0))
 
-    moved = np.array([difference for difference in differences if difference], dtype=np.float64)
-    # Sums that are equal on paper may differ in their last bits.
-    least = abs(math.fsum(moved)) - 1e-9 * float(np.abs(moved).sum())
-    if 1 << len(moved) <= num_permutations:
-        codes = np.arange(1 << len(moved))[:, None] >> np.arange(len(moved)) & 1
-        return "permutation_exact", float(np.mean(np.abs((1.0 - 2.0 * codes) @ moved) >= least))
-    generator = np.random.default_rng(seed)
-    as_far = 1
-    for _ in range(num_permutations):
-        signs = 1.0 - 2.0 * generator.integers(0, 2, len(moved))
-        as_far += abs(float((signs * moved).sum())) >= least
-    return "permutation", as_far / (num_permutations + 1)
+
+def _mean(values: Iterable[float]) -> float:
+    given = list(values)
+    return math.fsum(given) / len(given)

@@ -28,6 +28,8 @@ ALL = "all"
 EVERY = "every"
 """The average over all data sets, where that is another."""
 
+_PASS_AT = "pass@"
+
 Term = Callable[[ScoredRollout], tuple[float, float] | None]
 
 
@@ -204,6 +206,18 @@ def pass_at_sums(rollouts: Iterable[ScoredRollout], k: int) -> FigureSums:
     return FigureSums(chances, is_binary, len(given) - sum(map(len, kept.values())))
 
 
+def sums_of(rollouts: Iterable[ScoredRollout], name: str) -> FigureSums:
+    """Sums of a figure by its name: one of `FIGURES`, or pass@k."""
+    if name.startswith(_PASS_AT):
+        return pass_at_sums(rollouts, int(name.removeprefix(_PASS_AT)))
+    return figure_sums(rollouts, name)
+
+
+def bounds_of(name: str) -> tuple[float, float] | None:
+    """Where all values of a figure lie, by its name."""
+    return (0.0, 1.0) if name.startswith(_PASS_AT) else FIGURES[name].bounds
+
+
 def pass_at_ks(rollouts: Iterable[ScoredRollout]) -> list[int]:
     """2, 4, 8, … up to the number of rollouts that every question has, and that number; none where it is 1."""
     least = min(Counter(rollout.question_key for rollout in rollouts).values(), default=1)
@@ -228,7 +242,7 @@ def dataset_figures(
 
 def _figures(dataset: str, rollouts: Sequence[ScoredRollout], areas: Mapping[str, str]) -> DatasetFigures:
     sums = {name: figure_sums(rollouts, name) for name in FIGURES}
-    sums |= {f"pass@{k}": pass_at_sums(rollouts, k) for k in pass_at_ks(rollouts)}
+    sums |= {f"{_PASS_AT}{k}": pass_at_sums(rollouts, k) for k in pass_at_ks(rollouts)}
     return DatasetFigures(
         dataset=dataset,
         area=areas.get(dataset) or _area({rollout.domain for rollout in rollouts}),

@@ -6,13 +6,16 @@ K rollouts of one question are not K independent observations, so questions, not
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 Z_95 = 1.959963984540054
 
 MAX_BOOTSTRAP_QUESTIONS = 5_000
 """With more questions than this the mean is as good as normal, and resampling would only cost time."""
+
+
+_MAX_DRAWN = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,31 +62,8 @@ def share_interval(questions: Sequence[tuple[float, int]]) -> Interval:
 
 
 def mean_interval(questions: Sequence[tuple[float, int]], *, num_samples: int, seed: int) -> Interval:
-    """Mean over rollouts of a value within [0, 1], from (sum, number of rollouts) per question.
-
-    Percentile bootstrap over questions with a fixed seed; the normal interval above MAX_BOOTSTRAP_QUESTIONS. Without
-    any spread (a single question, all values alike) resampling shows nothing: then Wilson with the number of
-    questions, which is cautious because no value within [0, 1] spreads more than a 0/1 one of the same mean.
-    """
-    import numpy as np
-
-    sums = np.array([total for total, _ in questions], dtype=np.float64)
-    counts = np.array([count for _, count in questions], dtype=np.float64)
-    mean = float(sums.sum() / counts.sum())
-    size = len(questions)
-    if size > MAX_BOOTSTRAP_QUESTIONS:
-        variance = size / (size - 1) * float(((sums - mean * counts) ** 2).sum()) / float(counts.sum()) ** 2
-        half = Z_95 * math.sqrt(variance)
-        return Interval(mean, max(0.0, mean - half), min(1.0, mean + half), "normal")
-    generator = np.random.default_rng(seed)
-    means = np.empty(num_samples)
-    for index in range(num_samples):
-        chosen = generator.integers(0, size, size)
-        means[index] = sums[chosen].sum() / counts[chosen].sum()
-    low, high = np.quantile(means, [0.025, 0.975])
-    if high - low < 1e-12:
-        return Interval(mean, *wilson_interval(mean, size), "wilson")
-    return Interval(mean, min(mean, float(low)), max(mean, float(high)), "bootstrap")
+    """Mean over rollouts of a value within [0, 1], from (sum, number of rollouts) per question: `ratio_interval`."""
+    return ratio_interval(questions, num_samples=num_samples, seed=seed, bounds=(0.0, 1.0))
 
 
 def average_interval(intervals: Iterable[Interval]) -> Interval:
@@ -105,35 +85,44 @@ def ratio_interval(
     """Sum of the numerators over sum of the denominators, from (numerator, denominator) per question.
 
     For any mean (denominator: number of rollouts) and any ratio (tokens per call), in any unit. Denominators are at
-    least 0 and one is above; else ValueError. Made like `mean_interval`; resamples without a denominator above 0 tell
-    nothing and are left out. Without spread no question of n is unlike the others, but by Wilson up to a share of
-    z²/(n + z²) may be; `bounds`, within which all values lie, say how far these can move the mean (`wilson`). Without
-    bounds one question tells nothing (`unknown`: infinite ends), and several alike have no width (`constant`).
+    least 0 and one is above; else ValueError. Percentile bootstrap over questions with a fixed seed; resamples without
+    a denominator above 0 tell nothing and are left out. The normal interval above MAX_BOOTSTRAP_QUESTIONS. Without
+    spread no question of n is unlike the others, but by Wilson up to a share of z²/(n + z²) may be; `bounds`, within
+    which all values lie, say how far these can move the mean (`wilson`). Without bounds one question tells nothing
+    (`unknown`: infinite ends), and several alike have no width (`constant`).
     """
     import numpy as np
 
+    total = math.fsum(denominator for _, denominator in questions)
+    if total <= 0 or min(denominator for _, denominator in questions) < 0:
+        raise ValueError("a ratio needs denominators of at least 0, and one above 0")
+    ratio = math.fsum(numerator for numerator, _ in questions) / total
     above = np.array([numerator for numerator, _ in questions], dtype=np.float64)
     below = np.array([denominator for _, denominator in questions], dtype=np.float64)
-    total = float(below.sum())
-    if total <= 0 or below.min() < 0:
-        raise ValueError("a ratio needs denominators of at least 0, and one above 0")
-    ratio = float(above.sum()) / total
     size = len(questions)
-    residuals = above - ratio * below
-    spread = math.sqrt(float((residuals**2).sum())) / total
+    spread = math.sqrt(float(((above - ratio * below) ** 2).sum())) / total
     if size == 1 or spread <= 1e-12 * max(1.0, abs(ratio)):
         return _interval_without_spread(ratio, size, bounds)
     if size > MAX_BOOTSTRAP_QUESTIONS:
         half = Z_95 * math.sqrt(size / (size - 1)) * spread
-        return Interval(ratio, ratio - half, ratio + half, "normal")
+        least, most = bounds or (-math.inf, math.inf)
+        return Interval(ratio, max(least, ratio - half), min(most, ratio + half), "normal")
     generator = np.random.default_rng(seed)
-    ratios = []
-    for _ in range(num_samples):
-        chosen = generator.integers(0, size, size)
-        if (denominator := below[chosen].sum()) > 0:
-            ratios.append(above[chosen].sum() / denominator)
-    low, high = np.quantile(ratios or [ratio], [0.025, 0.975])
+    resampled: list[float] = []
+    for rows in _portions(num_samples, size):
+        chosen = generator.integers(0, size, (rows, size))
+        numerators, denominators = above[chosen].sum(axis=1), below[chosen].sum(axis=1)
+        resampled += (numerators[denominators > 0] / denominators[denominators > 0]).tolist()
+    low, high = np.quantile(resampled or [ratio], [0.025, 0.975])
     return Interval(ratio, min(ratio, float(low)), max(ratio, float(high)), "bootstrap")
+
+
+def _portions(num_rows: int, size: int) -> Iterator[int]:
+    """Numbers of rows of this size that are drawn at once, few enough for any memory."""
+    most = max(1, _MAX_DRAWN // size)
+    while num_rows > 0:
+        yield min(most, num_rows)
+        num_rows -= most
 
 
 def _interval_without_spread(ratio: float, num_questions: int, bounds: tuple[float, float] | None) -> Interval:
@@ -144,6 +133,74 @@ def _interval_without_spread(ratio: float, num_questions: int, bounds: tuple[flo
     if num_questions == 1:
         return Interval(ratio, -math.inf, math.inf, "unknown")
     return Interval(ratio, ratio, ratio, "constant")
+
+
+def paired_share_interval(gained: int, lost: int, num_questions: int) -> Interval:
+    """Difference of two shares of right answers to the same questions, second minus first; at least one question.
+
+    Tango's score interval (1998): the differences that McNemar's statistic does not set apart from the seen one by
+    more than 1.96. Where no answer changed sides it is the Wilson interval of a share of 0, to both sides.
+    """
+    difference = (gained - lost) / num_questions
+
+    def distance(supposed: float) -> float:
+        """Standard deviations from the seen difference to a supposed one, at the likeliest share of losses."""
+        half = -gained - lost + (2 * num_questions - gained + lost) * supposed
+        root = math.sqrt(half * half + 8 * num_questions * lost * supposed * (1 - supposed))
+        loss = (root - half) / (4 * num_questions)
+        variance = num_questions * (2 * loss + supposed * (1 - supposed))
+        excess = abs(gained - lost - num_questions * supposed)
+        return excess / math.sqrt(variance) if variance > 0 else math.inf if excess else 0.0
+
+    def end(limit: float) -> float:
+        inside, outside = difference, limit
+        for _ in range(60):
+            middle = (inside + outside) / 2
+            inside, outside = (middle, outside) if distance(middle) <= Z_95 else (inside, middle)
+        return inside
+
+    return Interval(difference, end(-1.0), end(1.0), "tango")
+
+
+def mcnemar_test(gained: int, lost: int) -> float:
+    """Exact two-sided p-value (McNemar 1947) of so uneven a number of questions that changed sides."""
+    changed = gained + lost
+    tail = sum(math.comb(changed, count) for count in range(min(gained, lost) + 1))
+    return min(1.0, 2 * tail / (1 << changed))
+
+
+def permutation_test(differences: Sequence[float], *, num_permutations: int, seed: int) -> tuple[str, float]:
+    """Name of the test and two-sided p-value of the sum, and so of the mean, of paired differences.
+
+    Were the models alike, either could have given either side of a question, so each difference may turn its sign.
+    Every choice of signs is tried where there are no more than `num_permutations`; else that many random ones, with
+    the seen one counted among them, so that the p-value is never 0.
+    """
+    import numpy as np
+
+    moved = np.array([difference for difference in differences if difference], dtype=np.float64)
+    # Sums that are equal on paper may differ in their last bits.
+    least = abs(math.fsum(moved)) - 1e-9 * float(np.abs(moved).sum())
+    size = len(moved)
+    if 1 << size <= num_permutations:
+        codes = np.arange(1 << size)[:, None] >> np.arange(size) & 1
+        return "permutation_exact", float(np.mean(np.abs((1.0 - 2.0 * codes) @ moved) >= least))
+    generator = np.random.default_rng(seed)
+    as_far = 1
+    for rows in _portions(num_permutations, size):
+        signs = 1.0 - 2.0 * generator.integers(0, 2, (rows, size), dtype=np.int8)
+        as_far += int(np.count_nonzero(np.abs(signs @ moved) >= least))
+    return "permutation", as_far / (num_permutations + 1)
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """P-values adjusted for each other (Holm 1979), in their order: the chance that any of them misleads is bounded."""
+    adjusted = [0.0] * len(p_values)
+    largest = 0.0
+    for rank, place in enumerate(sorted(range(len(p_values)), key=lambda place: p_values[place])):
+        largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[place]))
+        adjusted[place] = largest
+    return adjusted
 
 
 def pass_at_k(num_rollouts: int, num_right: int, k: int) -> float:

@@ -12,12 +12,12 @@ from treadle.eval.config import ReportSettings
 from treadle.eval.metrics import (
     ALL,
     EVERY,
-    FIGURES,
     KNOWLEDGE,
     MATH,
     DatasetFigures,
     FigureSums,
     averaged,
+    bounds_of,
 )
 from treadle.eval.statistics import Interval, average_interval, ratio_interval, share_interval
 
@@ -43,7 +43,7 @@ def figure_interval(sums: FigureSums, name: str, settings: ReportSettings) -> In
     """
     if sums.value is None:
         return None
-    bounds = FIGURES[name].bounds if name in FIGURES else (0.0, 1.0)
+    bounds = bounds_of(name)
     if sums.is_binary and bounds is not None:
         return share_interval([(right, int(count)) for right, count in sums.questions.values()])
     return ratio_interval(

@@ -13,9 +13,17 @@ from hypothesis import strategies as st
 from support.scored_rollouts import scored
 
 from treadle.core.errors import DataError
-from treadle.eval.comparison import compare, permutation_test, sign_test
+from treadle.eval.comparison import compare, compared_average, pair
 from treadle.eval.scored_rollout import ScoredRollout
-from treadle.eval.statistics import share_interval
+from treadle.eval.statistics import (
+    average_interval,
+    holm,
+    mcnemar_test,
+    paired_share_interval,
+    permutation_test,
+    share_interval,
+    wilson_interval,
+)
 
 VERDICTS = st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=25)
 SMALL_STEPS = st.lists(st.integers(-4, 4).map(lambda step: step / 4), max_size=9)
@@ -40,7 +48,9 @@ def test_one_rollout_each_is_mcnemars_test() -> None:
     assert (found.first, found.second, found.difference.mean) == (0.4, pytest.approx(19 / 30), pytest.approx(7 / 30))
     assert found.gained == tuple(f"q{index:03}" for index in range(12, 21))
     assert found.lost == ("q010", "q011")
-    assert 0 < found.difference.low < 7 / 30 < found.difference.high
+    assert found.p_value > 0.05
+    assert 0 == found.difference.low < 7 / 30 < found.difference.high
+    assert compare(answers(*([[0]] * 10)), answers(*([[1]] * 7 + [[0]] * 3))).difference.low > 0
 
 
 def test_pairing_sees_what_two_intervals_do_not() -> None:
@@ -57,14 +67,25 @@ def test_equal_models_are_not_set_apart() -> None:
     same = answers(*([[1]] * 15 + [[0]] * 15))
     found = compare(same, same)
     assert (found.p_value, found.gained, found.lost) == (1.0, (), ())
-    assert (found.difference.mean, found.difference.method) == (0.0, "wilson")
+    assert (found.difference.mean, found.difference.method) == (0.0, "tango")
     assert -0.12 < found.difference.low < 0 < found.difference.high < 0.12
 
 
-def test_f1_of_one_rollout_each_is_a_sign_test() -> None:
+def test_f1_of_one_rollout_each_is_a_permutation_test() -> None:
     found = compare(answers([0.25], [0.5], [1.0], [0.0]), answers([0.5], [0.75], [1.0], [0.5]), "f1")
-    assert (found.test, found.p_value) == ("sign", 0.25)
+    assert (found.test, found.p_value) == ("permutation_exact", 0.25)
     assert (found.gained, found.lost) == ((), ())
+
+
+def test_many_small_gains_do_not_outweigh_few_great_losses() -> None:
+    """By signs alone 20 gains against 5 losses would speak for the second model, and clearly."""
+    few = compare(answers(*([[0.5]] * 25)), answers(*([[0.51]] * 20 + [[0.0]] * 5)))
+    assert few.test == "permutation" and few.difference.mean == pytest.approx(-0.092)
+    assert few.difference.low < -0.1 and few.difference.high == 0 and few.p_value == pytest.approx(0.0625, abs=0.01)
+    many = compare(answers(*([[0.5]] * 50)), answers(*([[0.51]] * 40 + [[0.0]] * 10)))
+    assert many.difference.high < 0 and many.p_value < 0.01
+    moved = compare(answers(*([[0.5]] * 25)), answers(*([[0.52]] * 20 + [[0.42]] * 5)))
+    assert moved.difference.mean == pytest.approx(0) and moved.p_value > 0.9
 
 
 def test_several_rollouts_of_a_question_count_as_one_question() -> None:
@@ -93,7 +114,7 @@ def test_many_questions_are_permuted_at_random_with_a_fixed_seed() -> None:
 
 def test_questions_without_verdict_are_left_out_and_counted() -> None:
     found = compare(answers([1], [None], [0, None]), answers([1], [1], [1, 1]))
-    assert (found.num_questions, found.num_undecided) == (2, 1)
+    assert (found.num_questions, found.num_dropped, found.num_dropped_rollouts) == (2, 1, 3)
     assert (found.first, found.second, found.gained) == (0.5, 1.0, ("q002",))
 
 
@@ -170,6 +191,76 @@ def test_questions_that_do_not_differ_leave_the_test_exact() -> None:
     assert permutation_test([], num_permutations=8, seed=0) == ("permutation_exact", 1.0)
 
 
-def test_no_sign_is_no_evidence() -> None:
-    assert sign_test([0.0, 0.0]) == 1.0
-    assert sign_test([0.1] * 2_000) == pytest.approx(0.0, abs=1e-300)
+def test_no_change_is_no_evidence() -> None:
+    assert mcnemar_test(0, 0) == 1.0
+    assert mcnemar_test(2_000, 0) == pytest.approx(0.0, abs=1e-300)
+
+
+def test_figures_without_a_verdict_compare_all_rollouts() -> None:
+    first = [scored(None, 4, question_key="a"), scored(1, 2, question_key="b")]
+    second = [scored(1, 1, question_key="a"), scored(None, 0, question_key="b")]
+    found = compare(first, second, "calls_requested")
+    assert (found.num_questions, found.num_dropped, found.difference.mean) == (2, 0, -2.5)
+    with pytest.raises(DataError, match="no question has a verdict for both"):
+        compare(first, second, "score")
+
+
+def test_rollouts_of_two_data_sets_are_not_paired() -> None:
+    with pytest.raises(DataError, match="questions of amc23, math500 cannot be paired"):
+        compare(answers([1], dataset="amc23"), answers([1], dataset="math500"))
+
+
+def test_intervals_of_right_and_wrong_are_score_intervals() -> None:
+    """At each end McNemar's statistic for the supposed difference is 1.96 standard deviations off."""
+    interval = paired_share_interval(12, 2, 50)
+    assert (interval.mean, interval.method) == (0.2, "tango")
+    for end in (interval.low, interval.high):
+        losses = [share / 100_000 for share in range(1, 60_000)]
+        likeliest = max(
+            (share for share in losses if 0 < share + end < 1 and 2 * share + end < 1),
+            key=lambda share: 12 * math.log(share + end) + 2 * math.log(share) + 36 * math.log(1 - 2 * share - end),
+        )
+        variance = 50 * (2 * likeliest + end * (1 - end))
+        assert abs(12 - 2 - 50 * end) / variance**0.5 == pytest.approx(1.96, abs=2e-3)
+    nothing = paired_share_interval(0, 0, 30)
+    assert (nothing.low, nothing.high) == (pytest.approx(-wilson_interval(0, 30)[1]), pytest.approx(-nothing.low))
+
+
+@given(st.tuples(*[st.integers(0, 12)] * 3).filter(any))
+def test_interval_and_test_of_right_and_wrong_agree(counts: tuple[int, int, int]) -> None:
+    same, gained, lost = counts
+    kinds = [([1], [1])] * same + [([0], [1])] * gained + [([1], [0])] * lost
+    found = compare(answers(*[left for left, _ in kinds]), answers(*[right for _, right in kinds]))
+    assert found.test == "mcnemar"
+    assert (found.difference.low > 0 or found.difference.high < 0) == (found.p_value < 0.05)
+    raw = paired_share_interval(gained, lost, sum(counts))
+    assert -1 <= raw.low <= raw.mean <= raw.high <= 1
+    assert not (raw.low > 0 or raw.high < 0) or found.p_value <= 0.125
+
+
+@pytest.mark.parametrize("gained", range(8))
+def test_one_more_gain_moves_the_interval_a_little(gained: int) -> None:
+    """Of a bootstrap of so few jumps the lower end went from -0.11 to 0 with the first gain."""
+    before, after = (paired_share_interval(count, 0, 30) for count in (gained, gained + 1))
+    assert 0 < after.low - before.low < 0.05 and 0 < after.high - before.high < 0.06
+
+
+def test_average_of_data_sets_weighs_them_the_same() -> None:
+    small = pair(answers([0], [0], dataset="a"), answers([1], [1], dataset="a"), "score")
+    large = pair(answers(*([[1]] * 40), dataset="b"), answers(*([[1]] * 30 + [[0]] * 10), dataset="b"), "score")
+    found = compared_average([small, large])
+    assert (found.num_questions, found.difference.mean) == (42, pytest.approx((1 - 0.25) / 2))
+    assert (found.first, found.second) == (0.5, 0.875)
+    assert found.p_value == pytest.approx(0.5, abs=0.02)
+    assert found.difference.low <= 0 < found.difference.high and found.gained == ()
+    alike = [pair(answers(*([[0]] * 5), dataset=name), answers(*([[1]] * 5), dataset=name), "score") for name in "ab"]
+    sure = compared_average(alike)
+    assert (sure.test, sure.p_value) == ("permutation_exact", 2 / 1_024)
+    parts = [paired_share_interval(5, 0, 5)] * 2
+    assert sure.difference == average_interval(parts)
+
+
+def test_p_values_are_adjusted_for_each_other() -> None:
+    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert holm([0.5, 0.9]) == [1.0, 1.0]
+    assert holm([]) == []
