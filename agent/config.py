@@ -6,16 +6,18 @@ Everything here is semantic: it decides what comes out. Normative table: docs/be
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from treadle.agent.prompts import system_prompt
+from treadle.agent.prompts import FORMATS, Format, format_prompt, system_prompt
 from treadle.agent.protocol import TOOL_PROTOCOL, Protocol
 from treadle.agent.sandbox.config import SandboxSettings
 from treadle.agent.tools.search_config import SearchToolSettings
 from treadle.agent.tools.summarizer import summarizer_prompt
-from treadle.core.config import Operational, Section, digest_json, semantic_dump, with_preset
+from treadle.core.config import Added, Operational, Section, digest_json, semantic_dump, with_preset
 from treadle.core.llm.config import Sampling
 
 ENVIRONMENT_VERSION = 1
@@ -68,6 +70,35 @@ class SearchSettings(SearchToolSettings):
     """How summaries are sampled."""
 
 
+@dataclass(frozen=True, slots=True)
+class Digests:
+    """Digests of an environment by the format of the question."""
+
+    plain: str
+    """Of questions without a format."""
+    by_format: Mapping[str, str]
+
+    def of(self, question: Mapping[str, Any]) -> str:
+        """For a row of `questions`."""
+        return self.by_format.get(question.get("format") or "", self.plain)
+
+    def __contains__(self, digest: object) -> bool:
+        return digest == self.plain or digest in self.by_format.values()
+
+
+class FormatPrompts(Section):
+    """What the system prompt adds for questions of each format; an empty text adds nothing."""
+
+    multiple_choice: str | None = None
+    """For questions with options; none means nothing."""
+    assertion: str | None = None
+    """For statements to judge; none means the shipped text, or nothing beside a `system_prompt` of your own."""
+    fill_in: str | None = None
+    """For gaps to fill; as `assertion`."""
+    open_ended: str | None = None
+    """For questions answered in sentences; as `assertion`."""
+
+
 class EnvironmentSettings(Section):
     """Tools, limits, prompt and result text of every rollout."""
 
@@ -79,6 +110,8 @@ class EnvironmentSettings(Section):
     """System prompt: which tools it speaks of. `auto` follows the enabled tools."""
     system_prompt: str | None = None
     """A text that replaces the system prompt; empty means no system message."""
+    format_prompts: Added[FormatPrompts] = FormatPrompts()
+    """What it adds for questions of a format."""
     python: PythonSettings = PythonSettings()
     """The Python tool."""
     search: SearchSettings = SearchSettings()
@@ -117,6 +150,18 @@ class EnvironmentSettings(Section):
         """The system message; empty for none."""
         return system_prompt(self.prompt_name) if self.system_prompt is None else self.system_prompt
 
+    def system_text_of(self, form: str | None) -> str:
+        """The system message for questions of a format, or of none; empty for none."""
+        name = next((name for name in FORMATS if name == form), None)
+        return "\n\n".join(filter(None, (self.system_text, name and self._format_text(name))))
+
+    def _format_text(self, name: Format) -> str:
+        own: str | None = getattr(self.format_prompts, name)
+        if own is not None:
+            return own
+        # A prompt of the users' own is whole as it stands.
+        return format_prompt(name) if self.system_prompt is None else ""
+
     @property
     def prompt_name(self) -> str:
         """Name of the prompt in force."""
@@ -151,9 +196,14 @@ class EnvironmentSettings(Section):
             return self.max_turns + additional * len(self.enabled_tools)
         return sum(self.call_limit(tool, additional) for tool in self.protocol.tools) + 4
 
-    def digest(self) -> str:
-        """Hex digest of all that decides what an agent meets: prompt text, tags, tools, limits."""
+    def digest(self, form: str | None = None) -> str:
+        """Hex digest of all that decides what an agent meets at a question of a format: prompt text, tags, tools,
+        limits. Formats to which the system prompt adds nothing have the digest of none."""
         parts = {"version": ENVIRONMENT_VERSION, "settings": semantic_dump(self), "tags": self.protocol.as_json()}
         if self.summarizer is not None:
             parts["summarizer"] = summarizer_prompt()
-        return digest_json({**parts, "system": self.system_text})
+        return digest_json({**parts, "system": self.system_text_of(form)})
+
+    def digests(self) -> Digests:
+        """The digests of all formats."""
+        return Digests(self.digest(), {name: self.digest(name) for name in FORMATS})

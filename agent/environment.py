@@ -22,6 +22,10 @@ FAILED_STATUSES = frozenset({"error", "timeout", "invalid", "empty"})
 """Outcomes that count as failed calls; a refused call did not run and is counted apart."""
 
 
+QUESTION_COLUMNS = ("question_key", "dataset", "domain", "question", "choices", "format", "scorer")
+"""Columns of `questions` that make a `Question`."""
+
+
 @dataclass(frozen=True, slots=True)
 class Question:
     """What an environment is reset with: one row of the `questions` table, without its gold answers."""
@@ -38,7 +42,7 @@ class Question:
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> Question:
-        """Build from a row of the `questions` table; one without format or scorer has none."""
+        """Build from a row with `QUESTION_COLUMNS`; format and scorer may be missing."""
         return cls(
             row["question_key"],
             row["question"],
@@ -172,7 +176,7 @@ class Ledger:
 
 def opening_messages(settings: EnvironmentSettings, question: Question) -> list[dict[str, str]]:
     """What stands before the assistant's turn: the system message, if there is one, and the question."""
-    system = settings.system_text
+    system = settings.system_text_of(question.format)
     messages = [{"role": "system", "content": system}] if system else []
     return [*messages, {"role": "user", "content": question.user_message}]
 

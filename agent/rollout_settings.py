@@ -9,6 +9,7 @@ from typing import Any, Literal, Protocol
 from pydantic import Field
 
 from treadle.agent.config import EnvironmentSettings
+from treadle.agent.environment import QUESTION_COLUMNS
 from treadle.core.config import Operational, Section
 from treadle.core.llm.config import ModelSettings, Sampling
 from treadle.core.shards import MAX_SHARDS
@@ -91,7 +92,7 @@ class QuestionSelection(Protocol):
         ...
 
 
-ASKED_COLUMNS = ("question_key", "dataset", "domain", "question", "choices", "split")
+ASKED_COLUMNS = (*QUESTION_COLUMNS, "split")
 """Columns of a question without its gold answers."""
 
 

@@ -67,7 +67,7 @@ class RolloutsRun:
             self._options.max_total_tokens, self._options.max_cost, num_shards=context.num_shards
         )
         self._tokenizer_digest = ""
-        self._environment_digest = self._settings.environment.digest()
+        self._environment_digests = self._settings.environment.digests()
         self._statuses: Counter[str] = Counter()
         self._tokens = 0
         self._started = 0.0
@@ -151,11 +151,11 @@ class RolloutsRun:
             deadline=started + self._settings.environment.rollout_time_s,
             memory=memory,
         )
-        self._finish(head, trajectory, loop.time() - started)
+        row = row_of(head, trajectory, self._environment_digests.of(job.question), self._tokenizer_digest)
+        self._finish(row, trajectory, loop.time() - started)
 
-    def _finish(self, head: Mapping[str, Any], trajectory: Trajectory, seconds: float) -> None:
-        key = head["rollout_key"]
-        row = row_of(head, trajectory, self._environment_digest, self._tokenizer_digest)
+    def _finish(self, row: Mapping[str, Any], trajectory: Trajectory, seconds: float) -> None:
+        key = row["rollout_key"]
         telemetry = telemetry_of(key, self._context.attempt, seconds, trajectory)
         value = {"row": row, "telemetry": telemetry, "wasted_tokens": trajectory.usage.wasted_tokens}
         self._journal.finish(key, orjson.dumps(value))
@@ -186,7 +186,8 @@ class RolloutsRun:
                     totals[name] += stored["telemetry"][name]
             else:
                 error = worked.causes.get(job.key, worked.first)
-                row = failed_row(self._head(job), error, self._environment_digest, tokenizer_digest)
+                digest = self._environment_digests.of(job.question)
+                row = failed_row(self._head(job), error, digest, tokenizer_digest)
             rows.append(row)
             statuses[row["status"]] += 1
             for name in _SUMMED:

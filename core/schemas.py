@@ -609,7 +609,7 @@ _EXTRA_INFO = pa.struct(
 
 RL_ROWS = Table(
     "rl_rows",
-    1,
+    2,
     ("question_key",),
     pa.schema(
         [
@@ -638,9 +638,13 @@ RL_ROWS = Table(
             _field("distance", pa.float64(), "crowding distance in its front; null at the boundary", nullable=True),
             _field("is_boundary", pa.bool_(), "at an end of its front, where the distance has no bound"),
             _field("environment_digest", pa.string(), "prompt, tags, tools and limits of the rollouts"),
+            _field("format", pa.string(), "copied from the question", nullable=True),
+            _field("scorer", pa.string(), "copied from the question", nullable=True),
         ]
     ),
     "Questions chosen for reinforcement learning, shuffled; the first five columns are those of verl's parquet files.",
+    also_reads=frozenset({1}),
+    same_as=1,
 )
 
 RL_REJECTIONS = Table(

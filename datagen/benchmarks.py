@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
+from treadle.agent.prompts import Format
 from treadle.core.config import Added, Operational, Section, read_toml, validate
 from treadle.core.errors import ConfigError
 
@@ -22,8 +23,6 @@ AnswerForm = Literal["plain", "gsm8k", "boxed_solution", "first_item", "before_p
 after `#### `. `boxed_solution`: the content of the last box of a worked solution, else all of it. `first_item`: the
 first element of a list. `before_parenthesis`: up to the first ` (`. `choice_index`: 0-based number of the option."""
 SearchRoute = Literal["local", "web", "both"]
-Format = Literal["multiple_choice", "assertion", "fill_in", "open_ended"]
-"""What kind of answer a question asks for; environments have a prompt for each (`environment.format_prompts`)."""
 
 FORMATS: Mapping[str, Format] = MappingProxyType(
     {

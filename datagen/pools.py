@@ -15,6 +15,7 @@ from typing import Any
 import orjson
 
 from treadle.agent.crew import Crew, begin, settle
+from treadle.agent.environment import QUESTION_COLUMNS
 from treadle.agent.judges.answer import AnswerJudge
 from treadle.agent.judges.base import Judge
 from treadle.agent.memory import Counted, JournalMemory, Memory
@@ -41,7 +42,7 @@ from treadle.datagen.prompts import PromptSet
 
 _WRITE_BATCH = 64
 """Questions whose rows are handed to the writer at once."""
-_COLUMNS = ("question_key", "dataset", "domain", "question", "choices", "split", "answers")
+_COLUMNS = (*QUESTION_COLUMNS, "split", "answers")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +62,7 @@ class PoolsRun:
         self._options = self._settings.options
         self._journal = context.journal
         self._tokenizer_digest = ""
-        self._environment_digest = self._settings.environment.digest()
+        self._environment_digests = self._settings.environment.digests()
         self._budget = TokenBudget(
             self._options.max_total_tokens, self._options.max_cost, num_shards=context.num_shards
         )
@@ -153,7 +154,13 @@ class PoolsRun:
         await evolution.run()
         models = {name: role.name for name, role in self._settings.roles.items()}
         return {
-            "pool": pool_rows(job.question, evolution.pool, models, self._environment_digest, self._tokenizer_digest),
+            "pool": pool_rows(
+                job.question,
+                evolution.pool,
+                models,
+                self._environment_digests.of(job.question),
+                self._tokenizer_digest,
+            ),
             "events": event_rows(job.key, evolution.events),
             "question": question_row(job.question, evolution),
             "telemetry": [

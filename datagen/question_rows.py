@@ -17,10 +17,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from treadle.agent.prompts import Format
 from treadle.core.answers.extraction import last_box
 from treadle.core.config import canonical_json
 from treadle.core.inputs import InputRow
-from treadle.datagen.benchmarks import FORMATS, GENERIC, AnswerForm, Benchmark, Domain, Format, SearchRoute
+from treadle.datagen.benchmarks import FORMATS, GENERIC, AnswerForm, Benchmark, Domain, SearchRoute
 from treadle.datagen.question_sources import QuestionsSettings, SourceSettings, Split
 
 _log = logging.getLogger(__name__)

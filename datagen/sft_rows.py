@@ -18,7 +18,7 @@ import numpy as np
 import orjson
 import pyarrow as pa
 
-from treadle.agent.environment import Question, opening_messages
+from treadle.agent.environment import QUESTION_COLUMNS, Question, opening_messages
 from treadle.agent.protocol import Segment
 from treadle.agent.wellformed import format_faults
 from treadle.core.buckets import Buckets, bucket_count, draw
@@ -83,7 +83,7 @@ class _Making:
         self._options = settings.options
         self._pools = context.inputs["pools"]
         self._num_read = sum(table.num_rows for table in self._pools)
-        self._environment_digest = settings.environment.digest()
+        self._environment_digests = settings.environment.digests()
         self._protocol = settings.environment.protocol
         self._tokenizer = tokenizer = _load_tokenizer(settings)
         self._turn_end = tokenizer.turn_end_ids if tokenizer else ()
@@ -185,11 +185,11 @@ class _Making:
     def _check_digests(self, batch: pa.RecordBatch) -> None:
         """Raise StageFailed where trajectories were made in another environment or with another tokenizer."""
         for digest in batch.column("environment_digest").unique().to_pylist():
-            if digest != self._environment_digest:
+            if digest not in self._environment_digests:
                 raise StageFailed(
                     f"trajectories were made in environment {digest[:12]}, the configuration describes "
-                    f"{self._environment_digest[:12]}: another prompt, other tools or limits; run `pools` again, or "
-                    "restore the [environment] that it was run with"
+                    f"{self._environment_digests.plain[:12]}: another prompt, other tools or limits; run `pools` "
+                    "again, or restore the [environment] that it was run with"
                 )
         for digest in batch.column("tokenizer_digest").unique().to_pylist():
             if digest and self._tokenizer is None:
@@ -252,7 +252,7 @@ class _Making:
 
     def _spread_questions(self, wanted: np.ndarray, asked: Buckets) -> None:
         for table in self._context.inputs["questions"]:
-            for row in table.rows(["question_key", "dataset", "domain", "question", "choices"]):
+            for row in table.rows(QUESTION_COLUMNS):
                 number = np.uint64(draw(0, row["question_key"]))
                 low, high = (int(np.searchsorted(wanted["question"], number, side)) for side in ("left", "right"))
                 if low < high:

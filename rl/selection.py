@@ -18,7 +18,7 @@ import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from treadle.agent.environment import Question, opening_messages
+from treadle.agent.environment import QUESTION_COLUMNS, Question, opening_messages
 from treadle.core.buckets import Buckets, bucket_count, draw
 from treadle.core.errors import ArtifactError, StageFailed
 from treadle.core.schemas import RL_REJECTIONS, RL_ROWS
@@ -35,7 +35,7 @@ _log = logging.getLogger(__name__)
 
 _COUNTED = ("rollout_key", "question_key", "dataset", "domain", "model", "status", "score", "calls_executed")
 _OUTCOME = ("question_key", "rollout_key", "status", "score", "calls_executed")
-_ASKED = ("question_key", "dataset", "domain", "question", "answers", "choices", "format", "scorer")
+_ASKED = (*QUESTION_COLUMNS, "answers")
 _CHUNK_ROWS = 256
 _ROWS_PER_BUCKET = 1_024
 

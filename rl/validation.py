@@ -8,12 +8,13 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, zip_longest
 from typing import Any, Literal
 
+from treadle.agent.environment import QUESTION_COLUMNS
 from treadle.core.stage import Rows
 from treadle.rl.training_events import Validation
 
 Rule = Literal["last", "best"]
 
-_QUESTION_COLUMNS = ("question_key", "question", "choices", "answers", "domain", "dataset")
+_ANSWERED_COLUMNS = (*QUESTION_COLUMNS, "answers")
 
 
 def choose_step(rule: Rule, saved: Collection[int], validations: Mapping[int, Validation]) -> int:
@@ -51,7 +52,7 @@ def validation_questions(tables: Sequence[Rows], number: int, seed: int) -> tupl
     drawn = [heapq.nsmallest(number, pools[name], key=lambda key: _draw(seed, key)) for name in sorted(pools)]
     turns = [key for key in chain.from_iterable(zip_longest(*drawn)) if key is not None][:number]
     place = {key: index for index, key in enumerate(turns)}
-    chosen = [row for row in _held_out(tables, _QUESTION_COLUMNS) if row["question_key"] in place]
+    chosen = [row for row in _held_out(tables, _ANSWERED_COLUMNS) if row["question_key"] in place]
     return sorted(chosen, key=lambda row: place[row["question_key"]]), sum(map(len, pools.values()))
 
 

@@ -9,11 +9,15 @@ from __future__ import annotations
 import re
 from functools import cache
 from importlib.resources import files
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, get_args
 
 if TYPE_CHECKING:
     import jinja2
 
+
+Format = Literal["multiple_choice", "assertion", "fill_in", "open_ended"]
+"""What kind of answer a question asks for."""
+FORMATS: tuple[Format, ...] = get_args(Format)
 
 _CONTROL_TOKEN = re.compile(
     r"<(?=[|\uff5c]|/?s>|(?:start|end)_of_turn>|(?:bos|eos|pad|unk)>)|\[(?=/?(?:INST|SYS)\])", re.I
@@ -30,6 +34,12 @@ def as_data(text: str) -> str:
 def system_prompt(name: str) -> str:
     """Text of one prompt (`both`, `search`, `python`, `none`, `summarizer_system`), without its last newline."""
     return files(__name__).joinpath(f"{name}.txt").read_text(encoding="utf-8").removesuffix("\n")
+
+
+@cache
+def format_prompt(name: Format) -> str:
+    """What the system prompt adds for questions of a format; empty where it adds nothing (`multiple_choice`)."""
+    return "" if name == "multiple_choice" else system_prompt(f"format_{name}")
 
 
 @cache

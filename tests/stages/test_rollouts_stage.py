@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.given_questions import TOKENIZER, TOKENIZER_FOLDER
+from support.given_questions import TOKENIZER, TOKENIZER_FOLDER, give_questions
 from support.rollouts_bench import ANSWER, Bench, corpus, server, work_requests
 from support.scripted_server import Item, RecordedRequest, ScriptedServer
 
@@ -26,6 +26,7 @@ from treadle.core.errors import (
     TreadleError,
 )
 from treadle.core.llm.types import Completion, CompletionRequest
+from treadle.core.runs import Run
 
 NO_PYTHON = {"interpreter": "/no/python"}
 
@@ -53,6 +54,22 @@ async def test_every_question_gets_k_rows_in_order_whatever_order_they_finish_in
     assert record.metrics["num_rollouts"] == 64 and record.metrics["status_answered"] == 44
     assert len({row["rollout_key"] for row in rows}) == len({row["seed"] for row in rows}) == 64
     assert {row["tokenizer_digest"] for row in rows} == {TOKENIZER.digest}
+
+
+async def test_the_format_of_a_question_decides_its_system_message_and_its_digest(tmp_path: Path) -> None:
+    run = Run.create(tmp_path, "r", {}, {})
+    forms = [None, "assertion", "open_ended", "multiple_choice"]
+    give_questions(run, [{"question": f"Question {form}?", "format": form} for form in forms])
+    bench = Bench.of(run)
+    async with server() as scripted:
+        rows = bench.rows(await bench.make(scripted.url))
+    environment = bench.instance("http://127.0.0.1:9").settings.environment
+    prompts = [TOKENIZER.decode(row["prompt_ids"]) for row in rows]
+    assert [environment.system_text_of(form) in prompt for form, prompt in zip(forms, prompts, strict=True)] == [
+        True
+    ] * 4
+    assert [row["environment_digest"] for row in rows] == [environment.digest(form) for form in forms]
+    assert rows[0]["environment_digest"] == rows[3]["environment_digest"] != rows[1]["environment_digest"]
 
 
 @pytest.mark.covers("flywheel-2")

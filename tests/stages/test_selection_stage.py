@@ -201,6 +201,21 @@ def test_later_phases_tell_what_became_of_earlier_rows_and_can_leave_them_out(tm
     assert third.metrics["overlap.2.selected_before"] == 3
 
 
+def test_rows_open_as_the_format_of_their_question_says_and_keep_its_scorer(tmp_path: Path) -> None:
+    asked = [Asked("a", MIXED, (1, 2, 3, 4), "qa"), Asked("b", MIXED, (1, 2, 3, 5), "qa")]
+    questions = question_rows(asked)
+    questions[0] |= {"format": "assertion", "scorer": "math"}
+    digests = ENVIRONMENT.digests()
+    rollouts = rollout_rows(asked)
+    for row in rollouts:
+        row["environment_digest"] = digests.of(questions[row["question_key"] == "b"])
+    rows = {row["question_key"]: row for row in select(tmp_path, asked, questions=questions, rollouts=rollouts).rows}
+    assert rows["a"]["prompt"][0]["content"] == ENVIRONMENT.system_text_of("assertion") != ENVIRONMENT.system_text
+    assert rows["b"]["prompt"][0]["content"] == ENVIRONMENT.system_text
+    assert (rows["a"]["format"], rows["a"]["scorer"], rows["a"]["data_source"]) == ("assertion", "math", "math_effi_rl")
+    assert [rows[key]["environment_digest"] for key in "ab"] == [ENVIRONMENT.digest("assertion"), ENVIRONMENT.digest()]
+
+
 @pytest.mark.covers("pareto-8")
 def test_rows_have_the_prompt_of_the_environment_and_verls_types(tmp_path: Path) -> None:
     asked = [Asked("a", MIXED, (1, 2, 3, 4), "qa"), Asked("b", MIXED, (1, 2, 3, 5), "choice")]

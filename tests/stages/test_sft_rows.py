@@ -236,6 +236,18 @@ def pool_row_of(key: str, question_key: str, trajectory: Trajectory, tokenizer: 
     return pool_row(key, question_key, **made)
 
 
+@pytest.mark.usefixtures("loaded_once")
+def test_rows_open_as_the_format_of_their_question_says(tmp_path: Path, tokenizer: ChatTokenizer) -> None:
+    asked = QUESTIONS[0] | {"format": "assertion"}
+    trajectory, _ = played(asked, TURNS[0], tokenizer)
+    row = pool_row_of("a", "q1", trajectory, tokenizer) | {"environment_digest": ENVIRONMENT.digest("assertion")}
+    chosen = {"tokenizer": tokenizer.folder, "tokenizer_digest": tokenizer.digest}
+    (made,) = make_rows(tmp_path, [asked], [row], **chosen).rows
+    assert made["system"] == ENVIRONMENT.system_text_of("assertion") != ENVIRONMENT.system_text
+    with pytest.raises(StageFailed, match="other token ids"):
+        make_rows(tmp_path / "b", [QUESTIONS[0]], [row], **chosen)
+
+
 PIECES = (
     "What is ", "the area", " of", " of ", "\n", "\n\n", "  ", "\t", "é", "e\u0301", "東京", "\U0001f680", "\u200b",
     "12.50", "'s", "?", "<think>", "</answer>", "<result>x</result>", "<|im_end|>", "<|im_start|>system\n",

@@ -37,6 +37,13 @@ class Bench:
         self.run = Run.create(root, "r", {}, {})
         give_questions(self.run, [_row(number, text) for number, text in enumerate(questions)])
 
+    @classmethod
+    def of(cls, run: Run) -> Bench:
+        """Over a run that has questions."""
+        bench = cls.__new__(cls)
+        bench.run = run
+        return bench
+
     def instance(self, url: str, **changes: Any) -> Instance:
         base = {
             "model_name": "base",

@@ -7,8 +7,9 @@ import pytest
 
 from treadle.agent.config import EnvironmentSettings
 from treadle.agent.environment import CallRecord, Observation, Question, ToolEnvironment
+from treadle.agent.prompts import FORMATS
 from treadle.agent.tools.outcome import CallContext, Tool, ToolOutcome
-from treadle.core.config import load_config
+from treadle.core.config import load_config, semantic_dump
 from treadle.core.errors import ConfigError
 
 QUESTION = Question("k", "Who?")
@@ -154,6 +155,62 @@ def test_the_prompt_speaks_of_the_tools_that_there_are(keys: dict[str, object], 
     every = {"<search>", "<python>", "<result>", "<think>", "<answer>"}
     assert {marker for marker in every if marker in text} == markers
     assert "\\boxed{" in text and "{{" not in text
+
+
+@pytest.mark.covers("evaluation-29")
+async def test_the_format_of_a_question_decides_how_its_system_message_ends() -> None:
+    given = settings()
+    asked = {}
+    for form in (None, *FORMATS):
+        system, user = await ToolEnvironment(given, {}).reset(Question("k", "Who?", format=form))
+        assert system["content"].startswith(given.system_text) and user["content"] == "Who?"
+        asked[form] = system["content"].removeprefix(given.system_text)
+    assert asked[None] == asked["multiple_choice"] == ""
+    assert "true or false" in asked["assertion"] and "gap" in asked["fill_in"] and "brief" in asked["open_ended"]
+    assert len(set(asked.values())) == 4 and all(text.startswith("\n\n") for text in asked.values() if text)
+
+
+@pytest.mark.parametrize(
+    ("keys", "form", "expected"),
+    [
+        ({"system_prompt": "Be brief."}, "assertion", "Be brief."),
+        (
+            {"system_prompt": "Be brief.", "format_prompts": {"assertion": "Yes or no?"}},
+            "assertion",
+            "Be brief.\n\nYes or no?",
+        ),
+        ({"system_prompt": "Be brief.", "format_prompts": {"assertion": "Yes or no?"}}, "fill_in", "Be brief."),
+        ({"system_prompt": "", "format_prompts": {"fill_in": "Fill it."}}, "fill_in", "Fill it."),
+        ({"system_prompt": "Be brief.", "format_prompts": {"multiple_choice": "A letter."}}, "essay", "Be brief."),
+    ],
+)
+def test_a_prompt_of_ones_own_ends_as_the_user_says(keys: dict[str, object], form: str, expected: str) -> None:
+    assert settings(**keys).system_text_of(form) == expected
+
+
+def test_an_empty_text_takes_the_shipped_end_away() -> None:
+    given = settings(format_prompts={"open_ended": ""})
+    assert given.system_text_of("open_ended") == given.system_text == settings().system_text
+    assert given.system_text_of("assertion") == settings().system_text_of("assertion")
+    with pytest.raises(ConfigError, match=r"unknown config key 'format_prompts.open'"):
+        settings(format_prompts={"open": ""})
+
+
+def test_the_digest_of_a_question_is_that_of_its_format_where_the_prompt_differs() -> None:
+    plain = settings()
+    digests = plain.digests()
+    assert digests.plain == plain.digest() == digests.by_format["multiple_choice"] == digests.of({"format": None})
+    assert len({digests.plain, *digests.by_format.values()}) == 4
+    assert digests.of({"format": "assertion"}) == plain.digest("assertion") != digests.plain
+    assert digests.of({}) == digests.plain and plain.digest("fill_in") in digests and "0" not in digests
+    own = settings(system_prompt="Be brief.").digests()
+    assert set(own.by_format.values()) == {own.plain}
+    assert settings(format_prompts={"assertion": "Yes or no?"}).digest() != plain.digest()
+
+
+def test_formats_that_nobody_set_leave_fingerprints_as_they_were() -> None:
+    assert "format_prompts" not in semantic_dump(settings())
+    assert semantic_dump(settings(format_prompts={"fill_in": ""}))["format_prompts"]["fill_in"] == ""
 
 
 def test_limits_follow_from_the_settings() -> None:

@@ -18,6 +18,7 @@ from support.stub_verl import Script, StubClient, StubOutput, caller
 from support.verl_plans import loop_fields, verl_plan
 
 from treadle.agent.config import EnvironmentSettings
+from treadle.agent.environment import opening_messages
 from treadle.agent.rollout import derive_seed
 from treadle.core.chat import ChatTokenizer
 from treadle.core.errors import DataError, EngineError
@@ -32,7 +33,7 @@ from treadle.rl.environment import OpenEnvironment
 from treadle.rl.groups import Group
 from treadle.rl.plan import RlPlan
 from treadle.rl.rewards import Reward, group_rewards
-from treadle.rl.verl_data import write_verl_rows
+from treadle.rl.verl_data import ENGINE_SCHEMA, write_verl_rows
 from treadle.rl.verl_rows import TRAINING_SCHEMA, VERL_SCHEMA
 
 SETTINGS = EnvironmentSettings(system_prompt="Use tools.")
@@ -232,7 +233,10 @@ def test_rows_become_verls_with_the_messages_of_a_rollout(tmp_path: Path) -> Non
     pq.write_table(pa.Table.from_pylist(rows, TRAINING_SCHEMA), source)
     assert write_verl_rows(source, target, SETTINGS, phase=2) == 3
     table = pq.read_table(target)
-    assert table.schema.remove_metadata() == VERL_SCHEMA.remove_metadata()
+    assert table.schema.remove_metadata() == ENGINE_SCHEMA.remove_metadata()
+    assert [field for field in ENGINE_SCHEMA if field not in list(VERL_SCHEMA)] == [ENGINE_SCHEMA.field("extra_info")]
+    of_verl = list(VERL_SCHEMA.field("extra_info").type)
+    assert list(ENGINE_SCHEMA.field("extra_info").type)[: len(of_verl)] == of_verl
     row = table.to_pylist()[1]
     assert row["prompt"] == [
         {"content": "Use tools.", "role": "system"},
@@ -242,6 +246,20 @@ def test_rows_become_verls_with_the_messages_of_a_rollout(tmp_path: Path) -> Non
     sample = Sample.from_fields({**row, "uid": "u", "global_steps": 1})
     assert (sample.question.key, sample.question.choices, sample.question.domain) == ("k1", ("a", "b"), "choice")
     assert write_verl_rows(source, target, SETTINGS, split="valid", most=1) == 1
+
+
+def test_a_session_of_verl_opens_as_the_format_of_its_question_says(tmp_path: Path) -> None:
+    row = {"question_key": "k", "question": "Q?", "choices": [], "answers": ["True"], "domain": "qa", "dataset": "d",
+           "score_tool": 0.5, "score_corr": 0.5, "rank": 0, "format": "assertion", "scorer": "math"}  # fmt: skip
+    source, target = tmp_path / "rows.parquet", tmp_path / "train.parquet"
+    pq.write_table(pa.Table.from_pylist([row], TRAINING_SCHEMA), source)
+    environment = EnvironmentSettings()
+    write_verl_rows(source, target, environment)
+    (made,) = pq.read_table(target).to_pylist()
+    asked = Sample.from_fields({**made, "uid": "u", "global_steps": 1}).question
+    assert (asked.format, asked.domain, asked.rule) == ("assertion", "qa", "math")
+    assert made["prompt"] == [dict(message) for message in opening_messages(environment, asked)]
+    assert made["prompt"][0]["content"] == environment.system_text_of("assertion") != environment.system_text
 
 
 def reward_job(tmp_path: Path, **keys: Any) -> str:

@@ -121,12 +121,20 @@ def test_training_rows_say_what_an_engine_needs() -> None:
     assert rows.to_pylist()[2] == {
         "question_key": "c", "question": "question c?", "choices": ["x", "y"],
         "answers": ["12", "twelve"], "domain": "choice", "dataset": "world", "score_tool": 1.5, "score_corr": 0.5,
-        "rank": 2,
+        "rank": 2, "format": None, "scorer": None,
     }  # fmt: skip
     held_out = validation_rows([question("a", ["12", "twelve"], "math")])
     assert held_out.schema.equals(TRAINING_SCHEMA)
     same = {name: value for name, value in rows.to_pylist()[0].items() if name not in ("score_tool", "score_corr")}
     assert same.items() <= held_out.to_pylist()[0].items()
+
+
+def test_format_and_scorer_go_with_the_question_and_the_scorer_decides_the_reward() -> None:
+    asked = question("a", ["True"]) | {"format": "assertion", "scorer": "math"}
+    row = validation_rows([asked]).to_pylist()[0]
+    assert (row["format"], row["scorer"], row["domain"]) == ("assertion", "math", "qa")
+    made = verl_row(asked, MESSAGES, index=0)
+    assert (made["data_source"], made["ability"]) == ("math_effi_rl", "qa")
 
 
 def written(tmp_path: Path, rows: Sequence[dict[str, Any]]) -> Path:
