@@ -23,6 +23,7 @@ from treadle.flows.cli_eval import evaluate
 from treadle.flows.cli_export import export
 from treadle.flows.cli_import import import_
 from treadle.flows.cli_inspect import lineage, show, status, verify
+from treadle.flows.cli_report import report
 from treadle.flows.cli_retriever import retriever
 from treadle.flows.cli_run import demo, run, stage
 from treadle.flows.cli_work import work
@@ -68,7 +69,7 @@ def cli() -> None:
     """
 
 
-for command in (demo, run, evaluate, stage, work, status, show, lineage, verify, export, import_):
+for command in (demo, run, evaluate, stage, work, status, show, lineage, verify, report, export, import_):
     cli.add_command(command)
 for command in (doctor, env, serve, tutor, retriever):
     cli.add_command(command)

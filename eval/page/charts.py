@@ -17,6 +17,7 @@ from treadle.core.harmless import one_line
 from treadle.core.pictures import COLOUR, LIGHT, WARM, draw_svg
 from treadle.eval.page.document import Chart
 from treadle.eval.page.inline_svg import GRID, INK, MUTED, PAPER, SERIES
+from treadle.eval.radar import Axis
 
 _WIDTH = 10.0
 _LONGEST_NAME = 34
@@ -119,28 +120,32 @@ def _quiet(axes: Any, grid: str) -> None:
     axes.yaxis.label.set_color(MUTED)
 
 
-def calls_chart(title: str, shares: Mapping[str, Sequence[float]]) -> Chart:
-    """Model -> share of its rollouts with 0, 1, 2, … calls; the last place may stand for that many and more."""
+def calls_chart(title: str, shares: Mapping[tuple[str, int], Sequence[float]], *, and_more: bool = False) -> Chart:
+    """Model and number of its colour -> share of its rollouts with 0, 1, 2, … calls.
+
+    `and_more`: the last place stands for that many calls and more.
+    """
     num_places = max(len(values) for values in shares.values())
-    names = list(shares)
+    names = [str(number) for number in range(num_places)]
+    names[-1] += "+" if and_more else ""
 
     def draw(figure: Any) -> None:
         axes = figure.subplots()
-        width = 0.8 / len(names)
-        for number, name in enumerate(names):
-            values = [100.0 * share for share in shares[name]]
+        width = 0.8 / len(shares)
+        for number, ((name, series), of_model) in enumerate(shares.items()):
+            values = [100.0 * share for share in of_model]
             at = np.arange(len(values)) - 0.4 + width * (number + 0.5)
-            bars = axes.bar(at, values, width=width * 0.92, color=colour_of(number), label=short(name))
-            if len(names) * num_places <= 24:
+            bars = axes.bar(at, values, width=width * 0.92, color=colour_of(series), label=short(name))
+            if len(shares) * num_places <= 24:
                 axes.bar_label(bars, [f"{one:.0f}" if one >= 0.5 else "" for one in values], padding=2, fontsize=8)
-        axes.set_xticks(range(num_places), [str(number) for number in range(num_places)])
+        axes.set_xticks(range(num_places), names)
         axes.set(xlabel="calls of tools in a rollout", ylabel="% of rollouts")
         _quiet(axes, "y")
-        _legend(axes, len(names))
+        _legend(axes, len(shares))
 
     words = "; ".join(
-        f"{name}: " + ", ".join(f"{share:.0%} with {count}" for count, share in enumerate(values) if share)
-        for name, values in shares.items()
+        f"{name}: " + ", ".join(f"{share:.0%} with {names[count]}" for count, share in enumerate(values) if share)
+        for (name, _), values in shares.items()
     )
     return Chart(title, words, draw_svg(draw, width=_WIDTH, height=2.9))
 
@@ -190,6 +195,44 @@ def spread_chart(title: str, unit: str, spreads: Sequence[Spread]) -> Chart:
         for one in spreads
     )
     return Chart(title, words, draw_svg(draw, width=_WIDTH, height=0.75 + 0.36 * len(spreads)))
+
+
+def radar_chart(title: str, axes: Sequence[Axis]) -> Chart:
+    """Models as polygons over axes, each with its own range; a value that is missing leaves a gap."""
+    models = list(axes[0].values)
+    angles = np.pi / 2 - 2 * np.pi * np.arange(len(axes)) / len(axes)
+    across, up = np.cos(angles), np.sin(angles)
+
+    def draw(figure: Any) -> None:
+        plane = figure.subplots()
+        plane.set_axis_off()
+        plane.set_aspect("equal")
+        for ring in (0.25, 0.5, 0.75, 1.0):
+            plane.plot(ring * np.append(across, across[0]), ring * np.append(up, up[0]), color=GRID, linewidth=0.9)
+        for number, axis in enumerate(axes):
+            plane.plot([0, across[number]], [0, up[number]], color=GRID, linewidth=0.9)
+            side = "center" if abs(across[number]) < 0.1 else "left" if across[number] > 0 else "right"
+            plane.text(1.1 * across[number], 1.1 * up[number], f"{short(axis.title)}\n{axis.low:g} to {axis.high:g}",
+                       ha=side, va="center")  # fmt: skip
+        for series, model in enumerate(models):
+            places = [axis.position(model) for axis in axes]
+            known = np.array([np.nan if place is None else place for place in places])
+            ends = np.append(np.arange(len(axes)), 0)
+            plane.plot((known * across)[ends], (known * up)[ends], color=colour_of(series), linewidth=1.8, marker="o",
+                       markersize=4, label=short(model))  # fmt: skip
+            if not np.isnan(known).any():
+                plane.fill(known * across, known * up, color=colour_of(series), alpha=0.08, linewidth=0)
+        plane.set(xlim=(-2.3, 2.3), ylim=(-1.15, 1.25))
+        plane.legend(frameon=False, loc="center left", bbox_to_anchor=(0.86, 0.85))
+
+    words = "; ".join(
+        f"{model}: " + ", ".join(
+            f"{axis.title} {'unknown' if (value := axis.values[model]) is None else format(value, '.3g')}"
+            for axis in axes
+        )
+        for model in models
+    )  # fmt: skip
+    return Chart(title, words, draw_svg(draw, width=_WIDTH, height=4.6))
 
 
 _ENDINGS = (LIGHT, WARM, SERIES[4], SERIES[3], SERIES[5], SERIES[6], _FAINT, SERIES[7])

@@ -22,11 +22,13 @@ from treadle.eval.page.charts import (
     endings_chart,
     interval_chart,
     loss_chart,
+    radar_chart,
     spread_chart,
     yields_chart,
 )
 from treadle.eval.page.document import Chart, Fold, Page, Part, Section, Text, Tile, Tiles, render_page
 from treadle.eval.page.inline_svg import inline_svg
+from treadle.eval.radar import Axis
 
 HOSTILE = [
     "<script>alert(1)</script>", '"><img src=x onerror=alert(1)>', "</style><script>alert(1)</script>", "</svg><b>",
@@ -80,7 +82,8 @@ def parts_named(names: list[str]) -> list[Part]:
         Tiles(tuple(Tile(name, name, name, number) for number, name in numbered)),
         *(Figures(name, (name, "x"), ((name, name), ("b", 1_234)), name) for name in names),
         interval_chart(names[0], [Estimate(name, name, number, 0.5, 0.4, 0.6) for number, name in numbered]),
-        calls_chart(names[0], {name: [0.5, 0.5] for name in names}),
+        calls_chart(names[0], {(name, number): [0.5, 0.5] for number, name in numbered}, and_more=True),
+        radar_chart(names[0], [Axis(name, 0.0, 1.0, dict.fromkeys(names, 0.5)) for name in (*names, *"ab")]),
         spread_chart(names[0], names[0], [Spread.of(name, number, [1.0, 2.0, 3.0]) for number, name in numbered]),
         endings_chart(names[0], {name: dict.fromkeys(names, 3) for name in names}, names),
         yields_chart(names[0], [Yield(name, 3, 2, 1) for name in names]),

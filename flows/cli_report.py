@@ -1,0 +1,63 @@
+"""`treadle report`: what runs came to, as one web page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from treadle.core.harmless import harmless
+from treadle.flows.options import root_option
+
+if TYPE_CHECKING:
+    from treadle.core.runs import Run
+
+
+@click.command(
+    short_help="What runs came to, as one web page.",
+    epilog="Example:  treadle report --run first --run second --out report.html --open",
+)
+@click.option(
+    "--run",
+    "run_ids",
+    required=True,
+    multiple=True,
+    help="Name of a run, or its folder ROOT/runs/NAME; several are compared.",
+)
+@click.option(
+    "--out",
+    required=True,
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="File to write; an earlier page is replaced.",
+)
+@click.option("--open", "open_it", is_flag=True, help="Show it in the browser.")
+@root_option
+def report(run_ids: tuple[str, ...], out: Path, open_it: bool, root: str | Path) -> None:
+    """Write one page with what runs came to: figures with intervals, comparisons, behaviour, data, training, cost.
+
+    The file needs nothing beside it and asks for nothing: it can be mailed, put on any server or printed. What a run
+    lacks is left out. Several runs stand side by side, and their models are compared on the questions that both were
+    asked. Equal runs give an equal file.
+    """
+    from treadle.tasks.page.build import report_page
+    from treadle.tasks.page.file import write_page
+
+    content = report_page([_opened(root, given) for given in dict.fromkeys(run_ids)])
+    write_page(out, content)
+    click.echo(harmless(f"{out} ({len(content) / 1024:,.0f} KiB)"))
+    if open_it:
+        import webbrowser
+
+        webbrowser.open(out.absolute().as_uri())
+
+
+def _opened(root: str | Path, given: str) -> Run:
+    """A run by its name under the root, or by its own folder."""
+    from treadle.core.runs import Run
+
+    place, _, name = given.rstrip("/").rpartition("/")
+    own_root, _, folder = place.rpartition("/")
+    if folder == "runs":
+        return Run.open(own_root if place != "runs" else ".", name)
+    return Run.open(root, given)

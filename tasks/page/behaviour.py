@@ -1,0 +1,94 @@
+"""How models behave: how often they call tools, how much they write, how their rollouts end."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from treadle.core.figures import Figures
+from treadle.eval.page.charts import Spread, calls_chart, endings_chart, spread_chart
+from treadle.eval.page.document import Part, Section
+from treadle.tasks.page.models import Model
+
+_MOST_CALLS_DRAWN = 8
+"""Rollouts with more are drawn with these."""
+
+
+def behaviour_section(models: Sequence[Model]) -> list[Section]:
+    """Calls and lengths."""
+    known = [model for model in models if model.behaviour.num_rollouts]
+    if not known:
+        return []
+    parts: list[Part] = []
+    if any(model.behaviour.sums["calls_requested"] for model in known):
+        most = max(max(model.behaviour.calls) for model in known)
+        last = min(most, _MOST_CALLS_DRAWN)
+        shares = {(model.label, model.series): _call_shares(model, last) for model in known}
+        parts.append(calls_chart("Calls in a rollout", shares, and_more=most > last))
+    spreads = [Spread.of(model.label, model.series, model.behaviour.tokens) for model in known]
+    parts.append(spread_chart("Sampled tokens of a rollout", "tokens", spreads))
+    parts.append(_calls_and_lengths(known))
+    reading = (
+        "Bars show how many rollouts made so many calls; a box holds the middle half of the rollouts, its line the "
+        "median, the thin line all but the shortest and the longest twentieth."
+    )
+    return [Section("behaviour", "Calls and lengths", reading, parts)]
+
+
+def _call_shares(model: Model, last: int) -> list[float]:
+    counts = [0] * (last + 1)
+    for calls, count in model.behaviour.calls.items():
+        counts[min(calls, last)] += count
+    return [count / model.behaviour.num_rollouts for count in counts]
+
+
+def _calls_and_lengths(models: Sequence[Model]) -> Figures:
+    rows = []
+    for model in models:
+        found = model.behaviour
+        count, sums, tokens = found.num_rollouts, found.sums, sorted(found.tokens)
+        failed = f"{sums['failed_calls'] / sums['calls_executed']:.1%}" if sums["calls_executed"] else "-"
+        reasoning = found.reasoning_tokens
+        rows.append(
+            (
+                model.label,
+                count,
+                f"{sums['calls_requested'] / count:.2f}",
+                f"{sums['python_calls'] / count:.2f}",
+                f"{sums['search_calls'] / count:.2f}",
+                failed,
+                f"{sum(tokens) / count:,.0f}",
+                f"{tokens[(len(tokens) - 1) // 2]:,}",
+                f"{tokens[-1]:,}",
+                f"{sum(reasoning) / len(reasoning):,.0f}" if reasoning else "-",
+            )
+        )
+    header = (
+        "model", "rollouts", "calls", "Python", "searches", "failed", "sampled tokens", "median", "most",
+        "tokens without results",
+    )  # fmt: skip
+    note = (
+        "Calls: means per rollout of what was asked for. Failed: share of the calls that ran and gave an error, "
+        "nothing, or ran out of time."
+    )
+    return Figures("Means over rollouts", header, tuple(rows), note)
+
+
+def endings_section(models: Sequence[Model]) -> list[Section]:
+    """How rollouts ended."""
+    known = [model for model in models if model.behaviour.num_rollouts]
+    if not known:
+        return []
+    totals: Counter[str] = sum((model.behaviour.statuses for model in known), Counter())
+    rest = sorted(totals.keys() - {"answered"}, key=lambda status: (-totals[status], status))
+    statuses = [*(["answered"] if totals["answered"] else []), *rest]
+    chart = endings_chart("How rollouts ended", {model.label: model.behaviour.statuses for model in known}, statuses)
+    table = Figures(
+        "Rollouts by how they ended",
+        ("model", *statuses),
+        tuple((model.label, *(model.behaviour.statuses[status] for status in statuses)) for model in known),
+        "answered: with an answer; no answer, limit, max_turns, context_full, length, timeout, budget: stopped before "
+        "one; failed: infrastructure, accepted by the user.",
+    )
+    reading = "Only the first colour is rollouts that came to an answer; everything else counts as wrong."
+    return [Section("endings", "How rollouts ended", reading, [chart, table])]

@@ -1,0 +1,67 @@
+"""The whole page of one run, or of several side by side."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from treadle.core.runs import Run
+from treadle.eval.page.document import Page, render_page
+from treadle.tasks.page.behaviour import behaviour_section, endings_section
+from treadle.tasks.page.comparisons import comparisons_section
+from treadle.tasks.page.cost import cost_sections
+from treadle.tasks.page.evaluation import headline_section, radar_section
+from treadle.tasks.page.manifest import manifest_sections
+from treadle.tasks.page.models import Model, evaluated_models
+from treadle.tasks.page.sources import Source
+from treadle.tasks.page.training import pools_sections, rl_sections, selection_sections, sft_sections
+
+
+def report_page(runs: Sequence[Run]) -> bytes:
+    """The page as an HTML file; the same for the same runs. What a run lacks is left out."""
+    sources = [Source(run, label) for run, label in zip(runs, _labels(runs), strict=True)]
+    models = evaluated_models(sources)
+    sections = [
+        *headline_section(models),
+        *comparisons_section(sources, models),
+        *radar_section(models),
+        *behaviour_section(models),
+        *endings_section(models),
+        *pools_sections(sources),
+        *selection_sections(sources),
+        *sft_sections(sources),
+        *rl_sections(sources),
+        *cost_sections(sources),
+        *manifest_sections(sources),
+    ]
+    notes = [note for source in sources for note in source.notes()]
+    if not models and not notes:
+        notes = ["Nothing was evaluated yet, so that there are no figures of models."]
+    return render_page(Page(_title(runs), _facts(runs, models), sections, notes))
+
+
+def _labels(runs: Sequence[Run]) -> list[str]:
+    """Empty for a single run; else names, with numbers where runs of several roots are called the same."""
+    if len(runs) == 1:
+        return [""]
+    names = Counter(run.run_id for run in runs)
+    return [run.run_id if names[run.run_id] == 1 else f"{run.run_id} ({number})" for number, run in enumerate(runs, 1)]
+
+
+def _title(runs: Sequence[Run]) -> str:
+    return " and ".join(dict.fromkeys(run.run_id for run in runs))
+
+
+def _facts(runs: Sequence[Run], models: Sequence[Model]) -> list[tuple[str, str]]:
+    datasets = list(dict.fromkeys(name for model in models for name in model.datasets))
+    facts = [
+        ("Runs" if len(runs) > 1 else "Run", ", ".join(run.run_id for run in runs)),
+        ("Created", ", ".join(dict.fromkeys(run.info.created_at[:10] for run in runs))),
+    ]
+    if models:
+        facts += [
+            ("Models", ", ".join(model.label for model in models)),
+            ("Data sets", ", ".join(datasets)),
+            ("Rollouts", f"{sum(model.behaviour.num_rollouts for model in models):,}"),
+        ]
+    return [*facts, ("Treadle", ", ".join(dict.fromkeys(run.info.treadle_version for run in runs)))]

@@ -1,0 +1,104 @@
+"""What a run used: requests, tokens, money where prices are known, and time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from treadle.core.figures import Cell, Figures, money
+from treadle.core.llm.config import ModelSettings
+from treadle.core.records import StageRecord
+from treadle.eval.page.document import Section
+from treadle.tasks.page.sources import Source
+from treadle.tasks.stage_report import role_models
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """What one role of one stage instance used."""
+
+    address: str
+    role: str
+    model: str
+    requests: int
+    prompt_tokens: int
+    completion_tokens: int
+    cost: float | None
+    """None where the model has no price."""
+
+
+def cost_sections(sources: Sequence[Source]) -> list[Section]:
+    """Tokens and money of the stages that asked models, by run."""
+    found = []
+    for number, source in enumerate(sources, 1):
+        uses = [use for record in source.by_time() for use in _uses(source, record)]
+        if uses:
+            name = "cost" if len(sources) == 1 else f"cost-{number}"
+            found.append(Section(name, source.named("Cost"), _READING, [_table(uses)]))
+    return found
+
+
+_READING = (
+    "What was asked of models, by stage and role, at the prices that the run's configuration has now; a stage that was "
+    "taken over from an earlier run is counted with what it used then."
+)
+
+
+def _table(uses: Sequence[Use]) -> Figures:
+    is_priced = any(use.cost is not None for use in uses)
+    header: tuple[str, ...] = ("stage", "role", "model", "requests", "prompt tokens", "sampled tokens")
+    rows: list[tuple[Cell, ...]] = [
+        (use.address, use.role, use.model, use.requests, use.prompt_tokens, use.completion_tokens, _cost(use.cost))
+        for use in uses
+    ]
+    counts = (sum(getattr(use, name) for use in uses) for name in ("requests", "prompt_tokens", "completion_tokens"))
+    known = sum(use.cost for use in uses if use.cost is not None)
+    at_least = "at least " if any(use.cost is None for use in uses) else ""
+    rows.append(("all", "", "", *counts, f"{at_least}{money(known)}"))
+    if not is_priced:
+        return Figures("Requests and tokens", header, tuple(row[:-1] for row in rows), _NO_PRICES)
+    return Figures("Requests, tokens and cost", (*header, "cost"), tuple(rows))
+
+
+_NO_PRICES = (
+    "Money is not shown: no model of the run has prices (prompt_price_per_million, completion_price_per_million)."
+)
+
+
+def _cost(cost: float | None) -> str:
+    return "?" if cost is None else money(cost)
+
+
+def _uses(source: Source, record: StageRecord) -> Iterator[Use]:
+    models = role_models(record, source.run)
+    metrics = record.metrics
+    if isinstance(usage := metrics.get("usage"), dict):
+        for role, used in usage.items():
+            yield _use(record, role, models.get(role), used["calls"], used["prompt_tokens"], used["completion_tokens"])
+    elif record.stage == "rollouts" and "prompt_tokens" in metrics:
+        tokens = metrics["prompt_tokens"], metrics["completion_tokens"] + metrics.get("wasted_tokens", 0)
+        yield _use(record, "policy", models.get("policy"), metrics["num_turns"], *tokens)
+        if "summarizer" in models:
+            yield from _summarizer(source, record, models["summarizer"])
+
+
+def _summarizer(source: Source, record: StageRecord, model: ModelSettings) -> Iterator[Use]:
+    """Told by telemetry alone, which counts no requests of it."""
+    log = source.telemetry(record, "rollout_telemetry")
+    if log:
+        prompt = sum(row.get("summarizer_prompt_tokens") or 0 for row in log)
+        sampled = sum(row.get("summarizer_completion_tokens") or 0 for row in log)
+        yield _use(record, "summarizer", model, 0, prompt, sampled)
+
+
+def _use(record: StageRecord, role: str, model: ModelSettings | None, requests: int, prompt: int, sampled: int) -> Use:
+    cost = model.cost(prompt, sampled) if model is not None and model.is_priced else None
+    name = model.model if model is not None else record.settings.get("model", {}).get("model", "")
+    return Use(record.address, role, name, requests, prompt, sampled, cost)
+
+
+def seconds_of(record: StageRecord) -> float:
+    """How long the attempt that completed a stage took."""
+    began, ended = (datetime.fromisoformat(time) for time in (record.started_at, record.finished_at))
+    return (ended - began).total_seconds()

@@ -1,0 +1,252 @@
+"""What models came to: the headline with its intervals, and the radar of behaviour."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from treadle.core.figures import Cell, Figures
+from treadle.eval.layout import Line
+from treadle.eval.page.charts import Estimate, interval_chart, radar_chart
+from treadle.eval.page.document import Fold, Part, Section, Tile, Tiles
+from treadle.eval.radar import radar_axes
+from treadle.tasks.page.models import OVERALL, Model
+
+_AVERAGES = {
+    "all": "average",
+    "math": "average of mathematics",
+    "knowledge": "average of knowledge",
+    "every": "average of every data set",
+}
+_PERCENT = {
+    "accuracy": "right",
+    "score": "correctness",
+    "em": "exact match",
+    "acc": "answer contained",
+    "f1": "F1",
+    "f1_legacy": "F1 as published",
+    "efficiency": "efficiency",
+    "conciseness": "conciseness",
+    "conciseness_tool_users": "conciseness with calls",
+    "successful_execution": "successful execution",
+    "successful_execution_strict": "the same, strict",
+    "call_success": "calls without failure",
+    "tool_use": "rollouts with calls",
+}
+"""Shares, shown in per cent."""
+_NUMBERS = {
+    "reasoning_length": "correctness per 1,000 tokens",
+    "calls_requested": "calls",
+    "python_calls": "Python calls",
+    "search_calls": "searches",
+    "reasoning_tokens": "tokens without results",
+    "completion_tokens": "sampled tokens",
+    "prompt_tokens": "prompt tokens",
+    "output_chars": "characters without results",
+    "seconds": "seconds",
+}
+_HEADLINE = (
+    "accuracy",
+    "score",
+    "efficiency",
+    "conciseness",
+    "successful_execution",
+    "reasoning_length",
+    "calls_requested",
+    "completion_tokens",
+)
+_WITH_INTERVAL = ("accuracy", "score", "efficiency")
+_TILES_SHOWN = 8
+_DATASETS_DRAWN = 12
+
+
+def headline_section(models: Sequence[Model]) -> list[Section]:
+    """How many answers are right, by model and data set."""
+    if not models:
+        return []
+    figures = [name for name in (*_HEADLINE, *_passes(models)) if _is_told(name, models)]
+    over_all = Figures(
+        "Over all data sets" if any(len(model.datasets) > 1 for model in models) else "Figures",
+        ("model", "questions", "rollouts", *(_title(name) for name in figures), "undecided", "failed"),
+        tuple((model.label, *_cells(model.headline, figures)) for model in models),
+        "In brackets: 95 % intervals. Efficiency: correctness divided by calls. Correctness: F1 for questions of "
+        "knowledge, else 1 or 0. Undecided: rollouts without a verdict, left out. Failed: ended by infrastructure, "
+        "counted as wrong. Averages give each data set the same weight.",
+    )
+    parts: list[Part] = [Tiles(tuple(map(_tile, models[:_TILES_SHOWN])))]
+    if estimates := _estimates(models):
+        parts.append(interval_chart("Right answers", estimates))
+    parts.append(over_all)
+    if len(lines := _lines_told(models)) > 1:
+        parts.append(Fold("Each data set", [_by_dataset(models, lines, figures)]))
+    parts.append(Fold("All figures", [_all_figures(models)]))
+    reading = (
+        "Each line is a 95 % interval around the share of right answers: where two overlap widely, the difference may "
+        "be chance."
+    )
+    return [Section("headline", "Headline", reading, parts)]
+
+
+def radar_section(models: Sequence[Model]) -> list[Section]:
+    """Five sides of behaviour at once, where at least three of them are known."""
+    axes = radar_axes({model.label: _values(model.headline) for model in models})
+    known = [axis for axis in axes if any(value is not None for value in axis.values.values())]
+    if not models or len(known) < 3:
+        return []
+    rows = tuple(
+        (
+            axis.title,
+            f"{axis.low:g} to {axis.high:g}",
+            *("-" if value is None else f"{value:.3g}" for value in axis.values.values()),
+        )
+        for axis in axes
+    )
+    reading = (
+        "Further out is better on every axis, but each axis has its own range, so compare models on one axis, not "
+        "axes with each other."
+    )
+    unknown = ", ".join(axis.title for axis in axes if axis not in known)
+    note = f"Not drawn, since no model has it: {unknown}." if unknown else ""
+    table = Figures("Values", ("axis", "range", *(model.label for model in models)), rows, note)
+    return [Section("radar", "Radar", reading, [radar_chart("Behaviour", known), table])]
+
+
+def _values(line: Line) -> Mapping[str, float | None]:
+    return {name: line.value(name) for name in line.figures}
+
+
+def _tile(model: Model) -> Tile:
+    line = model.headline
+    value = line.value("accuracy")
+    interval = _interval(line, "accuracy")
+    note = f"{interval} · {line.num_questions:,} questions" if interval else f"{line.num_questions:,} questions"
+    return Tile(model.label, "-" if value is None else f"{100 * value:.1f} %", note, model.series)
+
+
+def _interval(line: Line, figure: str) -> str:
+    row = line.figures.get(figure)
+    if row is None or row["low"] is None or row["high"] is None:
+        return ""
+    return f"{100 * row['low']:.1f} to {100 * row['high']:.1f} %"
+
+
+def _estimates(models: Sequence[Model]) -> list[Estimate]:
+    """Rows of the chart: averages first, then data sets, each with all models; a lone model needs no groups."""
+    found = []
+    lines = _lines_told(models)
+    for name in lines[:_DATASETS_DRAWN]:
+        title = dataset_title(name, name in OVERALL and len(lines) > 1)
+        for model in models:
+            row = model.lines[name].figures.get("accuracy") if name in model.lines else None
+            if row is None or row["value"] is None or row["low"] is None or row["high"] is None:
+                continue
+            group, label = (title, model.label) if len(models) > 1 and len(lines) > 1 else ("", model.label)
+            if len(models) == 1 and len(lines) > 1:
+                label = title
+            found.append(Estimate(group, label, model.series, row["value"], row["low"], row["high"]))
+    return found
+
+
+def _lines_told(models: Sequence[Model]) -> list[str]:
+    """Averages, then data sets; averages over a single data set say nothing new."""
+    names = list(dict.fromkeys(name for model in models for name in model.lines))
+    if len(names) == 1:
+        return names
+    datasets = [name for name in names if name not in OVERALL]
+
+    def is_new(average: str) -> bool:
+        return any(
+            all(model.lines[average].num_questions != model.lines[name].num_questions for name in model.datasets)
+            for model in models
+            if average in model.lines
+        )
+
+    return [*(name for name in OVERALL if name in names and is_new(name)), *datasets]
+
+
+def dataset_title(name: str, is_average: bool) -> str:
+    """A data set, or what an average is over."""
+    return _AVERAGES[name] if is_average else name
+
+
+def figure_title(name: str) -> str:
+    """A figure as readers know it."""
+    return _PERCENT.get(name) or _NUMBERS.get(name) or name.replace("_", " ")
+
+
+def _title(name: str) -> str:
+    unit = ", %" if _is_share(name) else ""
+    return f"{figure_title(name)}{unit}{' [95 %]' if name in _WITH_INTERVAL else ''}"
+
+
+def _is_share(name: str) -> bool:
+    return name in _PERCENT or name.startswith("pass@")
+
+
+def _passes(models: Sequence[Model]) -> list[str]:
+    found = {name for model in models for name in model.headline.figures if name.startswith("pass@")}
+    return sorted(found, key=lambda name: (len(name), name))
+
+
+def _is_told(name: str, models: Sequence[Model]) -> bool:
+    """Whether a column says something, and something else than the one before it."""
+    values = [model.headline.value(name) for model in models]
+    if name == "score" and values == [model.headline.value("accuracy") for model in models]:
+        return False
+    if name == "efficiency" and not any(model.headline.value("tool_use") for model in models):
+        return False
+    return any(value is not None for value in values)
+
+
+def _cells(line: Line, figures: Sequence[str]) -> list[Cell]:
+    undecided = line.figures["score"]["num_undecided"] if "score" in line.figures else 0
+    return [
+        line.num_questions,
+        line.num_rollouts,
+        *(figure_text(line, name, with_interval=name in _WITH_INTERVAL) for name in figures),
+        int(undecided),
+        int(line.value("num_failed") or 0),
+    ]
+
+
+def figure_text(line: Line, name: str, *, with_interval: bool) -> str:
+    """A figure as it stands in a table; shares in per cent, their unit in the heading."""
+    value = line.value(name)
+    if value is None:
+        return "-"
+    row, scale, form = line.figures[name], *number_form(name, value)
+    text = format(value * scale, form)
+    if with_interval and row["low"] is not None and row["high"] is not None:
+        text += f" [{format(row['low'] * scale, form)}, {format(row['high'] * scale, form)}]"
+    return text
+
+
+def number_form(name: str, value: float) -> tuple[float, str]:
+    """By what to multiply a figure to show it, and how to write it."""
+    if _is_share(name):
+        return 100.0, ".1f"
+    return 1.0, ",.0f" if abs(value) >= 100 else ".2f"
+
+
+def _by_dataset(models: Sequence[Model], datasets: Sequence[str], figures: Sequence[str]) -> Figures:
+    rows = tuple(
+        (model.label, dataset_title(name, name in OVERALL), *_cells(model.lines[name], figures))
+        for name in datasets
+        for model in models
+        if name in model.lines
+    )
+    header = ("model", "data set", "questions", "rollouts", *(_title(name) for name in figures), "undecided", "failed")
+    return Figures("Each data set", header, rows)
+
+
+def _all_figures(models: Sequence[Model]) -> Figures:
+    """Figures as rows, models as columns, over all data sets."""
+    names = [*_PERCENT, *_passes(models), *_NUMBERS]
+    told = [name for name in names if any(model.headline.value(name) is not None for model in models)]
+    rows = tuple(
+        (
+            f"{figure_title(name)}{', %' if _is_share(name) else ''}",
+            *(figure_text(model.headline, name, with_interval=True) for model in models),
+        )
+        for name in told
+    )
+    return Figures("All figures over all data sets [95 %]", ("figure", *(model.label for model in models)), rows)

@@ -1,0 +1,112 @@
+"""What a page is made from: runs with their records, and what can still be read of their tables."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from treadle.core.artifacts import ArtifactReader, ArtifactRef
+from treadle.core.errors import ArtifactError, StorageError
+from treadle.core.records import StageRecord
+from treadle.core.runs import Run
+from treadle.core.stage import Address
+
+Row = dict[str, Any]
+
+_WITHOUT_PLACE = re.compile(r"^artifacts/\w+/[0-9a-f]+ (holds table)")
+"""The folder of a table says nothing to the reader of a page, and would keep equal reasons apart."""
+
+
+class Source:
+    """One run of a page. What cannot be read is left out, and said in `notes()`."""
+
+    def __init__(self, run: Run, label: str = "") -> None:
+        """`label`: tells the run from the others of the page; empty for the only one."""
+        self.run = run
+        self.label = label
+        records, problems = run.readable_records()
+        self.records: list[StageRecord] = sorted(records, key=_age)
+        self._problems: dict[str, list[str]] = {}
+        for key, problem in problems.items():
+            self._note(key, problem)
+
+    def named(self, text: str) -> str:
+        """A title or a model, told from those of other runs."""
+        return f"{text} · {self.label}" if self.label else text
+
+    def of_stage(self, *stages: str) -> list[StageRecord]:
+        """Records of stages, by iteration, phase and name."""
+        return [record for record in self.records if record.stage in stages]
+
+    def by_time(self) -> list[StageRecord]:
+        """All records in the order in which they were made."""
+        return sorted(self.records, key=lambda record: (record.started_at, record.address))
+
+    def table(self, ref: ArtifactRef | None, what: str) -> ArtifactReader | None:
+        """A table; None where there is none that can be read. `what`: what its absence is told as."""
+        if ref is None:
+            return None
+        try:
+            return self.run.rows(ref)
+        except (ArtifactError, StorageError) as error:
+            self._note(what, error)
+            return None
+
+    def rows(self, ref: ArtifactRef | None, what: str, columns: Sequence[str] | None = None) -> Iterator[Row]:
+        """Rows of such a table; none where it cannot be read."""
+        table = self.table(ref, what)
+        if table is None:
+            return
+        try:
+            yield from table.rows(columns)
+        except (ArtifactError, StorageError) as error:
+            self._note(what, error)
+
+    def file(self, record: StageRecord, kind: str, name: str) -> bytes | None:
+        """A further file beside a table that a record names."""
+        table = self.table(record.outputs.get(kind), record.address)
+        if table is None or name not in table.file_names():
+            return None
+        try:
+            return table.read_file(name)
+        except (ArtifactError, StorageError) as error:
+            self._note(record.address, error)
+            return None
+
+    def telemetry(self, record: StageRecord, kind: str) -> list[Row]:
+        """Rows of a log; none where it is gone."""
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        key = record.telemetry.get(kind)
+        content = self.run.storage.get(key) if key is not None else None
+        if content is None:
+            return []
+        try:
+            rows: list[Row] = pq.read_table(io.BytesIO(content)).to_pylist()
+        except pa.ArrowException:
+            self._note(record.address, f"{key} cannot be read")
+            return []
+        return rows
+
+    def notes(self) -> list[str]:
+        """What is not shown, by its reason."""
+        return [f"Not shown of {self._what(what)}: {reason}" for reason, what in self._problems.items()]
+
+    def _what(self, what: Sequence[str]) -> str:
+        return f"{', '.join(what)}{f' ({self.label})' if self.label else ''}"
+
+    def _note(self, what: str, error: Exception | str) -> None:
+        reason = _WITHOUT_PLACE.sub(r"\1", str(error))
+        known = self._problems.setdefault(reason, [])
+        if what not in known:
+            known.append(what)
+
+
+def _age(record: StageRecord) -> tuple[int, int, str]:
+    """Iteration, then phase, then name."""
+    address = Address.parse(record.address)
+    phase = (address.qualifier or "").rpartition("-")[2]
+    return address.iteration, int(phase) if phase.isdecimal() else 0, record.address

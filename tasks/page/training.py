@@ -1,0 +1,161 @@
+"""What data was made and what was trained on it: yields of operators, fine-tuning, selections, reinforcement."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from treadle.core.figures import Figures
+from treadle.core.records import StageRecord
+from treadle.eval.page.charts import Yield, loss_chart, yields_chart
+from treadle.eval.page.document import Chart, Fold, Part, Section, Text
+from treadle.tasks.page.sources import Source
+from treadle.tasks.stage_report import stage_report
+
+_POOLS = (
+    "What the flywheel tried and what it gave: an operator is worth its cost where much of what it is tried for ends "
+    "as right trajectories."
+)
+_SFT = "The loss should fall quickly and level off; rows are what passed the quality gate, lengths what they cost."
+_SELECTION = (
+    "Each point is a question; those far from the origin have rollouts that disagree most in calls and in "
+    "correctness, and the first fronts are trained on first."
+)
+_RL = (
+    "Light: each step; dark: the moving mean; red: held-out questions; dotted: the step that was handed over. Reward "
+    "and correctness should rise together; calls and length that fall alone mean that answers got lazy."
+)
+
+
+def pools_sections(sources: Sequence[Source]) -> list[Section]:
+    """Yields of operators."""
+    return _sections(sources, "pools", "Yield of operators", _POOLS, ("pools",), _pool_parts)
+
+
+def selection_sections(sources: Sequence[Source]) -> list[Section]:
+    """Fronts of the selections."""
+    return _sections(sources, "fronts", "Questions selected", _SELECTION, ("selection",), _selection_parts)
+
+
+def sft_sections(sources: Sequence[Source]) -> list[Section]:
+    """Fine-tuning rows and the loss over them."""
+    return _sections(sources, "sft", "Fine-tuning", _SFT, ("sft_rows", "sft"), _sft_parts)
+
+
+def rl_sections(sources: Sequence[Source]) -> list[Section]:
+    """Curves of the reinforcement."""
+    return _sections(sources, "rl", "Reinforcement", _RL, ("rl",), _rl_parts)
+
+
+def _sections(
+    sources: Sequence[Source],
+    name: str,
+    title: str,
+    reading: str,
+    stages: tuple[str, ...],
+    make: Callable[[Source, StageRecord], list[Part]],
+) -> list[Section]:
+    """A section per run that has such stages."""
+    found = []
+    for number, source in enumerate(sources, 1):
+        parts = [part for stage in stages for record in source.of_stage(stage) for part in make(source, record)]
+        if parts:
+            own_name = name if len(sources) == 1 else f"{name}-{number}"
+            found.append(Section(own_name, source.named(title), reading, parts))
+    return found
+
+
+def _pool_parts(source: Source, record: StageRecord) -> list[Part]:
+    report = stage_report(record, source.run)
+    if report is None:
+        return []
+    operators = record.metrics["operators"]
+    makers = [name for name in operators if "found" not in operators[name]]  # findings give no trajectory
+    yields = [
+        Yield(name, *(operators[name].get(what, 0) for what in ("tried", "produced", "right")))
+        for name in sorted(makers, key=lambda name: (name != "initial", name))
+    ]
+    charts: list[Part] = [yields_chart(_of(record, "What operators gave"), yields)] if yields else []
+    shown = [one for one in report.figures if one.header[0] != "role"]  # tokens and money: the section on cost
+    tables, reasons = _split(shown, "operator", "reason")
+    return [*_texts(record, report.sentences), *charts, *tables, *_folded("Why operators came to nothing", reasons)]
+
+
+def _sft_parts(source: Source, record: StageRecord) -> list[Part]:
+    if record.stage == "sft_rows":
+        report = stage_report(record, source.run)
+        if report is None:
+            return []
+        return [*_texts(record, report.sentences), *_folded("What became of the trajectories", report.figures)]
+    metrics, parts = record.metrics, list[Part]()
+    log = [step for step in source.telemetry(record, "training_log") if step["loss"] is not None]
+    if {"steps", "rows", "first_loss", "last_loss"} <= metrics.keys():
+        parts.append(
+            Text(
+                f"{record.address}: {metrics['steps']:,} steps over {metrics['rows']:,} rows; loss "
+                f"{metrics['first_loss']:.3f} at first, {metrics['last_loss']:.3f} at last."
+            )
+        )
+    if log:
+        losses = [step["loss"] for step in log]
+        parts.append(loss_chart(_of(record, "Loss"), [step["step"] for step in log], losses))
+    words = "Histograms of the length of rows and of the share of targets in them, and tokens by operator."
+    return [*parts, *_picture(source, record, ("checkpoint", "rows.svg"), "Rows that were trained on", words)]
+
+
+def _selection_parts(source: Source, record: StageRecord) -> list[Part]:
+    report = stage_report(record, source.run)
+    if report is None:
+        return []
+    words = "Questions by the deviation of their calls and of their correctness, sizes of the fronts, mean correctness."
+    return [
+        *_texts(record, report.sentences),
+        *_picture(source, record, ("rl_rows", "fronts.svg"), "Fronts", words),
+        *report.figures,
+    ]
+
+
+def _rl_parts(source: Source, record: StageRecord) -> list[Part]:
+    report = stage_report(record, source.run)
+    if report is None:
+        return []
+    words = "Reward, correctness, format, answers, calls, length, time-outs and unequal groups over the steps."
+    return [
+        *_texts(record, report.sentences),
+        *_picture(source, record, ("checkpoint", "curves.svg"), "Curves over the steps", words),
+        *map(_without_curve, report.figures),
+    ]
+
+
+def _without_curve(figures: Figures) -> Figures:
+    """A table for the terminal without its column of blocks: the picture shows more."""
+    if "curve" not in figures.header:
+        return figures
+    kept = [index for index, name in enumerate(figures.header) if name != "curve"]
+    rows = tuple(tuple(row[index] for index in kept) for row in figures.rows)
+    return replace(figures, header=tuple(figures.header[index] for index in kept), rows=rows)
+
+
+def _picture(source: Source, record: StageRecord, where: tuple[str, str], title: str, words: str) -> list[Part]:
+    """A picture that a stage has drawn; none where it has not."""
+    svg = source.file(record, *where)
+    return [Chart(_of(record, title), words, svg)] if svg is not None else []
+
+
+def _texts(record: StageRecord, sentences: Sequence[str]) -> list[Part]:
+    return [Text(f"{record.address}: {' '.join(sentences)}")] if sentences else []
+
+
+def _of(record: StageRecord, title: str) -> str:
+    return f"{title} ({record.address})"
+
+
+def _split(figures: Sequence[Figures], first: str, folded: str) -> tuple[list[Figures], list[Figures]]:
+    """Tables that begin with a column and are not about reasons, and all others."""
+    shown = [one for one in figures if one.header[0] == first and folded not in one.header]
+    return shown, [one for one in figures if one not in shown]
+
+
+def _folded(summary: str, figures: Sequence[Figures]) -> list[Part]:
+    told = [one for one in figures if one.rows]
+    return [Fold(summary, told)] if told else []
