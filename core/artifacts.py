@@ -7,6 +7,7 @@ give the same name, however and whenever they were made.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import shutil
@@ -257,8 +258,39 @@ class ArtifactReader:
             file.seek(0)
             self._sound.add(entry.name)
 
+    def row_groups(self, columns: Sequence[str]) -> Iterator[tuple[tuple[str, int], pa.Table]]:
+        """Columns of each row group with its place, to find rows by; files are not hashed, as in `matching`."""
+        import pyarrow.parquet as pq
+
+        for entry in self.manifest.files:
+            if entry.name.endswith(".parquet"):
+                with self._parquet_errors(entry.name) as file:
+                    parquet = pq.ParquetFile(file, pre_buffer=False)
+                    for group in range(parquet.num_row_groups):
+                        yield (entry.name, group), parquet.read_row_group(group, columns=list(columns))
+
+    def row_group(self, place: tuple[str, int], columns: Sequence[str]) -> pa.Table:
+        """Columns of one row group; its file is hashed the first time. Columns of a later version are left out."""
+        import pyarrow.parquet as pq
+
+        name, group = place
+        entry = next(entry for entry in self.manifest.files if entry.name == name)
+        with self._parquet_errors(name) as file:
+            self._check(entry, file)
+            return pq.ParquetFile(file, pre_buffer=False).read_row_group(group, columns=list(columns))
+
+    @contextlib.contextmanager
+    def _parquet_errors(self, name: str) -> Iterator[io.BufferedIOBase]:
+        """A data file, open."""
+        key = f"{self._ref.folder}/{name}"
+        with storage_errors("read", key), self._storage.open(key) as file:
+            try:
+                yield file
+            except pa.ArrowException as error:
+                raise ArtifactError(f"{key} cannot be read: {error}; `treadle verify` shows more") from error
+
     def rows(self, columns: Sequence[str] | None = None) -> Iterator[dict[str, Any]]:
-        """The same as dictionaries."""
+        """The rows of `batches` as dictionaries."""
         for batch in self.batches(columns):
             yield from batch.to_pylist()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import orjson
@@ -15,9 +16,23 @@ _CONTROL = re.compile(
 )
 
 
+_CONTROLS = re.compile(f"({_CONTROL.pattern}+)")
+
+
 def harmless(text: str) -> str:
     """Replace control characters and direction marks by their escapes, so that text cannot drive a terminal."""
-    return _CONTROL.sub(lambda match: match.group().encode("unicode_escape").decode(), text)
+    return _CONTROL.sub(lambda match: _escape(match.group()), text)
+
+
+def harmless_parts(text: str) -> Iterator[tuple[str, bool]]:
+    """The same in pieces, none empty, each with whether it is escapes: these can then be told from what looks alike."""
+    for place, part in enumerate(_CONTROLS.split(text)):
+        if part:
+            yield (_escape(part), True) if place % 2 else (part, False)
+
+
+def _escape(characters: str) -> str:
+    return characters.encode("unicode_escape").decode()
 
 
 def one_line(text: str) -> str:

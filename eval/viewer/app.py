@@ -1,0 +1,186 @@
+"""The pages of the viewer, each with an address, all made on the server. What they show: docs/behaviour/viewer.md."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
+
+from treadle.core.errors import TreadleError
+from treadle.core.harmless import harmless, harmless_json
+from treadle.core.runs import Run
+from treadle.eval.viewer import links
+from treadle.eval.viewer.catalogue import Catalogue, Snapshot
+from treadle.eval.viewer.guard import Guard
+from treadle.eval.viewer.kin import Kin
+from treadle.eval.viewer.markup import printed, visible
+from treadle.eval.viewer.pages import Pages
+from treadle.eval.viewer.reading import Trajectory, read_trajectory
+from treadle.eval.viewer.selection import Selection
+
+_FOLDER = Path(__file__).parent / "templates"
+_STATIC = {
+    "colours.css": "text/css",
+    "viewer.css": "text/css",
+    "viewer.js": "text/javascript",
+    "icon.svg": "image/svg+xml",
+}
+_FRESH_S = 3.0
+_PLACE = "/{iteration}/{stage}/{key:path}"
+
+
+def make_app(run: Run, kin: Kin, *, fresh_s: float = _FRESH_S) -> Starlette:
+    """The viewer of a run; `fresh_s`: seconds for which a look at what is finished holds."""
+    viewer = _Viewer(run, kin, fresh_s)
+    routes = [
+        Route("/", viewer.overview),
+        Route("/static/{name}", _static),
+        Route("/trajectory" + _PLACE, viewer.trajectory),
+        Route("/changes" + _PLACE, viewer.changes),
+        Route("/lineage" + _PLACE, viewer.lineage),
+        Route("/json" + _PLACE, viewer.json),
+        Route("/text" + _PLACE, viewer.text),
+    ]
+    return Starlette(
+        routes=routes,
+        middleware=[Middleware(Guard)],
+        exception_handlers={HTTPException: viewer.refused, TreadleError: viewer.failed},  # type: ignore[dict-item]
+    )
+
+
+class _Viewer:
+    """Answers to requests; each is made in a thread of its own."""
+
+    def __init__(self, run: Run, kin: Kin, fresh_s: float) -> None:
+        self._run_id = run.run_id
+        self._catalogue = Catalogue(run, fresh_s=fresh_s)
+        self._pages = Pages(kin)
+        self._templates = _templates()
+
+    def overview(self, request: Request) -> Response:
+        """Trajectories that a selection finds, with the filters."""
+        snapshot, selection = self._asked(request)
+        return self._page("overview.html.jinja", snapshot, self._pages.overview(snapshot, selection))
+
+    def trajectory(self, request: Request) -> Response:
+        """One trajectory."""
+        return self._of_one(request, "trajectory.html.jinja", self._pages.trajectory)
+
+    def changes(self, request: Request) -> Response:
+        """Its difference from its parent."""
+        return self._of_one(request, "changes.html.jinja", self._pages.changes)
+
+    def lineage(self, request: Request) -> Response:
+        """Where it comes from, and the tree of its question."""
+        return self._of_one(request, "lineage.html.jinja", self._pages.lineage)
+
+    def json(self, request: Request) -> Response:
+        """All that is shown, as data."""
+        _, one, _ = self._one(request)
+        shown = {
+            "instance": one.facts["instance"],
+            "key": one.facts["key"],
+            "facts": one.facts,
+            "row": one.row,
+            "segments": one.segments,
+            "tool_calls": one.calls,
+            "question": one.question,
+            "score": one.score,
+        }
+        return Response(harmless_json(shown, indent=True), media_type="application/json")
+
+    def text(self, request: Request) -> Response:
+        """All of a segment that is too long for a page."""
+        _, one, _ = self._one(request)
+        place = request.query_params.get("place", "")
+        if not (place.isascii() and place.isdecimal() and len(place) < 10) or int(place) >= len(one.segments):
+            raise HTTPException(404, "There is no such segment.")
+        return PlainTextResponse(harmless(one.segments[int(place)]["text"]))
+
+    def refused(self, request: Request, error: HTTPException) -> Response:
+        """A page that says what is not there."""
+        return self._problem(error.status_code, error.detail)
+
+    def failed(self, request: Request, error: TreadleError) -> Response:
+        """A page that says what is damaged, or cannot be reached."""
+        return self._problem(500, str(error))
+
+    def _asked(self, request: Request) -> tuple[Snapshot, Selection]:
+        return self._catalogue.snapshot(), Selection.of(request.query_params.multi_items())
+
+    def _one(self, request: Request) -> tuple[Snapshot, Trajectory, Selection]:
+        snapshot, selection = self._asked(request)
+        place = request.path_params
+        instance = f"{place['iteration']}/{place['stage']}"
+        one = read_trajectory(snapshot, instance, place["key"])
+        if one is None:
+            raise HTTPException(404, f"There is no finished trajectory {place['key']} of {instance} in this run.")
+        return snapshot, one, selection
+
+    def _of_one(
+        self,
+        request: Request,
+        template: str,
+        page: Callable[[Snapshot, Trajectory, Selection], Mapping[str, Any]],
+    ) -> Response:
+        snapshot, one, selection = self._one(request)
+        return self._page(template, snapshot, page(snapshot, one, selection))
+
+    def _page(self, template: str, snapshot: Snapshot, shown: Mapping[str, Any]) -> Response:
+        facts = {"total": len(snapshot.index), "unfinished": snapshot.unfinished, "problems": snapshot.problems}
+        return self._html(200, template, {**facts, **shown})
+
+    def _problem(self, status: int, detail: str) -> Response:
+        return self._html(status, "problem.html.jinja", {"status": status, "detail": detail})
+
+    def _html(self, status: int, template: str, shown: Mapping[str, Any]) -> Response:
+        page = self._templates.get_template(template).render(run_id=self._run_id, **shown)
+        # Data sets may hold lone surrogates, which no encoding has.
+        content = page.encode("utf-8", "replace")
+        return Response(content, status, {"cache-control": "no-store"}, "text/html")
+
+
+def _static(request: Request) -> Response:
+    name = request.path_params["name"]
+    if name not in _STATIC:
+        raise HTTPException(404, "There is no such file.")
+    # Addresses of these files change with their content.
+    return Response(_static_bytes(name), 200, {"cache-control": "max-age=86400"}, _STATIC[name])
+
+
+@cache
+def _static_bytes(name: str) -> bytes:
+    return (_FOLDER / name).read_bytes()
+
+
+def _static_url(name: str) -> str:
+    return f"/static/{name}?{hashlib.sha256(_static_bytes(name)).hexdigest()[:12]}"
+
+
+def _templates() -> jinja2.Environment:
+    templates = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(_FOLDER),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        finalize=printed,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    templates.filters["visible"] = visible
+    templates.globals.update(
+        list_url=links.list_url,
+        trajectory_url=links.trajectory_url,
+        segment_url=links.segment_url,
+        static_url=_static_url,
+    )
+    return templates

@@ -1,0 +1,160 @@
+"""What a run has to show, read anew when an instance has finished since."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pyarrow.compute as pc
+
+from treadle.core.artifacts import ArtifactReader, ArtifactRef
+from treadle.core.errors import ArtifactError
+from treadle.core.records import StageRecord
+from treadle.core.runs import Run
+from treadle.core.stage import Address
+from treadle.eval.viewer.index import Index
+from treadle.eval.viewer.parts import Part, Questions
+from treadle.eval.viewer.search import TextSearch
+from treadle.eval.viewer.tables import Groups, KeyedTable, StoredTable
+from treadle.eval.viewer.trajectories import KINDS, Joined, facts_of
+
+_SHOWN_CHARS = 400
+_JOINED = {"scores": ("correct", "score"), "sft_rows": (), "sft_rejections": ("reason",)}
+"""Kind of table -> what the list shows of it."""
+
+
+class OpenRun(Run):
+    """A run as it was at one moment. Its tables stay open, so that each file is hashed once."""
+
+    def __init__(self, run: Run, records: Sequence[StageRecord], readers: dict[str, ArtifactReader]) -> None:
+        super().__init__(run.storage, run.info)
+        self._records = list(records)
+        self._readers = readers
+
+    def records(self) -> list[StageRecord]:
+        """See `Run.records`."""
+        return self._records
+
+    def rows(self, ref: ArtifactRef) -> ArtifactReader:
+        """See `Run.rows`."""
+        if ref.folder not in self._readers:
+            self._readers[ref.folder] = super().rows(ref)
+        return self._readers[ref.folder]
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """All that is finished at one moment."""
+
+    run: OpenRun
+    parts: dict[str, Part]
+    index: Index
+    questions: Questions
+    unfinished: list[tuple[str, str]]
+    """Instances that have begun and not come to their end, with their state."""
+    problems: list[str]
+    """Tables that cannot be read, and why."""
+
+
+class Catalogue:
+    """The finished trajectories of a run. Safe to use from several threads."""
+
+    def __init__(self, run: Run, *, fresh_s: float) -> None:
+        """`fresh_s`: seconds for which a look at the run's records holds."""
+        self._run = run
+        self._fresh_s = fresh_s
+        self._lock = threading.Lock()
+        self._groups = Groups()
+        self._readers: dict[str, ArtifactReader] = {}
+        self._parts: dict[object, Part] = {}
+        self._search = TextSearch()
+        self._looked_at = 0.0
+        self._state: object = None
+        self._snapshot: Snapshot | None = None
+
+    def snapshot(self) -> Snapshot:
+        """What is finished; raises StorageError."""
+        with self._lock:
+            now = time.monotonic()
+            if self._snapshot is None or now - self._looked_at >= self._fresh_s:
+                self._looked_at = now
+                self._look()
+            assert self._snapshot is not None
+            return self._snapshot
+
+    def _look(self) -> None:
+        records, damaged = self._run.readable_records()
+        unfinished = self._unfinished(records)
+        state = ([(record.address, record.outputs) for record in records], damaged, unfinished)
+        if state == self._state and self._snapshot is not None:
+            return
+        self._state = state
+        problems = list(damaged.values())
+        run = OpenRun(self._run, records, self._readers)
+        parts = [part for record in records for part in self._parts_of(run, record, problems)]
+        questions = self._questions(run, problems)
+        index = Index(
+            [part.facts for part in parts],
+            [part.instance for part in parts],
+            lambda text: self._search.mask(parts, questions, index, text),
+        )
+        by_instance = {part.instance: part for part in parts}
+        self._snapshot = Snapshot(run, by_instance, index, questions, unfinished, problems)
+
+    def _unfinished(self, records: Sequence[StageRecord]) -> list[tuple[str, str]]:
+        finished = {record.address for record in records}
+        prefix = self._run.key("attempts") + "/"
+        begun = {"/".join(key.removeprefix(prefix).split("/")[:2]) for key in self._run.storage.keys(prefix[:-1])}
+        waiting = sorted(begun - finished)
+        return [(address, self._run.status(Address.parse(address)).state) for address in waiting]
+
+    def _parts_of(self, run: OpenRun, record: StageRecord, problems: list[str]) -> list[Part]:
+        found = []
+        for name in KINDS.keys() & record.outputs.keys():
+            ref = record.outputs[name]
+            try:
+                joined = Joined(**{kind: self._joined(run, ref, name, kind) for kind in _JOINED})
+            except ArtifactError as error:
+                problems.append(str(error))
+                joined = Joined()
+            try:
+                found.append(self._part(run, record.address, name, ref, joined))
+            except ArtifactError as error:
+                problems.append(str(error))
+        return found
+
+    def _joined(self, run: OpenRun, ref: ArtifactRef, name: str, kind: str) -> KeyedTable | None:
+        """The table of a kind that was made from these trajectories."""
+        for record in run.records():
+            made_from = [one.artifact.digest for one in record.inputs.get(name, ())]
+            if kind in record.outputs and ref.digest in made_from:
+                return self._keyed(run, record.outputs[kind], "rollout_key", _JOINED[kind])
+        return None
+
+    def _keyed(self, run: OpenRun, ref: ArtifactRef, key: str, columns: Sequence[str]) -> KeyedTable:
+        return KeyedTable(run.rows(ref), key, self._groups, columns)
+
+    def _part(self, run: OpenRun, instance: str, name: str, ref: ArtifactRef, joined: Joined) -> Part:
+        known = (instance, ref.folder, *(table and table.digest for table in joined))
+        if known not in self._parts:
+            kind, table = KINDS[name], StoredTable(run.rows(ref), self._groups)
+            facts = facts_of(kind, table.columns(kind.columns), instance, joined)
+            self._parts[known] = Part(instance, name, kind, table, facts, joined)
+        return self._parts[known]
+
+    def _questions(self, run: OpenRun, problems: list[str]) -> Questions:
+        tables: list[KeyedTable] = []
+        beginnings: dict[str, str] = {}
+        for record in run.records():
+            if "questions" in record.outputs:
+                try:
+                    table = self._keyed(run, record.outputs["questions"], "question_key", ("question",))
+                except ArtifactError as error:
+                    problems.append(str(error))
+                    continue
+                tables.append(table)
+                texts = pc.utf8_slice_codeunits(table.facts["question"], 0, _SHOWN_CHARS)
+                beginnings |= zip(table.keys.to_pylist(), texts.to_pylist(), strict=True)
+        return Questions(tables, beginnings)

@@ -1,0 +1,94 @@
+"""The difference between a trajectory and what it was made from, block by block."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby, takewhile
+from typing import NamedTuple
+
+from treadle.eval.viewer.kin import ChangedPiece, Changes, Kin, Segments
+from treadle.eval.viewer.segments import KNOWN_KINDS, without_markers
+from treadle.eval.viewer.words import Run, changed_words
+
+_MOST_SEGMENTS = 300
+_SHOWN_CHARS = 16_000
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A segment that both have, that went, or that came."""
+
+    side: str
+    kind: str
+    runs: list[Run]
+    """Its text; what is new against its counterpart is told apart. The middle of a long one is left out."""
+    num_chars: int
+
+    @property
+    def style(self) -> str:
+        """The kind, where the style sheet knows it."""
+        return self.kind if self.kind in KNOWN_KINDS else "other"
+
+
+class Difference(NamedTuple):
+    """What is told of a trajectory and its parent."""
+
+    num_steps: int
+    """Whole steps at the beginning that are the same."""
+    blocks: list[Block]
+    is_too_long: bool
+    """They have too many segments to be compared."""
+
+
+def difference(kin: Kin, parent: Segments, edited: Segments) -> Difference:
+    """Compare two trajectories."""
+    # Comparing segments can take the cube of their number, and a model may write as many as it likes.
+    if min(len(parent), len(edited)) > _MOST_SEGMENTS:
+        return Difference(0, [], True)
+    changes = kin.changes_between(parent, edited)
+    return Difference(changes.num_steps, _blocks(changes), False)
+
+
+def _blocks(changes: Changes) -> list[Block]:
+    blocks: list[Block] = []
+    groups = [list(group) for _, group in groupby(changes.pieces, key=lambda piece: piece.side)]
+    place = 0
+    while place < len(groups):
+        here = groups[place]
+        after = groups[place + 1] if place + 1 < len(groups) else []
+        if here[0].side == "removed" and after and after[0].side == "added":
+            blocks += _replaced(here, after)
+            place += 2
+        else:
+            blocks += [_block(piece) for piece in here]
+            place += 1
+    return blocks
+
+
+def _replaced(gone: Sequence[ChangedPiece], come: Sequence[ChangedPiece]) -> list[Block]:
+    """Segments that others took the place of; those of one kind stand side by side and are compared word by word."""
+    pairs = list(takewhile(lambda pair: pair[0].kind == pair[1].kind, zip(gone, come, strict=False)))
+    blocks = [block for first, second in pairs for block in _pair(first, second)]
+    return blocks + [_block(piece) for piece in (*gone[len(pairs) :], *come[len(pairs) :])]
+
+
+def _pair(first: ChangedPiece, second: ChangedPiece) -> tuple[Block, Block]:
+    texts = _inner(first), _inner(second)
+    runs = changed_words(*texts) if max(map(len, texts)) <= _SHOWN_CHARS else None
+    if runs is None:
+        return _block(first), _block(second)
+    return (
+        Block("removed", first.kind, runs[0], len(texts[0])),
+        Block("added", second.kind, runs[1], len(texts[1])),
+    )
+
+
+def _block(piece: ChangedPiece) -> Block:
+    text = _inner(piece)
+    shown = text if len(text) <= _SHOWN_CHARS else f"{text[: _SHOWN_CHARS // 2]}\n…\n{text[-_SHOWN_CHARS // 2 :]}"
+    return Block(piece.side, piece.kind, [Run(shown, False)], len(text))
+
+
+def _inner(piece: ChangedPiece) -> str:
+    return without_markers({"kind": piece.kind, "text": piece.text})[0]

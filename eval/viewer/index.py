@@ -1,0 +1,164 @@
+"""All trajectories of a run as their filter columns: what a selection finds, how many have each value, what is next."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from treadle.eval.viewer.columns import Codes, FilterColumn, Flags
+from treadle.eval.viewer.selection import FILTERS, PAGE_ROWS, Selection
+from treadle.eval.viewer.trajectories import FACTS, TOOL_OUTCOMES, VERDICTS
+
+_KEPT_ANSWERS = 32
+
+
+class Value(NamedTuple):
+    """One value of a filter column: how many of the rows that pass all other filters have it."""
+
+    value: str
+    num: int
+    is_chosen: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a selection finds."""
+
+    rows: np.ndarray
+    """Numbers of the rows, in order."""
+    values: dict[str, list[Value]]
+    """Filter column -> its values. Those that nothing has are left out, unless they are chosen."""
+
+    @property
+    def num_pages(self) -> int:
+        """At least one."""
+        return max(-(-len(self.rows) // PAGE_ROWS), 1)
+
+
+class Index:
+    """Trajectories of all instances, one after another."""
+
+    def __init__(
+        self, facts: Sequence[pa.Table], instances: Sequence[str], search: Callable[[str], np.ndarray]
+    ) -> None:
+        """`facts`: a table of `FACTS` for each of the instances; `search`: a text -> a mask of those that have it."""
+        self.facts = pa.concat_tables([FACTS.empty_table(), *facts]).combine_chunks()
+        self.starts = dict(zip(instances, np.cumsum([0, *(len(table) for table in facts)]).tolist(), strict=False))
+        self._search = search
+        orders = {"instance": instances, "verdict": VERDICTS}
+        self._columns: dict[str, FilterColumn] = {
+            name: Codes(self.facts[name], orders.get(name, ())) for name in FILTERS if name != "tools"
+        }
+        self._columns["tools"] = Flags(self.facts["tools"].to_numpy(), TOOL_OUTCOMES)
+        self._answers: OrderedDict[tuple[object, ...], Found] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self.facts)
+
+    def find(self, selection: Selection) -> Found:
+        """Rows and counts of a selection; raises ArtifactError where a text is looked for and a table is damaged."""
+        with self._lock:
+            if selection.key in self._answers:
+                self._answers.move_to_end(selection.key)
+                return self._answers[selection.key]
+        found = self._found(selection)
+        with self._lock:
+            self._answers[selection.key] = found
+            while len(self._answers) > _KEPT_ANSWERS:
+                self._answers.popitem(last=False)
+        return found
+
+    def _found(self, selection: Selection) -> Found:
+        rows = np.ones(len(self), bool)
+        if selection.question:
+            rows &= self._question_mask(selection.question)
+        if selection.text:
+            rows &= self._search(selection.text)
+        masks = {name: self._columns[name].mask(values) for name, values in selection.filters.items()}
+        # A column's counts are those of the rows that pass the other filters: what choosing one more value would add.
+        misses = np.zeros(len(self), np.uint8)
+        for mask in masks.values():
+            misses += ~mask
+        values = {}
+        for name in FILTERS:
+            open_rows = rows & (misses == 0) if name not in masks else rows & (misses - ~masks[name] == 0)
+            values[name] = self._values(name, open_rows, selection.filters.get(name, frozenset()))
+        return Found(self._sorted(np.flatnonzero(rows & (misses == 0)), selection.sort), values)
+
+    def _question_mask(self, key: str) -> np.ndarray:
+        import pyarrow.compute as pc
+
+        mask: np.ndarray = pc.equal(self.facts["question_key"], key).to_numpy()
+        return mask
+
+    def _values(self, name: str, rows: np.ndarray, chosen: frozenset[str]) -> list[Value]:
+        column = self._columns[name]
+        counted = zip(column.values, column.counts(rows), strict=True)
+        found = [Value(value, count, value in chosen) for value, count in counted if value]
+        found += [Value(value, 0, True) for value in sorted(chosen.difference(column.values))]
+        return [one for one in found if one.num or one.is_chosen]
+
+    def _sorted(self, rows: np.ndarray, sort: str) -> np.ndarray:
+        if not sort:
+            return rows
+        values = self.facts[sort.removeprefix("-")].to_numpy()[rows].astype(np.float64)
+        # Not numbers come last either way.
+        return rows[np.argsort(-values if sort.startswith("-") else values, kind="stable")]
+
+    def page(self, found: Found, number: int) -> list[dict[str, Any]]:
+        """The rows of a page, from 1."""
+        rows = found.rows[(number - 1) * PAGE_ROWS : number * PAGE_ROWS]
+        return self.rows(rows)
+
+    def rows(self, numbers: np.ndarray | Sequence[int]) -> list[dict[str, Any]]:
+        """Facts of some rows."""
+        found: list[dict[str, Any]] = self.facts.take(pa.array(numbers, pa.int64())).to_pylist()
+        return found
+
+    def number(self, instance: str, key: str) -> int | None:
+        """The row of a trajectory; None where there is none."""
+        return self._numbers.get((instance, key))
+
+    @cached_property
+    def _numbers(self) -> dict[tuple[str, str], int]:
+        instances, keys = self.facts["instance"].to_pylist(), self.facts["key"].to_pylist()
+        return {pair: number for number, pair in enumerate(zip(instances, keys, strict=True))}
+
+    @cached_property
+    def _children(self) -> dict[tuple[str, str], list[int]]:
+        children: dict[tuple[str, str], list[int]] = {}
+        parents = self.facts["parent"].to_pylist()
+        instances = self.facts["instance"].to_pylist()
+        for number, (instance, parent) in enumerate(zip(instances, parents, strict=True)):
+            if parent:
+                children.setdefault((instance, parent), []).append(number)
+        return children
+
+    def children(self, instance: str, key: str) -> list[int]:
+        """Rows of what was made from a trajectory."""
+        return self._children.get((instance, key), [])
+
+    def siblings(self, number: int) -> np.ndarray:
+        """Rows of the same question in the same instance, the row itself among them."""
+        row = self.rows([number])[0]
+        mask = self._question_mask(row["question_key"]) & self._columns["instance"].mask({row["instance"]})
+        return np.flatnonzero(mask)
+
+
+def neighbours(found: Found, number: int) -> tuple[int | None, int | None, int]:
+    """Rows before and after one in a selection, and its place from 1; 0 where it is not in there."""
+    places = np.flatnonzero(found.rows == number)
+    if not len(places):
+        return None, None, 0
+    place = int(places[0])
+    before = int(found.rows[place - 1]) if place else None
+    after = int(found.rows[place + 1]) if place + 1 < len(found.rows) else None
+    return before, after, place + 1

@@ -1,0 +1,223 @@
+"""What each page shows, as plain values for its template."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import orjson
+
+from treadle.eval.viewer.catalogue import Snapshot
+from treadle.eval.viewer.difference import difference
+from treadle.eval.viewer.index import Found, Value, neighbours
+from treadle.eval.viewer.kin import Kin
+from treadle.eval.viewer.reading import Trajectory, read_segments
+from treadle.eval.viewer.segments import course_of, pieces_of
+from treadle.eval.viewer.selection import FILTERS, PAGE_ROWS, SORTS, Selection
+from treadle.eval.viewer.verdicts import STYLES, reward_of, verdict_of
+
+_SHOWN_VALUES = 8
+_SHOWN_KIN = 60
+_QUESTION_CHARS = 6000
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A trajectory in a list."""
+
+    facts: Mapping[str, Any]
+    question: str
+    """The beginning of its question."""
+
+    @property
+    def style(self) -> str:
+        """Name of its verdict in the style sheet."""
+        return STYLES[self.facts["verdict"]]
+
+
+class Group(NamedTuple):
+    """A filter with its values."""
+
+    name: str
+    heading: str
+    shown: list[Value]
+    more: list[Value]
+    """Rarer ones, folded away."""
+
+
+class Pages:
+    """Makes the values of pages; holds nothing of the run."""
+
+    def __init__(self, kin: Kin) -> None:
+        self._kin = kin
+
+    def overview(self, snapshot: Snapshot, selection: Selection) -> dict[str, Any]:
+        """The list."""
+        found = snapshot.index.find(selection)
+        page = min(selection.page, found.num_pages)
+        selection = selection.with_only(page=page)
+        return {
+            "selection": selection,
+            "num_found": len(found.rows),
+            "groups": _groups(found),
+            "lines": _lines(snapshot, snapshot.index.page(found, page)),
+            "chosen": [(FILTERS[name], name, value) for name, value in selection.pairs() if name in FILTERS],
+            "asked": snapshot.questions.beginnings.get(selection.question, selection.question),
+            "sorts": SORTS,
+            "num_pages": found.num_pages,
+            "pages": _page_numbers(page, found.num_pages),
+        }
+
+    def trajectory(self, snapshot: Snapshot, one: Trajectory, selection: Selection) -> dict[str, Any]:
+        """One trajectory."""
+        targets = one.targets
+        pieces = pieces_of(one.segments, one.calls, targets)
+        return {
+            **self._frame(snapshot, one, selection),
+            "pieces": pieces,
+            "course": course_of(pieces),
+            "verdict": verdict_of(one),
+            "reward": reward_of(one),
+            "facts": _facts(one),
+            "edit_text": one.row.get("edit_text", ""),
+            "error": one.row.get("error"),
+            "sft_row": one.sft_row,
+            "has_masks": targets is not None,
+            "unmatched_calls": one.calls if one.calls and not any(piece.outcome for piece in pieces) else [],
+            "siblings": _siblings(snapshot, one),
+        }
+
+    def changes(self, snapshot: Snapshot, one: Trajectory, selection: Selection) -> dict[str, Any]:
+        """Its difference from its parent."""
+        parent = read_segments(snapshot, one.facts["instance"], one.facts["parent"]) if one.facts["parent"] else None
+        found = difference(self._kin, parent, one.segments) if parent is not None else None
+        return {**self._frame(snapshot, one, selection), "difference": found, "edit_text": one.row.get("edit_text", "")}
+
+    def lineage(self, snapshot: Snapshot, one: Trajectory, selection: Selection) -> dict[str, Any]:
+        """Where it comes from, and the tree of its question."""
+        key = one.facts["question_key" if one.kind == "rl_rollouts" else "key"]
+        steps = self._kin.trace_back(snapshot.run, key)
+        return {**self._frame(snapshot, one, selection), "steps": steps, "styles": _PLAIN_STYLES}
+
+    def _frame(self, snapshot: Snapshot, one: Trajectory, selection: Selection) -> dict[str, Any]:
+        """What stands around every page of a trajectory."""
+        index, found = snapshot.index, snapshot.index.find(selection)
+        before, after, place = neighbours(found, one.number)
+        if place:
+            selection = selection.with_only(page=(place - 1) // PAGE_ROWS + 1)
+        instance, parent = one.facts["instance"], one.facts["parent"]
+        parents = [number] if parent and (number := index.number(instance, parent)) is not None else []
+        return {
+            "one": one,
+            "line": _lines(snapshot, [one.facts])[0],
+            "question_chars": _QUESTION_CHARS,
+            "selection": selection,
+            "before": None if before is None else index.rows([before])[0],
+            "after": None if after is None else index.rows([after])[0],
+            "place": place,
+            "num_found": len(found.rows),
+            "parents": _lines(snapshot, index.rows(parents)),
+            "children": _kin_lines(snapshot, index.children(instance, one.facts["key"])),
+        }
+
+
+_PLAIN_STYLES = {True: ("right", "right"), False: ("wrong", "wrong"), None: ("no verdict", "unknown")}
+
+
+def _groups(found: Found) -> list[Group]:
+    """Filters that tell trajectories apart, or that are set."""
+    groups = []
+    for name, heading in FILTERS.items():
+        values = found.values[name]
+        chosen = [value for value in values if value.is_chosen]
+        if len(values) < 2 and not chosen:
+            continue
+        shown = [value for place, value in enumerate(values) if place < _SHOWN_VALUES or value.is_chosen]
+        groups.append(Group(name, heading, shown, [value for value in values if value not in shown]))
+    return groups
+
+
+def _lines(snapshot: Snapshot, rows: Sequence[Mapping[str, Any]]) -> list[Line]:
+    beginnings = snapshot.questions.beginnings
+    return [Line(row, beginnings.get(row["question_key"], "")) for row in rows]
+
+
+def _kin_lines(snapshot: Snapshot, numbers: Sequence[int]) -> dict[str, Any]:
+    """Some of these trajectories, and how many there are."""
+    return {"num": len(numbers), "lines": _lines(snapshot, snapshot.index.rows(numbers[:_SHOWN_KIN]))}
+
+
+def _siblings(snapshot: Snapshot, one: Trajectory) -> dict[str, Any]:
+    """Others of the same question and instance, but those that it was made from or that were made of it."""
+    index, instance = snapshot.index, one.facts["instance"]
+    near = {one.number, index.number(instance, one.facts["parent"]), *index.children(instance, one.facts["key"])}
+    return _kin_lines(snapshot, [number for number in index.siblings(one.number).tolist() if number not in near])
+
+
+def _page_numbers(page: int, num_pages: int) -> list[int]:
+    """Pages that are linked to: the first, the last, and those around; 0 stands for a gap."""
+    shown = sorted({1, num_pages, *range(max(page - 2, 1), min(page + 2, num_pages) + 1)})
+    numbers: list[int] = []
+    for number in shown:
+        numbers += [0] if numbers and number > numbers[-1] + 1 else []
+        numbers.append(number)
+    return numbers
+
+
+def _facts(one: Trajectory) -> list[tuple[str, str]]:
+    """Names and values, those that are looked for first at the beginning."""
+    facts, row = one.facts, one.row
+    found: list[tuple[str, Any]] = [
+        ("ended", facts["status"].replace("_", " ")),
+        ("calls", _calls(one)),
+        ("sampled tokens", facts["tokens"]),
+        ("data set", facts["dataset"]),
+        ("model", facts["model"]),
+        ("made by", facts["instance"]),
+        ("operator", _operator(one)),
+        ("step" if one.kind == "rl_rollouts" else "sample", facts["round" if one.kind == "rl_rollouts" else "sample"]),
+        ("turns", row.get("num_turns")),
+        ("prompt tokens", row.get("prompt_tokens")),
+        ("all tokens", row.get("total_tokens")),
+        ("branches before", row.get("branch_depth")),
+        ("fine-tuning", facts["fate"].replace("_", " ")),
+    ]
+    if "usage" in row:
+        found += [(f"tokens of {role}", _used(used)) for role, used in orjson.loads(row["usage"]).items()]
+        found += [(f"model as {role}", model) for role, model in orjson.loads(row["models"]).items()]
+    found += [
+        ("seed", str(row["seed"])),
+        ("question", facts["question_key"]),
+        ("key", facts["key"]),
+        ("environment", (row.get("environment_digest") or "")[:12]),
+        ("tokenizer", (row.get("tokenizer_digest") or "")[:12]),
+    ]
+    shown = (
+        (name, f"{value:,}" if isinstance(value, int) else str(value)) for name, value in found if value is not None
+    )
+    return [(name, value) for name, value in shown if value]
+
+
+def _calls(one: Trajectory) -> str:
+    facts, row = one.facts, one.row
+    parts = [f"{facts['calls']:,}"]
+    refused = row.get("calls_requested", 0) - row.get("calls_executed", 0)
+    parts += [f"{refused:,} refused"] if refused else []
+    parts += [f"{facts['failed_calls']:,} failed"] if facts["failed_calls"] else []
+    return ", ".join(parts)
+
+
+def _operator(one: Trajectory) -> str:
+    facts = one.facts
+    if one.kind != "pools":
+        return str(facts["operator"])
+    step = one.row["edit_step"]
+    parts = [facts["operator"]]
+    parts += [f"round {facts['round']:,}"] if facts["round"] else []
+    parts += [f"at step {step:,}"] if step is not None else []
+    return ", ".join(parts)
+
+
+def _used(used: Mapping[str, int]) -> str:
+    return f"{used['prompt_tokens']:,} + {used['completion_tokens']:,}"

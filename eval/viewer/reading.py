@@ -1,0 +1,101 @@
+"""One trajectory with all that belongs to it, read when it is looked at."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import orjson
+
+from treadle.core.schemas import SCORES
+from treadle.eval.viewer.catalogue import Snapshot
+from treadle.eval.viewer.segments import segments_of_text
+
+_NO_LOSS = -100
+_AGENT = (
+    "segments", "tool_calls", "error", "num_turns", "calls_requested", "calls_executed", "failed_calls",
+    "prompt_tokens", "completion_tokens", "seed", "environment_digest", "tokenizer_digest",
+)  # fmt: skip
+_FLYWHEEL = (
+    "prediction", "correct", "score", "judge", "edit_step", "edit_text", "prompts", "models", "usage",
+)  # fmt: skip
+_TRAINING = (
+    "input", "output", "reward", "correctness", "f_tool", "f_len", "f_format", "format_reason", "prediction",
+    "tool_mean", "length_mean", "length_std", "total_tokens", "branch_depth", "seed",
+)  # fmt: skip
+_COLUMNS = {"rollouts": _AGENT, "pools": (*_AGENT, *_FLYWHEEL), "rl_rollouts": _TRAINING}
+_ROW = ("labels", "num_prompt_tokens", "num_tokens", "num_target_tokens", "repaired")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trajectory:
+    """A trajectory as it is stored, and what other tables say of it."""
+
+    number: int
+    """Its row in the index."""
+    kind: str
+    """Table that holds it."""
+    facts: dict[str, Any]
+    """Its row of `FACTS`."""
+    row: dict[str, Any]
+    """Columns of its table."""
+    segments: list[dict[str, Any]]
+    calls: list[dict[str, Any]]
+    """Its ledger; empty in `rl_rollouts`, which keeps none."""
+    question: dict[str, Any] | None
+    score: dict[str, Any] | None
+    """Its row of `scores`."""
+    sft_row: dict[str, Any] | None
+    """The fine-tuning row that it became."""
+
+    @property
+    def targets(self) -> np.ndarray | None:
+        """Mask over its token ids: those that fine-tuning learns to write.
+
+        None where it is no row or has no ids, and where the row was repaired, which moves them.
+        """
+        if self.sft_row is None or self.sft_row["repaired"] or not self.sft_row["labels"]:
+            return None
+        mask: np.ndarray = np.array(self.sft_row["labels"][self.sft_row["num_prompt_tokens"] :]) != _NO_LOSS
+        return mask
+
+
+def read_trajectory(snapshot: Snapshot, instance: str, key: str) -> Trajectory | None:
+    """A trajectory of an instance; None where there is none. Raises ArtifactError."""
+    number = snapshot.index.number(instance, key)
+    if number is None:
+        return None
+    part = snapshot.parts[instance]
+    facts = snapshot.index.rows([number])[0]
+    row = part.table.row(number - snapshot.index.starts[instance], _COLUMNS[part.kind_name])
+    joined = part.joined
+    return Trajectory(
+        number=number,
+        kind=part.kind_name,
+        facts=facts,
+        row=row,
+        segments=segments_in(row),
+        calls=orjson.loads(row["tool_calls"]) if "tool_calls" in row else [],
+        question=snapshot.questions.row(facts["question_key"]),
+        score=joined.scores.row(key, SCORES.schema.names) if joined.scores else None,
+        sft_row=joined.sft_rows.row(key, _ROW) if joined.sft_rows else None,
+    )
+
+
+def read_segments(snapshot: Snapshot, instance: str, key: str) -> list[dict[str, Any]] | None:
+    """Segments alone, as of a parent; None where there is no such trajectory. Raises ArtifactError."""
+    number = snapshot.index.number(instance, key)
+    if number is None:
+        return None
+    part = snapshot.parts[instance]
+    # All columns of the page: its row group is then there already.
+    return segments_in(part.table.row(number - snapshot.index.starts[instance], _COLUMNS[part.kind_name]))
+
+
+def segments_in(row: dict[str, Any]) -> list[dict[str, Any]]:
+    """Segments of a row of any of the tables."""
+    segments: list[dict[str, Any]] = (
+        orjson.loads(row["segments"]) if "segments" in row else segments_of_text(row["output"])
+    )
+    return segments

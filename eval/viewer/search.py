@@ -1,0 +1,64 @@
+"""Which trajectories have a text in them, in whatever case."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from treadle.eval.viewer.index import Index
+from treadle.eval.viewer.parts import Part, Questions
+
+_KEPT = 16
+
+
+class TextSearch:
+    """Looks through all texts, and remembers the last answers. Safe to use from several threads."""
+
+    def __init__(self) -> None:
+        self._masks: OrderedDict[tuple[str, str], np.ndarray] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def mask(self, parts: Sequence[Part], questions: Questions, index: Index, text: str) -> np.ndarray:
+        """Rows with a text in their question or their trajectory, or at the beginning of their key.
+
+        Raises ArtifactError.
+        """
+        asked = pc.is_in(index.facts["question_key"], options=pc.SetLookupOptions(_questions_with(questions, text)))
+        mask: np.ndarray = asked.to_numpy() | pc.starts_with(index.facts["key"], text).to_numpy()
+        for part in parts:
+            start = index.starts[part.instance]
+            mask[start : start + len(part.facts)] |= self._part_mask(part, text)
+        return mask
+
+    def _part_mask(self, part: Part, text: str) -> np.ndarray:
+        known = (part.table.reader.digest, text)
+        with self._lock:
+            if known in self._masks:
+                return self._masks[known]
+        mask = _rows_with(part, text)
+        with self._lock:
+            self._masks[known] = mask
+            while len(self._masks) > _KEPT:
+                self._masks.popitem(last=False)
+        return mask
+
+
+def _rows_with(part: Part, text: str) -> np.ndarray:
+    found = [
+        pc.match_substring(table[part.kind.text], text, ignore_case=True).to_numpy()
+        for _, table in part.table.reader.row_groups([part.kind.text])
+    ]
+    return np.concatenate([np.zeros(0, bool), *found])
+
+
+def _questions_with(questions: Questions, text: str) -> pa.Array:
+    found = [
+        table.keys.filter(pc.match_substring(table.facts["question"], text, ignore_case=True))
+        for table in questions.tables
+    ]
+    return pa.chunked_array([chunk for keys in found for chunk in keys.chunks], pa.string()).combine_chunks()

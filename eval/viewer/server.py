@@ -1,0 +1,53 @@
+"""Running the viewer: on a loopback address, until it is stopped."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from collections.abc import Callable
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from treadle.core.errors import ConfigError
+
+_SHUTDOWN_S = 1
+
+
+def serve(app: ASGIApp, host: str, port: int, on_listening: Callable[[str], None]) -> None:
+    """Serve until SIGINT or SIGTERM; `on_listening` is told the URL.
+
+    Raises ConfigError for an address that others can reach, and where the port is taken.
+    """
+    config = uvicorn.Config(
+        app,
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        timeout_graceful_shutdown=_SHUTDOWN_S,
+    )
+    with listen(host, port) as listener:
+        taken = listener.getsockname()[1]
+        on_listening(f"http://[{host}]:{taken}/" if ":" in host else f"http://{host}:{taken}/")
+        uvicorn.Server(config).run(sockets=[listener])
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A socket of this machine alone; port 0 takes a free one. Raises ConfigError."""
+    if not _is_loopback(host):
+        raise ConfigError(f"the viewer listens on 127.0.0.1 or ::1 alone, not on {host}; use a tunnel to reach it")
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot listen on {host} port {port}: {error.strerror or error}; choose another --port"
+        ) from error
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

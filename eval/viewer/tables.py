@@ -1,0 +1,89 @@
+"""Single rows of artifacts by their number: key columns in memory, the rest read by row group when it is asked for."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from treadle.core.artifacts import ArtifactReader
+
+_KEPT_BYTES = 256 * 1024 * 1024
+
+
+class Groups:
+    """The row groups that were read last, as tables, up to 256 MiB of them and one in any case."""
+
+    def __init__(self) -> None:
+        self._tables: OrderedDict[tuple[Any, ...], pa.Table] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, reader: ArtifactReader, place: tuple[str, int], columns: tuple[str, ...]) -> pa.Table:
+        """A row group; raises ArtifactError."""
+        key = (reader.kind, reader.digest, place, columns)
+        with self._lock:
+            if key in self._tables:
+                self._tables.move_to_end(key)
+                return self._tables[key]
+        table = reader.row_group(place, columns)
+        with self._lock:
+            self._tables[key] = table
+            while len(self._tables) > 1 and sum(one.nbytes for one in self._tables.values()) > _KEPT_BYTES:
+                self._tables.popitem(last=False)
+        return table
+
+
+class StoredTable:
+    """A committed table whose rows are known by their number, from 0."""
+
+    def __init__(self, reader: ArtifactReader, groups: Groups) -> None:
+        self.reader = reader
+        self._groups = groups
+        self._places: list[tuple[str, int]] = []
+        self._ends: list[int] = []
+
+    def columns(self, names: Sequence[str]) -> pa.Table:
+        """Some columns of all rows; raises ArtifactError."""
+        tables, places = [], []
+        for place, table in self.reader.row_groups(names):
+            tables.append(table)
+            places.append(place)
+        self._places, self._ends = places, np.cumsum([table.num_rows for table in tables]).tolist()
+        return pa.concat_tables(tables)
+
+    def row(self, number: int, names: Sequence[str]) -> dict[str, Any]:
+        """These columns of one row, as far as the table has them; `columns` has been asked before.
+
+        Raises ArtifactError.
+        """
+        index = int(np.searchsorted(self._ends, number, "right"))
+        start = self._ends[index - 1] if index else 0
+        table = self._groups.get(self.reader, self._places[index], tuple(names))
+        row: dict[str, Any] = table.slice(number - start, 1).to_pylist()[0]
+        return row
+
+
+class KeyedTable:
+    """A committed table whose rows are found by a key."""
+
+    def __init__(self, reader: ArtifactReader, key: str, groups: Groups, columns: Sequence[str] = ()) -> None:
+        """`columns`: what is kept in memory beside the key. Raises ArtifactError."""
+        self.digest = reader.digest
+        self._stored = StoredTable(reader, groups)
+        self.facts = self._stored.columns([key, *columns])
+        self.keys: pa.ChunkedArray = self.facts[key]
+
+    @cached_property
+    def numbers(self) -> dict[str, int]:
+        """Key -> number of its row."""
+        return {key: number for number, key in enumerate(self.keys.to_pylist())}
+
+    def row(self, key: str, names: Sequence[str]) -> dict[str, Any] | None:
+        """These columns of the row of a key; None where there is none."""
+        number = self.numbers.get(key)
+        return None if number is None else self._stored.row(number, names)

@@ -1,0 +1,80 @@
+// Keys, and nothing else: every page works without them.
+"use strict";
+(() => {
+  const all = (query) => [...document.querySelectorAll(query)];
+  const one = (query) => document.querySelector(query);
+  const dialog = one(".keys");
+  const help = one("[data-help]");
+  const masks = one("#masks");
+
+  const remembered = (name) => { try { return sessionStorage.getItem(name); } catch { return null; } };
+  const remember = (name, value) => { try { sessionStorage.setItem(name, value); } catch { /* not allowed here */ } };
+
+  const go = (query) => { const link = one(query); if (link) link.click(); };
+
+  // Lines of a list, or segments of a trajectory.
+  const move = (by) => {
+    const stops = all(".lines .open, .segment");
+    if (!stops.length) return;
+    const now = stops.indexOf(document.activeElement.closest(".open, .segment"));
+    const next = stops[now < 0 ? (by > 0 ? 0 : stops.length - 1) : Math.min(Math.max(now + by, 0), stops.length - 1)];
+    next.focus({ preventScroll: true });
+    (next.closest("tr") ?? next).scrollIntoView({ block: "nearest" });
+  };
+
+  const results = () => all(".segment > details");
+  const unfold = (open) => { for (const result of results()) result.open = open; };
+  const unfoldAll = () => {
+    const open = results().some((result) => !result.open);
+    unfold(open);
+    remember("results", open ? "open" : "");
+  };
+  const toggleMasks = () => { if (masks) masks.click(); };
+
+  const toggleHere = () => {
+    const here = document.activeElement;
+    const result = here.matches(".segment") ? here.querySelector("details") : null;
+    if (result) result.open = !result.open;
+    return Boolean(result);
+  };
+
+  const keys = {
+    j: () => move(1),
+    k: () => move(-1),
+    n: () => go('a[rel="next"]'),
+    p: () => go('a[rel="prev"]'),
+    u: () => go('a[rel="up"]'),
+    e: unfoldAll,
+    m: toggleMasks,
+    t: () => go('[data-key="t"]'),
+    c: () => go('[data-key="c"]'),
+    l: () => go('[data-key="l"]'),
+    "?": () => dialog.showModal(),
+  };
+
+  document.addEventListener("keydown", (event) => {
+    if (event.ctrlKey || event.metaKey || event.altKey || event.isComposing || dialog.open) return;
+    const typing = event.target.closest("input:not([type=checkbox]), textarea, select");
+    if (typing) {
+      if (event.key === "Escape") typing.blur();
+      return;
+    }
+    if (event.key === "/") {
+      const field = one('input[type="search"]');
+      if (field) { field.focus(); field.select(); event.preventDefault(); }
+    } else if (event.key === "Enter") {
+      if (toggleHere()) event.preventDefault();
+    } else if (Object.hasOwn(keys, event.key)) {
+      keys[event.key]();
+      event.preventDefault();
+    }
+  });
+
+  help.hidden = false;
+  help.addEventListener("click", () => dialog.showModal());
+  if (remembered("results")) unfold(true);
+  if (masks) {
+    masks.checked = Boolean(remembered("masks"));
+    masks.addEventListener("change", () => remember("masks", masks.checked ? "on" : ""));
+  }
+})();

@@ -1,0 +1,130 @@
+"""What judges, scorers and rewards said of a trajectory, in the words of its page."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import orjson
+
+from treadle.eval.viewer.reading import Trajectory
+from treadle.eval.viewer.trajectories import NO_VERDICT, NOT_JUDGED, PARTLY, RIGHT, WRONG
+
+STYLES = {RIGHT: "right", WRONG: "wrong", PARTLY: "partly", NO_VERDICT: "unknown", NOT_JUDGED: "unknown"}
+_JUDGED = {True: RIGHT, False: WRONG, None: NO_VERDICT}
+
+
+class Said(NamedTuple):
+    """What one judge said."""
+
+    judge: str
+    verdict: str
+    status: str
+    replies: list[str]
+    """As they came."""
+
+
+class Votes(NamedTuple):
+    """Votes on whether calls of the trajectory were needless."""
+
+    yes: int
+    no: int
+    abstained: int
+
+
+class Measure(NamedTuple):
+    """A named figure; None where there is none."""
+
+    name: str
+    value: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """How a trajectory was judged."""
+
+    word: str
+    by: str
+    """What decided; empty where nothing did."""
+    prediction: str
+    """Empty where there is none."""
+    measures: list[Measure]
+    said: list[Said] = field(default_factory=list)
+    votes: Votes | None = None
+    error: str | None = None
+
+    @property
+    def style(self) -> str:
+        """Name in the style sheet."""
+        return STYLES[self.word]
+
+
+def verdict_of(one: Trajectory) -> Verdict:
+    """From `scores`, from the trajectory of a pool itself, or from the reward."""
+    word = one.facts["verdict"]
+    if one.kind == "rl_rollouts":
+        measures = [Measure("correctness", one.row["correctness"])]
+        return Verdict(word=word, by="reward", prediction=one.row["prediction"], measures=measures)
+    if one.kind == "pools":
+        judge = orjson.loads(one.row["judge"])
+        said = [Said("judge", word, judge.get("method", ""), _replies(judge))] if judge.get("raw") else []
+        return Verdict(
+            word=word,
+            by=judge.get("method", ""),
+            prediction=one.row["prediction"],
+            measures=[Measure("score", one.row["score"])],
+            said=said,
+            error=judge.get("error"),
+        )
+    if one.score is None:
+        return Verdict(word=word, by="", prediction="", measures=[])
+    return _scored(word, one.score)
+
+
+def _scored(word: str, row: Mapping[str, Any]) -> Verdict:
+    judges = orjson.loads(row.get("judges") or "{}")
+    votes = [row.get(name) for name in ("votes_yes", "votes_no", "votes_abstained")]
+    return Verdict(
+        word=word,
+        by=row["scorer"],
+        prediction=row["prediction"],
+        measures=[Measure(name, row[name]) for name in ("score", "em", "acc", "f1", "efficiency")],
+        said=[
+            Said(name, _JUDGED[said.get("verdict")], said.get("status") or "", _replies(said))
+            for name, said in judges.items()
+        ],
+        votes=Votes(*(vote or 0 for vote in votes)) if votes[0] is not None else None,
+        error=row["error"],
+    )
+
+
+def _replies(said: Mapping[str, Any]) -> list[str]:
+    return [str(reply) for reply in said.get("raw") or ()]
+
+
+class Factor(NamedTuple):
+    """One part of a reward."""
+
+    name: str
+    value: float | None
+    meaning: str
+
+
+def reward_of(one: Trajectory) -> Sequence[Factor]:
+    """The parts of a reward, `reward = correctness * calls * length + format`; none where there is no reward."""
+    if one.kind != "rl_rollouts":
+        return ()
+    row = one.row
+    parts = (
+        ("reward", "reward", "correctness × calls × length + format"),
+        ("correctness", "correctness", "of the answer"),
+        ("calls", "f_tool", _against(one.facts["calls"], row["tool_mean"], "call")),
+        ("length", "f_len", _against(one.facts["tokens"], row["length_mean"], "token")),
+        ("format", "f_format", row["format_reason"].replace("_", " ") or "nothing broken"),
+    )
+    return [Factor(name, row[column], meaning) for name, column, meaning in parts]
+
+
+def _against(value: int, mean: float | None, unit: str) -> str:
+    return f"{value:,} {unit}{'' if value == 1 else 's'}" + ("" if mean is None else f", mean of its group {mean:,.1f}")

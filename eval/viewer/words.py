@@ -1,0 +1,75 @@
+"""Which words of a text that was changed are new, and which are gone."""
+
+from __future__ import annotations
+
+import re
+from itertools import groupby
+from typing import NamedTuple
+
+import numpy as np
+
+_WORDS = re.compile(r"\s+|\w+|[^\w\s]")
+_MOST_WORDS = 2000
+_LEAST_ALIKE = 0.3
+
+
+class Run(NamedTuple):
+    """Words one after another."""
+
+    text: str
+    is_changed: bool
+
+
+def changed_words(before: str, after: str) -> tuple[list[Run], list[Run]] | None:
+    """Both texts in runs of words, each common to both or not; None where they are too long, or have little in common.
+
+    Common beginnings and ends do not count as length.
+    """
+    first, second = _WORDS.findall(before), _WORDS.findall(after)
+    head = _common(first, second)
+    tail = _common(first[head:][::-1], second[head:][::-1])
+    left, right = first[head : len(first) - tail], second[head : len(second) - tail]
+    if max(len(left), len(right)) > _MOST_WORDS:
+        return None
+    kept = _kept(left, right)
+    if head + tail + int(kept[0].sum()) < _LEAST_ALIKE * max(len(first), len(second)):
+        return None
+    return _runs(first, head, kept[0]), _runs(second, head, kept[1])
+
+
+def _common(first: list[str], second: list[str]) -> int:
+    """Words that both begin with."""
+    count = 0
+    while count < min(len(first), len(second)) and first[count] == second[count]:
+        count += 1
+    return count
+
+
+def _kept(left: list[str], right: list[str]) -> tuple[np.ndarray, np.ndarray]:
+    """Masks of a longest common subsequence. Its time is the product of the lengths, whatever the words are (that of
+    `difflib` grows with their repetitions)."""
+    numbers: dict[str, int] = {}
+    first, second = (np.array([numbers.setdefault(word, len(numbers)) for word in side]) for side in (left, right))
+    lengths = np.zeros((len(left) + 1, len(right) + 1), np.int16)
+    for row, word in enumerate(first, 1):
+        before = lengths[row - 1]
+        np.maximum.accumulate(np.where(second == word, before[:-1] + 1, before[1:]), out=lengths[row, 1:])
+    kept = np.zeros(len(left), bool), np.zeros(len(right), bool)
+    row, column = len(left), len(right)
+    while row and column:
+        if lengths[row, column] == lengths[row - 1, column]:
+            row -= 1
+        elif lengths[row, column] == lengths[row, column - 1]:
+            column -= 1
+        else:
+            row, column = row - 1, column - 1
+            kept[0][row] = kept[1][column] = True
+    return kept
+
+
+def _runs(words: list[str], head: int, kept: np.ndarray) -> list[Run]:
+    """Runs of a text of which only what `kept` masks, after the head, has changed."""
+    changed = [False] * len(words)
+    changed[head : head + len(kept)] = (~kept).tolist()
+    marked = groupby(zip(words, changed, strict=True), key=lambda pair: pair[1])
+    return [Run("".join(word for word, _ in run), is_changed) for is_changed, run in marked]
