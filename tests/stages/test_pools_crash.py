@@ -9,7 +9,6 @@ import os
 import random
 import shutil
 import subprocess
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -17,11 +16,10 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from support.crash_bench import CrashBench, artifact_files, crash_bench, run_of, said
+from support.crash_bench import CrashBench, Unit, artifact_files, crash_bench, recorded, run_of, said
 from support.processes import kill_alone, until
 
 from treadle.agent.rollout import derive_seed
-from treadle.core.journal import Journal
 from treadle.core.stage import Address
 from treadle.datagen.evolution import INITIAL
 from treadle.datagen.pools_settings import DEFAULT_OPERATORS
@@ -34,9 +32,6 @@ SEED = 7
 POOLS = Address.parse("1/pools")
 MOST_IN_FLIGHT = 4 * 3
 """Questions at once, each with the operators of one branch."""
-
-Unit = tuple[str, str]
-"""Question, and name of an answer in its part of the journal."""
 
 
 def command(root: Path) -> tuple[str, ...]:
@@ -64,28 +59,6 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CrashBench]:
     folder = tmp_path_factory.mktemp("pools-crash")
     with crash_bench(folder, documents=400, questions=2 * NUM_QUESTIONS, latency_s=0.01) as started:
         yield started
-
-
-def recorded(root: Path, units: set[Unit]) -> set[Unit]:
-    """Those whose answer is in the journal, or whose question is finished there."""
-    run = run_of(root)
-    attempts = run.attempts(POOLS) if run is not None else []
-    if run is None or not attempts:
-        return set()
-    if run.record(POOLS) is not None:
-        return units
-    folder = run.storage.directory(run.journal_key(POOLS, attempts[-1].fingerprint))
-    if not folder.is_dir():
-        return set()
-    with tempfile.TemporaryDirectory(prefix="treadle-test-") as copy:
-        shutil.copytree(folder, copy, dirs_exist_ok=True)
-        with Journal(Path(copy)) as journal:
-            assert journal.num_damaged == 0
-            return {
-                (owner, unit)
-                for owner, unit in units
-                if journal.is_finished(owner) or journal.get(owner, unit) is not None
-            }
 
 
 @pytest.mark.covers("flywheel-25", "flywheel-31")
@@ -128,7 +101,7 @@ def test_killed_pools_ask_for_nothing_again_and_end_with_the_same_bytes(
                 break
             kills += 1
             sent = {by_seed[seed] for seed in asked if seed in by_seed}
-            safe = recorded(root, sent)
+            safe = recorded(root, POOLS, sent)
             unrecorded = len({by_seed[seed] for seed in arrived if seed in by_seed} - safe)
             assert unrecorded <= MOST_IN_FLIGHT
             lost += unrecorded

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,6 +72,9 @@ sampling = {{ max_tokens = 256 }}
 
 Turn = tuple[str, int]
 """A request of a run: rollout key and number of the turn."""
+
+Unit = tuple[str, str]
+"""An answer in a journal: its owner's key, and its name there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,16 +225,22 @@ def turns_of(root: Path) -> dict[int, Turn]:
 
 
 def recorded_turns(root: Path, turns: Sequence[Turn]) -> set[Turn]:
-    """Which requests have their answer in the journal, or in the artifact that followed it."""
+    """Which requests have their answer in the journal of the rollouts, or in the artifact that followed it."""
+    units = {(owner, f"llm-{turn}"): (owner, turn) for owner, turn in turns}
+    return {units[unit] for unit in recorded(root, ROLLOUTS, units)}
+
+
+def recorded(root: Path, address: Address, units: Iterable[Unit]) -> set[Unit]:
+    """Which answers are in a stage's journal, or belong to what is finished there or has become an artifact."""
     run = run_of(root)
     if run is None:
         return set()
-    if run.record(ROLLOUTS) is not None:
-        return set(turns)
-    attempts = run.attempts(ROLLOUTS)
+    if run.record(address) is not None:
+        return set(units)
+    attempts = run.attempts(address)
     if not attempts:
         return set()
-    folder = run.storage.directory(run.journal_key(ROLLOUTS, attempts[-1].fingerprint))
+    folder = run.storage.directory(run.journal_key(address, attempts[-1].fingerprint))
     if not folder.is_dir():
         return set()
     with tempfile.TemporaryDirectory(prefix="treadle-test-") as copy:
@@ -239,9 +248,9 @@ def recorded_turns(root: Path, turns: Sequence[Turn]) -> set[Turn]:
         with Journal(Path(copy)) as journal:
             assert journal.num_damaged == 0
             return {
-                (owner, turn)
-                for owner, turn in turns
-                if journal.is_finished(owner) or journal.get(owner, f"llm-{turn}") is not None
+                (owner, unit)
+                for owner, unit in units
+                if journal.is_finished(owner) or journal.get(owner, unit) is not None
             }
 
 
