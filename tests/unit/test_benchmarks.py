@@ -19,7 +19,7 @@ from treadle.core.answers.score import score_answer
 from treadle.core.config import load_config, semantic_dump, validate
 from treadle.core.errors import ConfigError
 from treadle.core.execute import execute, fingerprint_of, state_of
-from treadle.datagen.benchmarks import RULES, read_benchmarks, rule_for
+from treadle.datagen.benchmarks import RULES, best_fit, read_benchmarks, rule_for
 from treadle.datagen.question_sources import QuestionsSettings
 from treadle.tasks.config import TreadleConfig
 
@@ -68,7 +68,109 @@ def test_the_rows_of_every_benchmark_are_read(bench: Bench, name: str, file: str
         rest = json.loads(taken["meta"])
         assert set(rest) <= set(row)
         assert "Format" not in row or rest["Format"] == row["Format"]
-    assert rule_for(name).search == sample.search
+        assert (taken["format"], taken["scorer"], taken["search"]) == (_format(row, choices, name), None, sample.search)
+
+
+def _format(row: Row, choices: list[str], name: str) -> str | None:
+    known = {"Assertion": "assertion", "Fill-in-the-blank": "fill_in", "Open-ended": "open_ended"}
+    return "multiple_choice" if choices or name == "gpqa" else known.get(row.get("Format", ""))
+
+
+@pytest.mark.covers("evaluation-29")
+def test_parquet_rows_keep_up_to_ten_options(bench: Bench) -> None:
+    path = write_rows(bench.folder / "mmlu-pro" / "test-00000-of-00001.parquet", SAMPLES["mmlu-pro"].rows)
+    ten, *_ = bench.take({"path": path, "dataset": "mmlu-pro"}).questions
+    assert (len(ten["choices"]), ten["answers"], ten["domain"], ten["format"]) == (
+        10,
+        ["J"],
+        "choice",
+        "multiple_choice",
+    )
+    assert [score_answer(said, ten["answers"], ten["choices"], ten["domain"]).score for said in ("J", "(J)", "A")] == [
+        1,
+        1,
+        0,
+    ]
+
+
+@pytest.mark.covers("evaluation-29")
+@pytest.mark.parametrize("name", SAMPLES)
+def test_gold_answers_of_every_benchmark_are_right_and_others_wrong(bench: Bench, name: str) -> None:
+    path = write_rows(bench.folder / f"{name}.jsonl", SAMPLES[name].rows)
+    for row in bench.take({"path": path}).questions:
+        rule = row["scorer"] or row["domain"]
+        assert all(score_answer(gold, row["answers"], row["choices"], rule).score == 1.0 for gold in row["answers"])
+        assert score_answer("xyzzy", row["answers"], row["choices"], rule).score == 0.0
+
+
+@pytest.mark.covers("evaluation-29")
+def test_a_choice_is_right_by_its_letter_however_it_is_written(bench: Bench) -> None:
+    rows = [{"question": "Which?", "options": ["w", "x"], "answer": "A"}]
+    (asked,) = bench.take({"path": write_rows(bench.folder / "mmlu-pro.json", tuple(rows))}).questions
+    said = [score_answer(text, asked["answers"], asked["choices"], asked["domain"]).em for text in ("A", "B", "(A)")]
+    assert said == [1.0, 0.0, 1.0]
+
+
+@pytest.mark.covers("evaluation-29")
+@pytest.mark.parametrize("file", ["test.jsonl", "test-00000-of-00001.parquet"])
+def test_a_folder_is_read_as_a_data_set_of_the_hub_is(bench: Bench, monkeypatch: pytest.MonkeyPatch, file: str) -> None:
+    for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"):
+        monkeypatch.setenv(name, "1")
+    monkeypatch.setenv("HF_HOME", str(bench.folder / "hf"))
+    sample = SAMPLES["mmlu-pro"]
+    folder = write_rows(bench.folder / "mmlu-pro" / file, sample.rows).parent
+    result = bench.take({"path": folder, "hub_split": "test"})
+    assert [row["answers"] for row in result.questions] == list(sample.answers)
+    assert [row["choices"] for row in result.questions] == [row["options"] for row in sample.rows]
+    assert {(row["dataset"], row["format"]) for row in result.questions} == {("mmlu-pro", "multiple_choice")}
+
+
+def test_the_published_routes_are_known() -> None:
+    local = {name for name, benchmark in RULES.items() if benchmark.search == "local"}
+    named = {"2wiki", "bamboogle", "musique", "hotpotqa", "csbench", "nq", "triviaqa"}
+    assert local == named | {"2wikimultihopqa", "hotpot_qa", "trivia_qa"}
+    assert {RULES[name].search for name in RULES.keys() - local} == {rule_for("unheard-of").search} == {"web"}
+
+
+def test_the_headline_suite_is_six_benchmarks() -> None:
+    suite = ("aime24", "amc23", "math500", "2wiki", "bamboogle", "musique")
+    assert all(rule_for(name).headline for name in suite)
+    others = set(SAMPLES) - set(suite) | {"aime", "aime2025", "math", "hotpot_qa", "gsm8k-train", "unheard-of"}
+    assert [name for name in others if rule_for(name).headline] == []
+    assert {name for name, benchmark in RULES.items() if benchmark.headline} == {*suite, "math-500", "2wikimultihopqa"}
+
+
+@pytest.mark.parametrize(
+    ("dataset", "name"),
+    [
+        ("AIME_2024", "aime"), ("maxwell-aime24-x", "aime24"), ("claimeval", None), ("aimed", None),
+        ("math-500", "math-500"), ("mathematics", None), ("math_train", "math"), ("MMLU-Pro", "mmlu-pro"),
+        ("mmlu_pro_test", "mmlu_pro"), ("my-mmlu-pro", "mmlu-pro"), ("mmlu-redux", "mmlu"), ("my-gsm8k", None),
+        ("2wikimultihopqa_dev", "2wikimultihopqa"), ("", None),
+    ],
+)  # fmt: skip
+def test_of_the_names_that_fit_the_longest_counts(dataset: str, name: str | None) -> None:
+    assert best_fit(dataset, RULES) == name
+
+
+def test_benchmarks_of_ones_own_fit_before_shorter_shipped_ones() -> None:
+    own = validate(QuestionsSettings, {"benchmarks": {"aime-hard": MINE, "vorna": {**MINE, "contains": True}}})
+    assert own.benchmark_of("aime-hard-v2").answer == ("Antwort",)
+    assert own.benchmark_of("the-vorna-set").answer == ("Antwort",)
+    assert own.benchmark_of("aime-hardly").answer == ("answer",) == own.benchmark_of("vornas").answer
+
+
+def test_format_and_scorer_of_a_benchmark_of_ones_own_go_with_its_questions(bench: Bench) -> None:
+    path = write_jsonl(
+        bench.folder / "mine.jsonl", [*ROWS, {"Frage": "Is it so?", "Antwort": "yes", "art": "true/false"}]
+    )
+    mine = {**MINE, "format": "open_ended", "format_field": "art", "scorer": "math"}
+    result = bench.take({"path": path}, benchmarks={"mine": mine})
+    assert [(row["format"], row["scorer"], row["domain"]) for row in result.questions] == [
+        ("open_ended", "math", "qa"),
+        ("open_ended", None, "choice"),
+        ("assertion", "math", "qa"),
+    ]
 
 
 @pytest.mark.covers("evaluation-29")

@@ -149,10 +149,26 @@ BENCHMARK_ROWS: list[tuple[str, dict[str, Any], str, list[str], int, str]] = [
     ("aime24", {"id": 1, "problem": "P", "answer": "073"}, "P", ["073"], 0, "math"),
     ("aime25", {"problem": "P", "answer": 70}, "P", ["70"], 0, "math"),
     ("math500", {"question": "P", "answer": "\\frac{1}{2}"}, "P", ["\\frac{1}{2}"], 0, "math"),
+    ("amc23", {"question": "P", "answer": "27", "url": "u"}, "P", ["27"], 0, "math"),
+    ("math-500", {"problem": "P", "solution": "S", "answer": "3"}, "P", ["3"], 0, "math"),
+    ("tabmwp", {"problem": "P", "answer": "1/6"}, "P", ["1/6"], 0, "math"),
+    ("gaokao2023en", {"question": "P", "answer": "$-2$"}, "P", ["$-2$"], 0, "math"),
+    ("college_math", {"problem": "P", "answer": "$x$"}, "P", ["$x$"], 0, "math"),
+    ("carp_en", {"content": "P", "answer": "4 cm"}, "P", ["4 cm"], 0, "math"),
+    ("math", {"problem": "P", "question": "no", "answer": "2"}, "P", ["2"], 0, "math"),
     ("svamp", {"Body": "A has 3.", "Question": "How many?", "Answer": 3.0}, "A has 3. How many?", ["3.0"], 0, "math"),
     ("asdiv", {"body": "B.", "question": "Q?", "answer": "9 (apples)"}, "B. Q?", ["9"], 0, "math"),
     ("mawps", {"input": "Q", "target": 4}, "Q", ["4"], 0, "math"),
     ("minerva_math", {"problem": "P", "solution": r"so \boxed{x^{2}}"}, "P", ["x^{2}"], 0, "math"),
+    (
+        "minerva_math",
+        {"problem": "P", "solution": r"\boxed{1} or \fbox{2}, \boxed{\{3\}} and \boxed{4"},
+        "P",
+        [r"\{3\}"],
+        0,
+        "math",
+    ),
+    ("minerva_math", {"problem": "P", "solution": "It is 3."}, "P", ["It is 3."], 0, "math"),
     ("olympiadbench", {"question": "P", "final_answer": ["$1,2$"]}, "P", ["$1,2$"], 0, "math"),
     ("2wiki", {"question": "Q", "answer": ["a", "b"]}, "Q", ["a", "b"], 0, "qa"),
     ("simpleqa", {"question": "Q", "answer": ["a"]}, "Q", ["a"], 0, "qa"),
@@ -161,6 +177,8 @@ BENCHMARK_ROWS: list[tuple[str, dict[str, Any], str, list[str], int, str]] = [
     ("csbench", {"Question": "Q", "Format": "Assertion", "Answer": True}, "Q", ["True"], 0, "qa"),
     ("csbench", {"Question": "Q", "A": "w", "B": "x", "C": "y", "D": "z", "Answer": "C"}, "Q", ["C"], 4, "choice"),
     ("mmlu-pro", {"question": "Q", "options": list("abcdefghij"), "answer": "J"}, "Q", ["J"], 10, "choice"),
+    ("mmlu_pro", {"question": "Q", "options": list("abc"), "answer": "B", "answer_index": 1}, "Q", ["B"], 3, "choice"),
+    ("hle", {"question": "Q", "answer": "a"}, "Q", ["a"], 0, "qa"),
     ("mmlu", {"question": "Q", "choices": ["w", "x", "y"], "answer": 2}, "Q", ["C"], 3, "choice"),
     ("own", {"input": "Q", "answer": "a"}, "Q", ["a"], 0, "qa"),
 ]
@@ -179,6 +197,45 @@ def test_the_fields_of_known_benchmarks_are_known(
     (taken,) = bench.take({"path": path, "dataset": dataset}, domains={"own": "qa"}).questions
     assert (taken["question"], taken["answers"], taken["domain"]) == (question, answers, domain)
     assert len(taken["choices"]) == num_choices
+
+
+@pytest.mark.parametrize(
+    ("row", "form", "choices"),
+    [
+        ({"Format": "Multiple-choice", "A": "w", "B": "x"}, "multiple_choice", ["w", "x"]),
+        ({"Format": "Assertion"}, "assertion", []),
+        ({"Format": " fill-in-the-blank "}, "fill_in", []),
+        ({"Format": "Open-ended"}, "open_ended", []),
+        ({"Format": None, "A": "w", "B": "x"}, "multiple_choice", ["w", "x"]),
+        ({}, None, []),
+    ],
+)
+def test_the_format_is_what_the_row_says(
+    bench: Bench, row: dict[str, Any], form: str | None, choices: list[str]
+) -> None:
+    path = write_jsonl(bench.folder / "csbench.jsonl", [{"Question": "Q", "Answer": "A", **row}])
+    (taken,) = bench.take({"path": path}).questions
+    assert (taken["format"], taken["choices"], taken["search"], taken["scorer"]) == (form, choices, "local", None)
+
+
+@pytest.mark.parametrize("value", ["Essay", "", 3, ["Assertion"]])
+def test_a_format_that_is_none_is_told_with_those_that_there_are(bench: Bench, value: Any) -> None:
+    path = write_jsonl(
+        bench.folder / "csbench.jsonl",
+        [{"Question": "Q", "Answer": "A", "Format": value}, {"Question": "R", "Answer": "A"}],
+    )
+    result = bench.take({"path": path})
+    assert result.reasons == [(1, "bad_format")]
+    assert "in field 'Format' is no format; known: multiple_choice, assertion" in result.quarantine[0]["detail"]
+
+
+def test_the_options_that_the_source_names_win_over_the_columns_of_its_benchmark(bench: Bench) -> None:
+    row = {"Question": "Q", "Answer": "y", "A": "w", "B": "x", "options": ["y", "z", "w"]}
+    path = write_jsonl(bench.folder / "csbench.jsonl", [row])
+    (taken,) = bench.take({"path": path, "choices_field": "options"}).questions
+    assert (taken["choices"], taken["answers"]) == (["y", "z", "w"], ["A"])
+    (taken,) = Bench(bench.folder / "other").take({"path": path, "answer_field": "A"}).questions
+    assert (taken["choices"], taken["answers"]) == (["w", "x"], ["A"])
 
 
 def test_a_parquet_text_that_is_not_utf8_costs_one_row(bench: Bench) -> None:
