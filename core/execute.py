@@ -19,7 +19,7 @@ from typing import Any, Literal
 from treadle.core.artifacts import ArtifactRef, artifact_exists
 from treadle.core.config import digest_json, semantic_dump
 from treadle.core.context import WORK_FOLDER, Context, NullProgress, Outputs, work_at_shards
-from treadle.core.errors import ConfigError, RunError, StageFailed, StorageError, TreadleError
+from treadle.core.errors import ArtifactError, ConfigError, RunError, StageFailed, StorageError, TreadleError
 from treadle.core.harmless import HarmlessFormatter
 from treadle.core.journal_upload import delete_journal, open_journal
 from treadle.core.locks import Lease
@@ -191,7 +191,9 @@ class _Attempt:
             started_at=utc_now(),
         )
         self._journal_key = run.journal_key(instance.address, fingerprint)
-        self._from_nothing = force and not _continues_forced(earlier, fingerprint)
+        goes_on_forced = _continues_forced(earlier, fingerprint)
+        self._from_nothing = force and not goes_on_forced
+        self._takes_nothing_over = force or goes_on_forced
         for attempt in earlier:
             run.storage.discard(run.attempt_key(instance.address, attempt.number, WORK_FOLDER))
 
@@ -240,6 +242,7 @@ class _Attempt:
                     attempt=self._record.number,
                     settings=self._instance.settings,
                     inputs=open_inputs(run, self._inputs),
+                    made_before=self._made_before,
                     journal=journal,
                     progress=progress,
                     accept_failures=accept_failures,
@@ -283,6 +286,17 @@ class _Attempt:
         ) as journal:
             _log.info("%s: attempt %d, %d finished before", address, self._record.number, journal.num_finished)
             yield journal, Worked() if stage.work is None else stage.work(context_of(journal))
+
+    def _made_before(self, kind: str) -> Rows | None:
+        """See `StageContext.earlier`."""
+        record = None if self._takes_nothing_over else self._run.record(self._instance.address)
+        if record is None or kind not in record.outputs:
+            return None
+        try:
+            return self._run.rows(record.outputs[kind])
+        except ArtifactError as error:
+            _log.info("nothing is taken over from the earlier %s: %s", kind, error)
+            return None
 
     def _result(self, outputs: Mapping[str, ArtifactRef], metrics: dict[str, Any]) -> StageRecord:
         instance, address, number = self._instance, self._instance.address, self._record.number

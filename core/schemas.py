@@ -579,7 +579,7 @@ SCORES = Table(
             _field(
                 "votes_yes",
                 pa.int32(),
-                "votes that there is a redundant or ineffective call; null where none was asked for",
+                "votes that there is a redundant or ineffective call; 0 without calls; null where nobody votes",
                 nullable=True,
             ),
             _field("votes_no", pa.int32(), "votes that there is none", nullable=True),
@@ -587,6 +587,35 @@ SCORES = Table(
         ]
     ),
     "One verdict per rollout.",
+)
+
+JUDGEMENTS = Table(
+    "judgements",
+    1,
+    ("judgement_key",),
+    pa.schema(
+        [
+            _field(
+                "judgement_key", pa.string(), "32 hex digits: digest of judge, prompts, and all that it was asked about"
+            ),
+            _field("kind", pa.string(), "correctness: of an answer; redundancy: of the calls of a trajectory"),
+            _field("judge", pa.string(), "name of the model in the configuration"),
+            _field("question_key", pa.string(), "the question"),
+            _field("rollout_key", pa.string(), "the trajectory, or the first one with this answer"),
+            _field("prediction", pa.string(), "the answer; empty where calls were voted on"),
+            _field("status", pa.string(), "parsed, or failed: nothing was said that can be read"),
+            _field("correct", pa.bool_(), "the verdict on the answer; null without one", nullable=True),
+            _field("votes_yes", pa.int32(), "votes that there is a wasted call; null for answers", nullable=True),
+            _field("votes_no", pa.int32(), "votes that there is none", nullable=True),
+            _field("votes_abstained", pa.int32(), "replies that are no vote", nullable=True),
+            _field("replies", _STRINGS, "what the model said, as it came"),
+            _field("error", pa.string(), "why there is no verdict, or fewer votes than wanted", nullable=True),
+            _field("prompt_tokens", pa.int64(), "summed over its requests"),
+            _field("completion_tokens", pa.int64(), "summed over its requests"),
+        ]
+    ),
+    "What judge models said of answers and trajectories, each asked once.",
+    required=False,
 )
 
 _PROMPT = pa.list_(pa.struct([("content", pa.string()), ("role", pa.string())]))
@@ -759,6 +788,7 @@ TABLES: dict[str, Table] = {
         RL_LOG,
         RL_VALIDATION,
         SCORES,
+        JUDGEMENTS,
         RL_ROWS,
         RL_REJECTIONS,
         SUMMARY,

@@ -7,11 +7,14 @@ which were sampled are counted as they are, and that no token is added that begi
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any, Protocol
 
 import pyarrow as pa
 
 from treadle.core.answers.extraction import RESULT_KIND
+from treadle.core.chat import ChatTokenizer
+from treadle.core.errors import ConfigError
 
 
 class Encoder(Protocol):
@@ -20,6 +23,19 @@ class Encoder(Protocol):
     def encode(self, text: str) -> list[int]:
         """Ids of plain text, nothing added."""
         ...
+
+
+def load_tokenizer(folder: Path | None, digest: str) -> ChatTokenizer | None:
+    """The evaluated model's, None where none is configured; `digest`: what it must have, empty for any.
+
+    Raises ConfigError for one that cannot be loaded, or that is another one.
+    """
+    if folder is None:
+        return None
+    tokenizer = ChatTokenizer.load(folder)
+    if digest not in ("", tokenizer.digest):
+        raise ConfigError(f"the tokenizer in {folder} is not the one that this run was made with; put that one back")
+    return tokenizer
 
 
 def own_text(segments: Iterable[Mapping[str, Any]]) -> str:

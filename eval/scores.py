@@ -1,225 +1,239 @@
-"""The stage `scores`: one verdict per rollout, from what is stored; run again at will, at no model's cost."""
+"""The stage `scores`: one verdict per rollout, from what is stored. It can run again at will and costs no rollout.
+
+Rules decide; where the configuration names judges, models do where rules do not say right (`eval/judging.py`).
+"""
 
 from __future__ import annotations
 
-import contextlib
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field
+from typing import Any
 
 import orjson
 
 from treadle.core import schemas
-from treadle.core.answers.extraction import extract_prediction
-from treadle.core.answers.math_equal import Checker
-from treadle.core.answers.score import Score, score_answer
-from treadle.core.answers.symbolic import SymbolicChecker
+from treadle.core.answers.score import Score
 from treadle.core.answers.text_match import legacy_match_text, match_text, normalize_math
-from treadle.core.chat import ChatTokenizer
-from treadle.core.errors import ArtifactError, ConfigError, StageFailed
-from treadle.core.stage import Rows, Stage, StageContext
-from treadle.eval.config import ScoresOptions, ScoresSettings
-from treadle.eval.lengths import Encoder, own_ids, own_text, reasoning_tokens
-
-ANSWERED = "answered"
-
-_COPIED = (
-    "rollout_key",
-    "question_key",
-    "dataset",
-    "domain",
-    "model",
-    "sample_index",
-    "status",
-    "calls_requested",
-    "calls_executed",
-    "python_calls",
-    "search_calls",
-    "failed_calls",
-    "prompt_tokens",
-    "completion_tokens",
-)
-_NOT_JUDGED: Mapping[str, Any] = {
-    "judge_status": None,
-    "judges": "{}",
-    "votes_yes": None,
-    "votes_no": None,
-    "votes_abstained": None,
-}
-_UNFINISHED = Score(0.0, 0.0, 0.0, 0.0, False, "status")
-_BATCH_ROWS = 512
+from treadle.core.errors import StageFailed
+from treadle.core.stage import Stage, StageContext
+from treadle.eval.answers import COPIED, FAILED, Answer, Gold, answers, open_checker, rule_score
+from treadle.eval.config import ScoresSettings
+from treadle.eval.docket import Judgement
+from treadle.eval.judging import Judging, work
+from treadle.eval.lengths import Encoder, load_tokenizer, own_text, reasoning_tokens
+from treadle.eval.verdicts import Agreement, Opinion, agreement, as_verdict, decide, joint_verdicts
 
 
-class _Gold(NamedTuple):
-    answers: tuple[str, ...]
-    choices: tuple[str, ...]
-    domain: str
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """What judges made of a rollout, beside its score. `votes`: yes, no, abstained; None where nobody votes."""
 
-
-class _GoldAnswers:
-    """Looks gold answers up while reading the questions only as far as they are needed.
-
-    Rollouts are stored in the order of their questions, so that both streams advance together; what was passed is
-    kept, in compact form, because several samples and several rollout tables ask for it.
-    """
-
-    def __init__(self, tables: tuple[Rows, ...]) -> None:
-        columns = ["question_key", "answers", "choices", "domain", "scorer"]
-        self._rows = (row for table in tables for row in table.rows(columns))
-        self._known: dict[str, _Gold] = {}
-
-    def __getitem__(self, question_key: str) -> _Gold:
-        """Raises ArtifactError if no question has this key."""
-        while question_key not in self._known:
-            row = next(self._rows, None)
-            if row is None:
-                raise ArtifactError(
-                    f"rollouts answer question {question_key}, which is not among the questions read; "
-                    "bind the questions that the rollouts were made from"
-                )
-            rule = row["scorer"] or row["domain"]
-            self._known[row["question_key"]] = _Gold(tuple(row["answers"]), tuple(row["choices"]), rule)
-        return self._known[question_key]
+    status: str | None = None
+    opinions: Mapping[str, Opinion] = field(default_factory=dict)
+    votes: tuple[int, int, int] | None = None
 
 
 def run_scores(context: StageContext) -> Mapping[str, Any]:
     """Score every rollout; returns counts. Raises StageFailed if too many rows are left without a verdict."""
-    settings: ScoresSettings = context.settings
-    options, encoder = settings.options, _load_tokenizer(settings)
-    rollouts = context.inputs["rollouts"]
-    gold = _GoldAnswers(context.inputs["questions"])
-    counts: Counter[str] = Counter()
-    errors: Counter[str] = Counter()
-    context.progress.start(sum(table.num_rows for table in rollouts), 0, "rollouts")
-    with _open_checker(options) as checker, ThreadPoolExecutor(options.symbolic_workers) as threads:
-
-        def score(row: dict[str, Any]) -> dict[str, Any]:
-            return score_rollout(row, gold_of[row["question_key"]], checker, options.f1_threshold, encoder)
-
-        for batch in _batches(rollouts):
-            gold_of = {row["question_key"]: gold[row["question_key"]] for row in batch}
-            rows = list(threads.map(score, batch)) if options.symbolic_workers > 1 else [score(row) for row in batch]
-            context.write(schemas.SCORES.kind, rows)
-            _count(rows, counts, errors)
-            context.progress.advance(len(rows), correct=counts["num_correct"], unscored=counts["num_scorer_failed"])
-    _check_error_rate(counts, errors, options.max_error_rate)
-    num_scored = counts["num_rollouts"] - counts["num_scorer_failed"]
-    return {**dict(sorted(counts.items())), "accuracy": counts["num_correct"] / num_scored if num_scored else 0.0}
+    return _ScoresRun(context).write()
 
 
-def score_rollout(
-    row: Mapping[str, Any], gold: _Gold, checker: Checker | None, f1_threshold: float, encoder: Encoder | None = None
+class _ScoresRun:
+    """Rules, what judges said before, and rows."""
+
+    def __init__(self, context: StageContext) -> None:
+        self._context = context
+        settings: ScoresSettings = context.settings
+        self._options = settings.options
+        self._encoder = load_tokenizer(settings.tokenizer, settings.tokenizer_digest)
+        self._judging = Judging(context)
+        self._tally = _Tally(tuple(settings.judges))
+        self._written: set[str] = set()
+
+    def write(self) -> dict[str, Any]:
+        """Score every rollout; returns the metrics of the stage."""
+        options, inputs, is_judged = self._options, self._context.inputs, not self._judging.docket.is_empty
+        num_missing = self._judging.settle() if is_judged else 0
+        self._context.progress.start(sum(table.num_rows for table in inputs["rollouts"]), 0, "rollouts")
+        with open_checker(options) as checker, ThreadPoolExecutor(options.symbolic_workers) as threads:
+
+            def decide_by_rule(answer: Answer) -> Score:
+                return self._judging.known_rule(answer) or rule_score(answer, checker, options.f1_threshold)
+
+            for batch in answers(inputs["rollouts"], inputs["questions"], with_text=is_judged):
+                rules = (
+                    threads.map(decide_by_rule, batch) if options.symbolic_workers > 1 else map(decide_by_rule, batch)
+                )
+                self._write(batch, list(rules))
+        self._tally.check(options.max_error_rate)
+        return self._tally.metrics(num_missing if is_judged else None)
+
+    def _write(self, batch: Sequence[Answer], rules: Sequence[Score]) -> None:
+        rows, judgements = [], []
+        for answer, rule in zip(batch, rules, strict=True):
+            about_answer = self._judging.docket.about_answer(answer, rule)
+            about_calls = self._judging.docket.about_calls(answer)
+            score, judged = self._judge(answer, rule, about_answer, about_calls)
+            rows.append(scored_row(answer, score, judged, self._encoder))
+            judgements += self._new_rows([*about_answer, *about_calls])
+        self._context.write(schemas.SCORES.kind, rows)
+        self._context.write(schemas.JUDGEMENTS.kind, judgements)
+        self._tally.count(rows)
+        self._context.progress.advance(len(rows), **self._tally.progress())
+
+    def _judge(
+        self, answer: Answer, rule: Score, about_answer: Sequence[Judgement], about_calls: Sequence[Judgement]
+    ) -> tuple[Score, Judged]:
+        judging, status = self._judging, None
+        score = as_verdict(rule) if judging.docket.judges_rule(answer) else rule
+        opinions = {judgement.judge: judging.opinion(judgement) for judgement in about_answer}
+        if opinions:
+            score, status = decide(rule, list(opinions.values()), self._options.judges.on_failed)
+        return score, Judged(status, opinions, self._votes(answer, about_calls))
+
+    def _votes(self, answer: Answer, about_calls: Sequence[Judgement]) -> tuple[int, int, int] | None:
+        if self._context.settings.redundancy is None or answer.row["status"] == FAILED:
+            return None
+        if not about_calls:
+            return (0, 0, 0)
+        row = self._judging.row(about_calls[0])
+        if row is None:
+            return (0, 0, self._options.redundancy.votes)
+        return row["votes_yes"], row["votes_no"], row["votes_abstained"]
+
+    def _new_rows(self, judgements: Sequence[Judgement]) -> list[dict[str, Any]]:
+        """Rows of judgements that have not been written yet."""
+        rows = []
+        for judgement in judgements:
+            if judgement.key not in self._written and (row := self._judging.row(judgement)) is not None:
+                self._written.add(judgement.key)
+                self._tally.count_judgement(row, paid=self._judging.was_paid(judgement))
+                rows.append(row)
+        return rows
+
+
+@dataclass(slots=True)
+class _Tally:
+    """What is counted for the metrics of the stage."""
+
+    judges: tuple[str, ...]
+    counts: Counter[str] = field(default_factory=Counter)
+    errors: Counter[str] = field(default_factory=Counter)
+    usage: dict[str, Counter[str]] = field(default_factory=dict)
+    joint: list[list[bool]] = field(default_factory=list)
+
+    def count(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Count rows of `scores`."""
+        counts = self.counts
+        for row in rows:
+            counts["num_rollouts"] += 1
+            counts["num_correct"] += row["correct"] is True
+            counts["num_scorer_failed"] += row["error"] is not None
+            counts[f"status_{row['status']}"] += 1
+            counts[f"scorer_{row['scorer']}"] += 1
+            if row["judge_status"] is not None:
+                counts[f"judge_{row['judge_status']}"] += 1
+            if row["error"] is not None:
+                self.errors[row["error"]] += 1
+            if len(self.judges) > 1 and (joint := joint_verdicts(orjson.loads(row["judges"]), self.judges)):
+                self.joint.append(joint)
+
+    def count_judgement(self, row: Mapping[str, Any], *, paid: bool) -> None:
+        """Count a row of `judgements`; what it cost where it was asked for here."""
+        self.counts["num_judgements"] += 1
+        self.counts["num_judgements_reused"] += not paid
+        if paid:
+            used = {"calls": len(row["replies"])}
+            used |= {name: row[name] for name in ("prompt_tokens", "completion_tokens")}
+            self.usage.setdefault(f"{row['kind']}:{row['judge']}", Counter()).update(used)
+
+    def check(self, max_error_rate: float) -> None:
+        """Raise StageFailed if too many rows are left without a verdict."""
+        failed, total = self.counts["num_scorer_failed"], self.counts["num_rollouts"]
+        if failed > max_error_rate * total:
+            cause, times = self.errors.most_common(1)[0]
+            raise StageFailed(
+                f"{failed} of {total} rollouts have no verdict, more than scores.max_error_rate = {max_error_rate:g} "
+                f"allows; most often ({times} times): {cause}"
+            )
+
+    def progress(self) -> dict[str, int]:
+        """What is shown beside the bar."""
+        return {"correct": self.counts["num_correct"], "unscored": self.counts["num_scorer_failed"]}
+
+    def metrics(self, num_missing: int | None) -> dict[str, Any]:
+        """Flat counts; `num_missing` is None where nobody is asked."""
+        num_scored = self.counts["num_rollouts"] - self.counts["num_scorer_failed"]
+        found: dict[str, Any] = {
+            **dict(sorted(self.counts.items())),
+            "accuracy": self.counts["num_correct"] / num_scored if num_scored else 0.0,
+        }
+        if num_missing is None:
+            return found
+        found |= {"num_judgements_missing": num_missing}
+        found |= {"usage": {role: dict(self.usage[role]) for role in sorted(self.usage)}}
+        if len(self.judges) > 1:
+            found |= _agreement_metrics(agreement(self.joint))
+        return found
+
+
+def _agreement_metrics(found: Agreement) -> dict[str, Any]:
+    return {
+        "num_judged_jointly": found.num_answers,
+        "judge_agreement": found.share,
+        "judge_kappa": found.kappa,
+    }
+
+
+def scored_row(
+    answer: Answer, score: Score, judged: Judged | None = None, encoder: Encoder | None = None
 ) -> dict[str, Any]:
-    """The row of `scores` for one row of `rollouts`, which has `num_own_ids` in place of its ids.
+    """The row of `scores` for a rollout and its verdict.
 
     A rollout that did not end with an answer keeps its prediction for analysis and is never right.
     """
-    segments = orjson.loads(row["segments"])
-    prediction, text = extract_prediction(segments), own_text(segments)
-    answered = row["status"] == ANSWERED
-    score = _UNFINISHED
-    if answered:
-        score = score_answer(
-            prediction, gold.answers, gold.choices, gold.domain, checker=checker, f1_threshold=f1_threshold
-        )
+    row, judged = answer.row, judged or Judged()
+    text = own_text(answer.segments)
+    yes, no, abstained = judged.votes or (None, None, None)
     return {
-        **{name: row[name] for name in _COPIED},
-        "prediction": prediction,
-        "is_valid_answer": answered and bool(prediction),
+        **{name: row[name] for name in COPIED},
+        "prediction": answer.prediction,
+        "is_valid_answer": answer.is_answered and bool(answer.prediction),
         "correct": score.correct,
         "score": score.score,
         "em": score.em,
         "acc": score.acc,
         "f1": score.f1,
-        "f1_legacy": _f1_legacy(prediction, gold) if answered else 0.0,
+        "f1_legacy": _f1_legacy(answer.prediction, answer.gold) if answer.is_answered else 0.0,
         "scorer": score.scorer,
         "error": score.error,
         "efficiency": None if score.score is None else score.score / max(row["calls_requested"], 1),
         "reasoning_tokens": reasoning_tokens(row, text, encoder),
         "output_chars": len(text),
-        **_NOT_JUDGED,
+        "judge_status": judged.status,
+        "judges": orjson.dumps({name: opinion.as_dict() for name, opinion in judged.opinions.items()}).decode(),
+        "votes_yes": yes,
+        "votes_no": no,
+        "votes_abstained": abstained,
     }
 
 
-def _f1_legacy(prediction: str, gold: _Gold) -> float:
+def _f1_legacy(prediction: str, gold: Gold) -> float:
     """Token F1 as published, for comparison with published tables."""
-    if gold.domain == "math":
+    if gold.rule == "math":
         return match_text(prediction, gold.answers, normalize_math).f1
     return legacy_match_text(prediction, gold.answers).f1
 
 
-def _load_tokenizer(settings: ScoresSettings) -> ChatTokenizer | None:
-    """The evaluated model's; raises ConfigError for one that cannot be loaded, or that is another one."""
-    if settings.tokenizer is None:
-        return None
-    tokenizer = ChatTokenizer.load(settings.tokenizer)
-    if settings.tokenizer_digest not in ("", tokenizer.digest):
-        raise ConfigError(
-            f"the tokenizer in {settings.tokenizer} is not the one that this run was made with; put that one back"
-        )
-    return tokenizer
-
-
-@contextlib.contextmanager
-def _open_checker(settings: ScoresOptions) -> Iterator[SymbolicChecker | None]:
-    if not settings.symbolic:
-        yield None
-        return
-    checker = SymbolicChecker(
-        workers=settings.symbolic_workers,
-        limit_s=settings.symbolic_limit_s,
-        memory_mib=settings.symbolic_memory_mib,
-    )
-    with checker:
-        yield checker
-
-
-def _batches(tables: tuple[Rows, ...]) -> Iterator[list[dict[str, Any]]]:
-    batch: list[dict[str, Any]] = []
-    for row in (row for table in tables for row in _rows(table)):
-        batch.append(row)
-        if len(batch) == _BATCH_ROWS:
-            yield batch
-            batch = []
-    if batch:
-        yield batch
-
-
-def _rows(table: Rows) -> Iterator[dict[str, Any]]:
-    """What is read of rollouts; their ids are counted without making a list of each."""
-    for batch in table.batches([*_COPIED, "segments", "tokenizer_digest", "token_origin"]):
-        counts = own_ids(batch.column("token_origin"))
-        for row, num_own_ids in zip(batch.drop_columns(["token_origin"]).to_pylist(), counts, strict=True):
-            yield {**row, "num_own_ids": num_own_ids}
-
-
-def _count(rows: list[dict[str, Any]], counts: Counter[str], errors: Counter[str]) -> None:
-    for row in rows:
-        counts["num_rollouts"] += 1
-        counts["num_correct"] += row["correct"] is True
-        counts["num_scorer_failed"] += row["error"] is not None
-        counts[f"status_{row['status']}"] += 1
-        counts[f"scorer_{row['scorer']}"] += 1
-        if row["error"] is not None:
-            errors[row["error"]] += 1
-
-
-def _check_error_rate(counts: Counter[str], errors: Counter[str], max_error_rate: float) -> None:
-    failed, total = counts["num_scorer_failed"], counts["num_rollouts"]
-    if failed > max_error_rate * total:
-        cause, times = errors.most_common(1)[0]
-        raise StageFailed(
-            f"{failed} of {total} rollouts have no verdict, more than scores.max_error_rate = {max_error_rate:g} "
-            f"allows; most often ({times} times): {cause}"
-        )
-
-
 SCORES = Stage(
     name="scores",
-    version=2,
+    version=3,
     settings=ScoresSettings,
-    consumes={"rollouts": "rollouts", "questions": "questions"},
-    produces=(schemas.SCORES,),
+    consumes={"rollouts": "rollouts", "questions": "questions", "checkpoint": "checkpoint"},
+    optional=frozenset({"checkpoint"}),
+    produces=(schemas.SCORES, schemas.JUDGEMENTS),
     run=run_scores,
+    work=work,
 )

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from treadle.agent.judges.answer import answer_judge_digest
+from treadle.agent.judges.model import model_judge_digest
+from treadle.agent.judges.redundancy import redundancy_judge_digest
 from treadle.agent.judges.rules import DEFAULT_SYMBOLIC
 from treadle.agent.role_settings import RoleSettings
 from treadle.agent.rollouts import ROLLOUTS, RolloutOptions, RolloutsSettings
@@ -25,7 +27,7 @@ from treadle.datagen.prompts import PromptSet
 from treadle.datagen.questions import QUESTIONS_STAGE
 from treadle.datagen.sft_rows import SFT_ROWS_STAGE
 from treadle.datagen.sft_rows_settings import SftRowsSettings
-from treadle.eval.config import ScoresSettings
+from treadle.eval.config import JudgesOptions, RedundancyOptions, ScoresSettings
 from treadle.eval.report import REPORT
 from treadle.eval.scores import SCORES
 from treadle.retriever.config import IndexSettings
@@ -43,6 +45,7 @@ from treadle.tasks.models import (
     flow_models,
     made_here,
     pool_models,
+    score_models,
     served_tokenizer,
     tokenizer_folder,
 )
@@ -205,9 +208,7 @@ def _pools(config: TreadleConfig, address: Address) -> PoolsSettings:
     samplings: dict[str, Sampling] = {"summarizer": config.environment.search.summarizer_sampling}
     roles = {}
     for role, name in pool_models(config).items():
-        model, tokenizer_digest = asked_model(name, config.models[name])
-        sampling = samplings.get(role) or getattr(options.roles, role).sampling
-        roles[role] = RoleSettings(name=name, model=model, tokenizer_digest=tokenizer_digest, sampling=sampling)
+        roles[role] = _role(config, name, samplings.get(role) or getattr(options.roles, role).sampling)
     return PoolsSettings(
         roles=roles,
         environment=environment_of(config),
@@ -259,15 +260,42 @@ def _index(config: TreadleConfig, address: Address) -> IndexSettings:
 
 def _scores(config: TreadleConfig, address: Address) -> ScoresSettings:
     name = address.qualifier or ""
+    options = overridden(config, address, config.scores)
     if phase_of(name) is not None:
+        # Rules alone: what selects questions is what rewards go by.
         model, tokenizer_digest = asked_model(sampling_model(config), phase_model(config, address))
+        options = options.model_copy(update={"judges": JudgesOptions(), "redundancy": RedundancyOptions()})
     else:
         model, tokenizer_digest = asked_model(name, config.models[name])
+    judges = {judge: _role(config, judge, options.judges.sampling) for judge in options.judges.models}
+    voter = options.redundancy.model
+    redundancy = _role(config, voter, options.redundancy.sampling) if voter is not None else None
+    digests = (model_judge_digest(),) if judges else ()
     return ScoresSettings(
         tokenizer=tokenizer_folder(model),
         tokenizer_digest=tokenizer_digest,
-        options=overridden(config, address, config.scores),
+        options=options,
+        judges=judges,
+        redundancy=redundancy,
+        judge_digests=(*digests, redundancy_judge_digest()) if redundancy is not None else digests,
+        seed=config.seed if judges or redundancy is not None else 0,
     )
+
+
+def _role(config: TreadleConfig, name: str, sampling: Sampling) -> RoleSettings:
+    if name not in config.models:
+        raise ConfigError(f"{name!r} is to be asked, but is not under [models]; add [models.{name}]")
+    model, tokenizer_digest = asked_model(name, config.models[name])
+    return RoleSettings(name=name, model=model, tokenizer_digest=tokenizer_digest, sampling=sampling)
+
+
+def _scores_inputs(config: TreadleConfig, address: Address) -> Mapping[str, tuple[Address, ...]]:
+    judges = () if phase_of(address.qualifier) is not None else score_models(config, address)
+    return {
+        "rollouts": (Address(address.iteration, "rollouts", address.qualifier),),
+        "questions": (Address(address.iteration, "questions"),),
+        "checkpoint": checkpoints_of(config, judges),
+    }
 
 
 def _report_inputs(config: TreadleConfig, address: Address) -> Mapping[str, tuple[Address, ...]]:
@@ -298,10 +326,7 @@ _RECIPES: Mapping[str, _Recipe] = {
     "rollouts": _Recipe(settings=_rollouts, inputs=_rollouts_inputs, by_model=True, by_phase=True),
     "scores": _Recipe(
         settings=_scores,
-        inputs=lambda config, address: {
-            "rollouts": (Address(address.iteration, "rollouts", address.qualifier),),
-            "questions": (Address(address.iteration, "questions"),),
-        },
+        inputs=_scores_inputs,
         by_model=True,
         by_phase=True,
     ),

@@ -32,8 +32,8 @@ class FlowSettings(Section):
     `rl` through the first one up to its selection, the others measure models. Any stage can also be run by itself."""
     models: tuple[str, ...] = ()
     """Models that answer the questions, by their names under `models`; each becomes `rollouts@<model>` and
-    `scores@<model>`, and the report compares them. Empty: all but the summarizer and those that only help to make
-    pools, in their order."""
+    `scores@<model>`, and the report compares them. Empty: all but the summarizer, the judges of scores, and those that
+    only help to make pools, in their order."""
     iterations: int = Field(default=1, ge=1, le=1)
     """Turns of the whole loop."""
 
@@ -92,6 +92,11 @@ class TreadleConfig(Section):
                 raise ValueError(
                     f"pools.roles.{role}.model names {name!r}, which is not under [models]; add [models.{name}]"
                 )
+        voter = self.scores.redundancy.model
+        named = [("scores.judges.models", name) for name in self.scores.judges.models]
+        for key, name in (*named, *((("scores.redundancy.model", voter),) if voter is not None else ())):
+            if name not in self.models:
+                raise ValueError(f"{key} names {name!r}, which is not under [models]; add [models.{name}]")
         sampling = self.curriculum.sampling_model
         if sampling is not None and sampling not in self.models:
             raise ValueError(

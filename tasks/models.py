@@ -12,7 +12,7 @@ from treadle.core.errors import ConfigError
 from treadle.core.llm.config import ModelSettings
 from treadle.core.stage import Address
 from treadle.rl.curriculum import phase_name, phase_of
-from treadle.tasks.config import TreadleConfig
+from treadle.tasks.config import TreadleConfig, overridden
 
 _CHECKPOINT = re.compile(r"[1-9]\d{0,3}/(sft|rl)(@[A-Za-z0-9][A-Za-z0-9._-]*)?")
 
@@ -21,7 +21,7 @@ def flow_models(config: TreadleConfig) -> tuple[str, ...]:
     """Models whose rollouts the flow makes; raises ConfigError if there is none."""
     roles = config.pools.roles
     helpers = {roles.critic.model, roles.refiner.model, roles.judge.model} - {roles.policy.model}
-    helpers.add(config.environment.search.summarizer)
+    helpers |= {config.environment.search.summarizer, config.scores.redundancy.model, *config.scores.judges.models}
     models = config.flow.models or tuple(name for name in config.models if name not in helpers) or tuple(config.models)
     if not models:
         raise ConfigError("no model is configured: add a [models.<name>] table with its `model` and `endpoints`")
@@ -41,6 +41,13 @@ def pool_models(config: TreadleConfig) -> dict[str, str]:
     }
     helper = config.environment.summarizer
     return {**named, "summarizer": helper} if helper else named
+
+
+def score_models(config: TreadleConfig, address: Address) -> tuple[str, ...]:
+    """Models that `scores@<model>` asks, each once: judges of answers, and the one that votes on wasted calls."""
+    options = overridden(config, address, config.scores)
+    voter = options.redundancy.model
+    return tuple(dict.fromkeys((*options.judges.models, *((voter,) if voter is not None else ()))))
 
 
 def made_here(model: str) -> tuple[Address, ...]:

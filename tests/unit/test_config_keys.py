@@ -45,7 +45,8 @@ RlOptions.trackers RlOptions.variant
 RolloutOptions.max_concurrent RolloutOptions.max_cost RolloutOptions.max_total_tokens
 RolloutOptions.owed_pause_s RolloutOptions.owed_retries RolloutOptions.shards
 SandboxSettings.interpreter SandboxSettings.max_running SandboxSettings.pool_size SandboxSettings.start_timeout_s
-ScoresOptions.symbolic_workers
+ScoresOptions.judgement_time_s ScoresOptions.max_concurrent ScoresOptions.max_cost ScoresOptions.max_total_tokens
+ScoresOptions.owed_pause_s ScoresOptions.owed_retries ScoresOptions.symbolic_workers
 SearchSettings.cache_folder SearchSettings.corpus SearchSettings.index_folder SearchSettings.num_threads
 ServiceClientSettings.connect_timeout_s ServiceClientSettings.endpoints ServiceClientSettings.max_response_bytes
 ServiceClientSettings.request_timeout_s ServiceClientSettings.retry_limit ServiceClientSettings.start_wait_s
@@ -74,6 +75,9 @@ BY_HAND: dict[str, tuple[Any, ...]] = {
     "RlOptions.variant": ("cuda",),
     "RlOptions.trackers": (["wandb"],),
     "SelectionOptions.quotas": ({"qa": 5},),
+    "JudgesOptions.models": (["near"],),
+    "JudgesOptions.domains": (["qa"],),
+    "RedundancyOptions.model": ("near",),
     "CurriculumSettings.sampling_model": ("near",),
     "CurriculumSettings.sigma_tool": ([0.2, 0.1, 0.05],),
     "CurriculumSettings.sigma_length": ([0.2, 0.1, 0.05],),
@@ -208,6 +212,7 @@ def bases(tmp_path: Path) -> list[TreadleConfig]:
         },
         "sft": {"main_address": "node-0", "finetuning_type": "lora"},
         "rl": {"engine": "verl", "finetuning_type": "lora"},
+        "scores": {"judges": {"on_failed": "rule"}, "redundancy": {"votes": 9}},
         "flow": {"stages": ["rollouts", "scores", "rl", "report"]},
     }
     apart = {**tree, "environment": {"search": {"service": {"endpoints": [{"url": "http://127.0.0.1:9"}]}}}}

@@ -12,7 +12,8 @@ from support.score_tables import rollout
 
 from treadle.agent.protocol import Segment, result_block, tokenise
 from treadle.agent.rollout import STATUSES
-from treadle.eval.scores import _Gold, score_rollout
+from treadle.eval.answers import Answer, Gold, rule_score
+from treadle.eval.scores import scored_row
 from treadle.rl.figures import validation_figures
 from treadle.rl.rewards import GroupItem, RewardOptions, group_rewards
 
@@ -41,7 +42,8 @@ def both(segments: list[Segment], status: str, gold: Any) -> tuple[dict[str, Any
     assert [part["text"] for part in orjson.loads(row["segments"])] == [part.text for part in segments]
     item = GroupItem(segments=tuple(segments), tool_calls=2, model_tokens=9, total_tokens=9, status=status)
     (reward,) = group_rewards([item], gold[0], gold[2], 0.1, 0.1, choices=gold[1])
-    return score_rollout(row | {"num_own_ids": 0}, _Gold(*gold), None, 0.8), reward
+    answer = Answer.of(row | {"num_own_ids": 0}, Gold(*gold))
+    return scored_row(answer, rule_score(answer, None, 0.8)), reward
 
 
 @pytest.mark.covers("pareto-34")

@@ -9,9 +9,9 @@ from support.score_tables import question, rollout, score_rows
 
 from treadle.core import schemas
 from treadle.core.errors import ArtifactError
-from treadle.eval import scores
+from treadle.eval.answers import Answer, Gold, rule_score
 from treadle.eval.config import ScoresOptions
-from treadle.eval.scores import score_rollout
+from treadle.eval.scores import scored_row
 
 PARIS = [("think", "<think>hm</think>"), ("answer", "<answer>Paris</answer>")]
 
@@ -36,6 +36,16 @@ def test_each_rollout_gets_one_verdict_by_the_rule_of_its_question(tmp_path: Pat
     assert [row["efficiency"] for row in rows] == [0.5, 0.0, 1.0, 1.0]
     assert (rows[0]["calls_requested"], rows[0]["calls_executed"], rows[0]["completion_tokens"]) == (2, 1, 33)
     assert (metrics["num_rollouts"], metrics["num_correct"], metrics["accuracy"]) == (4, 3, 0.75)
+
+
+def test_a_scorer_of_the_question_takes_the_place_of_its_domains(tmp_path: Path) -> None:
+    questions = [question("q1", ["1/2"]), question("q2", ["1/2"]) | {"scorer": "math"}]
+    half = [("answer", r"<answer>\boxed{0.5}</answer>")]
+    rows, _ = score_rows(tmp_path, questions, [rollout("r1", "q1", half), rollout("r2", "q2", half)])
+    assert [(row["domain"], row["scorer"], row["correct"]) for row in rows] == [
+        ("qa", "qa_f1", False),
+        ("qa", "math_numeric", True),
+    ]
 
 
 @pytest.mark.covers("evaluation-7")
@@ -88,6 +98,5 @@ def test_verdict_does_not_depend_on_the_order_of_rollouts(tmp_path: Path) -> Non
 
 
 def test_all_columns_of_the_schema_are_filled() -> None:
-    gold = scores._Gold(("Paris",), (), "qa")
-    row = rollout("r1", "q1", PARIS) | {"num_own_ids": 0}
-    assert set(score_rollout(row, gold, None, 0.8)) == set(schemas.SCORES.schema.names)
+    answer = Answer.of(rollout("r1", "q1", PARIS) | {"num_own_ids": 0}, Gold(("Paris",), (), "qa"))
+    assert set(scored_row(answer, rule_score(answer, None, 0.8))) == set(schemas.SCORES.schema.names)

@@ -1,0 +1,264 @@
+"""The part of the stage `scores` that asks models: judges of answers, and votes on wasted calls.
+
+Each judgement is one owner in the journal: every reply within it is remembered, and its row is one record when it is
+made. What an earlier result of the same instance holds is taken over, so that other settings pay for nothing twice.
+What the rules say of an answer is remembered too, where it decides whether a judge is asked: a limit of a machine may
+decide it, and the judgements of one attempt must be those of the next.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from typing import Any
+
+import orjson
+
+from treadle.agent.crew import Crew, begin, settle
+from treadle.agent.judges.model import ModelJudge
+from treadle.agent.judges.redundancy import RedundancyJudge
+from treadle.agent.memory import Counted, JournalMemory, Memory
+from treadle.agent.metering import TokenBudget
+from treadle.agent.opening import Opening
+from treadle.agent.role_settings import RoleSettings
+from treadle.core.answers.score import Score
+from treadle.core.errors import ArtifactError, EndpointUnavailable
+from treadle.core.schemas import JUDGEMENTS
+from treadle.core.stage import StageContext, Worked
+from treadle.eval.answers import Answer, answers, open_checker, rule_score
+from treadle.eval.config import ScoresSettings
+from treadle.eval.docket import CORRECTNESS, Docket, Judgement
+from treadle.eval.lengths import load_tokenizer
+from treadle.eval.verdicts import FAILED as UNREADABLE
+from treadle.eval.verdicts import FALLBACK_RULE, PARSED, Opinion
+
+_log = logging.getLogger(__name__)
+
+RULES = "rules"
+"""Owner in the journal of what the rules say, by rollout."""
+NOUN = "judgements"
+
+
+class Judging:
+    """One attempt at the judgements of an instance; also what is read of them when its rows are written."""
+
+    def __init__(self, context: StageContext) -> None:
+        self._context = context
+        self.settings: ScoresSettings = context.settings
+        self._options = self.settings.options
+        self._journal = context.journal
+        self.docket = Docket(self.settings)
+        self._budget = TokenBudget(
+            self._options.max_total_tokens, self._options.max_cost, num_shards=context.num_shards
+        )
+        self._crew = Crew(self._options, self._open, self._make, noun=NOUN)
+        self._judges: dict[str, ModelJudge] = {}
+        self._redundancy: RedundancyJudge | None = None
+        self._counted: dict[str, set[str]] = {}
+        self._facts: Counter[str] = Counter()
+
+    def remember_rules(self) -> None:
+        """Let the rules decide first, about the answers that a judge may be asked about."""
+        options = self._options
+        with open_checker(options) as checker, ThreadPoolExecutor(options.symbolic_workers) as threads:
+
+            def decide(answer: Answer) -> Score:
+                return rule_score(answer, checker, options.f1_threshold)
+
+            for batch in self._batches():
+                unknown = [
+                    answer
+                    for answer in batch
+                    if self.docket.needs_rule(answer) and self._journal.get(RULES, answer.key) is None
+                ]
+                for answer, score in zip(unknown, threads.map(decide, unknown), strict=True):
+                    if score.error is None:  # Else the next attempt may know better.
+                        self._journal.append(RULES, answer.key, orjson.dumps(asdict(score)))
+
+    async def work(self) -> Worked:
+        """Make the judgements that are open."""
+        if not any(True for _ in self._open()):
+            return Worked()
+        self._take_over()
+        num_open = begin(self._context, self._own(), NOUN)
+        if not num_open:
+            return Worked()
+        try:
+            async with Opening(self._budget) as opening:
+                await self._open_models(opening)
+                if self._budget.is_limited:
+                    self._count_finished()
+                await self._crew.work(num_open)
+        except EndpointUnavailable as error:
+            if not self._context.accept_failures:
+                raise
+            self._crew.last.first = self._crew.last.first or str(error)
+        return self._crew.worked({})
+
+    def settle(self) -> int:
+        """Number of judgements that are missing, where the user accepts that; raises as `crew.settle` does."""
+        if next(self._all(), None) is None:
+            return 0
+        return settle(self._context, self._options, self._all(), NOUN)[1]
+
+    def row(self, judgement: Judgement) -> dict[str, Any] | None:
+        """The row of a judgement; None where it could not be made."""
+        stored = self._stored(judgement.key)
+        return None if stored is None else stored["row"]
+
+    def was_paid(self, judgement: Judgement) -> bool:
+        """Whether it was asked for here, not taken over."""
+        stored = self._stored(judgement.key)
+        return stored is not None and bool(stored["paid"])
+
+    def opinion(self, judgement: Judgement) -> Opinion:
+        """What a judge says of an answer."""
+        row = self.row(judgement)
+        if row is None:
+            return Opinion(None, FALLBACK_RULE)
+        status = PARSED if row["status"] == PARSED else UNREADABLE
+        return Opinion(row["correct"], status, tuple(row["replies"]))
+
+    def known_rule(self, answer: Answer) -> Score | None:
+        """What the rules said of an answer, as it was remembered; None where it was not."""
+        known = self._journal.get(RULES, answer.key)
+        return None if known is None else Score(**orjson.loads(known))
+
+    def _take_over(self) -> None:
+        """Finish what an earlier result holds, without asking anybody."""
+        earlier = self._context.earlier(JUDGEMENTS.kind)
+        if earlier is None:
+            return
+        wanted = {judgement.key for judgement in self._open()}
+        try:
+            for row in earlier.rows():
+                if row["judgement_key"] in wanted:
+                    self._finish(row["judgement_key"], row, paid=False)
+        except ArtifactError as error:
+            _log.warning("earlier judgements cannot be read any more: %s", error)
+
+    async def _open_models(self, opening: Opening) -> None:
+        settings, options = self.settings, self._options
+        for name, role in settings.judges.items():
+            model = await opening.model(role.name, role.model, role.tokenizer_digest)
+            self._judges[name] = ModelJudge(model.in_role("judge", role.sampling))
+        if (voter := settings.redundancy) is not None:
+            model = await opening.model(voter.name, voter.model, voter.tokenizer_digest)
+            asked = model.in_role("redundancy", voter.sampling)
+            self._redundancy = RedundancyJudge(asked, options.redundancy.votes)
+
+    async def _make(self, judgement: Judgement) -> None:
+        memory: Memory = JournalMemory(self._journal, judgement.key)
+        if self._budget.is_limited:
+            known = self._counted.setdefault(judgement.key, set())
+            memory = Counted(memory, lambda _, *tokens: self._budget.count(self._role(judgement).model, *tokens), known)
+        deadline = asyncio.get_running_loop().time() + self._options.judgement_time_s
+        ask = self._judge_answer if judgement.kind == CORRECTNESS else self._judge_calls
+        row = {**_head(judgement), **await ask(judgement, memory, deadline)}
+        self._finish(judgement.key, row, paid=True)
+        self._counted.pop(judgement.key, None)
+        self._facts[row["status"]] += 1
+        self._context.progress.advance(1, **self._facts)
+
+    async def _judge_answer(self, judgement: Judgement, memory: Memory, deadline: float) -> dict[str, Any]:
+        verdict = await self._judges[judgement.judge].verdict(self.docket.case(judgement, deadline), memory)
+        return {
+            "prediction": judgement.answer.prediction,
+            "status": UNREADABLE if verdict.correct is None else PARSED,
+            "correct": verdict.correct,
+            "votes_yes": None,
+            "votes_no": None,
+            "votes_abstained": None,
+            "replies": list(verdict.raw),
+            "error": verdict.error,
+            "prompt_tokens": verdict.prompt_tokens,
+            "completion_tokens": verdict.completion_tokens,
+        }
+
+    async def _judge_calls(self, judgement: Judgement, memory: Memory, deadline: float) -> dict[str, Any]:
+        assert self._redundancy is not None, "votes are asked for where there is a judge"
+        ballot = await self._redundancy.vote(self.docket.course(judgement, deadline), memory)
+        return {
+            "prediction": "",
+            "status": PARSED if ballot.yes or ballot.no else UNREADABLE,
+            "correct": None,
+            "votes_yes": ballot.yes,
+            "votes_no": ballot.no,
+            "votes_abstained": ballot.abstained,
+            "replies": list(ballot.raw),
+            "error": ballot.error,
+            "prompt_tokens": ballot.prompt_tokens,
+            "completion_tokens": ballot.completion_tokens,
+        }
+
+    def _count_finished(self) -> None:
+        """Charge the budget with what earlier attempts paid for."""
+        for judgement in self._own():
+            stored = self._stored(judgement.key)
+            if stored is not None and stored["paid"]:
+                row = stored["row"]
+                self._budget.count(self._role(judgement).model, row["prompt_tokens"], row["completion_tokens"])
+
+    def _finish(self, key: str, row: dict[str, Any], *, paid: bool) -> None:
+        self._journal.finish(key, orjson.dumps({"row": row, "paid": paid}))
+
+    def _stored(self, key: str) -> dict[str, Any] | None:
+        if not self._journal.is_finished(key):
+            return None
+        stored: dict[str, Any] = orjson.loads(self._journal.finished(key))
+        return stored
+
+    def _role(self, judgement: Judgement) -> RoleSettings:
+        if judgement.kind == CORRECTNESS:
+            return self.settings.judges[judgement.judge]
+        assert self.settings.redundancy is not None
+        return self.settings.redundancy
+
+    def _own(self) -> Iterator[Judgement]:
+        return (judgement for judgement in self._all() if self._context.owns(judgement.key))
+
+    def _open(self) -> Iterator[Judgement]:
+        return (judgement for judgement in self._own() if not self._journal.is_finished(judgement.key))
+
+    def _all(self) -> Iterator[Judgement]:
+        """All judgements that are wanted, each once, in the order of the rollouts."""
+        seen: set[str] = set()
+        for answer in (answer for batch in self._batches() for answer in batch):
+            # Without a rule to go by the scorer is broken, and judges decide.
+            rule = (self.known_rule(answer) or _BROKEN) if self.docket.needs_rule(answer) else None
+            for judgement in self.docket.about(answer, rule):
+                if judgement.key not in seen:
+                    seen.add(judgement.key)
+                    yield judgement
+
+    def _batches(self) -> Iterator[list[Answer]]:
+        inputs = self._context.inputs
+        return answers(inputs["rollouts"], inputs["questions"], with_text=True)
+
+
+def work(context: StageContext) -> Worked:
+    """Make the judgements of one stage instance that are open; nothing where nobody is to be asked."""
+    judging = Judging(context)
+    if judging.docket.is_empty:
+        return Worked()
+    # Before anything is paid for.
+    load_tokenizer(judging.settings.tokenizer, judging.settings.tokenizer_digest)
+    judging.remember_rules()
+    return asyncio.run(judging.work())
+
+
+_BROKEN = Score(0.0, 0.0, 0.0, None, None, "math_symbolic", "the scorer failed")
+
+
+def _head(judgement: Judgement) -> dict[str, Any]:
+    return {
+        "judgement_key": judgement.key,
+        "kind": judgement.kind,
+        "judge": judgement.judge,
+        "question_key": judgement.answer.row["question_key"],
+        "rollout_key": judgement.answer.key,
+    }

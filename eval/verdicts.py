@@ -1,0 +1,113 @@
+"""Verdicts on an answer from the opinions of several judges and of the rule. Pure.
+
+Documented in docs/behaviour/scores.md.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
+
+from treadle.core.answers.score import Score
+
+Status = Literal["parsed", "fallback_rule", "failed"]
+
+PARSED: Literal["parsed"] = "parsed"
+FALLBACK_RULE: Literal["fallback_rule"] = "fallback_rule"
+FAILED: Literal["failed"] = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class Opinion:
+    """What one judge says of one answer; `verdict` is None unless it is `parsed`.
+
+    `failed`: nothing that can be read. `fallback_rule`: it could not be asked, and the user accepted that.
+    """
+
+    verdict: bool | None
+    status: Status
+    raw: tuple[str, ...] = ()
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON-able form."""
+        return asdict(self)
+
+
+def as_verdict(rule: Score) -> Score:
+    """What a rule says where judges decide of others: the score is the verdict, 1 or 0, whatever part was right."""
+    return rule if rule.correct is None else replace(rule, score=float(rule.correct))
+
+
+def decide(rule: Score, opinions: Sequence[Opinion], on_failed: Literal["exclude", "rule"]) -> tuple[Score, Status]:
+    """The verdict and who decided it, for an answer that the rule does not call right.
+
+    More than half of the verdicts that can be read decide. A tie leaves it to the rule, and so does a failure to ask
+    any judge; where all that was said cannot be read, `on_failed` says what becomes of it.
+    """
+    verdicts = [opinion.verdict for opinion in opinions if opinion.verdict is not None]
+    lead = 2 * sum(verdicts) - len(verdicts)
+    if lead:
+        return replace(rule, correct=lead > 0, score=float(lead > 0), scorer="judge", error=None), PARSED
+    if verdicts or all(opinion.status == FALLBACK_RULE for opinion in opinions):
+        return as_verdict(rule), FALLBACK_RULE
+    if on_failed == "rule":
+        return as_verdict(rule), FAILED
+    error = "no judge said anything that can be read"
+    return replace(rule, correct=None, score=None, scorer="judge", error=error), FAILED
+
+
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """How far judges agree on the answers that all of them gave a verdict on.
+
+    Attributes:
+        share: Share of pairs of verdicts that are the same; None without such answers.
+        kappa: Cohen's with two judges, Fleiss' with more; None also where chance alone explains everything, because all
+            verdicts are the same.
+    """
+
+    num_answers: int
+    share: float | None
+    kappa: float | None
+
+
+def agreement(verdicts: Sequence[Sequence[bool]]) -> Agreement:
+    """Of the verdicts of two judges or more, per answer, always in the order of the judges.
+
+    Cohen (1960); Fleiss (1971). Raises ValueError for rows of different length, or of less than two.
+    """
+    if not verdicts:
+        return Agreement(0, None, None)
+    num_judges = len(verdicts[0])
+    if num_judges < 2 or any(len(row) != num_judges for row in verdicts):
+        raise ValueError("agreement is that of two judges or more, all of whom said something of every answer")
+    pairs = num_judges * (num_judges - 1)
+    same = [_same_pairs(sum(row), num_judges) / pairs for row in verdicts]
+    share = math.fsum(same) / len(verdicts)
+    chance = _chance_of_two(verdicts) if num_judges == 2 else _chance_of_many(verdicts)
+    return Agreement(len(verdicts), share, (share - chance) / (1 - chance) if chance < 1 else None)
+
+
+def _same_pairs(right: int, num_judges: int) -> int:
+    wrong = num_judges - right
+    return right * (right - 1) + wrong * (wrong - 1)
+
+
+def _chance_of_two(verdicts: Sequence[Sequence[bool]]) -> float:
+    """Each judge has a share of its own (Cohen)."""
+    first, second = (sum(row[judge] for row in verdicts) / len(verdicts) for judge in (0, 1))
+    return first * second + (1 - first) * (1 - second)
+
+
+def _chance_of_many(verdicts: Sequence[Sequence[bool]]) -> float:
+    """All judges have the same share (Fleiss)."""
+    right = sum(map(sum, verdicts)) / (len(verdicts) * len(verdicts[0]))
+    return right**2 + (1 - right) ** 2
+
+
+def joint_verdicts(opinions: Mapping[str, Mapping[str, Any]], judges: Sequence[str]) -> list[bool] | None:
+    """The verdicts of all judges on an answer, from the column `judges`; None where one of them has none."""
+    verdicts = [opinions.get(judge, {}).get("verdict") for judge in judges]
+    return [bool(verdict) for verdict in verdicts] if verdicts and None not in verdicts else None
