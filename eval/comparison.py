@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, replace
 import orjson
 
 from treadle.core.errors import DataError
-from treadle.eval.metrics import bounds_of, sums_of
+from treadle.eval.metrics import FigureSums, bounds_of, sums_of
 from treadle.eval.scored_rollout import ScoredRollout
 from treadle.eval.statistics import (
     Interval,
@@ -113,37 +113,40 @@ def pair(first: Sequence[ScoredRollout], second: Sequence[ScoredRollout], figure
         raise DataError(
             f"questions of {', '.join(datasets)} cannot be paired; compare models on one data set at a time"
         )
-    ours, theirs = (_values(rollouts, figure) for rollouts in (first, second))
-    keys = sorted(ours.keys() & theirs.keys())
-    kept = [
-        [one for one in rollouts if one.question_key in ours.keys() & theirs.keys()] for rollouts in (first, second)
-    ]
-    sums = [sums_of(rollouts, figure) for rollouts in kept]
-    num_left_out = sum(map(len, (first, second))) - sum(map(len, kept)) + sum(one.num_undecided for one in sums)
+    given = (first, second)
+    sums = [sums_of(rollouts, figure) for rollouts in given]
+    ours, theirs = map(_values, sums)
+    shared = ours.keys() & theirs.keys()
     asked = {rollout.question_key for rollout in (*first, *second)}
-    sides = [_sides(rollouts) for rollouts in (first, second)]
+    kept: Sequence[Sequence[ScoredRollout]] = given
+    if shared != asked:
+        kept = tuple([one for one in rollouts if one.question_key in shared] for rollouts in given)
+        sums = [sums_of(rollouts, figure) for rollouts in kept]
+    keys = sorted(shared)
+    before, after = map(_sides, given)
     return Pairs(
         figure=figure,
         first={key: ours[key] for key in keys},
         second={key: theirs[key] for key in keys},
-        is_binary=all(
-            one.is_binary and len(one.questions) == len(group) for one, group in zip(sums, kept, strict=True)
-        ),
+        is_binary=bounds_of(figure) is not None and all(one.is_binary and set(_counts(one)) <= {1.0} for one in sums),
         num_dropped=len(asked) - len(keys),
-        num_dropped_rollouts=num_left_out,
-        gained=tuple(key for key in keys if (sides[0].get(key), sides[1].get(key)) == (-1, 1)),
-        lost=tuple(key for key in keys if (sides[0].get(key), sides[1].get(key)) == (1, -1)),
+        num_dropped_rollouts=sum(map(len, given)) - sum(map(len, kept)) + sum(one.num_undecided for one in sums),
+        gained=tuple(key for key in keys if (before.get(key), after.get(key)) == (-1, 1)),
+        lost=tuple(key for key in keys if (before.get(key), after.get(key)) == (1, -1)),
     )
 
 
-def _values(rollouts: Sequence[ScoredRollout], figure: str) -> dict[str, float]:
-    sums = sums_of(rollouts, figure)
+def _values(sums: FigureSums) -> dict[str, float]:
     return {key: amount / count for key, (amount, count) in sums.questions.items() if count}
+
+
+def _counts(sums: FigureSums) -> list[float]:
+    return [count for _, count in sums.questions.values()]
 
 
 def _sides(rollouts: Sequence[ScoredRollout]) -> dict[str, int]:
     """Question key -> 1 if more than half of its rollouts are right, -1 if more than half are wrong, 0 at a tie."""
-    shares = _values(rollouts, "accuracy")
+    shares = _values(sums_of(rollouts, "accuracy"))
     return {key: (share > 0.5) - (share < 0.5) for key, share in shares.items()}
 
 

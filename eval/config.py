@@ -129,11 +129,11 @@ class ReportSettings(Section):
     title: str = "Results"
     """Heading of the report."""
 
-    headline: tuple[str, ...] = ()
+    headline: Added[tuple[str, ...]] = ()
     """Data sets that the averages are over; empty: those that the registry of benchmarks marks, and all where there
     are none of these."""
 
-    areas: dict[str, Literal["math", "knowledge"]] = {}
+    areas: Added[dict[str, Literal["math", "knowledge"]]] = {}
     """Data set -> which average it counts in; for others the registry of benchmarks says it, else their questions."""
 
     bootstrap_samples: Annotated[int, Field(ge=100, le=100_000)] = 1_000

@@ -8,17 +8,9 @@ from typing import Any
 
 from treadle.core.figures import plain
 
-HEADLINE = (
-    "model",
-    "data set",
-    "rollouts",
-    "accuracy [95 %]",
-    "F1 [95 %]",
-    "efficiency",
-    "calls",
-    "tool use",
-    "tokens",
-)
+HEADLINE = ("model", "data set", "rollouts", "accuracy [95 %]", "P [95 %]", "efficiency", "calls", "tokens")
+BEHAVIOUR = ("model", "data set", "success", "strict", "ran well", "concise", "with calls", "P/1000", "L", "tool use")
+COMPARISON = ("data set", "figure", "questions", "first", "second", "difference [95 %]", "p by Holm", "won, lost")
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,21 +72,64 @@ def headline_cells(line: Line) -> list[str]:
         plain(line.dataset),
         rollouts,
         with_interval(line, "accuracy"),
-        with_interval(line, "f1"),
+        with_interval(line, "score", short=True),
         number(line.value("efficiency") if line.value("tool_use") else None, ".3f"),
         number(line.value("calls_requested"), ".2f"),
-        number(line.value("tool_use"), ".1%"),
         number(line.value("completion_tokens"), ",.0f"),
     ]
 
 
-def with_interval(line: Line, figure: str) -> str:
+def behaviour_cells(line: Line) -> list[str]:
+    """Cells of one line, in the order of BEHAVIOUR; undecided votes stand with the share of the others."""
+    concise = number(line.value("conciseness"), ".3f")
+    if line.value("conciseness") is not None and (undecided := line.figures["conciseness"]["num_undecided"]):
+        concise += f" ({undecided:,} open)"
+    return [
+        plain(line.model),
+        plain(line.dataset),
+        number(line.value("successful_execution"), ".3f"),
+        number(line.value("successful_execution_strict"), ".3f"),
+        number(line.value("call_success"), ".1%"),
+        concise,
+        number(line.value("conciseness_tool_users"), ".3f"),
+        number(line.value("reasoning_length"), ".2f"),
+        number(line.value("reasoning_tokens"), ",.0f"),
+        number(line.value("tool_use"), ".1%"),
+    ]
+
+
+def comparison_cells(row: Mapping[str, Any]) -> list[str]:
+    """Cells of one row of `comparisons`, in the order of COMPARISON."""
+    digits = 3 if abs(row["first_value"]) <= 1 and abs(row["second_value"]) <= 1 else 1
+    first, second, difference = (f"{row[name]:,.{digits}f}" for name in ("first_value", "second_value", "difference"))
+    if row["low"] is not None and row["high"] is not None:
+        difference += f" [{row['low']:,.{digits}f}, {row['high']:,.{digits}f}]"
+    is_of_questions = row["figure"] == "score" and row["method"] != "combined"
+    return [
+        plain(row["dataset"]),
+        row["figure"].replace("_", " "),
+        f"{row['num_questions']:,}" + (f" ({row['num_dropped']:,} left out)" if row["num_dropped"] else ""),
+        first,
+        second,
+        difference,
+        f"{row['p_adjusted']:.3f}" if row["p_adjusted"] >= 0.001 else "< 0.001",
+        f"{len(row['gained']):,}, {len(row['lost']):,}" if is_of_questions else "",
+    ]
+
+
+def with_interval(line: Line, figure: str, *, short: bool = False) -> str:
     """A share with its interval."""
     value = line.value(figure)
     if value is None:
         return "-"
-    row = line.figures[figure]
-    return f"{value:.3f} [{row['low']:.3f}, {row['high']:.3f}]"
+    low, high = line.figures[figure]["low"], line.figures[figure]["high"]
+    if short:
+        return f"{value:.3f} ({_short(low)}\N{EN DASH}{_short(high)})"
+    return f"{value:.3f} [{low:.3f}, {high:.3f}]"
+
+
+def _short(share: float) -> str:
+    return "1.0" if share > 0.995 else f"{share:.2f}".removeprefix("0")
 
 
 def number(value: float | None, form: str) -> str:
@@ -102,17 +137,15 @@ def number(value: float | None, form: str) -> str:
     return "-" if value is None else format(value, form)
 
 
-def status_table(given: Iterable[Line]) -> tuple[list[str], list[list[str]]]:
-    """Header and rows of counts per status; only statuses that occur have a column, the most frequent first."""
-    counts = [(line.model, line.dataset, line.counts("status")) for line in given]
+def count_table(given: Iterable[Line], what: str) -> tuple[list[str], list[list[str]]]:
+    """Header and rows of numbers of rollouts by one thing, such as `status`; the most frequent stand first."""
+    counts = [(line.model, line.dataset, line.counts(what)) for line in given]
     totals: dict[str, int] = {}
-    for _, _, statuses in counts:
-        for status, count in statuses.items():
-            totals[status] = totals.get(status, 0) + count
-    order = sorted(totals, key=lambda status: (-totals[status], status))
-    body = [
-        [model, dataset, *(f"{statuses.get(status, 0):,}" for status in order)] for model, dataset, statuses in counts
-    ]
+    for _, _, numbers in counts:
+        for name, count in numbers.items():
+            totals[name] = totals.get(name, 0) + count
+    order = sorted(totals, key=lambda name: (-totals[name], name))
+    body = [[model, dataset, *(f"{numbers.get(name, 0):,}" for name in order)] for model, dataset, numbers in counts]
     return ["model", "data set", *order], body
 
 

@@ -1,9 +1,10 @@
-r"""The figures as the program published with arXiv 2601.06860 makes them, for differential tests alone.
+r"""The figures as the program published with arXiv 2601.06860 makes them, to compare scores with those published.
 
-Nothing of Treadle imports this. Known faults, kept on purpose, each named where it is: what is scored in place of a
-missing answer, tags counted wherever they stand, a judge's words searched for parts, failures found by the word
-`error`, ties and silence of the judge of conciseness taken for praise, and a figure that rises with wasted calls.
-Matching of words and of mathematics as it was then: `legacy_match_text`, `textually_equal`.
+Only `treadle export report --format legacy` and differential tests come here. Known faults, kept on purpose, each named
+where it is: what is scored in place of a missing answer, tags counted wherever they stand, a judge's words searched for
+parts, failures found by the word `error`, ties and silence of the judge of conciseness taken for praise, and a figure
+that rises with wasted calls. Matching of words and of mathematics as it was then: `legacy_match_text`,
+`textually_equal`.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ F1_DATASETS = frozenset({"2wiki", "hotpotqa", "musique", "bamboogle"})
 
 _RESULT = re.compile(r"<result>.*?</result>", re.DOTALL)
 _RESULT_TO_END = re.compile(r"<result>.*?(?:</result>|\Z)", re.DOTALL)
+_INFORMATION_TO_END = re.compile(r"<information>.*?(?:</information>|\Z)", re.DOTALL)
 _VOTE = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 _JUDGMENT = re.compile(r"<judgment>(.*?)</judgment>", re.DOTALL)
 _FAILURES = ("Execution Timeout", "Tool execute failed")
@@ -56,9 +58,9 @@ def legacy_scored_text(prediction: str, output: str) -> str:
     return prediction or "\n".join(output.replace("\n\n", "\n").strip().split("\n")[-5:])
 
 
-def legacy_gold(answer: str | bool | Sequence[str]) -> list[str]:
+def legacy_gold(answer: str | bool | float | Sequence[str]) -> list[str]:
     """Gold answers: a string in square brackets is split at commas, so that an interval becomes two answers."""
-    if isinstance(answer, bool):
+    if isinstance(answer, bool | int | float):
         return [str(answer)]
     if not isinstance(answer, str):
         return [str(item) for item in answer]
@@ -66,7 +68,7 @@ def legacy_gold(answer: str | bool | Sequence[str]) -> list[str]:
 
 
 def legacy_sample(
-    prediction: str, output: str, answer: str | bool | Sequence[str], domain: str, llm_equal: float = 0.0
+    prediction: str, output: str, answer: str | bool | float | Sequence[str], domain: str, llm_equal: float = 0.0
 ) -> LegacySample:
     """Score one sample; without any text to score every figure but the counts is 0 and the sample is not valid."""
     text = legacy_scored_text(prediction, output)
@@ -169,6 +171,11 @@ def legacy_conciseness(votes: Sequence[tuple[int, int]]) -> float:
     return _mean([yes <= no for yes, no in votes])
 
 
+def legacy_results(output: str) -> list[str]:
+    """Contents of the results that are closed."""
+    return [block.removeprefix("<result>").removesuffix("</result>") for block in _RESULT.findall(output)]
+
+
 def legacy_failed_results(results: Sequence[str]) -> int:
     """Results that count as failed: empty, one of two messages, or the word error anywhere."""
     return sum(
@@ -193,6 +200,16 @@ def legacy_execution_score(sample: LegacySample, dataset: str) -> float:
 def legacy_reasoning_text(output: str) -> str:
     """The output without results; one that is not closed takes everything behind it along."""
     return _RESULT_TO_END.sub("", output)
+
+
+def legacy_reasoning_of_information(output: str) -> str:
+    """The same where results stand in `<information>`, as IKEA writes them."""
+    return _INFORMATION_TO_END.sub("", output)
+
+
+def legacy_reasoning_of_steps(steps: Sequence[str]) -> str:
+    """The same of a list of steps, as SMART writes them: what follows the last word `output` of a step is a result."""
+    return "".join(step[: end if (end := step.lower().rfind("output")) >= 0 else None] for step in steps)
 
 
 def legacy_reasoning_length(samples: Sequence[tuple[float, str]], count_tokens: Callable[[str], int]) -> float:

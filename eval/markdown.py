@@ -2,36 +2,108 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
 from treadle.core.figures import escape
-from treadle.eval.layout import HEADLINE, headline_cells, is_text_column, status_table, summary_lines, widths
+from treadle.eval.config import ReportSettings
+from treadle.eval.layout import (
+    BEHAVIOUR,
+    COMPARISON,
+    HEADLINE,
+    Line,
+    behaviour_cells,
+    comparison_cells,
+    count_table,
+    headline_cells,
+    is_text_column,
+    summary_lines,
+    widths,
+)
 
-_EXPLANATION = """\
+Row = Mapping[str, Any]
+
+_HEADLINE_EXPLANATION = """\
 - **accuracy**: share of rollouts judged right. A rollout that did not end with an answer is wrong.
-- **[95 %]**: for accuracy the Wilson interval, over questions where a question was answered more than once; for F1 a
-  bootstrap over questions. Where two intervals overlap widely, the difference may be chance.
-- **F1**: token overlap with the best gold answer.
-- **efficiency**: score divided by requested tool calls (by 1 without calls), averaged; `-` where no tool was used.
-- **calls**, **tokens**: requested and sampled per rollout; **tool use**: share of rollouts with a call.
-- **all**: counts are sums, everything else is the unweighted mean over the data sets.
-- Rollouts without a verdict (`unscored`) are left out of the means.
+- **P**: correctness, 1 or 0 for mathematics and options, token F1 with the best gold answer for knowledge.
+- **[95 %]**: interval over questions. Where two of them overlap widely, the difference may be chance; the
+  comparisons below pair the questions and see more.
+- **efficiency**: P divided by requested tool calls (by 1 without calls), averaged; `-` where no tool was used.
+- **calls**, **tokens**: requested and sampled per rollout.
+- Rollouts without a verdict (`unscored`) are left out of accuracy, P and efficiency.
+"""
+
+_BEHAVIOUR_EXPLANATION = """\
+- **success**: P divided by failed calls (by 1 without one); **strict**: by one more than these.
+- **ran well**: share of all executed calls that did not fail.
+- **concise**: share of rollouts without a wasted call, by a judge's votes; **with calls**: of those that made calls;
+  `open`: without a majority, left out. An agent that never acts is concise. `-` where no judge votes.
+- **P/1000**: P per thousand tokens of reasoning; **L**: these tokens; **tool use**: share of rollouts with a call.
+"""
+
+_COMPARISON_EXPLANATION = """\
+- **difference**: second minus first, on the same questions, with its 95 % interval.
+- **p by Holm**: how often chance alone would set equal models so far apart, adjusted for all comparisons of this
+  report. From 0.05 on the difference may well be chance.
+- **won, lost**: questions that only the second, or only the first, gets mostly right.
 """
 
 
-def render_report(rows: Sequence[dict[str, Any]], title: str) -> str:
-    """The whole report from the rows of the summary."""
+def render_report(rows: Sequence[Row], comparisons: Sequence[Row], settings: ReportSettings) -> str:
+    """The whole report from the rows of the summary and of the comparisons."""
     given = summary_lines(rows)
-    statuses, counts = status_table(given)
     parts = [
-        f"# {escape(title)}",
+        f"# {escape(settings.title)}",
         render_table(HEADLINE, [headline_cells(line) for line in given]),
-        _EXPLANATION.rstrip(),
+        _HEADLINE_EXPLANATION + _averages(given, settings),
+        "## Behaviour",
+        render_table(BEHAVIOUR, [behaviour_cells(line) for line in given]),
+        _BEHAVIOUR_EXPLANATION.rstrip(),
+        *_comparisons(comparisons),
         "## How rollouts ended",
-        render_table([escape(status) for status in statuses], counts),
+        _counts(given, "status"),
+        "## Who decided",
+        _counts(given, "scorer"),
+        _judged(given),
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def _averages(given: Sequence[Line], settings: ReportSettings) -> str:
+    """Which data sets the averages are over."""
+    datasets = {line.dataset for line in given}
+    chosen = sorted(datasets.intersection(settings.headline))
+    over = f"the headline data sets ({', '.join(map(escape, chosen))})" if chosen else "the data sets"
+    every = "; **every**: over all data sets" if "every" in datasets else ""
+    return (
+        f"- **all**: unweighted mean over {over}{every}.\n"
+        "- **math**, **knowledge**: the same of those that ask for mathematics, and of the others. Counts are sums."
+    )
+
+
+def _comparisons(comparisons: Sequence[Row]) -> Iterator[str]:
+    if not comparisons:
+        return
+    yield "## Comparisons"
+    for (first, second), group in groupby(comparisons, key=lambda row: (row["first"], row["second"])):
+        rows = list(group)
+        yield f"First {escape(first)}, second {escape(second)}:"
+        yield render_table(COMPARISON, [comparison_cells(row) for row in rows])
+        for note in dict.fromkeys(row["note"] for row in rows if row["note"]):
+            yield f"Not of one kind: {escape(note)}."
+    yield _COMPARISON_EXPLANATION.rstrip()
+
+
+def _counts(given: Sequence[Line], what: str) -> str:
+    header, body = count_table(given, what)
+    return render_table([escape(name) for name in header], body)
+
+
+def _judged(given: Sequence[Line]) -> str:
+    if not any(line.counts("judge_status") for line in given):
+        return "No model judged answers: P is what the rules say."
+    return f"Answers that a judge was asked about, by what came of it:\n\n{_counts(given, 'judge_status')}"
 
 
 def render_table(header: Sequence[str], body: Sequence[Sequence[str]]) -> str:

@@ -4,18 +4,28 @@ from __future__ import annotations
 
 import csv
 import io
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import orjson
 
+from treadle.core.errors import ConfigError
 from treadle.core.schemas import COMPARISONS, SUMMARY
 from treadle.core.stage import Rows, Stage, StageContext
+from treadle.eval.comparison_rows import comparison_rows
 from treadle.eval.config import ReportSettings
+from treadle.eval.layout import summary_lines
 from treadle.eval.markdown import render_report
-from treadle.eval.metrics import dataset_figures
+from treadle.eval.metrics import ALL, dataset_figures
+from treadle.eval.radar import radar_axes
+from treadle.eval.radar_picture import draw_radar
 from treadle.eval.scored_rollout import COLUMNS, ScoredRollout
 from treadle.eval.summary import check_names, model_rows
+
+_log = logging.getLogger(__name__)
+
+Row = dict[str, Any]
 
 
 def run_report(context: StageContext) -> Mapping[str, Any]:
@@ -26,18 +36,19 @@ def run_report(context: StageContext) -> Mapping[str, Any]:
     models = _collect(tables, context)
     datasets = sorted({rollout.dataset for rollouts in models.values() for rollout in rollouts})
     check_names(datasets)
-    rows: list[dict[str, Any]] = []
-    for model, rollouts in models.items():
-        rows += model_rows(model, dataset_figures(rollouts, settings.areas), settings)
+    parts = {model: dataset_figures(rollouts, settings.areas) for model, rollouts in models.items()}
+    rows = [row for model in models for row in model_rows(model, parts[model], settings)]
+    comparisons = comparison_rows(models, parts, settings)
     context.write(SUMMARY.kind, rows)
-    context.add_file(SUMMARY.kind, "report.md", render_report(rows, settings.title).encode())
-    context.add_file(SUMMARY.kind, "summary.json", orjson.dumps(rows, option=orjson.OPT_INDENT_2))
-    context.add_file(SUMMARY.kind, "summary.csv", as_csv(rows, SUMMARY.schema.names))
+    context.write(COMPARISONS.kind, comparisons)
+    for name, content in _files(rows, comparisons, settings).items():
+        context.add_file(SUMMARY.kind, name, content)
     return {
         "num_rollouts": sum(map(len, models.values())),
         "num_models": len(models),
         "num_datasets": len(datasets),
         "num_undecided": sum(rollout.score is None for rollouts in models.values() for rollout in rollouts),
+        "num_comparisons": len(comparisons),
     }
 
 
@@ -51,12 +62,41 @@ def _collect(tables: Sequence[Rows], context: StageContext) -> dict[str, list[Sc
     return models
 
 
+def _files(rows: Sequence[Row], comparisons: Sequence[Row], settings: ReportSettings) -> dict[str, bytes]:
+    files = {
+        "report.md": render_report(rows, comparisons, settings).encode(),
+        "summary.json": as_json(rows, comparisons),
+        "summary.csv": as_csv(rows, SUMMARY.schema.names),
+    }
+    try:
+        files["radar.svg"] = draw_radar(radar_axes(_radar_figures(rows)))
+    except ConfigError as error:
+        _log.warning("the radar is left out: %s", error)
+    return files
+
+
+def _radar_figures(rows: Sequence[Row]) -> dict[str, dict[str, float | None]]:
+    """Figures of each model's average, or of its only data set."""
+    chosen = {}
+    for line in summary_lines(rows):
+        if line.dataset == ALL or line.model not in chosen:
+            chosen[line.model] = {name: line.value(name) for name in line.figures}
+    return chosen
+
+
+def as_json(rows: Sequence[Mapping[str, Any]], comparisons: Sequence[Mapping[str, Any]]) -> bytes:
+    """Both tables, row by row."""
+    both = {"summary": list(rows), "comparisons": list(comparisons)}
+    return orjson.dumps(both, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
+
+
 def as_csv(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> bytes:
-    """Comma-separated values in UTF-8 with a header."""
+    """Comma-separated values in UTF-8 with a header; nothing for null, blanks between the keys of a list."""
     text = io.StringIO()
     writer = csv.DictWriter(text, columns, lineterminator="\n")
     writer.writeheader()
-    writer.writerows(rows)
+    for row in rows:
+        writer.writerow({name: " ".join(cell) if isinstance(cell, list) else cell for name, cell in row.items()})
     return text.getvalue().encode()
 
 

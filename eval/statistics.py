@@ -69,9 +69,9 @@ def mean_interval(questions: Sequence[tuple[float, int]], *, num_samples: int, s
 def average_interval(intervals: Iterable[Interval]) -> Interval:
     """Unweighted mean of independent means, with their distances to the ends combined as squares."""
     parts = list(intervals)
-    mean = sum(part.mean for part in parts) / len(parts)
-    below = math.sqrt(sum((part.mean - part.low) ** 2 for part in parts)) / len(parts)
-    above = math.sqrt(sum((part.high - part.mean) ** 2 for part in parts)) / len(parts)
+    mean = math.fsum(part.mean for part in parts) / len(parts)
+    below = math.sqrt(math.fsum((part.mean - part.low) ** 2 for part in parts)) / len(parts)
+    above = math.sqrt(math.fsum((part.high - part.mean) ** 2 for part in parts)) / len(parts)
     return Interval(mean, mean - below, mean + above, "combined")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from treadle.core.errors import ConfigError
@@ -59,18 +59,19 @@ def model_rows(model: str, parts: Sequence[DatasetFigures], settings: ReportSett
     }
     for part in parts:
         yield from _rows(model, part.dataset, [part], intervals[part.dataset], part.counts)
-    if len(parts) == 1:
-        return
-    groups = averaged(parts, settings.headline)
-    for average, group in groups.items():
-        if average != ALL and group == groups[ALL]:
-            continue
+    for average, group in averages_shown(parts, settings.headline).items():
         names = [name for name in group[0].sums if all(name in part.sums for part in group)]
         means = {name: _average([intervals[part.dataset][name] for part in group]) for name in names}
         counts: Counter[str] = Counter()
         for part in group:
             counts.update(part.counts)
         yield from _rows(model, average, group, means, counts)
+
+
+def averages_shown(parts: Sequence[DatasetFigures], headline: Collection[str]) -> dict[str, list[DatasetFigures]]:
+    """The averages that say something of their own: none of a single data set, and none that is as `all`."""
+    groups = averaged(parts, headline) if len(parts) > 1 else {}
+    return {name: group for name, group in groups.items() if name == ALL or group != groups[ALL]}
 
 
 def _average(parts: Sequence[Interval | None]) -> Interval | None:

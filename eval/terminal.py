@@ -7,20 +7,31 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from treadle.core.figures import plain
-from treadle.eval.layout import HEADLINE, Line, headline_cells, is_text_column, number, summary_lines
+from treadle.eval.layout import (
+    COMPARISON,
+    HEADLINE,
+    Line,
+    comparison_cells,
+    headline_cells,
+    is_text_column,
+    number,
+    summary_lines,
+    with_interval,
+)
+from treadle.eval.metrics import ALL
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-WIDE = 130
+WIDE = 110
 """Characters from which the whole headline fits with names of usual length."""
-_NARROW = ("data set", "n", "accuracy, 95 %", "F1", "effic.", "calls", "tools", "tokens")
+_NARROW = ("data set", "n", "accuracy, 95 %", "P", "effic.", "calls", "tools", "tokens")
 
 
 def summary_table(rows: Iterable[Mapping[str, Any]], title: str | None = None, width: int | None = None) -> Table:
     """A table of the summary's rows; names are shown as plain text, never as markup, and never cut off.
 
-    In fewer than WIDE characters models become headings, the interval of F1 is left out and numbers are shorter.
+    In fewer than WIDE characters models become headings, the interval of P is left out and numbers are shorter.
     """
     given = summary_lines(rows)
     if width is None or width >= WIDE:
@@ -30,6 +41,24 @@ def summary_table(rows: Iterable[Mapping[str, Any]], title: str | None = None, w
         body.append((model,))
         body += [_narrow_cells(line) for line in of_model]
     return _table(_NARROW, body, title, narrow=True)
+
+
+def comparison_table(rows: Iterable[Mapping[str, Any]]) -> Table:
+    """A table of the main comparisons: each pair on the average over data sets, or on its only one."""
+    body: list[Sequence[str]] = []
+    for (first, second), of_pair in groupby(rows, key=lambda row: (row["first"], row["second"])):
+        body.append((f"{first}, then {second}",))
+        for row in main_comparisons(list(of_pair)):
+            dataset, figure, _, *numbers, _ = comparison_cells(row)
+            body.append([f"  {dataset}", figure, *numbers])
+    return _table(("compared", *COMPARISON[1:2], *COMPARISON[3:7]), body, None, narrow=True)
+
+
+def main_comparisons(rows: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+    """Of one pair of models: all figures of the average or of the only data set, else correctness alone."""
+    if len({row["dataset"] for row in rows}) == 1:
+        return rows
+    return [row for row in rows if row["dataset"] == ALL] or [row for row in rows if row["figure"] == "score"]
 
 
 def _table(header: Sequence[str], body: Sequence[Sequence[str]], title: str | None, *, narrow: bool = False) -> Table:
@@ -51,22 +80,9 @@ def _narrow_cells(line: Line) -> list[str]:
     return [
         f"  {line.dataset}",
         wide[2].replace(" unscored", ""),
-        _short_interval(line, "accuracy"),
-        number(line.value("f1"), ".3f"),
-        wide[5],
-        wide[6],
+        with_interval(line, "accuracy", short=True),
+        number(line.value("score"), ".3f"),
+        *wide[5:7],
         number(line.value("tool_use"), ".0%"),
-        wide[8],
+        wide[7],
     ]
-
-
-def _short_interval(line: Line, figure: str) -> str:
-    value = line.value(figure)
-    if value is None:
-        return "-"
-    row = line.figures[figure]
-    return f"{value:.3f} ({_short(row['low'])}\N{EN DASH}{_short(row['high'])})"
-
-
-def _short(share: float) -> str:
-    return "1.0" if share > 0.995 else f"{share:.2f}".removeprefix("0")

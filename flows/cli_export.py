@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 ROW_FORMATS = ("sharegpt", "alpaca", "openai", "hf")
 """Names of `sft.exporters.FORMATS`, known without importing what writes them; a test compares them."""
 
+REPORT_FORMATS = ("json", "csv", "comparisons", "md", "legacy")
+"""Formats of `tasks.report_export`."""
+
 
 @click.group(
     short_help="Write what a run made for other programs.",
@@ -117,6 +120,44 @@ def rl_rows(run_id: str, out: Path, instance: str | None, force: bool, root: str
         click.echo(harmless_json(facts))
     else:
         click.echo(f"{num_rows:,} rows of {record.address} in verl's schema: {harmless(str(out))}")
+
+
+@export.command(
+    "report",
+    short_help="Figures of evaluation and comparisons, as JSON, CSV or markdown.",
+    epilog="Example:  treadle export report --run first --format csv --out summary.csv",
+)
+@click.option("--run", "run_id", required=True, help="Name of the run.")
+@click.option(
+    "--format",
+    "format_name",
+    required=True,
+    type=click.Choice(REPORT_FORMATS),
+    help="json: both tables; csv: the figures; comparisons: these as CSV; md: the page; legacy: the figures as the "
+    "program published with arXiv 2601.06860 makes them, as JSON, to be held beside published ones.",
+)
+@click.option("--out", required=True, type=click.Path(path_type=Path), help="File to write.")
+@click.option("--instance", help="Which report, as in 1/report; without it, that of the last iteration.")
+@click.option("--force", is_flag=True, help="Replace the file if it is there.")
+@root_option
+@json_option
+def report(
+    run_id: str, format_name: str, out: Path, instance: str | None, force: bool, root: str | Path, as_json: bool
+) -> None:
+    """Write a report of a run for other programs and for people."""
+    from treadle.core.export_file import write_file
+    from treadle.core.runs import Run
+    from treadle.tasks.report_export import report_content
+
+    run = Run.open(root, run_id)
+    record = _record_with(run, "summary", instance)
+    content = report_content(run, record, format_name)
+    write_file(out, content, replace=force)
+    if as_json:
+        facts = {"file": str(out), "format": format_name, "instance": record.address, "bytes": len(content)}
+        click.echo(harmless_json(facts))
+    else:
+        click.echo(f"{record.address} as {format_name}: {harmless(str(out))}")
 
 
 def _record_with(run: Run, kind: str, address: str | None) -> StageRecord:

@@ -71,11 +71,14 @@ def _with_summary(run: Run, record: StageRecord) -> dict[str, Any]:
 
 
 def _print_summary(run: Run, record: StageRecord) -> None:
-    from treadle.eval.terminal import summary_table
+    from treadle.eval.terminal import comparison_table, summary_table
 
     out, rows = console(), list(run.rows(record.outputs["summary"]).rows())
     out.print()
     out.print(summary_table(rows, width=out.width))
+    if "comparisons" in record.outputs and record.outputs["comparisons"].num_rows:
+        out.print()
+        out.print(comparison_table(run.rows(record.outputs["comparisons"]).rows()))
 
 
 def _print_places(run: Run, records: Sequence[StageRecord]) -> None:

@@ -60,6 +60,7 @@ from treadle.tasks.phases import (
     selection_inputs,
     selection_settings,
 )
+from treadle.tasks.report_settings import report_settings
 
 STAGES: Mapping[str, Stage] = {
     stage.name: stage
@@ -333,7 +334,7 @@ _RECIPES: Mapping[str, _Recipe] = {
     "selection": _Recipe(settings=selection_settings, inputs=selection_inputs, by_phase=True),
     "rl": _Recipe(settings=rl_settings, inputs=rl_inputs, by_phase=True),
     "report": _Recipe(
-        settings=lambda config, address: overridden(config, address, config.report),
+        settings=report_settings,
         inputs=_report_inputs,
     ),
 }

@@ -63,6 +63,17 @@ def test_a_run_with_nothing_to_do_reuses_everything(desk: Desk) -> None:
     assert [row["dataset"] for row in records[3]["summary"]] == [LONG_NAME] and "summary" not in records[0]
 
 
+def test_a_report_is_written_for_others_and_replaced_only_by_force(desk: Desk) -> None:
+    made = desk.treadle("export", "report", "--run", "first", "--format", "csv", "--out", "figures.csv", "--json")
+    facts = made.succeeded().json()
+    assert facts["instance"] == "1/report" and facts["bytes"] == (desk.folder / "figures.csv").stat().st_size
+    assert (desk.folder / "figures.csv").read_text().startswith("model,dataset,figure,value,low,high,method,")
+    again = ("export", "report", "--run", "first", "--format", "legacy", "--out", "figures.csv")
+    desk.treadle(*again).failed("figures.csv is there already", "--force", code=1)
+    desk.treadle(*again, "--force").succeeded()
+    assert list(json.loads((desk.folder / "figures.csv").read_text())["tutor"]) == [LONG_NAME]
+
+
 def test_an_operational_key_may_change_and_a_semantic_one_may_not(desk: Desk) -> None:
     same = desk.treadle("run", "run.toml", "--run", "first", "--set", "rollouts.max_concurrent=3", "--json")
     assert all(record["reused"] for record in same.succeeded().json())

@@ -102,3 +102,22 @@ def test_another_summarizer_makes_other_rollouts(tmp_path: Path) -> None:
 
     plain, own, other = fingerprint(), fingerprint(summarizer="base"), fingerprint(summarizer="tuned")
     assert len({plain, own, other, fingerprint(summarizer="tuned", summarizer_sampling={"max_tokens": 9})}) == 4
+
+
+def test_the_report_knows_headline_and_areas_of_its_data_sets() -> None:
+    sources = [{"path": f"{name}.jsonl"} for name in ("aime24", "musique", "gsm8k")]
+    sources.append({"path": "own.jsonl", "dataset": "own", "domain": "choice"})
+    questions = {"sources": sources, "benchmarks": {"mine": {"domain": "math"}}}
+    bound = instance(config(questions=questions), Address.parse("1/report")).settings
+    assert bound.headline == ("aime24", "musique")
+    assert bound.areas == {"aime24": "math", "musique": "knowledge", "gsm8k": "math", "own": "knowledge"}
+    said = {"headline": ["gsm8k"], "areas": {"own": "math"}}
+    bound = instance(config(questions=questions, report=said), Address.parse("1/report")).settings
+    assert (bound.headline, bound.areas["own"], bound.areas["gsm8k"]) == (("gsm8k",), "math", "math")
+
+
+def test_a_data_set_with_the_name_of_an_average_is_refused_at_once() -> None:
+    sources = [{"path": f"{name}.jsonl"} for name in ("math", "musique")]
+    with pytest.raises(ConfigError, match="may not be called 'math'.* `dataset = \"math-test\"`"):
+        instance(config(questions={"sources": sources}), Address.parse("1/report"))
+    instance(config(questions={"sources": sources[:1]}), Address.parse("1/report"))

@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.score_tables import question, rollout, score
 from support.scored_rollouts import scored
 
 from treadle.core.answers.score import score_answer
+from treadle.core.errors import DataError
 from treadle.eval.conciseness import Votes
 from treadle.eval.legacy_metrics import (
     LegacySample,
@@ -21,6 +23,8 @@ from treadle.eval.legacy_metrics import (
     legacy_overall,
     legacy_productivity,
     legacy_reasoning_length,
+    legacy_reasoning_of_information,
+    legacy_reasoning_of_steps,
     legacy_reasoning_text,
     legacy_sample,
     legacy_scored_text,
@@ -28,6 +32,7 @@ from treadle.eval.legacy_metrics import (
     legacy_verdict,
     legacy_vote,
 )
+from treadle.eval.legacy_report import legacy_report
 from treadle.eval.metrics import dataset_figures, figure_sums
 
 
@@ -67,7 +72,6 @@ def test_efficiency_and_tool_use_of_answers_in_words_are_as_ours(rows: list[tupl
     assert theirs["f1"] == pytest.approx(ours.means["f1"])
 
 
-@pytest.mark.covers("evaluation-8")
 @pytest.mark.parametrize(
     ("output", "count"),
     [
@@ -159,7 +163,6 @@ def test_successful_execution_of_the_worked_example() -> None:
     assert legacy_successful_execution([(1.0, [])]) == (1.0, None)
 
 
-@pytest.mark.covers("evaluation-10")
 def test_failures_are_found_by_a_word() -> None:
     """What is no failure for us may be one for them, and the other way round."""
     assert legacy_failed_results(["learned by trial and error"]) == 1
@@ -219,3 +222,38 @@ def test_mathematics_is_compared_as_text(prediction: str, gold: str, equal: floa
     row = legacy_sample(prediction, "<python>1</python><search>a</search>", gold, "math")
     assert (row.math_equal, row.tool_counts) == (equal, 2)
     assert score_answer("25", ["025"], [], "math").score == 1.0
+
+
+def test_numbers_are_gold_answers_too() -> None:
+    assert (legacy_gold(70), legacy_gold(True), legacy_gold("[1, 2]"), legacy_gold(["[1, 2]"])) == (
+        ["70"], ["True"], ["1", "2"], ["[1, 2]"],
+    )  # fmt: skip
+
+
+def test_results_of_other_agents_are_taken_out_by_their_forms() -> None:
+    """IKEA writes them in tags of its own; in SMART's steps they follow the word `output`."""
+    assert legacy_reasoning_of_information("a<information>x</information>b<information>y") == "ab"
+    assert (
+        legacy_reasoning_of_steps(["think. Output: 42", "no word", "output 1, Output 2"]) == "think. no wordoutput 1, "
+    )
+
+
+def test_report_from_stored_rows_is_that_of_the_samples() -> None:
+    scores = [
+        score("r1", "q1", True, domain="math", dataset="aime24", prediction="5", scorer="judge", reasoning_tokens=200),
+        score("r2", "q2", False, domain="math", dataset="aime24", prediction="", votes_yes=5, votes_no=5),
+        score("r3", "q3", True, domain="qa", dataset="2wiki", prediction="Paris.", reasoning_tokens=None),
+    ]
+    texts = ["<search>a</search><result>error</result>", "x\n7", "<python>1</python><result></result>"]
+    rollouts = [rollout(f"r{place}", f"q{place}", [("text", text)]) for place, text in enumerate(texts, 1)]
+    questions = [question("q1", ["5"]), question("q2", ["7"]), question("q3", ["Paris", "paris."])]
+    report = legacy_report(scores, rollouts, questions)
+    assert list(report) == ["base"] and list(report["base"]) == ["aime24", "2wiki"]
+    aime, wiki = report["base"]["aime24"], report["base"]["2wiki"]
+    assert (aime["llm_equal"], aime["math_equal"], aime["num_valid_answer"]) == (0.5, 0.5, "2 of 2")
+    assert (aime["tool_call"], aime["efficiency"], aime["tool_productivity"]) == (0.5, 0.5, pytest.approx(50 * 5 / 6))
+    assert (aime["successful_execution"], aime["correct_call_ratio"]) == (0.5, 0.0)
+    assert (aime["reasoning_length"], aime["conciseness"]) == (pytest.approx(1 / 400), 1.0)
+    assert (wiki["f1"], wiki["efficiency"], wiki["reasoning_length"], wiki["conciseness"]) == (1.0, 1.0, None, None)
+    with pytest.raises(DataError, match="rollout r1 is scored where r3 stands"):
+        legacy_report(scores, rollouts[::-1], questions)

@@ -2,33 +2,51 @@
 
 from __future__ import annotations
 
+import csv
 import io
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.score_tables import new_run, put_rows, score
+from support.score_tables import new_run, put_rows, question, rollout, score
 
 from treadle.core import schemas
+from treadle.core.artifacts import ArtifactReader
 from treadle.core.errors import ConfigError
 from treadle.core.execute import execute
+from treadle.core.export_file import write_file
 from treadle.core.stage import Address, Instance
-from treadle.eval.config import ReportSettings
+from treadle.eval.comparison_rows import COMPARED, model_pairs
+from treadle.eval.config import ReportSettings, ScoresOptions, ScoresSettings
 from treadle.eval.layout import Line, summary_lines
 from treadle.eval.markdown import escape
 from treadle.eval.report import REPORT
-from treadle.eval.terminal import summary_table
+from treadle.eval.scores import SCORES
+from treadle.eval.statistics import holm
+from treadle.eval.terminal import comparison_table, summary_table
+from treadle.flows.cli_export import REPORT_FORMATS
+from treadle.tasks.report_export import report_content
+
+SETTINGS = ScoresSettings(options=ScoresOptions(symbolic=False))
 
 
-def _report(tmp_path: Path, *tables: list[dict[str, Any]]) -> tuple[list[Line], str]:
+def _report(tmp_path: Path, *tables: list[dict[str, Any]], **settings: Any) -> tuple[list[Line], str]:
+    reader, _ = _made(tmp_path, *tables, **settings)
+    return summary_lines(reader.rows()), reader.read_file("report.md").decode()
+
+
+def _made(
+    tmp_path: Path, *tables: list[dict[str, Any]], **settings: Any
+) -> tuple[ArtifactReader, list[dict[str, Any]]]:
+    """The summary with its files, and the comparisons."""
     run = new_run(tmp_path)
     inputs = tuple(put_rows(run, f"1/scores@model{index}", schemas.SCORES, rows) for index, rows in enumerate(tables))
     instance = Instance(
-        address=Address.parse("1/report"), stage=REPORT, settings=ReportSettings(), inputs={"scores": inputs}
+        address=Address.parse("1/report"), stage=REPORT, settings=ReportSettings(**settings), inputs={"scores": inputs}
     )
     record = execute(instance, run)
-    (markdown,) = tmp_path.rglob("report.md")
-    return summary_lines(run.rows(record.outputs["summary"]).rows()), markdown.read_text()
+    return run.rows(record.outputs["summary"]), list(run.rows(record.outputs["comparisons"]).rows())
 
 
 def _many(model: str, dataset: str, verdicts: list[bool | None], **columns: Any) -> list[dict[str, Any]]:
@@ -97,9 +115,127 @@ def test_without_a_verdict_only_the_figures_that_need_none_are_there(tmp_path: P
     assert "2 (2 unscored)" in markdown
 
 
+def test_averages_are_over_the_headline_data_sets(tmp_path: Path) -> None:
+    rows = [
+        row
+        for name, right in (("aime24", 1), ("2wiki", 2), ("gsm8k", 4))
+        for row in _many("m", name, [True] * right + [False] * (4 - right), domain="qa" if name == "2wiki" else "math")
+    ]
+    lines, markdown = _report(tmp_path, rows, headline=("aime24", "2wiki"), areas={"2wiki": "knowledge"})
+    accuracy = {line.dataset: line.value("accuracy") for line in lines}
+    assert accuracy["all"] == 0.375 and accuracy["every"] == pytest.approx(7 / 12)
+    assert (accuracy["math"], accuracy["knowledge"]) == (0.25, 0.5)
+    assert "the headline data sets (2wiki, aime24)" in markdown
+    lines, markdown = _report(tmp_path / "other", rows)
+    accuracy = {line.dataset: line.value("accuracy") for line in lines}
+    assert accuracy["all"] == pytest.approx(7 / 12) and accuracy["math"] == 0.625 and "every" not in accuracy
+
+
+def test_an_average_needs_a_value_of_every_data_set(tmp_path: Path) -> None:
+    lines, _ = _report(tmp_path, _many("m", "a", [True, None]) + _many("m", "b", [None], calls_requested=3))
+    assert (lines[0].value("score"), lines[1].value("score"), lines[2].value("score")) == (1.0, None, None)
+    assert (lines[2].dataset, lines[2].value("calls_requested")) == ("all", 1.5)
+
+
+def test_several_rollouts_per_question_have_pass_at_k(tmp_path: Path) -> None:
+    rows = [score(f"r{n}", f"q{n // 4}", n % 4 == 0, sample_index=n % 4) for n in range(40)]
+    (line,), _ = _report(tmp_path, rows)
+    assert (line.value("pass@2"), line.value("pass@4")) == (0.5, 1.0)
+    row = line.figures["pass@4"]
+    assert 0.6 < row["low"] < row["high"] == 1.0 and row["method"] == "wilson"
+
+
+def test_models_are_compared_on_data_sets_and_on_the_average(tmp_path: Path) -> None:
+    before = _many("before", "a", [False] * 10) + _many("before", "b", [False, True] * 10, calls_requested=4)
+    after = _many("after", "a", [True] * 10) + _many("after", "b", [False, True] * 10, calls_requested=2)
+    reader, comparisons = _made(tmp_path, before, after)
+    rows = {(row["dataset"], row["figure"]): row for row in comparisons}
+    assert {(row["first"], row["second"]) for row in comparisons} == {("before", "after")}
+    won = rows["a", "score"]
+    assert (won["difference"], won["test"], len(won["gained"]), won["lost"]) == (1.0, "mcnemar", 10, [])
+    assert won["p_value"] == 2 / 1_024
+    assert [row["p_adjusted"] for row in comparisons] == holm([row["p_value"] for row in comparisons])
+    assert rows["all", "score"]["difference"] == 0.5 and rows["all", "score"]["num_questions"] == 30
+    assert rows["b", "calls_requested"]["difference"] == -2
+    assert ("a", "accuracy") not in rows and ("a", "efficiency") not in rows and ("b", "efficiency") in rows
+    markdown = reader.read_file("report.md").decode()
+    assert "First before, second after:" in markdown and "     10, 0 |" in markdown
+    assert all(row["note"] is None for row in comparisons)
+
+
+def test_verdicts_of_different_kinds_are_told(tmp_path: Path) -> None:
+    rules, judged = _many("rules", "a", [True, False]), _many("judged", "a", [True, True])
+    judged[1] |= {"scorer": "judge", "judge_status": "parsed"}
+    reader, comparisons = _made(tmp_path, rules, judged)
+    note = "a judge was asked about answers of the second alone"
+    assert {row["note"] for row in comparisons} == {note}
+    markdown = reader.read_file("report.md").decode()
+    assert f"Not of one kind: {note}." in markdown and "| judge |" in markdown
+    assert "| model  | data set | parsed |" in markdown and "No model judged" not in markdown
+    _, comparisons = _made(tmp_path / "right", _many("rules", "a", [True, True]), judged)
+    assert {row["note"] for row in comparisons} == {None}, "no judge would have been asked about right answers"
+
+
+def test_without_a_judge_the_report_says_that_rules_decide(tmp_path: Path) -> None:
+    _, markdown = _report(tmp_path, _many("m", "a", [True]))
+    assert "No model judged answers: P is what the rules say." in markdown
+
+
+def test_models_of_other_questions_are_not_compared(tmp_path: Path) -> None:
+    reader, comparisons = _made(tmp_path, _many("one", "a", [True]), _many("other", "b", [True]))
+    assert comparisons == [] and "## Comparisons" not in reader.read_file("report.md").decode()
+
+
+def test_the_terminal_shows_the_main_comparisons_in_100_columns(tmp_path: Path) -> None:
+    from rich.console import Console
+
+    before = _many("before", "a", [False] * 10) + _many("before", "b", [False, True] * 10)
+    after = _many("after[x]", "a", [True] * 10) + _many("after[x]", "b", [False, True] * 10)
+    _, comparisons = _made(tmp_path, before, after)
+    console = Console(file=io.StringIO(), width=100)
+    console.print(comparison_table(comparisons))
+    shown = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "before, then after[x]" in shown and max(map(len, shown.splitlines())) <= 100
+    assert "  all" in shown and "  a " not in shown and "0.500 [" in shown
+
+
+def test_of_many_models_neighbours_and_the_first_with_each_are_compared() -> None:
+    assert model_pairs(["a", "b", "c"]) == [("a", "b"), ("a", "c"), ("b", "c")]
+    assert model_pairs(["a", "b", "c", "d"]) == [("a", "b"), ("a", "c"), ("a", "d"), ("b", "c"), ("c", "d")]
+    assert model_pairs(["a"]) == []
+    assert COMPARED[0] == "score"
+
+
+def test_the_same_scores_give_the_same_files_in_whatever_order(tmp_path: Path) -> None:
+    tables = [_many("m", "a", [True, False, None], calls_requested=2) + _many("m", "b", [True] * 4)]
+    tables.append([{**row, "model": "n", "rollout_key": f"n{row['rollout_key']}"} for row in tables[0]])
+    reader, comparisons = _made(tmp_path / "one", *tables)
+    turned, others = _made(tmp_path / "two", *(rows[::-1] for rows in tables))
+    assert list(reader.rows()) == list(turned.rows()) and comparisons == others
+    assert {"report.md", "summary.json", "summary.csv", "radar.svg"} <= set(reader.file_names())
+    for name in ("report.md", "summary.json", "summary.csv", "radar.svg"):
+        assert reader.read_file(name) == turned.read_file(name)
+    told = json.loads(reader.read_file("summary.json"))
+    assert told == {"summary": list(reader.rows()), "comparisons": comparisons}
+    lines = list(csv.DictReader(io.StringIO(reader.read_file("summary.csv").decode())))
+    assert len(lines) == len(told["summary"]) and lines[0]["model"] == "m"
+
+
+def test_the_radar_states_ranges_and_draws_names_as_text(tmp_path: Path) -> None:
+    name = "</text><script>$x$"
+    reader, _ = _made(tmp_path, _many(name, "a", [True, False], calls_requested=2))
+    picture = reader.read_file("radar.svg").decode()
+    assert "reasoning length (x1000)" in picture and "0 to 50" in picture
+    assert "<script" not in picture and "&lt;script&gt;$x$" in picture and "<dc:date>" not in picture
+
+
 def test_data_set_with_the_name_of_the_sum_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="all"):
         _report(tmp_path, _many("m", "all", [True]))
+    with pytest.raises(ConfigError, match="may not be called 'math'"):
+        _report(tmp_path / "two", _many("m", "math", [True]) + _many("m", "a", [True]))
+    (line,), _ = _report(tmp_path / "one", _many("m", "math", [True]))
+    assert line.dataset == "math"
 
 
 def test_statuses_are_counted(tmp_path: Path) -> None:
@@ -118,7 +254,7 @@ def test_names_cannot_be_taken_for_markup(tmp_path: Path) -> None:
     (whole,), markdown = _report(tmp_path, _many(name, "d", [True]))
     assert whole.model == name
     lines = [line for line in markdown.splitlines() if line.startswith("| a")]
-    assert len(lines) == 2
+    assert len(lines) == 4, "one in each table"
     assert "<script>" not in markdown.replace(r"\<", "") and "\x1b" not in markdown
     assert r"a\|b" in lines[0] and r"\*z\*" in lines[0] and r"\_q\_" in lines[0]
     assert escape("no_answer") == "no_answer"
@@ -137,5 +273,39 @@ def test_terminal_table_shows_names_as_they_are(tmp_path: Path) -> None:
 
 def test_efficiency_is_left_out_where_no_tool_was_used(tmp_path: Path) -> None:
     _, markdown = _report(tmp_path, _many("m", "d", [True]))
-    (line,) = [line for line in markdown.splitlines() if line.startswith("| m") and "1.000" in line]
+    line, _ = [line for line in markdown.splitlines() if line.startswith("| m ") and "1.000" in line]
     assert [cell.strip() for cell in line.split("|")][6] == "-"
+
+
+def test_a_report_is_exported_in_every_format(tmp_path: Path) -> None:
+    run = new_run(tmp_path / "root")
+    put_rows(run, "1/questions", schemas.QUESTIONS, [question("q1", ["Paris"]), question("q2", ["5"])])
+    made = [rollout("r1", "q1", [("text", "<search>a</search>")]), rollout("r2", "q2", [("text", "b")])]
+    texts = put_rows(run, "1/rollouts@base", schemas.ROLLOUTS, made)
+    scores = Address.parse("1/scores@base")
+    asked = {"rollouts": (texts,), "questions": (Address.parse("1/questions"),)}
+    execute(Instance(address=scores, stage=SCORES, settings=SETTINGS, inputs=asked), run)
+    record = execute(
+        Instance(
+            address=Address.parse("1/report"), stage=REPORT, settings=ReportSettings(), inputs={"scores": (scores,)}
+        ),
+        run,
+    )
+    summary = run.rows(record.outputs["summary"])
+    contents = {name: report_content(run, record, name) for name in REPORT_FORMATS}
+    assert contents["md"] == summary.read_file("report.md") and contents["csv"] == summary.read_file("summary.csv")
+    assert contents["json"] == summary.read_file("summary.json")
+    assert contents["comparisons"].decode().split(",")[:3] == ["first", "second", "dataset"]
+    figures = json.loads(contents["legacy"])["base"]["world"]
+    assert (figures["average_search_calls"], figures["num_valid_answer"]) == (0.5, "2 of 2")
+
+
+def test_a_file_takes_the_place_of_another_where_that_is_wanted_alone(tmp_path: Path) -> None:
+    target = tmp_path / "new" / "report.csv"
+    write_file(target, b"one")
+    with pytest.raises(ConfigError, match="is there already"):
+        write_file(target, b"two")
+    write_file(target, b"two", replace=True)
+    assert target.read_bytes() == b"two" and list(target.parent.iterdir()) == [target]
+    with pytest.raises(ConfigError, match="is there already"):
+        write_file(tmp_path, b"x", replace=True)

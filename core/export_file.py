@@ -1,0 +1,29 @@
+"""A file that appears whole or not at all, and takes another's place only where that is wanted."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+from treadle.core.errors import ConfigError
+from treadle.core.storage import make_folder, storage_errors
+
+
+def write_file(target: Path, content: bytes, *, replace: bool = False) -> None:
+    """Write a file; raises ConfigError where one is there already, unless `replace`; StorageError where the disk
+    refuses."""
+    target = target.absolute()
+    if target.is_dir() or (os.path.lexists(target) and not replace):
+        raise ConfigError(f"{target} is there already; name another file, or replace it with --force")
+    with storage_errors("write", target):
+        make_folder(target.parent)
+        number, name = tempfile.mkstemp(prefix=f".{target.name}-", dir=target.parent)
+        work = Path(name)
+        try:
+            with os.fdopen(number, "wb") as file:
+                file.write(content)
+                os.fchmod(file.fileno(), 0o644)
+            work.replace(target)
+        finally:
+            work.unlink(missing_ok=True)

@@ -1,0 +1,69 @@
+"""The radar of behaviour as a picture."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from treadle.core.harmless import one_line
+from treadle.core.pictures import draw_svg
+from treadle.eval.radar import Axis
+
+MOST_DRAWN = 8
+"""More polygons than this cannot be told apart."""
+_LOOKS = (
+    ("#0072b2", "o"), ("#d55e00", "s"), ("#009e73", "^"), ("#cc79a7", "D"),
+    ("#e69f00", "v"), ("#56b4e9", "P"), ("#000000", "X"), ("#7a6a00", "*"),
+)  # fmt: skip
+"""Colour and mark of each model; told apart without colours, too."""
+_GREY = "#9a9a9a"
+_NAME_CHARS = 40
+
+
+def draw_radar(axes: Sequence[Axis]) -> bytes:
+    """An SVG on white, with the range of every axis beside it and a gap where a model has no value; the first
+    MOST_DRAWN models. Equal values give equal bytes. Raises ConfigError without matplotlib."""
+    models = list(axes[0].values)[:MOST_DRAWN]
+    angles = [2 * math.pi * place / len(axes) for place in range(len(axes))]
+
+    def draw(figure: Any) -> None:
+        plane = figure.add_subplot(projection="polar")
+        plane.set_theta_zero_location("N")
+        plane.set_theta_direction(-1)
+        plane.set(ylim=(0.0, 1.0))
+        plane.set_yticks([0.25, 0.5, 0.75, 1.0], [])
+        plane.set_xticks(angles, [_title(axis) for axis in axes])
+        for angle, label in zip(angles, plane.get_xticklabels(), strict=True):
+            label.set_horizontalalignment(_side(angle))
+        plane.grid(color=_GREY, linewidth=0.5)
+        plane.spines["polar"].set(visible=True, color=_GREY, linewidth=0.5)
+        for model, (colour, mark) in zip(models, _LOOKS, strict=False):
+            _draw_model(plane, angles, [axis.position(model) for axis in axes], colour, mark)
+            plane.plot([], [], color=colour, marker=mark, label=one_line(model)[:_NAME_CHARS])
+        figure.legend(loc="outside lower center", ncols=2, frameon=False)
+
+    return draw_svg(draw, width=6.2, height=5.2 + 0.2 * math.ceil(len(models) / 2))
+
+
+def _side(angle: float) -> str:
+    """Beside the circle on which end a title begins, so that it grows away from it."""
+    across = math.sin(angle)
+    return "center" if abs(across) < 1e-9 else "left" if across > 0 else "right"
+
+
+def _title(axis: Axis) -> str:
+    return f"{axis.title}\n{axis.low:g} to {axis.high:g}"
+
+
+def _draw_model(plane: Any, angles: Sequence[float], places: Sequence[float | None], colour: str, mark: str) -> None:
+    """Marks for values, and lines between neighbours that both have one."""
+    for place, (angle, value) in enumerate(zip(angles, places, strict=True)):
+        following = (place + 1) % len(angles)
+        if value is None:
+            continue
+        plane.plot([angle], [value], color=colour, marker=mark, markersize=5, linestyle="none")
+        if (other := places[following]) is not None:
+            plane.plot([angle, angles[following]], [value, other], color=colour, linewidth=1.4)
+    if all(value is not None for value in places):
+        plane.fill(angles, places, color=colour, alpha=0.08)
