@@ -95,6 +95,11 @@ _OPTIONS = (
         "--max-cost", type=click.FloatRange(min=0, min_open=True), metavar="AMOUNT", help="Most money, with --prices."
     ),
     click.option("--prices", type=PricesType(), help="What a million tokens cost, as 0.15/0.60."),
+    click.option(
+        "--judge", metavar="MODEL", help="Judges answers to math, and votes on wasted calls. [default: rules]"
+    ),
+    click.option("--judge-endpoint", "judge_endpoints", multiple=True, metavar="URL", help="Its server; repeatable."),
+    click.option("--judge-key-env", metavar="VARIABLE", help="Environment variable that holds its server's key."),
     click.option("--run", "run_id", metavar="NAME", help="Name of the run. [default: of model and benchmarks]"),
 )
 

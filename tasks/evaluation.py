@@ -31,6 +31,7 @@ DEFAULTS: Mapping[str, Any] = {
 """What an evaluation has where neither files nor options say otherwise, and the defaults of a run would."""
 _STAGES = ("rollouts", "scores", "report")
 _RUN_ID_CHARS = 100
+_JUDGE = "judge"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +55,9 @@ class Asked:
         max_tokens: Most new tokens of one turn.
         max_total_tokens: Most tokens of all rollouts together.
         max_cost: Most money for all rollouts together.
+        judge: Name of a model that decides about answers to mathematical questions and votes on wasted calls.
+        judge_endpoints: Base URLs of its servers.
+        judge_key_env: Environment variable with their key.
     """
 
     model: str | None = None
@@ -72,6 +76,9 @@ class Asked:
     max_tokens: int | None = None
     max_total_tokens: int | None = None
     max_cost: float | None = None
+    judge: str | None = None
+    judge_endpoints: tuple[str, ...] = ()
+    judge_key_env: str | None = None
 
 
 def run_name(asked: Asked, files: Sequence[Path] = ()) -> str:
@@ -108,6 +115,7 @@ def evaluation_config(
     _put_model(tree, given, asked)
     _put_benchmarks(tree, given, asked)
     _put_tools(tree, asked, overrides)
+    _put_judge(tree, asked)
     tree["rollouts"] = merge(tree.get("rollouts", {}), _rollouts(asked))
     config = load_config(TreadleConfig, (), overrides, base=tree)
     for name in flow_models(config):
@@ -188,8 +196,17 @@ def _put_benchmarks(tree: dict[str, Any], given: TreadleConfig, asked: Asked) ->
         ]
     elif not given.questions.sources:
         raise _no_benchmark()
-    elif asked.max_questions is not None:
-        questions["sources"] = [{**source, "limit": asked.max_questions} for source in questions["sources"]]
+    else:
+        questions["sources"] = [
+            _changed_source(source, settings.dataset_name, asked)
+            for source, settings in zip(questions["sources"], given.questions.sources, strict=True)
+        ]
+
+
+def _changed_source(source: dict[str, Any], name: str, asked: Asked) -> dict[str, Any]:
+    """A source of the files in another folder and up to another row, where that was asked for."""
+    path = str(_file_below(asked.data_root, name)) if asked.data_root is not None else None
+    return {**source, **_without_none({"path": path, "limit": asked.max_questions})}
 
 
 def _source(text: str, data_root: Path | None, own: Mapping[str, Benchmark]) -> tuple[str, Path]:
@@ -255,6 +272,27 @@ def _put_tools(tree: dict[str, Any], asked: Asked, overrides: Sequence[str]) -> 
         if asked.tools is not None and "search" in asked.tools:
             raise ConfigError("--tools search needs something to search: give --corpus FILE or --retriever URL")
         search.setdefault("enabled", False)
+
+
+def _put_judge(tree: dict[str, Any], asked: Asked) -> None:
+    """Put a judge into `tree`, on top of the model `judge` of the files; it is asked over the chat route."""
+    if asked.judge is None:
+        if asked.judge_endpoints or asked.judge_key_env:
+            raise ConfigError("--judge-endpoint and --judge-key-env are about a judge; name it with --judge MODEL")
+        return
+    if _JUDGE in tree["flow"].get("models", ()):
+        raise ConfigError(f"the evaluated model and its judge are both called {_JUDGE!r} here; give it another name")
+    table = {**tree["models"].get(_JUDGE, {}), "model": asked.judge, "api": "chat"}
+    if asked.judge_endpoints:
+        table.pop("server", None)
+        table["endpoints"] = [{"url": url} for url in asked.judge_endpoints]
+    if asked.judge_key_env is not None:
+        table["endpoints"] = [{**one, "api_key_env": asked.judge_key_env} for one in table.get("endpoints", ())]
+    if not table.get("endpoints") and not table.get("server"):
+        raise ConfigError(f"judge {asked.judge} has no server; name it with --judge-endpoint")
+    tree["models"] = {**tree["models"], _JUDGE: table}
+    changes = {"judges": {"models": [_JUDGE]}, "redundancy": {"model": _JUDGE}}
+    tree["scores"] = merge(tree.get("scores", {}), changes)
 
 
 def _rollouts(asked: Asked) -> dict[str, Any]:
