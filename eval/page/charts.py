@@ -18,6 +18,7 @@ from treadle.core.pictures import COLOUR, LIGHT, WARM, draw_svg
 from treadle.eval.page.document import Chart
 from treadle.eval.page.inline_svg import GRID, INK, MUTED, PAPER, SERIES
 from treadle.eval.radar import Axis
+from treadle.eval.radar_picture import draw_radar
 
 _WIDTH = 10.0
 _LONGEST_NAME = 34
@@ -199,40 +200,15 @@ def spread_chart(title: str, unit: str, spreads: Sequence[Spread]) -> Chart:
 
 def radar_chart(title: str, axes: Sequence[Axis]) -> Chart:
     """Models as polygons over axes, each with its own range; a value that is missing leaves a gap."""
-    models = list(axes[0].values)
-    angles = np.pi / 2 - 2 * np.pi * np.arange(len(axes)) / len(axes)
-    across, up = np.cos(angles), np.sin(angles)
-
-    def draw(figure: Any) -> None:
-        plane = figure.subplots()
-        plane.set_axis_off()
-        plane.set_aspect("equal")
-        for ring in (0.25, 0.5, 0.75, 1.0):
-            plane.plot(ring * np.append(across, across[0]), ring * np.append(up, up[0]), color=GRID, linewidth=0.9)
-        for number, axis in enumerate(axes):
-            plane.plot([0, across[number]], [0, up[number]], color=GRID, linewidth=0.9)
-            side = "center" if abs(across[number]) < 0.1 else "left" if across[number] > 0 else "right"
-            plane.text(1.1 * across[number], 1.1 * up[number], f"{short(axis.title)}\n{axis.low:g} to {axis.high:g}",
-                       ha=side, va="center")  # fmt: skip
-        for series, model in enumerate(models):
-            places = [axis.position(model) for axis in axes]
-            known = np.array([np.nan if place is None else place for place in places])
-            ends = np.append(np.arange(len(axes)), 0)
-            plane.plot((known * across)[ends], (known * up)[ends], color=colour_of(series), linewidth=1.8, marker="o",
-                       markersize=4, label=short(model))  # fmt: skip
-            if not np.isnan(known).any():
-                plane.fill(known * across, known * up, color=colour_of(series), alpha=0.08, linewidth=0)
-        plane.set(xlim=(-2.3, 2.3), ylim=(-1.15, 1.25))
-        plane.legend(frameon=False, loc="center left", bbox_to_anchor=(0.86, 0.85))
-
     words = "; ".join(
-        f"{model}: " + ", ".join(
+        f"{model}: "
+        + ", ".join(
             f"{axis.title} {'unknown' if (value := axis.values[model]) is None else format(value, '.3g')}"
             for axis in axes
         )
-        for model in models
-    )  # fmt: skip
-    return Chart(title, words, draw_svg(draw, width=_WIDTH, height=4.6))
+        for model in axes[0].values
+    )
+    return Chart(title, words, draw_radar(axes))
 
 
 _ENDINGS = (LIGHT, WARM, SERIES[4], SERIES[3], SERIES[5], SERIES[6], _FAINT, SERIES[7])

@@ -21,6 +21,9 @@ from treadle.eval.page.inline_svg import SERIES, inline_svg
 if TYPE_CHECKING:
     import jinja2
 
+_LONG_NAME = 44
+"""Names of more characters are broken into lines."""
+
 GENERATOR = "treadle report"
 """What the file says that it was made by."""
 
@@ -144,6 +147,7 @@ def _table(figures: Figures) -> dict[str, Any]:
         "title": plain(figures.title),
         "header": [plain(one_line(name)) for name in figures.header],
         "rows": [[cell_text(cell) for cell in row] for row in figures.rows],
+        "is_long": any(len(cell_text(row[0])) > _LONG_NAME for row in figures.rows),
         "is_text": is_text,
         "note": plain(figures.note),
     }

@@ -14,8 +14,8 @@ from html import escape
 from treadle.core.errors import DataError
 from treadle.core.pictures import COLOUR, LIGHT, WARM
 
-SERIES = ("#2563a8", "#c2570c", "#15803d", "#9333a8", "#b7791f", "#0e7490", "#be185d", "#5b6472")
-"""Colours of models, as the charts are drawn; the page has a variable for each."""
+SERIES = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#5b6472", "#7a6a00")
+"""Colours of models, as charts and radar are drawn; the page has a variable for each."""
 INK, MUTED, GRID, PAPER = "#000000", "#6b7280", "#dfe3e8", "#ffffff"
 
 _THEME = {
@@ -29,6 +29,7 @@ _THEME = {
     "#c8c8c8": "var(--faint)",
     "#cccccc": "var(--grid)",
     "#b0b0b0": "var(--grid)",
+    "#9a9a9a": "var(--faint)",
     **{colour: f"var(--series-{number})" for number, colour in enumerate(SERIES)},
 }
 _SHAPES = frozenset({"g", "path", "rect", "circle", "line", "polyline", "polygon", "text", "tspan", "use", "defs"})

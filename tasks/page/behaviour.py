@@ -16,7 +16,7 @@ _MOST_CALLS_DRAWN = 8
 
 def behaviour_section(models: Sequence[Model]) -> list[Section]:
     """Calls and lengths."""
-    known = [model for model in models if model.behaviour.num_rollouts]
+    known = [model for model in models if model.rollouts]
     if not known:
         return []
     parts: list[Part] = []
@@ -25,7 +25,10 @@ def behaviour_section(models: Sequence[Model]) -> list[Section]:
         last = min(most, _MOST_CALLS_DRAWN)
         shares = {(model.label, model.series): _call_shares(model, last) for model in known}
         parts.append(calls_chart("Calls in a rollout", shares, and_more=most > last))
-    spreads = [Spread.of(model.label, model.series, model.behaviour.tokens) for model in known]
+    spreads = [
+        Spread.of(model.label, model.series, [rollout.completion_tokens for rollout in model.rollouts])
+        for model in known
+    ]
     parts.append(spread_chart("Sampled tokens of a rollout", "tokens", spreads))
     parts.append(_calls_and_lengths(known))
     reading = (
@@ -39,16 +42,16 @@ def _call_shares(model: Model, last: int) -> list[float]:
     counts = [0] * (last + 1)
     for calls, count in model.behaviour.calls.items():
         counts[min(calls, last)] += count
-    return [count / model.behaviour.num_rollouts for count in counts]
+    return [count / len(model.rollouts) for count in counts]
 
 
 def _calls_and_lengths(models: Sequence[Model]) -> Figures:
     rows = []
     for model in models:
-        found = model.behaviour
-        count, sums, tokens = found.num_rollouts, found.sums, sorted(found.tokens)
+        count, sums = len(model.rollouts), model.behaviour.sums
+        tokens = sorted(rollout.completion_tokens for rollout in model.rollouts)
         failed = f"{sums['failed_calls'] / sums['calls_executed']:.1%}" if sums["calls_executed"] else "-"
-        reasoning = found.reasoning_tokens
+        reasoning = [one for rollout in model.rollouts if (one := rollout.reasoning_tokens) is not None]
         rows.append(
             (
                 model.label,
@@ -76,7 +79,7 @@ def _calls_and_lengths(models: Sequence[Model]) -> Figures:
 
 def endings_section(models: Sequence[Model]) -> list[Section]:
     """How rollouts ended."""
-    known = [model for model in models if model.behaviour.num_rollouts]
+    known = [model for model in models if model.rollouts]
     if not known:
         return []
     totals: Counter[str] = sum((model.behaviour.statuses for model in known), Counter())

@@ -9,12 +9,12 @@ from treadle.core.runs import Run
 from treadle.eval.page.document import Page, render_page
 from treadle.tasks.page.behaviour import behaviour_section, endings_section
 from treadle.tasks.page.comparisons import comparisons_section
-from treadle.tasks.page.cost import cost_sections
+from treadle.tasks.page.cost import cost_section
 from treadle.tasks.page.evaluation import headline_section, radar_section
-from treadle.tasks.page.manifest import manifest_sections
+from treadle.tasks.page.manifest import manifest_section
 from treadle.tasks.page.models import Model, evaluated_models
 from treadle.tasks.page.sources import Source
-from treadle.tasks.page.training import pools_sections, rl_sections, selection_sections, sft_sections
+from treadle.tasks.page.training import pools_section, rl_section, selection_section, sft_section
 
 
 def report_page(runs: Sequence[Run]) -> bytes:
@@ -23,16 +23,16 @@ def report_page(runs: Sequence[Run]) -> bytes:
     models = evaluated_models(sources)
     sections = [
         *headline_section(models),
-        *comparisons_section(sources, models),
+        *comparisons_section(models),
         *radar_section(models),
         *behaviour_section(models),
         *endings_section(models),
-        *pools_sections(sources),
-        *selection_sections(sources),
-        *sft_sections(sources),
-        *rl_sections(sources),
-        *cost_sections(sources),
-        *manifest_sections(sources),
+        *pools_section(sources),
+        *selection_section(sources),
+        *sft_section(sources),
+        *rl_section(sources),
+        *cost_section(sources),
+        *manifest_section(sources),
     ]
     notes = [note for source in sources for note in source.notes()]
     if not models and not notes:
@@ -62,6 +62,6 @@ def _facts(runs: Sequence[Run], models: Sequence[Model]) -> list[tuple[str, str]
         facts += [
             ("Models", ", ".join(model.label for model in models)),
             ("Data sets", ", ".join(datasets)),
-            ("Rollouts", f"{sum(model.behaviour.num_rollouts for model in models):,}"),
+            ("Rollouts", f"{sum(len(model.rollouts) for model in models):,}"),
         ]
     return [*facts, ("Treadle", ", ".join(dict.fromkeys(run.info.treadle_version for run in runs)))]

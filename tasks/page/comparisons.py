@@ -3,12 +3,164 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import combinations
+from typing import Any
 
-from treadle.eval.page.document import Section
-from treadle.tasks.page.models import Model
-from treadle.tasks.page.sources import Source
+from treadle.core.figures import Cell, Figures
+from treadle.core.harmless import one_line
+from treadle.eval.comparison_rows import comparison_rows
+from treadle.eval.config import ReportSettings
+from treadle.eval.metrics import dataset_figures
+from treadle.eval.page.charts import Estimate, interval_chart
+from treadle.eval.page.document import Fold, Part, Section
+from treadle.eval.statistics import holm
+from treadle.tasks.page.evaluation import dataset_title, figure_title, number_form
+from treadle.tasks.page.flips import flips
+from treadle.tasks.page.models import OVERALL, Model
+
+Row = dict[str, Any]
+
+_DRAWN = 24
+_READING = (
+    "Each line is how much further the second model is than the first on the same questions, with its 95 % interval; "
+    "where it crosses zero, or p is not small, the difference may be chance."
+)
+_NOTE = (
+    "p: how often equal models would differ as much, for the row alone; adjusted: by Holm for all rows of a report, so "
+    "that many comparisons do not make chance look like proof. Gained and lost: questions that only the second, or "
+    "only the first, gets mostly right."
+)
 
 
-def comparisons_section(sources: Sequence[Source], models: Sequence[Model]) -> list[Section]:
-    """What the reports of the runs compared, and models of different runs on the questions that both were asked."""
-    return []
+def comparisons_section(models: Sequence[Model]) -> list[Section]:
+    """What the reports compared, and models of different runs on the questions that both were asked."""
+    rows = [*_reported(models), *_across(models)]
+    if not rows:
+        return []
+    of_score = [row for row in rows if row["figure"] == "score"]
+    others = [row for row in rows if row["figure"] != "score"]
+    series = {model.label: model.series for model in models}
+    parts: list[Part] = []
+    drawn = sorted((row for row in of_score if row["low"] is not None), key=lambda row: _place(row["dataset"]))
+    if drawn:
+        names = {row["dataset"] for row in drawn}
+        parts.append(
+            interval_chart(
+                "Difference in correctness",
+                [
+                    Estimate(
+                        _title(row["dataset"], names) if len(names) > 1 else "",
+                        f"{row['first']} → {row['second']}",
+                        series[row["second"]],
+                        row["difference"],
+                        row["low"],
+                        row["high"],
+                    )
+                    for row in drawn[:_DRAWN]
+                ],
+                around_zero=True,
+            )
+        )
+    parts.append(_table("Correctness", of_score, with_figure=False))
+    parts += flips(models, of_score)
+    if others:
+        parts.append(Fold("Other figures", [_table("Other figures", others, with_figure=True)]))
+    return [Section("comparisons", "Comparisons", _READING, parts)]
+
+
+def _place(dataset: str) -> int:
+    return OVERALL.index(dataset) if dataset in OVERALL else len(OVERALL)
+
+
+def _title(dataset: str, names: set[str]) -> str:
+    return dataset_title(dataset, dataset in OVERALL and len(names) > 1)
+
+
+def _reported(models: Sequence[Model]) -> list[Row]:
+    """The tables of the reports, with the names that models have on the page."""
+    rows: list[Row] = []
+    for source in dict.fromkeys(model.source for model in models):
+        labels = {model.name: model.label for model in models if model.source is source}
+        report = next(model.report for model in models if model.source is source)
+        for row in source.rows(report.outputs.get("comparisons"), report.address):
+            rows.append({**row, "first": labels[row["first"]], "second": labels[row["second"]]})
+    return rows
+
+
+def _across(models: Sequence[Model]) -> list[Row]:
+    """Models of different runs: those of the same name, and those without a namesake each with each."""
+    rows: list[Row] = []
+    for first, second in combinations(models, 2):
+        if first.source is not second.source and _belong(first, second, models) and first.rollouts and second.rollouts:
+            settings = ReportSettings.model_validate(first.report.settings)
+            rollouts = {first.label: first.rollouts, second.label: second.rollouts}
+            parts = {label: dataset_figures(given, settings.areas) for label, given in rollouts.items()}
+            rows += comparison_rows(rollouts, parts, settings)
+    for row, p_value in zip(rows, holm([row["p_value"] for row in rows]), strict=True):
+        row["p_adjusted"] = p_value
+    return rows
+
+
+def _belong(first: Model, second: Model, models: Sequence[Model]) -> bool:
+    def has_namesake(model: Model, other: Model) -> bool:
+        return any(one.source is other.source and one.name == model.name for one in models)
+
+    if first.name == second.name:
+        return True
+    return not has_namesake(first, second) and not has_namesake(second, first)
+
+
+def _table(title: str, rows: Sequence[Row], *, with_figure: bool) -> Figures:
+    names = {row["dataset"] for row in rows}
+    body: list[tuple[Cell, ...]] = []
+    for row in rows:
+        figure = (figure_title(row["figure"]),) if with_figure else ()
+        flipped: tuple[Cell, ...] = () if with_figure else (len(row["gained"]), len(row["lost"]))
+        if flipped and row["dataset"] in OVERALL and len(names) > 1:
+            flipped = ("-", "-")  # said of its data sets
+        values = (_value(row, "first_value"), _value(row, "second_value"), _difference(row))
+        body.append(
+            (
+                f"{row['first']} → {row['second']}",
+                _title(row["dataset"], names),
+                *figure,
+                row["num_questions"],
+                *values,
+                _p(row["p_value"]),
+                _p(row["p_adjusted"]),
+                *flipped,
+            )
+        )
+    header = (
+        "models", "data set", *(("figure",) if with_figure else ()), "questions", "first", "second",
+        "difference [95 %]", "p", "adjusted", *(() if with_figure else ("gained", "lost")),
+    )  # fmt: skip
+    return Figures(title, header, tuple(body), "" if with_figure else " ".join([_NOTE, *_remarks(rows)]))
+
+
+def _remarks(rows: Sequence[Row]) -> list[str]:
+    """What makes models unlike, and which questions were left out."""
+    unlike = dict.fromkeys(f"{row['first']} → {row['second']}: {row['note']}." for row in rows if row["note"])
+    dropped = dict.fromkeys(
+        f"{row['first']} → {row['second']}: {row['num_dropped']:,} questions of {one_line(row['dataset'])} left out, "
+        "since not both have a verdict on them."
+        for row in rows
+        if row["num_dropped"] and row["dataset"] not in OVERALL
+    )
+    return [*unlike, *dropped]
+
+
+def _value(row: Row, column: str, sign: str = "") -> str:
+    scale, form = number_form(row["figure"], row[column])
+    return format(row[column] * scale, f"{sign}{form}")
+
+
+def _difference(row: Row) -> str:
+    text = _value(row, "difference", "+")
+    if row["low"] is None or row["high"] is None:
+        return text
+    return f"{text} [{_value(row, 'low', '+')}, {_value(row, 'high', '+')}]"
+
+
+def _p(value: float) -> str:
+    return "< 0.001" if value < 0.001 else f"{value:.3f}"

@@ -9,7 +9,7 @@ from datetime import datetime
 from treadle.core.figures import Cell, Figures, money
 from treadle.core.llm.config import ModelSettings
 from treadle.core.records import StageRecord
-from treadle.eval.page.document import Section
+from treadle.eval.page.document import Part, Section
 from treadle.tasks.page.sources import Source
 from treadle.tasks.stage_report import role_models
 
@@ -28,15 +28,13 @@ class Use:
     """None where the model has no price."""
 
 
-def cost_sections(sources: Sequence[Source]) -> list[Section]:
-    """Tokens and money of the stages that asked models, by run."""
-    found = []
-    for number, source in enumerate(sources, 1):
-        uses = [use for record in source.by_time() for use in _uses(source, record)]
-        if uses:
-            name = "cost" if len(sources) == 1 else f"cost-{number}"
-            found.append(Section(name, source.named("Cost"), _READING, [_table(uses)]))
-    return found
+def cost_section(sources: Sequence[Source]) -> list[Section]:
+    """Tokens and money of the stages that asked models."""
+    tables: list[Part] = []
+    for source in sources:
+        if uses := [use for record in source.by_time() for use in _uses(source, record)]:
+            tables += source.named_parts([_table(uses)])
+    return [Section("cost", "Cost", _READING, tables)] if tables else []
 
 
 _READING = (

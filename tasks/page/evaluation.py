@@ -54,6 +54,12 @@ _HEADLINE = (
     "calls_requested",
     "completion_tokens",
 )
+_UNLUCKY = ("undecided", "failed")
+_NOTE = (
+    "In brackets: 95 % intervals. Correctness: F1 for questions of knowledge, else 1 or 0; efficiency: the same "
+    "divided by calls. Undecided: rollouts without a verdict, left out. Failed: ended by infrastructure, counted as "
+    "wrong. Averages give each data set the same weight."
+)
 _WITH_INTERVAL = ("accuracy", "score", "efficiency")
 _TILES_SHOWN = 8
 _DATASETS_DRAWN = 12
@@ -64,20 +70,19 @@ def headline_section(models: Sequence[Model]) -> list[Section]:
     if not models:
         return []
     figures = [name for name in (*_HEADLINE, *_passes(models)) if _is_told(name, models)]
+    unlucky = [name for name in _UNLUCKY if any(_count(line, name) for model in models for line in _told(model))]
     over_all = Figures(
         "Over all data sets" if any(len(model.datasets) > 1 for model in models) else "Figures",
-        ("model", "questions", "rollouts", *(_title(name) for name in figures), "undecided", "failed"),
-        tuple((model.label, *_cells(model.headline, figures)) for model in models),
-        "In brackets: 95 % intervals. Efficiency: correctness divided by calls. Correctness: F1 for questions of "
-        "knowledge, else 1 or 0. Undecided: rollouts without a verdict, left out. Failed: ended by infrastructure, "
-        "counted as wrong. Averages give each data set the same weight.",
+        ("model", "rollouts", *map(_title, figures), *unlucky),
+        tuple((model.label, *_cells(model.headline, figures, unlucky)) for model in models),
+        _NOTE if unlucky else f"{_NOTE} Every rollout has a verdict, and none was ended by infrastructure.",
     )
     parts: list[Part] = [Tiles(tuple(map(_tile, models[:_TILES_SHOWN])))]
     if estimates := _estimates(models):
         parts.append(interval_chart("Right answers", estimates))
     parts.append(over_all)
     if len(lines := _lines_told(models)) > 1:
-        parts.append(Fold("Each data set", [_by_dataset(models, lines, figures)]))
+        parts.append(Fold("Each data set", [_by_dataset(models, lines, figures, unlucky)]))
     parts.append(Fold("All figures", [_all_figures(models)]))
     reading = (
         "Each line is a 95 % interval around the share of right answers: where two overlap widely, the difference may "
@@ -174,8 +179,7 @@ def figure_title(name: str) -> str:
 
 
 def _title(name: str) -> str:
-    unit = ", %" if _is_share(name) else ""
-    return f"{figure_title(name)}{unit}{' [95 %]' if name in _WITH_INTERVAL else ''}"
+    return f"{figure_title(name)}{', %' if _is_share(name) else ''}"
 
 
 def _is_share(name: str) -> bool:
@@ -197,15 +201,23 @@ def _is_told(name: str, models: Sequence[Model]) -> bool:
     return any(value is not None for value in values)
 
 
-def _cells(line: Line, figures: Sequence[str]) -> list[Cell]:
-    undecided = line.figures["score"]["num_undecided"] if "score" in line.figures else 0
+def _cells(line: Line, figures: Sequence[str], unlucky: Sequence[str]) -> list[Cell]:
     return [
-        line.num_questions,
         line.num_rollouts,
         *(figure_text(line, name, with_interval=name in _WITH_INTERVAL) for name in figures),
-        int(undecided),
-        int(line.value("num_failed") or 0),
+        *(_count(line, name) for name in unlucky),
     ]
+
+
+def _told(model: Model) -> list[Line]:
+    return [model.headline, *(model.lines[name] for name in model.datasets)]
+
+
+def _count(line: Line, name: str) -> int:
+    """Rollouts that are undecided or failed."""
+    if name == "undecided":
+        return int(line.figures["score"]["num_undecided"]) if "score" in line.figures else 0
+    return int(line.value("num_failed") or 0)
 
 
 def figure_text(line: Line, name: str, *, with_interval: bool) -> str:
@@ -224,18 +236,19 @@ def number_form(name: str, value: float) -> tuple[float, str]:
     """By what to multiply a figure to show it, and how to write it."""
     if _is_share(name):
         return 100.0, ".1f"
-    return 1.0, ",.0f" if abs(value) >= 100 else ".2f"
+    return 1.0, ",.0f" if abs(value) >= 100 else ".1f" if abs(value) >= 10 else ".2f"
 
 
-def _by_dataset(models: Sequence[Model], datasets: Sequence[str], figures: Sequence[str]) -> Figures:
+def _by_dataset(
+    models: Sequence[Model], datasets: Sequence[str], figures: Sequence[str], unlucky: Sequence[str]
+) -> Figures:
     rows = tuple(
-        (model.label, dataset_title(name, name in OVERALL), *_cells(model.lines[name], figures))
+        (dataset_title(name, name in OVERALL), model.label, *_cells(model.lines[name], figures, unlucky))
         for name in datasets
         for model in models
         if name in model.lines
     )
-    header = ("model", "data set", "questions", "rollouts", *(_title(name) for name in figures), "undecided", "failed")
-    return Figures("Each data set", header, rows)
+    return Figures("Each data set", ("data set", "model", "rollouts", *map(_title, figures), *unlucky), rows)
 
 
 def _all_figures(models: Sequence[Model]) -> Figures:

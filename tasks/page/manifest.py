@@ -19,17 +19,10 @@ _READING = (
 )
 
 
-def manifest_sections(sources: Sequence[Source]) -> list[Section]:
-    """A section per run."""
-    return [
-        Section(
-            "manifest" if len(sources) == 1 else f"manifest-{number}",
-            source.named("Manifest"),
-            _READING,
-            _parts(source),
-        )
-        for number, source in enumerate(sources, 1)
-    ]
+def manifest_section(sources: Sequence[Source]) -> list[Section]:
+    """All runs."""
+    parts = [part for source in sources for part in source.named_parts(_parts(source))]
+    return [Section("manifest", "Manifest", _READING, parts)]
 
 
 def _parts(source: Source) -> list[Part]:

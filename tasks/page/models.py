@@ -4,40 +4,42 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from treadle.core.records import StageRecord
 from treadle.eval.layout import Line, summary_lines
+from treadle.eval.scored_rollout import COLUMNS, ScoredRollout
 from treadle.tasks.page.sources import Source
 
 OVERALL = ("all", "every", "math", "knowledge")
 """Names of averages over data sets, the one that models are told apart by first."""
-_COLUMNS = (
-    "model",
-    "status",
-    "calls_requested",
-    "calls_executed",
-    "failed_calls",
-    "python_calls",
-    "search_calls",
-    "completion_tokens",
-    "reasoning_tokens",
-)
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Behaviour:
     """Counts over the rollouts of one model."""
 
-    num_rollouts: int = 0
-    statuses: Counter[str] = field(default_factory=Counter)
-    calls: Counter[int] = field(default_factory=Counter)
+    statuses: Counter[str]
+    calls: Counter[int]
     """Calls that were asked for in a rollout -> rollouts."""
-    tokens: list[int] = field(default_factory=list)
-    """Sampled in each rollout."""
-    reasoning_tokens: list[int] = field(default_factory=list)
-    """Tokens of each rollout without results of tools, as far as they are known."""
-    sums: Counter[str] = field(default_factory=Counter)
+    sums: Counter[str]
+    """Calls of all rollouts together, by the names of `ScoredRollout`."""
+
+    @classmethod
+    def of(cls, rollouts: Sequence[ScoredRollout]) -> Behaviour:
+        """Count them."""
+        sums: Counter[str] = Counter()
+        for rollout in rollouts:
+            for name in _SUMMED:
+                sums[name] += getattr(rollout, name)
+        return cls(
+            Counter(rollout.status for rollout in rollouts),
+            Counter(rollout.calls_requested for rollout in rollouts),
+            sums,
+        )
+
+
+_SUMMED = ("calls_requested", "calls_executed", "failed_calls", "python_calls", "search_calls")
 
 
 @dataclass(slots=True)
@@ -53,7 +55,13 @@ class Model:
     report: StageRecord
     lines: dict[str, Line]
     """Data set or average -> its figures."""
-    behaviour: Behaviour = field(default_factory=Behaviour)
+    rollouts: list[ScoredRollout]
+    """None where the scores that the report was made from are gone."""
+
+    @property
+    def behaviour(self) -> Behaviour:
+        """What is counted over its rollouts."""
+        return Behaviour.of(self.rollouts)
 
     @property
     def headline(self) -> Line:
@@ -74,24 +82,18 @@ def evaluated_models(sources: Sequence[Source]) -> list[Model]:
             by_name: dict[str, dict[str, Line]] = {}
             for line in summary_lines(source.rows(report.outputs.get("summary"), report.address)):
                 by_name.setdefault(line.model, {})[line.dataset] = line
-            own = [
-                Model(name, source.named(name), len(models) + number, source, report, lines)
+            rollouts = _rollouts(source, report)
+            models += [
+                Model(name, source.named(name), len(models) + number, source, report, lines, rollouts.get(name, []))
                 for number, (name, lines) in enumerate(by_name.items())
             ]
-            _count(source, report, {model.name: model.behaviour for model in own})
-            models += own
     return models
 
 
-def _count(source: Source, report: StageRecord, behaviours: dict[str, Behaviour]) -> None:
+def _rollouts(source: Source, report: StageRecord) -> dict[str, list[ScoredRollout]]:
+    """Model -> what the report was made from."""
+    found: dict[str, list[ScoredRollout]] = {}
     for given in report.inputs["scores"]:
-        for row in source.rows(given.artifact, given.address, _COLUMNS):
-            found = behaviours.setdefault(row["model"], Behaviour())
-            found.num_rollouts += 1
-            found.statuses[row["status"]] += 1
-            found.calls[row["calls_requested"]] += 1
-            found.tokens.append(row["completion_tokens"])
-            if row["reasoning_tokens"] is not None:
-                found.reasoning_tokens.append(row["reasoning_tokens"])
-            for name in ("calls_requested", "calls_executed", "failed_calls", "python_calls", "search_calls"):
-                found.sums[name] += row[name]
+        for row in source.rows(given.artifact, given.address, [*COLUMNS, "model"]):
+            found.setdefault(row["model"], []).append(ScoredRollout.from_row(row))
+    return found

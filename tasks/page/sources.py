@@ -5,13 +5,16 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from treadle.core.artifacts import ArtifactReader, ArtifactRef
 from treadle.core.errors import ArtifactError, StorageError
+from treadle.core.figures import Figures
 from treadle.core.records import StageRecord
 from treadle.core.runs import Run
 from treadle.core.stage import Address
+from treadle.eval.page.document import Chart, Fold, Part, Text
 
 Row = dict[str, Any]
 
@@ -35,6 +38,20 @@ class Source:
     def named(self, text: str) -> str:
         """A title or a model, told from those of other runs."""
         return f"{text} · {self.label}" if self.label else text
+
+    def named_parts(self, parts: Sequence[Part]) -> list[Part]:
+        """Parts of a page, told from those of other runs."""
+        return [self._named_part(part) for part in parts]
+
+    def _named_part(self, part: Part) -> Part:
+        match part:
+            case Figures() | Chart():
+                return replace(part, title=self.named(part.title))
+            case Fold():
+                return replace(part, summary=self.named(part.summary))
+            case Text() if self.label:
+                return Text(f"{self.label}: {part.text}")
+        return part
 
     def of_stage(self, *stages: str) -> list[StageRecord]:
         """Records of stages, by iteration, phase and name."""

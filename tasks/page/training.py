@@ -27,27 +27,27 @@ _RL = (
 )
 
 
-def pools_sections(sources: Sequence[Source]) -> list[Section]:
+def pools_section(sources: Sequence[Source]) -> list[Section]:
     """Yields of operators."""
-    return _sections(sources, "pools", "Yield of operators", _POOLS, ("pools",), _pool_parts)
+    return _section(sources, "pools", "Yield of operators", _POOLS, ("pools",), _pool_parts)
 
 
-def selection_sections(sources: Sequence[Source]) -> list[Section]:
+def selection_section(sources: Sequence[Source]) -> list[Section]:
     """Fronts of the selections."""
-    return _sections(sources, "fronts", "Questions selected", _SELECTION, ("selection",), _selection_parts)
+    return _section(sources, "fronts", "Questions selected", _SELECTION, ("selection",), _selection_parts)
 
 
-def sft_sections(sources: Sequence[Source]) -> list[Section]:
+def sft_section(sources: Sequence[Source]) -> list[Section]:
     """Fine-tuning rows and the loss over them."""
-    return _sections(sources, "sft", "Fine-tuning", _SFT, ("sft_rows", "sft"), _sft_parts)
+    return _section(sources, "sft", "Fine-tuning", _SFT, ("sft_rows", "sft"), _sft_parts)
 
 
-def rl_sections(sources: Sequence[Source]) -> list[Section]:
+def rl_section(sources: Sequence[Source]) -> list[Section]:
     """Curves of the reinforcement."""
-    return _sections(sources, "rl", "Reinforcement", _RL, ("rl",), _rl_parts)
+    return _section(sources, "rl", "Reinforcement", _RL, ("rl",), _rl_parts)
 
 
-def _sections(
+def _section(
     sources: Sequence[Source],
     name: str,
     title: str,
@@ -55,14 +55,15 @@ def _sections(
     stages: tuple[str, ...],
     make: Callable[[Source, StageRecord], list[Part]],
 ) -> list[Section]:
-    """A section per run that has such stages."""
-    found = []
-    for number, source in enumerate(sources, 1):
-        parts = [part for stage in stages for record in source.of_stage(stage) for part in make(source, record)]
-        if parts:
-            own_name = name if len(sources) == 1 else f"{name}-{number}"
-            found.append(Section(own_name, source.named(title), reading, parts))
-    return found
+    """One section, where any run has such stages."""
+    parts = [
+        part
+        for source in sources
+        for stage in stages
+        for record in source.of_stage(stage)
+        for part in source.named_parts(make(source, record))
+    ]
+    return [Section(name, title, reading, parts)] if parts else []
 
 
 def _pool_parts(source: Source, record: StageRecord) -> list[Part]:

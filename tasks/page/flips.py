@@ -1,0 +1,97 @@
+"""Questions that changed sides between two models, with what each said."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from treadle.core.figures import Figures
+from treadle.core.harmless import one_line
+from treadle.core.stage import Address
+from treadle.eval.page.document import Fold, Part
+from treadle.tasks.page.models import OVERALL, Model
+
+Row = dict[str, Any]
+
+_SHOWN = 10
+"""Of each side of a pair on a data set."""
+_CHARS = 240
+_ANSWER_CHARS = 80
+
+
+def flips(models: Sequence[Model], rows: Sequence[Row]) -> list[Part]:
+    """A fold for each pair of models and data set of which questions changed sides."""
+    told = [row for row in rows if (row["gained"] or row["lost"]) and not _is_average(row, rows)]
+    by_label = {model.label: model for model in models}
+    wanted: dict[str, set[str]] = {}
+    for row in told:
+        keys = {*row["gained"][:_SHOWN], *row["lost"][:_SHOWN]}
+        for label in (row["first"], row["second"]):
+            wanted.setdefault(label, set()).update(keys)
+    questions: dict[str, Row] = {}
+    for label, keys in wanted.items():
+        questions |= _questions(by_label[label], keys - questions.keys())
+    predictions = {label: _predictions(by_label[label], keys) for label, keys in wanted.items()}
+    return [part for row in told for part in _fold(row, questions, predictions)]
+
+
+def _is_average(row: Row, rows: Sequence[Row]) -> bool:
+    names = {other["dataset"] for other in rows}
+    return row["dataset"] in OVERALL and len(names) > 1
+
+
+def _fold(row: Row, questions: dict[str, Row], predictions: dict[str, dict[str, str]]) -> list[Part]:
+    tables = [
+        Figures(
+            title,
+            ("question", "accepted", row["first"], row["second"]),
+            tuple(
+                (
+                    _cut(questions[key]["question"], _CHARS),
+                    _cut(" | ".join(questions[key]["answers"]), _ANSWER_CHARS),
+                    *(_cut(predictions[label].get(key, ""), _ANSWER_CHARS) for label in (row["first"], row["second"])),
+                )
+                for key in keys[:_SHOWN]
+                if key in questions
+            ),
+            f"{len(keys) - _SHOWN:,} further ones are not shown." if len(keys) > _SHOWN else "",
+        )
+        for title, keys in (("Gained", row["gained"]), ("Lost", row["lost"]))
+    ]
+    if not any(table.rows for table in tables):
+        return []
+    summary = (
+        f"{row['first']} → {row['second']}, {one_line(row['dataset'])}: {len(row['gained']):,} questions gained, "
+        f"{len(row['lost']):,} lost"
+    )
+    return [Fold(summary, tables)]
+
+
+def _questions(model: Model, keys: set[str]) -> dict[str, Row]:
+    """Key -> row of `questions`, of those that a model was asked."""
+    found: dict[str, Row] = {}
+    for given in model.report.inputs["scores"]:
+        record = model.source.run.record(Address.parse(given.address))
+        refs = record.inputs.get("questions", ()) if record is not None else ()
+        for ref in refs:
+            if keys <= found.keys():
+                return found
+            rows = model.source.rows(ref.artifact, ref.address, ("question_key", "question", "answers"))
+            found |= {row["question_key"]: row for row in rows if row["question_key"] in keys}
+    return found
+
+
+def _predictions(model: Model, keys: set[str]) -> dict[str, str]:
+    """Key -> what the model answered, at its first try."""
+    found: dict[str, str] = {}
+    columns = ("model", "question_key", "sample_index", "prediction")
+    for given in model.report.inputs["scores"]:
+        for row in model.source.rows(given.artifact, given.address, columns):
+            if row["model"] == model.name and row["question_key"] in keys and not row["sample_index"]:
+                found[row["question_key"]] = row["prediction"]
+    return found
+
+
+def _cut(text: str, num_chars: int) -> str:
+    shown = one_line(text)
+    return shown if len(shown) <= num_chars else f"{shown[: num_chars - 1]}…"
