@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
@@ -17,7 +18,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 from treadle.core.errors import TreadleError
-from treadle.core.harmless import harmless, harmless_json
+from treadle.core.harmless import harmless, harmless_json, one_line
 from treadle.core.runs import Run
 from treadle.eval.viewer import links
 from treadle.eval.viewer.catalogue import Catalogue, Snapshot
@@ -27,6 +28,8 @@ from treadle.eval.viewer.markup import printed, visible
 from treadle.eval.viewer.pages import Pages
 from treadle.eval.viewer.reading import Trajectory, read_trajectory
 from treadle.eval.viewer.selection import Selection
+
+_log = logging.getLogger(__name__)
 
 _FOLDER = Path(__file__).parent / "templates"
 _STATIC = {
@@ -43,13 +46,13 @@ def make_app(run: Run, kin: Kin, *, fresh_s: float = _FRESH_S) -> Starlette:
     """The viewer of a run; `fresh_s`: seconds for which a look at what is finished holds."""
     viewer = _Viewer(run, kin, fresh_s)
     routes = [
-        Route("/", viewer.overview),
+        Route("/", _answering(viewer.overview)),
         Route("/static/{name}", _static),
-        Route("/trajectory" + _PLACE, viewer.trajectory),
-        Route("/changes" + _PLACE, viewer.changes),
-        Route("/lineage" + _PLACE, viewer.lineage),
-        Route("/json" + _PLACE, viewer.json),
-        Route("/text" + _PLACE, viewer.text),
+        Route("/trajectory" + _PLACE, _answering(viewer.trajectory)),
+        Route("/changes" + _PLACE, _answering(viewer.changes)),
+        Route("/lineage" + _PLACE, _answering(viewer.lineage)),
+        Route("/json" + _PLACE, _answering(viewer.json)),
+        Route("/text" + _PLACE, _answering(viewer.text)),
     ]
     return Starlette(
         routes=routes,
@@ -148,6 +151,21 @@ class _Viewer:
         # Data sets may hold lone surrogates, which no encoding has.
         content = page.encode("utf-8", "replace")
         return Response(content, status, {"cache-control": "no-store"}, "text/html")
+
+
+def _answering(endpoint: Callable[[Request], Response]) -> Callable[[Request], Response]:
+    """What nobody foresaw ends the request with a page; its text, which may be a model's, goes to the log harmless."""
+
+    def answer(request: Request) -> Response:
+        try:
+            return endpoint(request)
+        except (HTTPException, TreadleError):
+            raise
+        except Exception as error:
+            _log.error("a page failed: %s: %s", type(error).__name__, one_line(str(error)))
+            raise TreadleError("this page could not be made; what the viewer prints says why") from error
+
+    return answer
 
 
 def _static(request: Request) -> Response:
