@@ -268,6 +268,7 @@ def _scores(config: TreadleConfig, address: Address) -> ScoresSettings:
         options = options.model_copy(update={"judges": JudgesOptions(), "redundancy": RedundancyOptions()})
     else:
         model, tokenizer_digest = asked_model(name, config.models[name])
+        score_models(config, address)
     judges = {judge: _role(config, judge, options.judges.sampling) for judge in options.judges.models}
     voter = options.redundancy.model
     redundancy = _role(config, voter, options.redundancy.sampling) if voter is not None else None
@@ -284,8 +285,6 @@ def _scores(config: TreadleConfig, address: Address) -> ScoresSettings:
 
 
 def _role(config: TreadleConfig, name: str, sampling: Sampling) -> RoleSettings:
-    if name not in config.models:
-        raise ConfigError(f"{name!r} is to be asked, but is not under [models]; add [models.{name}]")
     model, tokenizer_digest = asked_model(name, config.models[name])
     return RoleSettings(name=name, model=model, tokenizer_digest=tokenizer_digest, sampling=sampling)
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from treadle.agent.config import EnvironmentSettings
 from treadle.datagen.operators import load_operators
 from treadle.datagen.pools_settings import PoolOptions
+from treadle.eval.config import ScoresOptions
 from treadle.rl.config import RlOptions
 from treadle.rl.plan import draft_plan
 
@@ -34,6 +35,7 @@ class Assumed:
     instruction_tokens: int = 500
     """Of a prompt of critic, refiner or judge, without the trajectory in it."""
     verdict_tokens: int = 4
+    vote_tokens: int = 8
     yielded: float = 0.7
     """Of the trajectories that operators might give, those that are taken into the pool."""
 
@@ -99,6 +101,20 @@ def rollout_cost(environment: EnvironmentSettings) -> Expected:
     expected = Expected()
     one = Rollout(environment)
     one.play(expected, 1.0, one.turns)
+    return expected
+
+
+def scores_cost(options: ScoresOptions, environment: EnvironmentSettings, share_math: float) -> Expected:
+    """Of the judgements about one rollout; `share_math`: probability that its question is mathematical."""
+    expected, one = Expected(), Rollout(environment)
+    asked = 1.0 - ASSUMED.share_right
+    judged = sum({"math": share_math * asked, "qa": (1 - share_math) * asked}[rule] for rule in options.judges.domains)
+    for name in options.judges.models if judged else ():
+        prompt = float(ASSUMED.instruction_tokens + ASSUMED.question_tokens)
+        expected.add(f"correctness:{name}", judged, prompt, ASSUMED.verdict_tokens)
+    if options.redundancy.model is not None and one.turns > 1:
+        prompt = ASSUMED.instruction_tokens + ASSUMED.question_tokens + one.tokens
+        expected.add(f"redundancy:{options.redundancy.model}", options.redundancy.votes, prompt, ASSUMED.vote_tokens)
     return expected
 
 

@@ -20,11 +20,12 @@ from treadle.core.runs import Run
 from treadle.core.stage import Address, Instance
 from treadle.datagen.pool_rows import total_usage
 from treadle.datagen.pools_settings import PoolsSettings
+from treadle.eval.config import ScoresSettings
 from treadle.rl.config import RlSettings
 from treadle.rl.curriculum import MAX_PHASES, phase_of
 from treadle.rl.launch import RlFolder, saved_step
 from treadle.rl.selection_settings import SelectionSettings
-from treadle.tasks.cost_model import ASSUMED, PhaseSize, phase_size, pool_cost, rollout_cost
+from treadle.tasks.cost_model import ASSUMED, PhaseSize, phase_size, pool_cost, rollout_cost, scores_cost
 
 _MOST_SAMPLED = 500
 """Finished units that are read of an unfinished stage to take their mean."""
@@ -109,6 +110,8 @@ def estimates(instances: Sequence[Instance], run: Run | None, to_run: Sequence[s
             found.append(_estimate(item, run, new, force))
         elif isinstance(item.settings, RlSettings):
             found.append(_phase_estimate(item, item.settings, instances, run, new, force))
+        elif isinstance(item.settings, ScoresSettings) and (item.settings.judges or item.settings.redundancy):
+            found.append(_judges_estimate(item, item.settings, instances, run, new))
     return found
 
 
@@ -136,6 +139,52 @@ def _estimate(item: Instance, run: Run | None, new: set[str], force: bool) -> Es
         assumptions=[] if mean.measured else _assumptions(isinstance(settings, PoolsSettings)),
         roles=roles,
     )
+
+
+def _judges_estimate(
+    item: Instance, settings: ScoresSettings, instances: Sequence[Instance], run: Run | None, new: set[str]
+) -> Estimate:
+    """Of the judges of one model's rollouts."""
+    (producer,) = item.inputs["rollouts"]
+    made = next(one.settings for one in instances if one.address == producer)
+    assert isinstance(made, RolloutsSettings)
+    count = _questions(replace(item, settings=made), run, new)
+    num_rollouts = None if count.num_questions is None else count.num_questions * made.options.samples_per_question
+    counted = count.source
+    record = run.record(producer) if run is not None and str(producer) not in new else None
+    if record is not None:
+        num_rollouts = record.outputs["rollouts"].num_rows
+        counted = f"{num_rollouts:,} rollouts in {producer}"
+    mean = _measured(item, run) if run else None
+    if mean is None:
+        roles = scores_cost(settings.options, made.environment, count.share_math).roles
+        mean = _Mean(roles, "nothing measured yet: a model of a judgement", measured=False)
+    models = {f"correctness:{name}": role for name, role in settings.judges.items()}
+    if settings.redundancy is not None:
+        models[f"redundancy:{settings.redundancy.name}"] = settings.redundancy
+    factor = num_rollouts if num_rollouts is not None else _PER * made.options.samples_per_question
+    return Estimate(
+        address=str(item.address),
+        unit="rollout",
+        num_units=num_rollouts,
+        counted=counted,
+        basis=mean.basis,
+        assumptions=[] if mean.measured else _judges_assumptions(settings),
+        roles=[
+            _role(name, role.name, role.model, mean.roles[name], factor)
+            for name, role in models.items()
+            if name in mean.roles
+        ],
+    )
+
+
+def _judges_assumptions(settings: ScoresSettings) -> list[str]:
+    lines = []
+    if settings.judges:
+        lines.append(f"rules call {ASSUMED.share_right:.0%} of the answers right, and every answer is another one")
+    if settings.redundancy is not None:
+        lines.append("every rollout with tools calls one, and no trajectory comes twice")
+    return [*lines, "what was judged before is asked about again"]
 
 
 def _phase_estimate(
@@ -290,6 +339,8 @@ def _of_record(item: Instance, run: Run) -> _Mean | None:
         metrics = record.metrics
         if record.stage == "pools" and metrics["num_questions"]:
             return _mean(metrics["usage"], metrics["num_questions"], f"measured in {record.address}", "questions")
+        if record.stage == "scores" and metrics.get("usage") and not metrics["num_judgements_reused"]:
+            return _mean(metrics["usage"], metrics["num_rollouts"], f"measured in {record.address}", "rollouts")
         if record.stage == "rollouts" and metrics["num_rollouts"]:
             return _mean(_usage_of(metrics), metrics["num_rollouts"], f"measured in {record.address}", "rollouts")
     return None
@@ -307,6 +358,8 @@ def _of_journal(item: Instance, run: Run) -> _Mean | None:
     attempts = run.attempts(item.address)
     if not attempts:
         return None
+    if isinstance(item.settings, ScoresSettings):
+        return None  # What is finished are judgements; how many a rollout has is not known from them.
     rows = [
         orjson.loads(row) for row in run.shards(item.address, attempts[-1].fingerprint).finished_rows(_MOST_SAMPLED)
     ]

@@ -47,7 +47,11 @@ def score_models(config: TreadleConfig, address: Address) -> tuple[str, ...]:
     """Models that `scores@<model>` asks, each once: judges of answers, and the one that votes on wasted calls."""
     options = overridden(config, address, config.scores)
     voter = options.redundancy.model
-    return tuple(dict.fromkeys((*options.judges.models, *((voter,) if voter is not None else ()))))
+    names = dict.fromkeys((*options.judges.models, *((voter,) if voter is not None else ())))
+    for name in names:
+        if name not in config.models:
+            raise ConfigError(f"{address} is to ask {name!r}, which is not under [models]; add [models.{name}]")
+    return tuple(names)
 
 
 def made_here(model: str) -> tuple[Address, ...]:

@@ -26,7 +26,7 @@ from treadle.core.secrets import refuse_secrets
 from treadle.core.stage import Address, Instance, Progress
 from treadle.tasks.catalog import flow_addresses, semantic_of
 from treadle.tasks.config import TreadleConfig
-from treadle.tasks.models import checkpoint_of, flow_models, pool_models
+from treadle.tasks.models import checkpoint_of, flow_models, pool_models, score_models
 from treadle.tasks.phases import flow_phases, sampling_model
 
 _CHECK_S = 30.0
@@ -108,7 +108,8 @@ def _check_models(config: TreadleConfig) -> None:
         agents.append(sampling_model(config))
     for role, name in (*(("policy", name) for name in agents), *roles.items()):
         check_api(role, name, config.models[name])
-    used = [*policies, *roles.values()]
+    measured = [Address(1, "scores", name) for name in policies] if "scores" in config.flow.stages else []
+    used = [*policies, *roles.values(), *(judge for address in measured for judge in score_models(config, address))]
     helper = config.environment.summarizer
     for name in dict.fromkeys((*used, *((helper,) if helper else ()))):
         if (settings := config.models[name]).endpoints:

@@ -68,6 +68,7 @@ BY_HAND: dict[str, tuple[Any, ...]] = {
     "TreadleConfig.models": ({"far": {"model": "m", "endpoints": [{"url": "http://127.0.0.1:9/v1"}]}},),
     "TreadleConfig.overrides": ({"1/rollouts@near": {"max_questions": 2}},),
     "EnvironmentSettings.preset": ("et-agent-rl",),
+    "EnvironmentSettings.format_prompts": ({"assertion": "Yes or no?"},),
     "SftOptions.preset": ("et-agent-7b",),
     "RlOptions.preset": ("et-agent-7b",),
     "RlOptions.num_devices": (2,),
@@ -209,6 +210,7 @@ def bases(tmp_path: Path) -> list[TreadleConfig]:
         },
         "environment": {
             "search": {"corpus": [f"{tmp_path}/corpus.jsonl"], "chunk_words": 50, "encoder": ENCODER},
+            "format_prompts": {"fill_in": "Fill it in."},
         },
         "sft": {"main_address": "node-0", "finetuning_type": "lora"},
         "rl": {"engine": "verl", "finetuning_type": "lora"},

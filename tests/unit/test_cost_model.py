@@ -9,8 +9,9 @@ from treadle.agent.config import EnvironmentSettings
 from treadle.core.runs import Run
 from treadle.core.stage import Address
 from treadle.datagen.pools_settings import PoolOptions
+from treadle.eval.config import ScoresOptions
 from treadle.rl.config import RlOptions
-from treadle.tasks.cost_model import PhaseSize, phase_size, pool_cost, rollout_cost
+from treadle.tasks.cost_model import PhaseSize, phase_size, pool_cost, rollout_cost, scores_cost
 from treadle.tasks.estimate import _of_record
 
 ENVIRONMENT = EnvironmentSettings()
@@ -87,3 +88,29 @@ def test_a_training_is_estimated_by_rollouts_of_phases_the_nearest_first() -> No
     assert measured("1/rl@phase-1", base) is None
     assert measured("1/rollouts@phase-4", base, first, third) == 4
     assert measured("1/rollouts@tuned", first, base, third) == 1
+
+
+def test_judges_are_expected_to_be_asked_about_what_rules_leave_and_to_vote_on_every_rollout_with_tools() -> None:
+    options = ScoresOptions.model_validate({"judges": {"models": ["a", "b"]}, "redundancy": {"model": "a", "votes": 7}})
+    expected = scores_cost(options, ENVIRONMENT, share_math=0.5).roles
+    asked = {role: used["calls"] for role, used in expected.items()}
+    assert asked == {"correctness:a": 0.25, "correctness:b": 0.25, "redundancy:a": 7}
+    assert expected["redundancy:a"]["prompt_tokens"] > 7 * expected["correctness:a"]["prompt_tokens"]
+    assert set(scores_cost(options, ENVIRONMENT, share_math=0.0).roles) == {"redundancy:a"}
+    no_tools = EnvironmentSettings.model_validate({"python": {"enabled": False}, "search": {"enabled": False}})
+    assert set(scores_cost(options, no_tools, share_math=1.0).roles) == {"correctness:a", "correctness:b"}
+    assert scores_cost(ScoresOptions(), ENVIRONMENT, share_math=1.0).roles == {}
+
+
+def test_judges_are_estimated_by_scores_that_paid_for_all_their_judgements() -> None:
+    used = {"correctness:a": {"calls": 4, "prompt_tokens": 400, "completion_tokens": 40}}
+
+    def measured(reused: int) -> Any:
+        metrics = {"num_rollouts": 8, "num_judgements_reused": reused, "usage": used}
+        scores = SimpleNamespace(address="1/scores@b", stage="scores", metrics=metrics)
+        rules = SimpleNamespace(address="1/scores@a", stage="scores", metrics={"num_rollouts": 8})
+        item: Any = SimpleNamespace(address=Address.parse("1/scores@a"), stage=SimpleNamespace(name="scores"))
+        return _of_record(item, cast(Run, SimpleNamespace(records=lambda: [rules, scores])))
+
+    assert measured(0).roles["correctness:a"] == {"calls": 0.5, "prompt_tokens": 50, "completion_tokens": 5}
+    assert measured(3) is None
