@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -54,7 +55,10 @@ class ScoredRollout:
         votes = None
         if row["votes_yes"] is not None:
             votes = Votes(row["votes_yes"], row["votes_no"], row["votes_abstained"])
-        return cls(**{name: row[name] for name in _FIELDS}, votes=votes)
+        fields = {name: row[name] for name in _FIELDS}
+        # Many rollouts have few such texts among them: each is kept once.
+        fields |= {name: sys.intern(fields[name]) for name in _REPEATED}
+        return cls(**fields, votes=votes)
 
     def kinds(self) -> Iterator[str]:
         """What it is counted among, as <what>:<which>."""
@@ -67,6 +71,7 @@ class ScoredRollout:
 
 
 _FIELDS = tuple(name for name in ScoredRollout.__dataclass_fields__ if name != "votes")
+_REPEATED = ("question_key", "dataset", "domain", "status", "scorer")
 _VOTES = ("votes_yes", "votes_no", "votes_abstained")
 COLUMNS = (*_FIELDS, *_VOTES)
 """Columns of `scores` that a rollout is made from."""

@@ -1,0 +1,81 @@
+"""Rows of the table `summary`: which interval a figure has, and which averages are told."""
+
+from __future__ import annotations
+
+import pytest
+from support.scored_rollouts import scored
+
+from treadle.eval.config import ReportSettings
+from treadle.eval.metrics import dataset_figures
+from treadle.eval.scored_rollout import ScoredRollout
+from treadle.eval.statistics import Interval
+from treadle.eval.summary import averages_shown, figure_interval, model_rows
+
+SETTINGS = ReportSettings(bootstrap_samples=200)
+
+
+def interval(name: str, *rollouts: ScoredRollout) -> Interval | None:
+    (part,) = dataset_figures(rollouts)
+    return figure_interval(part.sums[name], name, SETTINGS)
+
+
+def test_the_values_decide_how_an_interval_is_made() -> None:
+    """One right answer of 30, as a bootstrap would have it, might be none at all."""
+    rows = [scored(float(place == 0), place % 3, place % 2, tokens=place + 1, question_key=f"q{place}")
+            for place in range(30)]  # fmt: skip
+    share = interval("score", *rows)
+    assert share is not None and share.method == "wilson"
+    assert (round(share.low, 3), round(share.high, 3)) == (0.006, 0.167)
+    methods = {name: found.method for name in ("tool_use", "efficiency", "reasoning_tokens", "call_success")
+               if (found := interval(name, *rows))}  # fmt: skip
+    assert methods == {
+        "tool_use": "wilson",
+        "efficiency": "wilson",
+        "reasoning_tokens": "bootstrap",
+        "call_success": "bootstrap",
+    }
+    partly = interval("f1", *(scored(place / 30, question_key=f"q{place}") for place in range(30)))
+    assert partly is not None and partly.method == "bootstrap" and 0 < partly.low < partly.mean < partly.high < 1
+    twice = interval("score", *rows, *rows)
+    assert twice is not None and twice.method == "clustered"
+
+
+def test_conciseness_has_an_interval_too() -> None:
+    from treadle.eval.conciseness import Votes
+
+    votes = [Votes(0, 10, 0)] * 14 + [Votes(10, 0, 0)] * 16
+    found = interval("conciseness", *(scored(1, 1, votes=vote, question_key=f"q{n}") for n, vote in enumerate(votes)))
+    assert found is not None
+    assert (found.method, round(found.low, 3), round(found.high, 3)) == ("wilson", 0.302, 0.639)
+
+
+def test_a_figure_without_a_value_has_empty_cells_and_infinite_ends_are_none() -> None:
+    rows = {row["figure"]: row for row in model_rows("m", dataset_figures([scored(None, tokens=7)]), SETTINGS)}
+    score, length = rows["score"], rows["reasoning_tokens"]
+    assert (score["value"], score["low"], score["method"], score["num_undecided"]) == (None, None, None, 1)
+    assert (length["value"], length["low"], length["high"], length["method"]) == (7, None, None, "unknown")
+    assert rows["status:answered"]["value"] == 1 and rows["status:answered"]["low"] is None
+
+
+def test_averages_that_say_nothing_of_their_own_are_left_out() -> None:
+    def shown(*datasets: tuple[str, str], headline: tuple[str, ...] = ()) -> dict[str, list[str]]:
+        parts = dataset_figures([scored(1, dataset=name, domain=domain) for name, domain in datasets])
+        return {name: [part.dataset for part in group] for name, group in averages_shown(parts, headline).items()}
+
+    a, b, c = ("a", "math"), ("b", "math"), ("c", "qa")
+    assert shown(a) == {}
+    assert shown(a, b) == {"all": ["a", "b"]}
+    assert shown(a, b, c) == {"all": ["a", "b", "c"], "math": ["a", "b"], "knowledge": ["c"]}
+    assert shown(a, b, c, headline=("b", "c")) == {
+        "all": ["b", "c"], "math": ["b"], "knowledge": ["c"], "every": ["a", "b", "c"],
+    }  # fmt: skip
+
+
+@pytest.mark.covers("evaluation-12")
+def test_an_average_has_the_unweighted_mean_and_a_combined_interval() -> None:
+    rollouts = [scored(1, dataset="a", question_key=f"q{n}") for n in range(90)]
+    rollouts += [scored(0, dataset="b", question_key=f"q{n}") for n in range(10)]
+    rows = {(row["dataset"], row["figure"]): row for row in model_rows("m", dataset_figures(rollouts), SETTINGS)}
+    whole = rows["all", "score"]
+    assert (whole["value"], whole["method"], whole["num_questions"]) == (0.5, "combined", 100)
+    assert rows["all", "status:answered"]["value"] == 100
