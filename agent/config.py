@@ -86,19 +86,6 @@ class Digests:
         return digest == self.plain or digest in self.by_format.values()
 
 
-class FormatPrompts(Section):
-    """What the system prompt adds for questions of each format; an empty text adds nothing."""
-
-    multiple_choice: str | None = None
-    """For questions with options; none means nothing."""
-    assertion: str | None = None
-    """For statements to judge; none means the shipped text, or nothing beside a `system_prompt` of your own."""
-    fill_in: str | None = None
-    """For gaps to fill; as `assertion`."""
-    open_ended: str | None = None
-    """For questions answered in sentences; as `assertion`."""
-
-
 class EnvironmentSettings(Section):
     """Tools, limits, prompt and result text of every rollout."""
 
@@ -110,8 +97,9 @@ class EnvironmentSettings(Section):
     """System prompt: which tools it speaks of. `auto` follows the enabled tools."""
     system_prompt: str | None = None
     """A text that replaces the system prompt; empty means no system message."""
-    format_prompts: Added[FormatPrompts] = FormatPrompts()
-    """What it adds for questions of a format."""
+    format_prompts: Added[dict[Format, str]] = {}
+    """What the system prompt adds for questions of a format (multiple_choice, assertion, fill_in, open_ended), also
+    beside a `system_prompt` of your own, instead of the shipped text; an empty one adds nothing."""
     python: PythonSettings = PythonSettings()
     """The Python tool."""
     search: SearchSettings = SearchSettings()
@@ -156,9 +144,8 @@ class EnvironmentSettings(Section):
         return "\n\n".join(filter(None, (self.system_text, name and self._format_text(name))))
 
     def _format_text(self, name: Format) -> str:
-        own: str | None = getattr(self.format_prompts, name)
-        if own is not None:
-            return own
+        if name in self.format_prompts:
+            return self.format_prompts[name]
         # A prompt of the users' own is whole as it stands.
         return format_prompt(name) if self.system_prompt is None else ""
 
