@@ -186,6 +186,19 @@ def test_models_of_other_questions_are_not_compared(tmp_path: Path) -> None:
     assert comparisons == [] and "## Comparisons" not in reader.read_file("report.md").decode()
 
 
+def test_models_are_compared_on_the_questions_that_both_were_asked(tmp_path: Path) -> None:
+    ours, theirs = _many("one", "a", [True] * 10), _many("other", "a", [False] * 8 + [None] * 2)
+    for place, row in enumerate(theirs):
+        row["question_key"] = f"a-{place + 5}"
+    reader, comparisons = _made(tmp_path, ours, theirs)
+    (row,) = [row for row in comparisons if row["figure"] == "score"]
+    assert (row["num_questions"], row["num_dropped"], row["num_dropped_rollouts"]) == (5, 10, 10)
+    assert (row["difference"], len(row["lost"])) == (-1.0, 5)
+    (row,) = [row for row in comparisons if row["figure"] == "calls_requested"]
+    assert (row["num_questions"], row["num_dropped"]) == (5, 10)
+    assert "5 (10 left out)" in reader.read_file("report.md").decode()
+
+
 def test_the_terminal_shows_the_main_comparisons_in_100_columns(tmp_path: Path) -> None:
     from rich.console import Console
 
