@@ -107,7 +107,7 @@ def estimates(instances: Sequence[Instance], run: Run | None, to_run: Sequence[s
     found = []
     for item in wanted:
         if isinstance(item.settings, PoolsSettings | RolloutsSettings):
-            found.append(_estimate(item, run, new, force))
+            found.append(_estimate(item, instances, run, new, force))
         elif isinstance(item.settings, RlSettings):
             found.append(_phase_estimate(item, item.settings, instances, run, new, force))
         elif isinstance(item.settings, ScoresSettings) and (item.settings.judges or item.settings.redundancy):
@@ -115,10 +115,10 @@ def estimates(instances: Sequence[Instance], run: Run | None, to_run: Sequence[s
     return found
 
 
-def _estimate(item: Instance, run: Run | None, new: set[str], force: bool) -> Estimate:
+def _estimate(item: Instance, instances: Sequence[Instance], run: Run | None, new: set[str], force: bool) -> Estimate:
     settings: Any = item.settings
     samples = settings.options.samples_per_question if isinstance(settings, RolloutsSettings) else 1
-    count = _questions(item, run, new)
+    count = _questions(item, instances, run, new)
     mean = (_measured(item, run) if run else None) or _modelled(item, count)
     num_units, source = count.num_questions, count.source
     if num_units is not None:
@@ -148,7 +148,7 @@ def _judges_estimate(
     (producer,) = item.inputs["rollouts"]
     made = next(one.settings for one in instances if one.address == producer)
     assert isinstance(made, RolloutsSettings)
-    count = _questions(replace(item, settings=made), run, new)
+    count = _questions(replace(item, settings=made), instances, run, new)
     num_rollouts = None if count.num_questions is None else count.num_questions * made.options.samples_per_question
     counted = count.source
     record = run.record(producer) if run is not None and str(producer) not in new else None
@@ -268,7 +268,7 @@ def _models(settings: PoolsSettings | RolloutsSettings) -> dict[str, tuple[str, 
     return {"policy": (settings.model_name, settings.model), "summarizer": (helper, settings.summarizer)}
 
 
-def _questions(item: Instance, run: Run | None, new: set[str]) -> _Count:
+def _questions(item: Instance, instances: Sequence[Instance], run: Run | None, new: set[str]) -> _Count:
     """Counted in the questions, where they are there; else the configured maximum."""
     options: Any = item.settings.options  # type: ignore[attr-defined]
     producers = item.inputs["questions"]
@@ -276,7 +276,7 @@ def _questions(item: Instance, run: Run | None, new: set[str]) -> _Count:
         domains = [row["domain"] for row in _selected(run, producers, options)]
         share = domains.count("math") / len(domains) if domains else 0.0
         return _Count(len(domains), share, f"counted in {', '.join(map(str, producers))}")
-    limits = []
+    limits = _most_rows(item, instances)
     if options.max_questions is not None:
         limits.append(options.max_questions)
     if options.max_questions_per_dataset is not None and options.datasets:
@@ -284,6 +284,14 @@ def _questions(item: Instance, run: Run | None, new: set[str]) -> _Count:
     if limits:
         return _Count(min(limits), 1.0, "the configured maximum: the questions are not made yet")
     return _Count(None, 1.0, f"the questions are not made yet and have no maximum: this is for {_PER:,} of them")
+
+
+def _most_rows(item: Instance, instances: Sequence[Instance]) -> list[int]:
+    """How many rows the sources of the questions give at most; empty where one of them is read to its end."""
+    makers = [made for made in instances if made.address in item.inputs["questions"]]
+    rows = [source.limit for made in makers for source in getattr(made.settings, "sources", ())]
+    known = [limit for limit in rows if limit is not None]
+    return [sum(known)] if known and len(known) == len(rows) else []
 
 
 def _selected(run: Run, producers: Sequence[Address], options: Any) -> Any:

@@ -107,8 +107,9 @@ def test_an_evaluation_waits_for_a_server_that_is_not_there(desk: Desk, url: str
 
 def test_a_dry_run_makes_nothing_and_shows_the_configuration(desk: Desk, url: str) -> None:
     before = desk.tree() | {".out", ".err"}
-    done = desk.treadle(*command(url, "--samples", "3", "--dry-run", "--json")).succeeded().json()
+    done = desk.treadle(*command(url, "--samples", "3", "--max-questions", "5", "--dry-run", "--json")).json()
     assert set(done["plan"].values()) == {"run"} and done["config"]["rollouts"]["samples_per_question"] == 3
+    assert [estimate["num_units"] for estimate in done["estimates"]] == [15]
     shown = desk.treadle(*command(url, "--samples", "3", "--dry-run")).succeeded().out
     assert "  rollouts.samples_per_question = 3\n" in shown and "  rollouts.sampling.temperature = 0.6\n" in shown
     assert desk.tree() == before
