@@ -93,7 +93,7 @@ def parse_row(row: InputRow, source: SourceSettings, settings: QuestionsSettings
     used: set[str] = {name for name in (source.source_field, source.split_field) if name}
     question = _question(fields, source, rule, used)
     choices = _choices(fields, source, rule, used)
-    domain = _domain(dataset, source, settings, rule, bool(choices))
+    domain = _domain(dataset, source, settings, bool(choices))
     answer = _field(fields, (source.answer_field,) if source.answer_field else rule.answer, "answer", used)
     form = source.answer_form or (rule.answer_form if source.answer_field is None else "plain")
     answers = _answers(answer, form, choices)
@@ -129,12 +129,10 @@ def _dataset(fields: Mapping[str, Any], source: SourceSettings) -> str:
     return name.strip()
 
 
-def _domain(
-    dataset: str, source: SourceSettings, settings: QuestionsSettings, rule: Benchmark, has_choices: bool
-) -> Domain:
+def _domain(dataset: str, source: SourceSettings, settings: QuestionsSettings, has_choices: bool) -> Domain:
     if has_choices:
         return "choice"
-    domain = settings.domains.get(dataset) or source.domain or rule.domain
+    domain = settings.domain_of(dataset, source)
     if domain is None:
         raise Rejected("unknown_source", f"data set {dataset!r} has no domain; add it to questions.domains")
     return domain

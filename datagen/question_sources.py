@@ -105,8 +105,7 @@ class QuestionsSettings(Section):
     def _knows_the_domains(self) -> Self:
         for source in self.sources:
             name = source.dataset_name
-            known = source.domain or self.domains.get(name) or self.benchmark_of(name).domain
-            if known is None and source.source_field is None:
+            if source.source_field is None and self.domain_of(name, source) is None:
                 raise ValueError(
                     f"the domain of data set {name!r} is not known; set domain of the source to math, qa or choice"
                 )
@@ -123,6 +122,10 @@ class QuestionsSettings(Section):
     def benchmark_of(self, dataset: str) -> Benchmark:
         """What is known of a data set, by the benchmarks shipped and by those of the configuration."""
         return rule_for(dataset, self.benchmarks)
+
+    def domain_of(self, dataset: str, source: SourceSettings) -> Domain | None:
+        """Domain of the questions without options that a source has of a data set; None where nobody says it."""
+        return self.domains.get(dataset) or source.domain or self.benchmark_of(dataset).domain
 
     def with_digests(self) -> QuestionsSettings:
         """Fill in what each source holds now (digests, hub revisions, names), as part of the fingerprint.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ from support.questions_bench import GOOD, Bench, Result, write_jsonl
 from treadle.core.config import semantic_dump, validate
 from treadle.core.errors import ConfigError, DataError, StageFailed
 from treadle.core.execute import execute, state_of
+from treadle.core.schemas import QUARANTINE, QUESTIONS
+from treadle.core.stage import StageContext
 from treadle.datagen.question_sources import QuestionsSettings, SourceSettings
 from treadle.flows.warnings import show_warnings
 
@@ -217,6 +220,25 @@ def test_a_benchmark_without_questions_is_refused(bench: Bench) -> None:
     path = write_jsonl(bench.folder / "q.jsonl", [GOOD])
     with pytest.raises(DataError, match=r"benchmark bench.jsonl has no row with a question; set question_field"):
         bench.take({"path": path, "domain": "qa"}, decontaminate=[{"path": benchmark}])
+
+
+def test_a_run_whose_questions_were_made_before_they_had_formats_keeps_them(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    path = write_jsonl(tmp_path / "csbench.jsonl", [{"Question": "Q", "Answer": True, "Format": "Assertion"}])
+    later = ("format", "scorer", "search")
+    schema = pa.schema([field for field in QUESTIONS.schema if field.name not in later])
+    before = replace(QUESTIONS, version=1, schema=schema, also_reads=frozenset(), same_as=None)
+    row = {"question_key": "a" * 16, "dataset": "csbench", "domain": "qa", "question": "Q", "answers": ["True"],
+           "choices": [], "split": "train", "source_file": "f", "source_row": 1, "meta": "{}"}  # fmt: skip
+
+    def write(context: StageContext) -> dict[str, Any]:
+        context.write("questions", [row])
+        return {}
+
+    now = bench.instance({"path": path})
+    made = execute(replace(now, stage=replace(now.stage, produces=(before, QUARANTINE), run=write)), bench.run)
+    assert state_of(now, bench.run) == "reuse"
+    assert list(bench.run.rows(made.outputs["questions"]).rows()) == [row | dict.fromkeys(later)]
 
 
 def test_a_hub_data_set_that_cannot_be_reached_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
