@@ -36,6 +36,7 @@ def says_yes_to(*right: str) -> Any:
     return lambda request: "Correct" if predicted(request) in right else "Incorrect"
 
 
+@pytest.mark.covers("evaluation-6")
 async def test_judges_are_asked_only_where_the_rule_does_not_say_right(tmp_path: Path) -> None:
     rollouts = [
         answered("r1", "m1", "7"),
@@ -207,6 +208,21 @@ async def test_a_forced_stage_asks_anew(tmp_path: Path) -> None:
         await made.score(judged_by({"judge": scripted.url}))
         record = await made.score(judged_by({"judge": scripted.url}), force=True)
         assert (len(asked(scripted)), record.metrics["num_judgements_reused"]) == (2, 0)
+
+
+async def test_a_forced_stage_that_failed_takes_nothing_over_when_it_goes_on(tmp_path: Path) -> None:
+    script: list[Item] = ["Correct", Fault.status(500), "Incorrect"]
+    async with server(lambda _: script.pop(0)) as scripted:
+        made = bench(tmp_path, [answered("r1", "m1", "seven")])
+        await made.score(judged_by({"judge": scripted.url}))
+        with pytest.raises(RolloutsOwed):
+            await made.score(judged_by({"judge": scripted.url}), force=True)
+        record = await made.score(judged_by({"judge": scripted.url}))
+    assert record.reused, "the result from before is still the one in force"
+    async with server(lambda _: "Incorrect") as scripted:
+        record = await made.score(judged_by({"judge": scripted.url}), force=True)
+        assert (len(asked(scripted)), record.metrics["num_judgements_reused"]) == (1, 0)
+    assert made.rows(record)[0]["correct"] is False
 
 
 async def test_an_answer_that_a_judge_was_not_asked_about_changes_nothing_of_the_others(tmp_path: Path) -> None:

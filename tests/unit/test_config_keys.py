@@ -76,6 +76,7 @@ BY_HAND: dict[str, tuple[Any, ...]] = {
     "RlOptions.variant": ("cuda",),
     "RlOptions.trackers": (["wandb"],),
     "SelectionOptions.quotas": ({"qa": 5},),
+    "ReportSettings.areas": ({"x": "math"},),
     "JudgesOptions.models": (["near"],),
     "JudgesOptions.domains": (["qa"],),
     "RedundancyOptions.model": ("near",),
@@ -214,7 +215,10 @@ def bases(tmp_path: Path) -> list[TreadleConfig]:
         },
         "sft": {"main_address": "node-0", "finetuning_type": "lora"},
         "rl": {"engine": "verl", "finetuning_type": "lora"},
-        "scores": {"judges": {"on_failed": "rule"}, "redundancy": {"votes": 9}},
+        "scores": {
+            "judges": {"on_failed": "rule", "domains": ["qa", "math"]},
+            "redundancy": {"votes": 9, "sampling": {"max_tokens": 64}},
+        },
         "flow": {"stages": ["rollouts", "scores", "rl", "report"]},
     }
     apart = {**tree, "environment": {"search": {"service": {"endpoints": [{"url": "http://127.0.0.1:9"}]}}}}
