@@ -160,17 +160,15 @@ def measure(run: Run, number: int) -> list[Figure]:
     beside = [asked.get(f"/trajectory/1/rollouts@base/{place:016x}") for place in range(20)]
     search, search_again = asked.get("/", "q=no+such+words"), asked.get("/", "q=no+such+words&verdict=wrong")
     return [
-        Figure(name="start to the first page: CPU", value=first, unit="s", at_most=5.0),
-        Figure(
-            name="a filter chosen anew: CPU, median", value=1e3 * statistics.median(filters), unit="ms", at_most=100
-        ),
-        Figure(name="a filter chosen anew: CPU, most", value=1e3 * max(filters), unit="ms", at_most=200),
+        Figure(name="start to the first page: CPU", value=first, unit="s", at_most=2.0),
+        Figure(name="a filter chosen anew: CPU, median", value=1e3 * statistics.median(filters), unit="ms", at_most=50),
+        Figure(name="a filter chosen anew: CPU, most", value=1e3 * max(filters), unit="ms", at_most=100),
         Figure(name="a list seen before: CPU, median", value=1e3 * again, unit="ms", at_most=50),
-        Figure(name="any trajectory: CPU, median", value=1e3 * statistics.median(pages), unit="ms", at_most=250),
-        Figure(name="any trajectory: CPU, p95", value=1e3 * percentile(pages, 0.95), unit="ms", at_most=500),
+        Figure(name="any trajectory: CPU, median", value=1e3 * statistics.median(pages), unit="ms", at_most=100),
+        Figure(name="any trajectory: CPU, p95", value=1e3 * percentile(pages, 0.95), unit="ms", at_most=300),
         Figure(name="the next trajectory: CPU, median", value=1e3 * statistics.median(beside), unit="ms", at_most=50),
-        Figure(name="search through all texts: CPU", value=search, unit="s", at_most=10.0),
-        Figure(name="filter of what was searched: CPU", value=1e3 * search_again, unit="ms", at_most=200),
+        Figure(name="search through all texts: CPU", value=search, unit="s", at_most=3.0),
+        Figure(name="filter of what was searched: CPU", value=1e3 * search_again, unit="ms", at_most=100),
     ]
 
 
