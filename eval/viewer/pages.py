@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
+from treadle.core.errors import ArtifactError
 from treadle.eval.viewer.catalogue import Snapshot
 from treadle.eval.viewer.difference import difference
 from treadle.eval.viewer.index import Found, Value, neighbours
@@ -97,8 +98,13 @@ class Pages:
     def lineage(self, snapshot: Snapshot, one: Trajectory, selection: Selection) -> dict[str, Any]:
         """Where it comes from, and the tree of its question."""
         key = one.facts["question_key" if one.kind == "rl_rollouts" else "key"]
-        steps = self._kin.trace_back(snapshot.run, key)
-        return {**self._frame(snapshot, one, selection), "steps": steps, "styles": _PLAIN_STYLES}
+        steps: Sequence[Mapping[str, Any]] = ()
+        problem = None
+        try:
+            steps = self._kin.trace_back(snapshot.run, key)
+        except ArtifactError as error:  # Of whatever table on the way; the trajectory itself can be shown.
+            problem = str(error)
+        return {**self._frame(snapshot, one, selection), "steps": steps, "problem": problem, "styles": _PLAIN_STYLES}
 
     def _frame(self, snapshot: Snapshot, one: Trajectory, selection: Selection) -> dict[str, Any]:
         """What stands around every page of a trajectory."""
@@ -211,9 +217,9 @@ def _calls(one: Trajectory) -> str:
 def _operator(one: Trajectory) -> str:
     facts = one.facts
     if one.kind != "pools":
-        return str(facts["operator"])
+        return str(facts["operator"]).replace("_", " ")
     step = one.row["edit_step"]
-    parts = [facts["operator"]]
+    parts = [facts["operator"].replace("_", " ")]
     parts += [f"round {facts['round']:,}"] if facts["round"] else []
     parts += [f"at step {step:,}"] if step is not None else []
     return ", ".join(parts)

@@ -105,7 +105,7 @@ PYTHON = ("python", "rivers = {'Vorna': 'Ilme'}\nprint(rivers['Vorna'])")
 FAILURE = ("result", "KeyError: 'Vorna'")
 
 
-def example_run(root: Path) -> Run:
+def example_run(root: Path | str) -> Run:
     """A small run with everything in it."""
     run = new_run(root)
     questions = [

@@ -308,5 +308,15 @@ def test_what_nobody_foresaw_ends_with_a_page(
     assert len(caplog.messages) == 1 and "broken" in caplog.messages[0] and "\x1b" not in caplog.messages[0]
 
 
+def test_a_lineage_that_cannot_be_read_is_told_beside_the_trajectory(tmp_path: Path) -> None:
+    run = example_run(tmp_path)
+    (ref,) = [record.outputs["sft_rows"] for record in run.records() if "sft_rows" in record.outputs]
+    (tmp_path / ref.folder / "artifact.json").unlink()
+    viewer = client(run)
+    said = text_of(viewer.get("/lineage/1/pools/p2").text)
+    assert f"It cannot be told: artifact {ref.folder} is missing" in said and "Which river" in said
+    assert "It must be the Ilme" in viewer.get("/trajectory/1/pools/p2").text
+
+
 def test_a_run_without_trajectories_says_so(tmp_path: Path) -> None:
     assert "This run has no finished trajectories yet." in client(new_run(tmp_path)).get("/").text

@@ -1,0 +1,217 @@
+"""`treadle view` in a real browser: keys, filters, folding, light and dark, no script, hostile text, and no outside."""
+
+from __future__ import annotations
+
+import re
+import signal
+import socket
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, Page, expect
+from support.browser import opened
+from support.command_line import TREADLE, environment
+from support.score_tables import new_run, put_rows
+from support.viewer_run import agent_row, example_run, question_row, served
+
+from treadle.core import schemas
+
+HOSTILE = (
+    "<script>document.title='owned'</script><img src='https://pages.example/x.png' onerror=\"document.title='owned'\">"
+    "\" onmouseover=\"document.title='owned'\" '><svg onload=\"document.title='owned'\"> \x1b[31mred\x1b[0m "
+    "</div></li></ol></main><style>body{display:none}</style> \u202eabc\u202c \u0645\u0631\u062d\u0628\u0627 "
+    "javascript:document.title='owned' " + "\u0301" * 300
+)
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with served(example_run(tmp_path_factory.mktemp("run"))) as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def hostile(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A run whose question, data set, model and texts are hostile, one of them ten megabytes long."""
+    run = new_run(tmp_path_factory.mktemp("hostile"))
+    put_rows(run, "1/questions", schemas.QUESTIONS, [question_row("q1", HOSTILE, [HOSTILE], dataset=HOSTILE)])
+    huge = HOSTILE * 20_000
+    parts = [("think", HOSTILE), ("search", HOSTILE), ("result", HOSTILE), ("think", huge), ("answer", HOSTILE)]
+    names = {"dataset": HOSTILE, "model": HOSTILE, "operator": HOSTILE}
+    put_rows(run, "1/rollouts@base", schemas.ROLLOUTS, [agent_row(schemas.ROLLOUTS, "h1", "q1", *parts, **names)])
+    with served(run) as url:
+        yield url
+
+
+def test_keys_lead_through_the_list_and_the_trajectories(page: Page, url: str, shots: Path) -> None:
+    page.goto(url + "/?instance=1/rollouts@base")
+    page.screenshot(path=shots / "list-light.png")
+    for _ in range(3):
+        page.keyboard.press("j")
+    page.keyboard.press("k")
+    focused = page.locator(":focus")
+    expect(focused).to_have_attribute("href", re.compile(r"^/trajectory/1/rollouts@base/r2\?"))
+    page.keyboard.press("Enter")
+    expect(page).to_have_url(re.compile(r"/trajectory/1/rollouts@base/r2\?instance="))
+    page.keyboard.press("n")
+    expect(page).to_have_url(re.compile("/rollouts@base/r3"))
+    page.keyboard.press("p")
+    expect(page).to_have_url(re.compile("/rollouts@base/r2"))
+    page.keyboard.press("l")
+    expect(page).to_have_url(re.compile("/lineage/1/rollouts@base/r2"))
+    page.keyboard.press("t")
+    expect(page).to_have_url(re.compile("/trajectory/1/rollouts@base/r2"))
+    page.keyboard.press("u")
+    expect(page).to_have_url(url + "/?instance=1%2Frollouts%40base")
+
+
+def test_results_unfold_one_by_one_and_all_together(page: Page, url: str, shots: Path) -> None:
+    page.goto(url + "/trajectory/1/rollouts@base/r3")
+    results = page.locator(".segment > details")
+    inside = results.first.locator(".text")
+    expect(inside).to_be_hidden()
+    for _ in range(3):
+        page.keyboard.press("j")
+    expect(page.locator(":focus")).to_have_id("s2")
+    page.keyboard.press("Enter")
+    expect(inside).to_be_visible()
+    expect(results.nth(1)).not_to_have_attribute("open", "")
+    page.keyboard.press("e")
+    expect(results.nth(1)).to_have_attribute("open", "")
+    page.screenshot(path=shots / "trajectory-light.png", full_page=True)
+    # Who unfolds all reads on with all unfolded.
+    page.keyboard.press("p")
+    expect(page.locator(".segment > details").first).to_have_attribute("open", "")
+
+
+def test_search_and_help_are_a_key_away(page: Page, url: str, shots: Path) -> None:
+    page.goto(url)
+    page.keyboard.press("?")
+    expect(page.locator("dialog.keys")).to_be_visible()
+    page.screenshot(path=shots / "keys-light.png")
+    page.keyboard.press("n")  # Keys rest while they are explained.
+    page.keyboard.press("Escape")
+    expect(page.locator("dialog.keys")).to_be_hidden()
+    page.keyboard.press("/")
+    page.keyboard.type("keyerror")
+    page.keyboard.press("Enter")
+    expect(page).to_have_url(url + "/?q=keyerror")
+    expect(page.get_by_role("heading", level=1)).to_have_text("2 of 11 trajectories")
+
+
+def test_filters_are_chosen_and_taken_back(page: Page, url: str) -> None:
+    page.goto(url)
+    filters = page.get_by_role("navigation", name="Filters")
+    filters.get_by_role("link", name="wrong 3").click()
+    expect(page.get_by_role("heading", level=1)).to_have_text("3 of 11 trajectories")
+    filters.get_by_role("link", name="timeout 1").click()
+    expect(page.locator(".lines tbody tr")).to_have_count(1)
+    page.get_by_role("link", name="Take away: Verdict wrong").click()
+    expect(page).to_have_url(url + "/?tools=timeout")
+    page.get_by_role("columnheader", name="Tokens").get_by_role("link").click()
+    expect(page).to_have_url(url + "/?tools=timeout&sort=-tokens")
+    page.go_back()
+    expect(page).to_have_url(url + "/?tools=timeout")
+
+
+def test_what_is_learnt_is_shown_when_asked_for(page: Page, url: str, shots: Path) -> None:
+    page.goto(url + "/trajectory/1/pools/p2")
+
+    def background(place: int) -> str:
+        return str(page.locator(f"#s{place} .text").evaluate("one => getComputedStyle(one).backgroundColor"))
+
+    assert background(0) == "rgba(0, 0, 0, 0)"
+    page.keyboard.press("m")
+    expect(page.locator("#masks")).to_be_checked()
+    assert background(0) == "rgb(220, 235, 251)" and background(2) == "rgba(0, 0, 0, 0)"
+    page.screenshot(path=shots / "masks-light.png")
+
+
+def test_changes_and_lineage_are_seen(page: Page, dark_page: Page, url: str, shots: Path) -> None:
+    for shown, name in ((page, "light"), (dark_page, "dark")):
+        shown.goto(url + "/changes/1/pools/p2")
+        expect(shown.locator("ins").first).to_have_text("Ilme, says the first")
+        shown.screenshot(path=shots / f"changes-{name}.png")
+        shown.goto(url + "/lineage/1/pools/p2")
+        expect(shown.locator(".tree .chosen")).to_contain_text("hint tail")
+        shown.screenshot(path=shots / f"lineage-{name}.png")
+
+
+def test_dark_pages_are_dark(dark_page: Page, url: str, shots: Path) -> None:
+    for path, name in (("/", "list"), ("/trajectory/1/rollouts@base/r1", "trajectory")):
+        dark_page.goto(url + path)
+        paper = dark_page.locator("body").evaluate("one => getComputedStyle(one).backgroundColor")
+        assert paper == "rgb(17, 21, 27)"
+        dark_page.screenshot(path=shots / f"{name}-dark.png")
+
+
+def test_all_but_the_keys_works_without_scripts(plain_page: Page, url: str) -> None:
+    plain_page.goto(url)
+    plain_page.get_by_role("searchbox").fill("vorna")
+    plain_page.get_by_role("searchbox").press("Enter")
+    expect(plain_page).to_have_url(url + "/?q=vorna")
+    plain_page.get_by_role("navigation", name="Filters").get_by_role("link", name="1/pools").click()
+    plain_page.locator(".open").nth(1).click()
+    expect(plain_page).to_have_url(re.compile(r"/trajectory/1/pools/p2\?"))
+    plain_page.get_by_text("What is learnt").click()
+    expect(plain_page.locator("#masks")).to_be_checked()
+    plain_page.locator("summary", has_text="result").click()
+    expect(plain_page.locator("#s2 .text")).to_be_visible()
+    plain_page.get_by_role("link", name="Next", exact=True).click()
+    expect(plain_page).to_have_url(re.compile(r"/trajectory/1/pools/p3\?"))
+    expect(plain_page.locator("[data-help]")).to_be_hidden()
+
+
+def test_hostile_text_stays_text(page: Page, hostile: str, shots: Path) -> None:
+    for path, name in (("/", "list"), ("/trajectory/1/rollouts@base/h1", "trajectory")):
+        page.goto(hostile + path)
+        page.screenshot(path=shots / f"hostile-{name}.png")
+        assert page.title() != "owned" and page.locator("main script, main svg[onload], main img").count() == 0
+        assert page.locator("body").is_visible()
+        for _ in range(8):
+            page.keyboard.press("j")
+        # Nothing sticks out of the page, however long its words.
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    expect(page.locator("#s3 .gap a")).to_contain_text("characters left out")
+    whole = page.request.get(hostile + str(page.locator("#s3 .gap a").get_attribute("href")))
+    assert whole.headers["content-type"] == "text/plain; charset=utf-8" and len(whole.body()) > 10_000_000
+
+
+def test_small_screens_need_no_scrolling_sideways(page: Page, url: str, shots: Path) -> None:
+    page.set_viewport_size({"width": 390, "height": 844})
+    for path, name in (("/", "list"), ("/trajectory/1/pools/p2", "trajectory"), ("/changes/1/pools/p2", "changes")):
+        page.goto(url + path)
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), path
+        page.screenshot(path=shots / f"{name}-small.png")
+
+
+def test_the_policy_stops_what_would_slip_through(browser: Browser, url: str) -> None:
+    with pytest.raises(AssertionError, match="requires 'TrustedHTML' assignment"), opened(browser) as page:
+        page.goto(url)
+        page.evaluate("try { document.body.insertAdjacentHTML('beforeend', '<img src=x>') } catch {}")
+
+
+def test_the_command_serves_a_run_on_this_machine_alone(page: Page, tmp_path: Path) -> None:
+    example_run(tmp_path / "outputs")
+    command = [TREADLE, "view", "--run", "test", "--port", "0", "--no-open"]
+    with subprocess.Popen(command, cwd=tmp_path, env=environment(), stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        try:
+            said = process.stderr.readline()
+            found = re.search(r"showing run test on (http://127\.0\.0\.1:(\d+)/)", said)
+            assert found is not None, said
+            page.goto(found[1])
+            expect(page.get_by_role("heading", level=1)).to_have_text("11 trajectories")
+            _expect_closed(int(found[2]))
+        finally:
+            process.send_signal(signal.SIGINT)
+            assert process.stderr.read() == "stopped\n"
+        assert process.wait() == 0
+
+
+def _expect_closed(port: int) -> None:
+    """Other addresses of this machine, which are those that others reach, do not answer."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe, pytest.raises(ConnectionRefusedError):
+        probe.connect(("127.0.0.2", port))
