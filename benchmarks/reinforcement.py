@@ -25,14 +25,18 @@ from typing import Any
 from figures import Figure, add_json_option, publish
 from world_runs import run_seed
 
+from treadle.core.pictures import COLOUR, LIGHT, draw_svg
 from treadle.core.runs import Run
 from treadle.core.stage import Address
 from treadle.eval.statistics import Z_95, wilson_interval
+from treadle.rl.curves import moving_mean
+from treadle.tasks.phase_report import rl_log
 
 COMMON = Path(__file__).with_suffix(".toml")
 SCENARIOS = ("correctness", "efficiency")
 PHASE = Address(1, "rl", "phase-1")
 MODELS = ("tuned", "reinforced")
+PANELS = ("reward", "correctness", "calls")
 
 
 def table(run: Run, address: Address, kind: str) -> Iterable[dict[str, Any]]:
@@ -108,6 +112,34 @@ def _interval(name: str, mean: float, low: float, high: float) -> list[Figure]:
     ]
 
 
+def curves_of(run: Run) -> dict[str, list[float]]:
+    """Panel -> its value at each step."""
+    record = run.record(PHASE)
+    assert record is not None
+    return {panel: [step[panel] for step in rl_log(record, run)] for panel in PANELS}
+
+
+def picture(scenarios: Mapping[str, Sequence[Mapping[str, Sequence[float]]]]) -> bytes:
+    """A row of panels per scenario: each seed's moving mean over steps, and the mean of the seeds."""
+
+    def draw(figure: Any) -> None:
+        axes = figure.subplots(len(scenarios), len(PANELS), squeeze=False, sharex=True)
+        for row, (scenario, seeds) in zip(axes, scenarios.items(), strict=True):
+            for axis, panel in zip(row, PANELS, strict=True):
+                curves = [moving_mean(seed[panel]) for seed in seeds]
+                for curve in curves:
+                    axis.plot(range(1, len(curve) + 1), curve, color=LIGHT, linewidth=1)
+                means = [fmean(values) for values in zip(*curves, strict=True)]
+                axis.plot(range(1, len(means) + 1), means, color=COLOUR, linewidth=2)
+            row[0].set_ylabel(scenario)
+        for axis, panel in zip(axes[0], PANELS, strict=True):
+            axis.set_title(panel)
+        for axis in axes[-1]:
+            axis.set_xlabel("step")
+
+    return draw_svg(draw, width=8.0, height=2.2 * len(scenarios))
+
+
 def main() -> None:
     """Run all scenarios and seeds and print the figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -117,20 +149,25 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="one run each")
     parser.add_argument("--folder", type=Path, default=Path("outputs/reinforcement"), help="where runs are kept")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override a key of the run")
+    parser.add_argument("--picture", type=Path, metavar="FILE", help="draw the curves of all runs, as SVG")
     add_json_option(parser)
     options = parser.parse_args()
     figures = []
+    curves: dict[str, list[dict[str, list[float]]]] = defaultdict(list)
     for scenario in options.scenarios:
         configs = [COMMON, COMMON.with_stem(f"{COMMON.stem}_{scenario}")]
         pooled: dict[str, list[float]] = defaultdict(list)
         for seed in options.seeds:
             run = run_seed(configs, options.folder / f"{scenario}-{seed}", seed, changes=options.set)
+            curves[scenario].append(curves_of(run))
             changes = changes_of(run)
             figures += figures_of_seed(f"{scenario}, seed {seed}", run, changes)
             for what, values in changes.items():
                 pooled[what] += values
         if len(options.seeds) > 1:
             figures += _changes(f"{scenario}, all seeds", pooled)
+    if options.picture:
+        options.picture.write_bytes(picture(curves))
     publish(figures, options.json)
 
 
