@@ -64,6 +64,8 @@ class Judging:
     def remember_rules(self) -> None:
         """Let the rules decide first, about the answers that a judge may be asked about."""
         options = self._options
+        if not self.settings.judges:
+            return
         with open_checker(options) as checker, ThreadPoolExecutor(options.symbolic_workers) as threads:
 
             def decide(answer: Answer) -> Score:
@@ -133,11 +135,12 @@ class Judging:
         earlier = self._context.earlier(JUDGEMENTS.kind)
         if earlier is None:
             return
-        wanted = {judgement.key for judgement in self._open()}
+        # Judge and rollout may have other names by now.
+        wanted = {judgement.key: _head(judgement) for judgement in self._open()}
         try:
             for row in earlier.rows():
-                if row["judgement_key"] in wanted:
-                    self._finish(row["judgement_key"], row, paid=False)
+                if (head := wanted.get(row["judgement_key"])) is not None:
+                    self._finish(row["judgement_key"], row | head, paid=False)
         except ArtifactError as error:
             _log.warning("earlier judgements cannot be read any more: %s", error)
 

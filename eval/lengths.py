@@ -1,6 +1,6 @@
 """How much an agent wrote itself: tokens and characters of a trajectory without results of tools.
 
-Documented in docs/behaviour/metrics.md; the length of reasoning is that of ET-Agent (arXiv 2601.06860), except that ids
+Documented in docs/behaviour/scores.md; the length of reasoning is that of ET-Agent (arXiv 2601.06860), except that ids
 which were sampled are counted as they are, and that no token is added that begins a text.
 """
 

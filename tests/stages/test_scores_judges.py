@@ -202,6 +202,19 @@ async def test_what_was_judged_before_needs_no_judge(tmp_path: Path) -> None:
     assert (made.rows(record)[0]["correct"], record.metrics["num_judgements_reused"]) == (True, 1)
 
 
+async def test_a_judge_under_another_name_is_the_same_judge(tmp_path: Path) -> None:
+    async with server(says_yes_to("seven")) as scripted:
+        made = bench(tmp_path, [answered("r1", "m1", "seven")])
+        settings = judged_by({"judge": scripted.url})
+        await made.score(settings)
+        settings["judges"] = {"large": settings["judges"]["judge"] | {"name": "large"}}
+        settings["options"]["judges"]["models"] = ["large"]
+        record = await made.score(settings)
+        assert len(asked(scripted)) == 1
+    assert made.rows(record)[0]["judges"]["large"]["verdict"] is True
+    assert [row["judge"] for row in made.rows(record, "judgements")] == ["large"]
+
+
 async def test_a_forced_stage_asks_anew(tmp_path: Path) -> None:
     async with server(says_yes_to("seven")) as scripted:
         made = bench(tmp_path, [answered("r1", "m1", "seven")])
