@@ -21,7 +21,8 @@ from treadle.eval.radar import Axis
 from treadle.eval.radar_picture import draw_radar
 
 _WIDTH = 10.0
-_LONGEST_NAME = 34
+_LONGEST_NAME = 48
+_LONGEST_IN_LEGEND = 26
 _FAINT = "#c8c8c8"
 
 
@@ -38,10 +39,10 @@ class Estimate:
     high: float
 
 
-def short(text: str) -> str:
+def short(text: str, num_chars: int = _LONGEST_NAME) -> str:
     """A name as a chart has room for it."""
     shown = plain(one_line(text))
-    return shown if len(shown) <= _LONGEST_NAME else f"{shown[: _LONGEST_NAME - 1]}…"
+    return shown if len(shown) <= num_chars else f"{shown[: num_chars - 1]}…"
 
 
 def colour_of(series: int) -> str:
@@ -91,7 +92,7 @@ def _draw_estimate(axes: Any, row: Estimate, place: float, scale: float, signed:
     colour = colour_of(row.series)
     axes.plot([row.low * scale, row.high * scale], [place, place], color=colour, linewidth=2.2, alpha=0.55,
               solid_capstyle="butt")  # fmt: skip
-    axes.plot([row.value * scale], [place], "o", color=colour, markersize=6.0)
+    axes.plot([row.value * scale], [place], "o", color=colour, markersize=6.0, clip_on=False)
     axes.annotate(f"{row.value * scale:{'+' if signed else ''}.1f}", (row.high * scale, place), xytext=(6, 0),
                   textcoords="offset points", va="center", fontsize=8.5)  # fmt: skip
 
@@ -136,7 +137,9 @@ def calls_chart(title: str, shares: Mapping[tuple[str, int], Sequence[float]], *
         for number, ((name, series), of_model) in enumerate(shares.items()):
             values = [100.0 * share for share in of_model]
             at = np.arange(len(values)) - 0.4 + width * (number + 0.5)
-            bars = axes.bar(at, values, width=width * 0.92, color=colour_of(series), label=short(name))
+            bars = axes.bar(
+                at, values, width=width * 0.92, color=colour_of(series), label=short(name, _LONGEST_IN_LEGEND)
+            )
             if len(shares) * num_places <= 24:
                 axes.bar_label(bars, [f"{one:.0f}" if one >= 0.5 else "" for one in values], padding=2, fontsize=8)
         axes.set_xticks(range(num_places), names)
@@ -226,7 +229,7 @@ def endings_chart(title: str, counts: Mapping[str, Mapping[str, int]], statuses:
             shares = 100.0 * np.array([of_model.get(status, 0) for of_model in counts.values()]) / totals
             colour = _ENDINGS[number % len(_ENDINGS)]
             bars = axes.barh(range(len(counts)), shares, left=left, height=0.62, edgecolor=PAPER, linewidth=0.8,
-                             color=colour, label=short(status))  # fmt: skip
+                             color=colour, label=short(status, _LONGEST_IN_LEGEND))  # fmt: skip
             texts = [f"{share:.0f}" if share >= 4.0 else "" for share in shares]
             axes.bar_label(bars, texts, label_type="center", color=INK if colour == LIGHT else PAPER, fontsize=8.5)
             left += shares

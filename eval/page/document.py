@@ -21,8 +21,8 @@ from treadle.eval.page.inline_svg import SERIES, inline_svg
 if TYPE_CHECKING:
     import jinja2
 
-_LONG_NAME = 44
-"""Names of more characters are broken into lines."""
+_LONG_CELL = 44
+"""Where a cell has more characters, the texts of its column are broken into lines."""
 
 GENERATOR = "treadle report"
 """What the file says that it was made by."""
@@ -136,6 +136,9 @@ def _parts(parts: Sequence[Part], name: str) -> list[dict[str, Any]]:
                 shown.append({"kind": "tiles", "tiles": part.tiles, "plain": lambda text: plain(one_line(text))})
             case Fold():
                 inner = _parts(part.parts, f"{name}-{number}")
+                for one in inner:
+                    if plain(part.summary).startswith(one.get("title") or "\0"):
+                        one["title"] = ""  # has been read already
                 shown.append({"kind": "fold", "summary": plain(part.summary), "parts": inner})
     return shown
 
@@ -147,7 +150,7 @@ def _table(figures: Figures) -> dict[str, Any]:
         "title": plain(figures.title),
         "header": [plain(one_line(name)) for name in figures.header],
         "rows": [[cell_text(cell) for cell in row] for row in figures.rows],
-        "is_long": any(len(cell_text(row[0])) > _LONG_NAME for row in figures.rows),
+        "is_long": [any(len(cell_text(row[index])) > _LONG_CELL for row in figures.rows) for index in columns],
         "is_text": is_text,
         "note": plain(figures.note),
     }

@@ -34,14 +34,16 @@ _NOTE = (
 
 def comparisons_section(models: Sequence[Model]) -> list[Section]:
     """What the reports compared, and models of different runs on the questions that both were asked."""
-    rows = [*_reported(models), *_across(models)]
+    rows = _in_order([*_reported(models), *_across(models)], models)
     if not rows:
         return []
     of_score = [row for row in rows if row["figure"] == "score"]
     others = [row for row in rows if row["figure"] != "score"]
     series = {model.label: model.series for model in models}
     parts: list[Part] = []
-    drawn = sorted((row for row in of_score if row["low"] is not None), key=lambda row: _place(row["dataset"]))
+    datasets = list(dict.fromkeys(row["dataset"] for row in of_score))
+    known = (row for row in of_score if row["low"] is not None and row["high"] is not None)
+    drawn = sorted(known, key=lambda row: (_place(row["dataset"]), datasets.index(row["dataset"])))
     if drawn:
         names = {row["dataset"] for row in drawn}
         parts.append(
@@ -50,7 +52,7 @@ def comparisons_section(models: Sequence[Model]) -> list[Section]:
                 [
                     Estimate(
                         _title(row["dataset"], names) if len(names) > 1 else "",
-                        f"{row['first']} → {row['second']}",
+                        row["pair"],
                         series[row["second"]],
                         row["difference"],
                         row["low"],
@@ -62,10 +64,28 @@ def comparisons_section(models: Sequence[Model]) -> list[Section]:
             )
         )
     parts.append(_table("Correctness", of_score, with_figure=False))
-    parts += flips(models, of_score)
+    if folds := flips(models, of_score):
+        parts.append(Fold("Questions that changed sides", folds))
     if others:
         parts.append(Fold("Other figures", [_table("Other figures", others, with_figure=True)]))
     return [Section("comparisons", "Comparisons", _READING, parts)]
+
+
+def _in_order(rows: Sequence[Row], models: Sequence[Model]) -> list[Row]:
+    """Rows with the name of their pair, pairs as they came, each with its averages first."""
+    by_label = {model.label: model for model in models}
+    named = [{**row, "pair": _pair_name(by_label[row["first"]], by_label[row["second"]])} for row in rows]
+    pairs = list(dict.fromkeys(row["pair"] for row in named))
+    return sorted(named, key=lambda row: (pairs.index(row["pair"]), _place(row["dataset"])))
+
+
+def _pair_name(first: Model, second: Model) -> str:
+    """Both models, without saying twice what they have in common."""
+    if first.source is second.source:
+        return first.source.named(f"{first.name} → {second.name}")
+    if first.name == second.name:
+        return f"{first.label} → {second.source.label}"
+    return f"{first.label} → {second.label}"
 
 
 def _place(dataset: str) -> int:
@@ -121,7 +141,7 @@ def _table(title: str, rows: Sequence[Row], *, with_figure: bool) -> Figures:
         values = (_value(row, "first_value"), _value(row, "second_value"), _difference(row))
         body.append(
             (
-                f"{row['first']} → {row['second']}",
+                row["pair"],
                 _title(row["dataset"], names),
                 *figure,
                 row["num_questions"],
@@ -140,9 +160,9 @@ def _table(title: str, rows: Sequence[Row], *, with_figure: bool) -> Figures:
 
 def _remarks(rows: Sequence[Row]) -> list[str]:
     """What makes models unlike, and which questions were left out."""
-    unlike = dict.fromkeys(f"{row['first']} → {row['second']}: {row['note']}." for row in rows if row["note"])
+    unlike = dict.fromkeys(f"{row['pair']}: {row['note']}." for row in rows if row["note"])
     dropped = dict.fromkeys(
-        f"{row['first']} → {row['second']}: {row['num_dropped']:,} questions of {one_line(row['dataset'])} left out, "
+        f"{row['pair']}: {row['num_dropped']:,} questions of {one_line(row['dataset'])} left out, "
         "since not both have a verdict on them."
         for row in rows
         if row["num_dropped"] and row["dataset"] not in OVERALL

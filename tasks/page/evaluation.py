@@ -28,7 +28,7 @@ _PERCENT = {
     "conciseness": "conciseness",
     "conciseness_tool_users": "conciseness with calls",
     "successful_execution": "successful execution",
-    "successful_execution_strict": "the same, strict",
+    "successful_execution_strict": "successful execution, strict",
     "call_success": "calls without failure",
     "tool_use": "rollouts with calls",
 }

@@ -61,8 +61,7 @@ def _fold(row: Row, questions: dict[str, Row], predictions: dict[str, dict[str, 
     if not any(table.rows for table in tables):
         return []
     summary = (
-        f"{row['first']} → {row['second']}, {one_line(row['dataset'])}: {len(row['gained']):,} questions gained, "
-        f"{len(row['lost']):,} lost"
+        f"{row['pair']}, {one_line(row['dataset'])}: {len(row['gained']):,} questions gained, {len(row['lost']):,} lost"
     )
     return [Fold(summary, tables)]
 

@@ -57,11 +57,8 @@ class Model:
     """Data set or average -> its figures."""
     rollouts: list[ScoredRollout]
     """None where the scores that the report was made from are gone."""
-
-    @property
-    def behaviour(self) -> Behaviour:
-        """What is counted over its rollouts."""
-        return Behaviour.of(self.rollouts)
+    behaviour: Behaviour
+    """What is counted over them."""
 
     @property
     def headline(self) -> Line:
@@ -83,10 +80,10 @@ def evaluated_models(sources: Sequence[Source]) -> list[Model]:
             for line in summary_lines(source.rows(report.outputs.get("summary"), report.address)):
                 by_name.setdefault(line.model, {})[line.dataset] = line
             rollouts = _rollouts(source, report)
-            models += [
-                Model(name, source.named(name), len(models) + number, source, report, lines, rollouts.get(name, []))
-                for number, (name, lines) in enumerate(by_name.items())
-            ]
+            for name, lines in by_name.items():
+                own = rollouts.get(name, [])
+                label, series = source.named(name), len(models)
+                models.append(Model(name, label, series, source, report, lines, own, Behaviour.of(own)))
     return models
 
 

@@ -1,0 +1,180 @@
+"""Small runs with all that a page of a report shows: scored models, pools, trainings, cost."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from support.score_tables import put_rows, question, score
+
+from treadle.core import schemas
+from treadle.core.config import Section
+from treadle.core.execute import execute
+from treadle.core.harmless import one_line
+from treadle.core.pictures import draw_svg
+from treadle.core.runs import Run
+from treadle.core.schemas import Table
+from treadle.core.stage import Address, Instance, Stage, StageContext
+from treadle.eval.config import ReportSettings
+from treadle.eval.report import REPORT
+
+NUM_QUESTIONS = 12
+PRICED = {"prompt_price_per_million": 1_000.0, "completion_price_per_million": 2_000.0}
+
+
+class Given(Section):
+    """Settings that show through as those of a real stage do."""
+
+    roles: dict[str, dict[str, str]] = {}
+    options: dict[str, None] = {"datasets": None, "split": None}
+    metrics: str = "{}"
+
+
+def put_stage(
+    run: Run,
+    address: str,
+    tables: Mapping[Table, Sequence[Mapping[str, Any]]],
+    *,
+    metrics: Mapping[str, Any],
+    log: Mapping[Table, Sequence[Mapping[str, Any]]] | None = None,
+    pictures: Mapping[str, bytes] | None = None,
+    roles: Mapping[str, str] | None = None,
+) -> Address:
+    """Make an instance with these tables, numbers, logs, pictures beside its first table, and models in its roles."""
+    place = Address.parse(address)
+
+    def make(context: StageContext) -> dict[str, Any]:
+        for table, rows in tables.items():
+            context.write(table.kind, rows)
+        for name, content in (pictures or {}).items():
+            context.add_file(next(iter(tables)).kind, name, content)
+        for table, rows in (log or {}).items():
+            context.write_telemetry(table.kind, rows)
+        return dict(metrics)
+
+    stage = Stage(
+        name=place.stage,
+        version=1,
+        settings=Given,
+        consumes={"questions": "questions"},
+        produces=tuple(tables),
+        run=make,
+        telemetry=tuple(log or ()),
+    )
+    given = {role: {"name": name} for role, name in (roles or {}).items()}
+    settings = Given(roles=given, metrics=json.dumps(dict(metrics)))
+    asked = {"questions": (Address.parse("1/questions"),)}
+    execute(Instance(address=place, stage=stage, settings=settings, inputs=asked), run)
+    return place
+
+
+def evaluated_run(
+    root: Path, name: str, models: Mapping[str, Sequence[bool | None]], *, text: str = "", datasets: Sequence[str] = ()
+) -> Run:
+    """A run whose report knows these models by their verdicts on the same questions; `text` stands in every name."""
+    run = Run.create(root, name, {"models": {"judge": _model("judge"), "policy": _model("policy", PRICED)}}, {})
+    keys = [f"q{number}" for number in range(NUM_QUESTIONS)]
+    asked = [{**question(key, [f"answer {key} {text}"]), "question": f"what is {key}? {text}"} for key in keys]
+    put_rows(run, "1/questions", schemas.QUESTIONS, asked)
+    names = datasets or ("world",)
+    inputs = []
+    for place, (model, verdicts) in enumerate(models.items()):
+        rows = [
+            score(
+                f"{model}-{key}",
+                key,
+                verdict,
+                model=f"{model}{text}",
+                dataset=f"{names[number % len(names)]}{text}",
+                prediction=f"{model} says {text}",
+                status="answered" if verdict is not None else "length",
+                calls_requested=number % 3,
+                calls_executed=number % 3,
+                search_calls=number % 3,
+                completion_tokens=10 + 7 * number,
+            )
+            for number, (key, verdict) in enumerate(zip(keys, verdicts, strict=False))
+        ]
+        inputs.append(put_stage(run, f"1/scores@model{place}", {schemas.SCORES: rows}, metrics={}))
+    report = Instance(
+        address=Address.parse("1/report"),
+        stage=REPORT,
+        settings=ReportSettings(bootstrap_samples=100),
+        inputs={"scores": tuple(inputs)},
+    )
+    execute(report, run)
+    return run
+
+
+def _model(name: str, prices: Mapping[str, float] | None = None) -> dict[str, Any]:
+    return {"model": f"served-{name}", "endpoints": [{"url": "http://127.0.0.1:9/v1"}], **(prices or {})}
+
+
+def add_flywheel(run: Run, text: str = "") -> None:
+    """Pools with operators and usage, a fine-tuning with its loss, a phase of reinforcement with its picture."""
+    counts = {
+        "tried": 9,
+        "produced": 8,
+        "right": 6,
+        "rejected": 1,
+        "turned_right": 5,
+        "calls_before": 9,
+        "calls_after": 7,
+    }
+    used = {"calls": 40, "prompt_tokens": 5_000, "completion_tokens": 1_000}
+    put_stage(
+        run,
+        "1/pools",
+        {schemas.POOL_EVENTS: []},
+        metrics={
+            "num_questions": 9, "num_questions_right_at_first": 4, "num_questions_right_at_last": 7,
+            "num_trajectories": 17, "num_correct": 10, "num_unknown_verdicts": 0, "calls_initial": 1.5,
+            "calls_right": 1.25, "status_ok": 9, "reasons": {f"hint{text}.empty{text}": 1},
+            "operators": {"initial": {"tried": 9, "produced": 9, "right": 4}, f"hint{text}": counts},
+            "usage": {"policy": used, "judge": {**used, "calls": 7}},
+        },
+        roles={"policy": "policy", "judge": "judge"},
+    )  # fmt: skip
+    put_stage(
+        run,
+        "1/sft",
+        {schemas.CHECKPOINTS: [_checkpoint("1/sft", text)]},
+        metrics={"steps": 4, "rows": 8, "first_loss": 2.0, "last_loss": 0.5},
+        log={schemas.TRAINING_LOG: [_logged(step, 2.0 / step) for step in (1, 2, 3, 4)]},
+        pictures={"rows.svg": _picture(f"rows {text}")},
+    )
+    put_stage(
+        run,
+        "1/rl@phase-1",
+        {schemas.CHECKPOINTS: [_checkpoint("1/rl@phase-1", text)]},
+        metrics={
+            "steps": 3, "rows": 8, "engine": f"trl{text}", "rollouts": 24, "sigma_tool": 0.1, "sigma_length": 0.1,
+            "equal_groups": 1, "groups": 6, "chosen_step": 3,
+        },
+        pictures={"curves.svg": _picture(f"curves {text}")},
+    )  # fmt: skip
+
+
+def _picture(title: str) -> bytes:
+    def draw(figure: Any) -> None:
+        figure.subplots().set_title(one_line(title))
+
+    return draw_svg(draw, width=4.0, height=2.0)
+
+
+def _logged(step: int, loss: float) -> dict[str, Any]:
+    return {"step": step, "epoch": step / 4, "loss": loss, "learning_rate": 1e-4, "grad_norm": None, "seconds": 1.0}
+
+
+def _checkpoint(name: str, text: str) -> dict[str, Any]:
+    row: dict[str, Any] = {
+        "name": name,
+        "base_model": f"base{text}",
+        "engine": f"engine{text}",
+        "versions": '{"torch":"2"}',
+    }
+    for column in schemas.CHECKPOINTS.schema:
+        row.setdefault(column.name, None if column.nullable else "" if str(column.type) == "string" else 1)
+    return row

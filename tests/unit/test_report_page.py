@@ -1,0 +1,144 @@
+"""The page of runs: its sections by what a run has, its numbers, hostile texts, and the command."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from support.page_runs import NUM_QUESTIONS, add_flywheel, evaluated_run
+
+from treadle.core.runs import Run
+from treadle.flows.cli_report import report
+from treadle.tasks.page.build import report_page
+
+HALF = [number % 2 == 0 for number in range(NUM_QUESTIONS)]
+MORE = [number % 2 == 0 or number % 3 == 0 for number in range(NUM_QUESTIONS)]
+HOSTILE = "</style><script>alert(1)</script><img src=x onerror=alert(2)>{{ 7 }}\u202e\x1b[31m"
+
+
+def sections_of(page: bytes) -> list[str]:
+    return re.findall(r'<section id="([\w-]+)"', page.decode())
+
+
+def text_of(page: bytes) -> str:
+    """What a reader sees, roughly: without markup and with single blanks."""
+    return " ".join(re.sub(r"<[^>]*>", " ", page.decode().split("<body>")[1]).split())
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    run = evaluated_run(tmp_path_factory.mktemp("whole"), "whole", {"base": HALF, "tuned": MORE}, datasets=("a", "b"))
+    add_flywheel(run)
+    return run
+
+
+@pytest.fixture(scope="module")
+def page(whole: Run) -> bytes:
+    return report_page([whole])
+
+
+def test_sections_stand_in_the_order_a_reader_wants(page: bytes) -> None:
+    assert sections_of(page) == [
+        "headline", "comparisons", "radar", "behaviour", "endings", "pools", "sft", "rl", "cost", "manifest",
+    ]  # fmt: skip
+
+
+def test_what_a_run_lacks_is_left_out_and_nothing_else_said(tmp_path: Path) -> None:
+    page = report_page([Run.create(tmp_path, "new", {}, {})])
+    assert sections_of(page) == ["manifest"]
+    assert "Nothing was evaluated yet" in text_of(page)
+
+
+def test_the_headline_has_values_and_intervals_of_the_summary(whole: Run, page: bytes) -> None:
+    lines = {
+        (row["model"], row["dataset"]): row
+        for record in whole.records()
+        if record.stage == "report"
+        for row in whole.rows(record.outputs["summary"]).rows()
+        if row["figure"] == "accuracy"
+    }
+    row = lines["tuned", "all"]
+    low, value, high = (f"{100 * row[name]:.1f}" for name in ("low", "value", "high"))
+    assert f"{value} % {low} to {high} %" in text_of(page)
+    assert f"{value} [{low}, {high}]" in text_of(page)
+
+
+def test_pairs_are_shown_with_p_values_and_questions_that_flipped(page: bytes) -> None:
+    text = text_of(page)
+    assert "base → tuned" in text
+    gained = [number for number in range(NUM_QUESTIONS) if MORE[number] and not HALF[number]]
+    for number in gained:
+        assert f"what is q{number}? answer q{number} base says tuned says" in text
+
+
+def test_cost_counts_what_has_a_price_and_says_what_has_none(page: bytes) -> None:
+    text = text_of(page)
+    assert "1/pools policy served-policy 40 5,000 1,000 7.00" in text
+    assert "1/pools judge served-judge 7 5,000 1,000 ?" in text
+    assert "all 47 10,000 2,000 at least 7.00" in text
+
+
+def test_trainings_are_shown_by_loss_and_by_their_own_pictures(page: bytes) -> None:
+    text = text_of(page)
+    assert "4 logged steps; the loss is 2.000 at first and 0.500 at last." in text
+    assert "Rows that were trained on (1/sft)" in text
+    assert "Curves over the steps (1/rl@phase-1)" in text
+
+
+def test_the_same_run_gives_the_same_bytes(whole: Run, page: bytes) -> None:
+    assert report_page([Run.open(whole.storage.location(), "whole")]) == page
+
+
+def test_models_of_several_runs_are_compared_on_the_questions_of_both(tmp_path: Path) -> None:
+    runs = [
+        evaluated_run(tmp_path, "first", {"base": HALF, "tuned": HALF}),
+        evaluated_run(tmp_path, "second", {"tuned": MORE[:9], "other": MORE[:9]}),
+    ]
+    text = text_of(report_page(runs))
+    assert "tuned · first → second" in text
+    assert "base · first → other · second" in text
+    assert "tuned · first → other" not in text
+    assert "base → tuned · first" in text
+    assert re.search(r"tuned · first → second world 9 ", text)
+
+
+def test_runs_of_the_same_name_are_numbered(tmp_path: Path) -> None:
+    runs = [evaluated_run(tmp_path / name, "run", {"base": HALF}) for name in ("one", "two")]
+    assert "base · run (1) → run (2)" in text_of(report_page(runs))
+
+
+def test_hostile_texts_stay_texts(tmp_path: Path) -> None:
+    run = evaluated_run(tmp_path, "run", {"base": HALF, "tuned": MORE}, text=HOSTILE, datasets=("a", "b"))
+    add_flywheel(run, HOSTILE)
+    page = report_page([run]).decode()
+    assert not re.search(r"<(script|img|iframe|link)\b|\u202e|\x1b", page)
+    assert page.count("</style>") == 1
+    assert page.count("&lt;script&gt;alert(1)&lt;/script&gt;") > 20
+    assert "{{ 7 }}" in page
+
+
+def test_what_cannot_be_read_is_said_once_and_the_rest_is_shown(tmp_path: Path) -> None:
+    run = evaluated_run(tmp_path, "run", {"base": HALF})
+    add_flywheel(run)
+    summary = next(record for record in run.records() if record.stage == "report").outputs["summary"]
+    (tmp_path / summary.folder / "artifact.json").unlink()
+    page = report_page([run])
+    assert "headline" not in sections_of(page) and "pools" in sections_of(page)
+    assert text_of(page).count("Not shown of 1/report") == 1
+
+
+def test_the_command_writes_a_page_and_replaces_pages_alone(whole: Run, tmp_path: Path) -> None:
+    root, out = str(whole.storage.location()), tmp_path / "new" / "report.html"
+    by_name = CliRunner().invoke(report, ["--run", "whole", "--root", root, "--out", str(out)], catch_exceptions=False)
+    assert by_name.exit_code == 0 and str(out) in by_name.output
+    first = out.read_bytes()
+    by_folder = CliRunner().invoke(report, ["--run", f"{root}/runs/whole", "--out", str(out)], catch_exceptions=False)
+    assert by_folder.exit_code == 0 and out.read_bytes() == first
+    notes = tmp_path / "notes.html"
+    notes.write_text("<!doctype html>mine")
+    refused = CliRunner().invoke(report, ["--run", "whole", "--root", root, "--out", str(notes)])
+    assert "no page of `treadle report`" in str(refused.exception)
+    assert notes.read_text() == "<!doctype html>mine"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["new", "notes.html"]
