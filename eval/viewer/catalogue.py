@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Sequence
@@ -10,7 +11,7 @@ from dataclasses import dataclass
 import pyarrow.compute as pc
 
 from treadle.core.artifacts import ArtifactReader, ArtifactRef
-from treadle.core.errors import ArtifactError
+from treadle.core.errors import ArtifactError, ConfigError
 from treadle.core.records import StageRecord
 from treadle.core.runs import Run
 from treadle.core.stage import Address
@@ -101,14 +102,17 @@ class Catalogue:
             lambda text: self._search.mask(parts, questions, index, text),
         )
         by_instance = {part.instance: part for part in parts}
-        self._snapshot = Snapshot(run, by_instance, index, questions, unfinished, problems)
+        self._snapshot = Snapshot(run, by_instance, index, questions, unfinished, list(dict.fromkeys(problems)))
 
     def _unfinished(self, records: Sequence[StageRecord]) -> list[tuple[str, str]]:
         finished = {record.address for record in records}
         prefix = self._run.key("attempts") + "/"
         begun = {"/".join(key.removeprefix(prefix).split("/")[:2]) for key in self._run.storage.keys(prefix[:-1])}
-        waiting = sorted(begun - finished)
-        return [(address, self._run.status(Address.parse(address)).state) for address in waiting]
+        found = []
+        for address in sorted(begun - finished):
+            with contextlib.suppress(ConfigError):  # A file of another origin.
+                found.append((address, self._run.status(Address.parse(address)).state))
+        return found
 
     def _parts_of(self, run: OpenRun, record: StageRecord, problems: list[str]) -> list[Part]:
         found = []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -67,7 +66,6 @@ class Kind:
 
     columns: tuple[str, ...]
     text: str
-    label: str
     facts: Callable[[pa.Table, Joined], Mapping[str, Any]]
 
 
@@ -153,16 +151,7 @@ def _all(value: str, table: pa.Table) -> pa.Array:
 
 
 KINDS: Mapping[str, Kind] = {
-    "rollouts": Kind(_AGENT, "text", "rollouts", _rollouts),
-    "pools": Kind((*_AGENT, "correct", "score"), "text", "pools", _pools),
-    "rl_rollouts": Kind(_TRAINING, "output", "training", _training),
+    "rollouts": Kind(_AGENT, "text", _rollouts),
+    "pools": Kind((*_AGENT, "correct", "score"), "text", _pools),
+    "rl_rollouts": Kind(_TRAINING, "output", _training),
 }
-
-_TRAINING_KEY = re.compile(r"(\d+)\.(\d+)\.(.*)", re.DOTALL)
-
-
-def training_place(key: str) -> tuple[int, int, str]:
-    """Step, session and group of the key of a rollout of a training."""
-    match = _TRAINING_KEY.fullmatch(key)
-    assert match is not None
-    return int(match[1]), int(match[2]), match[3]

@@ -150,6 +150,7 @@ def test_an_instance_that_has_begun_is_named_and_its_rows_are_not_shown(tmp_path
     rows = [agent_row(schemas.ROLLOUTS, "a", "q1"), agent_row(schemas.ROLLOUTS, "a", "q1")]
     with pytest.raises(ArtifactError, match="written before"):
         put_rows(run, "1/rollouts@base", schemas.ROLLOUTS, rows)
+    run.storage.put(run.key("attempts/notes.txt"), b"of another origin")
     snapshot = Catalogue(run, fresh_s=0).snapshot()
     assert snapshot.unfinished == [("1/rollouts@base", "failed")] and len(snapshot.index) == 0
 

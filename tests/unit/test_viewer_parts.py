@@ -17,7 +17,6 @@ from treadle.core.harmless import harmless, harmless_parts
 from treadle.eval.viewer.difference import difference
 from treadle.eval.viewer.markup import visible
 from treadle.eval.viewer.segments import course_of, pieces_of, segments_of_text
-from treadle.eval.viewer.trajectories import training_place
 from treadle.eval.viewer.words import changed_words
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -79,10 +78,6 @@ def test_the_course_is_as_wide_as_the_page() -> None:
     assert sum(stretch.width for stretch in stretches) == pytest.approx(1000, abs=1)
     assert stretches[0].width > 8 * stretches[2].width > 0 and stretches[1].width > 4
     assert course_of([]) == []
-
-
-def test_a_key_of_a_training_is_read_back_whatever_the_group_is_called() -> None:
-    assert training_place("12.3.a.b/4\n5") == (12, 3, "a.b/4\n5")
 
 
 @pytest.mark.parametrize(
