@@ -108,7 +108,7 @@ class Catalogue:
         finished = {record.address for record in records}
         prefix = self._run.key("attempts") + "/"
         begun = {"/".join(key.removeprefix(prefix).split("/")[:2]) for key in self._run.storage.keys(prefix[:-1])}
-        found = []
+        found: list[tuple[str, str]] = []
         for address in sorted(begun - finished):
             with contextlib.suppress(ConfigError):  # A file of another origin.
                 found.append((address, self._run.status(Address.parse(address)).state))
