@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
+from treadle.core.config import load_config
+from treadle.core.errors import ConfigError
 from treadle.core.figures import Cell, Figures, money
 from treadle.core.llm.config import ModelSettings
 from treadle.core.records import StageRecord
 from treadle.eval.page.document import Part, Section
+from treadle.tasks.config import TreadleConfig
 from treadle.tasks.page.sources import Source
 from treadle.tasks.stage_report import role_models
 
@@ -69,8 +72,8 @@ def _cost(cost: float | None) -> str:
 
 
 def _uses(source: Source, record: StageRecord) -> Iterator[Use]:
-    models = role_models(record, source.run)
     metrics = record.metrics
+    models = role_models(record, source.run) if record.stage != "scores" else _judges(source, metrics.get("usage", {}))
     if isinstance(usage := metrics.get("usage"), dict):
         for role, used in usage.items():
             yield _use(record, role, models.get(role), used["calls"], used["prompt_tokens"], used["completion_tokens"])
@@ -79,6 +82,15 @@ def _uses(source: Source, record: StageRecord) -> Iterator[Use]:
         yield _use(record, "policy", models.get("policy"), metrics["num_turns"], *tokens)
         if "summarizer" in models:
             yield from _summarizer(source, record, models["summarizer"])
+
+
+def _judges(source: Source, usage: Iterable[str]) -> dict[str, ModelSettings]:
+    """Role in `scores`, which is kind:name -> the model of that name."""
+    try:
+        models = load_config(TreadleConfig, base=source.run.config()).models
+    except ConfigError:
+        return {}
+    return {role: models[name] for role in usage if (name := role.partition(":")[2]) in models}
 
 
 def _summarizer(source: Source, record: StageRecord, model: ModelSettings) -> Iterator[Use]:

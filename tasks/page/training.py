@@ -22,7 +22,7 @@ _SELECTION = (
     "correctness, and the first fronts are trained on first."
 )
 _RL = (
-    "Light: each step; dark: the moving mean; red: held-out questions; dotted: the step that was handed over. Reward "
+    "Thin: each step; thick: the moving mean; red: held-out questions; dotted: the step that was handed over. Reward "
     "and correctness should rise together; calls and length that fall alone mean that answers got lazy."
 )
 

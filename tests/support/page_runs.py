@@ -97,7 +97,7 @@ def evaluated_run(
             )
             for number, (key, verdict) in enumerate(zip(keys, verdicts, strict=False))
         ]
-        inputs.append(put_stage(run, f"1/scores@model{place}", {schemas.SCORES: rows}, metrics={}))
+        inputs.append(put_stage(run, f"1/scores@model{place}", {schemas.SCORES: rows}, metrics=_judged(place)))
     report = Instance(
         address=Address.parse("1/report"),
         stage=REPORT,
@@ -106,6 +106,12 @@ def evaluated_run(
     )
     execute(report, run)
     return run
+
+
+def _judged(place: int) -> dict[str, Any]:
+    """Metrics of scores of which the first had a judge."""
+    used = {"calls": 3, "prompt_tokens": 2_000, "completion_tokens": 500}
+    return {} if place else {"usage": {"correctness:policy": used}}
 
 
 def _model(name: str, prices: Mapping[str, float] | None = None) -> dict[str, Any]:

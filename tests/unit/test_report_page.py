@@ -77,7 +77,8 @@ def test_cost_counts_what_has_a_price_and_says_what_has_none(page: bytes) -> Non
     text = text_of(page)
     assert "1/pools policy served-policy 40 5,000 1,000 7.00" in text
     assert "1/pools judge served-judge 7 5,000 1,000 ?" in text
-    assert "all 47 10,000 2,000 at least 7.00" in text
+    assert "1/scores@model0 correctness:policy served-policy 3 2,000 500 3.00" in text
+    assert "all 50 12,000 2,500 at least 10.00" in text
 
 
 def test_trainings_are_shown_by_loss_and_by_their_own_pictures(page: bytes) -> None:
