@@ -32,9 +32,15 @@ def changed_words(before: str, after: str) -> tuple[list[Run], list[Run]] | None
     if max(len(left), len(right)) > _MOST_WORDS:
         return None
     kept = _kept(left, right)
-    if head + tail + int(kept[0].sum()) < _LEAST_ALIKE * max(len(first), len(second)):
-        return None
-    return _runs(first, head, kept[0]), _runs(second, head, kept[1])
+    runs = _runs(first, head, kept[0]), _runs(second, head, kept[1])
+    return runs if min(_share_kept(side) for side in runs) >= _LEAST_ALIKE else None
+
+
+def _share_kept(runs: list[Run]) -> float:
+    """Share of the words, without blanks, that have not changed; 1 without any."""
+    sizes = [(sum(not word.isspace() for word in _WORDS.findall(run.text)), run.is_changed) for run in runs]
+    total = sum(size for size, _ in sizes)
+    return sum(size for size, is_changed in sizes if not is_changed) / total if total else 1.0
 
 
 def _common(first: list[str], second: list[str]) -> int:

@@ -98,12 +98,15 @@ def test_words_that_differ_are_told(before: str, after: str, gone: list[str], co
 
 def test_texts_without_much_in_common_or_too_long_are_not_compared() -> None:
     assert changed_words("one two three four", "completely/other-words_here") is None
+    # Blanks in common are nothing in common.
+    assert changed_words("Let me check that again.", "Now I have the value.") is None
     assert changed_words("a " * 3000, "b " * 3000) is None
     assert changed_words("a " * 3000 + "x", "a " * 3000 + "y") is not None
 
 
 @pytest.mark.parametrize(
-    ("before", "after"), [("a b " * 450, "b a " * 450), ("a " * 900, "a a b " * 300), ("ab " * 900, "ba " * 900)]
+    ("before", "after"),
+    [("a b " * 450, "b a " * 450), ("a " * 900, "a a b " * 300), ("ab ba " * 450, "ba ab ab " * 300)],
 )
 def test_words_that_repeat_without_end_are_compared(before: str, after: str) -> None:
     # Each takes difflib many seconds, so this shows in the durations of tests if it comes back.
