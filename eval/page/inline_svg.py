@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from html import escape
 
 from treadle.core.errors import DataError
+from treadle.core.harmless import harmless
 from treadle.core.pictures import COLOUR, LIGHT, WARM
 
 SERIES = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#5b6472", "#7a6a00")
@@ -43,6 +44,8 @@ _LOOKS = frozenset(
 )  # fmt: skip
 _PLAIN_VALUE = re.compile(r"[#\w.,%\s-]*")
 _POSITIONS = re.compile(r"[\d.,\sMmLlHhVvCcSsQqTtAaZzEe+-]*|(?:(?:matrix|translate|rotate|scale)\([\d.,\sEe+-]*\)\s*)+")
+_NO_XML = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f]")
+"""Characters that no XML may hold, and that matplotlib passes on from names."""
 _FRACTION = re.compile(r"\d+\.\d{3,}")
 _OWN_REFERENCE = re.compile(r"(?:url\()?#([\w.-]+)\)?")
 _PIXELS_PER_POINT = 96 / 72
@@ -54,7 +57,7 @@ def inline_svg(picture: bytes, name: str, title: str, description: str) -> str:
     Raises DataError for what is no SVG.
     """
     try:
-        root = ElementTree.fromstring(picture)
+        root = ElementTree.fromstring(_NO_XML.sub(b"?", picture))
         _, _, width, height = (float(part) for part in root.attrib["viewBox"].split())
     except (ElementTree.ParseError, KeyError, ValueError) as error:
         raise DataError(f"picture {title!r} is no SVG as matplotlib writes it: {error}") from None
@@ -77,7 +80,7 @@ def _markup(element: ElementTree.Element, name: str, used: set[str]) -> Iterator
         attributes = _identity(element, name, used) | _attributes(element, name)
     else:
         return
-    inner = escape(element.text or "", quote=False) if tag in ("text", "tspan") else ""
+    inner = escape(harmless(element.text or ""), quote=False) if tag in ("text", "tspan") else ""
     inner += "".join(part for child in element for part in _markup(child, name, used))
     if tag == "g" and not attributes:
         yield inner
