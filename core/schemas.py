@@ -709,8 +709,8 @@ SUMMARY = Table(
             _field(
                 "dataset",
                 pa.string(),
-                "data set; or an unweighted mean over those of the headline, or over all where there are none of these: "
-                "all, math, knowledge; or over all where that is another: every",
+                "data set; or an unweighted mean over those of the headline, or over all where there are none of "
+                "these: all, math, knowledge; or over all where that is another: every",
             ),
             _field(
                 "figure",
@@ -724,8 +724,8 @@ SUMMARY = Table(
             _field(
                 "method",
                 pa.string(),
-                "how the interval was made: wilson, clustered, bootstrap, normal, constant, unknown; combined for means "
-                "over data sets; null for numbers of rollouts",
+                "how the interval was made: wilson, clustered, bootstrap, normal, constant, unknown; combined for "
+                "means over data sets; null for numbers of rollouts",
                 nullable=True,
             ),
             _field("num_rollouts", pa.int64(), "rows scored"),
