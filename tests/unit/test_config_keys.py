@@ -26,7 +26,7 @@ from treadle.tasks.config import TreadleConfig
 from treadle.tasks.running import open_run
 
 OPERATIONAL = """
-DenseSettings.device EncoderSettings.batch_size EncoderSettings.device EncoderSettings.endpoints
+Benchmark.headline DenseSettings.device EncoderSettings.batch_size EncoderSettings.device EncoderSettings.endpoints
 EndpointSettings.api_key_env EndpointSettings.url
 CurriculumSettings.phases EnvironmentSettings.preset
 ModelSettings.backoff_base_s ModelSettings.backoff_max_s ModelSettings.completion_price_per_million
