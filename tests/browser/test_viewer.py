@@ -53,18 +53,17 @@ def test_keys_lead_through_the_list_and_the_trajectories(page: Page, url: str, s
     page.keyboard.press("k")
     focused = page.locator(":focus")
     expect(focused).to_have_attribute("href", re.compile(r"^/trajectory/1/rollouts@base/r2\?"))
-    page.keyboard.press("Enter")
-    expect(page).to_have_url(re.compile(r"/trajectory/1/rollouts@base/r2\?instance="))
-    page.keyboard.press("n")
-    expect(page).to_have_url(re.compile("/rollouts@base/r3"))
-    page.keyboard.press("p")
-    expect(page).to_have_url(re.compile("/rollouts@base/r2"))
-    page.keyboard.press("l")
-    expect(page).to_have_url(re.compile("/lineage/1/rollouts@base/r2"))
-    page.keyboard.press("t")
-    expect(page).to_have_url(re.compile("/trajectory/1/rollouts@base/r2"))
-    page.keyboard.press("u")
-    expect(page).to_have_url(url + "/?instance=1%2Frollouts%40base")
+    # Keys are heard once a page has loaded, which is what is waited for.
+    for key, address in (
+        ("Enter", r"/trajectory/1/rollouts@base/r2\?instance="),
+        ("n", "/trajectory/1/rollouts@base/r3"),
+        ("p", "/trajectory/1/rollouts@base/r2"),
+        ("l", "/lineage/1/rollouts@base/r2"),
+        ("t", "/trajectory/1/rollouts@base/r2"),
+        ("u", r"/\?instance=1%2Frollouts%40base$"),
+    ):
+        page.keyboard.press(key)
+        page.wait_for_url(re.compile(address))
 
 
 def test_results_unfold_one_by_one_and_all_together(page: Page, url: str, shots: Path) -> None:
