@@ -30,7 +30,7 @@ install: $(INSTALLED) ## Install Treadle into .venv
 
 demo: $(INSTALLED) ## Fine-tune and reinforce a small real model on a sample world and see what it learnt
 	@echo "make demo: rows by the rule-based tutor, SmolLM2-135M fine-tuned on them, then reinforced, 40 held-out questions before and after, with real tools;"
-	@echo "           each step shows its progress; the first time it installs vLLM, LLaMA-Factory and TRL (9 GB in the cache, 5 to 11 minutes)"
+	@echo "           about 20 minutes on 2 cores, each step shows its progress; the first time it installs vLLM, LLaMA-Factory and TRL (9 GB in the cache, 5 to 11 minutes)"
 	@$(BIN)/treadle demo
 
 lint: $(INSTALLED) ## Formatting, lint, types, import contracts
