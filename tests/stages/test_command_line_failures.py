@@ -217,7 +217,7 @@ def test_damage_is_found_and_mended_by_running_the_stage_again(finished: Desk, t
     content[100] ^= 1
     part.write_bytes(content)
     done = desk.treadle("verify", "--run", "first")
-    done.failed("1 of 5", "first", "treadle stage 1/rollouts@tutor --run first --force", code=1)
+    done.failed("1 of 7", "first", "treadle stage 1/rollouts@tutor --run first --force", code=1)
     assert [line.split()[1].split("/")[1] for line in done.out.splitlines() if line.startswith("damaged")] == [
         "rollouts"
     ]

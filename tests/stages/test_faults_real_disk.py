@@ -77,7 +77,7 @@ def test_a_limit_on_the_length_of_files_costs_a_line_and_the_run_goes_on_without
         return line
 
     # What is less would cut the line itself.
-    said = try_sizes(range(5, 120), attempt)
+    said = try_sizes(range(5, 240), attempt)
     assert len(said) >= 2, said
     assert all("larger than allowed" in line or "index cannot be kept" in line for line in said), said
 
