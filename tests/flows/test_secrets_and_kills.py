@@ -104,7 +104,15 @@ def submit(prefect_home, deployment: str, folder: Path, model: str) -> str:
     (folder / "run.toml").write_text(CONFIG.format(folder=folder, model=model))
     parameters = {"run_id": "r", "config_file": str(folder / "run.toml"), "root": str(folder / "outputs")}
     asked = {"parameters": parameters, "state": {"type": "SCHEDULED"}}
-    created = httpx.post(f"{prefect_home.url}/deployments/{deployment}/create_flow_run", json=asked)
+    answers: list[httpx.Response] = []
+
+    def taken() -> bool:
+        # As Prefect's own client does: the server says 503 while its database is locked, and has then done nothing.
+        answers.append(httpx.post(f"{prefect_home.url}/deployments/{deployment}/create_flow_run", json=asked))
+        return answers[-1].status_code != 503
+
+    until(taken, "the server takes the flow run")
+    created = answers[-1]
     assert created.status_code < 300, created.text
     return str(created.json()["id"])
 
