@@ -112,12 +112,17 @@ def evaluation_config(
     given = load_config(TreadleConfig, files, base=base)
     tree = given.model_dump(mode="json", exclude_unset=True)
     tree["flow"] = {**tree.get("flow", {}), "stages": _STAGES}
-    _put_model(tree, given, asked)
+    changed = _put_model(tree, given, asked)
     _put_benchmarks(tree, given, asked)
     _put_tools(tree, asked, overrides)
-    _put_judge(tree, asked)
+    _put_judge(tree, given, asked)
     tree["rollouts"] = merge(tree.get("rollouts", {}), _rollouts(asked))
     config = load_config(TreadleConfig, (), overrides, base=tree)
+    if changed is not None and flow_models(config) != (changed,):
+        raise ConfigError(
+            f"--model and what goes with it are about {changed}, but --set evaluates {', '.join(flow_models(config))}; "
+            "leave out one of them"
+        )
     for name in flow_models(config):
         _check_model(name, config)
     return config
@@ -151,14 +156,14 @@ def _no_benchmark() -> ConfigError:
     )
 
 
-def _put_model(tree: dict[str, Any], given: TreadleConfig, asked: Asked) -> None:
-    """Put the evaluated model into `tree`, on top of the one that the files evaluate."""
+def _put_model(tree: dict[str, Any], given: TreadleConfig, asked: Asked) -> str | None:
+    """Put the evaluated model into `tree`, on top of the one that the files evaluate; its name, or None as they are."""
     changes = _model_keys(asked)
     agents = flow_models(given) if given.models else ()
     if not agents and asked.model is None:
         raise _no_model()
     if asked.model is None and not changes and not asked.endpoints and asked.api_key_env is None:
-        return
+        return None
     if len(agents) > 1:
         raise ConfigError(
             f"--model and what goes with it are about one model, but the configuration has {', '.join(agents)}; "
@@ -166,14 +171,35 @@ def _put_model(tree: dict[str, Any], given: TreadleConfig, asked: Asked) -> None
         )
     name = model_name(asked.model) if asked.model is not None else agents[0]
     models = dict(tree.get("models", {}))
-    table = merge(models.pop(agents[0], {}) if agents else {}, changes)
+    old = models.pop(agents[0], {}) if agents else {}
+    if name in models:
+        raise ConfigError(
+            f"--model {asked.model} would be called {name!r} here, as is another model of the configuration; rename "
+            f"the table [models.{name}], or evaluate that one with --set flow.models='[\"{name}\"]' in place of --model"
+        )
+    table = merge(_for_model(old, asked.model, asked.endpoints, "--endpoint"), changes)
     if asked.endpoints:
-        table.pop("server", None)
         table["endpoints"] = [{"url": url} for url in asked.endpoints]
     if asked.api_key_env is not None:
         table["endpoints"] = [{**one, "api_key_env": asked.api_key_env} for one in table.get("endpoints", ())]
     tree["models"] = {name: table, **models}
     tree["flow"] = {**tree["flow"], "models": [name]}
+    return name
+
+
+def _for_model(table: Mapping[str, Any], model: str | None, endpoints: Sequence[str], option: str) -> dict[str, Any]:
+    """What of a model's table of the files holds for `model` too; raises ConfigError where they start another's server.
+
+    A tokenizer, a chat template and a revision belong to one model.
+    """
+    is_other = model is not None and table.get("model", model) != model
+    if is_other and table.get("server") and not endpoints:
+        raise ConfigError(
+            f"the server that the configuration starts is that of {table['model']}, not of {model}; name the server of "
+            f"{model} with {option}, or change the table's `server`"
+        )
+    dropped = {*(("tokenizer", "revision") if is_other else ()), *(("server",) if endpoints else ())}
+    return {key: value for key, value in table.items() if key not in dropped}
 
 
 def _model_keys(asked: Asked) -> dict[str, Any]:
@@ -274,17 +300,20 @@ def _put_tools(tree: dict[str, Any], asked: Asked, overrides: Sequence[str]) -> 
         search.setdefault("enabled", False)
 
 
-def _put_judge(tree: dict[str, Any], asked: Asked) -> None:
+def _put_judge(tree: dict[str, Any], given: TreadleConfig, asked: Asked) -> None:
     """Put a judge into `tree`, on top of the model `judge` of the files; it is asked over the chat route."""
     if asked.judge is None:
         if asked.judge_endpoints or asked.judge_key_env:
             raise ConfigError("--judge-endpoint and --judge-key-env are about a judge; name it with --judge MODEL")
         return
-    if _JUDGE in tree["flow"].get("models", ()):
+    if _JUDGE in (tree["flow"].get("models") or flow_models(given)):
         raise ConfigError(f"the evaluated model and its judge are both called {_JUDGE!r} here; give it another name")
-    table = {**tree["models"].get(_JUDGE, {}), "model": asked.judge, "api": "chat"}
+    old = tree["models"].get(_JUDGE, {})
+    table = _for_model(old, asked.judge, asked.judge_endpoints, "--judge-endpoint") | {
+        "model": asked.judge,
+        "api": "chat",
+    }
     if asked.judge_endpoints:
-        table.pop("server", None)
         table["endpoints"] = [{"url": url} for url in asked.judge_endpoints]
     if asked.judge_key_env is not None:
         table["endpoints"] = [{**one, "api_key_env": asked.judge_key_env} for one in table.get("endpoints", ())]

@@ -116,6 +116,43 @@ def test_a_judge_decides_and_votes(data: Path) -> None:
         made(asked("gsm8k", data_root=data, model="judge", judge="Big", judge_endpoints=(URL,)), root=data)
 
 
+TWO = (
+    "[flow]\nmodels = ['base']\n[models]\nbase = { model = 'base', endpoints = [{ url = 'http://localhost:1/v1' }] }\n"
+    "tuned = { model = 'old-tuned', endpoints = [{ url = 'http://localhost:2/v1' }] }\n"
+)
+STARTED = "[models]\nown = { model = 'own', server = { type = 'vllm', model = 'org/own' } }\n"
+JUDGE_ALONE = "[models]\njudge = { model = 'mine', endpoints = [{ url = 'http://localhost:1/v1' }] }\n"
+
+
+@pytest.mark.parametrize(
+    ("files", "options", "overrides", "line"),
+    [
+        (TWO, {"model": "org/tuned"}, (), "called 'tuned' here, as is another model of the configuration"),
+        (TWO, {"model": None}, ("flow.models=['tuned']",), "are about base, but --set evaluates tuned"),
+        (STARTED, {"model": "org/new", "endpoints": ()}, (), "starts is that of own, not of org/new; .* --endpoint"),
+        (JUDGE_ALONE, {"model": None, "endpoints": (), "judge": "Big", "judge_endpoints": (URL,)}, (), "both called"),
+    ],
+    ids=["name of another table", "other model by --set", "server of another model", "judge over the evaluated one"],
+)
+def test_another_model_than_the_one_that_was_asked_for_is_never_measured(
+    data: Path, files: str, options: dict[str, Any], overrides: tuple[str, ...], line: str
+) -> None:
+    with pytest.raises(ConfigError, match=line):
+        made(asked("gsm8k", data_root=data, **options), files, root=data, overrides=overrides)
+
+
+def test_what_belongs_to_the_model_of_the_files_is_not_taken_for_that_of_another(data: Path) -> None:
+    own = "[models]\nown = { model = 'own', tokenizer = 'tok', revision = 'v1', max_model_len = 4096 }\n"
+    same = made(asked("gsm8k", data_root=data, model="own"), own, root=data).models["own"]
+    assert (same.tokenizer, same.revision, same.max_model_len) == (Path("tok"), "v1", 4096)
+    config = made(asked("gsm8k", data_root=data, model="org/new"), own, root=data)
+    new = config.models["new"]
+    assert (new.tokenizer, new.revision, new.max_model_len) == (None, "", 4096)
+    assert unknown_template(config) == ("new",)
+    named = asked("gsm8k", data_root=data, model="org/new", tokenizer=Path("theirs"))
+    assert made(named, own, root=data).models["new"].tokenizer == Path("theirs")
+
+
 @pytest.mark.parametrize("preset", ["smoke", "eval-reference"])
 def test_a_preset_means_the_same_to_run_and_to_eval(tmp_path: Path, preset: str) -> None:
     path = CONFIGS / f"{preset}.toml"
