@@ -11,6 +11,7 @@ from typing import Any
 
 import orjson
 
+from treadle.core.errors import DataError
 from treadle.core.runs import Run
 from treadle.core.stage import Address
 from treadle.tasks.pool_tree import PoolTree, pool_trees
@@ -104,7 +105,13 @@ _PARENT = ("rollout_key", "operator", "round", "status", "correct", "prediction"
 
 
 def _question(run: Run, key: str) -> dict[str, Any]:
-    return next(row for _, row in rows_with(run, "questions", "question_key", key))
+    row = next((row for _, row in rows_with(run, "questions", "question_key", key)), None)
+    if row is None:
+        raise DataError(
+            f"question {key} is in no table of questions of run {run.run_id}, so its source is not known; "
+            "`treadle verify` shows what else is missing"
+        )
+    return row
 
 
 def trace_back(run: Run, key: str) -> list[LineageStep]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import pyarrow.compute as pc
 
 from treadle.core.artifacts import ArtifactReader, ArtifactRef
-from treadle.core.errors import ArtifactError, ConfigError
+from treadle.core.errors import ArtifactError, ConfigError, StorageError
 from treadle.core.records import StageRecord
 from treadle.core.runs import Run
 from treadle.core.stage import Address
@@ -24,6 +24,8 @@ from treadle.eval.viewer.trajectories import KINDS, Joined, facts_of
 _SHOWN_CHARS = 400
 _JOINED = {"scores": ("correct", "score"), "sft_rows": (), "sft_rejections": ("reason",)}
 """Kind of table -> what the list shows of it."""
+_UNREADABLE = (ArtifactError, StorageError)
+"""What is wrong with one table, and no reason not to show the others."""
 
 
 class OpenRun(Run):
@@ -91,8 +93,7 @@ class Catalogue:
         state = ([(record.address, record.outputs) for record in records], damaged, unfinished)
         if state == self._state and self._snapshot is not None:
             return
-        self._state = state
-        problems = list(damaged.values())
+        problems: list[str] = []
         run = OpenRun(self._run, records, self._readers)
         parts = [part for record in records for part in self._parts_of(run, record, problems)]
         questions = self._questions(run, problems)
@@ -102,7 +103,9 @@ class Catalogue:
             lambda text: self._search.mask(parts, questions, index, text),
         )
         by_instance = {part.instance: part for part in parts}
-        self._snapshot = Snapshot(run, by_instance, index, questions, unfinished, list(dict.fromkeys(problems)))
+        told = list(dict.fromkeys([*damaged.values(), *problems]))
+        self._snapshot = Snapshot(run, by_instance, index, questions, unfinished, told)
+        self._state = None if problems else state  # What cannot be read may be there again at the next look.
 
     def _unfinished(self, records: Sequence[StageRecord]) -> list[tuple[str, str]]:
         finished = {record.address for record in records}
@@ -120,12 +123,12 @@ class Catalogue:
             ref = record.outputs[name]
             try:
                 joined = Joined(**{kind: self._joined(run, ref, name, kind) for kind in _JOINED})
-            except ArtifactError as error:
+            except _UNREADABLE as error:
                 problems.append(str(error))
                 joined = Joined()
             try:
                 found.append(self._part(run, record.address, name, ref, joined))
-            except ArtifactError as error:
+            except _UNREADABLE as error:
                 problems.append(str(error))
         return found
 
@@ -155,7 +158,7 @@ class Catalogue:
             if "questions" in record.outputs:
                 try:
                     table = self._keyed(run, record.outputs["questions"], "question_key", ("question",))
-                except ArtifactError as error:
+                except _UNREADABLE as error:
                     problems.append(str(error))
                     continue
                 tables.append(table)

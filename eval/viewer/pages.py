@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from treadle.core.errors import ArtifactError
+from treadle.core.errors import TreadleError
 from treadle.eval.viewer.catalogue import Snapshot
 from treadle.eval.viewer.difference import difference
 from treadle.eval.viewer.index import Found, Value, neighbours
@@ -102,7 +102,7 @@ class Pages:
         problem = None
         try:
             steps = self._kin.trace_back(snapshot.run, key)
-        except ArtifactError as error:  # Of whatever table on the way; the trajectory itself can be shown.
+        except TreadleError as error:  # Of whatever table on the way; the trajectory itself can be shown.
             problem = str(error)
         return {**self._frame(snapshot, one, selection), "steps": steps, "problem": problem, "styles": _PLAIN_STYLES}
 

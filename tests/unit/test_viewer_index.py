@@ -166,6 +166,42 @@ def test_a_table_that_is_missing_is_told_and_the_others_are_shown(tmp_path: Path
     assert [problem.startswith(f"artifact {ref.folder} is missing") for problem in snapshot.problems] == [True]
 
 
+def data_file(root: Path, run: Run, kind: str) -> Path:
+    """The first data file of the last table of a kind."""
+    (*_, ref) = (record.outputs[kind] for record in run.records() if kind in record.outputs)
+    return min((root / ref.folder).glob("*.parquet"))
+
+
+@pytest.mark.parametrize("kind", ["rollouts", "scores", "questions"])
+def test_a_file_that_cannot_be_read_is_told_and_looked_for_again(tmp_path: Path, kind: str) -> None:
+    run = example_run(tmp_path)
+    whole = keys(Catalogue(run, fresh_s=0).snapshot())
+    file = data_file(tmp_path, run, kind)
+    file.rename(tmp_path / "away")
+    catalogue = Catalogue(run, fresh_s=0)
+    damaged = catalogue.snapshot()
+    assert [file.name in problem for problem in damaged.problems] == [True]
+    assert set(keys(damaged)) <= set(whole) and len(keys(damaged)) >= 6
+    (tmp_path / "away").rename(file)
+    well = catalogue.snapshot()
+    assert well.problems == [] and keys(well) == whole
+    assert catalogue.snapshot() is well
+
+
+def test_a_table_that_finishes_while_its_file_cannot_be_read_appears_once_it_can(tmp_path: Path) -> None:
+    run = new_run(tmp_path)
+    put_rows(run, "1/rollouts@base", schemas.ROLLOUTS, [agent_row(schemas.ROLLOUTS, "a", "q1")])
+    catalogue = Catalogue(run, fresh_s=0)
+    assert keys(catalogue.snapshot()) == ["a"]
+    put_rows(run, "1/rollouts@tuned", schemas.ROLLOUTS, [agent_row(schemas.ROLLOUTS, "b", "q1")])
+    file = data_file(tmp_path, run, "rollouts")
+    file.rename(tmp_path / "away")
+    damaged = catalogue.snapshot()
+    assert keys(damaged) == ["a"] and [file.name in problem for problem in damaged.problems] == [True]
+    (tmp_path / "away").rename(file)
+    assert keys(catalogue.snapshot()) == ["a", "b"] and catalogue.snapshot().problems == []
+
+
 def test_scores_of_other_rollouts_are_not_taken(tmp_path: Path) -> None:
     run = example_run(tmp_path)
     again = [agent_row(schemas.ROLLOUTS, "r1", "q1", status="length")]

@@ -318,5 +318,12 @@ def test_a_lineage_that_cannot_be_read_is_told_beside_the_trajectory(tmp_path: P
     assert "It must be the Ilme" in viewer.get("/trajectory/1/pools/p2").text
 
 
+def test_the_lineage_of_a_trajectory_whose_question_is_not_there_says_so(tmp_path: Path) -> None:
+    run = new_run(tmp_path)
+    put_rows(run, "1/rollouts@base", schemas.ROLLOUTS, [agent_row(schemas.ROLLOUTS, "a", "gone")])
+    answer = client(run).get("/lineage/1/rollouts@base/a")
+    assert answer.status_code == 200 and "It cannot be told: question gone is in no table" in text_of(answer.text)
+
+
 def test_a_run_without_trajectories_says_so(tmp_path: Path) -> None:
     assert "This run has no finished trajectories yet." in client(new_run(tmp_path)).get("/").text
