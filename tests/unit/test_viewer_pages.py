@@ -164,6 +164,47 @@ def test_its_own_names_are_answered(viewer: TestClient, host: str) -> None:
     assert viewer.get("/", headers={"host": host}).status_code == 200
 
 
+def fetched(site: str, mode: str = "navigate", dest: str = "document") -> dict[str, str]:
+    """What a browser says of a request."""
+    return {"sec-fetch-site": site, "sec-fetch-mode": mode, "sec-fetch-dest": dest}
+
+
+@pytest.mark.parametrize(
+    ("path", "headers"),
+    [
+        ("/?q=Vorna", fetched("cross-site", "no-cors", "image")),
+        ("/", fetched("cross-site", "no-cors", "script")),
+        ("/", fetched("same-site", "cors", "empty")),  # Another port of this machine.
+        ("/", fetched("cross-site", "navigate", "iframe")),
+        ("/?q=Vorna", fetched("cross-site")),
+        ("/", {"sec-fetch-site": "cross-site"}),
+        ("/", {"origin": "http://evil.example"}),
+        ("/", {"origin": "http://127.0.0.1:9999"}),
+        ("/", {"origin": "null"}),
+    ],
+)
+def test_what_another_page_asks_for_is_refused(viewer: TestClient, path: str, headers: dict[str, str]) -> None:
+    answer = viewer.get(path, headers=headers)
+    assert answer.status_code == 403 and "Vorna" not in answer.text
+
+
+@pytest.mark.parametrize(
+    ("path", "headers"),
+    [
+        ("/?q=Vorna", fetched("none")),
+        ("/?q=Vorna", fetched("same-origin")),
+        ("/static/viewer.js", fetched("same-origin", "no-cors", "script")),
+        ("/trajectory/1/pools/p2", fetched("cross-site")),  # A link in a terminal that is a web page.
+        ("/", {"origin": "http://127.0.0.1:8484"}),
+        ("/", {}),
+    ],
+)
+def test_its_own_pages_links_to_them_and_programs_are_answered(
+    viewer: TestClient, path: str, headers: dict[str, str]
+) -> None:
+    assert viewer.get(path, headers=headers).status_code == 200
+
+
 def test_every_answer_forbids_whatever_the_pages_do_not_need(viewer: TestClient) -> None:
     paths = ("/", "/nothing", "/static/viewer.js", "/json/1/pools/p2", "/text/1/pools/p2?place=1", SHOWN[1])
     for answer in [viewer.get(path) for path in paths] + [viewer.get("/", headers={"host": "evil.example"})]:
