@@ -11,7 +11,8 @@ from treadle.eval.viewer.kin import ChangedPiece, Changes, Kin, Segments
 from treadle.eval.viewer.segments import KNOWN_KINDS, without_markers
 from treadle.eval.viewer.words import Run, changed_words
 
-_MOST_SEGMENTS = 300
+_MOST_PAIRS = 300 * 300
+"""Segments of one side times those of the other."""
 _SHOWN_CHARS = 16_000
 
 
@@ -43,8 +44,8 @@ class Difference(NamedTuple):
 
 def difference(kin: Kin, parent: Segments, edited: Segments) -> Difference:
     """Compare two trajectories."""
-    # Comparing segments can take the cube of their number, and a model may write as many as it likes.
-    if min(len(parent), len(edited)) > _MOST_SEGMENTS:
+    # Comparing takes up to the pairs times the shorter side, and a model may write as many segments as it likes.
+    if len(parent) * len(edited) > _MOST_PAIRS:
         return Difference(0, [], True)
     changes = kin.changes_between(parent, edited)
     return Difference(changes.num_steps, _blocks(changes), False)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
 import json
 import re
+import sys
 import tomllib
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -104,13 +108,33 @@ def test_texts_without_much_in_common_or_too_long_are_not_compared() -> None:
     assert changed_words("a " * 3000 + "x", "a " * 3000 + "y") is not None
 
 
+@contextlib.contextmanager
+def few_lines(most: int) -> Iterator[None]:
+    """Fail what runs more lines of Python than these."""
+    num_lines = 0
+
+    def count(frame: FrameType, event: str, argument: object) -> Callable[..., Any]:
+        nonlocal num_lines
+        num_lines += event == "line"
+        assert num_lines <= most, f"more than {most:,} lines were run"
+        return count
+
+    before = sys.gettrace()
+    sys.settrace(count)
+    try:
+        yield
+    finally:
+        sys.settrace(before)
+
+
 @pytest.mark.parametrize(
     ("before", "after"),
     [("a b " * 450, "b a " * 450), ("a " * 900, "a a b " * 300), ("ab ba " * 450, "ba ab ab " * 300)],
 )
 def test_words_that_repeat_without_end_are_compared(before: str, after: str) -> None:
-    # Each takes difflib many seconds, so this shows in the durations of tests if it comes back.
-    runs = changed_words(before, after)
+    # Each takes difflib many seconds, that is many millions of lines of Python.
+    with few_lines(200_000):
+        runs = changed_words(before, after)
     assert runs is not None and ["".join(run.text for run in side) for side in runs] == [before, after]
 
 
@@ -118,6 +142,10 @@ def test_too_many_segments_are_not_compared() -> None:
     many = cut(*[("think", "a"), ("search", "b")] * 160)
     assert difference(KIN, many, many).is_too_long
     assert difference(KIN, many, many[:2]).blocks != []
+    # Neither may be long where the other is not short.
+    longer = cut(*[("think", "a"), ("search", "b")] * 1000)
+    assert difference(KIN, many[:50], longer).is_too_long and difference(KIN, longer, many[:50]).is_too_long
+    assert difference(KIN, longer, many[:40]).blocks != []
 
 
 def test_segments_of_other_kinds_are_not_taken_for_each_other() -> None:
