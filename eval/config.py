@@ -40,7 +40,7 @@ class VoteSampling(Sampling):
 
     temperature: float = Field(default=0.6, ge=0.0)
     """Softmax temperature; 0 makes all votes the same."""
-    repetition_penalty: float = Field(default=1.05, gt=0.0)
+    repetition_penalty: float = Field(default=1.0, gt=0.0)
     """Divides the scores of tokens that already occur in prompt or answer; 1 means none."""
     max_tokens: int = Field(default=128, ge=1)
     """Most new tokens of one request."""

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 from support.score_tables import question, rollout
 from support.scores_bench import ScoresBench, asked, judged_by, predicted, server, voted_by
-from support.scripted_server import Fault, Item
+from support.scripted_server import Fault, Item, RecordedRequest
 
 from treadle.core.errors import BudgetExceeded, ConfigError, EndpointUnavailable, RolloutsOwed, StageFailed
+from treadle.eval.config import VoteSampling
 
 CALL = [("search", "<search>q</search>"), ("result", "<result>found</result>")]
 
@@ -330,3 +331,17 @@ async def test_a_server_with_only_a_chat_route_will_do(tmp_path: Path) -> None:
         made = bench(tmp_path, [answered("r1", "m1", "seven")])
         record = await made.score(judged_by({"judge": scripted.url}, api="chat"))
     assert made.rows(record)[0]["correct"] is True
+
+
+async def test_a_hosted_service_votes_with_the_sampling_that_votes_have_by_default(tmp_path: Path) -> None:
+    def hosted(request: RecordedRequest) -> Item:
+        unknown = {"top_k", "min_p", "repetition_penalty"} & request.body.keys()
+        return Fault.status(400, f"unknown: {sorted(unknown)}") if unknown else "<answer>no</answer>"
+
+    async with server(hosted, "voter", chat_only=True) as scripted:
+        settings = voted_by(scripted.url)
+        settings["redundancy"]["model"]["api"] = "chat"
+        settings["redundancy"]["sampling"] = VoteSampling().model_dump()
+        made = bench(tmp_path, [called("r1")])
+        record = await made.score(settings)
+    assert made.rows(record)[0]["votes_no"] == 3
