@@ -14,7 +14,7 @@ from treadle.eval.metrics import dataset_figures
 from treadle.eval.page.charts import Estimate, interval_chart
 from treadle.eval.page.document import Fold, Part, Section
 from treadle.eval.statistics import holm
-from treadle.tasks.page.evaluation import dataset_title, figure_title, number_form
+from treadle.tasks.page.evaluation import figure_title, number_form
 from treadle.tasks.page.flips import flips
 from treadle.tasks.page.models import OVERALL, Model
 
@@ -51,7 +51,7 @@ def comparisons_section(models: Sequence[Model]) -> list[Section]:
                 "Difference in correctness",
                 [
                     Estimate(
-                        _title(row["dataset"], names) if len(names) > 1 else "",
+                        row["title"] if len(names) > 1 else "",
                         row["pair"],
                         series[row["second"]],
                         row["difference"],
@@ -72,9 +72,16 @@ def comparisons_section(models: Sequence[Model]) -> list[Section]:
 
 
 def _in_order(rows: Sequence[Row], models: Sequence[Model]) -> list[Row]:
-    """Rows with the name of their pair, pairs as they came, each with its averages first."""
+    """Rows with the names of their pair and of what they are over, pairs as they came, each with its averages first."""
     by_label = {model.label: model for model in models}
-    named = [{**row, "pair": _pair_name(by_label[row["first"]], by_label[row["second"]])} for row in rows]
+    named = [
+        {
+            **row,
+            "pair": _pair_name(by_label[row["first"]], by_label[row["second"]]),
+            "title": by_label[row["first"]].title(row["dataset"]),
+        }
+        for row in rows
+    ]
     pairs = list(dict.fromkeys(row["pair"] for row in named))
     return sorted(named, key=lambda row: (pairs.index(row["pair"]), _place(row["dataset"])))
 
@@ -90,10 +97,6 @@ def _pair_name(first: Model, second: Model) -> str:
 
 def _place(dataset: str) -> int:
     return OVERALL.index(dataset) if dataset in OVERALL else len(OVERALL)
-
-
-def _title(dataset: str, names: set[str]) -> str:
-    return dataset_title(dataset, dataset in OVERALL and len(names) > 1)
 
 
 def _reported(models: Sequence[Model]) -> list[Row]:
@@ -142,7 +145,7 @@ def _table(title: str, rows: Sequence[Row], *, with_figure: bool) -> Figures:
         body.append(
             (
                 row["pair"],
-                _title(row["dataset"], names),
+                row["title"],
                 *figure,
                 row["num_questions"],
                 *values,

@@ -9,14 +9,8 @@ from treadle.eval.layout import Line
 from treadle.eval.page.charts import Estimate, interval_chart, radar_chart
 from treadle.eval.page.document import Fold, Part, Section, Tile, Tiles
 from treadle.eval.radar import radar_axes
-from treadle.tasks.page.models import OVERALL, Model
+from treadle.tasks.page.models import OVERALL, Model, enumerated
 
-_AVERAGES = {
-    "all": "average",
-    "math": "average of mathematics",
-    "knowledge": "average of knowledge",
-    "every": "average of every data set",
-}
 _PERCENT = {
     "accuracy": "right",
     "score": "correctness",
@@ -60,6 +54,7 @@ _NOTE = (
     "divided by calls. Undecided: rollouts without a verdict, left out. Failed: ended by infrastructure, counted as "
     "wrong. Averages give each data set the same weight."
 )
+_UNLIKE = "The models have figures of different data sets, so that these tell nothing of which model is better."
 _WITH_INTERVAL = ("accuracy", "score", "efficiency")
 _TILES_SHOWN = 8
 _DATASETS_DRAWN = 12
@@ -71,11 +66,20 @@ def headline_section(models: Sequence[Model]) -> list[Section]:
         return []
     figures = [name for name in (*_HEADLINE, *_passes(models)) if _is_told(name, models)]
     unlucky = [name for name in _UNLUCKY if any(_count(line, name) for model in models for line in _told(model))]
+    title, is_alike = _over(models)
+    notes = [_NOTE]
+    if not unlucky:
+        notes.append("Every rollout has a verdict, and none was ended by infrastructure.")
+    if not is_alike:
+        notes.append(_UNLIKE)
     over_all = Figures(
-        "Over all data sets" if any(len(model.datasets) > 1 for model in models) else "Figures",
-        ("model", "rollouts", *map(_title, figures), *unlucky),
-        tuple((model.label, *_cells(model.headline, figures, unlucky)) for model in models),
-        _NOTE if unlucky else f"{_NOTE} Every rollout has a verdict, and none was ended by infrastructure.",
+        title,
+        ("model", *([] if is_alike else ["data sets"]), "rollouts", *map(_title, figures), *unlucky),
+        tuple(
+            (model.label, *([] if is_alike else [_members(model)]), *_cells(model.headline, figures, unlucky))
+            for model in models
+        ),
+        " ".join(notes),
     )
     parts: list[Part] = [Tiles(tuple(map(_tile, models[:_TILES_SHOWN])))]
     if estimates := _estimates(models):
@@ -89,6 +93,18 @@ def headline_section(models: Sequence[Model]) -> list[Section]:
         "be chance."
     )
     return [Section("headline", "Headline", reading, parts)]
+
+
+def _over(models: Sequence[Model]) -> tuple[str, bool]:
+    """What the main figures are over, as a title, and whether that is the same for all models."""
+    if len({tuple(model.over(model.headline.dataset)) for model in models}) > 1:
+        return "Averages of different data sets", False
+    title = models[0].title(models[0].headline.dataset)
+    return (f"{title[0].upper()}{title[1:]}" if len(models[0].datasets) > 1 else "Figures"), True
+
+
+def _members(model: Model) -> str:
+    return enumerated(model.over(model.headline.dataset))
 
 
 def radar_section(models: Sequence[Model]) -> list[Section]:
@@ -110,7 +126,10 @@ def radar_section(models: Sequence[Model]) -> list[Section]:
         "axes with each other."
     )
     unknown = ", ".join(axis.title for axis in axes if axis not in known)
-    note = f"Not drawn, since no model has it: {unknown}." if unknown else ""
+    title, is_alike = _over(models)
+    notes = ["" if title == "Figures" else f"{title}.", "" if is_alike else _UNLIKE]
+    notes.append(f"Not drawn, since no model has it: {unknown}." if unknown else "")
+    note = " ".join(filter(None, notes))
     table = Figures("Values", ("axis", "range", *(model.label for model in models)), rows, note)
     return [Section("radar", "Radar", reading, [radar_chart("Behaviour", known), table])]
 
@@ -123,7 +142,9 @@ def _tile(model: Model) -> Tile:
     line = model.headline
     value = line.value("accuracy")
     interval = _interval(line, "accuracy")
-    note = f"{interval} · {line.num_questions:,} questions" if interval else f"{line.num_questions:,} questions"
+    note = f"{line.num_questions:,} questions of {_members(model)}"
+    if interval:
+        note = f"{interval} · {note}"
     return Tile(model.label, "-" if value is None else f"{100 * value:.1f} %", note, model.series)
 
 
@@ -139,8 +160,8 @@ def _estimates(models: Sequence[Model]) -> list[Estimate]:
     found = []
     lines = _lines_told(models)
     for name in lines[:_DATASETS_DRAWN]:
-        title = dataset_title(name, name in OVERALL and len(lines) > 1)
         for model in models:
+            title = model.title(name)
             row = model.lines[name].figures.get("accuracy") if name in model.lines else None
             if row is None or row["value"] is None or row["low"] is None or row["high"] is None:
                 continue
@@ -152,25 +173,14 @@ def _estimates(models: Sequence[Model]) -> list[Estimate]:
 
 
 def _lines_told(models: Sequence[Model]) -> list[str]:
-    """Averages, then data sets; averages over a single data set say nothing new."""
-    names = list(dict.fromkeys(name for model in models for name in model.lines))
-    if len(names) == 1:
-        return names
-    datasets = [name for name in names if name not in OVERALL]
-
-    def is_new(average: str) -> bool:
-        return any(
-            all(model.lines[average].num_questions != model.lines[name].num_questions for name in model.datasets)
-            for model in models
-            if average in model.lines
-        )
-
-    return [*(name for name in OVERALL if name in names and is_new(name)), *datasets]
-
-
-def dataset_title(name: str, is_average: bool) -> str:
-    """A data set, or what an average is over."""
-    return _AVERAGES[name] if is_average else name
+    """Averages, then data sets; an average over a single data set says nothing new."""
+    names = dict.fromkeys(name for model in models for name in model.lines)
+    averages = [
+        average
+        for average in OVERALL
+        if any(average in model.lines and len(model.over(average)) != 1 for model in models)
+    ]
+    return [*averages, *(name for name in names if any(name in model.datasets for model in models))]
 
 
 def figure_title(name: str) -> str:
@@ -243,7 +253,7 @@ def _by_dataset(
     models: Sequence[Model], datasets: Sequence[str], figures: Sequence[str], unlucky: Sequence[str]
 ) -> Figures:
     rows = tuple(
-        (dataset_title(name, name in OVERALL), model.label, *_cells(model.lines[name], figures, unlucky))
+        (model.title(name), model.label, *_cells(model.lines[name], figures, unlucky))
         for name in datasets
         for model in models
         if name in model.lines
@@ -252,14 +262,18 @@ def _by_dataset(
 
 
 def _all_figures(models: Sequence[Model]) -> Figures:
-    """Figures as rows, models as columns, over all data sets."""
+    """Figures as rows, models as columns, of what the main figures are of."""
+    title, is_alike = _over(models)
     names = [*_PERCENT, *_passes(models), *_NUMBERS]
     told = [name for name in names if any(model.headline.value(name) is not None for model in models)]
-    rows = tuple(
+    rows: tuple[tuple[str, ...], ...] = tuple(
         (
             f"{figure_title(name)}{', %' if _is_share(name) else ''}",
             *(figure_text(model.headline, name, with_interval=True) for model in models),
         )
         for name in told
     )
-    return Figures("All figures over all data sets [95 %]", ("figure", *(model.label for model in models)), rows)
+    if not is_alike:
+        rows = (("data sets", *map(_members, models)), *rows)
+    name = "All figures" if title == "Figures" else f"All figures: {title[0].lower()}{title[1:]}"
+    return Figures(f"{name} [95 %]", ("figure", *(model.label for model in models)), rows)

@@ -6,13 +6,23 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from treadle.core.harmless import one_line
 from treadle.core.records import StageRecord
 from treadle.eval.layout import Line, summary_lines
+from treadle.eval.metrics import ALL, EVERY, KNOWLEDGE, MATH
 from treadle.eval.scored_rollout import COLUMNS, ScoredRollout
 from treadle.tasks.page.sources import Source
 
-OVERALL = ("all", "every", "math", "knowledge")
+OVERALL = (ALL, EVERY, MATH, KNOWLEDGE)
 """Names of averages over data sets, the one that models are told apart by first."""
+_AREAS = {MATH: "mathematics", KNOWLEDGE: "knowledge"}
+_MOST_NAMED = 8
+
+
+def enumerated(names: Sequence[str]) -> str:
+    """Names one after the other, of many the first ones."""
+    shown = [one_line(name) for name in names[:_MOST_NAMED]]
+    return ", ".join(shown) + (f" and {len(names) - len(shown)} more" if len(names) > len(shown) else "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +72,25 @@ class Model:
 
     @property
     def headline(self) -> Line:
-        """Its figures over all data sets, or on the only one."""
+        """The average over the data sets of the headline, or its figures on the only data set."""
         return next((self.lines[name] for name in OVERALL if name in self.lines), next(iter(self.lines.values())))
+
+    def over(self, name: str) -> list[str]:
+        """The data sets that a line is over; none where only its name says it: mathematics, knowledge."""
+        if name not in OVERALL or len(self.lines) == 1:
+            return [name]
+        if name == ALL:
+            chosen = set(self.report.settings.get("headline", ()))
+            return [dataset for dataset in self.datasets if dataset in chosen] or self.datasets
+        return self.datasets if name == EVERY else []
+
+    def title(self, name: str) -> str:
+        """A data set, or what an average is over."""
+        if name not in OVERALL or len(self.lines) == 1:
+            return name
+        if name == EVERY:
+            return "average of every data set"
+        return f"average of {enumerated(self.over(name)) or _AREAS[name]}"
 
     @property
     def datasets(self) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from support.score_tables import put_rows, question, score
@@ -71,9 +72,19 @@ def put_stage(
 
 
 def evaluated_run(
-    root: Path, name: str, models: Mapping[str, Sequence[bool | None]], *, text: str = "", datasets: Sequence[str] = ()
+    root: Path,
+    name: str,
+    models: Mapping[str, Sequence[bool | None]],
+    *,
+    text: str = "",
+    datasets: Sequence[str] = (),
+    headline: tuple[str, ...] = (),
+    columns: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
 ) -> Run:
-    """A run whose report knows these models by their verdicts on the same questions; `text` stands in every name."""
+    """A run whose report knows these models by their verdicts on the same questions; `text` stands in every name.
+
+    `columns`: what else all rows of a model have.
+    """
     run = Run.create(root, name, {"models": {"judge": _model("judge"), "policy": _model("policy", PRICED)}}, {})
     keys = [f"q{number}" for number in range(NUM_QUESTIONS)]
     asked = [{**question(key, [f"answer {key} {text}"]), "question": f"what is {key}? {text}"} for key in keys]
@@ -95,13 +106,14 @@ def evaluated_run(
                 search_calls=number % 3,
                 completion_tokens=10 + 7 * number,
             )
+            | columns.get(model, {})
             for number, (key, verdict) in enumerate(zip(keys, verdicts, strict=False))
         ]
         inputs.append(put_stage(run, f"1/scores@model{place}", {schemas.SCORES: rows}, metrics=_judged(place)))
     report = Instance(
         address=Address.parse("1/report"),
         stage=REPORT,
-        settings=ReportSettings(bootstrap_samples=100),
+        settings=ReportSettings(bootstrap_samples=100, headline=headline),
         inputs={"scores": tuple(inputs)},
     )
     execute(report, run)

@@ -65,6 +65,35 @@ def test_the_headline_has_values_and_intervals_of_the_summary(whole: Run, page: 
     assert f"{value} [{low}, {high}]" in text_of(page)
 
 
+def test_averages_name_their_data_sets(tmp_path: Path) -> None:
+    """Three data sets of four questions each; none is left out because another average has as many questions."""
+    verdicts = {"base": [False, True, True] * 4, "tuned": [True, True, False] * 4}
+    run = evaluated_run(
+        tmp_path, "run", verdicts, datasets=("math500", "2wiki", "world"), headline=("math500", "2wiki")
+    )
+    page = report_page([run])
+    text = text_of(page)
+    assert "Over all data sets" not in text
+    assert "Average of 2wiki, math500 model rollouts right, %" in text
+    assert re.search(r"base 50\.0 % [\d.]+ to [\d.]+ % · 8 questions of 2wiki, math500 ", text)
+    assert "average of 2wiki, math500 base 8 50.0 [" in text
+    assert "average of every data set base 12 66.7" in text
+    assert "All figures: average of 2wiki, math500 [95 %]" in text
+    assert "base → tuned average of 2wiki, math500 8 " in text
+
+
+def test_averages_of_different_data_sets_are_not_shown_as_one_figure(tmp_path: Path) -> None:
+    verdicts = {"m": [True, False, False] * 4}
+    runs = [
+        evaluated_run(tmp_path, "one", verdicts, datasets=("easy", "mid", "hard")),
+        evaluated_run(tmp_path, "two", verdicts, datasets=("easy", "mid")),
+    ]
+    text = text_of(report_page(runs))
+    assert "Averages of different data sets model data sets rollouts" in text
+    assert "m · one easy, hard, mid 12 " in text and "m · two easy, mid 12 " in text
+    assert text.count("these tell nothing of which model is better") == 2, "at the headline and at the radar"
+
+
 def test_pairs_are_shown_with_p_values_and_questions_that_flipped(page: bytes) -> None:
     text = text_of(page)
     assert "base → tuned" in text
