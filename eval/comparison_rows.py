@@ -9,7 +9,7 @@ from typing import Any
 
 from treadle.eval.comparison import Comparison, Pairs, compared, compared_average, pair
 from treadle.eval.config import ReportSettings
-from treadle.eval.metrics import DatasetFigures, by_dataset
+from treadle.eval.metrics import DatasetFigures, by_dataset, says_something
 from treadle.eval.scored_rollout import ScoredRollout
 from treadle.eval.statistics import holm
 from treadle.eval.summary import averages_shown
@@ -74,8 +74,9 @@ def _rows_of_pair(
     }
     for group, names in groups.items():
         note = _note([ours[name] for name in names], [theirs[name] for name in names])
+        num_calls = min(sum(one.calls_requested for name in names for one in side[name]) for side in (ours, theirs))
         told: list[list[Pairs]] = []
-        for figure in COMPARED:
+        for figure in (name for name in COMPARED if says_something(name, num_calls)):
             parts = [paired[name][figure] for name in names]
             if any(not part.first for part in parts) or any(_same(parts, earlier) for earlier in told):
                 continue

@@ -60,10 +60,7 @@ def summary_lines(rows: Iterable[Mapping[str, Any]]) -> list[Line]:
 
 
 def headline_cells(line: Line) -> list[str]:
-    """Cells of one line, in the order of HEADLINE.
-
-    Efficiency divides by tool calls, so it is left out (`-`) where no tool was ever used.
-    """
+    """Cells of one line, in the order of HEADLINE."""
     rollouts = f"{line.num_rollouts:,}"
     if unscored := line.figures["score"]["num_undecided"]:
         rollouts += f" ({unscored:,} unscored)"
@@ -73,7 +70,7 @@ def headline_cells(line: Line) -> list[str]:
         rollouts,
         with_interval(line, "accuracy"),
         with_interval(line, "score", short=True),
-        number(line.value("efficiency") if line.value("tool_use") else None, ".3f"),
+        number(line.value("efficiency"), ".3f"),
         number(line.value("calls_requested"), ".2f"),
         number(line.value("completion_tokens"), ",.0f"),
     ]

@@ -38,7 +38,8 @@ class Figure:
     """A figure of a data set: the sum of its terms' first parts over that of their second parts."""
 
     term: Term
-    """Of one rollout; None where it says nothing: the verdict, the tokenizer or the votes are missing."""
+    """Of one rollout; None where it is undecided: the verdict, the tokenizer or the votes are missing. Where the second
+    part is 0 there was nothing to say, and the rollout is none of the figure's."""
     bounds: tuple[float, float] | None = None
     """Where all quotients of terms lie, whatever the rollout; None for numbers without an upper end."""
     rests_on: str = ""
@@ -171,6 +172,14 @@ FIGURES: Mapping[str, Figure] = MappingProxyType(
 figure needs none."""
 
 
+_NEEDS_CALLS = frozenset({"efficiency"})
+
+
+def says_something(name: str, num_calls: float) -> bool:
+    """Whether a figure is one at all of so many requested calls: what each call brought is none without a call."""
+    return num_calls > 0 or name not in _NEEDS_CALLS
+
+
 def figure_sums(rollouts: Iterable[ScoredRollout], name: str) -> FigureSums:
     """Sums of one of `FIGURES` over one model's rollouts on one data set, by question, in the order of their keys."""
     given = list(rollouts)
@@ -181,7 +190,7 @@ def figure_sums(rollouts: Iterable[ScoredRollout], name: str) -> FigureSums:
         term = figure.term(rollout)
         if term is None:
             num_undecided += 1
-        else:
+        elif term[1]:
             is_binary = is_binary and term[1] == 1 and term[0] in (0, 1)
             terms.setdefault(rollout.question_key, []).append(term)
     if figure.rests_on and num_undecided and figure_sums(given, figure.rests_on).value is None:

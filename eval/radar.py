@@ -19,7 +19,6 @@ AXES = (
 """Title of an axis and the figure on it, in the order around the radar."""
 
 _OPEN_ENDED = frozenset({"reasoning_length"})
-_NEEDS_TOOLS = frozenset({"efficiency"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +31,6 @@ class Axis:
     values: dict[str, float | None]
     """Model -> value; None where there is none to show, which leaves a gap in the model's polygon."""
 
-    def label(self) -> str:
-        """Title and range, as they stand at the axis."""
-        return f"{self.title} [{self.low:g} to {self.high:g}]"
-
     def position(self, model: str) -> float | None:
         """Where the model's value lies between the ends, 0 to 1."""
         value = self.values[model]
@@ -43,24 +38,17 @@ class Axis:
 
 
 def radar_axes(models: Mapping[str, Mapping[str, float | None]]) -> list[Axis]:
-    """Axes for models with their figures by name: those of `AXES`, and `tool_use`.
+    """Axes for models with their figures by name, those of `AXES`.
 
     Shares run from 0 to 1. Reasoning length has no natural end: its axis ends at the next of 1, 2, 5, 10, … at or above
-    the largest value, the same for all models. What a model has no figure for is None, and so is the efficiency of one
-    that never used a tool.
+    the largest value, the same for all models. What a model has no figure for is None.
     """
     axes = []
     for title, figure in AXES:
-        values = {model: _value(figures, figure) for model, figures in models.items()}
+        values = {model: figures.get(figure) for model, figures in models.items()}
         high = _round_end(values.values()) if figure in _OPEN_ENDED else 1.0
         axes.append(Axis(title, 0.0, high, values))
     return axes
-
-
-def _value(figures: Mapping[str, float | None], figure: str) -> float | None:
-    if figure in _NEEDS_TOOLS and not figures.get("tool_use"):
-        return None
-    return figures.get(figure)
 
 
 def _round_end(values: Iterable[float | None]) -> float:

@@ -102,7 +102,7 @@ def as_csv(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> bytes:
 
 REPORT = Stage(
     name="report",
-    version=2,
+    version=3,
     settings=ReportSettings,
     consumes={"scores": "scores"},
     produces=(SUMMARY, COMPARISONS),

@@ -85,8 +85,8 @@ def ratio_interval(
     """Sum of the numerators over sum of the denominators, from (numerator, denominator) per question.
 
     For any mean (denominator: number of rollouts) and any ratio (tokens per call), in any unit. Denominators are at
-    least 0 and one is above; else ValueError. Percentile bootstrap over questions with a fixed seed; resamples without
-    a denominator above 0 tell nothing and are left out. The normal interval above MAX_BOOTSTRAP_QUESTIONS. Without
+    least 0 and one is above; else ValueError. A question with a denominator of 0 is no evidence. Percentile
+    bootstrap over the others with a fixed seed. The normal interval above MAX_BOOTSTRAP_QUESTIONS. Without
     spread no question of n is unlike the others, but by Wilson up to a share of z²/(n + z²) may be; `bounds`, within
     which all values lie, say how far these can move the mean (`wilson`). Without bounds one question tells nothing
     (`unknown`: infinite ends), and several alike have no width (`constant`).
@@ -97,6 +97,7 @@ def ratio_interval(
     if total <= 0 or min(denominator for _, denominator in questions) < 0:
         raise ValueError("a ratio needs denominators of at least 0, and one above 0")
     ratio = math.fsum(numerator for numerator, _ in questions) / total
+    questions = [question for question in questions if question[1]]
     above = np.array([numerator for numerator, _ in questions], dtype=np.float64)
     below = np.array([denominator for _, denominator in questions], dtype=np.float64)
     size = len(questions)
@@ -111,9 +112,8 @@ def ratio_interval(
     resampled: list[float] = []
     for rows in _portions(num_samples, size):
         chosen = generator.integers(0, size, (rows, size))
-        numerators, denominators = above[chosen].sum(axis=1), below[chosen].sum(axis=1)
-        resampled += (numerators[denominators > 0] / denominators[denominators > 0]).tolist()
-    low, high = np.quantile(resampled or [ratio], [0.025, 0.975])
+        resampled += (above[chosen].sum(axis=1) / below[chosen].sum(axis=1)).tolist()
+    low, high = np.quantile(resampled, [0.025, 0.975])
     return Interval(ratio, min(ratio, float(low)), max(ratio, float(high)), "bootstrap")
 
 

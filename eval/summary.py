@@ -18,6 +18,7 @@ from treadle.eval.metrics import (
     FigureSums,
     averaged,
     bounds_of,
+    says_something,
 )
 from treadle.eval.statistics import Interval, average_interval, ratio_interval, share_interval
 
@@ -69,9 +70,12 @@ def model_rows(model: str, parts: Sequence[DatasetFigures], settings: ReportSett
 
 
 def averages_shown(parts: Sequence[DatasetFigures], headline: Collection[str]) -> dict[str, list[DatasetFigures]]:
-    """The averages that say something of their own: none of a single data set, and none that is as `all`."""
+    """The averages that say something of their own, for several data sets.
+
+    `all` always, of however many the headline has; no other one of a single data set, and none that is as `all`.
+    """
     groups = averaged(parts, headline) if len(parts) > 1 else {}
-    return {name: group for name, group in groups.items() if name == ALL or group != groups[ALL]}
+    return {name: group for name, group in groups.items() if name == ALL or (len(group) > 1 and group != groups[ALL])}
 
 
 def _average(parts: Sequence[Interval | None]) -> Interval | None:
@@ -90,7 +94,9 @@ def _rows(
         "num_rollouts": sum(part.num_rollouts for part in group),
         "num_questions": sum(part.num_questions for part in group),
     }
-    for name, interval in intervals.items():
+    num_calls = sum(part.sums["calls_requested"].value or 0.0 for part in group)
+    for name, found in intervals.items():
+        interval = found if says_something(name, num_calls) else None
         yield {
             "model": model,
             "dataset": dataset,

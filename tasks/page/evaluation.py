@@ -206,8 +206,6 @@ def _is_told(name: str, models: Sequence[Model]) -> bool:
     values = [model.headline.value(name) for model in models]
     if name == "score" and values == [model.headline.value("accuracy") for model in models]:
         return False
-    if name == "efficiency" and not any(model.headline.value("tool_use") for model in models):
-        return False
     return any(value is not None for value in values)
 
 

@@ -14,26 +14,24 @@ TUNED = {
     "conciseness": 0.570,
     "successful_execution": 0.564,
     "reasoning_length": 3.07,
-    "tool_use": 0.9,
 }
-DIRECT = {**TUNED, "reasoning_length": 1.2, "conciseness": None, "tool_use": 0.0}
+DIRECT = {**TUNED, "reasoning_length": 1.2, "conciseness": None, "efficiency": None}
 
 
 def test_axes_stand_in_order_and_state_their_range() -> None:
     axes = radar_axes({"tuned": TUNED, "direct": DIRECT})
-    assert [axis.label() for axis in axes] == [
-        "correctness [0 to 1]",
-        "efficiency [0 to 1]",
-        "conciseness [0 to 1]",
-        "successful execution [0 to 1]",
-        "reasoning length (x1000) [0 to 5]",
+    assert [(axis.title, axis.low, axis.high) for axis in axes] == [
+        ("correctness", 0, 1),
+        ("efficiency", 0, 1),
+        ("conciseness", 0, 1),
+        ("successful execution", 0, 1),
+        ("reasoning length (x1000)", 0, 5),
     ]
     assert [axis.values["tuned"] for axis in axes] == [0.601, 0.460, 0.570, 0.564, 3.07]
     assert axes[-1].position("tuned") == pytest.approx(3.07 / 5)
 
 
 def test_what_is_not_known_is_a_gap() -> None:
-    """Efficiency tells nothing of a model without tools; conciseness nothing without a judge."""
     axes = radar_axes({"direct": DIRECT})
     assert [axis.position("direct") is None for axis in axes] == [False, True, True, False, False]
     assert all(axis.position("direct") is None for axis in radar_axes({"direct": {}}))

@@ -124,7 +124,7 @@ def test_averages_are_over_the_headline_data_sets(tmp_path: Path) -> None:
     lines, markdown = _report(tmp_path, rows, headline=("aime24", "2wiki"), areas={"2wiki": "knowledge"})
     accuracy = {line.dataset: line.value("accuracy") for line in lines}
     assert accuracy["all"] == 0.375 and accuracy["every"] == pytest.approx(7 / 12)
-    assert (accuracy["math"], accuracy["knowledge"]) == (0.25, 0.5)
+    assert "math" not in accuracy and "knowledge" not in accuracy, "of one data set each"
     assert "the headline data sets (2wiki, aime24)" in markdown
     lines, markdown = _report(tmp_path / "other", rows)
     accuracy = {line.dataset: line.value("accuracy") for line in lines}

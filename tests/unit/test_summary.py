@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 from support.scored_rollouts import scored
 
+from treadle.eval.comparison_rows import comparison_rows
+from treadle.eval.conciseness import Votes
 from treadle.eval.config import ReportSettings
 from treadle.eval.metrics import dataset_figures
 from treadle.eval.scored_rollout import ScoredRollout
@@ -41,12 +43,41 @@ def test_the_values_decide_how_an_interval_is_made() -> None:
 
 
 def test_conciseness_has_an_interval_too() -> None:
-    from treadle.eval.conciseness import Votes
-
     votes = [Votes(0, 10, 0)] * 14 + [Votes(10, 0, 0)] * 16
     found = interval("conciseness", *(scored(1, 1, votes=vote, question_key=f"q{n}") for n, vote in enumerate(votes)))
     assert found is not None
     assert (found.method, round(found.low, 3), round(found.high, 3)) == ("wilson", 0.302, 0.639)
+
+
+def test_rollouts_without_a_call_are_no_evidence_about_calls() -> None:
+    """One concise rollout with a call among 99 without is one trial; a further one without changes nothing."""
+    concise, wasteful, idle = Votes(0, 10, 0), Votes(10, 0, 0), Votes(0, 0, 0)
+    lone = [scored(1, 1, votes=concise, question_key="q"), *(scored(1, 0, votes=idle, question_key=f"q{n}")
+            for n in range(99))]  # fmt: skip
+    for name in ("conciseness_tool_users", "call_success"):
+        found = interval(name, *lone)
+        assert found is not None and (found.mean, found.method, round(found.low, 3)) == (1.0, "wilson", 0.207)
+    users = [scored(1, 1, votes=wasteful if n else concise, question_key=f"q{n}") for n in range(30)]
+    with_idle = [*users, scored(1, 0, votes=idle, question_key="idle")]
+    found = interval("conciseness_tool_users", *with_idle)
+    assert found is not None and found == interval("conciseness_tool_users", *users)
+    assert (found.method, round(found.high, 3)) == ("wilson", 0.167)
+
+
+def test_efficiency_is_none_without_a_call() -> None:
+    """The average over a data set with calls and one without is still one."""
+    rollouts = [scored(1, 0, dataset="a", question_key="q"), scored(1, 2, dataset="b", question_key="q")]
+    rows = {(row["dataset"], row["figure"]): row for row in model_rows("m", dataset_figures(rollouts), SETTINGS)}
+    values = {name: rows[name, "efficiency"]["value"] for name in ("a", "b", "all")}
+    assert values == {"a": None, "b": 0.5, "all": 0.75}
+    assert rows["a", "efficiency"]["low"] is None and rows["a", "score"]["value"] == 1
+    models = {
+        "direct": [scored(1, 0), scored(0, 0, question_key="r")],
+        "calls": [scored(1, 2), scored(0, 1, question_key="r")],
+    }
+    parts = {model: dataset_figures(given) for model, given in models.items()}
+    compared = {row["figure"] for row in comparison_rows(models, parts, SETTINGS)}
+    assert "efficiency" not in compared and "calls_requested" in compared
 
 
 def test_a_figure_without_a_value_has_empty_cells_and_infinite_ends_are_none() -> None:
@@ -65,10 +96,9 @@ def test_averages_that_say_nothing_of_their_own_are_left_out() -> None:
     a, b, c = ("a", "math"), ("b", "math"), ("c", "qa")
     assert shown(a) == {}
     assert shown(a, b) == {"all": ["a", "b"]}
-    assert shown(a, b, c) == {"all": ["a", "b", "c"], "math": ["a", "b"], "knowledge": ["c"]}
-    assert shown(a, b, c, headline=("b", "c")) == {
-        "all": ["b", "c"], "math": ["b"], "knowledge": ["c"], "every": ["a", "b", "c"],
-    }  # fmt: skip
+    assert shown(a, b, c) == {"all": ["a", "b", "c"], "math": ["a", "b"]}
+    assert shown(a, b, c, headline=("b", "c")) == {"all": ["b", "c"], "every": ["a", "b", "c"]}
+    assert shown(a, b, c, headline=("b",)) == {"all": ["b"], "every": ["a", "b", "c"]}
 
 
 @pytest.mark.covers("evaluation-12")
