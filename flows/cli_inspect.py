@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from treadle.core.harmless import harmless, harmless_json, one_line
-from treadle.flows.options import json_option, root_option
+from treadle.flows.options import json_option, root_option, say
 
 if TYPE_CHECKING:
     from treadle.core.runs import Run
@@ -71,6 +71,8 @@ def show(key: str, run_id: str, root: str | Path, as_json: bool) -> None:
     from treadle.tasks.lineage import find_rollout
 
     found = find_rollout(Run.open(root, run_id), key)
+    for problem in found.unread:
+        say(f"warning: shown without its verdict: {problem}")
     if as_json:
         click.echo(harmless_json(found.as_dict()))
         return

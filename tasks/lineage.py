@@ -11,7 +11,7 @@ from typing import Any
 
 import orjson
 
-from treadle.core.errors import DataError
+from treadle.core.errors import ArtifactError, DataError
 from treadle.core.runs import Run
 from treadle.core.stage import Address
 from treadle.tasks.pool_tree import PoolTree, pool_trees
@@ -36,6 +36,8 @@ class FoundRollout:
     tool_calls: list[dict[str, Any]]
     parent: dict[str, Any] | None = None
     """The row of the trajectory that it was made from, segments unpacked."""
+    unread: tuple[str, ...] = ()
+    """Why tables that may hold its score could not be read: of another version, or damaged."""
 
     @property
     def is_of_pool(self) -> bool:
@@ -85,7 +87,7 @@ def find_rollout(run: Run, key: str) -> FoundRollout:
 
 def _found(run: Run, kind: str, key: str) -> FoundRollout:
     address, row = next(rows_with(run, kind, "rollout_key", key))
-    scores = [score for _, score in rows_with(run, "scores", "rollout_key", key)] if kind == "rollouts" else []
+    score, unread = _score(run, key) if kind == "rollouts" else (None, ())
     parent = None
     if kind == "pools" and row["parents"]:
         found = (row for _, row in rows_with(run, kind, "rollout_key", row["parents"][0], _PARENT))
@@ -94,11 +96,29 @@ def _found(run: Run, kind: str, key: str) -> FoundRollout:
         address=address,
         rollout=row,
         question=_question(run, row["question_key"]),
-        score=scores[0] if scores else None,
+        score=score,
         segments=orjson.loads(row["segments"]),
         tool_calls=orjson.loads(row["tool_calls"]),
         parent=parent,
+        unread=unread,
     )
+
+
+def _score(run: Run, key: str) -> tuple[dict[str, Any] | None, tuple[str, ...]]:
+    """The row of `scores` of a rollout; without one, why tables of scores could not be read."""
+    import pyarrow.compute as pc
+
+    unread = []
+    for record in run.records():
+        if "scores" in record.outputs:
+            try:
+                table = run.rows(record.outputs["scores"])
+                for batch in table.matching("rollout_key", lambda values: pc.equal(values, key)):
+                    for row in batch.to_pylist():
+                        return row, ()
+            except ArtifactError as error:
+                unread.append(f"{record.address}: {error}")
+    return None, tuple(unread)
 
 
 _PARENT = ("rollout_key", "operator", "round", "status", "correct", "prediction", "calls_requested", "text", "segments")
@@ -175,6 +195,7 @@ def _rollout_steps(run: Run, found: FoundRollout) -> list[LineageStep]:
     if found.score is not None:
         verdict = {True: "correct", False: "wrong", None: "no verdict"}[found.score["correct"]]
         steps.append(LineageStep(f"verdict by {found.score['scorer']}: {verdict}", {"score": found.score}))
+    steps += [LineageStep(f"verdict not read: {problem}") for problem in found.unread]
     return steps
 
 

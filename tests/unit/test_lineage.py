@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 import pytest
 from rich.console import Console
 from support.rl_tables import rl_row
-from support.score_tables import new_run, put_rows, put_tables, question, rollout
+from support.score_tables import new_run, put_rows, put_tables, question, rollout, score
 
 from treadle.core import schemas
 from treadle.core.errors import ArtifactError, DataError
@@ -170,6 +170,24 @@ def test_a_rollout_is_traced_to_the_artifact_that_holds_it_and_not_to_those_of_o
     holders = {record.address: record.outputs for record in run.records()}
     step = next(step for step in trace_back(run, "aa") if "rollout" in step.facts)
     assert step.facts["artifacts"] == [holders["1/rollouts@a"]["rollouts"].digest]
+
+
+def test_a_rollout_is_shown_and_traced_without_scores_of_an_older_version(tmp_path: Path) -> None:
+    run = new_run(tmp_path)
+    put_rows(run, "1/questions", QUESTIONS, [question("q1", ["1"])])
+    put_rows(run, "1/rollouts@a", ROLLOUTS, [rollout("aa", "q1", [], model="a")])
+    place = put_rows(run, "1/scores@a", schemas.SCORES, [score("aa", "q1", True)])
+    found = find_rollout(run, "aa")
+    assert found.score is not None and found.unread == ()
+    record = run.record(place)
+    assert record is not None
+    manifest = Path(run.storage.location(f"{record.outputs['scores'].folder}/artifact.json"))
+    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "schema_version": 1}))
+    found = find_rollout(run, "aa")
+    assert found.rollout["rollout_key"] == "aa" and found.score is None
+    (problem,) = found.unread
+    assert "1/scores@a" in problem and "in version 1" in problem
+    assert [step.label.partition(":")[0] for step in trace_back(run, "aa")][-1] == "verdict not read"
 
 
 def test_a_question_says_which_phases_selected_it_and_were_trained_on_it(tmp_path: Path) -> None:
