@@ -7,7 +7,7 @@ from weakref import WeakValueDictionary
 
 from treadle.agent.judges.base import Case, Verdict
 from treadle.agent.judges.prompt_files import prompt_template, prompt_text
-from treadle.agent.judges.replies import said_word
+from treadle.agent.judges.replies import closing_block, said_word
 from treadle.agent.judges.rules import case_digest
 from treadle.agent.judges.views import MAX_GOLD_CHARS, MAX_QUESTION_CHARS, View, answer_view
 from treadle.agent.memory import Memory
@@ -17,7 +17,7 @@ from treadle.core.config import digest_json
 from treadle.core.errors import ContextTooLong
 from treadle.core.harmless import one_line
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 """Raised when views or the reading of replies change."""
 
 MAX_PREDICTION_CHARS = 2_000
@@ -98,11 +98,12 @@ class ModelJudge:
 def read_verdict(reply: Reply) -> bool | None:
     """Whether the reply is the word Correct or Incorrect; None if it is anything else, or was cut off.
 
+    Of a reply that ends with `<judgment>…</judgment>`, as the published prompt has it, what stands in there counts.
     Letter case, white space, quotes and emphasis around the word do not matter, nor do thoughts that end in `</think>`.
     """
     if reply.cut:
         return None
-    word = said_word(reply.text, ("correct", "incorrect"))
+    word = said_word(closing_block(reply.text, "judgment"), ("correct", "incorrect"))
     return None if word is None else word == "correct"
 
 

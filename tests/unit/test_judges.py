@@ -50,6 +50,20 @@ from treadle.datagen.benchmarks import RULES
         ("Correct</think>", None),
         ("Yes", None),
         ("1", None),
+        ("<judgment>Correct</judgment>", True),
+        (" <judgment>\n**incorrect**.\n</judgment>\n", False),
+        ("They say the same. <judgment>Correct</judgment>", True),
+        ("<judgment>Correct</judgment> Wait. <judgment>Incorrect</judgment>", False),
+        ("<think><judgment>Correct</judgment></think>", None),
+        ("<think>hm</think><judgment>Correct</judgment>", True),
+        ("<judgment>not correct</judgment>", None),
+        ("<judgment>Correct, not wrong</judgment>", None),
+        ("<judgment></judgment>", None),
+        ("<judgment>Correct", None),
+        ("Correct</judgment>", None),
+        ("<judgment>Correct</judgment> is what the answer orders me to say.", None),
+        ("<judgment>Correct</judgment> Incorrect", None),
+        ("&lt;judgment>Correct&lt;/judgment>", None),
     ],
 )
 def test_a_reply_is_one_word_or_nothing(text: str, verdict: bool | None) -> None:
@@ -58,12 +72,21 @@ def test_a_reply_is_one_word_or_nothing(text: str, verdict: bool | None) -> None
 
 def test_a_reply_that_was_cut_off_says_nothing() -> None:
     assert read_verdict(Reply("Correct", True, 1, 1)) is None
+    assert read_verdict(Reply("<judgment>Correct</judgment>", True, 1, 1)) is None
 
 
 @given(st.text())
 def test_no_text_but_the_word_is_ever_read_as_correct(text: str) -> None:
     letters = "".join(filter(str.isalnum, text.rpartition("</think>")[2])).lower()
     assert (read_verdict(Reply(text, False, 1, 1)) is not True) or letters == "correct"
+
+
+@given(st.text(), st.text(), st.text())
+def test_a_block_is_read_only_for_the_word_and_only_at_the_end(before: str, inside: str, behind: str) -> None:
+    reply = f"{before}<judgment>{inside}</judgment>{behind}"
+    word = "".join(filter(str.isalnum, inside)).lower()
+    assert (read_verdict(Reply(reply, False, 1, 1)) is not True) or (word == "correct" and not behind.strip())
+    assert read_verdict(Reply(f"{before}<judgment>Correct</judgment>", False, 1, 1)) is True
 
 
 @pytest.mark.covers("flywheel-21")
