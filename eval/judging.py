@@ -31,7 +31,7 @@ from treadle.core.schemas import JUDGEMENTS
 from treadle.core.stage import StageContext, Worked
 from treadle.eval.answers import Answer, answers, open_checker, rule_score
 from treadle.eval.config import ScoresSettings
-from treadle.eval.docket import CORRECTNESS, Docket, Judgement
+from treadle.eval.docket import CORRECTNESS, REDUNDANCY, Docket, Judgement
 from treadle.eval.lengths import load_tokenizer
 from treadle.eval.verdicts import FAILED as UNREADABLE
 from treadle.eval.verdicts import FALLBACK_RULE, PARSED, Opinion
@@ -145,11 +145,15 @@ class Judging:
             _log.warning("earlier judgements cannot be read any more: %s", error)
 
     async def _open_models(self, opening: Opening) -> None:
+        """Only those who have something left to judge: the others need not be up."""
         settings, options = self.settings, self._options
+        open_names = {(judgement.kind, judgement.judge) for judgement in self._open()}
         for name, role in settings.judges.items():
+            if (CORRECTNESS, name) not in open_names:
+                continue
             model = await opening.model(role.name, role.model, role.tokenizer_digest)
             self._judges[name] = ModelJudge(model.in_role("judge", role.sampling))
-        if (voter := settings.redundancy) is not None:
+        if (voter := settings.redundancy) is not None and (REDUNDANCY, voter.name) in open_names:
             model = await opening.model(voter.name, voter.model, voter.tokenizer_digest)
             asked = model.in_role("redundancy", voter.sampling)
             self._redundancy = RedundancyJudge(asked, options.redundancy.votes)

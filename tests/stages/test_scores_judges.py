@@ -203,6 +203,22 @@ async def test_what_was_judged_before_needs_no_judge(tmp_path: Path) -> None:
     assert (made.rows(record)[0]["correct"], record.metrics["num_judgements_reused"]) == (True, 1)
 
 
+async def test_a_judge_with_nothing_left_to_say_need_not_be_up(tmp_path: Path) -> None:
+    made = bench(tmp_path, [answered("r1", "m1", "seven")])
+    async with (
+        server(says_yes_to("seven"), model="first") as first,
+        server(lambda request: Fault.status(500), model="second") as broken,
+    ):
+        with pytest.raises(RolloutsOwed):
+            await made.score(judged_by({"first": first.url, "second": broken.url}))
+        assert len(asked(first)) == 1
+    async with server(says_yes_to("seven"), model="second") as second:
+        record = await made.score(judged_by({"first": first.url, "second": second.url}))
+        assert len(asked(second)) == 1
+    assert record.metrics["num_judgements_missing"] == 0
+    assert [one["verdict"] for one in made.rows(record)[0]["judges"].values()] == [True, True]
+
+
 async def test_a_judge_under_another_name_is_the_same_judge(tmp_path: Path) -> None:
     async with server(says_yes_to("seven")) as scripted:
         made = bench(tmp_path, [answered("r1", "m1", "seven")])
