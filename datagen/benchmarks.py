@@ -62,7 +62,7 @@ class Benchmark(Section):
     choices: Names = ()
     """Field with the list of options."""
     choice_columns: Names = ()
-    """Fields with one option each; one that is missing or null is no option."""
+    """Fields with one option each; those behind the last may be missing or null."""
     search: SearchRoute = "web"
     """Where its answers are to be found: in the corpus (local), on the web, or both. Recorded only: all questions are
     searched where `environment.search` says."""

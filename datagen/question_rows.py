@@ -234,9 +234,20 @@ def _formed(text: str, form: AnswerForm, choices: Sequence[str]) -> str:
     return text
 
 
+def _option_columns(fields: Mapping[str, Any], names: Sequence[str]) -> Sequence[str]:
+    """Columns with an option, from the first on; raises Rejected for a gap, behind which letters would be others'."""
+    has_option = [fields.get(name) is not None for name in names]
+    count = sum(has_option)
+    if not all(has_option[:count]):
+        raise Rejected(
+            "bad_choices", f"option {names[has_option.index(False)]!r} is missing or null, but one behind it is not"
+        )
+    return names[:count]
+
+
 def _choices(fields: Mapping[str, Any], source: SourceSettings, rule: Benchmark, used: set[str]) -> tuple[str, ...]:
     names = (source.choices_field,) if source.choices_field else rule.choices
-    columns = [name for name in rule.choice_columns if not source.choices_field and fields.get(name) is not None]
+    columns = [] if source.choices_field else _option_columns(fields, rule.choice_columns)
     if columns:
         used.update(columns)
         values: Any = [fields[name] for name in columns]

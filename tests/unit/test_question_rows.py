@@ -229,6 +229,16 @@ def test_a_format_that_is_none_is_told_with_those_that_there_are(bench: Bench, v
     assert "in field 'Format' is no format; known: multiple_choice, assertion" in result.quarantine[0]["detail"]
 
 
+@pytest.mark.parametrize("options", [{"A": "w", "B": None, "C": "y", "D": "z"}, {"B": "x", "C": "y"}])
+def test_a_gap_between_options_does_not_move_their_letters(bench: Bench, options: dict[str, Any]) -> None:
+    rows = [{"Question": "Q", "Answer": "C", **options}, {"Question": "R", "Answer": "C", "A": 1, "B": 2, "C": 3}]
+    result = bench.take({"path": write_jsonl(bench.folder / "csbench.jsonl", rows)})
+    assert (
+        result.reasons == [(1, "bad_choices")] and "missing or null, but one behind" in result.quarantine[0]["detail"]
+    )
+    assert (result.questions[0]["choices"], result.questions[0]["answers"]) == (["1", "2", "3"], ["C"])
+
+
 def test_the_options_that_the_source_names_win_over_the_columns_of_its_benchmark(bench: Bench) -> None:
     row = {"Question": "Q", "Answer": "y", "A": "w", "B": "x", "options": ["y", "z", "w"]}
     path = write_jsonl(bench.folder / "csbench.jsonl", [row])
