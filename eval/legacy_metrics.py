@@ -21,7 +21,7 @@ from treadle.core.answers.text_match import TextMatch, legacy_match_text, normal
 PRODUCTIVITY_SIGMA = 0.1
 
 F1_DATASETS = frozenset({"2wiki", "hotpotqa", "musique", "bamboogle"})
-"""Where successful execution takes F1 for correctness; everywhere else it takes the judge."""
+"""Parts of names of data sets whose successful execution takes F1 for correctness; elsewhere it takes the judge."""
 
 _RESULT = re.compile(r"<result>.*?</result>", re.DOTALL)
 _RESULT_TO_END = re.compile(r"<result>.*?(?:</result>|\Z)", re.DOTALL)
@@ -42,7 +42,7 @@ class LegacySample:
     f1: float
     math_equal: float
     llm_equal: float
-    """The judge's verdict; 0 where it was not asked, too."""
+    """The judge's verdict, or equality in mathematics; 0 without judges."""
     is_valid_answer: bool
     python_calls: int
     search_calls: int
@@ -194,7 +194,7 @@ def legacy_successful_execution(samples: Sequence[tuple[float, Sequence[str]]]) 
 
 def legacy_execution_score(sample: LegacySample, dataset: str) -> float:
     """P of successful execution and reasoning length, by the name of the data set."""
-    return sample.f1 if dataset in F1_DATASETS else sample.llm_equal
+    return sample.f1 if any(name in dataset.lower() for name in F1_DATASETS) else sample.llm_equal
 
 
 def legacy_reasoning_text(output: str) -> str:

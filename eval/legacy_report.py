@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from treadle.core.errors import DataError
@@ -22,7 +22,8 @@ from treadle.eval.legacy_metrics import (
 )
 
 SCORE_COLUMNS = (
-    "rollout_key", "question_key", "model", "dataset", "domain", "prediction", "correct", "scorer", "reasoning_tokens",
+    "rollout_key", "question_key", "model", "dataset", "domain", "prediction", "correct", "judge_status",
+    "reasoning_tokens",
     "votes_yes", "votes_no",
 )  # fmt: skip
 ROLLOUT_COLUMNS = ("rollout_key", "text")
@@ -48,7 +49,9 @@ def legacy_report(
 ) -> dict[str, dict[str, dict[str, float | str | None]]]:
     """Model -> data set -> figures under the original's names; its date is left out.
 
-    The judge's verdict counts where a judge decided; elsewhere it is 0, as it is there. Rows of `scores` and `rollouts`
+    Rows of scores say in `has_judge` whether judges decide about answers that the rule does not call right. There every
+    answer has the judge's verdict, as it is there: 1 for what the rule calls right, or equality in mathematics does,
+    since nobody is asked about these here; without judges it is 0. Rows of `scores` and `rollouts`
     stand in the same order. Raises KeyError for a question that is not given, DataError for other rollouts.
     """
     gold = {row["question_key"]: row["answers"] for row in questions}
@@ -67,20 +70,20 @@ def legacy_report(
 
 
 def _add(group: _Group, row: Row, answers: list[str], output: str) -> None:
-    judged = row["scorer"] == "judge"
     sample = legacy_sample(
         row["prediction"],
         output,
         answers[0] if len(answers) == 1 else answers,
         "math" if row["domain"] == "math" else "qa",
-        float(judged and row["correct"] is True),
     )
+    if row["has_judge"]:
+        sample = replace(sample, llm_equal=float(sample.math_equal == 1 or row["correct"] is True))
     score = legacy_execution_score(sample, row["dataset"])
     tokens = row["reasoning_tokens"]
     group.samples.append(sample)
     group.executions.append((score, legacy_results(output)))
     group.lengths.append(None if tokens is None else score / max(tokens, 1))
-    group.is_judged |= judged
+    group.is_judged |= row["has_judge"]
     if row["votes_yes"] is not None:
         group.votes.append((row["votes_yes"], row["votes_no"]))
 

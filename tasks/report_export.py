@@ -13,6 +13,7 @@ from treadle.core.records import InputRef, StageRecord
 from treadle.core.runs import Run
 from treadle.core.schemas import COMPARISONS, SUMMARY
 from treadle.core.stage import Address
+from treadle.eval.config import ScoresSettings
 from treadle.eval.legacy_report import QUESTION_COLUMNS, ROLLOUT_COLUMNS, SCORE_COLUMNS, legacy_report
 from treadle.eval.report import as_csv, as_json
 
@@ -40,10 +41,19 @@ def _legacy(run: Run, record: StageRecord) -> dict[str, Any]:
     rollouts = [ref for maker in makers for ref in maker.inputs["rollouts"]]
     questions = dict.fromkeys(ref.artifact for maker in makers for ref in maker.inputs["questions"])
     return legacy_report(
-        _rows(run, scores, SCORE_COLUMNS),
+        _scored(run, scores, makers),
         _rows(run, rollouts, ROLLOUT_COLUMNS),
         itertools.chain.from_iterable(run.rows(artifact).rows(QUESTION_COLUMNS) for artifact in questions),
     )
+
+
+def _scored(run: Run, refs: Sequence[InputRef], makers: Sequence[StageRecord]) -> Iterator[dict[str, Any]]:
+    """Rows of scores with whether judges decide about their answers."""
+    for ref, maker in zip(refs, makers, strict=True):
+        judges = ScoresSettings.model_validate(maker.settings).options.judges
+        domains = judges.domains if judges.models else ()
+        for row in run.rows(ref.artifact).rows(SCORE_COLUMNS):
+            yield {**row, "has_judge": row["judge_status"] is not None or row["domain"] in domains}
 
 
 def _maker(run: Run, ref: InputRef) -> StageRecord:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -174,6 +176,7 @@ def test_failures_are_found_by_a_word() -> None:
 def test_data_sets_in_words_take_f1_for_correctness() -> None:
     row = sample(0.25, 0, "qa", llm_equal=1.0)
     assert (legacy_execution_score(row, "musique"), legacy_execution_score(row, "gaia")) == (0.25, 1.0)
+    assert (legacy_execution_score(row, "2wikimultihopqa"), legacy_execution_score(row, "HotpotQA-dev")) == (0.25, 0.25)
 
 
 def test_end_of_the_output_is_scored_where_the_answer_is_missing() -> None:
@@ -244,6 +247,8 @@ def test_report_from_stored_rows_is_that_of_the_samples() -> None:
         score("r2", "q2", False, domain="math", dataset="aime24", prediction="", votes_yes=5, votes_no=5),
         score("r3", "q3", True, domain="qa", dataset="2wiki", prediction="Paris.", reasoning_tokens=None),
     ]
+    for row in scores:
+        row["has_judge"] = row["domain"] == "math"
     texts = ["<search>a</search><result>error</result>", "x\n7", "<python>1</python><result></result>"]
     rollouts = [rollout(f"r{place}", f"q{place}", [("text", text)]) for place, text in enumerate(texts, 1)]
     questions = [question("q1", ["5"]), question("q2", ["7"]), question("q3", ["Paris", "paris."])]
@@ -257,3 +262,23 @@ def test_report_from_stored_rows_is_that_of_the_samples() -> None:
     assert (wiki["f1"], wiki["efficiency"], wiki["reasoning_length"], wiki["conciseness"]) == (1.0, 1.0, None, None)
     with pytest.raises(DataError, match="rollout r1 is scored where r3 stands"):
         legacy_report(scores, rollouts[::-1], questions)
+
+
+def test_with_judges_an_answer_that_the_rule_calls_right_is_right() -> None:
+    """Nobody is asked about it here; the original asks, and takes equality in mathematics besides."""
+    by_rule = score("r1", "q1", True, domain="math", dataset="aime24", prediction="5", scorer="math")
+    by_judge = score("r2", "q2", True, domain="math", dataset="aime24", prediction="seven", scorer="judge")
+    wrong = score("r3", "q3", False, domain="math", dataset="aime24", prediction="8", judge_status="parsed")
+    rollouts = [rollout(f"r{place}", f"q{place}", [("text", "x")]) for place in (1, 2, 3)]
+    questions = [question("q1", ["5"]), question("q2", ["7"]), question("q3", ["9"])]
+
+    def figures(has_judge: bool) -> dict[str, Any]:
+        rows = [{**row, "reasoning_tokens": 10, "has_judge": has_judge} for row in (by_rule, by_judge, wrong)]
+        return dict(legacy_report(rows, rollouts, questions)["base"]["aime24"])
+
+    judged, alone = figures(True), figures(False)
+    names = ("llm_equal", "efficiency", "successful_execution")
+    assert [judged[name] for name in names] == [pytest.approx(2 / 3)] * 3
+    assert judged["reasoning_length"] == pytest.approx(2 / 30)
+    assert (judged["math_equal"], alone["math_equal"]) == (pytest.approx(1 / 3), pytest.approx(1 / 3))
+    assert [alone[name] for name in names] == [0, 0, 0]
