@@ -7,7 +7,7 @@ judged once, however many rollouts gave it, and what was judged before is recogn
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -22,6 +22,7 @@ from treadle.agent.role_settings import RoleSettings
 from treadle.agent.rollout import derive_seed
 from treadle.core.answers.score import Score
 from treadle.core.config import digest_json, semantic_dump
+from treadle.core.errors import ConfigError
 from treadle.eval.answers import FAILED, Answer
 from treadle.eval.config import ScoresSettings
 
@@ -40,10 +41,24 @@ class Judgement:
     answer: Answer
 
 
+def check_judges(judges: Mapping[str, RoleSettings]) -> None:
+    """Raise ConfigError where two names stand for one judge: it would be asked once, and have two votes."""
+    names: dict[str, str] = {}
+    for name, role in judges.items():
+        first = names.setdefault(_identity(role, ""), name)
+        if first != name:
+            raise ConfigError(
+                f"scores.judges.models names {first!r} and {name!r}, which are the same model with the same settings "
+                "and so have one opinion; name one of them"
+            )
+
+
 class Docket:
     """Finds what is to be asked about a rollout."""
 
     def __init__(self, settings: ScoresSettings) -> None:
+        """Raises ConfigError as `check_judges` does."""
+        check_judges(settings.judges)
         self._settings = settings
         self._judges = {name: _identity(role, model_judge_digest()) for name, role in settings.judges.items()}
         votes = settings.options.redundancy.votes

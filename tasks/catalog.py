@@ -28,6 +28,7 @@ from treadle.datagen.questions import QUESTIONS_STAGE
 from treadle.datagen.sft_rows import SFT_ROWS_STAGE
 from treadle.datagen.sft_rows_settings import SftRowsSettings
 from treadle.eval.config import JudgesOptions, RedundancyOptions, ScoresSettings
+from treadle.eval.docket import check_judges
 from treadle.eval.report import REPORT
 from treadle.eval.scores import SCORES
 from treadle.retriever.config import IndexSettings
@@ -270,6 +271,7 @@ def _scores(config: TreadleConfig, address: Address) -> ScoresSettings:
         model, tokenizer_digest = asked_model(name, config.models[name])
         score_models(config, address)
     judges = {judge: _role(config, judge, options.judges.sampling) for judge in options.judges.models}
+    check_judges(judges)
     voter = options.redundancy.model
     redundancy = _role(config, voter, options.redundancy.sampling) if voter is not None else None
     digests = (model_judge_digest(),) if judges else ()

@@ -96,6 +96,13 @@ def test_judges_that_cannot_be_are_refused(scores: Any, says: str) -> None:
         config(scores)
 
 
+def test_one_model_under_two_names_is_refused() -> None:
+    elsewhere = MODELS["large"] | {"endpoints": [{"url": "http://127.0.0.1:2/v1"}]}
+    made = config({"judges": {"models": ["large", "other", "again"]}}, models={**MODELS, "again": elsewhere})
+    with pytest.raises(ConfigError, match="names 'large' and 'again', which are the same model"):
+        scores_of(made)
+
+
 def test_an_override_may_name_other_judges_but_no_strangers() -> None:
     changed = config(overrides={str(SCORES): {"judges": {"models": ["other"]}}})
     settings: Any = scores_of(changed).settings
