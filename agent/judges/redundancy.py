@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from treadle.agent.judges.prompt_files import prompt_template, prompt_text
@@ -21,11 +21,14 @@ from treadle.agent.rollout import derive_seed
 from treadle.core.config import digest_json
 from treadle.core.errors import ContextTooLong
 
-VOTE_VERSION = 1
+VOTE_VERSION = 2
 """Raised when views or the reading of votes change."""
 
 SEGMENT_CHARS = (MAX_SEGMENT_CHARS, 1_000, 500, 250)
 """Most characters of each part of the trajectory; the next one where all of it together is too long for the judge."""
+
+SEGMENT_COUNTS = (240, 80, 24)
+"""Most parts of the trajectory that are shown, each with the fewest characters, where it is too long for all that."""
 
 ANSWER_OPEN, ANSWER_CLOSE = "<answer>", "</answer>"
 
@@ -80,12 +83,12 @@ class RedundancyJudge:
     async def vote(self, course: Course, memory: Memory) -> Ballot:
         """All votes on one trajectory; each is remembered in `memory` as `vote-<n>` before it is looked at.
 
-        A trajectory that does not fit the judge's window is shown in shorter pieces. Raises ModelError where the model
-        cannot be asked: the work is then owed.
+        A trajectory that does not fit the judge's window is shown in shorter pieces, then in fewer. Raises ModelError
+        where the model cannot be asked: the work is then owed.
         """
         replies: list[Reply] = []
-        sizes = iter(SEGMENT_CHARS)
-        messages = redundancy_messages(_view(course, next(sizes)))
+        views = _views(course)
+        messages = redundancy_messages(next(views))
         error = None
         while len(replies) < self._num_votes:
             number = len(replies)
@@ -99,10 +102,10 @@ class RedundancyJudge:
                     deadline=course.deadline,
                 )
             except ContextTooLong as failure:
-                if (size := next(sizes, None)) is None:
+                if (view := next(views, None)) is None:
                     error = str(failure)
                     break
-                messages = redundancy_messages(_view(course, size))
+                messages = redundancy_messages(view)
                 continue
             replies.append(reply)
         votes = [read_vote(reply) for reply in replies]
@@ -142,9 +145,14 @@ def redundancy_messages(view: View) -> list[dict[str, str]]:
 def redundancy_judge_digest() -> str:
     """Of all that decides a vote beside the model itself and what it is shown."""
     texts = [prompt_text("redundancy_system.txt"), prompt_text("redundancy.jinja")]
-    return digest_json([VOTE_VERSION, MAX_QUESTION_CHARS, MAX_GOLD_CHARS, SEGMENT_CHARS, *texts])
+    return digest_json([VOTE_VERSION, MAX_QUESTION_CHARS, MAX_GOLD_CHARS, SEGMENT_CHARS, SEGMENT_COUNTS, *texts])
 
 
-def _view(course: Course, max_segment_chars: int) -> View:
-    # One view for all votes, so that a server with a cache of prompts reads it once.
-    return trajectory_view(course.question, course.answers, course.segments, course.seed, max_segment_chars)
+def _views(course: Course) -> Iterator[View]:
+    """Ever shorter ones. The same for all votes that it is short enough for: a cache of prompts reads it once."""
+    sizes: list[tuple[int, int | None]] = [(chars, None) for chars in SEGMENT_CHARS]
+    sizes += [(SEGMENT_CHARS[-1], count) for count in SEGMENT_COUNTS if count < len(course.segments)]
+    for max_chars, max_segments in sizes:
+        yield trajectory_view(
+            course.question, course.answers, course.segments, course.seed, max_chars, max_segments=max_segments
+        )

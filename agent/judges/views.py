@@ -63,9 +63,17 @@ def trajectory_view(
     segments: Iterable[Segment],
     seed: int,
     max_segment_chars: int = MAX_SEGMENT_CHARS,
+    max_segments: int | None = None,
 ) -> View:
-    """The whole way: question, gold answers, and every segment in a block named after its kind, long ones shortened."""
+    """The whole way: question, gold answers, and every segment in a block named after its kind, long ones shortened.
+
+    Of more than `max_segments` half are shown from each end, with a block named note in place of the others.
+    """
     parts = [(segment.kind, shortened(_inside(segment), max_segment_chars)) for segment in segments]
+    if max_segments is not None and len(parts) > max_segments:
+        half = max_segments // 2
+        note = ("note", f"[{len(parts) - 2 * half} blocks left out]")
+        parts = [*parts[:half], note, *parts[-half:]]
     return delimited(
         [("question", shortened(question, MAX_QUESTION_CHARS)), ("gold", _gold(answers)), *parts],
         seed,

@@ -15,6 +15,7 @@ from support.scripted_server import Fault, Item, Reply, ScriptedServer
 from treadle.agent.judges import redundancy
 from treadle.agent.judges.redundancy import (
     SEGMENT_CHARS,
+    SEGMENT_COUNTS,
     Ballot,
     Course,
     RedundancyJudge,
@@ -114,6 +115,19 @@ async def test_a_trajectory_beyond_the_window_is_shown_in_shorter_parts() -> Non
         lengths = [len(request.text) for request in server.requests]
     assert (found.no, found.abstained, found.error) == (2, 0, None)
     assert lengths[0] > lengths[1] > lengths[2] == lengths[3]
+
+
+async def test_a_trajectory_of_very_many_parts_is_shown_from_both_ends() -> None:
+    parts = [Segment("think", f"<think>thought {n}.</think>", 0, 0) for n in range(3_000)]
+    course = replace(COURSE, segments=(*COURSE.segments[:3], *parts, Segment("answer", "<answer>7</answer>", 0, 0)))
+    too_long = [Fault.too_long()] * (len(SEGMENT_CHARS) + len(SEGMENT_COUNTS) - 1)
+    async with voting(*too_long, "no", "no", votes=2) as (judge, server):
+        found = await judge.vote(course, Forgetful())
+        shown = [request.text for request in server.requests]
+    assert (found.no, found.abstained, found.error) == (2, 0, None)
+    assert len(shown[0]) > 150_000 and len(shown[-1]) < 6_000 and shown[-1] == shown[-2]
+    assert "found" in shown[-1] and "thought 8." in shown[-1] and "thought 2999." in shown[-1]
+    assert "thought 1500." not in shown[-1] and f"[{3_004 - SEGMENT_COUNTS[-1]} blocks left out]" in shown[-1]
 
 
 async def test_a_trajectory_that_fits_no_window_abstains_with_the_reason() -> None:
