@@ -13,6 +13,9 @@ BEHAVIOUR = ("model", "data set", "success", "strict", "ran well", "concise", "w
 COMPARISON = ("data set", "figure", "questions", "first", "second", "difference [95 %]", "p by Holm", "won, lost")
 
 
+_OF_VOTES = frozenset({"conciseness", "conciseness_tool_users"})
+
+
 @dataclass(frozen=True, slots=True)
 class Line:
     """All rows of the summary for one model and data set."""
@@ -35,6 +38,10 @@ class Line:
             for name, row in self.figures.items()
             if name.startswith(f"{what}:")
         }
+
+    def num_open(self, figure: str) -> int:
+        """Rollouts left out of a share of conciseness because their votes have no majority."""
+        return self.counts("votes").get("undecided", 0) if figure in _OF_VOTES else 0
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -79,7 +86,7 @@ def headline_cells(line: Line) -> list[str]:
 def behaviour_cells(line: Line) -> list[str]:
     """Cells of one line, in the order of BEHAVIOUR; undecided votes stand with the share of the others."""
     concise = number(line.value("conciseness"), ".3f")
-    if line.value("conciseness") is not None and (undecided := line.figures["conciseness"]["num_undecided"]):
+    if undecided := line.num_open("conciseness"):
         concise += f" ({undecided:,} open)"
     return [
         plain(line.model),
@@ -97,10 +104,10 @@ def behaviour_cells(line: Line) -> list[str]:
 
 def comparison_cells(row: Mapping[str, Any]) -> list[str]:
     """Cells of one row of `comparisons`, in the order of COMPARISON."""
-    digits = 3 if abs(row["first_value"]) <= 1 and abs(row["second_value"]) <= 1 else 1
-    first, second, difference = (f"{row[name]:,.{digits}f}" for name in ("first_value", "second_value", "difference"))
+    digits = _digits(row)
+    first, second, difference = (fixed(row[name], digits) for name in ("first_value", "second_value", "difference"))
     if row["low"] is not None and row["high"] is not None:
-        difference += f" [{row['low']:,.{digits}f}, {row['high']:,.{digits}f}]"
+        difference += f" [{fixed(row['low'], digits)}, {fixed(row['high'], digits)}]"
     is_of_questions = row["figure"] == "score" and row["method"] != "combined"
     return [
         plain(row["dataset"]),
@@ -112,6 +119,20 @@ def comparison_cells(row: Mapping[str, Any]) -> list[str]:
         f"{row['p_adjusted']:.3f}" if row["p_adjusted"] >= 0.001 else "< 0.001",
         f"{len(row['gained']):,}, {len(row['lost']):,}" if is_of_questions else "",
     ]
+
+
+def _digits(row: Mapping[str, Any]) -> int:
+    """As many as the difference needs to be seen, and three for shares."""
+    if abs(row["first_value"]) <= 1 and abs(row["second_value"]) <= 1:
+        return 3
+    told = max(abs(row[name]) for name in ("difference", "low", "high") if row[name] is not None)
+    return 1 if told >= 10 else 2 if told >= 1 else 3
+
+
+def fixed(value: float, digits: int, *, sign: str = "") -> str:
+    """A number with so many digits behind the point; one that rounds to 0 has no minus."""
+    text = f"{value:{sign},.{digits}f}"
+    return text if float(text.replace(",", "")) else f"{0:{sign}.{digits}f}"
 
 
 def with_interval(line: Line, figure: str, *, short: bool = False) -> str:

@@ -38,7 +38,7 @@ _BEHAVIOUR_EXPLANATION = """\
 - **success**: P divided by failed calls (by 1 without one); **strict**: by one more than these.
 - **ran well**: share of all executed calls that did not fail.
 - **concise**: share of rollouts without a wasted call, by a judge's votes; **with calls**: of those that made calls;
-  `open`: without a majority, left out. An agent that never acts is concise. `-` where no judge votes.
+  `open`: rollouts whose votes have no majority, left out. An agent that never acts is concise; `-`: no vote decides.
 - **P/1000**: P per thousand tokens of reasoning; **L**: these tokens; **tool use**: share of rollouts with a call.
 """
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from treadle.eval.conciseness import Votes
+from treadle.eval.conciseness import Votes, is_redundant
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,10 +66,13 @@ class ScoredRollout:
         yield f"scorer:{self.scorer}"
         if self.judge_status is not None:
             yield f"judge_status:{self.judge_status}"
+        if self.votes is not None and self.calls_requested:
+            yield f"votes:{_VERDICTS[is_redundant(self.votes)]}"
         tools = ("none", "python", "search", "both")
         yield f"tools_used:{tools[(self.python_calls > 0) + 2 * (self.search_calls > 0)]}"
 
 
+_VERDICTS = {True: "redundant", False: "concise", None: "undecided"}
 _FIELDS = tuple(name for name in ScoredRollout.__dataclass_fields__ if name != "votes")
 _REPEATED = ("question_key", "dataset", "domain", "status", "scorer")
 _VOTES = ("votes_yes", "votes_no", "votes_abstained")

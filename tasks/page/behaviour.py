@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections import Counter
 from collections.abc import Sequence
 
@@ -49,7 +50,7 @@ def _calls_and_lengths(models: Sequence[Model]) -> Figures:
     rows = []
     for model in models:
         count, sums = len(model.rollouts), model.behaviour.sums
-        tokens = sorted(rollout.completion_tokens for rollout in model.rollouts)
+        tokens = [rollout.completion_tokens for rollout in model.rollouts]
         failed = f"{sums['failed_calls'] / sums['calls_executed']:.1%}" if sums["calls_executed"] else "-"
         reasoning = [one for rollout in model.rollouts if (one := rollout.reasoning_tokens) is not None]
         rows.append(
@@ -61,8 +62,8 @@ def _calls_and_lengths(models: Sequence[Model]) -> Figures:
                 f"{sums['search_calls'] / count:.2f}",
                 failed,
                 f"{sum(tokens) / count:,.0f}",
-                f"{tokens[(len(tokens) - 1) // 2]:,}",
-                f"{tokens[-1]:,}",
+                f"{statistics.median(tokens):,.0f}",
+                f"{max(tokens):,}",
                 f"{sum(reasoning) / len(reasoning):,.0f}" if reasoning else "-",
             )
         )
@@ -84,7 +85,7 @@ def endings_section(models: Sequence[Model]) -> list[Section]:
         return []
     totals: Counter[str] = sum((model.behaviour.statuses for model in known), Counter())
     rest = sorted(totals.keys() - {"answered"}, key=lambda status: (-totals[status], status))
-    statuses = [*(["answered"] if totals["answered"] else []), *rest]
+    statuses = ["answered", *rest]
     chart = endings_chart("How rollouts ended", {model.label: model.behaviour.statuses for model in known}, statuses)
     table = Figures(
         "Rollouts by how they ended",

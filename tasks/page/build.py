@@ -62,6 +62,6 @@ def _facts(runs: Sequence[Run], models: Sequence[Model]) -> list[tuple[str, str]
         facts += [
             ("Models", ", ".join(model.label for model in models)),
             ("Data sets", ", ".join(datasets)),
-            ("Rollouts", f"{sum(len(model.rollouts) for model in models):,}"),
+            ("Rollouts", f"{sum(model.num_rollouts for model in models):,}"),
         ]
     return [*facts, ("Treadle", ", ".join(dict.fromkeys(run.info.treadle_version for run in runs)))]

@@ -10,6 +10,7 @@ from treadle.core.figures import Cell, Figures
 from treadle.core.harmless import one_line
 from treadle.eval.comparison_rows import comparison_rows
 from treadle.eval.config import ReportSettings
+from treadle.eval.layout import fixed
 from treadle.eval.metrics import dataset_figures
 from treadle.eval.page.charts import Estimate, interval_chart
 from treadle.eval.page.document import Fold, Part, Section
@@ -174,8 +175,8 @@ def _remarks(rows: Sequence[Row]) -> list[str]:
 
 
 def _value(row: Row, column: str, sign: str = "") -> str:
-    scale, form = number_form(row["figure"], row[column])
-    return format(row[column] * scale, f"{sign}{form}")
+    scale, digits = number_form(row["figure"], row[column])
+    return fixed(row[column] * scale, digits, sign=sign)
 
 
 def _difference(row: Row) -> str:

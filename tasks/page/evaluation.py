@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from treadle.core.figures import Cell, Figures
-from treadle.eval.layout import Line
+from treadle.eval.layout import Line, fixed
 from treadle.eval.page.charts import Estimate, interval_chart, radar_chart
 from treadle.eval.page.document import Fold, Part, Section, Tile, Tiles
 from treadle.eval.radar import radar_axes
@@ -51,8 +51,8 @@ _HEADLINE = (
 _UNLUCKY = ("undecided", "failed")
 _NOTE = (
     "In brackets: 95 % intervals. Correctness: F1 for questions of knowledge, else 1 or 0; efficiency: the same "
-    "divided by calls. Undecided: rollouts without a verdict, left out. Failed: ended by infrastructure, counted as "
-    "wrong. Averages give each data set the same weight."
+    "divided by calls. Undecided: rollouts without a verdict, left out; open: without a majority of votes, left out of "
+    "conciseness. Failed: ended by infrastructure, counted as wrong. Averages give each data set the same weight."
 )
 _UNLIKE = "The models have figures of different data sets, so that these tell nothing of which model is better."
 _WITH_INTERVAL = ("accuracy", "score", "efficiency")
@@ -113,14 +113,18 @@ def radar_section(models: Sequence[Model]) -> list[Section]:
     known = [axis for axis in axes if any(value is not None for value in axis.values.values())]
     if not models or len(known) < 3:
         return []
-    rows = tuple(
+    rows: list[tuple[str, ...]] = [
         (
             axis.title,
             f"{axis.low:g} to {axis.high:g}",
             *("-" if value is None else f"{value:.3g}" for value in axis.values.values()),
         )
         for axis in axes
-    )
+    ]
+    lines = [model.headline for model in models]
+    rows.append(("rollouts without a verdict", "", *(f"{_count(line, 'undecided'):,}" for line in lines)))
+    rows.append(("rollouts without a majority of votes", "", *(f"{line.num_open('conciseness'):,}" for line in lines)))
+    rows.append(("rollouts that failed", "", *(f"{_count(line, 'failed'):,}" for line in lines)))
     reading = (
         "Further out is better on every axis, but each axis has its own range, so compare models on one axis, not "
         "axes with each other."
@@ -130,7 +134,7 @@ def radar_section(models: Sequence[Model]) -> list[Section]:
     notes = ["" if title == "Figures" else f"{title}.", "" if is_alike else _UNLIKE]
     notes.append(f"Not drawn, since no model has it: {unknown}." if unknown else "")
     note = " ".join(filter(None, notes))
-    table = Figures("Values", ("axis", "range", *(model.label for model in models)), rows, note)
+    table = Figures("Values", ("axis", "range", *(model.label for model in models)), tuple(rows), note)
     return [Section("radar", "Radar", reading, [radar_chart("Behaviour", known), table])]
 
 
@@ -229,22 +233,23 @@ def _count(line: Line, name: str) -> int:
 
 
 def figure_text(line: Line, name: str, *, with_interval: bool) -> str:
-    """A figure as it stands in a table; shares in per cent, their unit in the heading."""
-    value = line.value(name)
+    """A figure as it stands in a table; shares in per cent, their unit in the heading; with votes that are open."""
+    value, num_open = line.value(name), line.num_open(name)
+    left_out = f" ({num_open:,} open)" if num_open else ""
     if value is None:
-        return "-"
-    row, scale, form = line.figures[name], *number_form(name, value)
-    text = format(value * scale, form)
+        return f"-{left_out}"
+    row, (scale, digits) = line.figures[name], number_form(name, value)
+    text = fixed(value * scale, digits)
     if with_interval and row["low"] is not None and row["high"] is not None:
-        text += f" [{format(row['low'] * scale, form)}, {format(row['high'] * scale, form)}]"
-    return text
+        text += f" [{fixed(row['low'] * scale, digits)}, {fixed(row['high'] * scale, digits)}]"
+    return text + left_out
 
 
-def number_form(name: str, value: float) -> tuple[float, str]:
-    """By what to multiply a figure to show it, and how to write it."""
+def number_form(name: str, value: float) -> tuple[float, int]:
+    """By what to multiply a figure to show it, and the digits behind the point."""
     if _is_share(name):
-        return 100.0, ".1f"
-    return 1.0, ",.0f" if abs(value) >= 100 else ".1f" if abs(value) >= 10 else ".2f"
+        return 100.0, 1
+    return 1.0, 0 if abs(value) >= 100 else 1 if abs(value) >= 10 else 2
 
 
 def _by_dataset(

@@ -93,6 +93,11 @@ class Model:
         return f"average of {enumerated(self.over(name)) or _AREAS[name]}"
 
     @property
+    def num_rollouts(self) -> int:
+        """On all data sets, by the report."""
+        return sum(self.lines[name].num_rollouts for name in self.datasets)
+
+    @property
     def datasets(self) -> list[str]:
         """The data sets that it was asked, averages left out."""
         return [name for name in self.lines if len(self.lines) == 1 or name not in OVERALL]

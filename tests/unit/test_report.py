@@ -19,7 +19,7 @@ from treadle.core.export_file import write_file
 from treadle.core.stage import Address, Instance
 from treadle.eval.comparison_rows import COMPARED, model_pairs
 from treadle.eval.config import ReportSettings, ScoresOptions, ScoresSettings
-from treadle.eval.layout import Line, summary_lines
+from treadle.eval.layout import Line, comparison_cells, summary_lines
 from treadle.eval.markdown import escape
 from treadle.eval.report import REPORT
 from treadle.eval.scores import SCORES
@@ -288,6 +288,27 @@ def test_efficiency_is_left_out_where_no_tool_was_used(tmp_path: Path) -> None:
     _, markdown = _report(tmp_path, _many("m", "d", [True]))
     line, _ = [line for line in markdown.splitlines() if line.startswith("| m ") and "1.000" in line]
     assert [cell.strip() for cell in line.split("|")][6] == "-"
+
+
+def test_votes_without_a_majority_are_told_where_none_has_one(tmp_path: Path) -> None:
+    tied = {"votes_yes": 5, "votes_no": 5, "votes_abstained": 0, "calls_requested": 1}
+    _, markdown = _report(tmp_path, _many("m", "d", [True] * 5, **tied))
+    assert "- (5 open)" in markdown
+    assert "open)" not in _report(tmp_path / "none", _many("m", "d", [True] * 5, calls_requested=1))[1]
+
+
+def test_differences_have_as_many_digits_as_they_need() -> None:
+    def shown(first: float, second: float, low: float, high: float) -> list[str]:
+        row = {
+            "dataset": "d", "figure": "calls_requested", "num_questions": 9, "num_dropped": 0, "first_value": first,
+            "second_value": second, "difference": second - first, "low": low, "high": high, "method": "bootstrap",
+            "p_adjusted": 0.001, "gained": [], "lost": [],
+        }  # fmt: skip
+        return comparison_cells(row)[3:6]
+
+    assert shown(1.249, 1.212, -0.049, -0.020) == ["1.249", "1.212", "-0.037 [-0.049, -0.020]"]
+    assert shown(1_400.0, 1_150.0, -300.0, -200.04) == ["1,400.0", "1,150.0", "-250.0 [-300.0, -200.0]"]
+    assert shown(0.5, 0.49999, -0.0001, 0.1) == ["0.500", "0.500", "0.000 [0.000, 0.100]"]
 
 
 def test_a_report_is_exported_in_every_format(tmp_path: Path) -> None:

@@ -94,6 +94,46 @@ def test_averages_of_different_data_sets_are_not_shown_as_one_figure(tmp_path: P
     assert text.count("these tell nothing of which model is better") == 2, "at the headline and at the radar"
 
 
+VOTES = {"votes_yes": 0, "votes_no": 10, "votes_abstained": 0}
+TIE = {"votes_yes": 5, "votes_no": 5, "votes_abstained": 0}
+
+
+def test_open_votes_failures_and_missing_verdicts_stand_with_the_figures(tmp_path: Path) -> None:
+    """A third of the twelve rollouts makes no call; eight have votes to tell."""
+    run = evaluated_run(
+        tmp_path, "run", {"tied": [None, *HALF[1:]], "sure": HALF}, columns={"tied": TIE, "sure": VOTES}
+    )
+    text = text_of(report_page([run]))
+    assert "- (8 open)" in text
+    assert "rollouts without a verdict 1 0 rollouts without a majority of votes 8 0 rollouts that failed 0 0" in text
+    assert "open: without a majority of votes" in text
+
+
+def test_a_model_without_calls_has_no_efficiency(tmp_path: Path) -> None:
+    """Neither at the headline nor at the radar nor compared."""
+    idle = {"calls_requested": 0, "calls_executed": 0, "search_calls": 0}
+    run = evaluated_run(tmp_path, "run", {"direct": HALF, "tuned": MORE}, columns={"direct": idle})
+    text = text_of(report_page([run]))
+    assert re.search(r"direct 12 50\.0 \[25\.4, 74\.6\] - ", text)
+    assert re.search(r"efficiency 0 to 1 - 0\.", text)
+    assert not re.search(r"direct → tuned world efficiency", text)
+
+
+def test_rollouts_are_counted_by_the_report_where_scores_are_gone(tmp_path: Path) -> None:
+    run = evaluated_run(tmp_path, "run", {"base": HALF}, datasets=("a", "b"))
+    scores = next(record for record in run.records() if record.stage == "scores").outputs["scores"]
+    (tmp_path / scores.folder / "artifact.json").unlink()
+    assert "Rollouts 12 " in text_of(report_page([run]))
+
+
+def test_the_median_is_that_of_the_chart(tmp_path: Path) -> None:
+    """Of 10, 17, ... 87 sampled tokens; the first colour stays that of answers where there are none."""
+    run = evaluated_run(tmp_path, "run", {"base": HALF}, columns={"base": {"status": "limit"}})
+    text = text_of(report_page([run]))
+    assert "base: median 48, " in text and re.search(r"base 12 1\.00 0\.00 1\.00 [-\d.%]+ 48 48 87 ", text)
+    assert "Rollouts by how they ended model answered limit base 0 12" in text
+
+
 def test_pairs_are_shown_with_p_values_and_questions_that_flipped(page: bytes) -> None:
     text = text_of(page)
     assert "base → tuned" in text
