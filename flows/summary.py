@@ -96,7 +96,7 @@ def _print_places(run: Run, records: Sequence[StageRecord]) -> None:
 
 
 def _looks(run: Run, records: Sequence[StageRecord]) -> list[str]:
-    """Commands that show a trajectory, and how a pool came about: of the last stages that made some."""
+    """Commands that show a trajectory, how a pool came about, and figures: of the last stages that made some."""
     commands = []
     for record in records:
         if "rollouts" in record.outputs and (row := _first(run, record, "rollouts", "rollout_key")):
@@ -104,6 +104,9 @@ def _looks(run: Run, records: Sequence[StageRecord]) -> list[str]:
         if "pools" in record.outputs and (row := _edited(run, record)):
             commands.append(("pools", f"treadle show {row['rollout_key']}"))
             commands.append(("tree", f"treadle lineage {row['question_key']}"))
+        if "summary" in record.outputs:
+            commands.append(("page", f"treadle report --out {run.run_id}.html"))
+            commands.append(("viewer", "treadle view"))
     return list(dict(commands).values())
 
 

@@ -50,9 +50,12 @@ def test_a_run_ends_with_scores_places_and_commands_that_work(desk: Desk) -> Non
     folders = [Path(line.split()[-1]) for line in out.splitlines() if "/artifacts/" in line]
     assert len(folders) == 4 and all((folder / "README.md").is_file() for folder in folders)
     commands = [line for line in out.splitlines() if line.startswith("treadle ")]
-    assert len(commands) == 2
-    for command in commands:
-        desk.treadle(*shlex.split(command)[1:]).succeeded()
+    assert [command.split()[1] for command in commands] == ["status", "show", "report", "view"]
+    *others, view = (shlex.split(command)[1:] for command in commands)
+    for command in others:
+        desk.treadle(*command).succeeded()
+    assert (desk.folder / "first.html").is_file()
+    assert view == ["view", "--run", "first"]  # serves until it is stopped
 
 
 def test_a_run_with_nothing_to_do_reuses_everything(desk: Desk) -> None:

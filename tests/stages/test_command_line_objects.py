@@ -36,8 +36,9 @@ def test_a_run_in_an_object_store_goes_on_after_a_kill_and_is_shown_by_url(desk:
     assert "were finished before" in done.err
     assert re.search(rf"(?m)^rollouts +{re.escape(object_root)}/artifacts/rollouts/", done.out)
     commands = [line.split()[1:] for line in done.out.splitlines() if line.startswith("treadle ")]
-    assert len(commands) == 2 and all(command[-2:] == ["--root", object_root] for command in commands)
-    for command in commands:
+    assert [command[0] for command in commands] == ["status", "show", "report", "view"]
+    assert all(command[-2:] == ["--root", object_root] for command in commands)
+    for command in commands[:-1]:  # the viewer serves until it is stopped
         desk.treadle(*command).succeeded()
     key = commands[1][1]
     assert "questions.jsonl" in desk.treadle("lineage", key, *options).succeeded().out
