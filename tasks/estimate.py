@@ -155,26 +155,28 @@ def _judges_estimate(
     if record is not None:
         num_rollouts = record.outputs["rollouts"].num_rows
         counted = f"{num_rollouts:,} rollouts in {producer}"
+    reckoned = scores_cost(settings.options, made.environment, count.share_math).roles
     mean = _measured(item, run) if run else None
     if mean is None:
-        roles = scores_cost(settings.options, made.environment, count.share_math).roles
-        mean = _Mean(roles, "nothing measured yet: a model of a judgement", measured=False)
+        mean = _Mean(reckoned, "nothing measured yet: a model of a judgement", measured=False)
     models = {f"correctness:{name}": role for name, role in settings.judges.items()}
     if settings.redundancy is not None:
         models[f"redundancy:{settings.redundancy.name}"] = settings.redundancy
     factor = num_rollouts if num_rollouts is not None else _PER * made.options.samples_per_question
+    # Another model's scores, or those of other settings, need not have asked everybody.
+    lacking = {name: reckoned[name] for name in models if name in reckoned and name not in mean.roles}
+    used = {**mean.roles, **lacking}
+    assumptions = _judges_assumptions(settings) if lacking or not mean.measured else []
+    if lacking:
+        assumptions.insert(0, f"reckoned by a model, as it was not measured there: {', '.join(lacking)}")
     return Estimate(
         address=str(item.address),
         unit="rollout",
         num_units=num_rollouts,
         counted=counted,
         basis=mean.basis,
-        assumptions=[] if mean.measured else _judges_assumptions(settings),
-        roles=[
-            _role(name, role.name, role.model, mean.roles[name], factor)
-            for name, role in models.items()
-            if name in mean.roles
-        ],
+        assumptions=assumptions,
+        roles=[_role(name, role.name, role.model, used[name], factor) for name, role in models.items() if name in used],
     )
 
 
@@ -347,11 +349,15 @@ def _of_record(item: Instance, run: Run) -> _Mean | None:
         metrics = record.metrics
         if record.stage == "pools" and metrics["num_questions"]:
             return _mean(metrics["usage"], metrics["num_questions"], f"measured in {record.address}", "questions")
-        if record.stage == "scores" and metrics.get("usage") and not metrics["num_judgements_reused"]:
+        if record.stage == "scores" and metrics.get("usage") and _paid_for_all(metrics):
             return _mean(metrics["usage"], metrics["num_rollouts"], f"measured in {record.address}", "rollouts")
         if record.stage == "rollouts" and metrics["num_rollouts"]:
             return _mean(_usage_of(metrics), metrics["num_rollouts"], f"measured in {record.address}", "rollouts")
     return None
+
+
+def _paid_for_all(metrics: Mapping[str, Any]) -> bool:
+    return not metrics["num_judgements_reused"] and not metrics.get("num_judgements_missing")
 
 
 def _unlike(address: Address, like: Address) -> tuple[bool, int]:

@@ -151,3 +151,24 @@ def test_rollouts_that_are_there_are_counted(tmp_path: Any) -> None:
     found = estimate(config(rollouts={"max_questions": 50}), run)
     assert found is not None and (found.num_units, found.counted) == (6, "6 rollouts in 1/rollouts@base")
     assert {role.calls for role in found.roles} == {2, 24}
+
+
+def test_a_role_that_another_models_scores_did_not_ask_is_reckoned(tmp_path: Any) -> None:
+    run = new_run(tmp_path)
+    put_rows(run, "1/questions", schemas.QUESTIONS, [question("q1", ["7"], "math")])
+    put_rows(run, "1/rollouts@base", schemas.ROLLOUTS, [rollout(f"r{n}", "q1", [], sample_index=n) for n in range(6)])
+    rollouts = run.record(ROLLOUTS)
+    assert rollouts is not None
+    # It had no calls to vote on.
+    usage = {"correctness:large": {"calls": 9, "prompt_tokens": 900, "completion_tokens": 9}}
+    metrics = {"num_rollouts": 3, "num_judgements_reused": 0, "num_judgements_missing": 0, "usage": usage}
+    scored = {"address": "1/scores@other", "stage": "scores", "metrics": metrics}
+    run.write_record(rollouts.model_copy(update=scored))
+    found = estimate(config(), run)
+    assert found is not None and "measured in 1/scores@other" in found.basis
+    assert {role.role: role.calls for role in found.roles} == {
+        "correctness:large": 18,
+        "correctness:other": 3,
+        "redundancy:large": 24,
+    }
+    assert "not measured there: correctness:other, redundancy:large" in found.assumptions[0]
