@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
-
-import orjson
+from dataclasses import dataclass, replace
 
 from treadle.core.errors import DataError
 from treadle.eval.metrics import FigureSums, bounds_of, sums_of
@@ -76,35 +74,6 @@ class Comparison:
     """Keys of questions that the first model gets mostly wrong and the second mostly right, sorted."""
     lost: tuple[str, ...]
     """The other way."""
-
-    def to_json(self) -> bytes:
-        """The same bytes for the same rollouts, in whatever order they came; infinite ends are null."""
-        return orjson.dumps(asdict(self), option=orjson.OPT_SORT_KEYS | orjson.OPT_INDENT_2)
-
-
-def compare(
-    first: Iterable[ScoredRollout],
-    second: Iterable[ScoredRollout],
-    figure: str = "score",
-    *,
-    num_samples: int = 1_000,
-    num_permutations: int = DEFAULT_PERMUTATIONS,
-    seed: int = 0,
-) -> Comparison:
-    """Compare a figure on one data set that both models answered, any number of times per question.
-
-    Raises DataError if the models were asked different questions, or no question says anything of both.
-    """
-    ours, theirs = list(first), list(second)
-    if alone := sorted({one.question_key for one in ours} ^ {one.question_key for one in theirs}):
-        raise DataError(
-            f"only one of the two models was asked {len(alone)} of the questions, {alone[0]} among them; "
-            "compare models on rollouts of the same questions"
-        )
-    pairs = pair(ours, theirs, figure)
-    if not pairs.first:
-        raise DataError("no question has a verdict for both models; run the scores of both again")
-    return compared(pairs, num_samples=num_samples, num_permutations=num_permutations, seed=seed)
 
 
 def pair(first: Sequence[ScoredRollout], second: Sequence[ScoredRollout], figure: str) -> Pairs:

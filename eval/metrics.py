@@ -288,21 +288,3 @@ def averaged(parts: Sequence[DatasetFigures], headline: Collection[str] = ()) ->
     if len(chosen) < len(parts):
         groups[EVERY] = list(parts)
     return {name: group for name, group in groups.items() if group}
-
-
-def averages(parts: Sequence[DatasetFigures], headline: Collection[str] = ()) -> dict[str, dict[str, float | None]]:
-    """Unweighted means over data sets, however many rows each has, by the names of `averaged`.
-
-    None where one of the data sets has no value: an average over fewer of them than the other figures would look like
-    one over the same.
-    """
-    means = {part.dataset: part.means for part in parts}
-    return {
-        average: {name: _mean([means[part.dataset].get(name) for part in group]) for name in group[0].sums}
-        for average, group in averaged(parts, headline).items()
-    }
-
-
-def _mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return math.fsum(known) / len(known) if known and len(known) == len(values) else None

@@ -61,11 +61,6 @@ def share_interval(questions: Sequence[tuple[float, int]]) -> Interval:
     return Interval(mean, *wilson_interval(mean, effective), "clustered")
 
 
-def mean_interval(questions: Sequence[tuple[float, int]], *, num_samples: int, seed: int) -> Interval:
-    """Mean over rollouts of a value within [0, 1], from (sum, number of rollouts) per question: `ratio_interval`."""
-    return ratio_interval(questions, num_samples=num_samples, seed=seed, bounds=(0.0, 1.0))
-
-
 def average_interval(intervals: Iterable[Interval]) -> Interval:
     """Unweighted mean of independent means, with their distances to the ends combined as squares."""
     parts = list(intervals)

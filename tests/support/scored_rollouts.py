@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from hypothesis import strategies as st
 
+from treadle.eval.config import ReportSettings
+from treadle.eval.metrics import DatasetFigures
 from treadle.eval.scored_rollout import ScoredRollout
+from treadle.eval.summary import AVERAGES, model_rows
+
+
+def averages(parts: Sequence[DatasetFigures]) -> dict[str, dict[str, Any]]:
+    """Average -> figure -> value, as the report has them in the rows of a model."""
+    found: dict[str, dict[str, Any]] = {}
+    for row in model_rows("m", parts, ReportSettings(bootstrap_samples=100)):
+        found.setdefault(row["dataset"], {})[row["figure"]] = row["value"]
+    return {name: found[name] for name in AVERAGES if name in found}
 
 
 def scored(

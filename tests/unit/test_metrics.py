@@ -10,13 +10,13 @@ from fractions import Fraction
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.scored_rollouts import rollouts, scored
+from support.scored_rollouts import averages, rollouts, scored
 
 from treadle.eval.metrics import (
     FIGURES,
     DatasetFigures,
     FigureSums,
-    averages,
+    averaged,
     dataset_figures,
     figure_sums,
     pass_at_ks,
@@ -35,15 +35,15 @@ def one(*given_rollouts: ScoredRollout) -> DatasetFigures:
 def published(
     name: str, values: list[float], rows: tuple[int, ...] = (30, 40, 500, 500, 125, 500)
 ) -> list[DatasetFigures]:
-    """One figure of the six benchmarks, with their numbers of rows."""
-    empty = one(scored())
+    """One figure of the six benchmarks, from per cent, with their numbers of rows."""
+    empty = one(scored(1, 1))
     return [
         replace(
             empty,
             dataset=dataset,
             area="math" if index < 3 else "knowledge",
             num_rollouts=size,
-            sums={name: FigureSums({"q": (value, 1.0)}, False, 0)},
+            sums={**empty.sums, name: FigureSums({"q": (value / 100, 1.0)}, False, 0)},
         )
         for index, (dataset, value, size) in enumerate(zip(SUITE, values, rows, strict=True))
     ]
@@ -95,7 +95,7 @@ def test_averages_of_the_published_rows(
     name: str, values: list[float], everything: float, mathematics: float, knowledge: float
 ) -> None:
     means = averages(published(name, values))
-    assert [round(means[area][name], 1) for area in ("all", "math", "knowledge")] == [
+    assert [round(100 * means[area][name], 1) for area in ("all", "math", "knowledge")] == [
         everything,
         mathematics,
         knowledge,
@@ -111,7 +111,7 @@ def test_data_sets_weigh_the_same_however_many_rows_they_have() -> None:
         for index in range(size)
     ]
     parts = dataset_figures(given_rollouts)
-    assert round(100 * averages(parts)["math"]["accuracy"], 1) == 68.6
+    assert round(100 * averages(parts)["all"]["accuracy"], 1) == 68.6
     assert round(sum(100 * part.means["accuracy"] * part.num_rollouts for part in parts) / 570, 1) == 79.5
 
 
@@ -138,12 +138,12 @@ PUBLISHED_AVERAGES = [
 def test_published_averages_are_reproduced(values: list[float], average: float) -> None:
     """Six values and their average, each rounded to the last digit printed."""
     unit = 0.1 if average > 5 else 0.01
-    assert averages(published("x", values))["all"]["x"] == pytest.approx(average, abs=unit)
+    assert 100 * averages(published("score", values))["all"]["score"] == pytest.approx(average, abs=unit)
 
 
 def test_one_published_average_is_not_that_of_its_row() -> None:
     """Tool-Star's correctness: the table prints 52.3."""
-    assert round(averages(published("score", [33.3, 60.0, 80.4, 65.8, 55.4, 24.5]))["all"]["score"], 1) == 53.2
+    assert round(100 * averages(published("score", [33.3, 60.0, 80.4, 65.8, 55.4, 24.5]))["all"]["score"], 1) == 53.2
 
 
 def test_undecided_and_failed_rollouts_are_counted_apart() -> None:
@@ -196,9 +196,9 @@ def test_areas_go_by_domain() -> None:
         ]
     )
     assert [part.area for part in parts] == ["math", "knowledge", "mixed"]
-    means = averages(parts)
-    assert {area: values["score"] for area, values in means.items()} == {"all": 1 / 3, "math": 1.0, "knowledge": 0.0}
-    assert averages([parts[1]]).keys() == {"all", "knowledge"}
+    groups = {name: [part.dataset for part in group] for name, group in averaged(parts).items()}
+    assert groups == {"all": ["a", "b", "c"], "math": ["a"], "knowledge": ["b"]}
+    assert averaged([parts[1]]).keys() == {"all", "knowledge"}
 
 
 def test_partly_right_answers_count_for_f1_and_not_for_accuracy() -> None:
