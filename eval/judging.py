@@ -1,7 +1,7 @@
 """The part of the stage `scores` that asks models: judges of answers, and votes on wasted calls.
 
 Each judgement is one owner in the journal: every reply within it is remembered, and its row is one record when it is
-made. What an earlier result of the same instance holds is taken over, so that other settings pay for nothing twice.
+made. What an earlier result of the same instance holds is taken over, so that rollouts made anew pay for what is new.
 What the rules say of an answer is remembered too, where it decides whether a judge is asked: a limit of a machine may
 decide it, and the judgements of one attempt must be those of the next.
 """

@@ -114,6 +114,12 @@ class _ScoresRun:
         return rows
 
 
+_REMEDY_OF_JUDGES = (
+    "; scores.judges.sampling.max_tokens gives a judge more room, and scores.judges.on_failed = 'rule' leaves such "
+    "answers to the rule, but this run is locked to the settings that it has: use a new run id for others"
+)
+
+
 @dataclass(slots=True)
 class _Tally:
     """What is counted for the metrics of the stage."""
@@ -121,6 +127,7 @@ class _Tally:
     judges: tuple[str, ...]
     counts: Counter[str] = field(default_factory=Counter)
     errors: Counter[str] = field(default_factory=Counter)
+    errors_of_judges: set[str] = field(default_factory=set)
     usage: dict[str, Counter[str]] = field(default_factory=dict)
     joint: list[list[bool]] = field(default_factory=list)
 
@@ -137,6 +144,7 @@ class _Tally:
                 counts[f"judge_{row['judge_status']}"] += 1
             if row["error"] is not None:
                 self.errors[row["error"]] += 1
+                self.errors_of_judges |= {row["error"]} if row["scorer"] == "judge" else set()
             if len(self.judges) > 1 and (joint := joint_verdicts(orjson.loads(row["judges"]), self.judges)):
                 self.joint.append(joint)
 
@@ -154,9 +162,10 @@ class _Tally:
         failed, total = self.counts["num_scorer_failed"], self.counts["num_rollouts"]
         if failed > max_error_rate * total:
             cause, times = self.errors.most_common(1)[0]
+            remedy = _REMEDY_OF_JUDGES if cause in self.errors_of_judges else ""
             raise StageFailed(
                 f"{failed} of {total} rollouts have no verdict, more than scores.max_error_rate = {max_error_rate:g} "
-                f"allows; most often ({times} times): {cause}"
+                f"allows; most often ({times} times): {cause}{remedy}"
             )
 
     def progress(self) -> dict[str, int]:
