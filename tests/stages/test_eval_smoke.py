@@ -86,3 +86,6 @@ async def test_one_command_makes_the_whole_evaluation_and_another_run_of_it_come
     assert all(["agent", dataset] in lines for dataset in ("world-compute", "world-lookup", "all"))
     # The same numbers, to the last digit.
     assert figures(desk, "second") == values
+    # And so does the preset with nothing beside it, as it is documented, with an index and sandboxes of its own.
+    alone = await asyncio.to_thread(desk.treadle, "eval", "configs/smoke.toml", "--run", "smoke")
+    assert alone.succeeded().err.count("1/report: summary") == 1 and figures(desk, "smoke") == values
