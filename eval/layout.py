@@ -102,6 +102,17 @@ def behaviour_cells(line: Line) -> list[str]:
     ]
 
 
+def passes(given: Iterable[Line]) -> tuple[list[str], list[list[str]]]:
+    """Header and rows of pass@k with intervals, of the lines that have any."""
+    lines = [line for line in given if any(name.startswith("pass@") for name in line.figures)]
+    names = sorted(
+        {name for line in lines for name in line.figures if name.startswith("pass@")},
+        key=lambda name: int(name.removeprefix("pass@")),
+    )
+    body = [[plain(line.model), plain(line.dataset), *(with_interval(line, name) for name in names)] for line in lines]
+    return ["model", "data set", *(f"{name} [95 %]" for name in names)], body
+
+
 def comparison_cells(row: Mapping[str, Any]) -> list[str]:
     """Cells of one row of `comparisons`, in the order of COMPARISON."""
     digits = _digits(row)

@@ -18,6 +18,7 @@ from treadle.eval.layout import (
     count_table,
     headline_cells,
     is_text_column,
+    passes,
     summary_lines,
     widths,
 )
@@ -57,6 +58,7 @@ def render_report(rows: Sequence[Row], comparisons: Sequence[Row], settings: Rep
         f"# {escape(settings.title)}",
         render_table(HEADLINE, [headline_cells(line) for line in given]),
         _HEADLINE_EXPLANATION + _averages(given, settings),
+        *_passes(given),
         "## Behaviour",
         render_table(BEHAVIOUR, [behaviour_cells(line) for line in given]),
         _BEHAVIOUR_EXPLANATION.rstrip(),
@@ -68,6 +70,14 @@ def render_report(rows: Sequence[Row], comparisons: Sequence[Row], settings: Rep
         _judged(given),
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def _passes(given: Sequence[Line]) -> Iterator[str]:
+    header, body = passes(given)
+    if body:
+        yield "## Several tries"
+        yield render_table(header, body)
+        yield "- **pass@k**: chance that one of k rollouts of a question is right."
 
 
 def _averages(given: Sequence[Line], settings: ReportSettings) -> str:

@@ -201,16 +201,16 @@ def _is_share(name: str) -> bool:
 
 
 def _passes(models: Sequence[Model]) -> list[str]:
-    found = {name for model in models for name in model.headline.figures if name.startswith("pass@")}
+    found = {name for model in models for line in _told(model) for name in line.figures if name.startswith("pass@")}
     return sorted(found, key=lambda name: (len(name), name))
 
 
 def _is_told(name: str, models: Sequence[Model]) -> bool:
     """Whether a column says something, and something else than the one before it."""
-    values = [model.headline.value(name) for model in models]
-    if name == "score" and values == [model.headline.value("accuracy") for model in models]:
+    lines = [line for model in models for line in _told(model)]
+    if name == "score" and all(line.value(name) == line.value("accuracy") for line in lines):
         return False
-    return any(value is not None for value in values)
+    return any(line.value(name) is not None for line in lines)
 
 
 def _cells(line: Line, figures: Sequence[str], unlucky: Sequence[str]) -> list[Cell]:

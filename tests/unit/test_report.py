@@ -139,10 +139,12 @@ def test_an_average_needs_a_value_of_every_data_set(tmp_path: Path) -> None:
 
 def test_several_rollouts_per_question_have_pass_at_k(tmp_path: Path) -> None:
     rows = [score(f"r{n}", f"q{n // 4}", n % 4 == 0, sample_index=n % 4) for n in range(40)]
-    (line,), _ = _report(tmp_path, rows)
+    (line,), markdown = _report(tmp_path, rows)
     assert (line.value("pass@2"), line.value("pass@4")) == (0.5, 1.0)
     row = line.figures["pass@4"]
     assert 0.6 < row["low"] < row["high"] == 1.0 and row["method"] == "wilson"
+    assert "| model | data set |        pass@2 [95 %] |        pass@4 [95 %] |" in markdown
+    assert f"1.000 [{row['low']:.3f}, 1.000] |" in markdown
 
 
 def test_models_are_compared_on_data_sets_and_on_the_average(tmp_path: Path) -> None:

@@ -8,8 +8,14 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 from support.page_runs import NUM_QUESTIONS, add_flywheel, evaluated_run
+from support.score_tables import put_rows, score
 
+from treadle.core import schemas
+from treadle.core.execute import execute
 from treadle.core.runs import Run
+from treadle.core.stage import Address, Instance
+from treadle.eval.config import ReportSettings
+from treadle.eval.report import REPORT
 from treadle.flows.cli_report import report
 from treadle.tasks.page.build import report_page
 
@@ -117,6 +123,26 @@ def test_a_model_without_calls_has_no_efficiency(tmp_path: Path) -> None:
     assert re.search(r"direct 12 50\.0 \[25\.4, 74\.6\] - ", text)
     assert re.search(r"efficiency 0 to 1 - 0\.", text)
     assert not re.search(r"direct → tuned world efficiency", text)
+
+
+def test_pass_at_k_is_shown_where_a_single_data_set_has_it(tmp_path: Path) -> None:
+    """Four rollouts of one question of `a`, one rollout of each of the others: the average has none."""
+    run = evaluated_run(tmp_path, "run", {"m": [True] * 12}, datasets=("a", "b"))
+    assert "pass@" not in text_of(report_page([run]))
+    rows = [
+        score(f"r{place}", "q0" if place < 4 else f"q{place}", place == 0, model="m", sample_index=place % 4,
+              dataset="a" if place < 4 else "b")
+        for place in range(8)
+    ]  # fmt: skip
+    other = Run.create(tmp_path, "other", {}, {})
+    inputs = (put_rows(other, "1/scores@m", schemas.SCORES, rows),)
+    execute(
+        Instance(address=Address.parse("1/report"), stage=REPORT, settings=ReportSettings(), inputs={"scores": inputs}),
+        other,
+    )
+    text = text_of(report_page([other]))
+    assert "pass@2, % pass@4, %" in text
+    assert re.search(r" a m 4 .* 50\.0 100\.0 b m 4 ", text)
 
 
 def test_rollouts_are_counted_by_the_report_where_scores_are_gone(tmp_path: Path) -> None:
