@@ -103,6 +103,11 @@ class _Kept:
     key: str
     text: str
     answers: frozenset[str]
+    is_heldout: bool
+
+
+def _may_repeat(new: _Kept, kept: _Kept) -> bool:
+    return new.answers == kept.answers or not (new.is_heldout and kept.is_heldout)
 
 
 class DuplicateIndex:
@@ -113,30 +118,35 @@ class DuplicateIndex:
 
         self._threshold = threshold
         self._kept: list[_Kept] = []
-        self._exact: dict[str, int] = {}
+        self._exact: dict[str, list[int]] = {}
         self._lsh = MinHashLSH(threshold=max(0.3, threshold - _LSH_MARGIN), num_perm=_NUM_PERMUTATIONS)
 
-    def add(self, key: str, question: str, answers: Iterable[str], choices: Sequence[str] = ()) -> Duplicate | None:
-        """Keep a question, or return the earliest kept one that it repeats; the first always wins."""
-        folded = frozenset(normalize(answer) for answer in answers)
+    def add(
+        self, key: str, question: str, answers: Iterable[str], choices: Sequence[str] = (), *, heldout: bool = False
+    ) -> Duplicate | None:
+        """Keep a question, or return the earliest kept one that it repeats; the first always wins.
+
+        Two held-out questions with other answers do not repeat each other: `x` and `X` may be different things there.
+        """
+        new = _Kept(key, "\n".join((question, *choices)), frozenset(map(normalize, answers)), heldout)
         text = identity(question, choices)
-        if (number := self._exact.get(text)) is not None:
-            kept = self._kept[number]
-            return Duplicate("exact_duplicate", kept.key, kept.answers == folded)
+        for kept in (self._kept[number] for number in self._exact.get(text, ())):
+            if _may_repeat(new, kept):
+                return Duplicate("exact_duplicate", kept.key, kept.answers == new.answers)
         # Case tells names from words, so near duplicates are compared as written.
-        written = "\n".join((question, *choices))
-        tokens = tokenize(written)
+        tokens = tokenize(new.text)
         grams = shingles(tokens)
         sketch = self._sketch(grams)
         for number in sorted(self._lsh.query(sketch)):
             kept = self._kept[number]
             theirs = tokenize(kept.text)
             similarity = jaccard(grams, shingles(theirs))
-            if similarity >= self._threshold and kept.answers & folded and asks_the_same(tokens, theirs):
-                return Duplicate("near_duplicate", kept.key, kept.answers == folded, similarity)
+            may_repeat = bool(kept.answers & new.answers) and _may_repeat(new, kept)
+            if similarity >= self._threshold and may_repeat and asks_the_same(tokens, theirs):
+                return Duplicate("near_duplicate", kept.key, kept.answers == new.answers, similarity)
         number = len(self._kept)
-        self._exact[text] = number
-        self._kept.append(_Kept(key, written, folded))
+        self._exact.setdefault(text, []).append(number)
+        self._kept.append(new)
         self._lsh.insert(number, sketch, check_duplication=False)
         return None
 

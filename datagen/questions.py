@@ -149,7 +149,9 @@ class _Intake:
         split = question.split or self._drawn_split(question)
         if split == "train" and (found := self._benchmarks.find(question.question)):
             raise Rejected("contaminated", f"question of benchmark {found.benchmark} row {found.row}: {found.how}")
-        duplicate = self._duplicates.add(question.key, question.question, question.answers, question.choices)
+        duplicate = self._duplicates.add(
+            question.key, question.question, question.answers, question.choices, heldout=split == "heldout"
+        )
         if duplicate is not None:
             detail = f"repeats question {duplicate.key}"
             if duplicate.kind == "near_duplicate":

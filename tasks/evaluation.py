@@ -24,7 +24,7 @@ from treadle.tasks.models import flow_models
 MAX_QUESTIONS = 500
 """Rows of each benchmark that are asked unless something else is said (arXiv 2601.06860)."""
 DEFAULTS: Mapping[str, Any] = {
-    # A benchmark with rows left out is another one: bad rows stop it, and only equal questions count as one.
+    # A benchmark with rows left out is another one: bad rows stop it, and only equal words count as one question.
     "questions": {"max_error_rate": 0.0, "near_duplicate_threshold": 1.0},
     "rollouts": {"sampling": {"temperature": 0.6, "top_p": 0.95}},
 }

@@ -198,6 +198,23 @@ def test_duplicates_are_counted_and_name_what_they_repeat(bench: Bench) -> None:
     assert (result.metrics["reason.exact_duplicate"], result.metrics["reason.near_duplicate"]) == (2, 1)
 
 
+def test_held_out_rows_repeat_each_other_only_with_the_same_answers(bench: Bench) -> None:
+    rows = [
+        {"question": "Simplify $X^2$.", "answer": "a", "s": "test"},
+        {"question": "Simplify $x^2$.", "answer": "b", "s": "test"},
+        {"question": "simplify $X^2$.", "answer": "B", "s": "test"},
+        {"question": "Simplify $x^2$.", "answer": "c", "s": "train"},
+        {"question": "Who is tall, Ann or Bo?", "answer": ["Ann", "Bo"], "s": "test"},
+        {"question": "Who is tall; Ann or Bo?", "answer": ["Bo", "Cy"], "s": "test"},
+        {"question": "Who is tall: Ann or Bo?", "answer": ["Cy", "Bo"], "s": "test"},
+    ]
+    result = bench.take_rows(rows, split_field="s")
+    assert result.reasons == [(3, "exact_duplicate"), (4, "exact_duplicate"), (7, "near_duplicate")]
+    assert [row["answers"][0] for row in result.questions] == ["a", "b", "Ann", "Bo"]
+    keys = [row["question_key"] for row in result.questions]
+    assert [row["detail"].split()[2].strip(",") for row in result.quarantine] == [keys[1], keys[0], keys[3]]
+
+
 def test_training_questions_of_a_benchmark_are_taken_out_and_held_out_ones_stay(bench: Bench) -> None:
     benchmark = write_jsonl(bench.folder / "bench.jsonl", [{"other": 1}, {"question": "Who built the Vorna bridge?"}])
     rows = [
