@@ -18,7 +18,7 @@ from treadle.eval.layout import (
     summary_lines,
     with_interval,
 )
-from treadle.eval.metrics import ALL
+from treadle.eval.metrics import ALL, EVERY
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 WIDE = 110
 """Characters from which the whole headline fits with names of usual length."""
 _NARROW = ("data set", "n", "accuracy, 95 %", "P", "effic.", "calls", "tools", "tokens")
+
+_OVER = "all: average over the data sets of the headline; every: over every data set"
 
 
 def summary_table(rows: Iterable[Mapping[str, Any]], title: str | None = None, width: int | None = None) -> Table:
@@ -35,12 +37,17 @@ def summary_table(rows: Iterable[Mapping[str, Any]], title: str | None = None, w
     """
     given = summary_lines(rows)
     if width is None or width >= WIDE:
-        return _table(HEADLINE, [headline_cells(line) for line in given], title)
+        return _table(HEADLINE, [headline_cells(line) for line in given], title, caption=_caption(given))
     body: list[Sequence[str]] = []
     for model, of_model in groupby(given, key=lambda line: line.model):
         body.append((model,))
         body += [_narrow_cells(line) for line in of_model]
-    return _table(_NARROW, body, title, narrow=True)
+    return _table(_NARROW, body, title, narrow=True, caption=_caption(given))
+
+
+def _caption(given: Iterable[Line]) -> str | None:
+    """What the averages are over, where that is not every data set."""
+    return _OVER if any(line.dataset == EVERY for line in given) else None
 
 
 def comparison_table(rows: Iterable[Mapping[str, Any]]) -> Table:
@@ -61,11 +68,24 @@ def main_comparisons(rows: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str,
     return [row for row in rows if row["dataset"] == ALL] or [row for row in rows if row["figure"] == "score"]
 
 
-def _table(header: Sequence[str], body: Sequence[Sequence[str]], title: str | None, *, narrow: bool = False) -> Table:
+def _table(
+    header: Sequence[str],
+    body: Sequence[Sequence[str]],
+    title: str | None,
+    *,
+    narrow: bool = False,
+    caption: str | None = None,
+) -> Table:
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(title=None if title is None else Text(plain(title)), box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table = Table(
+        title=None if title is None else Text(plain(title)),
+        box=None,
+        pad_edge=False,
+        padding=(0, 2, 0, 0),
+        caption=caption,
+    )
     for index, name in enumerate(header):
         is_name = index == 0 if narrow else is_text_column(index)
         table.add_column(Text(name), justify="left" if is_name else "right", no_wrap=not is_name, overflow="fold")

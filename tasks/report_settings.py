@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+from treadle.core.errors import ConfigError
 from treadle.core.stage import Address
 from treadle.eval.config import ReportSettings
 from treadle.eval.summary import check_names
@@ -13,17 +14,32 @@ from treadle.tasks.config import TreadleConfig, overridden
 def report_settings(config: TreadleConfig, address: Address) -> ReportSettings:
     """The settings with headline and areas of the data sets that the sources name.
 
-    Raises ConfigError where one has the name of an average, before anything is run for it.
+    Raises ConfigError, before anything is run for it, where one has the name of an average, and where headline or areas
+    name one that no source has.
     """
     settings: ReportSettings = overridden(config, address, config.report)
     questions = config.questions
     names = sorted({source.dataset_name for source in questions.sources if source.source_field is None})
     check_names(names)
     marked = tuple(name for name in names if questions.benchmark_of(name).headline)
-    areas: dict[str, Literal["math", "knowledge"]] = {}
+    said: dict[str, set[Literal["math", "knowledge"]]] = {}
     for source in questions.sources:
         name = source.dataset_name
-        domain = source.domain or questions.domains.get(name) or questions.benchmark_of(name).domain
+        domain = questions.domain_of(name, source)
         if source.source_field is None and domain is not None:
-            areas[name] = "math" if domain == "math" else "knowledge"
+            said.setdefault(name, set()).add("math" if domain == "math" else "knowledge")
+    # Where sources of one data set differ, its questions tell that it is mixed.
+    areas = {name: area for name, (area, *others) in said.items() if not others}
+    if names and all(source.source_field is None for source in questions.sources):
+        _check_known(settings, names)
     return settings.model_copy(update={"headline": settings.headline or marked, "areas": {**areas, **settings.areas}})
+
+
+def _check_known(settings: ReportSettings, names: list[str]) -> None:
+    """A misspelt name would change what averages are over without a word."""
+    for key, said in (("headline", settings.headline), ("areas", tuple(settings.areas))):
+        if unknown := [name for name in said if name not in names]:
+            raise ConfigError(
+                f"report.{key} names data set {unknown[0]!r}, which no source of questions has; there are "
+                f"{', '.join(names)}"
+            )

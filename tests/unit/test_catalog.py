@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -114,6 +115,27 @@ def test_the_report_knows_headline_and_areas_of_its_data_sets() -> None:
     said = {"headline": ["gsm8k"], "areas": {"own": "math"}}
     bound = instance(config(questions=questions, report=said), Address.parse("1/report")).settings
     assert (bound.headline, bound.areas["own"], bound.areas["gsm8k"]) == (("gsm8k",), "math", "math")
+
+
+def test_names_of_data_sets_that_the_report_does_not_find_are_refused_at_once() -> None:
+    sources: list[dict[str, str]] = [{"path": f"{name}.jsonl"} for name in ("aime24", "musique")]
+    for said in ({"headline": ["aime24", "musiqe"]}, {"areas": {"musiqe": "math"}}):
+        with pytest.raises(ConfigError, match="names data set 'musiqe', which no source .* aime24, musique"):
+            instance(config(questions={"sources": sources}, report=said), Address.parse("1/report"))
+    from_rows = [*sources, {"path": "more.jsonl", "source_field": "source"}]
+    instance(config(questions={"sources": from_rows}, report={"headline": ["musiqe"]}), Address.parse("1/report"))
+
+
+def test_questions_tell_the_area_of_a_data_set_whose_sources_differ() -> None:
+    sources = [{"path": f"{domain}.jsonl", "dataset": "own", "domain": domain} for domain in ("math", "qa")]
+
+    def areas(**told: dict[str, Any]) -> dict[str, str]:
+        bound = instance(config(**{"questions": {"sources": sources}, **told}), Address.parse("1/report"))
+        return dict(bound.settings.areas)
+
+    assert areas() == {}
+    assert areas(report={"areas": {"own": "math"}}) == {"own": "math"}
+    assert areas(questions={"sources": sources, "domains": {"own": "math"}}) == {"own": "math"}
 
 
 def test_a_data_set_with_the_name_of_an_average_is_refused_at_once() -> None:

@@ -116,6 +116,8 @@ def test_without_a_verdict_only_the_figures_that_need_none_are_there(tmp_path: P
 
 
 def test_averages_are_over_the_headline_data_sets(tmp_path: Path) -> None:
+    from rich.console import Console
+
     rows = [
         row
         for name, right in (("aime24", 1), ("2wiki", 2), ("gsm8k", 4))
@@ -126,6 +128,11 @@ def test_averages_are_over_the_headline_data_sets(tmp_path: Path) -> None:
     assert accuracy["all"] == 0.375 and accuracy["every"] == pytest.approx(7 / 12)
     assert "math" not in accuracy and "knowledge" not in accuracy, "of one data set each"
     assert "the headline data sets (2wiki, aime24)" in markdown
+    told = [row for line in lines for row in line.figures.values()]
+    for width in (100, 200):
+        console = Console(file=io.StringIO(), width=width)
+        console.print(summary_table(told, width=width))
+        assert "all: average over the data sets of the headline" in console.file.getvalue()  # type: ignore[attr-defined]
     lines, markdown = _report(tmp_path / "other", rows)
     accuracy = {line.dataset: line.value("accuracy") for line in lines}
     assert accuracy["all"] == pytest.approx(7 / 12) and accuracy["math"] == 0.625 and "every" not in accuracy
