@@ -39,6 +39,8 @@ _STATIC = {
     "icon.svg": "image/svg+xml",
 }
 _FRESH_S = 3.0
+_NOT_KEPT = {"cache-control": "no-store"}
+"""What a run holds does not stay in a browser's cache."""
 _PLACE = "/{iteration}/{stage}/{key:path}"
 
 
@@ -100,7 +102,7 @@ class _Viewer:
             "question": one.question,
             "score": one.score,
         }
-        return Response(harmless_json(shown, indent=True), media_type="application/json")
+        return Response(harmless_json(shown, indent=True), 200, _NOT_KEPT, "application/json")
 
     def text(self, request: Request) -> Response:
         """All of a segment that is too long for a page."""
@@ -108,7 +110,7 @@ class _Viewer:
         place = request.query_params.get("place", "")
         if not (place.isascii() and place.isdecimal() and len(place) < 10) or int(place) >= len(one.segments):
             raise HTTPException(404, "There is no such segment.")
-        return PlainTextResponse(harmless(one.segments[int(place)]["text"]))
+        return PlainTextResponse(harmless(one.segments[int(place)]["text"]), 200, _NOT_KEPT)
 
     def refused(self, request: Request, error: HTTPException) -> Response:
         """A page that says what is not there."""
@@ -150,7 +152,7 @@ class _Viewer:
         page = self._templates.get_template(template).render(run_id=self._run_id, **shown)
         # Data sets may hold lone surrogates, which no encoding has.
         content = page.encode("utf-8", "replace")
-        return Response(content, status, {"cache-control": "no-store"}, "text/html")
+        return Response(content, status, _NOT_KEPT, "text/html")
 
 
 def _answering(endpoint: Callable[[Request], Response]) -> Callable[[Request], Response]:

@@ -216,6 +216,11 @@ def test_every_answer_forbids_whatever_the_pages_do_not_need(viewer: TestClient)
     assert viewer.post("/").status_code == 405
 
 
+@pytest.mark.parametrize("path", ["/", "/nothing", "/json/1/pools/p2", "/text/1/pools/p2?place=1", *SHOWN[1:]])
+def test_what_a_run_holds_stays_in_no_cache(viewer: TestClient, path: str) -> None:
+    assert viewer.get(path).headers["cache-control"] == "no-store"
+
+
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "localhost", "example.org"])
 def test_no_other_address_is_listened_on(host: str) -> None:
     with pytest.raises(ConfigError, match=r"127\.0\.0\.1 or ::1 alone"):
