@@ -139,7 +139,9 @@ class Judging:
         wanted = {judgement.key: _head(judgement) for judgement in self._open()}
         try:
             for row in earlier.rows():
-                if (head := wanted.get(row["judgement_key"])) is not None:
+                # What did not fit a window may fit that of the server that is there now.
+                is_final = row["replies"] or not row["error"]
+                if is_final and (head := wanted.get(row["judgement_key"])) is not None:
                     self._finish(row["judgement_key"], row | head, paid=False)
         except ArtifactError as error:
             _log.warning("earlier judgements cannot be read any more: %s", error)

@@ -220,6 +220,17 @@ async def test_a_judge_with_nothing_left_to_say_need_not_be_up(tmp_path: Path) -
     assert [one["verdict"] for one in made.rows(record)[0]["judges"].values()] == [True, True]
 
 
+async def test_what_did_not_fit_a_judges_window_is_asked_of_a_later_one(tmp_path: Path) -> None:
+    made = bench(tmp_path, [answered("r1", "m1", "seven")])
+    async with server(lambda request: Fault.too_long()) as narrow:
+        settings = judged_by({"judge": narrow.url}, {"max_error_rate": 1.0})
+        record = await made.score(settings)
+    assert made.rows(record)[0]["judge_status"] == "failed"
+    async with server(says_yes_to("seven")) as wide:
+        record = await made.score(judged_by({"judge": wide.url}, {"max_error_rate": 1.0, "f1_threshold": 0.5}))
+    assert (made.rows(record)[0]["correct"], record.metrics["num_judgements_reused"]) == (True, 0)
+
+
 async def test_a_judge_under_another_name_is_the_same_judge(tmp_path: Path) -> None:
     async with server(says_yes_to("seven")) as scripted:
         made = bench(tmp_path, [answered("r1", "m1", "seven")])
