@@ -83,7 +83,7 @@ class Asked:
 
 def run_name(asked: Asked, files: Sequence[Path] = ()) -> str:
     """The run of a model and its benchmarks where none is named; raises ConfigError where it cannot be told."""
-    if files:
+    if files and (asked.model is None or not asked.benchmarks):
         raise ConfigError("name the run with --run; one that comes from a configuration file has no name by itself")
     if asked.model is None:
         raise _no_model()
@@ -215,7 +215,7 @@ def _put_benchmarks(tree: dict[str, Any], given: TreadleConfig, asked: Asked) ->
     if asked.benchmarks:
         most = asked.max_questions or MAX_QUESTIONS
         named = [_source(text, asked.data_root, given.questions.benchmarks) for text in asked.benchmarks]
-        if twice := {name for name, _ in named if [other for other, _ in named].count(name) > 1}:
+        if twice := {name for name, _ in named if [other.lower() for other, _ in named].count(name.lower()) > 1}:
             raise ConfigError(f"benchmark {min(twice)} is named twice; give files of one name in one run each")
         questions["sources"] = [
             {"path": str(path), "dataset": name, "split": "heldout", "limit": most} for name, path in named

@@ -209,6 +209,18 @@ def test_names_of_models_and_runs_follow_from_what_was_asked() -> None:
         "eval-Qwen2.5-7B-Instruct-gsm8k-2wiki"
     )
     assert len(run_name(Asked(model=names[4], benchmarks=("gsm8k",)))) == 100
+    mine = (Path("mine.toml"),)
+    assert run_name(Asked(model="m", benchmarks=("mine=x.jsonl",)), mine) == "eval-m-mine"
+    for asked_less in (Asked(model="m"), Asked(benchmarks=("mine=x.jsonl",))):
+        with pytest.raises(ConfigError, match="name the run with --run"):
+            run_name(asked_less, mine)
+
+
+def test_a_benchmark_is_named_once_in_whatever_case(data: Path) -> None:
+    (data / "GSM8K").mkdir()
+    (data / "GSM8K/test.jsonl").write_text("{}")
+    with pytest.raises(ConfigError, match="is named twice"):
+        made(asked("gsm8k", "GSM8K", data_root=data), root=data)
 
 
 def test_several_models_of_a_file_are_evaluated_together_but_not_changed_by_options(data: Path) -> None:
