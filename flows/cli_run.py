@@ -40,7 +40,9 @@ def work_options(command: Command) -> Command:
     for option in (
         click.option("--force", is_flag=True, help="Run again although nothing changed."),
         click.option(
-            "--accept-failures", is_flag=True, help="Write what infrastructure kept from finishing as failed rows."
+            "--accept-failures",
+            is_flag=True,
+            help="Write what could not be finished as failed rows, leave bad ones out.",
         ),
         click.option("--prefect", "with_prefect", is_flag=True, help="As a Prefect flow run (needs PREFECT_API_URL)."),
         json_option,
