@@ -184,7 +184,9 @@ def test_the_reference_has_the_settings_of_the_publication() -> None:
     assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p) == (0.6, 0.95, 20, 0.0)
     assert (sampling.repetition_penalty, sampling.max_tokens) == (1.1, 4096)
     assert (search.top_n, search.document_chars, search.max_calls, search.summarizer) == (4, 1200, 6, "summarizer")
-    assert (config.environment.python.max_calls, config.environment.python.time_limit_s) == (6, 120.0)
+    python = config.environment.python
+    assert (python.max_calls, python.time_limit_s, python.sandbox.max_running) == (6, 120.0, 32)
+    assert python.max_output_chars == 1000
     assert (config.environment.rollout_time_s, config.rollouts.max_concurrent) == (1200.0, 32)
     assert {source.limit for source in config.questions.sources} == {500}
     votes = config.scores.redundancy
