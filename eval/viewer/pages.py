@@ -77,6 +77,7 @@ class Pages:
         return {
             **self._frame(snapshot, one, selection),
             "pieces": pieces,
+            "num_left_out": len(one.segments) - len(pieces),
             "course": course_of(pieces),
             "verdict": verdict_of(one),
             "reward": reward_of(one),

@@ -13,6 +13,7 @@ from treadle.agent.protocol import RESULT, TOOL_PROTOCOL, tokenise
 KNOWN_KINDS = ("think", "search", "python", "result", "answer", "text")
 _SHOWN_CHARS = 16_000
 _PAGE_CHARS = 600_000
+_PAGE_PIECES = 5_000
 _BRIEF_CHARS = 400
 _PREVIEW_CHARS = 160
 
@@ -71,7 +72,7 @@ def segments_of_text(text: str) -> list[dict[str, Any]]:
 def pieces_of(
     segments: Sequence[Segment], calls: Sequence[Mapping[str, Any]] = (), targets: np.ndarray | None = None
 ) -> list[Piece]:
-    """Pieces of a trajectory.
+    """Pieces of a trajectory, the first 5,000: a page of more is slow to make and to look at.
 
     Args:
         segments: All of them.
@@ -80,7 +81,7 @@ def pieces_of(
     """
     outcomes = _outcomes(segments, calls)
     left, pieces = _PAGE_CHARS, []
-    for place, segment in enumerate(segments):
+    for place, segment in enumerate(segments[:_PAGE_PIECES]):
         inner, is_unclosed = without_markers(segment)
         room = _SHOWN_CHARS if left > 0 else _BRIEF_CHARS
         text, tail = (inner, "") if len(inner) <= room else (inner[: room * 3 // 4], inner[-room // 4 :])

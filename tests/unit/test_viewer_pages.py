@@ -340,6 +340,17 @@ def test_ten_megabytes_of_text_are_shown_in_part_and_given_whole(tmp_path: Path)
     assert viewer.get("/trajectory/1/rollouts@base/b").text.count('class="segment kind-') == 4001
 
 
+def test_a_page_of_very_many_segments_is_bounded_and_says_what_it_leaves_out(tmp_path: Path) -> None:
+    run = new_run(tmp_path)
+    rows = [agent_row(schemas.ROLLOUTS, "a", "q1", *[("think", "")] * 6_234)]
+    put_rows(run, "1/rollouts@base", schemas.ROLLOUTS, rows)
+    viewer = client(run)
+    page = viewer.get("/trajectory/1/rollouts@base/a").text
+    assert page.count('class="segment kind-') == 5_000
+    assert "1,234 further segments are in the JSON alone" in text_of(page)
+    assert len(viewer.get("/json/1/rollouts@base/a").json()["segments"]) == 6_234
+
+
 def test_what_nobody_foresaw_ends_with_a_page(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
