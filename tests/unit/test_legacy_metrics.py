@@ -74,11 +74,15 @@ def test_efficiency_and_tool_use_of_answers_in_words_are_as_ours(rows: list[tupl
     assert theirs["f1"] == pytest.approx(ours.means["f1"])
 
 
+@pytest.mark.covers("evaluation-8")
+@pytest.mark.parametrize("output", ["<search>a</search>x<search>b", "<search>a<search>b</search>"])
+def test_a_tag_that_does_not_close_is_not_counted(output: str) -> None:
+    assert legacy_count_tag(output, "search") == 1
+
+
 @pytest.mark.parametrize(
     ("output", "count"),
     [
-        ("<search>a</search>x<search>b", 1),
-        ("<search>a<search>b</search>", 1),
         ("<search>a</search><result><search>b</search></result>", 2),
         ("I write `<search>q</search>` to search", 1),
         ("<search>\n</search>", 1),

@@ -89,6 +89,7 @@ def test_rollouts_of_other_questions_are_refused(tmp_path: Path) -> None:
         score_rows(tmp_path, [question("q1", ["Paris"])], [rollout("r1", "q2", PARIS)])
 
 
+@pytest.mark.covers("evaluation-13")
 def test_verdict_does_not_depend_on_the_order_of_rollouts(tmp_path: Path) -> None:
     questions = [question(f"q{n}", [f"answer {n}"]) for n in range(5)]
     rollouts = [rollout(f"r{n}", f"q{n % 5}", [("answer", f"<answer>answer {n}</answer>")]) for n in range(10)]
