@@ -15,7 +15,7 @@ def report_settings(config: TreadleConfig, address: Address) -> ReportSettings:
     """The settings with headline and areas of the data sets that the sources name.
 
     Raises ConfigError, before anything is run for it, where one has the name of an average, and where headline or areas
-    name one that no source has.
+    name one that no source and no registry has.
     """
     settings: ReportSettings = overridden(config, address, config.report)
     questions = config.questions
@@ -31,14 +31,16 @@ def report_settings(config: TreadleConfig, address: Address) -> ReportSettings:
     # Where sources of one data set differ, its questions tell that it is mixed.
     areas = {name: area for name, (area, *others) in said.items() if not others}
     if names and all(source.source_field is None for source in questions.sources):
-        _check_known(settings, names)
+        _check_known(settings, names, config)
     return settings.model_copy(update={"headline": settings.headline or marked, "areas": {**areas, **settings.areas}})
 
 
-def _check_known(settings: ReportSettings, names: list[str]) -> None:
-    """A misspelt name would change what averages are over without a word."""
+def _check_known(settings: ReportSettings, names: list[str], config: TreadleConfig) -> None:
+    """A misspelt name would change what averages are over without a word; a benchmark may be left out for once."""
     for key, said in (("headline", settings.headline), ("areas", tuple(settings.areas))):
-        if unknown := [name for name in said if name not in names]:
+        if unknown := [
+            name for name in said if name not in names and config.questions.benchmark_of(name).domain is None
+        ]:
             raise ConfigError(
                 f"report.{key} names data set {unknown[0]!r}, which no source of questions has; there are "
                 f"{', '.join(names)}"

@@ -122,6 +122,10 @@ def test_names_of_data_sets_that_the_report_does_not_find_are_refused_at_once() 
     for said in ({"headline": ["aime24", "musiqe"]}, {"areas": {"musiqe": "math"}}):
         with pytest.raises(ConfigError, match="names data set 'musiqe', which no source .* aime24, musique"):
             instance(config(questions={"sources": sources}, report=said), Address.parse("1/report"))
+    left_out = instance(
+        config(questions={"sources": sources}, report={"headline": ["bamboogle"]}), Address.parse("1/report")
+    )
+    assert left_out.settings.headline == ("bamboogle",), "a benchmark that is not asked this time"
     from_rows = [*sources, {"path": "more.jsonl", "source_field": "source"}]
     instance(config(questions={"sources": from_rows}, report={"headline": ["musiqe"]}), Address.parse("1/report"))
 
