@@ -98,7 +98,7 @@ def headline_section(models: Sequence[Model]) -> list[Section]:
 def _over(models: Sequence[Model]) -> tuple[str, bool]:
     """What the main figures are over, as a title, and whether that is the same for all models."""
     if len({tuple(model.over(model.headline.dataset)) for model in models}) > 1:
-        return "Averages of different data sets", False
+        return "Figures of different data sets", False
     title = models[0].title(models[0].headline.dataset)
     return (f"{title[0].upper()}{title[1:]}" if len(models[0].datasets) > 1 else "Figures"), True
 

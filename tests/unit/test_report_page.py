@@ -95,7 +95,7 @@ def test_averages_of_different_data_sets_are_not_shown_as_one_figure(tmp_path: P
         evaluated_run(tmp_path, "two", verdicts, datasets=("easy", "mid")),
     ]
     text = text_of(report_page(runs))
-    assert "Averages of different data sets model data sets rollouts" in text
+    assert "Figures of different data sets model data sets rollouts" in text
     assert "m · one easy, hard, mid 12 " in text and "m · two easy, mid 12 " in text
     assert text.count("these tell nothing of which model is better") == 2, "at the headline and at the radar"
 
