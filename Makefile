@@ -52,8 +52,8 @@ flows: $(INSTALLED) ## Tests with a real Prefect server and worker
 	@echo "==> flow tests"
 	@$(PYTEST) tests/flows
 
-test: ## lint, unit, stages and flows (no engines; about 15 minutes on 2 cores)
-	@echo "make test: lint, unit, stage and flow tests; about 15 minutes on 2 cores, the first installation included"
+test: ## lint, unit, stages and flows (no engines; about 16 minutes on 2 cores)
+	@echo "make test: lint, unit, stage and flow tests; about 16 minutes on 2 cores, the first installation included"
 	@for part in lint unit stages flows; do SECONDS=0; $(MAKE) --no-print-directory $$part; echo "==> $$part took $$SECONDS s"; done
 
 test-browser: $(INSTALLED) ## Tests of the viewer and the report page in a real browser (needs chromium)

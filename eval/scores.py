@@ -23,6 +23,7 @@ from treadle.eval.config import ScoresSettings
 from treadle.eval.docket import Judgement
 from treadle.eval.judging import Judging, work
 from treadle.eval.lengths import Encoder, load_tokenizer, own_text, reasoning_tokens
+from treadle.eval.metrics import efficiency
 from treadle.eval.verdicts import Agreement, Opinion, agreement, as_verdict, decide, joint_verdicts
 
 
@@ -218,7 +219,7 @@ def scored_row(
         "f1_legacy": _f1_legacy(answer.prediction, answer.gold) if answer.is_answered else 0.0,
         "scorer": score.scorer,
         "error": score.error,
-        "efficiency": None if score.score is None else score.score / max(row["calls_requested"], 1),
+        "efficiency": None if score.score is None else efficiency(score.score, row["calls_requested"]),
         "reasoning_tokens": reasoning_tokens(row, text, encoder),
         "output_chars": len(text),
         "judge_status": judged.status,

@@ -36,7 +36,6 @@ _NUMBERS = {
     "completion_tokens": "sampled tokens",
     "prompt_tokens": "prompt tokens",
     "output_chars": "characters without results",
-    "seconds": "seconds",
 }
 _HEADLINE = (
     "accuracy",
