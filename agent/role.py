@@ -96,12 +96,7 @@ class RoleModel:
         else:
             completion = await self._complete(messages, prefill, tuple(stop), seed, session, deadline)
             memory.append(unit, completion.to_json())
-        return Reply(
-            completion.text,
-            completion.finish_reason == "length",
-            completion.prompt_tokens,
-            completion.completion_tokens,
-        )
+        return _reply(completion)
 
     async def _complete(
         self,
@@ -133,3 +128,17 @@ class RoleModel:
             prompt = render(messages) + prefill
         request = CompletionRequest(prompt=prompt, max_tokens=max_tokens, sampling=self.sampling, stop=stop, seed=seed)
         return await self.model.complete(request, session=session, deadline=deadline)
+
+
+def remembered_reply(value: bytes) -> Reply:
+    """A reply as `RoleModel.ask` remembers it."""
+    return _reply(Completion.from_json(value))
+
+
+def _reply(completion: Completion) -> Reply:
+    return Reply(
+        completion.text,
+        completion.finish_reason == "length",
+        completion.prompt_tokens,
+        completion.completion_tokens,
+    )
