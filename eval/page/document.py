@@ -173,8 +173,8 @@ def _template() -> jinja2.Template:
 
 @cache
 def _style() -> str:
-    return _file("page.css")
+    return _file("colours.css", "treadle.eval") + _file("page.css")
 
 
-def _file(name: str) -> str:
-    return files(__package__ or "treadle.eval.page").joinpath(name).read_text(encoding="utf-8")
+def _file(name: str, package: str = __package__ or "treadle.eval.page") -> str:
+    return files(package).joinpath(name).read_text(encoding="utf-8")

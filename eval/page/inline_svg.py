@@ -19,17 +19,17 @@ SERIES = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#5b
 """Colours of models, as charts and radar are drawn; the page has a variable for each."""
 INK, MUTED, GRID, PAPER = "#000000", "#6b7280", "#dfe3e8", "#ffffff"
 
-_THEME = {
+THEME = {
     INK: "currentColor",
     PAPER: "var(--card)",
     MUTED: "var(--muted)",
-    GRID: "var(--grid)",
+    GRID: "var(--line)",
     COLOUR: "var(--accent)",
-    LIGHT: "var(--accent-soft)",
+    LIGHT: "var(--bar)",
     WARM: "var(--warm)",
     "#c8c8c8": "var(--faint)",
-    "#cccccc": "var(--grid)",
-    "#b0b0b0": "var(--grid)",
+    "#cccccc": "var(--line)",
+    "#b0b0b0": "var(--line)",
     "#9a9a9a": "var(--faint)",
     **{colour: f"var(--series-{number})" for number, colour in enumerate(SERIES)},
 }
@@ -109,7 +109,7 @@ def _attributes(element: ElementTree.Element, name: str) -> dict[str, str]:
 def _look(name: str, value: str) -> dict[str, str]:
     if name not in _LOOKS or not _PLAIN_VALUE.fullmatch(value):
         return {}
-    return {name: _THEME.get(value.lower(), value)}
+    return {name: THEME.get(value.lower(), value)}
 
 
 def _identity(element: ElementTree.Element, name: str, used: set[str]) -> dict[str, str]:

@@ -32,6 +32,8 @@ from treadle.eval.viewer.selection import Selection
 _log = logging.getLogger(__name__)
 
 _FOLDER = Path(__file__).parent / "templates"
+_COLOURS = Path(__file__).parent.parent / "colours.css"
+"""Of the report's page, too."""
 _STATIC = {
     "colours.css": "text/css",
     "viewer.css": "text/css",
@@ -101,6 +103,7 @@ class _Viewer:
             "tool_calls": one.calls,
             "question": one.question,
             "score": one.score,
+            "judgements": one.judgements,
         }
         return Response(harmless_json(shown, indent=True), 200, _NOT_KEPT, "application/json")
 
@@ -180,7 +183,7 @@ def _static(request: Request) -> Response:
 
 @cache
 def _static_bytes(name: str) -> bytes:
-    return (_FOLDER / name).read_bytes()
+    return (_COLOURS if name == _COLOURS.name else _FOLDER / name).read_bytes()
 
 
 def _static_url(name: str) -> str:

@@ -7,6 +7,7 @@ import hashlib
 import re
 from collections import Counter
 from html.parser import HTMLParser
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,9 +28,10 @@ from treadle.eval.page.charts import (
     yields_chart,
 )
 from treadle.eval.page.document import Chart, Fold, Page, Part, Section, Text, Tile, Tiles, render_page
-from treadle.eval.page.inline_svg import inline_svg
+from treadle.eval.page.inline_svg import THEME, inline_svg
 from treadle.eval.radar import Axis
 
+ROOT = Path(__file__).resolve().parents[2]
 HOSTILE = [
     "<script>alert(1)</script>", '"><img src=x onerror=alert(1)>', "</style><script>alert(1)</script>", "</svg><b>",
     "]]><script>", "<!-- x", "&lt;b&gt;", "' onload='alert(1)", "{{ 7 * 7 }}", "{% for x in y %}", "$\\frac{1}{2}$",
@@ -189,3 +191,10 @@ def test_positions_are_rounded_so_that_pages_stay_small() -> None:
 def test_a_chart_is_part_of_its_section() -> None:
     chart = Chart("t", "d", draw_svg(lambda figure: None, width=1, height=1))
     assert 'id="here-1-title"' in render_page(Page("x", [], [Section("here", "A", "", [chart])])).decode()
+
+
+def test_the_page_has_the_colours_of_the_palette_and_none_of_its_own() -> None:
+    own = (ROOT / "eval" / "page" / "page.css").read_text()
+    there = set(re.findall(r"--([\w-]+):", (ROOT / "eval" / "colours.css").read_text()))
+    assert {*re.findall(r"var\(--([\w-]+)\)", own), *re.findall(r"var\(--([\w-]+)\)", str(THEME))} <= there
+    assert re.findall(r"#[0-9a-f]{3,6}\b", own) == ["#ffffff"], "paper on paper"

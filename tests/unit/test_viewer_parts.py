@@ -166,7 +166,7 @@ def test_escapes_are_told_from_what_looks_like_them() -> None:
 
 def colours(theme: str) -> dict[str, str]:
     """Name -> colour of a theme."""
-    light, dark = (TEMPLATES / "colours.css").read_text().split("@media")
+    light, dark = (ROOT / "eval" / "colours.css").read_text().split("@media")
     return dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6});", light if theme == "light" else dark))
 
 
