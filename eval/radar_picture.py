@@ -12,11 +12,10 @@ from treadle.eval.radar import Axis
 
 MOST_DRAWN = 8
 """More polygons than this cannot be told apart."""
-_LOOKS = (
-    ("#0072b2", "o"), ("#d55e00", "s"), ("#009e73", "^"), ("#cc79a7", "D"),
-    ("#e69f00", "v"), ("#56b4e9", "P"), ("#000000", "X"), ("#7a6a00", "*"),
-)  # fmt: skip
-"""Colour and mark of each model; told apart without colours, too."""
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#5b6472", "#7a6a00")
+"""Of models in their order, here and in the charts of the page."""
+_MARKS = "os^DvPX*"
+"""Likewise: models are told apart without colours, too."""
 _GREY = "#9a9a9a"
 _NAME_CHARS = 40
 
@@ -38,7 +37,7 @@ def draw_radar(axes: Sequence[Axis]) -> bytes:
             label.set_horizontalalignment(_side(angle))
         plane.grid(color=_GREY, linewidth=0.5)
         plane.spines["polar"].set(visible=True, color=_GREY, linewidth=0.5)
-        for model, (colour, mark) in zip(models, _LOOKS, strict=False):
+        for model, colour, mark in zip(models, COLOURS, _MARKS, strict=False):
             _draw_model(plane, angles, [axis.position(model) for axis in axes], colour, mark)
             plane.plot([], [], color=colour, marker=mark, label=one_line(model)[:_NAME_CHARS])
         figure.legend(loc="outside lower center", ncols=2, frameon=False)

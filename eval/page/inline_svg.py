@@ -14,9 +14,10 @@ from html import escape
 from treadle.core.errors import DataError
 from treadle.core.harmless import harmless
 from treadle.core.pictures import COLOUR, LIGHT, WARM
+from treadle.eval.radar_picture import COLOURS
 
-SERIES = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#5b6472", "#7a6a00")
-"""Colours of models, as charts and radar are drawn; the page has a variable for each."""
+SERIES = COLOURS
+"""Colours of models, as charts and radar are drawn; the palette has one for each."""
 INK, MUTED, GRID, PAPER = "#000000", "#6b7280", "#dfe3e8", "#ffffff"
 
 THEME = {
@@ -33,6 +34,7 @@ THEME = {
     "#9a9a9a": "var(--faint)",
     **{colour: f"var(--series-{number})" for number, colour in enumerate(SERIES)},
 }
+"""Colour as matplotlib writes it -> what stands for it in the page, from eval/colours.css."""
 _SHAPES = frozenset({"g", "path", "rect", "circle", "line", "polyline", "polygon", "text", "tspan", "use", "defs"})
 _PLACES = frozenset({"x", "y", "width", "height", "r", "cx", "cy", "x1", "x2", "y1", "y2", "d", "points", "transform"})
 _LOOKS = frozenset(
