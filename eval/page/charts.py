@@ -18,7 +18,7 @@ from treadle.core.pictures import COLOUR, LIGHT, WARM, draw_svg
 from treadle.eval.page.document import Chart
 from treadle.eval.page.inline_svg import GRID, INK, MUTED, PAPER, SERIES
 from treadle.eval.radar import Axis
-from treadle.eval.radar_picture import draw_radar
+from treadle.eval.radar_picture import MOST_DRAWN, draw_radar
 
 _WIDTH = 10.0
 _LONGEST_NAME = 48
@@ -50,14 +50,13 @@ def colour_of(series: int) -> str:
     return SERIES[series % len(SERIES)]
 
 
-def interval_chart(title: str, estimates: Sequence[Estimate], *, unit: str = "%", around_zero: bool = False) -> Chart:
-    """Values with their intervals, one row each; shares are given as fractions and shown in per cent.
+def interval_chart(title: str, estimates: Sequence[Estimate], *, around_zero: bool = False, note: str = "") -> Chart:
+    """Shares with their intervals, one row each; given as fractions and shown in per cent.
 
-    `around_zero`: they are differences.
+    `around_zero`: they are differences; `note`: what is not drawn.
     """
     groups = [(name, list(rows)) for name, rows in groupby(estimates, key=lambda one: one.group)]
     num_rows = len(estimates) + sum(1 for name, _ in groups if name)
-    scale = 100.0 if unit == "%" else 1.0
 
     def draw(figure: Any) -> None:
         axes = figure.subplots()
@@ -70,7 +69,7 @@ def interval_chart(title: str, estimates: Sequence[Estimate], *, unit: str = "%"
                           fontweight="bold", clip_on=False)  # fmt: skip
                 place += 1.0
             for row in rows:
-                _draw_estimate(axes, row, place, scale, around_zero)
+                _draw_estimate(axes, row, place, around_zero)
                 places.append(place)
                 labels.append(short(row.name))
                 place += 1.0
@@ -78,29 +77,29 @@ def interval_chart(title: str, estimates: Sequence[Estimate], *, unit: str = "%"
         _finish_rows(axes, places, labels, place)
         if around_zero:
             axes.axvline(0.0, color=INK, linewidth=0.9, zorder=1)
-            axes.set_xlabel("difference in percentage points" if unit == "%" else f"difference in {unit}")
-        elif unit == "%":
+            axes.set_xlabel("difference in percentage points")
+        else:
             low, high = min(row.low for row in estimates), max(row.high for row in estimates)
             axes.set_xlim(max(0.0, 100.0 * low - 8.0), min(104.0, 100.0 * high + 12.0))
             axes.set_xlabel("%")
 
-    words = "; ".join(_estimate_words(row, scale, unit, around_zero) for row in estimates)
-    return Chart(title, words, draw_svg(draw, width=_WIDTH, height=0.75 + 0.27 * num_rows))
+    words = "; ".join(_estimate_words(row, around_zero) for row in estimates)
+    return Chart(title, words, draw_svg(draw, width=_WIDTH, height=0.75 + 0.27 * num_rows), note)
 
 
-def _draw_estimate(axes: Any, row: Estimate, place: float, scale: float, signed: bool) -> None:
+def _draw_estimate(axes: Any, row: Estimate, place: float, signed: bool) -> None:
     colour = colour_of(row.series)
-    axes.plot([row.low * scale, row.high * scale], [place, place], color=colour, linewidth=2.2, alpha=0.55,
+    axes.plot([100.0 * row.low, 100.0 * row.high], [place, place], color=colour, linewidth=2.2, alpha=0.55,
               solid_capstyle="butt")  # fmt: skip
-    axes.plot([row.value * scale], [place], "o", color=colour, markersize=6.0, clip_on=False)
-    axes.annotate(f"{row.value * scale:{'+' if signed else ''}.1f}", (row.high * scale, place), xytext=(6, 0),
+    axes.plot([100.0 * row.value], [place], "o", color=colour, markersize=6.0, clip_on=False)
+    axes.annotate(f"{100.0 * row.value:{'+' if signed else ''}.1f}", (100.0 * row.high, place), xytext=(6, 0),
                   textcoords="offset points", va="center", fontsize=8.5)  # fmt: skip
 
 
-def _estimate_words(row: Estimate, scale: float, unit: str, signed: bool) -> str:
+def _estimate_words(row: Estimate, signed: bool) -> str:
     sign = "+" if signed else ""
-    low, value, high = (f"{one * scale:{sign}.1f}" for one in (row.low, row.value, row.high))
-    return f"{row.group}{', ' if row.group else ''}{row.name}: {value} {unit} ({low} to {high})"
+    low, value, high = (f"{100.0 * one:{sign}.1f}" for one in (row.low, row.value, row.high))
+    return f"{row.group}{', ' if row.group else ''}{row.name}: {value} % ({low} to {high})"
 
 
 def _finish_rows(axes: Any, places: Sequence[float], labels: Sequence[str], end: float) -> None:
@@ -202,24 +201,28 @@ def spread_chart(title: str, unit: str, spreads: Sequence[Spread]) -> Chart:
 
 
 def radar_chart(title: str, axes: Sequence[Axis]) -> Chart:
-    """Models as polygons over axes, each with its own range; a value that is missing leaves a gap."""
+    """Models as polygons over axes, each with its own range; a value that is missing leaves a gap. The first ones of
+    more than can be told apart, which is then said."""
+    models = list(axes[0].values)
+    note = "" if len(models) <= MOST_DRAWN else f"Drawn are the first {MOST_DRAWN} of {len(models)} models."
     words = "; ".join(
         f"{model}: "
         + ", ".join(
             f"{axis.title} {'unknown' if (value := axis.values[model]) is None else format(value, '.3g')}"
             for axis in axes
         )
-        for model in axes[0].values
+        for model in models[:MOST_DRAWN]
     )
-    return Chart(title, words, draw_radar(axes))
+    return Chart(title, words, draw_radar(axes), note)
 
 
-_ENDINGS = (LIGHT, WARM, SERIES[4], SERIES[3], SERIES[5], SERIES[6], _FAINT, SERIES[7])
-"""Other colours than those of the models in their order."""
+_FIRST_ENDING = LIGHT
+_ENDINGS = (WARM, SERIES[4], SERIES[3], SERIES[5], SERIES[6], _FAINT, SERIES[7], SERIES[2])
+"""Of those that follow; other colours than those of the models in their order."""
 
 
 def endings_chart(title: str, counts: Mapping[str, Mapping[str, int]], statuses: Sequence[str]) -> Chart:
-    """Model -> status -> rollouts, as shares of a bar, statuses in their order."""
+    """Model -> status -> rollouts, as shares of a bar, statuses in their order; none has the colour of the first."""
 
     def draw(figure: Any) -> None:
         axes = figure.subplots()
@@ -227,7 +230,7 @@ def endings_chart(title: str, counts: Mapping[str, Mapping[str, int]], statuses:
         totals = np.array([max(1, sum(of_model.values())) for of_model in counts.values()], dtype=np.float64)
         for number, status in enumerate(statuses):
             shares = 100.0 * np.array([of_model.get(status, 0) for of_model in counts.values()]) / totals
-            colour = _ENDINGS[number % len(_ENDINGS)]
+            colour = _ENDINGS[(number - 1) % len(_ENDINGS)] if number else _FIRST_ENDING
             bars = axes.barh(range(len(counts)), shares, left=left, height=0.62, edgecolor=PAPER, linewidth=0.8,
                              color=colour, label=short(status, _LONGEST_IN_LEGEND))  # fmt: skip
             texts = [f"{share:.0f}" if share >= 4.0 else "" for share in shares]

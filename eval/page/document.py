@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 _LONG_CELL = 44
 """Where a cell has more characters, the texts of its column are broken into lines."""
 
+MOST_TILES = 8
+"""More large numbers than this are no summary."""
+
 GENERATOR = "treadle report"
 """What the file says that it was made by."""
 
@@ -35,6 +38,8 @@ class Chart:
     title: str
     description: str
     svg: bytes
+    note: str = ""
+    """One sentence below: what it does not show."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +62,7 @@ class Tile:
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
-    """Numbers side by side."""
+    """Numbers side by side; of more than `MOST_TILES` the first, which is then said."""
 
     tiles: tuple[Tile, ...]
 
@@ -129,11 +134,11 @@ def _parts(parts: Sequence[Part], name: str) -> list[dict[str, Any]]:
                 shown.append({"kind": "table", **_table(part)})
             case Chart():
                 svg = inline_svg(part.svg, f"{name}-{number}", plain(part.title), plain(part.description))
-                shown.append({"kind": "chart", "title": plain(part.title), "svg": svg})
+                shown.append({"kind": "chart", "title": plain(part.title), "svg": svg, "note": plain(part.note)})
             case Text():
                 shown.append({"kind": "text", "text": plain(one_line(part.text))})
             case Tiles():
-                shown.append({"kind": "tiles", "tiles": part.tiles, "plain": lambda text: plain(one_line(text))})
+                shown.append({"kind": "tiles", **_tiles(part.tiles)})
             case Fold():
                 inner = _parts(part.parts, f"{name}-{number}")
                 for one in inner:
@@ -141,6 +146,15 @@ def _parts(parts: Sequence[Part], name: str) -> list[dict[str, Any]]:
                         one["title"] = ""  # has been read already
                 shown.append({"kind": "fold", "summary": plain(part.summary), "parts": inner})
     return shown
+
+
+def _tiles(tiles: Sequence[Tile]) -> dict[str, Any]:
+    shown = [
+        {"series": tile.series, **{name: plain(one_line(getattr(tile, name))) for name in ("name", "value", "note")}}
+        for tile in tiles[:MOST_TILES]
+    ]
+    note = "" if len(tiles) <= MOST_TILES else f"The first {MOST_TILES} of {len(tiles)}; the table has all."
+    return {"tiles": shown, "note": note}
 
 
 def _table(figures: Figures) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import Any
 from treadle.core.artifacts import ArtifactReader, ArtifactRef
 from treadle.core.errors import ArtifactError, StorageError
 from treadle.core.figures import Figures
-from treadle.core.records import StageRecord
+from treadle.core.records import InputRef, StageRecord
 from treadle.core.runs import Run
 from treadle.core.stage import Address
 from treadle.eval.page.document import Chart, Fold, Part, Text
@@ -72,14 +72,25 @@ class Source:
             return None
 
     def rows(self, ref: ArtifactRef | None, what: str, columns: Sequence[str] | None = None) -> Iterator[Row]:
-        """Rows of such a table; none where it cannot be read."""
+        """Rows of such a table: all of them, or none where a part of it cannot be read."""
         table = self.table(ref, what)
         if table is None:
             return
         try:
-            yield from table.rows(columns)
+            batches = list(table.batches(columns))
         except (ArtifactError, StorageError) as error:
             self._note(what, error)
+            return
+        for batch in batches:
+            yield from batch.to_pylist()
+
+    def maker(self, given: InputRef) -> StageRecord | None:
+        """The record of what a stage was given; None where it has been made anew since, or cannot be read."""
+        kind, digest = given.artifact.kind, given.artifact.digest
+        for record in self.records:
+            if record.address == given.address and kind in record.outputs and record.outputs[kind].digest == digest:
+                return record
+        return None
 
     def file(self, record: StageRecord, kind: str, name: str) -> bytes | None:
         """A further file beside a table that a record names."""
@@ -98,13 +109,16 @@ class Source:
         import pyarrow.parquet as pq
 
         key = record.telemetry.get(kind)
-        content = self.run.storage.get(key) if key is not None else None
-        if content is None:
+        if key is None:
             return []
         try:
-            rows: list[Row] = pq.read_table(io.BytesIO(content)).to_pylist()
-        except pa.ArrowException:
+            content = self.run.storage.get(key)
+            rows: list[Row] = [] if content is None else pq.read_table(io.BytesIO(content)).to_pylist()
+        except (pa.ArrowException, OSError):
             self._note(record.address, f"{key} cannot be read")
+            return []
+        except StorageError as error:
+            self._note(record.address, error)
             return []
         return rows
 
