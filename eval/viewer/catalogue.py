@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import pyarrow.compute as pc
@@ -22,19 +22,27 @@ from treadle.eval.viewer.tables import Groups, KeyedTable, StoredTable
 from treadle.eval.viewer.trajectories import KINDS, Joined, facts_of
 
 _SHOWN_CHARS = 400
-_JOINED = {"scores": ("correct", "score"), "sft_rows": (), "sft_rejections": ("reason",)}
-"""Kind of table -> what the list shows of it."""
-_UNREADABLE = (ArtifactError, StorageError)
-"""What is wrong with one table, and no reason not to show the others."""
+_JOINED: Mapping[str, tuple[str, ...]] = {
+    "scores": ("rollout_key", "correct", "score"),
+    "judgements": ("question_key",),  # One may be about several rollouts, which gave the same answer.
+    "sft_rows": ("rollout_key",),
+    "sft_rejections": ("rollout_key", "reason"),
+}
+"""Kind of table -> the column that its rows are found by, and those that the list shows."""
 
 
 class OpenRun(Run):
     """A run as it was at one moment. Its tables stay open, so that each file is hashed once."""
 
-    def __init__(self, run: Run, records: Sequence[StageRecord], readers: dict[str, ArtifactReader]) -> None:
+    def __init__(self, run: Run, records: Sequence[StageRecord], before: OpenRun | None) -> None:
+        """`before`: the run as it was earlier; what is open of it stays open as far as it is still there."""
         super().__init__(run.storage, run.info)
         self._records = list(records)
-        self._readers = readers
+        folders = {ref.folder for record in records for ref in record.outputs.values()}
+        opened: dict[str, ArtifactReader] = dict(before._readers) if before is not None else {}
+        self._readers: dict[str, ArtifactReader] = {
+            folder: reader for folder, reader in opened.items() if folder in folders
+        }
 
     def records(self) -> list[StageRecord]:
         """See `Run.records`."""
@@ -70,8 +78,6 @@ class Catalogue:
         self._fresh_s = fresh_s
         self._lock = threading.Lock()
         self._groups = Groups()
-        self._readers: dict[str, ArtifactReader] = {}
-        self._parts: dict[object, Part] = {}
         self._search = TextSearch()
         self._looked_at = 0.0
         self._state: object = None
@@ -94,7 +100,7 @@ class Catalogue:
         if state == self._state and self._snapshot is not None:
             return
         problems: list[str] = []
-        run = OpenRun(self._run, records, self._readers)
+        run = OpenRun(self._run, records, self._snapshot.run if self._snapshot is not None else None)
         parts = [part for record in records for part in self._parts_of(run, record, problems)]
         questions = self._questions(run, problems)
         index = Index(
@@ -120,16 +126,12 @@ class Catalogue:
     def _parts_of(self, run: OpenRun, record: StageRecord, problems: list[str]) -> list[Part]:
         found = []
         for name in KINDS.keys() & record.outputs.keys():
-            ref = record.outputs[name]
-            try:
-                joined = Joined(**{kind: self._joined(run, ref, name, kind) for kind in _JOINED})
-            except _UNREADABLE as error:
-                problems.append(str(error))
-                joined = Joined()
-            try:
-                found.append(self._part(run, record.address, name, ref, joined))
-            except _UNREADABLE as error:
-                problems.append(str(error))
+            ref, tables = record.outputs[name], {}
+            for kind in _JOINED:
+                with _told(problems):
+                    tables[kind] = self._joined(run, ref, name, kind)
+            with _told(problems):
+                found.append(self._part(run, record.address, name, ref, Joined(**tables)))
         return found
 
     def _joined(self, run: OpenRun, ref: ArtifactRef, name: str, kind: str) -> KeyedTable | None:
@@ -137,31 +139,37 @@ class Catalogue:
         for record in run.records():
             made_from = [one.artifact.digest for one in record.inputs.get(name, ())]
             if kind in record.outputs and ref.digest in made_from:
-                return self._keyed(run, record.outputs[kind], "rollout_key", _JOINED[kind])
+                return self._keyed(run, record.outputs[kind], *_JOINED[kind])
         return None
 
-    def _keyed(self, run: OpenRun, ref: ArtifactRef, key: str, columns: Sequence[str]) -> KeyedTable:
+    def _keyed(self, run: OpenRun, ref: ArtifactRef, key: str, *columns: str) -> KeyedTable:
         return KeyedTable(run.rows(ref), key, self._groups, columns)
 
     def _part(self, run: OpenRun, instance: str, name: str, ref: ArtifactRef, joined: Joined) -> Part:
-        known = (instance, ref.folder, *(table and table.digest for table in joined))
-        if known not in self._parts:
-            kind, table = KINDS[name], StoredTable(run.rows(ref), self._groups)
-            facts = facts_of(kind, table.columns(kind.columns), instance, joined)
-            self._parts[known] = Part(instance, name, kind, table, facts, joined)
-        return self._parts[known]
+        kind, table = KINDS[name], StoredTable(run.rows(ref), self._groups)
+        before = self._snapshot.parts.get(instance) if self._snapshot is not None else None
+        if before is not None and before.digests == (ref.digest, *joined.digests):
+            return before
+        facts = facts_of(kind, table.columns(kind.columns), instance, joined)
+        return Part(instance, name, kind, table, facts, joined)
 
     def _questions(self, run: OpenRun, problems: list[str]) -> Questions:
         tables: list[KeyedTable] = []
         beginnings: dict[str, str] = {}
         for record in run.records():
             if "questions" in record.outputs:
-                try:
-                    table = self._keyed(run, record.outputs["questions"], "question_key", ("question",))
-                except _UNREADABLE as error:
-                    problems.append(str(error))
-                    continue
-                tables.append(table)
-                texts = pc.utf8_slice_codeunits(table.facts["question"], 0, _SHOWN_CHARS)
-                beginnings |= zip(table.keys.to_pylist(), texts.to_pylist(), strict=True)
+                with _told(problems):
+                    table = self._keyed(run, record.outputs["questions"], "question_key", "question")
+                    tables.append(table)
+                    texts = pc.utf8_slice_codeunits(table.facts["question"], 0, _SHOWN_CHARS)
+                    beginnings |= zip(table.keys.to_pylist(), texts.to_pylist(), strict=True)
         return Questions(tables, beginnings)
+
+
+@contextlib.contextmanager
+def _told(problems: list[str]) -> Iterator[None]:
+    """What is wrong with one table is no reason not to show the others."""
+    try:
+        yield
+    except (ArtifactError, StorageError) as error:
+        problems.append(str(error))

@@ -23,6 +23,11 @@ class Part:
     facts: pa.Table
     joined: Joined
 
+    @property
+    def digests(self) -> tuple[str | None, ...]:
+        """Of all tables that it was made of."""
+        return (self.table.reader.digest, *self.joined.digests)
+
 
 @dataclass(frozen=True, slots=True)
 class Questions:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import orjson
 
 from treadle.core.schemas import SCORES
 from treadle.eval.viewer.catalogue import Snapshot
+from treadle.eval.viewer.parts import Part
 from treadle.eval.viewer.segments import segments_of_text
 
 _NO_LOSS = -100
@@ -25,6 +27,7 @@ _TRAINING = (
     "tool_mean", "length_mean", "length_std", "total_tokens", "branch_depth", "seed",
 )  # fmt: skip
 _COLUMNS = {"rollouts": _AGENT, "pools": (*_AGENT, *_FLYWHEEL), "rl_rollouts": _TRAINING}
+_JUDGEMENT = ("kind", "judge", "rollout_key", "prediction", "replies", "error")
 _ROW = ("labels", "num_prompt_tokens", "num_tokens", "num_target_tokens", "repaired")
 
 
@@ -48,6 +51,8 @@ class Trajectory:
     """Its row of `scores`."""
     sft_row: dict[str, Any] | None
     """The fine-tuning row that it became."""
+    judgements: Sequence[Mapping[str, Any]] = ()
+    """Rows of `judgements` about its answer and its calls."""
 
     @property
     def targets(self) -> np.ndarray | None:
@@ -66,11 +71,10 @@ def read_trajectory(snapshot: Snapshot, instance: str, key: str) -> Trajectory |
     number = snapshot.index.number(instance, key)
     if number is None:
         return None
-    part = snapshot.parts[instance]
+    part, joined = snapshot.parts[instance], snapshot.parts[instance].joined
     facts = snapshot.index.rows([number])[0]
     row = part.table.row(number - snapshot.index.starts[instance], _COLUMNS[part.kind_name])
-    joined = part.joined
-    return Trajectory(
+    one = Trajectory(
         number=number,
         kind=part.kind_name,
         facts=facts,
@@ -81,6 +85,36 @@ def read_trajectory(snapshot: Snapshot, instance: str, key: str) -> Trajectory |
         score=joined.scores.row(key, SCORES.schema.names) if joined.scores else None,
         sft_row=joined.sft_rows.row(key, _ROW) if joined.sft_rows else None,
     )
+    return replace(one, judgements=_judgements(snapshot, part, one))
+
+
+def _judgements(snapshot: Snapshot, part: Part, one: Trajectory) -> list[dict[str, Any]]:
+    """What judges said of a trajectory, or of the first one of its question that is like it.
+
+    Each is asked once about what it is shown (an answer, all segments); its row names the first trajectory with that.
+    """
+    if part.joined.judgements is None or one.score is None:
+        return []
+    rows = part.joined.judgements.rows(one.facts["question_key"], _JUDGEMENT)
+    about_answer = [
+        row for row in rows if row["kind"] == "correctness" and row["prediction"] == one.score["prediction"]
+    ]
+    about_calls = (
+        [row for row in rows if row["kind"] == "redundancy"] if one.score["votes_abstained"] is not None else []
+    )
+    own = [row for row in about_calls if row["rollout_key"] == one.facts["key"]]
+    return about_answer + (own or [row for row in about_calls if _is_like(snapshot, one, row["rollout_key"])])
+
+
+def _is_like(snapshot: Snapshot, one: Trajectory, key: str) -> bool:
+    """Whether a judge is shown the same of another trajectory of the instance."""
+    other = read_segments(snapshot, one.facts["instance"], key)
+    return other is not None and _shown(other) == _shown(one.segments)
+
+
+def _shown(segments: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
+    """Segments as a judge is shown them."""
+    return [(segment["kind"], segment["text"]) for segment in segments]
 
 
 def read_segments(snapshot: Snapshot, instance: str, key: str) -> list[dict[str, Any]] | None:

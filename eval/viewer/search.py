@@ -13,14 +13,18 @@ import pyarrow.compute as pc
 from treadle.eval.viewer.index import Index
 from treadle.eval.viewer.parts import Part, Questions
 
-_KEPT = 16
+_KEPT_TEXTS = 16
 
 
 class TextSearch:
-    """Looks through all texts, and remembers the last answers. Safe to use from several threads."""
+    """Looks through all texts, one after another, and remembers what it found of the last texts that were asked for.
+
+    Safe to use from several threads.
+    """
 
     def __init__(self) -> None:
-        self._masks: OrderedDict[tuple[str, str], np.ndarray] = OrderedDict()
+        self._masks: OrderedDict[str, dict[str, np.ndarray]] = OrderedDict()
+        """Text -> digest of a table -> its rows with the text."""
         self._lock = threading.Lock()
 
     def mask(self, parts: Sequence[Part], questions: Questions, index: Index, text: str) -> np.ndarray:
@@ -30,22 +34,25 @@ class TextSearch:
         """
         asked = pc.is_in(index.facts["question_key"], options=pc.SetLookupOptions(_questions_with(questions, text)))
         mask: np.ndarray = asked.to_numpy() | pc.starts_with(index.facts["key"], text).to_numpy()
-        for part in parts:
-            start = index.starts[part.instance]
-            mask[start : start + len(part.facts)] |= self._part_mask(part, text)
+        with self._lock:
+            found = self._masks.pop(text, {})
+            self._masks[text] = {digest: found[digest] for part in parts if (digest := _digest(part)) in found}
+            while len(self._masks) > _KEPT_TEXTS:
+                self._masks.popitem(last=False)
+            for part in parts:
+                start = index.starts[part.instance]
+                mask[start : start + len(part.facts)] |= self._part_mask(part, text)
         return mask
 
     def _part_mask(self, part: Part, text: str) -> np.ndarray:
-        known = (part.table.reader.digest, text)
-        with self._lock:
-            if known in self._masks:
-                return self._masks[known]
-        mask = _rows_with(part, text)
-        with self._lock:
-            self._masks[known] = mask
-            while len(self._masks) > _KEPT:
-                self._masks.popitem(last=False)
-        return mask
+        masks = self._masks[text]
+        if _digest(part) not in masks:
+            masks[_digest(part)] = _rows_with(part, text)
+        return masks[_digest(part)]
+
+
+def _digest(part: Part) -> str:
+    return part.table.reader.digest
 
 
 def _rows_with(part: Part, text: str) -> np.ndarray:

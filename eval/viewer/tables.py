@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from treadle.core.artifacts import ArtifactReader
 
@@ -69,7 +70,7 @@ class StoredTable:
 
 
 class KeyedTable:
-    """A committed table whose rows are found by a key."""
+    """A committed table whose rows are found by a column, mostly its key."""
 
     def __init__(self, reader: ArtifactReader, key: str, groups: Groups, columns: Sequence[str] = ()) -> None:
         """`columns`: what is kept in memory beside the key. Raises ArtifactError."""
@@ -87,3 +88,8 @@ class KeyedTable:
         """These columns of the row of a key; None where there is none."""
         number = self.numbers.get(key)
         return None if number is None else self._stored.row(number, names)
+
+    def rows(self, key: str, names: Sequence[str]) -> list[dict[str, Any]]:
+        """These columns of all rows of a key that several may have; raises ArtifactError."""
+        numbers = np.flatnonzero(pc.equal(self.keys, key).to_numpy())
+        return [self._stored.row(number, names) for number in numbers.tolist()]

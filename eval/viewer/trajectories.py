@@ -56,8 +56,14 @@ class Joined(NamedTuple):
     """Tables that say more of the trajectories of an instance, where they are there."""
 
     scores: KeyedTable | None = None
+    judgements: KeyedTable | None = None
     sft_rows: KeyedTable | None = None
     sft_rejections: KeyedTable | None = None
+
+    @property
+    def digests(self) -> tuple[str | None, ...]:
+        """Of each; None for one that is not there."""
+        return tuple(None if table is None else table.digest for table in self)
 
 
 @dataclass(frozen=True, slots=True)

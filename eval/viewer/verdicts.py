@@ -23,6 +23,8 @@ class Said(NamedTuple):
     status: str
     replies: list[str]
     """As they came."""
+    error: str | None = None
+    """Why there is no verdict."""
 
 
 class Votes(NamedTuple):
@@ -31,6 +33,12 @@ class Votes(NamedTuple):
     yes: int
     no: int
     abstained: int
+    judge: str
+    """Who voted; empty where that is not known."""
+    replies: list[str]
+    """One for each vote that was asked for, as they came."""
+    error: str | None
+    """Why fewer were asked for than wanted."""
 
 
 class Measure(NamedTuple):
@@ -79,24 +87,33 @@ def verdict_of(one: Trajectory) -> Verdict:
         )
     if one.score is None:
         return Verdict(word=word, by="", prediction="", measures=[])
-    return _scored(word, one.score)
+    return _scored(word, one.score, one.judgements)
 
 
-def _scored(word: str, row: Mapping[str, Any]) -> Verdict:
+def _scored(word: str, row: Mapping[str, Any], judgements: Sequence[Mapping[str, Any]]) -> Verdict:
     judges = orjson.loads(row.get("judges") or "{}")
-    votes = [row.get(name) for name in ("votes_yes", "votes_no", "votes_abstained")]
+    errors = {one["judge"]: one["error"] for one in judgements if one["kind"] == "correctness"}
     return Verdict(
         word=word,
         by=row["scorer"],
         prediction=row["prediction"],
         measures=[Measure(name, row[name]) for name in ("score", "em", "acc", "f1", "efficiency")],
         said=[
-            Said(name, _JUDGED[said.get("verdict")], said.get("status") or "", _replies(said))
+            Said(name, _JUDGED[said.get("verdict")], said.get("status") or "", _replies(said), errors.get(name))
             for name, said in judges.items()
         ],
-        votes=Votes(*(vote or 0 for vote in votes)) if votes[0] is not None else None,
+        votes=_votes(row, judgements),
         error=row["error"],
     )
+
+
+def _votes(row: Mapping[str, Any], judgements: Sequence[Mapping[str, Any]]) -> Votes | None:
+    """None where nobody votes."""
+    yes, no, abstained = (row.get(name) for name in ("votes_yes", "votes_no", "votes_abstained"))
+    if yes is None or no is None or abstained is None:
+        return None
+    cast: Mapping[str, Any] = next((one for one in judgements if one["kind"] == "redundancy"), {})
+    return Votes(yes, no, abstained, cast.get("judge", ""), cast.get("replies", []), cast.get("error"))
 
 
 def _replies(said: Mapping[str, Any]) -> list[str]:

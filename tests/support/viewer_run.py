@@ -85,6 +85,14 @@ def agent_row(table: schemas.Table, key: str, question: str, *parts: tuple[str, 
     return filled(table, **{**defaults, **columns})
 
 
+def judgement_row(kind: str, key: str, question: str, replies: Sequence[str], **columns: Any) -> dict[str, Any]:
+    """A row of `judgements` by the judge `tutor`."""
+    fixed = {"judgement_key": f"{kind}-{key}", "kind": kind, "judge": "tutor", "status": "parsed"}
+    return filled(
+        schemas.JUDGEMENTS, rollout_key=key, question_key=question, replies=list(replies), **{**fixed, **columns}
+    )
+
+
 def question_row(key: str, text: str, answers: Sequence[str] = ("Ilme",), **columns: Any) -> dict[str, Any]:
     """A row of `questions`."""
     fixed = {"dataset": "world", "domain": "qa", "split": "heldout", "source_file": "world.jsonl", "source_row": 1}
@@ -148,7 +156,12 @@ def _put_rollouts(run: Run) -> None:
         for row in rows
         if row["rollout_key"] == key
     ]  # fmt: skip
-    put_from(run, "1/scores@base", {"scores": scores}, {"rollouts": made})
+    votes = [f"The call for Vorna was of use ({place}).\n<answer>no</answer>" for place in range(7)]
+    judgements = [
+        judgement_row("correctness", "r1", "q1", said["raw"], prediction="Ilme"),
+        judgement_row("redundancy", "r1", "q1", [*votes, *["<answer>yes</answer>"] * 2, "perhaps"]),
+    ]
+    put_from(run, "1/scores@base", {"scores": scores, "judgements": judgements}, {"rollouts": made})
 
 
 def _put_pools(run: Run) -> None:

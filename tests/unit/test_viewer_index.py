@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from support.score_tables import new_run, put_rows, put_tables
-from support.viewer_run import agent_row, example_run, question_row
+from support.score_tables import new_run, put_rows, put_tables, score
+from support.viewer_run import agent_row, example_run, put_from, question_row
 
 from treadle.core import schemas
+from treadle.core.artifacts import ArtifactReader
 from treadle.core.errors import ArtifactError
 from treadle.core.runs import Run
 from treadle.eval.viewer import tables
@@ -145,6 +148,26 @@ def test_what_finishes_later_appears(tmp_path: Path) -> None:
     assert after.parts["1/rollouts@base"] is before.parts["1/rollouts@base"]
 
 
+def test_what_was_made_anew_is_let_go(tmp_path: Path) -> None:
+    run = new_run(tmp_path)
+    put_rows(run, "1/questions", schemas.QUESTIONS, [question_row("q1", "What?")])
+    made = put_rows(run, "1/rollouts@base", schemas.ROLLOUTS, [agent_row(schemas.ROLLOUTS, "a", "q1")])
+    catalogue = Catalogue(run, fresh_s=0)
+    seen: list[weakref.ref[Any]] = []
+    for value in range(4):
+        rows = [score("a", "q1", True, score=float(value))]
+        put_from(run, "1/scores@base", {"scores": rows}, {"rollouts": made})
+        snapshot = catalogue.snapshot()
+        part = snapshot.parts["1/rollouts@base"]
+        assert part.facts["score"].to_pylist() == [value] and part.joined.scores is not None
+        held = (part.table, part.joined.scores, *snapshot.questions.tables, *snapshot.run._readers.values())
+        seen += [weakref.ref(one) for one in held]
+        num_held = len({id(one) for one in held})
+    del snapshot, part, held
+    gc.collect()
+    assert len({id(one) for ref in seen if (one := ref()) is not None}) == num_held == 6
+
+
 def test_an_instance_that_has_begun_is_named_and_its_rows_are_not_shown(tmp_path: Path) -> None:
     run = new_run(tmp_path)
     rows = [agent_row(schemas.ROLLOUTS, "a", "q1"), agent_row(schemas.ROLLOUTS, "a", "q1")]
@@ -172,7 +195,7 @@ def data_file(root: Path, run: Run, kind: str) -> Path:
     return min((root / ref.folder).glob("*.parquet"))
 
 
-@pytest.mark.parametrize("kind", ["rollouts", "scores", "questions"])
+@pytest.mark.parametrize("kind", ["rollouts", "scores", "judgements", "questions"])
 def test_a_file_that_cannot_be_read_is_told_and_looked_for_again(tmp_path: Path, kind: str) -> None:
     run = example_run(tmp_path)
     whole = keys(Catalogue(run, fresh_s=0).snapshot())
@@ -224,6 +247,17 @@ def test_rows_are_found_across_row_groups_and_files(tmp_path: Path, monkeypatch:
     for n in (0, 2, 3, 6, 19):
         assert f"text number {n:02}" in part.table.row(n, ("segments",))["segments"]
     assert keys(snapshot, ("q", "number 13")) == ["k13"]
+
+
+def test_a_search_of_many_instances_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = new_run(tmp_path)
+    for n in range(20):
+        rows = [agent_row(schemas.ROLLOUTS, f"k{n}", "q1", ("text", f"number {n:02} of all"))]
+        put_rows(run, f"1/rollouts@m{n:02}", schemas.ROLLOUTS, rows)
+    snapshot = Catalogue(run, fresh_s=0).snapshot()
+    assert len(keys(snapshot, ("q", "of all"))) == 20
+    monkeypatch.setattr(ArtifactReader, "row_groups", None)  # Looking again would fail.
+    assert keys(snapshot, ("q", "of all"), ("instance", "1/rollouts@m03")) == ["k3"]
 
 
 def test_few_row_groups_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,19 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 from support.score_tables import new_run, put_rows, put_tables
-from support.viewer_run import ANSWER, KIN, SEARCH, THINK, agent_row, example_run, filled, put_from, question_row
+from support.viewer_run import (
+    ANSWER,
+    KIN,
+    RESULT,
+    SEARCH,
+    THINK,
+    agent_row,
+    example_run,
+    filled,
+    judgement_row,
+    put_from,
+    question_row,
+)
 
 from treadle.core import schemas
 from treadle.core.errors import ConfigError
@@ -63,6 +75,47 @@ def test_a_page_tells_the_verdict_with_all_that_judges_said(viewer: TestClient) 
     assert "wrong by model prediction Arn" in wrong and "The Arn is another river. VERDICT: wrong" in wrong
     assert "the checker ended early" in text_of(viewer.get("/trajectory/1/rollouts@base/r4").text)
     assert "the endpoint went away" in text_of(viewer.get("/trajectory/1/rollouts@base/r5").text)
+
+
+def test_a_page_tells_each_vote_on_needless_calls(viewer: TestClient) -> None:
+    page = viewer.get("/trajectory/1/rollouts@base/r1").text
+    said = text_of(page)
+    assert "tutor 10 replies to “any needless call?” The call for Vorna was of use (0). &lt;answer&gt;no" in said
+    assert [said.count(f"was of use ({place})") for place in range(8)] == [1] * 7 + [0]
+    assert said.count("&lt;answer&gt;yes&lt;/answer&gt;") == 2 and "perhaps" in said
+    assert page.count('<details class="judge"><summary>') == 2  # Both are folded.
+    assert [one["kind"] for one in viewer.get("/json/1/rollouts@base/r1").json()["judgements"]] == [
+        "correctness", "redundancy",
+    ]  # fmt: skip
+    assert "needless" not in text_of(viewer.get("/trajectory/1/rollouts@base/r2").text)
+
+
+def test_what_was_judged_once_is_told_of_all_that_it_is_about(tmp_path: Path) -> None:
+    run, parts = new_run(tmp_path), (THINK, SEARCH, RESULT, ANSWER)
+    other = (THINK, SEARCH, RESULT, SEARCH, RESULT, ANSWER)
+    rows = [
+        agent_row(schemas.ROLLOUTS, key, "q1", *segments)
+        for key, segments in (("a", parts), ("same", parts), ("other", other))
+    ]
+    made = put_rows(run, "1/rollouts@base", schemas.ROLLOUTS, rows)
+    raw = {"verdict": None, "status": "failed", "raw": []}
+    fixed = {"question_key": "q1", "prediction": "Ilme", "scorer": "judge", "judges": json.dumps({"tutor": raw})}
+    votes = {"votes_yes": 1, "votes_no": 0, "votes_abstained": 1}
+    scores = [filled(schemas.SCORES, rollout_key=row["rollout_key"], **fixed, **votes) for row in rows]
+    judgements = [
+        judgement_row("correctness", "a", "q1", [], prediction="Ilme", error="the prompt is too long"),
+        judgement_row("correctness", "x", "q1", [], judgement_key="x", prediction="Arn", error="about another answer"),
+        judgement_row("redundancy", "a", "q1", ["yes, the first"], error="the window is too small"),
+        judgement_row("redundancy", "other", "q1", ["yes, the second"], judge="voter"),
+    ]
+    put_from(run, "1/scores@base", {"scores": scores, "judgements": judgements}, {"rollouts": made})
+    viewer = client(run)
+    said = {key: text_of(viewer.get(f"/trajectory/1/rollouts@base/{key}").text) for key in ("a", "same", "other")}
+    for key in ("a", "same"):
+        assert "tutor 1 reply to “any needless call?” yes, the first the window is too small" in said[key]
+    assert "voter 1 reply to “any needless call?” yes, the second" in said["other"] and "the first" not in said["other"]
+    for text in said.values():
+        assert "It said nothing. the prompt is too long" in text and "another answer" not in text
 
 
 def test_a_page_tells_the_parts_of_a_reward(viewer: TestClient) -> None:
@@ -266,12 +319,16 @@ def hostile_run(root: Path, payload: str) -> Run:
         run, "1/rollouts@base", schemas.ROLLOUTS,
         [agent_row(schemas.ROLLOUTS, "r1", "q1", *parts, error=payload, **columns)],
     )  # fmt: skip
-    said = json.dumps({"judge": {"verdict": True, "status": payload, "raw": [payload]}})
+    said = json.dumps({payload: {"verdict": True, "status": payload, "raw": [payload]}})
     score = filled(
         schemas.SCORES, rollout_key="r1", question_key="q1", prediction=payload, correct=True, score=1.0,
         scorer=payload, error=payload, judges=said, votes_yes=1, votes_no=1, votes_abstained=1,
     )  # fmt: skip
-    put_from(run, "1/scores@base", {"scores": [score]}, {"rollouts": made})
+    judgements = [
+        judgement_row(kind, "r1", "q1", [payload], judge=payload, prediction=payload, error=payload)
+        for kind in ("correctness", "redundancy")
+    ]
+    put_from(run, "1/scores@base", {"scores": [score], "judgements": judgements}, {"rollouts": made})
     judge = json.dumps({"method": payload, "raw": [payload], "error": payload})
     usage = {"policy": {"calls": 1, "prompt_tokens": 1, "completion_tokens": 1}}
     pool = {"judge": judge, "prediction": payload, "edit_text": payload, "error": payload, "correct": True,
