@@ -37,12 +37,23 @@ Operational = Annotated[T, OPERATIONAL]
 
 
 class _GrowingMarker:
-    """Marks a list of which each item belongs to an instance of its own; see `differing_keys`."""
+    """Marks a list or table of which each item belongs to instances of its own; see `differing_keys`."""
 
 
 GROWING = _GrowingMarker()
 Growing = Annotated[T, GROWING]
-"""`sigmas: Growing[tuple[float, ...]]`: items may be added at the end between resumes, and those there are stay."""
+"""`sigmas: Growing[tuple[float, ...]]`: items may be added between resumes (to a list at its end), and those there are
+stay."""
+
+
+class _RevisableMarker:
+    """Marks a section that a run may change its mind about; see `differing_keys`."""
+
+
+REVISABLE = _RevisableMarker()
+Revisable = Annotated[T, REVISABLE]
+"""`scores: Revisable[ScoresOptions]`: semantic, but no run is locked to it. With other values what it decides is made
+again, so it is for what costs little beside the rest of a run."""
 
 
 class _AddedMarker:
@@ -70,7 +81,13 @@ def is_operational(field: FieldInfo) -> bool:
     return any(isinstance(item, _OperationalMarker) for item in field.metadata)
 
 
-def _is_growing(field: FieldInfo) -> bool:
+def is_revisable(field: FieldInfo) -> bool:
+    """Whether a run may go on with another value of a key."""
+    return any(isinstance(item, _RevisableMarker) for item in field.metadata)
+
+
+def is_growing(field: FieldInfo) -> bool:
+    """Whether items may be added to a list or table between resumes."""
     return any(isinstance(item, _GrowingMarker) for item in field.metadata)
 
 
@@ -283,8 +300,8 @@ def _is_model(annotation: Any) -> bool:
 def differing_keys(old: Any, new: Any, schema: type[BaseModel] | None = None) -> list[str]:
     """Dotted paths with `old -> new`, for two JSON-able trees; empty where they are equal.
 
-    With their schema, what a growing list has gained is no difference, and operational keys are passed over, which were
-    semantic ones in what is older.
+    With their schema, what a growing list or table has gained is no difference, and neither is a revisable section;
+    operational keys are passed over, which were semantic ones in what is older.
     """
     return _differences(old, new, "", [] if schema is None else [schema])
 
@@ -303,13 +320,21 @@ def _differences(old: Any, new: Any, path: str, kinds: Sequence[Any]) -> list[st
 def _differences_at(key: str, old: Any, new: Any, path: str, kinds: Sequence[Any]) -> list[str]:
     models = [kind for kind in kinds if _is_model(kind) and key in kind.model_fields]
     fields = [model.model_fields[key] for model in models]
-    if fields and all(is_operational(field) for field in fields):
+    if fields and all(is_operational(field) or is_revisable(field) for field in fields):
         return []
     was, now = old.get(key), new.get(key)
-    if any(_is_growing(field) for field in fields):
-        # Some runs have a table of such a list, from the places in it (`[0]`) to its items.
-        was = list(was.values()) if isinstance(was, Mapping) else was
-        now = now[: len(was)] if isinstance(was, list) and isinstance(now, list) else now
+    if any(is_growing(field) for field in fields):
+        was, now = _without_gain(was, now)
     containers = [kind for kind in kinds if not _is_model(kind)]
     below = [inner for kind in (*models, *containers) for inner in _step(kind, key)]
     return _differences(was, now, f"{path}.{key}" if path else str(key), below)
+
+
+def _without_gain(was: Any, now: Any) -> tuple[Any, Any]:
+    """Both states of a growing list or table, the later one without what it gained."""
+    if isinstance(was, Mapping) and isinstance(now, Mapping):
+        return was, {key: item for key, item in now.items() if key in was}
+    if isinstance(was, Mapping):
+        # Some runs have a table of a list, from the places in it (`[0]`) to its items.
+        was = list(was.values())
+    return was, now[: len(was)] if isinstance(was, list) and isinstance(now, list) else now

@@ -19,7 +19,7 @@ from typing import Any, Literal
 from treadle.core.artifacts import ArtifactRef, artifact_exists
 from treadle.core.config import digest_json, semantic_dump
 from treadle.core.context import WORK_FOLDER, Context, NullProgress, Outputs, work_at_shards
-from treadle.core.errors import ArtifactError, ConfigError, RunError, StageFailed, StorageError, TreadleError
+from treadle.core.errors import ConfigError, RunError, StageFailed, StorageError, TreadleError
 from treadle.core.harmless import HarmlessFormatter
 from treadle.core.journal_upload import delete_journal, open_journal
 from treadle.core.locks import Lease
@@ -53,9 +53,9 @@ def execute(
         inputs = bind_inputs(instance, run)
         fingerprint = fingerprint_of(instance, inputs)
         record = run.record(instance.address)
-        if not force and record is not None and is_current(record, fingerprint, run):
+        if not force and record is not None and is_current(record, instance.stage, fingerprint, run):
             _log.info("%s is done already, with artifacts %s", instance.address, _describe(record.outputs))
-            _tidy(record, run, instance.address, lease)
+            _tidy(record, run, instance, lease)
             return record.model_copy(update={"reused": True})
         return _Attempt(instance, run, inputs, fingerprint, lease, force).make(accept_failures, progress)
 
@@ -67,7 +67,8 @@ def state_of(instance: Instance, run: Run) -> Plan:
     except RunError:
         return "missing input"
     record = run.record(instance.address)
-    current = record is not None and is_current(record, fingerprint_of(instance, inputs), run)
+    fingerprint = fingerprint_of(instance, inputs)
+    current = record is not None and is_current(record, instance.stage, fingerprint, run)
     return "reuse" if current else "run"
 
 
@@ -126,32 +127,39 @@ def _warn_if_stale(producer: Address, record: StageRecord, run: Run) -> None:
             )
 
 
-def is_current(record: StageRecord, fingerprint: str, run: Run) -> bool:
-    """Whether this result is what would be made, and is there."""
-    return record.fingerprint == fingerprint and all(
-        artifact_exists(run.storage, ref) for ref in record.outputs.values()
-    )
+def is_current(record: StageRecord, stage: Stage, fingerprint: str, run: Run) -> bool:
+    """Whether this result is what would be made, lacks nothing, and is there."""
+    if record.fingerprint != fingerprint or not stage.is_whole(record.metrics):
+        return False
+    return all(artifact_exists(run.storage, ref) for ref in record.outputs.values())
 
 
-def _tidy(record: StageRecord, run: Run, address: Address, lease: Lease) -> None:
+def _kept_journal(stage: Stage) -> str:
+    """Name of the journal that the instances of a stage keep; empty where each fingerprint has its own."""
+    return "kept" if stage.keeps_journal else ""
+
+
+def _tidy(record: StageRecord, run: Run, instance: Instance, lease: Lease) -> None:
     """Finish what an attempt that was stopped right after it wrote its record had left to do."""
-    attempts = run.attempts(address)
+    attempts = run.attempts(instance.address)
     if not attempts or attempts[-1].number != record.attempt:
         return
-    _remove_work(record, run, address, lease)
+    _remove_work(record, run, instance, lease)
     if attempts[-1].state != "completed":
         update = {"state": "completed", "finished_at": record.finished_at, "error": None}
         _write_state(attempts[-1].model_copy(update=update), run, lease)
 
 
-def _remove_work(record: StageRecord, run: Run, address: Address, lease: Lease) -> None:
+def _remove_work(record: StageRecord, run: Run, instance: Instance, lease: Lease) -> None:
     """Remove what a completed attempt needs no more; the record counts even if that fails."""
+    address = instance.address
     try:
         lease.check()
         run.storage.discard(run.attempt_key(address, record.attempt, WORK_FOLDER))
         run.storage.discard(run.workspace_key(address, record.fingerprint))
-        run.shards(address, record.fingerprint).delete(lease.token)
-        delete_journal(run.storage, run.journal_key(address, record.fingerprint), lease.token)
+        if not instance.stage.keeps_journal:
+            run.shards(address, record.fingerprint).delete(lease.token)
+            delete_journal(run.storage, run.journal_key(address, record.fingerprint), lease.token)
     except (StorageError, RunError) as failure:
         _log.warning("%s is done, but its work files remain until it is run again: %s", address, failure)
 
@@ -184,16 +192,15 @@ class _Attempt:
             number=earlier[-1].number + 1 if earlier else 1,
             state="running",
             fingerprint=fingerprint,
+            journal=_kept_journal(instance.stage),
             forced=force,
             pid=os.getpid(),
             host=socket.gethostname(),
             token=lease.token,
             started_at=utc_now(),
         )
-        self._journal_key = run.journal_key(instance.address, fingerprint)
-        goes_on_forced = _continues_forced(earlier, fingerprint)
-        self._from_nothing = force and not goes_on_forced
-        self._takes_nothing_over = force or goes_on_forced
+        self._journal_key = run.journal_key(instance.address, self._record.journal_name)
+        self._from_nothing = force and not _continues_forced(earlier, fingerprint)
         for attempt in earlier:
             run.storage.discard(run.attempt_key(instance.address, attempt.number, WORK_FOLDER))
 
@@ -242,7 +249,6 @@ class _Attempt:
                     attempt=self._record.number,
                     settings=self._instance.settings,
                     inputs=open_inputs(run, self._inputs),
-                    made_before=self._made_before,
                     journal=journal,
                     progress=progress,
                     accept_failures=accept_failures,
@@ -260,7 +266,7 @@ class _Attempt:
         for key in record.telemetry.values():
             run.storage.keep(key)
         run.write_record(record, self._lease)
-        _remove_work(record, run, address, self._lease)
+        _remove_work(record, run, self._instance, self._lease)
         _log.info("%s is done: %s", address, _describe(committed))
         return record
 
@@ -272,7 +278,7 @@ class _Attempt:
         run, address, stage, log = self._run, self._instance.address, self._instance.stage, f"{self._key}/log.txt"
         plan = None
         if stage.work is not None:
-            shards, number = run.shards(address, self._fingerprint), self._record.number
+            shards, number = run.shards(address, self._record.journal_name), self._record.number
             num_shards = stage.num_shards(self._instance.settings)
             plan = shards.begin(num_shards, attempt=number, lease=self._lease, from_nothing=self._from_nothing)
             if plan is not None:
@@ -286,17 +292,6 @@ class _Attempt:
         ) as journal:
             _log.info("%s: attempt %d, %d finished before", address, self._record.number, journal.num_finished)
             yield journal, Worked() if stage.work is None else stage.work(context_of(journal))
-
-    def _made_before(self, kind: str) -> Rows | None:
-        """See `StageContext.earlier`."""
-        record = None if self._takes_nothing_over else self._run.record(self._instance.address)
-        if record is None or kind not in record.outputs:
-            return None
-        try:
-            return self._run.rows(record.outputs[kind])
-        except ArtifactError as error:
-            _log.info("nothing is taken over from the earlier %s: %s", kind, error)
-            return None
 
     def _result(self, outputs: Mapping[str, ArtifactRef], metrics: dict[str, Any]) -> StageRecord:
         instance, address, number = self._instance, self._instance.address, self._record.number

@@ -31,7 +31,7 @@ class StoredRecord(_Record):
 
 
 class RunInfo(StoredRecord):
-    """`run.json`: written when the run is created, and again only while nothing has been made."""
+    """`run.json`: written when the run is created, and again with what may change of its configuration."""
 
     run_id: str
     created_at: str
@@ -42,7 +42,7 @@ class RunInfo(StoredRecord):
     """Commit of the source tree, `-dirty` if changed; None outside of a checkout."""
     packages: dict[str, str]
     semantic: dict[str, Any]
-    """The configuration without operational keys; locked once anything has been made."""
+    """The configuration without operational keys; locked once anything has been made, but for revisable sections."""
 
 
 class InputRef(_Record):
@@ -85,6 +85,8 @@ class AttemptRecord(StoredRecord):
     number: int
     state: AttemptState
     fingerprint: str
+    journal: str = ""
+    """Name of its journal, where that is not the fingerprint's."""
     forced: bool
     pid: int
     host: str
@@ -94,6 +96,11 @@ class AttemptRecord(StoredRecord):
     finished_at: str | None = None
     error: str | None = None
     """One line."""
+
+    @property
+    def journal_name(self) -> str:
+        """What its journal goes by, for `Run.journal_key` and `Run.shards`."""
+        return self.journal or self.fingerprint
 
 
 class InstanceStatus(_Record):

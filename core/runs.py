@@ -121,8 +121,8 @@ class Run:
         """Create a run, or resume one made with the same semantic configuration; `schema` is that of both.
 
         Raises RunError listing the keys that differ, unless nothing has been made yet: then the run takes the new ones.
-        Operational differences are taken over, and what growing lists have gained; the user's file is replaced by a
-        newer one only.
+        Taken over are operational differences, those of revisable sections, and what growing lists and tables have
+        gained; the user's file is replaced by a newer one only.
         """
         storage, key = open_storage(root), f"runs/{_checked_id(run_id)}/run.json"
         before = storage.get(key)
@@ -240,19 +240,19 @@ class Run:
         key = self.attempt_key(Address.parse(attempt.address), attempt.number, "attempt.json")
         write_fenced(self.storage, key, as_json(attempt), attempt.token, lease)
 
-    def journal_key(self, address: Address, fingerprint: str) -> str:
-        """Key of the journal of a stage instance for one fingerprint."""
-        return self.key(f"journal/{address}/{fingerprint[:FINGERPRINT_DIGITS]}")
+    def journal_key(self, address: Address, name: str) -> str:
+        """Key of a journal of a stage instance: that of a fingerprint, or the one that it keeps."""
+        return self.key(f"journal/{address}/{name[:FINGERPRINT_DIGITS]}")
 
     def workspace_key(self, address: Address, fingerprint: str) -> str:
         """Key of the workspace of a stage instance for one fingerprint, see `StageContext.workspace`."""
         return self.key(f"workspaces/{address}/{fingerprint[:FINGERPRINT_DIGITS]}")
 
-    def shards(self, address: Address, fingerprint: str) -> Shards:
-        """The shards of a stage instance for one fingerprint, whether it is divided or not."""
+    def shards(self, address: Address, name: str) -> Shards:
+        """The shards of a journal of a stage instance (see `journal_key`), whether it is divided or not."""
         return Shards(
             storage=self.storage,
-            key=self.journal_key(address, fingerprint),
+            key=self.journal_key(address, name),
             locks=self.key(f"locks/{address}"),
             what=f"{address} of run {self.run_id}",
         )
@@ -312,7 +312,7 @@ class Run:
         unfinished = forced_state is not None or state not in ("completed", "absent")
         num_finished = 0
         if last is not None and unfinished:
-            num_finished = self.shards(address, last.fingerprint).count_finished()
+            num_finished = self.shards(address, last.journal_name).count_finished()
         return InstanceStatus(
             address=str(address),
             state=state,

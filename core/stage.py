@@ -139,14 +139,6 @@ class StageContext(Protocol):
         """Whether the job with this owner is among those to be worked at; in `Stage.run` all are."""
         ...
 
-    def earlier(self, kind: str) -> Rows | None:
-        """The table that this instance made before, of whatever and with whatever settings.
-
-        None where there is none, where it cannot be read any more, and where the instance is begun from nothing. It is
-        no input: a stage may take from it only what it would make again by the same means, such as paid answers.
-        """
-        ...
-
     def write(self, kind: str, rows: Sequence[Mapping[str, Any]]) -> None:
         """Append rows to the output table `kind`; they are checked against its schema."""
         ...
@@ -166,6 +158,10 @@ class StageContext(Protocol):
 
 def _one_shard(settings: Any) -> int:
     return 1
+
+
+def _always(metrics: Mapping[str, Any]) -> bool:
+    return True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,6 +189,17 @@ class Stage:
     work: Callable[[StageContext], Worked] | None = None
     num_shards: Callable[[Any], int] = _one_shard
     """Settings -> into how many shards the jobs are divided when an instance is begun; used with `work`."""
+    keeps_journal: bool = False
+    """Whether the journal of an instance outlives its results, and changes of settings and inputs, until it is begun
+    from nothing. For a stage whose owners are named by digests of all that they depend on, and cost money. Such a stage
+    is not divided into shards."""
+    is_whole: Callable[[Mapping[str, Any]], bool] = _always
+    """Metrics -> whether the result lacks nothing. One that does, because that was accepted, is made again whenever the
+    instance is run, so that its gaps are filled."""
+
+    def __post_init__(self) -> None:
+        if self.keeps_journal and self.num_shards is not _one_shard:
+            raise ValueError(f"stage {self.name} keeps its journal, so its jobs are not divided into shards")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -32,7 +32,7 @@ def has_open_shards(instance: Instance, run: Run) -> bool:
     if plan is not None:
         return any(shards.result(plan, index) is None for index in range(plan.num_shards))
     record = run.record(instance.address)
-    if record is not None and is_current(record, fingerprint, run):
+    if record is not None and is_current(record, instance.stage, fingerprint, run):
         return False
     raise RunError(f"{shards.what} is not divided into shards now; begin it with `shards` set above 1, then help")
 

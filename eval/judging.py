@@ -1,15 +1,14 @@
 """The part of the stage `scores` that asks models: judges of answers, and votes on wasted calls.
 
-Each judgement is one owner in the journal: every reply within it is remembered, and its row is one record when it is
-made. What an earlier result of the same instance holds is taken over, so that rollouts made anew pay for what is new.
-What the rules say of an answer is remembered too, where it decides whether a judge is asked: a limit of a machine may
-decide it, and the judgements of one attempt must be those of the next.
+Each judgement is one owner in the journal, under a digest of all that it depends on: every reply within it is
+remembered, and its row is one record when it is made. The journal outlives results and settings, so nothing is asked
+twice, whatever is judged again. What the rules say of an answer is remembered too, where it decides whether a judge is
+asked: a limit of a machine may decide it, and the judgements of one attempt must be those of the next.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -20,26 +19,25 @@ import orjson
 
 from treadle.agent.crew import Crew, begin, settle
 from treadle.agent.judges.model import ModelJudge
-from treadle.agent.judges.redundancy import RedundancyJudge
+from treadle.agent.judges.redundancy import Ballot, RedundancyJudge, remembered_votes
+from treadle.agent.judges.rules import SymbolicLimits, rules_digest
 from treadle.agent.memory import Counted, JournalMemory, Memory
 from treadle.agent.metering import TokenBudget
 from treadle.agent.opening import Opening
 from treadle.agent.role_settings import RoleSettings
 from treadle.core.answers.score import Score
-from treadle.core.errors import ArtifactError, EndpointUnavailable
-from treadle.core.schemas import JUDGEMENTS
+from treadle.core.config import digest_json
+from treadle.core.errors import ContextTooLong, EndpointUnavailable
 from treadle.core.stage import StageContext, Worked
 from treadle.eval.answers import Answer, answers, open_checker, rule_score
-from treadle.eval.config import ScoresSettings
+from treadle.eval.config import ScoresOptions, ScoresSettings
 from treadle.eval.docket import CORRECTNESS, REDUNDANCY, Docket, Judgement
 from treadle.eval.lengths import load_tokenizer
 from treadle.eval.verdicts import FAILED as UNREADABLE
 from treadle.eval.verdicts import FALLBACK_RULE, PARSED, Opinion
 
-_log = logging.getLogger(__name__)
-
 RULES = "rules"
-"""Owner in the journal of what the rules say, by rollout."""
+"""Owner in the journal of what the rules say, by what they are asked."""
 NOUN = "judgements"
 
 
@@ -56,6 +54,7 @@ class Judging:
             self._options.max_total_tokens, self._options.max_cost, num_shards=context.num_shards
         )
         self._crew = Crew(self._options, self._open, self._make, noun=NOUN)
+        self._rules = rules_digest(_limits(self._options), self._options.f1_threshold)
         self._judges: dict[str, ModelJudge] = {}
         self._redundancy: RedundancyJudge | None = None
         self._counted: dict[str, set[str]] = {}
@@ -72,20 +71,14 @@ class Judging:
                 return rule_score(answer, checker, options.f1_threshold)
 
             for batch in self._batches():
-                unknown = [
-                    answer
-                    for answer in batch
-                    if self.docket.needs_rule(answer) and self._journal.get(RULES, answer.key) is None
-                ]
+                wanted = (answer for answer in batch if self.docket.needs_rule(answer))
+                unknown = [answer for answer in wanted if self.known_rule(answer) is None]
                 for answer, score in zip(unknown, threads.map(decide, unknown), strict=True):
                     if score.error is None:  # Else the next attempt may know better.
-                        self._journal.append(RULES, answer.key, orjson.dumps(asdict(score)))
+                        self._journal.append(RULES, self._rule_unit(answer), orjson.dumps(asdict(score)))
 
     async def work(self) -> Worked:
         """Make the judgements that are open."""
-        if not any(True for _ in self._open()):
-            return Worked()
-        self._take_over()
         num_open = begin(self._context, self._own(), NOUN)
         if not num_open:
             return Worked()
@@ -108,14 +101,19 @@ class Judging:
         return settle(self._context, self._options, self._all(), NOUN)[1]
 
     def row(self, judgement: Judgement) -> dict[str, Any] | None:
-        """The row of a judgement; None where it could not be made."""
-        stored = self._stored(judgement.key)
-        return None if stored is None else stored["row"]
+        """The row of a judgement; None where it could not be made.
 
-    def was_paid(self, judgement: Judgement) -> bool:
-        """Whether it was asked for here, not taken over."""
-        stored = self._stored(judgement.key)
-        return stored is not None and bool(stored["paid"])
+        Votes that were paid for count, also where the others of the trajectory could not be had.
+        """
+        if self._journal.is_finished(judgement.key):
+            said: dict[str, Any] = orjson.loads(self._journal.finished(judgement.key))
+        else:
+            ballot = self._votes_so_far(judgement)
+            if ballot is None:
+                return None
+            said = _said_by_voter(ballot)
+        # Judge and rollout may have had other names then.
+        return {**_head(judgement), **said}
 
     def opinion(self, judgement: Judgement) -> Opinion:
         """What a judge says of an answer."""
@@ -127,24 +125,18 @@ class Judging:
 
     def known_rule(self, answer: Answer) -> Score | None:
         """What the rules said of an answer, as it was remembered; None where it was not."""
-        known = self._journal.get(RULES, answer.key)
+        known = self._journal.get(RULES, self._rule_unit(answer))
         return None if known is None else Score(**orjson.loads(known))
 
-    def _take_over(self) -> None:
-        """Finish what an earlier result holds, without asking anybody."""
-        earlier = self._context.earlier(JUDGEMENTS.kind)
-        if earlier is None:
-            return
-        # Judge and rollout may have other names by now.
-        wanted = {judgement.key: _head(judgement) for judgement in self._open()}
-        try:
-            for row in earlier.rows():
-                # What did not fit a window may fit that of the server that is there now.
-                is_final = row["replies"] or not row["error"]
-                if is_final and (head := wanted.get(row["judgement_key"])) is not None:
-                    self._finish(row["judgement_key"], row | head, paid=False)
-        except ArtifactError as error:
-            _log.warning("earlier judgements cannot be read any more: %s", error)
+    def _rule_unit(self, answer: Answer) -> str:
+        """A digest of what the rules decide by."""
+        gold = answer.gold
+        return digest_json([self._rules, gold.rule, gold.answers, gold.choices, answer.is_answered, answer.prediction])
+
+    def _votes_so_far(self, judgement: Judgement) -> Ballot | None:
+        if judgement.kind != REDUNDANCY:
+            return None
+        return remembered_votes(JournalMemory(self._journal, judgement.key), self._options.redundancy.votes)
 
     async def _open_models(self, opening: Opening) -> None:
         """Only those who have something left to judge: the others need not be up."""
@@ -167,10 +159,13 @@ class Judging:
             memory = Counted(memory, lambda _, *tokens: self._budget.count(self._role(judgement).model, *tokens), known)
         deadline = asyncio.get_running_loop().time() + self._options.judgement_time_s
         ask = self._judge_answer if judgement.kind == CORRECTNESS else self._judge_calls
-        row = {**_head(judgement), **await ask(judgement, memory, deadline)}
-        self._finish(judgement.key, row, paid=True)
+        said = await ask(judgement, memory, deadline)
+        if said["error"] and not said["replies"]:
+            # Another server of the model may have a wider window.
+            raise ContextTooLong(said["error"])
+        self._journal.finish(judgement.key, orjson.dumps(said))
         self._counted.pop(judgement.key, None)
-        self._facts[row["status"]] += 1
+        self._facts[said["status"]] += 1
         self._context.progress.advance(1, **self._facts)
 
     async def _judge_answer(self, judgement: Judgement, memory: Memory, deadline: float) -> dict[str, Any]:
@@ -190,36 +185,14 @@ class Judging:
 
     async def _judge_calls(self, judgement: Judgement, memory: Memory, deadline: float) -> dict[str, Any]:
         assert self._redundancy is not None, "votes are asked for where there is a judge"
-        ballot = await self._redundancy.vote(self.docket.course(judgement, deadline), memory)
-        return {
-            "prediction": "",
-            "status": PARSED if ballot.yes or ballot.no else UNREADABLE,
-            "correct": None,
-            "votes_yes": ballot.yes,
-            "votes_no": ballot.no,
-            "votes_abstained": ballot.abstained,
-            "replies": list(ballot.raw),
-            "error": ballot.error,
-            "prompt_tokens": ballot.prompt_tokens,
-            "completion_tokens": ballot.completion_tokens,
-        }
+        return _said_by_voter(await self._redundancy.vote(self.docket.course(judgement, deadline), memory))
 
     def _count_finished(self) -> None:
         """Charge the budget with what earlier attempts paid for."""
         for judgement in self._own():
-            stored = self._stored(judgement.key)
-            if stored is not None and stored["paid"]:
-                row = stored["row"]
+            if self._journal.is_finished(judgement.key):
+                row = orjson.loads(self._journal.finished(judgement.key))
                 self._budget.count(self._role(judgement).model, row["prompt_tokens"], row["completion_tokens"])
-
-    def _finish(self, key: str, row: dict[str, Any], *, paid: bool) -> None:
-        self._journal.finish(key, orjson.dumps({"row": row, "paid": paid}))
-
-    def _stored(self, key: str) -> dict[str, Any] | None:
-        if not self._journal.is_finished(key):
-            return None
-        stored: dict[str, Any] = orjson.loads(self._journal.finished(key))
-        return stored
 
     def _role(self, judgement: Judgement) -> RoleSettings:
         if judgement.kind == CORRECTNESS:
@@ -261,6 +234,27 @@ def work(context: StageContext) -> Worked:
 
 
 _BROKEN = Score(0.0, 0.0, 0.0, None, None, "math_symbolic", "the scorer failed")
+
+
+def _limits(options: ScoresOptions) -> SymbolicLimits | None:
+    if not options.symbolic:
+        return None
+    return SymbolicLimits(limit_s=options.symbolic_limit_s, memory_mib=options.symbolic_memory_mib)
+
+
+def _said_by_voter(ballot: Ballot) -> dict[str, Any]:
+    return {
+        "prediction": "",
+        "status": PARSED if ballot.yes or ballot.no else UNREADABLE,
+        "correct": None,
+        "votes_yes": ballot.yes,
+        "votes_no": ballot.no,
+        "votes_abstained": ballot.abstained,
+        "replies": list(ballot.raw),
+        "error": ballot.error,
+        "prompt_tokens": ballot.prompt_tokens,
+        "completion_tokens": ballot.completion_tokens,
+    }
 
 
 def _head(judgement: Judgement) -> dict[str, Any]:

@@ -110,14 +110,14 @@ class _ScoresRun:
         for judgement in judgements:
             if judgement.key not in self._written and (row := self._judging.row(judgement)) is not None:
                 self._written.add(judgement.key)
-                self._tally.count_judgement(row, paid=self._judging.was_paid(judgement))
+                self._tally.count_judgement(row)
                 rows.append(row)
         return rows
 
 
 _REMEDY_OF_JUDGES = (
-    "; scores.judges.sampling.max_tokens gives a judge more room, and scores.judges.on_failed = 'rule' leaves such "
-    "answers to the rule, but this run is locked to the settings that it has: use a new run id for others"
+    "; scores.judges.sampling.max_tokens gives a judge more room, scores.judges.on_failed = 'rule' leaves such answers "
+    "to the rule, and other models may be named: run the stage again with what you change, it asks only what is new"
 )
 
 
@@ -149,14 +149,12 @@ class _Tally:
             if len(self.judges) > 1 and (joint := joint_verdicts(orjson.loads(row["judges"]), self.judges)):
                 self.joint.append(joint)
 
-    def count_judgement(self, row: Mapping[str, Any], *, paid: bool) -> None:
-        """Count a row of `judgements`; what it cost where it was asked for here."""
+    def count_judgement(self, row: Mapping[str, Any]) -> None:
+        """Count a row of `judgements`, and what it cost, whenever it was asked for."""
         self.counts["num_judgements"] += 1
-        self.counts["num_judgements_reused"] += not paid
-        if paid:
-            used = {"calls": len(row["replies"])}
-            used |= {name: row[name] for name in ("prompt_tokens", "completion_tokens")}
-            self.usage.setdefault(f"{row['kind']}:{row['judge']}", Counter()).update(used)
+        used = {"calls": len(row["replies"])}
+        used |= {name: row[name] for name in ("prompt_tokens", "completion_tokens")}
+        self.usage.setdefault(f"{row['kind']}:{row['judge']}", Counter()).update(used)
 
     def check(self, max_error_rate: float) -> None:
         """Raise StageFailed if too many rows are left without a verdict."""
@@ -246,4 +244,6 @@ SCORES = Stage(
     produces=(schemas.SCORES, schemas.JUDGEMENTS),
     run=run_scores,
     work=work,
+    keeps_journal=True,
+    is_whole=lambda metrics: not metrics.get("num_judgements_missing"),
 )

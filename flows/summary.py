@@ -151,7 +151,7 @@ def print_plan(
     console().print(plan_table(steps))
     for estimate in expected:
         console().print("\n", estimate_view(estimate), sep="", end="")
-    changed, refused = changed_keys(config, semantic_of(config), root, run_id)
+    changed, refused = changed_keys(config, semantic_of(config, run.info if run else None), root, run_id)
     if changed is None:
         _print_keys("keys that are set (--json prints all):", keys_set(config))
     elif changed:

@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from treadle.agent.config import EnvironmentSettings
 from treadle.agent.rollouts import RolloutOptions
-from treadle.core.config import Section, T_Section, validate, with_changes
+from treadle.core.config import Growing, Revisable, Section, T_Section, validate, with_changes
 from treadle.core.llm.config import ModelSettings
 from treadle.core.stage import Address
 from treadle.datagen.pools_settings import PoolOptions
@@ -46,7 +46,7 @@ class TreadleConfig(Section):
     """Every random choice of the run derives from it."""
     flow: FlowSettings = FlowSettings()
     """Which instances the flow is made of."""
-    models: dict[str, ModelSettings] = {}
+    models: Growing[dict[str, ModelSettings]] = {}
     """Models by name. The name stands in addresses (`1/rollouts@<name>`) and in the reports."""
     questions: QuestionsSettings = QuestionsSettings()
     """Stage `questions`: where questions come from and how they are checked."""
@@ -66,9 +66,9 @@ class TreadleConfig(Section):
     """Phases of reinforcement learning."""
     rollouts: RolloutOptions = RolloutOptions()
     """Stage `rollouts`: how many trajectories, and how they are sampled."""
-    scores: ScoresOptions = ScoresOptions()
+    scores: Revisable[ScoresOptions] = ScoresOptions()
     """Stage `scores`."""
-    report: ReportSettings = ReportSettings()
+    report: Revisable[ReportSettings] = ReportSettings()
     """Stage `report`."""
     overrides: dict[str, dict[str, Any]] = {}
     """Keys of a stage's table that differ for one instance, by address:

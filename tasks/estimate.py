@@ -349,15 +349,11 @@ def _of_record(item: Instance, run: Run) -> _Mean | None:
         metrics = record.metrics
         if record.stage == "pools" and metrics["num_questions"]:
             return _mean(metrics["usage"], metrics["num_questions"], f"measured in {record.address}", "questions")
-        if record.stage == "scores" and metrics.get("usage") and _paid_for_all(metrics):
+        if record.stage == "scores" and metrics.get("usage") and not metrics["num_judgements_missing"]:
             return _mean(metrics["usage"], metrics["num_rollouts"], f"measured in {record.address}", "rollouts")
         if record.stage == "rollouts" and metrics["num_rollouts"]:
             return _mean(_usage_of(metrics), metrics["num_rollouts"], f"measured in {record.address}", "rollouts")
     return None
-
-
-def _paid_for_all(metrics: Mapping[str, Any]) -> bool:
-    return not metrics["num_judgements_reused"] and not metrics.get("num_judgements_missing")
 
 
 def _unlike(address: Address, like: Address) -> tuple[bool, int]:
@@ -375,7 +371,7 @@ def _of_journal(item: Instance, run: Run) -> _Mean | None:
     if isinstance(item.settings, ScoresSettings):
         return None  # What is finished are judgements; how many a rollout has is not known from them.
     rows = [
-        orjson.loads(row) for row in run.shards(item.address, attempts[-1].fingerprint).finished_rows(_MOST_SAMPLED)
+        orjson.loads(row) for row in run.shards(item.address, attempts[-1].journal_name).finished_rows(_MOST_SAMPLED)
     ]
     if not rows:
         return None

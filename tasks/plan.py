@@ -71,6 +71,8 @@ def _why(item: Instance, run: Run, action: Plan, cut_off: bool) -> str:
             return f"{ref.address} was made anew"
     if record.version != item.stage.version:
         return f"stage version {record.version} -> {item.stage.version}"
+    if not item.stage.is_whole(record.metrics):
+        return "what was accepted as missing is asked for again"
     return "an artifact is missing or damaged"
 
 

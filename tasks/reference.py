@@ -16,7 +16,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from treadle.core.config import is_operational
+from treadle.core.config import is_growing, is_operational, is_revisable
 from treadle.core.schemas import TABLES
 from treadle.tasks.config import TreadleConfig
 
@@ -33,7 +33,9 @@ def config_page() -> str:
     lines = [
         _HEADER + "# Configuration keys\n",
         "Keys marked *operational* may change between resumes of a run; all others are semantic: they are part of",
-        "the fingerprint of the stages that read them, and a run refuses to be resumed with another value.\n",
+        "the fingerprint of the stages that read them, and a run refuses to be resumed with another value. But to what",
+        "is marked *growing* more may be added, and sections that are marked *revisable* may change as a whole: what",
+        "they decide is then made again, and nothing else.\n",
     ]
     for title, model in _sections("", TreadleConfig):
         lines += [f"## {title or 'top level'}\n", _one_line(model.__doc__ or "") + "\n"]
@@ -94,7 +96,8 @@ def _tag(model: type[BaseModel]) -> str:
 
 def _row(name: str, field: FieldInfo) -> str:
     default = field.get_default(call_default_factory=True)
-    kind = "*operational*" if is_operational(field) else ""
+    marks = {"operational": is_operational, "growing": is_growing, "revisable": is_revisable}
+    kind = next((f"*{name}*" for name, has_mark in marks.items() if has_mark(field)), "")
     cells = [
         f"`{name}`",
         _cell(_type(field.annotation)),

@@ -25,7 +25,7 @@ from treadle.core.schemas import CHECKPOINTS, MODEL_FOLDER
 from treadle.core.secrets import refuse_secrets
 from treadle.core.stage import Address, Instance, Progress
 from treadle.tasks.catalog import flow_addresses, semantic_of
-from treadle.tasks.config import TreadleConfig
+from treadle.tasks.config import TreadleConfig, overridden
 from treadle.tasks.models import checkpoint_of, flow_models, pool_models, score_models
 from treadle.tasks.phases import flow_phases, sampling_model
 
@@ -67,10 +67,11 @@ def open_run(root: str | Path, run_id: str, config: TreadleConfig, configs: Sequ
     refuse_secrets(
         (given, *_texts(resolved)), named={endpoint.api_key_env for endpoint in endpoints if endpoint.api_key_env}
     )
-    if not run_exists(root, run_id):
+    made = Run.open(root, run_id).info if run_exists(root, run_id) else None
+    if made is None:
         _check_models(config)
     return Run.create_or_open(
-        root, run_id, resolved, semantic_of(config), given, seed=config.seed, schema=TreadleConfig
+        root, run_id, resolved, semantic_of(config, made), given, seed=config.seed, schema=TreadleConfig
     )
 
 
@@ -92,21 +93,23 @@ def _check_models(config: TreadleConfig) -> None:
     """
     import asyncio
 
-    from treadle.agent.opening import check_api
+    from treadle.agent.opening import AGENT, check_api, check_sampling
     from treadle.core.llm.pool import ModelPool
 
     async def check(name: str, settings: ModelSettings) -> None:
         limits = {"retry_limit": 0, "request_timeout_s": min(settings.request_timeout_s, _CHECK_S)}
         async with ModelPool(name, settings.model_copy(update=limits)) as pool:
             with suppress(EndpointUnavailable):
-                await pool.check()
+                facts = await pool.check()
+                if name in agents:
+                    options = overridden(config, Address(1, "rollouts", name), config.rollouts)
+                    check_sampling(AGENT, name, options.sampling, facts)
 
     roles = pool_models(config) if "pools" in config.flow.stages else {}
     policies = flow_models(config)
-    agents = list(policies) if "rollouts" in config.flow.stages else []
-    if flow_phases(config, 1):
-        agents.append(sampling_model(config))
-    for role, name in (*(("policy", name) for name in agents), *roles.items()):
+    agents = policies if "rollouts" in config.flow.stages else ()
+    sampled = {"policy": sampling_model(config)} if flow_phases(config, 1) else {}
+    for role, name in (*sampled.items(), *roles.items()):
         check_api(role, name, config.models[name])
     measured = [Address(1, "scores", name) for name in policies] if "scores" in config.flow.stages else []
     used = [*policies, *roles.values(), *(judge for address in measured for judge in score_models(config, address))]

@@ -24,7 +24,7 @@ def open_for_work(root: str | Path, run_id: str, address: str, overrides: Sequen
     run = Run.open(root, run_id)
     config = load_config(TreadleConfig, (), overrides, base=run.config())
     config = with_index_of_services(config, root, run_id)
-    run.check_config(semantic_of(config), TreadleConfig)
+    run.check_config(semantic_of(config, run.info), TreadleConfig)
     return instance(config, Address.parse(address)), run
 
 

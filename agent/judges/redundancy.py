@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 from treadle.agent.judges.prompt_files import prompt_template, prompt_text
 from treadle.agent.judges.replies import said_word
@@ -16,7 +17,7 @@ from treadle.agent.judges.views import (
 )
 from treadle.agent.memory import Memory
 from treadle.agent.protocol import Segment
-from treadle.agent.role import Reply, RoleModel
+from treadle.agent.role import Reply, RoleModel, remembered_reply
 from treadle.agent.rollout import derive_seed
 from treadle.core.config import digest_json
 from treadle.core.errors import ContextTooLong
@@ -108,17 +109,30 @@ class RedundancyJudge:
                 messages = redundancy_messages(view)
                 continue
             replies.append(reply)
-        votes = [read_vote(reply) for reply in replies]
-        yes, no = votes.count(True), votes.count(False)
-        return Ballot(
-            yes,
-            no,
-            self._num_votes - yes - no,
-            tuple(reply.text for reply in replies),
-            error,
-            sum(reply.prompt_tokens for reply in replies),
-            sum(reply.completion_tokens for reply in replies),
-        )
+        return _count(replies, self._num_votes, error)
+
+
+def remembered_votes(memory: Memory, num_votes: int) -> Ballot | None:
+    """The votes on a trajectory that were had before the others could not be; None where there is none."""
+    known = (memory.get(f"vote-{number}") for number in range(num_votes))
+    replies = [remembered_reply(value) for value in takewhile(bool, known) if value is not None]
+    if not replies:
+        return None
+    return _count(replies, num_votes, f"{num_votes - len(replies)} of {num_votes} votes could not be asked for")
+
+
+def _count(replies: Sequence[Reply], num_votes: int, error: str | None) -> Ballot:
+    votes = [read_vote(reply) for reply in replies]
+    yes, no = votes.count(True), votes.count(False)
+    return Ballot(
+        yes,
+        no,
+        num_votes - yes - no,
+        tuple(reply.text for reply in replies),
+        error,
+        sum(reply.prompt_tokens for reply in replies),
+        sum(reply.completion_tokens for reply in replies),
+    )
 
 
 def read_vote(reply: Reply) -> bool | None:

@@ -95,9 +95,9 @@ async def test_a_judge_that_cannot_be_read_is_asked_again_and_then_has_no_verdic
         made = bench(tmp_path, [answered("r1", "m1", "7"), answered("r2", "m1", "seven", calls_requested=3)])
         with pytest.raises(StageFailed, match=r"1 of 2 rollouts have no verdict.*no judge said anything") as failure:
             await made.score(judged_by({"judge": scripted.url}))
-        assert "judges.on_failed" in str(failure.value) and "use a new run id" in str(failure.value)
+        assert "judges.on_failed" in str(failure.value) and "asks only what is new" in str(failure.value)
         record = await made.score(judged_by({"judge": scripted.url}, {"max_error_rate": 0.5}))
-        assert len(asked(scripted)) == 2 * 2
+        assert len(asked(scripted)) == 2, "what it said is not asked again, though it cannot be read"
         seeds = {request.body["seed"] for request in asked(scripted)}
     assert len(seeds) == 2
     row = made.rows(record)[1]
@@ -185,13 +185,16 @@ async def test_other_settings_ask_nothing_that_was_asked_before(tmp_path: Path) 
         assert (len(asked(scripted)), again.reused) == (2, False)
         assert made.rows(again) == made.rows(first)
         assert made.rows(again, "judgements") == made.rows(first, "judgements")
-        assert (again.metrics["num_judgements_reused"], again.metrics["usage"]) == (2, {})
+        assert again.metrics["usage"] == first.metrics["usage"], (
+            "what a result cost does not depend on when it was paid"
+        )
         hotter = judged_by({"judge": scripted.url})
         hotter["judges"]["judge"]["sampling"]["temperature"] = 0.5
         await made.score(hotter)
         assert len(asked(scripted)) == 4
-        await made.score(judged_by({"judge": scripted.url}))
-        assert len(asked(scripted)) == 6, "only the last result is looked at"
+        back = await made.score(judged_by({"judge": scripted.url}))
+        assert len(asked(scripted)) == 4, "what earlier results had is still known"
+        assert back.outputs == first.outputs
 
 
 async def test_what_was_judged_before_needs_no_judge(tmp_path: Path) -> None:
@@ -201,7 +204,7 @@ async def test_what_was_judged_before_needs_no_judge(tmp_path: Path) -> None:
         await made.score(settings)
     settings["options"]["f1_threshold"] = 0.5
     record = await made.score(settings)
-    assert (made.rows(record)[0]["correct"], record.metrics["num_judgements_reused"]) == (True, 1)
+    assert (made.rows(record)[0]["correct"], record.reused) == (True, False)
 
 
 async def test_a_judge_with_nothing_left_to_say_need_not_be_up(tmp_path: Path) -> None:
@@ -224,11 +227,13 @@ async def test_what_did_not_fit_a_judges_window_is_asked_of_a_later_one(tmp_path
     made = bench(tmp_path, [answered("r1", "m1", "seven")])
     async with server(lambda request: Fault.too_long()) as narrow:
         settings = judged_by({"judge": narrow.url}, {"max_error_rate": 1.0})
-        record = await made.score(settings)
-    assert made.rows(record)[0]["judge_status"] == "failed"
+        with pytest.raises(RolloutsOwed, match="1 of 1 judgements"):
+            await made.score(settings)
+        record = await made.score(settings, accept_failures=True)
+    assert made.rows(record)[0]["judge_status"] == "fallback_rule"
     async with server(says_yes_to("seven")) as wide:
-        record = await made.score(judged_by({"judge": wide.url}, {"max_error_rate": 1.0, "f1_threshold": 0.5}))
-    assert (made.rows(record)[0]["correct"], record.metrics["num_judgements_reused"]) == (True, 0)
+        record = await made.score(judged_by({"judge": wide.url}, {"max_error_rate": 1.0}))
+    assert made.rows(record)[0]["correct"] is True
 
 
 async def test_a_judge_under_another_name_is_the_same_judge(tmp_path: Path) -> None:
@@ -249,7 +254,7 @@ async def test_a_forced_stage_asks_anew(tmp_path: Path) -> None:
         made = bench(tmp_path, [answered("r1", "m1", "seven")])
         await made.score(judged_by({"judge": scripted.url}))
         record = await made.score(judged_by({"judge": scripted.url}), force=True)
-        assert (len(asked(scripted)), record.metrics["num_judgements_reused"]) == (2, 0)
+        assert (len(asked(scripted)), record.metrics["num_judgements"]) == (2, 1)
 
 
 async def test_a_forced_stage_that_failed_takes_nothing_over_when_it_goes_on(tmp_path: Path) -> None:
@@ -263,7 +268,7 @@ async def test_a_forced_stage_that_failed_takes_nothing_over_when_it_goes_on(tmp
     assert record.reused, "the result from before is still the one in force"
     async with server(lambda _: "Incorrect") as scripted:
         record = await made.score(judged_by({"judge": scripted.url}), force=True)
-        assert (len(asked(scripted)), record.metrics["num_judgements_reused"]) == (1, 0)
+        assert (len(asked(scripted)), record.metrics["num_judgements"]) == (1, 1)
     assert made.rows(record)[0]["correct"] is False
 
 
@@ -309,6 +314,66 @@ async def test_votes_that_could_not_be_asked_for_abstain_where_that_is_accepted(
         record = await made.score(voted_by(scripted.url, max_error_rate=1.0), accept_failures=True)
     (row,) = made.rows(record)
     assert (row["votes_yes"], row["votes_no"], row["votes_abstained"], row["correct"]) == (0, 0, 3, True)
+
+
+async def test_votes_that_were_paid_for_count_where_the_others_cannot_be_had(tmp_path: Path) -> None:
+    script: list[Item] = ["yes", "no", "yes", Fault.status(500)]
+    async with server(lambda _: script.pop(0) if len(script) > 1 else script[0], "voter") as scripted:
+        made = bench(tmp_path, [called("r1")])
+        settings = voted_by(scripted.url, votes=4, max_error_rate=1.0)
+        record = await made.score(settings, accept_failures=True)
+        (row,) = made.rows(record)
+        assert (row["votes_yes"], row["votes_no"], row["votes_abstained"]) == (2, 1, 1)
+        (judgement,) = made.rows(record, "judgements")
+        assert (judgement["replies"], judgement["error"]) == (
+            ["yes", "no", "yes"],
+            "1 of 4 votes could not be asked for",
+        )
+        assert record.metrics["usage"]["redundancy:voter"]["calls"] == 3
+        script[:] = ["yes", "never asked for"]
+        num_asked = len(asked(scripted))
+        record = await made.score(settings)
+        assert len(asked(scripted)) == num_asked + 1, "only the vote that was missing"
+    (row,) = made.rows(record)
+    assert (row["votes_yes"], row["votes_no"], row["votes_abstained"], record.reused) == (3, 1, 0, False)
+
+
+async def test_judgements_that_were_accepted_as_missing_are_asked_for_when_the_stage_is_run_again(
+    tmp_path: Path,
+) -> None:
+    rollouts = [answered(f"r{n}", "m1", text, sample_index=n) for n, text in enumerate(["seven", "eight"])]
+    broken = {"eight"}
+    reply = says_yes_to("seven")
+    async with server(
+        lambda request: Fault.status(500) if predicted(request) in broken else reply(request)
+    ) as scripted:
+        made = bench(tmp_path, rollouts)
+        settings = judged_by({"judge": scripted.url}, {"max_error_rate": 0.5})
+        gap = await made.score(settings, accept_failures=True)
+        assert gap.metrics["num_judgements_missing"] == 1
+        broken.clear()
+        num_asked = len(asked(scripted))
+        whole = await made.score(settings)
+        assert (whole.reused, whole.metrics["num_judgements_missing"], len(asked(scripted))) == (
+            False,
+            0,
+            num_asked + 1,
+        )
+        assert (await made.score(settings)).reused
+    assert [row["judge_status"] for row in made.rows(whole)] == ["parsed", "parsed"]
+
+
+async def test_what_an_attempt_with_other_settings_paid_for_is_not_asked_again(tmp_path: Path) -> None:
+    async with server(lambda _: "hm") as scripted:
+        made = bench(tmp_path, [answered("r1", "m1", "seven"), answered("r2", "m2", "y")])
+        settings = judged_by({"judge": scripted.url})
+        for _ in range(2):
+            with pytest.raises(StageFailed, match="2 of 2 rollouts have no verdict"):
+                await made.score(settings)
+        assert len(asked(scripted)) == 4
+        record = await made.score(judged_by({"judge": scripted.url}, {"judges": {"on_failed": "rule"}}))
+        assert len(asked(scripted)) == 4
+    assert [row["correct"] for row in made.rows(record)] == [False, False]
 
 
 async def test_replies_that_were_recorded_are_not_asked_for_again_after_a_failure(tmp_path: Path) -> None:

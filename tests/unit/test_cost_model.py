@@ -105,13 +105,12 @@ def test_judges_are_expected_to_be_asked_about_what_rules_leave_and_to_vote_on_e
 def test_judges_are_estimated_by_scores_that_paid_for_all_their_judgements() -> None:
     used = {"correctness:a": {"calls": 4, "prompt_tokens": 400, "completion_tokens": 40}}
 
-    def measured(reused: int, missing: int = 0) -> Any:
-        counts = {"num_judgements_reused": reused, "num_judgements_missing": missing}
-        metrics = {"num_rollouts": 8, **counts, "usage": used}
+    def measured(missing: int = 0) -> Any:
+        metrics = {"num_rollouts": 8, "num_judgements_missing": missing, "usage": used}
         scores = SimpleNamespace(address="1/scores@b", stage="scores", metrics=metrics)
         rules = SimpleNamespace(address="1/scores@a", stage="scores", metrics={"num_rollouts": 8})
         item: Any = SimpleNamespace(address=Address.parse("1/scores@a"), stage=SimpleNamespace(name="scores"))
         return _of_record(item, cast(Run, SimpleNamespace(records=lambda: [rules, scores])))
 
-    assert measured(0).roles["correctness:a"] == {"calls": 0.5, "prompt_tokens": 50, "completion_tokens": 5}
-    assert measured(3) is None and measured(0, missing=1) is None
+    assert measured().roles["correctness:a"] == {"calls": 0.5, "prompt_tokens": 50, "completion_tokens": 5}
+    assert measured(missing=1) is None

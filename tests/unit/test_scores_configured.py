@@ -161,7 +161,7 @@ def test_a_role_that_another_models_scores_did_not_ask_is_reckoned(tmp_path: Any
     assert rollouts is not None
     # It had no calls to vote on.
     usage = {"correctness:large": {"calls": 9, "prompt_tokens": 900, "completion_tokens": 9}}
-    metrics = {"num_rollouts": 3, "num_judgements_reused": 0, "num_judgements_missing": 0, "usage": usage}
+    metrics = {"num_rollouts": 3, "num_judgements_missing": 0, "usage": usage}
     scored = {"address": "1/scores@other", "stage": "scores", "metrics": metrics}
     run.write_record(rollouts.model_copy(update=scored))
     found = estimate(config(), run)
