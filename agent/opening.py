@@ -17,6 +17,7 @@ from treadle.agent.tools.outcome import Tool
 from treadle.core.chat import ChatTokenizer
 from treadle.core.errors import ConfigError
 from treadle.core.llm.config import ModelSettings, Sampling
+from treadle.core.llm.hosted import FIXED_VALUES
 from treadle.core.llm.pool import ModelPool
 from treadle.core.llm.types import ServerFacts
 
@@ -34,7 +35,9 @@ def load_tokenizer(name: str, model: ModelSettings, digest: str) -> ChatTokenize
     return tokenizer
 
 
-CHAT_ROLES = frozenset({"judge", "redundancy", "summarizer"})
+AGENT = "agent"
+"""The role of a model that makes rollouts which are measured; where they are to be trained on it is the `policy`."""
+CHAT_ROLES = frozenset({AGENT, "judge", "redundancy", "summarizer"})
 """Roles in which nothing is begun for the model, so that a service with only a chat route will do."""
 
 
@@ -42,9 +45,18 @@ def check_api(role: str, name: str, model: ModelSettings) -> None:
     """Raise ConfigError for a model that is asked over the chat route in a role that needs completions."""
     if model.api == "chat" and role not in CHAT_ROLES:
         raise ConfigError(
-            f'models.{name}: api = "chat" will do for judges and summarizer only, but this is the {role}, which goes '
-            "on from text that is begun for it; name a model whose server completes prompts, such as vLLM"
+            f'models.{name}: api = "chat" will do for the agent of rollouts, judges and summarizer, but this is the '
+            f"{role}, which goes on from text or token ids; name a model whose server completes prompts, such as vLLM"
         )
+
+
+def check_sampling(role: str, name: str, sampling: Sampling, facts: ServerFacts) -> None:
+    """Raise ConfigError for sampling in a role that the model's service has said it does not do."""
+    for key, value in FIXED_VALUES.items():
+        wanted = getattr(sampling, key)
+        if key in facts.refused_keys and wanted != value:
+            where = f"rollouts.sampling.{key}" if role == AGENT else f"{key} in the sampling of the {role}"
+            raise ConfigError(f"models.{name}: its service takes no {key} but {value:g}, not {wanted:g}; set {where}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +84,7 @@ class OpenModel:
         """It as it is asked in a role beside the policy; raises ConfigError where it cannot play it."""
         settings = self.meter.pool.settings
         check_api(role, self.name, settings)
+        check_sampling(role, self.name, sampling, self.facts)
         renderer = self.tokenizer if settings.api == "completions" else None
         return RoleModel(
             role,
@@ -85,13 +98,19 @@ class OpenModel:
         )
 
     def engine(
-        self, environment: EnvironmentSettings, sampling: Sampling, *, additional_calls: int = 0
+        self,
+        environment: EnvironmentSettings,
+        sampling: Sampling,
+        *,
+        additional_calls: int = 0,
+        role: str = "policy",
     ) -> RolloutEngine:
-        """A rollout engine with it as the policy; `additional_calls` may be made beyond each limit.
+        """A rollout engine with it as policy or agent; `additional_calls` may be made beyond each limit.
 
-        Raises ConfigError for a model that has no completions.
+        Raises ConfigError for a policy that has no completions, and for sampling that its service does not do.
         """
-        check_api("policy", self.name, self.meter.pool.settings)
+        check_api(role, self.name, self.meter.pool.settings)
+        check_sampling(role, self.name, sampling, self.facts)
         limits = RolloutLimits(
             max_turns=environment.turn_limit(additional_calls),
             max_model_len=self.facts.max_model_len,
@@ -105,11 +124,12 @@ class OpenModel:
             limits=limits,
             protocol=environment.protocol,
             renderer=self.tokenizer,
+            chat=self.meter if self.meter.pool.settings.api == "chat" else None,
         )
 
     def check_ids(self) -> None:
         """Say that it works in text mode, if it does; raises ConfigError where the configuration refuses that."""
-        if self.codec is not None:
+        if self.codec is not None or self.meter.pool.settings.api == "chat":
             return
         if self.meter.pool.settings.token_ids == "required":
             raise ConfigError(f'models.{self.name}: token_ids = "required" needs a tokenizer; name its folder')
@@ -140,8 +160,10 @@ class Opening:
         pool = next((known for known in self._pools if known.settings == settings), None)
         if pool is None:
             pool = await self._stack.enter_async_context(ModelPool(name, settings))
-            await pool.check(tokenizer)
+            facts = await pool.check(tokenizer)
             self._pools.append(pool)
+            if dropped := [key for key in ("stop", "seed") if key in facts.refused_keys]:
+                _log.warning("models.%s is asked without %s, which its service refuses", name, " and ".join(dropped))
         assert pool.facts is not None
         return OpenModel(name, Meter(pool, self.budget), pool.facts, tokenizer)
 
@@ -156,6 +178,7 @@ class Opening:
                     f"environment.search.summarizer names {environment.summarizer}, "
                     "but the stage was given no such model"
                 )
+            check_sampling("summarizer", summarizer.name, environment.search.summarizer_sampling, summarizer.facts)
             reader = Summarizer(
                 summarizer.meter,
                 environment.search.summarizer_sampling,

@@ -12,16 +12,16 @@ import asyncio
 import contextlib
 import gc
 import hashlib
-from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol as TypingProtocol
 
+from treadle.agent.asking import asking_of
 from treadle.agent.environment import CallRecord, Environment, Observation, Question
 from treadle.agent.memory import Memory, answer_unit, call_unit
 from treadle.agent.protocol import TOOL_PROTOCOL, Protocol, Segment
 from treadle.agent.transcript import Codec, Prefix, Transcript, cut
-from treadle.core.errors import ContextTooLong, DeadlineExceeded, ModelError
+from treadle.core.errors import ContextTooLong, DeadlineExceeded
 from treadle.core.llm.config import Sampling
 from treadle.core.llm.types import Completion, CompletionRequest
 
@@ -37,6 +37,23 @@ class Model(TypingProtocol):
 
     async def complete(self, request: CompletionRequest, *, session: str, deadline: float) -> Completion:
         """One completion; raises ModelError and its subclasses."""
+        ...
+
+
+class ChatModel(TypingProtocol):
+    """What is needed of a service that only chats; `treadle.core.llm.pool.ModelPool` fits."""
+
+    async def chat(
+        self,
+        messages: Sequence[Mapping[str, str]],
+        sampling: Sampling,
+        *,
+        seed: int,
+        session: str,
+        deadline: float,
+        stop: Sequence[str] = (),
+    ) -> Completion:
+        """One answer to messages; raises ModelError and its subclasses."""
         ...
 
 
@@ -59,7 +76,7 @@ class RolloutLimits:
     Attributes:
         max_turns: Most generation calls, those of a continued prefix included.
         max_model_len: The model's window in tokens; None if unknown.
-        max_trajectory_tokens: Longest assistant turn in tokens (ids mode only); None for no bound.
+        max_trajectory_tokens: Longest assistant turn in tokens (not in text mode); None for no bound.
         continue_unmarked: Whether a turn without call or answer is followed by another one.
     """
 
@@ -85,7 +102,7 @@ class Usage:
 
 @dataclass(slots=True)
 class Trajectory:
-    """A finished rollout. In text mode the id lists are empty and segments have offsets 0."""
+    """A finished rollout. In text mode and over the chat route the id lists are empty and segments have offsets 0."""
 
     status: str
     text: str
@@ -127,7 +144,7 @@ class RolloutEngine:
     """A model with its tokenizer, sampling and bounds; makes any number of rollouts at once.
 
     `codec` None means text mode. `renderer` renders the prompt there, where a tokenizer is known though the server
-    gives no ids; without one, plain ChatML is used.
+    gives no ids; without one, plain ChatML is used. With `chat` the service renders messages, and there are no ids.
     """
 
     model: Model
@@ -136,6 +153,7 @@ class RolloutEngine:
     limits: RolloutLimits
     protocol: Protocol = TOOL_PROTOCOL
     renderer: ChatCodec | None = None
+    chat: ChatModel | None = None
 
     async def roll_out(
         self,
@@ -208,15 +226,12 @@ class Rollout:
         self._deadline = deadline
         self._memory = memory
         self._session = session
-        self._prompt_ids = array("i", engine.codec.prompt_ids(messages) if engine.codec else ())
-        self._prompt_text = "" if engine.codec else engine.render(messages)
         self._transcript = Transcript(engine.protocol, engine.codec, prefix)
+        self._asking = asking_of(engine, messages, self._transcript)
         self._calls = list(prefix.calls) if prefix else []
         self._turn = prefix.turn if prefix else 0
         self._pending = prefix is not None and prefix.pending
         self._turns_before = self._turn + self._pending
-        self._server_tokens = 0
-        self._server_chars = 0
         self._usage = Usage()
         self._status: str | None = None
 
@@ -249,59 +264,34 @@ class Rollout:
         return self._finish(self._status)
 
     async def _take_turn(self) -> str | None:
-        room, full = self._room()
+        room, full = self._asking.room()
         if room < 1:
             return full
         completion = await self._generate(room)
-        if not self._transcript.absorb(completion.text, completion.token_ids, completion.completion_tokens):
+        text = self._asking.take(completion)
+        cut_short = completion.finish_reason == "length"
+        said = self._transcript.absorb(text, completion.token_ids, completion.completion_tokens)
+        if not said and not cut_short:
             return "no_answer"
         if self._engine.protocol.closing_stops.search(self._transcript.open_text) is not None:
             return await self._act()
-        cut_short = completion.finish_reason == "length"
         if cut_short and room < self._engine.sampling.max_tokens:
             return full
-        if self._engine.limits.continue_unmarked:
+        if said and self._engine.limits.continue_unmarked:
             return None
         return "length" if cut_short else "no_answer"
-
-    def _room(self) -> tuple[int, str]:
-        """Most new tokens of the next turn, and the status if they do not suffice."""
-        limits, most = self._engine.limits, self._engine.sampling.max_tokens
-        window = most if limits.max_model_len is None else limits.max_model_len - self._context_tokens()
-        if self._engine.codec is None:
-            # Only an estimate: the server has the last word.
-            return max(1, min(most, window)), "context_full"
-        used = len(self._transcript.ids)
-        budget = most if limits.max_trajectory_tokens is None else limits.max_trajectory_tokens - used
-        return min(most, window, budget), "context_full" if window <= budget else "budget"
-
-    def _context_tokens(self) -> int:
-        """Length of the context; in text mode by the tokenizer, or from above by what the server counted last."""
-        if self._engine.codec is not None:
-            return len(self._prompt_ids) + len(self._transcript.ids)
-        text = self._prompt_text + self._transcript.text
-        if self._engine.renderer is not None:
-            return len(self._engine.renderer.encode(text))
-        return self._server_tokens + len(text) - self._server_chars
 
     async def _generate(self, max_tokens: int) -> Completion:
         unit = answer_unit(self._turn)
         known = self._memory.get(unit)
         if known is not None:
             completion = Completion.from_json(known)
-            if self._engine.codec is not None and completion.token_ids is None:
-                raise ModelError("this rollout was begun in text mode; set token_ids to off, or run the stage anew")
         else:
             self._check_deadline()
-            completion = await self._engine.model.complete(
-                self._request(max_tokens), session=self._session, deadline=self._deadline
+            completion = await self._asking.ask(
+                max_tokens, derive_seed(self._seed, self._turn), session=self._session, deadline=self._deadline
             )
-            if self._engine.codec is not None and completion.token_ids is None:
-                raise ModelError(f"{completion.endpoint} gave an answer without token ids; set token_ids to off")
             self._memory.append(unit, completion.to_json())
-        if self._engine.codec is None:
-            self._server_tokens = completion.prompt_tokens + completion.completion_tokens
-            self._server_chars = len(self._prompt_text) + len(self._transcript.text) + len(completion.text)
         usage = self._usage
         usage.prompt_tokens += completion.prompt_tokens
         usage.completion_tokens += completion.completion_tokens
@@ -310,17 +300,6 @@ class Rollout:
         usage.model_seconds += completion.seconds
         usage.endpoint = completion.endpoint
         return completion
-
-    def _request(self, max_tokens: int) -> CompletionRequest:
-        transcript = self._transcript
-        ids_mode = self._engine.codec is not None
-        return CompletionRequest(
-            prompt=(self._prompt_ids + transcript.ids).tolist() if ids_mode else self._prompt_text + transcript.text,
-            max_tokens=max_tokens,
-            sampling=self._engine.sampling,
-            stop=self._engine.protocol.stops,
-            seed=derive_seed(self._seed, self._turn),
-        )
 
     async def _act(self) -> str | None:
         """Let the environment react to the model's text; returns a status if that ends the rollout."""
@@ -357,7 +336,7 @@ class Rollout:
             status=status,
             text=self._transcript.text,
             segments=self._transcript.segments(),
-            prompt_ids=self._prompt_ids.tolist(),
+            prompt_ids=self._asking.prompt_ids.tolist(),
             output_ids=self._transcript.ids.tolist(),
             token_origin=list(self._transcript.origins),
             calls=self._calls,

@@ -58,6 +58,7 @@ _OPTIONS = (
     click.option("--model", metavar="NAME", help="The model, by its name in requests."),
     click.option("--endpoint", "endpoints", multiple=True, metavar="URL", help="Its server, up to /v1; repeatable."),
     click.option("--api-key-env", metavar="VARIABLE", help="Environment variable that holds the server's key."),
+    click.option("--chat", is_flag=True, help="Its server has the route /chat/completions alone, as hosted ones have."),
     click.option("--tokenizer", type=_file, help="Folder with its tokenizer and chat template. [default: ChatML]"),
     click.option(
         "--benchmark",

@@ -42,6 +42,7 @@ class Asked:
         model: Name of the model in requests.
         endpoints: Base URLs of its servers.
         api_key_env: Environment variable with their key.
+        chat: Whether they have the chat route alone.
         tokenizer: Folder with its tokenizer and chat template.
         prices: What a million prompt and a million sampled tokens cost.
         benchmarks: `NAME=FILE`, or `NAME` alone, which is looked for in `data_root`.
@@ -63,6 +64,7 @@ class Asked:
     model: str | None = None
     endpoints: tuple[str, ...] = ()
     api_key_env: str | None = None
+    chat: bool = False
     tokenizer: Path | None = None
     prices: tuple[float, float] | None = None
     benchmarks: tuple[str, ...] = ()
@@ -129,9 +131,14 @@ def evaluation_config(
 
 
 def unknown_template(config: TreadleConfig) -> tuple[str, ...]:
-    """The evaluated models whose chat template nobody named: they are asked in ChatML, which may not be theirs."""
+    """The evaluated models whose chat template nobody named: they are asked in ChatML, which may not be theirs.
+
+    A service that is asked over the chat route has its own.
+    """
     models = ((name, config.models[name]) for name in flow_models(config))
-    return tuple(name for name, model in models if model.tokenizer is None and model.server is None)
+    return tuple(
+        name for name, model in models if model.tokenizer is None and model.server is None and model.api != "chat"
+    )
 
 
 def _check_model(name: str, config: TreadleConfig) -> None:
@@ -203,7 +210,11 @@ def _for_model(table: Mapping[str, Any], model: str | None, endpoints: Sequence[
 
 
 def _model_keys(asked: Asked) -> dict[str, Any]:
-    keys: dict[str, Any] = {"model": asked.model, "tokenizer": asked.tokenizer and str(asked.tokenizer)}
+    keys: dict[str, Any] = {
+        "model": asked.model,
+        "tokenizer": asked.tokenizer and str(asked.tokenizer),
+        "api": "chat" if asked.chat else None,
+    }
     if asked.prices is not None:
         keys["prompt_price_per_million"], keys["completion_price_per_million"] = asked.prices
     return _without_none(keys)

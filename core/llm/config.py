@@ -73,7 +73,7 @@ class ModelSettings(Section):
     """Which weights stand behind the name, where the name does not say it; changing it makes results new ones."""
     api: Literal["completions", "chat"] = "completions"
     """How it is asked: `completions` of a prompt (vLLM and the like), or `chat` for services that have nothing else;
-    these can be judge and summarizer only."""
+    these can be the agent of `rollouts` (so of `eval`), judge and summarizer."""
     tokenizer: Operational[Path | None] = None
     """Folder with the model's tokenizer and chat template; none means text mode. Its digest, not its path, counts."""
     endpoints: Operational[tuple[EndpointSettings, ...]] = ()

@@ -137,7 +137,9 @@ class ModelPool:
         stop: Sequence[str] = (),
     ) -> Completion:
         """Like `complete` over the chat route: the server renders the messages, and there are no token ids."""
-        body = chat_body(self.settings.model, messages, sampling, seed, stop, chat_only=self.settings.api == "chat")
+        chat_only = self.settings.api == "chat"
+        refused = self.facts.refused_keys if self.facts is not None else ()
+        body = chat_body(self.settings.model, messages, sampling, seed, stop, chat_only=chat_only, refused=refused)
         return await self._call(Call(chat_url, body, parse_chat, session, deadline))
 
     def states(self) -> dict[str, str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -13,6 +13,7 @@ import orjson
 from treadle.core.errors import ConfigError, EndpointUnavailable
 from treadle.core.llm.client import HttpClient, Target
 from treadle.core.llm.config import ModelSettings, Sampling
+from treadle.core.llm.hosted import FIXED_VALUES, refused_keys
 from treadle.core.llm.types import CompletionRequest, ServerFacts
 from treadle.core.llm.wire import (
     Answer,
@@ -33,6 +34,10 @@ TOKENIZER_TEXT = (
 )
 """Words, numbers, code, blanks and three scripts: vocabularies that were made differently cut it differently."""
 _GREEDY = Sampling(temperature=0.0, top_p=1.0, max_tokens=1)
+_CHAT_PROBE = Sampling(temperature=0.5, top_p=0.9, max_tokens=1)
+"""Values that are nowhere the default: a service that takes no others says so."""
+_CHAT_STOP = ("</end>",)
+_CHAT_HINT = '; if it only chats, ask it with api = "chat" (eval: --chat)'
 _NO_ROUTE = (404, 405, 501)
 _STEP_TIME_S = 60.0
 """Most time for one token, on a server that may be busy with the work of others."""
@@ -54,6 +59,7 @@ class Vocabulary(Protocol):
 class _Found:
     max_model_len: int | None
     token_ids: bool
+    refused_keys: tuple[str, ...]
 
 
 async def inspect_endpoints(
@@ -84,6 +90,7 @@ async def inspect_endpoints(
         max_model_len=settings.max_model_len or min(windows, default=None),
         token_ids=token_ids,
         endpoints=tuple(target.url for target in targets),
+        refused_keys=tuple(sorted({key for item in found for key in item.refused_keys})),
     )
 
 
@@ -108,6 +115,7 @@ class _Inspection:
         self._where = f"models.{name}: endpoint {target.url}"
         self._listed = False
         self._tells_prompt_ids = False
+        self._refused_keys: list[str] = []
 
     async def run(self) -> _Found:
         chat = self._settings.api == "chat"
@@ -124,7 +132,7 @@ class _Inspection:
                 f"{self._where} serves a window of {window} tokens, fewer than max_model_len = {wanted}; "
                 "lower max_model_len or start the server with a larger window"
             )
-        return _Found(window, token_ids)
+        return _Found(window, token_ids, tuple(self._refused_keys))
 
     async def _with_retries(self, step: Callable[[], Awaitable[Any]]) -> Any:
         for attempt in range(self._settings.retry_limit + 1):
@@ -195,19 +203,34 @@ class _Inspection:
             )
 
     async def _check_chat(self) -> bool:
-        """Always False: the chat route has no ids. Raises Failure if the server does not answer messages."""
-        messages = [{"role": "user", "content": PROBE_TEXT}]
-        body = chat_body(self._settings.model, messages, _GREEDY, seed=0, chat_only=True)
-        status, headers, data = await self._http.post(self._target.chat, body, self._target.headers)
+        """Always False: the chat route has no ids. Raises Failure if the server does not answer messages.
+
+        Finds which keys the service refuses: asked without one that it named, it may name another.
+        """
+        status, headers, data = await self._ask_chat()
+        while new := [key for key in refused_keys(status, data) if key not in self._refused_keys]:
+            self._refused_keys.append(new[0])
+            status, headers, data = await self._ask_chat()
         if status in _NO_ROUTE and self._listed:
             raise ConfigError(
                 f"{self._where} lists the model, but {self._target.chat} answers HTTP {status}; "
                 'set api = "completions" if it completes prompts'
             )
         if status != 200:
-            raise failure_of(status, headers, data)
+            failure = failure_of(status, headers, data)
+            # One token is too few for the thoughts of some models, whose service answers 400 then.
+            if failure.kind != "context":
+                raise failure
+            return False
         parse_chat(data)
         return False
+
+    async def _ask_chat(self) -> tuple[int, Mapping[str, str], bytes]:
+        refused = self._refused_keys
+        sampling = _CHAT_PROBE.model_copy(update={key: FIXED_VALUES[key] for key in refused if key in FIXED_VALUES})
+        messages = [{"role": "user", "content": PROBE_TEXT}]
+        body = chat_body(self._settings.model, messages, sampling, 0, _CHAT_STOP, chat_only=True, refused=refused)
+        return await self._http.post(self._target.chat, body, self._target.headers)
 
     async def _complete(self, prompt: list[int] | str, *, want_ids: bool = False) -> Answer:
         request = CompletionRequest(prompt, max_tokens=1, sampling=_GREEDY, stop=(), seed=0)
@@ -215,9 +238,9 @@ class _Inspection:
         status, headers, data = await self._http.post(self._target.completions, body, self._target.headers)
         if status in _NO_ROUTE and self._listed:
             raise ConfigError(
-                f"{self._where} lists the model, but {self._target.completions} answers HTTP {status}: as judge or "
-                'summarizer a chat-only service will do, with api = "chat"; every other role needs a server that '
-                "completes prompts, such as vLLM"
+                f"{self._where} lists the model, but {self._target.completions} answers HTTP {status}: a chat-only "
+                'service is asked with api = "chat" (eval: --chat), as agent of rollouts, judge and summarizer; '
+                "every other role needs a server that completes prompts, such as vLLM"
             )
         if status != 200:
             raise failure_of(status, headers, data)
@@ -232,4 +255,5 @@ class _Inspection:
             return EndpointUnavailable(f"{self._where} does not work: {failure}")
         if failure.kind == "malformed":
             return ConfigError(f"{self._where} does not speak the OpenAI API: {failure}")
-        return ConfigError(f"{self._where} refused the preflight request: {failure}")
+        hint = "" if self._settings.api == "chat" or "chat" not in str(failure).lower() else _CHAT_HINT
+        return ConfigError(f"{self._where} refused the preflight request: {failure}{hint}")

@@ -36,7 +36,7 @@ class Completion:
     Attributes:
         text: The new text, stop string included.
         token_ids: The sampled ids as the server gave them, or None in text mode.
-        finish_reason: `stop` (a stop string or the model's own end) or `length`.
+        finish_reason: `stop` (a stop string or the model's own end), `length` or `content_filter`.
         stop_reason: The stop string that ended it, if one did.
         prompt_tokens: As counted by the server.
         completion_tokens: As counted by the server.
@@ -84,12 +84,14 @@ class ServerFacts:
         max_model_len: Window in tokens: the configured one, else the smallest a server named, else None.
         token_ids: Whether every endpoint takes and returns token ids, and they are wanted.
         endpoints: URLs that answered.
+        refused_keys: What requests over the chat route have to do without; see `treadle.core.llm.hosted.refused_keys`.
     """
 
     model: str
     max_model_len: int | None
     token_ids: bool
     endpoints: tuple[str, ...]
+    refused_keys: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)

@@ -9,23 +9,22 @@ from __future__ import annotations
 import json
 import re
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import orjson
 
 from treadle.core.llm.config import Sampling
+from treadle.core.llm.hosted import fit
 from treadle.core.llm.types import CompletionRequest
 
 _CONTEXT_WORDS = re.compile(
     r"context[ _](?:length|size|window)|maximum model length|max_model_len|maximum sequence length"
-    r"|longer than the (?:model|maximum)|prompt is too long|exceed_context",
+    r"|longer than the (?:model|maximum)|prompt is too long|exceed_context|or model output limit was reached",
     re.IGNORECASE,
 )
 _MESSAGE_LIMIT = 300
-_NEUTRAL = {"top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
-"""Sampling keys that hosted services refuse to know, and the values that change nothing."""
 
 
 class Failure(Exception):
@@ -77,10 +76,12 @@ def chat_body(
     stop: Sequence[str] = (),
     *,
     chat_only: bool = False,
+    refused: Collection[str] = (),
 ) -> bytes:
     """JSON body for POST /chat/completions.
 
-    For services that are `chat_only`, keys beyond OpenAI's own are left out where they change nothing.
+    For services that are `chat_only`, keys beyond OpenAI's own are left out where they change nothing, and those that
+    the service has `refused` as `treadle.core.llm.hosted.fit` says.
     """
     body: dict[str, Any] = {"model": model, "messages": [dict(message) for message in messages]}
     _add_sampling(body, sampling, sampling.max_tokens, seed)
@@ -89,9 +90,7 @@ def chat_body(
         if not chat_only:
             body["include_stop_str_in_output"] = True
     if chat_only:
-        for name, neutral in _NEUTRAL.items():
-            if body[name] == neutral:
-                del body[name]
+        fit(body, refused)
     return _dump(body)
 
 
@@ -129,14 +128,17 @@ def parse_probe(data: bytes) -> Answer:
 def parse_chat(data: bytes) -> Answer:
     """Read a chat completion; raises Failure like `parse_completion`.
 
-    Null content is no text: a model that was cut off while it thought has said nothing yet.
+    Null content is no text: a model that was cut off while it thought has said nothing yet. What it says in refusing is
+    a text like any other.
     """
     reply, choice = _first_choice(data)
     message = choice.get("message")
     if not isinstance(message, dict) or "content" not in message:
         return _answer(reply, choice, None, None)
     content = message["content"]
-    return _answer(reply, choice, "" if content is None else content, None)
+    if content is None:
+        content = message.get("refusal") or ""
+    return _answer(reply, choice, content, None)
 
 
 def _first_choice(data: bytes) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -161,7 +163,7 @@ def _answer(reply: dict[str, Any], choice: dict[str, Any], text: object, ids: tu
     return Answer(
         text=text,
         token_ids=ids,
-        finish_reason="length" if finish == "length" else "stop",
+        finish_reason=finish if finish in ("length", "content_filter") else "stop",
         stop_reason=stop if isinstance(stop, str) else None,
         prompt_tokens=prompt_tokens,
         completion_tokens=completion_tokens,

@@ -228,11 +228,3 @@ async def test_a_tokenizer_that_is_not_the_servers_is_refused_before_a_rollout(t
         assert len(server.requests) == 2
     async with ScriptedServer(lambda _: ANSWER, codec=TOKENIZER, tells_prompts=True) as server:
         assert (await bench.make(server.url)).metrics
-
-
-async def test_a_chat_only_policy_is_refused_before_anything_is_asked(tmp_path: Path) -> None:
-    bench = Bench(tmp_path, ["1?"])
-    async with ScriptedServer(lambda _: ANSWER, chat_only=True) as server:
-        with pytest.raises(ConfigError, match='models.base: api = "chat" .* this is the policy'):
-            await bench.make(server.url, model={"api": "chat"})
-    assert not server.requests

@@ -42,7 +42,8 @@ class ByteCodec:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """One good answer. `token_ids` default to the codec's ids of `text`; `without_ids` leaves them out."""
+    """One good answer. `token_ids` default to the codec's ids of `text`; `without_ids` leaves them out. `refusal` is
+    said over the chat route in place of a text."""
 
     text: str
     token_ids: tuple[int, ...] | None = None
@@ -50,6 +51,7 @@ class Reply:
     stop_reason: str | None = None
     delay_s: float = 0.0
     without_ids: bool = False
+    refusal: str | None = None
 
 
 FaultKind = Literal["status", "reset", "reset_midway", "hang", "malformed", "no_choices"]
@@ -102,7 +104,8 @@ Script = Iterable[Item] | Callable[[RecordedRequest], "Item | Awaitable[Item]"]
 class ScriptedServer:
     """See the module. `honour_stops` cuts texts after the first stop string, as a server that obeys would; while
     `silent` is set, GET /v1/models is not answered. `tells_prompts` returns the ids of prompts as vLLM does, with
-    `bos` before those of texts; `chat_only` leaves out the route of completions."""
+    `bos` before those of texts; `chat_only` leaves out the route of completions; `drops_stops` cuts texts before the
+    first stop string and does not say which one it was, as hosted services do."""
 
     def __init__(
         self,
@@ -118,7 +121,9 @@ class ScriptedServer:
         tells_prompts: bool = False,
         bos: tuple[int, ...] = (),
         chat_only: bool = False,
+        drops_stops: bool = False,
     ) -> None:
+        self._drops_stops = drops_stops
         self._tells_prompts = tells_prompts
         self._bos = bos
         self._chat_only = chat_only
@@ -263,8 +268,10 @@ class ScriptedServer:
         if reply.delay_s:
             await asyncio.sleep(reply.delay_s)
         text, stop_reason = reply.text, reply.stop_reason
-        if self.honour_stops:
+        if self.honour_stops or self._drops_stops:
             text, stop_reason = self._cut(text, recorded.body.get("stop") or [])
+        if self._drops_stops and stop_reason is not None:
+            text, stop_reason = text.removesuffix(stop_reason), None
         chat = recorded.messages is not None
         ids = list(reply.token_ids) if reply.token_ids is not None else self.codec.encode(text)
         choice: dict[str, Any] = {
@@ -272,7 +279,7 @@ class ScriptedServer:
             "finish_reason": reply.finish_reason,
             "stop_reason": stop_reason,
             "logprobs": None,
-            **({"message": {"role": "assistant", "content": text}} if chat else {"text": text}),
+            **({"message": self._message(text, reply.refusal)} if chat else {"text": text}),
         }
         if self.ids and recorded.body.get("return_token_ids") and not reply.without_ids:
             choice["token_ids"] = ids
@@ -296,6 +303,10 @@ class ScriptedServer:
             },
         }
         return web.Response(body=orjson.dumps(payload), content_type="application/json")
+
+    @staticmethod
+    def _message(text: str, refusal: str | None) -> dict[str, str | None]:
+        return {"role": "assistant", "content": text if refusal is None else None, "refusal": refusal}
 
     @staticmethod
     def _cut(text: str, stops: str | list[str]) -> tuple[str, str | None]:

@@ -25,7 +25,8 @@ def config(stages: list[str], chat_only: str, **roles: str) -> TreadleConfig:
 @pytest.mark.parametrize(
     ("stages", "chat_only", "roles", "refused"),
     [
-        (["rollouts"], "own", {}, "this is the policy"),
+        (["rollouts"], "own", {}, ""),
+        (["rollouts", "pools"], "own", {}, "this is the policy"),
         (["pools"], "own", {}, "this is the policy"),
         (["selection"], "own", {}, "this is the policy"),
         (["pools"], "hosted", {"critic": "hosted"}, "this is the critic"),
@@ -33,7 +34,7 @@ def config(stages: list[str], chat_only: str, **roles: str) -> TreadleConfig:
         (["rollouts", "pools"], "hosted", {"judge": "hosted"}, ""),
     ],
 )
-def test_a_chat_only_model_may_judge_and_nothing_that_goes_on_from_text(
+def test_a_chat_only_model_may_be_measured_and_judge_and_nothing_that_goes_on_from_text(
     tmp_path: Path, stages: list[str], chat_only: str, roles: dict[str, str], refused: str
 ) -> None:
     made = config(stages, chat_only, **roles)
