@@ -57,6 +57,7 @@ def make_app(run: Run, kin: Kin, *, fresh_s: float = _FRESH_S) -> Starlette:
         Route("/lineage" + _PLACE, _answering(viewer.lineage)),
         Route("/json" + _PLACE, _answering(viewer.json)),
         Route("/text" + _PLACE, _answering(viewer.text)),
+        Route("/{path:path}", _nothing),
     ]
     return Starlette(
         routes=routes,
@@ -167,10 +168,15 @@ def _answering(endpoint: Callable[[Request], Response]) -> Callable[[Request], R
         except (HTTPException, TreadleError):
             raise
         except Exception as error:
-            _log.error("a page failed: %s: %s", type(error).__name__, one_line(str(error)))
+            # No error: those that end a command are shown alone.
+            _log.warning("a page failed: %s: %s", type(error).__name__, one_line(str(error)))
             raise TreadleError("this page could not be made; what the viewer prints says why") from error
 
     return answer
+
+
+def _nothing(request: Request) -> Response:
+    raise HTTPException(404, "There is no such page.")
 
 
 def _static(request: Request) -> Response:

@@ -146,11 +146,9 @@ class Index:
         """Rows of what was made from a trajectory."""
         return self._children.get((instance, key), [])
 
-    def siblings(self, number: int) -> np.ndarray:
-        """Rows of the same question in the same instance, the row itself among them."""
-        row = self.rows([number])[0]
-        mask = self._question_mask(row["question_key"]) & self._columns["instance"].mask({row["instance"]})
-        return np.flatnonzero(mask)
+    def of_question(self, question: str) -> np.ndarray:
+        """Rows of a question in all instances."""
+        return np.flatnonzero(self._question_mask(question))
 
 
 def neighbours(found: Found, number: int) -> tuple[int | None, int | None, int]:

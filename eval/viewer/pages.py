@@ -87,7 +87,7 @@ class Pages:
             "sft_row": one.sft_row,
             "has_masks": targets is not None,
             "unmatched_calls": one.calls if one.calls and not any(piece.outcome for piece in pieces) else [],
-            "siblings": _siblings(snapshot, one),
+            **_same_question(snapshot, one),
         }
 
     def changes(self, snapshot: Snapshot, one: Trajectory, selection: Selection) -> dict[str, Any]:
@@ -155,11 +155,18 @@ def _kin_lines(snapshot: Snapshot, numbers: Sequence[int]) -> dict[str, Any]:
     return {"num": len(numbers), "lines": _lines(snapshot, snapshot.index.rows(numbers[:_SHOWN_KIN]))}
 
 
-def _siblings(snapshot: Snapshot, one: Trajectory) -> dict[str, Any]:
-    """Others of the same question and instance, but those that it was made from or that were made of it."""
-    index, instance = snapshot.index, one.facts["instance"]
+def _same_question(snapshot: Snapshot, one: Trajectory) -> dict[str, Any]:
+    """Others of the same question, but those that it was made from or that were made of it."""
+    index, instance, question = snapshot.index, one.facts["instance"], one.facts["question_key"]
     near = {one.number, index.number(instance, one.facts["parent"]), *index.children(instance, one.facts["key"])}
-    return _kin_lines(snapshot, [number for number in index.siblings(one.number).tolist() if number not in near])
+    others = [number for number in index.of_question(question).tolist() if number not in near]
+    start = index.starts[instance]
+    inside = range(start, start + len(snapshot.parts[instance].facts))
+    return {
+        "siblings": _kin_lines(snapshot, [number for number in others if number in inside]),
+        "elsewhere": _kin_lines(snapshot, [number for number in others if number not in inside]),
+        "of_question": Selection(question=question),
+    }
 
 
 def _page_numbers(page: int, num_pages: int) -> list[int]:
@@ -227,4 +234,4 @@ def _operator(one: Trajectory) -> str:
 
 
 def _used(used: Mapping[str, int]) -> str:
-    return f"{used['prompt_tokens']:,} + {used['completion_tokens']:,}"
+    return f"{used['prompt_tokens']:,} in, {used['completion_tokens']:,} out"

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from treadle.core.artifacts import ArtifactReader
+from treadle.core.schemas import TABLES
 
 _KEPT_BYTES = 256 * 1024 * 1024
 
@@ -55,6 +56,9 @@ class StoredTable:
             tables.append(table)
             places.append(place)
         self._places, self._ends = places, np.cumsum([table.num_rows for table in tables]).tolist()
+        if not tables:
+            schema = TABLES[self.reader.kind].schema
+            return pa.schema([schema.field(name) for name in names]).empty_table()
         return pa.concat_tables(tables)
 
     def row(self, number: int, names: Sequence[str]) -> dict[str, Any]:

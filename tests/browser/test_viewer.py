@@ -66,6 +66,35 @@ def test_keys_lead_through_the_list_and_the_trajectories(page: Page, url: str, s
         page.wait_for_url(re.compile(address))
 
 
+def test_who_comes_back_to_the_list_goes_on_where_it_was_left(page: Page, url: str) -> None:
+    page.goto(url + "/?instance=1/rollouts@base")
+    page.keyboard.press("j")
+    page.keyboard.press("Enter")
+    for name in ("r2", "r3"):
+        page.wait_for_url(re.compile("/trajectory/"))
+        page.keyboard.press("n")
+        page.wait_for_url(re.compile(f"/rollouts@base/{name}"))
+    page.keyboard.press("l")
+    page.wait_for_url(re.compile("/lineage/"))
+    page.keyboard.press("u")
+    expect(page.locator(":focus")).to_have_attribute("href", re.compile("/rollouts@base/r3"))
+    page.keyboard.press("j")
+    expect(page.locator(":focus")).to_have_attribute("href", re.compile("/rollouts@base/r4"))
+    # Once: whoever filters on begins at the top.
+    page.goto(url)
+    expect(page.locator("tr .open:focus")).to_have_count(0)
+
+
+def test_replies_of_voters_are_unfolded_when_asked_for(page: Page, url: str, shots: Path) -> None:
+    page.goto(url + "/trajectory/1/rollouts@base/r1?q=vorna")
+    reply = page.get_by_text("The call for Vorna was of use (3).")
+    expect(reply).to_be_hidden()
+    page.get_by_text("10 replies").click()
+    expect(reply).to_be_visible()
+    expect(page.locator("#s2 .text mark").first).to_be_visible()
+    page.screenshot(path=shots / "votes-light.png", full_page=True)
+
+
 def test_results_unfold_one_by_one_and_all_together(page: Page, url: str, shots: Path) -> None:
     page.goto(url + "/trajectory/1/rollouts@base/r3")
     results = page.locator(".segment > details")
@@ -156,8 +185,13 @@ def test_all_but_the_keys_works_without_scripts(plain_page: Page, url: str) -> N
     expect(plain_page).to_have_url(re.compile(r"/trajectory/1/pools/p2\?"))
     plain_page.get_by_text("What is learnt").click()
     expect(plain_page.locator("#masks")).to_be_checked()
+    # The result has what was searched for, so it is unfolded.
+    result = plain_page.locator("#s2 .text")
+    expect(result).to_be_visible()
     plain_page.locator("summary", has_text="result").click()
-    expect(plain_page.locator("#s2 .text")).to_be_visible()
+    expect(result).to_be_hidden()
+    plain_page.locator("summary", has_text="result").click()
+    expect(result).to_be_visible()
     plain_page.get_by_role("link", name="Next", exact=True).click()
     expect(plain_page).to_have_url(re.compile(r"/trajectory/1/pools/p3\?"))
     expect(plain_page.locator("[data-help]")).to_be_hidden()

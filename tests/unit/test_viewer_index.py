@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.score_tables import new_run, put_rows, put_tables, score
-from support.viewer_run import agent_row, example_run, put_from, question_row
+from support.viewer_run import agent_row, example_run, filled, put_from, question_row
 
 from treadle.core import schemas
 from treadle.core.artifacts import ArtifactReader
@@ -20,6 +20,7 @@ from treadle.core.runs import Run
 from treadle.eval.viewer import tables
 from treadle.eval.viewer.catalogue import Catalogue, Snapshot
 from treadle.eval.viewer.index import neighbours
+from treadle.eval.viewer.reading import read_trajectory
 from treadle.eval.viewer.selection import PAGE_ROWS, Selection
 
 
@@ -305,6 +306,21 @@ def test_pages_hold_fifty_rows(tmp_path: Path) -> None:
     assert [len(page) for page in shown] == [PAGE_ROWS, PAGE_ROWS, 1]
     assert shown[0][0] == "k100" and shown[2] == ["k000"]
     assert np.array_equal(found.rows, np.arange(2 * PAGE_ROWS, -1, -1))
+
+
+def test_tables_without_rows_stop_nothing(tmp_path: Path) -> None:
+    run = new_run(tmp_path)
+    made = put_rows(run, "1/rollouts@base", schemas.ROLLOUTS, [agent_row(schemas.ROLLOUTS, "a", "q1")])
+    put_from(run, "1/scores@base", {"scores": [score("a", "q1", True)], "judgements": []}, {"rollouts": made})
+    pool = put_rows(run, "1/pools", schemas.POOLS, [agent_row(schemas.POOLS, "p", "q1", correct=True)])
+    row = filled(schemas.SFT_ROWS, rollout_key="p", question_key="q1", labels=[1], input_ids=[1])
+    put_from(run, "1/sft_rows", {"sft_rows": [row], "sft_rejections": []}, {"pools": pool})
+    put_rows(run, "1/rl@phase-1", schemas.RL_ROLLOUTS, [])
+    snapshot = Catalogue(run, fresh_s=0).snapshot()
+    assert snapshot.problems == [] and keys(snapshot) == ["p", "a"]
+    assert keys(snapshot, ("fate", "row")) == ["p"] and keys(snapshot, ("q", "no such text")) == []
+    one = read_trajectory(snapshot, "1/rollouts@base", "a")
+    assert one is not None and one.judgements == [] and one.score is not None
 
 
 def test_every_filter_column_tells_something(snapshot: Snapshot) -> None:

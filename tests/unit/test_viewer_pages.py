@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 from collections.abc import Iterator
 from html.parser import HTMLParser
@@ -32,6 +33,7 @@ from treadle.core.runs import Run
 from treadle.eval.viewer import app as app_module
 from treadle.eval.viewer.app import make_app
 from treadle.eval.viewer.server import listen
+from treadle.flows.warnings import show_warnings
 
 UNSHOWABLE = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069\ufeff\U000e0000-\U000e007f]"
@@ -126,6 +128,26 @@ def test_a_page_tells_the_parts_of_a_reward(viewer: TestClient) -> None:
     assert "Reward" not in text_of(viewer.get("/trajectory/1/pools/p1").text)
 
 
+def test_trajectories_of_the_same_question_are_linked_across_instances(viewer: TestClient) -> None:
+    page = viewer.get("/trajectory/1/rollouts@base/r1?verdict=right").text
+    said = text_of(page)
+    assert "Same question 1 rollout, sample 1 wrong" in said
+    assert "Same question elsewhere 6 1/pools: initial wrong · 1 call 1/pools: hint tail, round 1 right" in said
+    assert "1/rl@phase-1: rollout, step 3 right · 1 call 1/rl@phase-1: branch, step 3 partly right" in said
+    # All of the question, whatever the list was narrowed to.
+    assert '<a href="/?question=q1">List all of this question</a>' in page
+    assert "Same question elsewhere" not in text_of(viewer.get("/trajectory/1/rollouts@base/r3").text)
+
+
+def test_what_was_searched_for_is_marked_and_its_results_are_unfolded(viewer: TestClient) -> None:
+    page = viewer.get("/trajectory/1/rollouts@base/r3?q=KEYerror").text
+    assert re.findall(r"<details( open)?><summary>", page) == ["", " open"]
+    assert page.count("<mark>KeyError</mark>") == 2  # Its first line, and all of it.
+    asked = viewer.get("/trajectory/1/rollouts@base/r3?q=the+arn").text
+    assert "How many bridges cross <mark>the Arn</mark>?</h1>" in asked
+    assert "<mark>" not in viewer.get("/trajectory/1/rollouts@base/r3?q=e").text
+
+
 def test_segments_are_told_apart_and_calls_have_their_outcomes(viewer: TestClient) -> None:
     page = viewer.get("/trajectory/1/rollouts@base/r3").text
     kinds = re.findall(r'<li id="s\d+" class="segment kind-(\w+)"', page)
@@ -192,7 +214,9 @@ def test_next_and_previous_stay_within_what_was_found(viewer: TestClient) -> Non
              "/text/1/pools/p1?place=99", "/text/1/pools/p1?place=x", "/static/..%2fapp.py"],
 )  # fmt: skip
 def test_what_is_not_there_is_not_found(viewer: TestClient, path: str) -> None:
-    assert viewer.get(path).status_code == 404
+    answer = viewer.get(path)
+    assert answer.status_code == 404 and re.search(r"There is no [^<]+\.</p>", answer.text)
+    assert '<a rel="up" href="/">' in answer.text
 
 
 def test_data_is_given_as_json_and_text(viewer: TestClient) -> None:
@@ -295,7 +319,7 @@ class Shape(HTMLParser):
         self.links: list[str] = []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        if ("class", "escape") in attrs or tag in ("ins", "del"):
+        if ("class", "escape") in attrs or tag in ("ins", "del", "mark"):
             return
         self.elements.append((tag, *(name for name, _ in attrs)))
         self.links += [value or "" for name, value in attrs if name in ("href", "src", "action")]
@@ -369,6 +393,9 @@ def test_hostile_text_adds_no_element_attribute_or_link(
         assert shape.elements == tame[path], path
         assert all(re.fullmatch(r"/[A-Za-z0-9/@._~%?=&+-]*|#[a-z0-9]+", link) for link in shape.links), shape.links
         assert not UNSHOWABLE.search(answer.text)
+    found = viewer.get(SHOWN[1], params={"q": payload}).text
+    assert "<mark>" in found and not UNSHOWABLE.search(found)
+    assert [tag for tag, *_ in shape_of(found).elements] == [tag for tag, *_ in tame[SHOWN[1]]]
     for path in ("/text/1/pools/p2?place=0", "/json/1/pools/p2"):
         assert not UNSHOWABLE.search(viewer.get(path).text)
     # What a text says can be found by it, and its filters can be chosen.
@@ -409,7 +436,10 @@ def test_a_page_of_very_many_segments_is_bounded_and_says_what_it_leaves_out(tmp
 
 
 def test_what_nobody_foresaw_ends_with_a_page(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     def broken(*arguments: Any) -> None:
         raise ValueError("\x1b[2Jbroken")
@@ -417,7 +447,12 @@ def test_what_nobody_foresaw_ends_with_a_page(
     run = example_run(tmp_path)
     caplog.clear()
     monkeypatch.setattr(app_module, "read_trajectory", broken)
-    answer = client(run, raise_server_exceptions=False).get("/trajectory/1/pools/p1")
+    handler = show_warnings()  # As the command line does.
+    try:
+        answer = client(run, raise_server_exceptions=False).get("/trajectory/1/pools/p1")
+    finally:
+        logging.getLogger("treadle").removeHandler(handler)
+    assert capsys.readouterr().err == "warning: a page failed: ValueError: \\x1b[2Jbroken\n"
     assert answer.status_code == 500 and "this page could not be made" in answer.text
     assert len(caplog.messages) == 1 and "broken" in caplog.messages[0] and "\x1b" not in caplog.messages[0]
 

@@ -164,6 +164,15 @@ def test_escapes_are_told_from_what_looks_like_them() -> None:
     assert list(harmless_parts("")) == []
 
 
+def test_what_was_searched_for_is_marked_and_stays_text() -> None:
+    assert visible("a <B>\x1b <b>", "<b>") == (
+        'a <mark>&lt;B&gt;</mark><span class="escape">\\x1b</span> <mark>&lt;b&gt;</mark>'
+    )
+    assert visible("a.c abc", "A.C") == "<mark>a.c</mark> abc"  # It is no pattern.
+    assert visible("<mark>", "mark") == "&lt;<mark>mark</mark>&gt;"
+    assert visible("aaa", "a") == visible("aaa") == "aaa"
+
+
 def colours(theme: str) -> dict[str, str]:
     """Name -> colour of a theme."""
     light, dark = (ROOT / "eval" / "colours.css").read_text().split("@media")
@@ -187,14 +196,15 @@ def test_text_stands_out_from_its_ground(theme: str) -> None:
     found = colours(theme)
     grounds = {
         "ink": ("paper", "card", "accent-soft", "result-soft", "answer-soft", "added-soft", "added-strong",
-                "removed-soft", "removed-strong", "learnt"),
+                "removed-soft", "removed-strong", "learnt", "partly-soft"),
         "muted": ("paper", "card", "accent-soft", "result-soft", "answer-soft", "added-soft", "removed-soft"),
         "accent": ("paper", "card", "accent-soft"),
         "think": ("card", "added-soft", "removed-soft"), "search": ("card", "added-soft", "removed-soft"),
         "python": ("card", "added-soft", "removed-soft"), "result": ("result-soft", "added-soft", "removed-soft"),
         "answer": ("answer-soft", "added-soft", "removed-soft"), "added": ("added-soft",), "removed": ("removed-soft",),
         "escape": ("escape-soft",), "wrong": ("wrong-soft", "card", "accent-soft", "result-soft"),
-        "right": ("right-soft", "card"), "unknown": ("unknown-soft", "card"), "partly": ("partly-soft", "card"),
+        "card": ("accent",), "right": ("right-soft", "card"),
+        "unknown": ("unknown-soft", "card"), "partly": ("partly-soft", "card"),
     }  # fmt: skip
     low = {
         f"{name} on {ground}": round(contrast(found[name], found[ground]), 2)

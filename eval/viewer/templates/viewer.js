@@ -8,6 +8,7 @@
   const masks = one("#masks");
 
   const remembered = (name) => { try { return sessionStorage.getItem(name); } catch { return null; } };
+  const forget = (name) => { try { sessionStorage.removeItem(name); } catch { /* not allowed here */ } };
   const remember = (name, value) => { try { sessionStorage.setItem(name, value); } catch { /* not allowed here */ } };
 
   const go = (query) => { const link = one(query); if (link) link.click(); };
@@ -20,6 +21,16 @@
     const next = stops[now < 0 ? (by > 0 ? 0 : stops.length - 1) : Math.min(Math.max(now + by, 0), stops.length - 1)];
     next.focus({ preventScroll: true });
     (next.closest("tr") ?? next).scrollIntoView({ block: "nearest" });
+  };
+
+  // Who comes back to the list goes on from the trajectory that was read last.
+  const comeBack = () => {
+    const read = remembered("read");
+    forget("read");
+    const link = all(".lines .open").find((open) => open.pathname === read);
+    if (!link) return;
+    link.focus({ preventScroll: true });
+    link.closest("tr").scrollIntoView({ block: "nearest" });
   };
 
   const results = () => all(".segment > details");
@@ -72,6 +83,9 @@
 
   help.hidden = false;
   help.addEventListener("click", () => dialog.showModal());
+  if (one(".overview")) comeBack();
+  const here = one('[data-key="t"]');
+  if (here) remember("read", here.pathname);
   if (remembered("results")) unfold(true);
   if (masks) {
     masks.checked = Boolean(remembered("masks"));
