@@ -45,6 +45,11 @@ def short(text: str, num_chars: int = _LONGEST_NAME) -> str:
     return shown if len(shown) <= num_chars else f"{shown[: num_chars - 1]}…"
 
 
+def brief(value: float) -> str:
+    """A number from 0 on with about three digits."""
+    return f"{value:,.{0 if value >= 100 or not value else 1 if value >= 10 else 2 if value >= 1 else 3}f}"
+
+
 def colour_of(series: int) -> str:
     """The colour of a model, by its number."""
     return SERIES[series % len(SERIES)]
@@ -245,6 +250,41 @@ def endings_chart(title: str, counts: Mapping[str, Mapping[str, int]], statuses:
         for name, of_model in counts.items()
     )
     return Chart(title, words, draw_svg(draw, width=_WIDTH, height=1.15 + 0.34 * len(counts)))
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """A sum and what it is made of."""
+
+    name: str
+    values: tuple[float, ...]
+
+
+def parts_chart(title: str, unit: str, names: Sequence[str], sums: Sequence[Parts]) -> Chart:
+    """A bar per sum, its parts one after the other; up to four, called `names`."""
+
+    def draw(figure: Any) -> None:
+        axes = figure.subplots()
+        left = np.zeros(len(sums))
+        for number, (name, colour) in enumerate(zip(names, (COLOUR, WARM, _FAINT, LIGHT), strict=False)):
+            values = np.asarray([one.values[number] for one in sums])
+            axes.barh(range(len(sums)), values, left=left, height=0.62, color=colour, label=name)
+            left += values
+        for place, total in enumerate(left.tolist()):
+            axes.annotate(brief(total), (total, place), xytext=(6, 0), textcoords="offset points", va="center",
+                          fontsize=8.5)  # fmt: skip
+        _finish_rows(axes, range(len(sums)), [short(one.name) for one in sums], len(sums))
+        axes.set_xlim(0.0, 1.08 * float(left.max()) or 1.0)
+        axes.set_xlabel(unit)
+        _legend(axes, len(names))
+
+    words = "; ".join(
+        f"{one.name}: "
+        + ", ".join(f"{name} {brief(value)}" for name, value in zip(names, one.values, strict=True))
+        + f" {unit}"
+        for one in sums
+    )
+    return Chart(title, words, draw_svg(draw, width=_WIDTH, height=1.05 + 0.34 * len(sums)))
 
 
 @dataclass(frozen=True, slots=True)

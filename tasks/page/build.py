@@ -7,10 +7,13 @@ from collections.abc import Sequence
 
 from treadle.core.runs import Run
 from treadle.eval.page.document import Page, render_page
+from treadle.eval.page.inline_svg import SERIES
 from treadle.tasks.page.behaviour import behaviour_section, endings_section
 from treadle.tasks.page.comparisons import comparisons_section
 from treadle.tasks.page.cost import cost_section
+from treadle.tasks.page.decided import decided_section
 from treadle.tasks.page.evaluation import headline_section, radar_section
+from treadle.tasks.page.latency import latency_section
 from treadle.tasks.page.manifest import manifest_section
 from treadle.tasks.page.models import Model, evaluated_models
 from treadle.tasks.page.sources import Source
@@ -26,7 +29,9 @@ def report_page(runs: Sequence[Run]) -> bytes:
         *comparisons_section(models),
         *radar_section(models),
         *behaviour_section(models),
+        *latency_section(models),
         *endings_section(models),
+        *decided_section(models),
         *pools_section(sources),
         *selection_section(sources),
         *sft_section(sources),
@@ -37,6 +42,8 @@ def report_page(runs: Sequence[Run]) -> bytes:
     notes = [note for source in sources for note in source.notes()]
     if not models and not notes:
         notes = ["Nothing was evaluated yet, so that there are no figures of models."]
+    if len(models) > len(SERIES):
+        notes.append(f"There are {len(SERIES)} colours for {len(models)} models: the further ones have them again.")
     return render_page(Page(_title(runs), _facts(runs, models), sections, notes))
 
 

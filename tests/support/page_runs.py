@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from support.score_tables import put_rows, question, score
+from support.score_tables import put_rows, question, rollout, score
 
 from treadle.core import schemas
 from treadle.core.config import Section
@@ -29,6 +30,7 @@ class Given(Section):
     """Settings that show through as those of a real stage do."""
 
     roles: dict[str, dict[str, str]] = {}
+    judges: dict[str, dict[str, str]] = {}
     options: dict[str, None] = {"datasets": None, "split": None}
     metrics: str = "{}"
 
@@ -42,8 +44,11 @@ def put_stage(
     log: Mapping[Table, Sequence[Mapping[str, Any]]] | None = None,
     pictures: Mapping[str, bytes] | None = None,
     roles: Mapping[str, str] | None = None,
+    judges: Sequence[str] = (),
+    inputs: Mapping[str, Sequence[Address]] = MappingProxyType({}),
 ) -> Address:
-    """Make an instance with these tables, numbers, logs, pictures beside its first table, and models in its roles."""
+    """Make an instance with these tables, numbers, logs, pictures beside its first table, and models in its roles;
+    `inputs`: beside the questions."""
     place = Address.parse(address)
 
     def make(context: StageContext) -> dict[str, Any]:
@@ -59,14 +64,14 @@ def put_stage(
         name=place.stage,
         version=1,
         settings=Given,
-        consumes={"questions": "questions"},
+        consumes={name: name for name in ("questions", *inputs)},
         produces=tuple(tables),
         run=make,
         telemetry=tuple(log or ()),
     )
     given = {role: {"name": name} for role, name in (roles or {}).items()}
-    settings = Given(roles=given, metrics=json.dumps(dict(metrics)))
-    asked = {"questions": (Address.parse("1/questions"),)}
+    settings = Given(roles=given, judges={name: {} for name in judges}, metrics=json.dumps(dict(metrics)))
+    asked = {"questions": (Address.parse("1/questions"),), **{name: tuple(given) for name, given in inputs.items()}}
     execute(Instance(address=place, stage=stage, settings=settings, inputs=asked), run)
     return place
 
@@ -87,12 +92,10 @@ def evaluated_run(
     """
     run = Run.create(root, name, {"models": {"judge": _model("judge"), "policy": _model("policy", PRICED)}}, {})
     keys = [f"q{number}" for number in range(NUM_QUESTIONS)]
-    asked = [{**question(key, [f"answer {key} {text}"]), "question": f"what is {key}? {text}"} for key in keys]
-    put_rows(run, "1/questions", schemas.QUESTIONS, asked)
+    _ask(run, keys, text)
     names = datasets or ("world",)
-    inputs = []
-    for place, (model, verdicts) in enumerate(models.items()):
-        rows = [
+    tables = {
+        model: [
             score(
                 f"{model}-{key}",
                 key,
@@ -109,7 +112,58 @@ def evaluated_run(
             | columns.get(model, {})
             for number, (key, verdict) in enumerate(zip(keys, verdicts, strict=False))
         ]
-        inputs.append(put_stage(run, f"1/scores@model{place}", {schemas.SCORES: rows}, metrics=_judged(place)))
+        for model, verdicts in models.items()
+    }
+    _evaluate(run, [Scored(rows) for rows in tables.values()], headline)
+    return run
+
+
+@dataclass(frozen=True)
+class Scored:
+    """A model's rows of `scores`, and what else its stages wrote down."""
+
+    rows: Sequence[Mapping[str, Any]]
+    times: Sequence[tuple[float, float, float] | None] = ()
+    """Seconds of each rollout, in the model and in tools; None for one that nothing was measured of."""
+    judges: Sequence[str] = ()
+    metrics: Mapping[str, Any] = field(default_factory=dict)
+    """Of `scores`."""
+
+
+def counted_run(root: Path, name: str, models: Sequence[Scored], *, headline: tuple[str, ...] = ()) -> Run:
+    """A run whose report is about these rows of `scores`."""
+    run = Run.create(root, name, {}, {})
+    _ask(run, sorted({row["question_key"] for model in models for row in model.rows}))
+    _evaluate(run, models, headline)
+    return run
+
+
+def _ask(run: Run, keys: Sequence[str], text: str = "") -> None:
+    asked = [{**question(key, [f"answer {key} {text}"]), "question": f"what is {key}? {text}"} for key in keys]
+    put_rows(run, "1/questions", schemas.QUESTIONS, asked)
+
+
+def _evaluate(run: Run, models: Sequence[Scored], headline: tuple[str, ...]) -> None:
+    """Rollouts with their times, scores and report."""
+    inputs = []
+    for place, model in enumerate(models):
+        times = model.times or [(number / 2, number / 4, number / 8) for number in range(len(model.rows))]
+        made = put_stage(
+            run,
+            f"1/rollouts@model{place}",
+            {schemas.ROLLOUTS: [rollout(row["rollout_key"], row["question_key"], []) for row in model.rows]},
+            metrics={},
+            log={schemas.ROLLOUT_TELEMETRY: list(_timed(model.rows, times))},
+        )
+        scored = put_stage(
+            run,
+            f"1/scores@model{place}",
+            {schemas.SCORES: model.rows},
+            metrics=model.metrics or _judged(place),
+            judges=model.judges,
+            inputs={"rollouts": (made,)},
+        )
+        inputs.append(scored)
     report = Instance(
         address=Address.parse("1/report"),
         stage=REPORT,
@@ -117,7 +171,20 @@ def evaluated_run(
         inputs={"scores": tuple(inputs)},
     )
     execute(report, run)
-    return run
+
+
+def _timed(
+    rows: Sequence[Mapping[str, Any]], times: Sequence[tuple[float, float, float] | None]
+) -> Iterator[dict[str, Any]]:
+    """Rows of `rollout_telemetry`."""
+    counts = ("num_requests", "num_retries", "summarizer_prompt_tokens", "summarizer_completion_tokens")
+    for row, seconds in zip(rows, times, strict=True):
+        if seconds is not None:
+            yield {
+                "rollout_key": row["rollout_key"], "attempt": 1, "finished_at": "", "endpoint": "",
+                **dict(zip(("seconds", "model_seconds", "tool_seconds"), seconds, strict=True)),
+                **dict.fromkeys(counts, 0),
+            }  # fmt: skip
 
 
 def _judged(place: int) -> dict[str, Any]:

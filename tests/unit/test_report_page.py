@@ -47,7 +47,8 @@ def page(whole: Run) -> bytes:
 
 def test_sections_stand_in_the_order_a_reader_wants(page: bytes) -> None:
     assert sections_of(page) == [
-        "headline", "comparisons", "radar", "behaviour", "endings", "pools", "sft", "rl", "cost", "manifest",
+        "headline", "comparisons", "radar", "behaviour", "latency", "endings", "decided", "pools", "sft", "rl", "cost",
+        "manifest",
     ]  # fmt: skip
 
 

@@ -1,0 +1,153 @@
+"""How long rollouts took, from what their stages measured.
+
+Times differ from one run of equal rollouts to the next. So they stand on the page alone, never in a report's tables.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from treadle.core.figures import Cell, Figures
+from treadle.core.records import StageRecord
+from treadle.core.schemas import ROLLOUT_TELEMETRY
+from treadle.eval.page.charts import Parts, brief, parts_chart
+from treadle.eval.page.document import Fold, Part, Section
+from treadle.tasks.page.models import Model
+from treadle.tasks.page.sources import Row, Source
+
+_READING = (
+    "How long an agent takes with a question, from its first request to its end: seconds depend on the machines and on "
+    "how many rollouts they had at once, so compare models that ran alike."
+)
+_NOTE = "In model, in tools: of the mean, waiting for answers, with retries, and in tools."
+_UNMEASURED = (
+    "Not measured, and in none of these figures: ended by infrastructure, continued after an interruption, or "
+    "their stage's log is gone."
+)
+_SLACK_S = 0.01
+"""By which parts of a rollout may exceed the whole, since they are measured by several clocks."""
+
+
+class Times(NamedTuple):
+    """Seconds of one rollout."""
+
+    whole: float
+    model: float
+    """Waiting for answers."""
+    tools: float
+
+
+@dataclass(slots=True)
+class Measured:
+    """The rollouts of one model on one data set, or on several."""
+
+    times: list[Times] = field(default_factory=list)
+    num_unmeasured: int = 0
+
+    @property
+    def means(self) -> Times:
+        """Of the measured rollouts, of which there must be one."""
+        return Times(*(statistics.fmean(values) for values in zip(*self.times, strict=True)))
+
+    def add(self, times: Times | None) -> None:
+        """Count a rollout; None for one without times."""
+        if times is None:
+            self.num_unmeasured += 1
+        else:
+            self.times.append(times)
+
+    @classmethod
+    def of(cls, parts: Iterable[Measured]) -> Measured:
+        """All of them together."""
+        whole = cls()
+        for part in parts:
+            whole.times += part.times
+            whole.num_unmeasured += part.num_unmeasured
+        return whole
+
+
+def latency_section(models: Sequence[Model]) -> list[Section]:
+    """Seconds of rollouts, where any were measured."""
+    by_model: dict[str, dict[str, Measured]] = {}
+    for source in dict.fromkeys(model.source for model in models):
+        own = {model.name: model.label for model in models if model.source is source}
+        report = next(model.report for model in models if model.source is source)
+        for name, datasets in _measured(source, report).items():
+            if name in own:
+                by_model[own[name]] = datasets
+    over_all = {label: Measured.of(datasets.values()) for label, datasets in by_model.items()}
+    known = {label: measured for label, measured in over_all.items() if measured.times}
+    if not known:
+        return []
+    bars = [Parts(label, _parts(measured.means)) for label, measured in known.items()]
+    parts: list[Part] = [
+        parts_chart("Mean seconds of a rollout", "seconds", ("model", "tools", "the rest"), bars),
+        _table("Seconds of a rollout", ("model",), [((label,), one) for label, one in over_all.items()]),
+    ]
+    if len({dataset for datasets in by_model.values() for dataset in datasets}) > 1:
+        rows = [((dataset, label), datasets[dataset]) for dataset, label, datasets in _by_dataset(by_model)]
+        title = "Seconds of a rollout by data set"
+        parts.append(Fold(title, [_table(title, ("data set", "model"), rows)]))
+    return [Section("latency", "Time", _READING, parts)]
+
+
+def _by_dataset(
+    by_model: dict[str, dict[str, Measured]],
+) -> Iterable[tuple[str, str, dict[str, Measured]]]:
+    names = sorted({dataset for datasets in by_model.values() for dataset in datasets})
+    return ((name, label, by_model[label]) for name in names for label in by_model if name in by_model[label])
+
+
+def _measured(source: Source, report: StageRecord) -> dict[str, dict[str, Measured]]:
+    """Model -> data set -> times of the rollouts that a report is about."""
+    found: dict[str, dict[str, Measured]] = {}
+    for given in report.inputs["scores"]:
+        times = _times(source, source.maker(given))
+        for row in source.rows(given.artifact, given.address, ("rollout_key", "model", "dataset")):
+            datasets = found.setdefault(row["model"], {})
+            datasets.setdefault(row["dataset"], Measured()).add(times.get(row["rollout_key"]))
+    return found
+
+
+def _times(source: Source, scores: StageRecord | None) -> dict[str, Times]:
+    """Key of a rollout that was scored -> how long it took, of those that this is known of."""
+    makers = [source.maker(given) for given in scores.inputs.get("rollouts", ())] if scores is not None else []
+    return {
+        row["rollout_key"]: times
+        for record in makers
+        if record is not None
+        for row in source.telemetry(record, ROLLOUT_TELEMETRY.kind)
+        if (times := _of_row(row)) is not None
+    }
+
+
+def _of_row(row: Row) -> Times | None:
+    """None for a rollout that was continued: its parts are of all attempts then, the whole of the last one alone."""
+    times = Times(row["seconds"], row["model_seconds"], row["tool_seconds"])
+    return times if times.model + times.tools <= times.whole + _SLACK_S else None
+
+
+def _parts(means: Times) -> tuple[float, float, float]:
+    return means.model, means.tools, max(0.0, means.whole - means.model - means.tools)
+
+
+def _table(title: str, first: tuple[str, ...], named: Sequence[tuple[tuple[str, ...], Measured]]) -> Figures:
+    is_whole = not any(measured.num_unmeasured for _, measured in named)
+    rows: list[tuple[Cell, ...]] = []
+    for names, measured in named:
+        values: tuple[str, ...] = ("-",) * 5
+        if measured.times:
+            whole = np.asarray([times.whole for times in measured.times])
+            means, (p50, p95) = measured.means, np.percentile(whole, [50, 95]).tolist()
+            values = tuple(map(brief, (means.whole, p50, p95, means.model, means.tools)))
+        unmeasured = () if is_whole else (measured.num_unmeasured,)
+        rows.append((*names, len(measured.times) + measured.num_unmeasured, *values, *unmeasured))
+    header = (*first, "rollouts", "mean", "median", "95th percentile", "in model", "in tools")
+    if is_whole:
+        return Figures(title, header, tuple(rows), _NOTE)
+    return Figures(title, (*header, "not measured"), tuple(rows), f"{_NOTE} {_UNMEASURED}")
