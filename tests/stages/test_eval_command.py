@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from support.command_line import Desk, num_requests, tutor
+from support.given_questions import TOKENIZER, TOKENIZER_FOLDER
+from support.hosted_service import hosted
 from support.processes import until
-from support.scripted_server import ScriptedServer
+from support.scripted_server import Fault, Item, RecordedRequest, ScriptedServer
 
 from treadle.core.runs import Run
 
@@ -170,9 +174,67 @@ def test_bad_rows_stop_an_evaluation_with_file_and_line(desk: Desk, url: str) ->
     desk.treadle(*command(url, benchmark="gsm8k=empty.jsonl", run="e")).failed("empty.jsonl", "no rows", code=2)
 
 
-async def test_a_service_with_chat_only_is_refused_in_one_line(desk: Desk) -> None:
-    import asyncio
+def computes(request: RecordedRequest) -> Item:
+    """An agent over the chat route: it has Python compute the wages, and answers with what came out."""
+    assert request.messages is not None
+    said = request.messages[-1]["content"]
+    if (result := re.fullmatch(r"<result>(\d+)</result>", said)) is not None:
+        return f"<think>That is it.</think><answer>\\boxed{{{result[1]}}}</answer>"
+    if (women := re.search(r"(\d+) women", said)) is None:
+        return "Hi"
+    return f"<think>Compute.</think><python>print((110 + {women[1]}) * 12)</python>"
 
-    async with ScriptedServer(lambda request: "x", model="treadle-tutor", chat_only=True) as server:
-        done = await asyncio.to_thread(desk.treadle, *command(server.url))
-    done.failed("/completions", code=2)
+
+async def test_a_service_that_only_chats_is_measured_with_chat_and_refused_in_one_line_without(desk: Desk) -> None:
+    async with hosted(computes, model="treadle-tutor") as service:
+        plain = command(service.url, "--max-questions", "3", *ONE_SANDBOX)
+        refused = await asyncio.to_thread(desk.treadle, *plain)
+        refused.failed("lists the model, but", "/completions answers HTTP 404", "--chat", code=2)
+        assert not (desk.folder / "outputs").exists()
+        asked = (*plain, "--chat", "--tokenizer", str(TOKENIZER_FOLDER))
+        done = (await asyncio.to_thread(desk.treadle, *asked)).succeeded()
+        assert "ChatML" not in done.err and "text mode" not in done.err
+        used = [(len(request.messages or ()), request.path) for request in service.requests[-6:]]
+        again = (await asyncio.to_thread(desk.treadle, *asked, "--json")).succeeded()
+    assert sorted(used) == [(2, "/v1/chat/completions")] * 3 + [(4, "/v1/chat/completions")] * 3
+    assert all(record["reused"] for record in again.json())
+    rows = desk.rows("r", "1/rollouts@treadle-tutor", "rollouts")
+    assert [(row["status"], row["python_calls"], row["output_ids"]) for row in rows] == [("answered", 1, [])] * 3
+    assert all("<python>print((110 + 1" in row["text"] and "<result>2" in row["text"] for row in rows)
+    scores = desk.rows("r", "1/scores@treadle-tutor", "scores")
+    assert all(row["correct"] and row["reasoning_tokens"] for row in scores)
+
+
+async def test_a_killed_evaluation_over_the_chat_route_pays_for_no_answer_twice(desk: Desk) -> None:
+    stuck, free = asyncio.Event(), asyncio.Event()
+
+    def stops_in_the_middle(request: RecordedRequest) -> Item:
+        if free.is_set() or len(agents(service)) <= NUM_ROWS:
+            return computes(request)
+        stuck.set()
+        return Fault("hang")
+
+    def agents(server: ScriptedServer) -> list[RecordedRequest]:
+        return [request for request in server.requests if "women" in request.text]
+
+    def used(request: RecordedRequest) -> int:
+        said = str(computes(request)).rpartition("</")[0]  # it drops the marker at which it stops
+        return len(TOKENIZER.encode(request.text)) + len(TOKENIZER.encode(said))
+
+    async with hosted(stops_in_the_middle, model="treadle-tutor") as service:
+        one_at_a_time = ("--set", "rollouts.max_concurrent=1", "--chat")
+        asked = command(service.url, *ONE_SANDBOX, *one_at_a_time)
+        with desk.started(*asked) as process:
+            await stuck.wait()
+            process.send_signal(signal.SIGKILL)
+            await asyncio.to_thread(process.wait)
+        free.set()
+        spent = sum(used(request) for request in agents(service)[:NUM_ROWS])
+        limit = ("--max-total-tokens", str(spent))
+        (await asyncio.to_thread(desk.treadle, *asked, *limit)).failed(f"{spent} tokens are used", code=1)
+        assert len(agents(service)) == NUM_ROWS + 1
+        (await asyncio.to_thread(desk.treadle, *asked)).succeeded()
+        # Two turns of each, and the one that was in flight.
+        assert len(agents(service)) == 2 * NUM_ROWS + 1
+    rows = desk.rows("r", "1/scores@treadle-tutor", "scores")
+    assert [row["correct"] for row in rows] == [True] * NUM_ROWS

@@ -1,0 +1,109 @@
+"""What hosted services refuse in a request, each in its own words, and how the preflight finds out."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.hosted_service import fussy
+from support.model_pool import endless, settings
+from support.scripted_server import Fault, Item, RecordedRequest, ScriptedServer
+
+from treadle.core.errors import ConfigError, ContextTooLong
+from treadle.core.llm.config import Sampling
+from treadle.core.llm.hosted import refused_keys
+from treadle.core.llm.pool import ModelPool
+from treadle.core.llm.wire import chat_body
+
+MESSAGES = [{"role": "user", "content": "Same?"}]
+LIMIT = "Unsupported parameter: 'max_tokens' is not supported with this model. Use 'max_completion_tokens' instead."
+REFUSALS: list[tuple[int, Any, tuple[str, ...]]] = [
+    (400, {"error": {"message": LIMIT, "param": "max_tokens", "code": "unsupported_parameter"}}, ("max_tokens",)),
+    (400, {"message": "Unsupported parameter: 'stop' is not supported with this model."}, ("stop",)),
+    (400, {"error": {"message": 'Unrecognized request argument supplied: "seed"'}}, ("seed",)),
+    (422, {"detail": [{"type": "extra_forbidden", "loc": ["body", "seed"], "msg": "Extra inputs"}]}, ("seed",)),
+    (400, {"message": "Unsupported value: 'temperature' does not support 0.5 with this model."}, ("temperature",)),
+    (400, {"message": "`temperature` and `top_p` cannot both be specified for this model."}, ("top_p", "temperature")),
+    # Nothing takes the place of a limit that is not known, and what is no refusal of a key is none.
+    (400, {"message": "Unsupported parameter: 'max_tokens'."}, ()),
+    (400, {"message": "This content is not supported, please stop."}, ()),
+    (400, {"message": "max_tokens is too large: 99999"}, ()),
+    (404, {"message": "'stop' is not supported"}, ()),
+    (200, {"choices": [{"message": {"content": "'stop' is not supported"}}]}, ()),
+]
+
+
+@pytest.mark.parametrize(("status", "reply", "keys"), REFUSALS)
+def test_a_refusal_names_the_keys_that_can_be_done_without(status: int, reply: Any, keys: tuple[str, ...]) -> None:
+    assert refused_keys(status, orjson.dumps(reply)) == keys
+
+
+@given(st.sampled_from([400, 422]), st.binary())
+def test_any_reply_can_be_read_for_refusals(status: int, data: bytes) -> None:
+    assert set(refused_keys(status, data)) <= {"max_tokens", "stop", "seed", "top_p", "temperature"}
+
+
+def test_values_of_sampling_are_left_out_only_where_they_are_the_services_own() -> None:
+    def keys(refused: tuple[str, ...], **changes: float) -> set[str]:
+        body = chat_body("m", MESSAGES, Sampling(top_p=1.0, **changes), 3, ("x",), chat_only=True, refused=refused)
+        return set(orjson.loads(body)) - {"model", "messages"}
+
+    every = ("max_tokens", "seed", "stop", "temperature", "top_p")
+    assert keys(()) == {"max_tokens", "temperature", "top_p", "seed", "stop"}
+    assert keys(every) == {"max_completion_tokens"}
+    assert keys(every, temperature=0.0) == {"max_completion_tokens", "temperature"}
+
+
+async def test_the_preflight_finds_what_a_service_refuses_and_no_later_request_has_it() -> None:
+    asked: list[str] = []
+    async with (
+        ScriptedServer(fussy(endless, asked), chat_only=True) as server,
+        ModelPool("judge", settings(server, api="chat")) as pool,
+    ):
+        assert (await pool.check()).refused_keys == ("max_tokens", "stop", "temperature", "top_p")
+        probes = len(server.requests)
+        deadline = asyncio.get_running_loop().time() + 20
+        neutral = Sampling(temperature=1.0, top_p=1.0, max_tokens=9)
+        await pool.chat(MESSAGES, neutral, seed=3, session="", deadline=deadline, stop=("x",))
+        assert server.requests[-1].body["max_completion_tokens"] == 9
+        with pytest.raises(ContextTooLong, match="output limit was reached"):
+            tight = neutral.model_copy(update={"max_tokens": 1})
+            await pool.chat(MESSAGES, tight, seed=3, session="", deadline=deadline)
+    # One request for each key that it refuses and one that is answered, if only by "too few tokens".
+    assert (len(asked), probes, len(server.requests)) == (4, 5, 7)
+
+
+async def test_two_services_of_a_model_are_asked_without_what_either_refuses() -> None:
+    def no_seed(request: RecordedRequest) -> Item:
+        return Fault.status(400, "unknown key 'seed'") if "seed" in request.body else "ok"
+
+    async with (
+        ScriptedServer(fussy(endless, []), chat_only=True) as first,
+        ScriptedServer(no_seed, chat_only=True) as second,
+        ModelPool("judge", settings(first, second, api="chat")) as pool,
+    ):
+        assert (await pool.check()).refused_keys == ("max_tokens", "seed", "stop", "temperature", "top_p")
+
+
+async def test_a_service_that_refuses_everything_is_told_in_its_words() -> None:
+    def reply(request: RecordedRequest) -> Item:
+        return Fault.status(400, "'stop', 'seed', 'top_p' and 'temperature' are not supported, and you are banned")
+
+    async with (
+        ScriptedServer(reply, chat_only=True) as server,
+        ModelPool("judge", settings(server, api="chat")) as pool,
+    ):
+        with pytest.raises(ConfigError, match="you are banned"):
+            await pool.check()
+    assert len(server.requests) == 5
+
+
+async def test_a_service_without_a_list_of_models_says_that_it_only_chats() -> None:
+    refusal = Fault.status(400, "This is a chat model and not supported in the v1/completions endpoint.")
+    async with ScriptedServer([refusal] * 2) as server, ModelPool("policy", settings(server)) as pool:
+        with pytest.raises(ConfigError, match='if it only chats, ask it with api = "chat"'):
+            await pool.check()
