@@ -6,8 +6,7 @@ intervals leave in. Nothing here depends on the order of rollouts.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from treadle.core.errors import DataError
@@ -17,6 +16,7 @@ from treadle.eval.statistics import (
     Interval,
     average_interval,
     mcnemar_test,
+    mean_of,
     paired_share_interval,
     permutation_test,
     ratio_interval,
@@ -164,8 +164,8 @@ def _comparison(parts: Sequence[Pairs], difference: Interval, test: str, p_value
         num_questions=sum(len(part.first) for part in parts),
         num_dropped=sum(part.num_dropped for part in parts),
         num_dropped_rollouts=sum(part.num_dropped_rollouts for part in parts),
-        first=_mean([_mean(part.first.values()) for part in parts]),
-        second=_mean([_mean(part.second.values()) for part in parts]),
+        first=mean_of(mean_of(part.first.values()) for part in parts),
+        second=mean_of(mean_of(part.second.values()) for part in parts),
         difference=_in_line(difference, p_value),
         p_value=p_value,
         test=test,
@@ -183,8 +183,3 @@ def _in_line(interval: Interval, p_value: float) -> Interval:
     if p_value < LEVEL:
         return interval
     return replace(interval, low=min(interval.low, 0.0), high=max(interval.high, 0.0))
-
-
-def _mean(values: Iterable[float]) -> float:
-    given = list(values)
-    return math.fsum(given) / len(given)

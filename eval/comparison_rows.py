@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
 from treadle.eval.comparison import Comparison, Pairs, compared, compared_average, pair
 from treadle.eval.config import ReportSettings
-from treadle.eval.metrics import DatasetFigures, by_dataset, says_something
+from treadle.eval.metrics import areas_of, by_dataset, says_something
 from treadle.eval.scored_rollout import ScoredRollout
+from treadle.eval.scoring import judged_unlike
 from treadle.eval.statistics import holm
 from treadle.eval.summary import averages_shown
 
@@ -29,11 +30,7 @@ mathematics, is left out."""
 _MOST_PAIRED = 3
 """With more models than this not every pair is compared."""
 
-ANSWERED = "answered"
-"""The status of rollouts whose answers are judged."""
-
 Row = dict[str, Any]
-ByDataset = Mapping[str, Sequence[ScoredRollout]]
 
 
 def model_pairs(models: Sequence[str]) -> list[tuple[str, str]]:
@@ -44,36 +41,49 @@ def model_pairs(models: Sequence[str]) -> list[tuple[str, str]]:
     return [*with_first, *zip(models[1:], models[2:], strict=False)]
 
 
-def comparison_rows(
-    models: Mapping[str, Sequence[ScoredRollout]],
-    parts: Mapping[str, Sequence[DatasetFigures]],
-    settings: ReportSettings,
-) -> list[Row]:
-    """All rows, from each model's rollouts and from its figures; models without a common question have none."""
-    rollouts = {model: by_dataset(given) for model, given in models.items()}
-    rows: list[Row] = []
-    for first, second in model_pairs(list(models)):
-        ours, theirs = rollouts[first], rollouts[second]
-        groups = {name: [name] for name in ours if name in theirs}
-        if ours.keys() == theirs.keys():
-            averages = averages_shown(parts[first], settings.headline)
-            groups |= {name: [part.dataset for part in group] for name, group in averages.items() if len(group) > 1}
-        for row in _rows_of_pair(groups, ours, theirs, settings):
-            rows.append({"first": first, "second": second, **row})
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One model of comparisons, made ready once for all its pairs."""
+
+    model: str
+    rollouts: Mapping[str, Sequence[ScoredRollout]]
+    """Data set -> the model's rollouts."""
+    areas: Mapping[str, str]
+    """Data set -> what it is of."""
+
+    @classmethod
+    def of(cls, model: str, rollouts: Iterable[ScoredRollout], areas: Mapping[str, str]) -> Side:
+        """`areas`: what data sets are of, where that is said."""
+        groups = by_dataset(rollouts)
+        return cls(model, groups, areas_of(groups, areas))
+
+
+def comparison_rows(models: Mapping[str, Sequence[ScoredRollout]], settings: ReportSettings) -> list[Row]:
+    """All rows, from each model's rollouts; models without a common question have none."""
+    sides = {model: Side.of(model, rollouts, settings.areas) for model, rollouts in models.items()}
+    pairs = model_pairs(list(models))
+    return adjusted([row for first, second in pairs for row in pair_rows(sides[first], sides[second], settings)])
+
+
+def adjusted(rows: list[Row]) -> list[Row]:
+    """The rows, with p-values adjusted for each other."""
     for row, p_value in zip(rows, holm([row["p_value"] for row in rows]), strict=True):
         row["p_adjusted"] = p_value
     return rows
 
 
-def _rows_of_pair(
-    groups: Mapping[str, Sequence[str]], ours: ByDataset, theirs: ByDataset, settings: ReportSettings
-) -> Iterator[Row]:
-    """One row for each figure of each data set and average, given as the data sets that it is over."""
+def pair_rows(first: Side, second: Side, settings: ReportSettings) -> Iterator[Row]:
+    """Rows of one pair, without `p_adjusted`: one for each figure of each data set and average."""
+    ours, theirs = first.rollouts, second.rollouts
+    groups = {name: [name] for name in ours if name in theirs}
+    if ours.keys() == theirs.keys():
+        averages = averages_shown(first.areas, settings.headline)
+        groups |= {name: group for name, group in averages.items() if len(group) > 1}
     paired = {
         name: {figure: pair(ours[name], theirs[name], figure) for figure in COMPARED} for name in groups if name in ours
     }
     for group, names in groups.items():
-        note = _note([ours[name] for name in names], [theirs[name] for name in names])
+        note = "; ".join(judged_unlike(*([one for name in names for one in side[name]] for side in (ours, theirs))))
         num_calls = min(sum(one.calls_requested for name in names for one in side[name]) for side in (ours, theirs))
         told: list[list[Pairs]] = []
         for figure in (name for name in COMPARED if says_something(name, num_calls)):
@@ -81,7 +91,8 @@ def _rows_of_pair(
             if any(not part.first for part in parts) or any(_same(parts, earlier) for earlier in told):
                 continue
             told.append(parts)
-            yield {"dataset": group, **_columns(_compared(parts, settings)), "note": note}
+            columns = _columns(_compared(parts, settings))
+            yield {"first": first.model, "second": second.model, "dataset": group, **columns, "note": note or None}
 
 
 def _same(parts: Sequence[Pairs], earlier: Sequence[Pairs]) -> bool:
@@ -97,9 +108,9 @@ def _compared(parts: Sequence[Pairs], settings: ReportSettings) -> Comparison:
 
 
 def _columns(comparison: Comparison) -> Row:
-    """Infinite ends are none; the questions that changed sides stand with P alone."""
+    """The questions that changed sides stand with P alone."""
     interval = comparison.difference
-    low, high = (end if math.isfinite(end) else None for end in (interval.low, interval.high))
+    low, high = interval.ends
     of_score = comparison.figure == "score"
     return {
         "figure": comparison.figure,
@@ -117,17 +128,3 @@ def _columns(comparison: Comparison) -> Row:
         "gained": list(comparison.gained) if of_score else [],
         "lost": list(comparison.lost) if of_score else [],
     }
-
-
-def _note(ours: Iterable[Sequence[ScoredRollout]], theirs: Iterable[Sequence[ScoredRollout]]) -> str | None:
-    """Whose answers alone a judge was asked about, where the other's wrong ones would have been its matter too."""
-    first, second = ([one for rollouts in side for one in rollouts] for side in (ours, theirs))
-    for which, judged, other in (("first", first, second), ("second", second, first)):
-        domains = {rollout.domain for rollout in judged if rollout.judge_status is not None}
-        left_to_rules = any(
-            one.domain in domains and not one.correct and one.judge_status is None and one.status == ANSWERED
-            for one in other
-        )
-        if left_to_rules and all(one.judge_status is None for one in other):
-            return f"a judge was asked about answers of the {which} alone"
-    return None

@@ -9,7 +9,6 @@ that rises with wasted calls. Matching of words and of mathematics as it was the
 
 from __future__ import annotations
 
-import math
 import re
 import string
 from collections.abc import Callable, Sequence
@@ -17,6 +16,7 @@ from dataclasses import dataclass
 
 from treadle.core.answers.math_equal import textually_equal
 from treadle.core.answers.text_match import TextMatch, legacy_match_text, normalize_math, token_f1
+from treadle.eval.statistics import mean_of
 
 PRODUCTIVITY_SIGMA = 0.1
 
@@ -117,7 +117,7 @@ def legacy_verdict(reply: str, prediction: str, gold: str) -> int:
 
 def legacy_efficiency(samples: Sequence[LegacySample]) -> float:
     """Mean of P / T, P without calls; P of math is the judge's even where there is no judge, hence 0."""
-    return _mean(
+    return mean_of(
         [
             _judged_or_f1(sample) / sample.tool_counts if sample.tool_counts else _judged_or_f1(sample)
             for sample in samples
@@ -137,22 +137,22 @@ def legacy_productivity(correctness: float, mean_calls: float) -> float:
 def legacy_overall(samples: Sequence[LegacySample], *, judged: bool) -> dict[str, float | str]:
     """The aggregate under the original's names, means over all samples; without its date."""
     if judged:
-        correctness = _mean([sample.llm_equal for sample in samples])
+        correctness = mean_of([sample.llm_equal for sample in samples])
     else:
-        correctness = _mean([sample.math_equal if sample.domain == "math" else sample.f1 for sample in samples])
-    mean_calls = _mean([sample.tool_counts for sample in samples])
+        correctness = mean_of([sample.math_equal if sample.domain == "math" else sample.f1 for sample in samples])
+    mean_calls = mean_of([sample.tool_counts for sample in samples])
     productivity = legacy_productivity(correctness, mean_calls)
     return {
-        "em": _mean([sample.em for sample in samples]),
-        "acc": _mean([sample.acc for sample in samples]),
-        "f1": _mean([sample.f1 for sample in samples]),
-        "math_equal": _mean([sample.math_equal for sample in samples]),
-        "llm_equal": _mean([sample.llm_equal for sample in samples]),
+        "em": mean_of([sample.em for sample in samples]),
+        "acc": mean_of([sample.acc for sample in samples]),
+        "f1": mean_of([sample.f1 for sample in samples]),
+        "math_equal": mean_of([sample.math_equal for sample in samples]),
+        "llm_equal": mean_of([sample.llm_equal for sample in samples]),
         "num_valid_answer": f"{sum(sample.is_valid_answer for sample in samples)} of {len(samples)}",
         "tool_call": mean_calls,
-        "average_python_calls": _mean([sample.python_calls for sample in samples]),
-        "average_search_calls": _mean([sample.search_calls for sample in samples]),
-        "average_datas_used_tool_number": _mean([sample.tool_counts > 0 for sample in samples]),
+        "average_python_calls": mean_of([sample.python_calls for sample in samples]),
+        "average_search_calls": mean_of([sample.search_calls for sample in samples]),
+        "average_datas_used_tool_number": mean_of([sample.tool_counts > 0 for sample in samples]),
         "tool_productivity": productivity,
         "m1m2": productivity,
         "efficiency": legacy_efficiency(samples),
@@ -168,7 +168,7 @@ def legacy_vote(reply: str) -> str:
 
 def legacy_conciseness(votes: Sequence[tuple[int, int]]) -> float:
     """Share of samples, as (yes, no), without more yes than no; a tie and a judge that never answered are praise."""
-    return _mean([yes <= no for yes, no in votes])
+    return mean_of([yes <= no for yes, no in votes])
 
 
 def legacy_results(output: str) -> list[str]:
@@ -189,7 +189,7 @@ def legacy_successful_execution(samples: Sequence[tuple[float, Sequence[str]]]) 
     failed = [legacy_failed_results(results) for _, results in samples]
     terms = [score / max(wrong, 1) for (score, _), wrong in zip(samples, failed, strict=True)]
     calls = sum(len(results) for _, results in samples)
-    return _mean(terms), (calls - sum(failed)) / calls if calls else None
+    return mean_of(terms), (calls - sum(failed)) / calls if calls else None
 
 
 def legacy_execution_score(sample: LegacySample, dataset: str) -> float:
@@ -214,8 +214,4 @@ def legacy_reasoning_of_steps(steps: Sequence[str]) -> str:
 
 def legacy_reasoning_length(samples: Sequence[tuple[float, str]], count_tokens: Callable[[str], int]) -> float:
     """Mean of P / L, not yet per thousand, from P and the output of each sample; L is at least 1."""
-    return _mean([score / max(count_tokens(legacy_reasoning_text(output)), 1) for score, output in samples])
-
-
-def _mean(values: Sequence[float]) -> float:
-    return math.fsum(values) / len(values) if values else 0.0
+    return mean_of([score / max(count_tokens(legacy_reasoning_text(output)), 1) for score, output in samples])

@@ -5,7 +5,6 @@ From stored rows alone, so that a model's scores can be held beside published on
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -20,6 +19,7 @@ from treadle.eval.legacy_metrics import (
     legacy_sample,
     legacy_successful_execution,
 )
+from treadle.eval.statistics import mean_of
 
 SCORE_COLUMNS = (
     "rollout_key", "question_key", "model", "dataset", "domain", "prediction", "correct", "judge_status",
@@ -95,6 +95,6 @@ def _figures(group: _Group) -> dict[str, float | str | None]:
         **legacy_overall(group.samples, judged=group.is_judged),
         "successful_execution": execution,
         "correct_call_ratio": ratio,
-        "reasoning_length": math.fsum(known) / len(known) if len(known) == len(group.lengths) else None,
+        "reasoning_length": mean_of(known) if len(known) == len(group.lengths) else None,
         "conciseness": legacy_conciseness(group.votes) if group.votes else None,
     }

@@ -6,22 +6,28 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
-from treadle.core.figures import escape
+from treadle.core.figures import escape, render_figures
 from treadle.eval.config import ReportSettings
 from treadle.eval.layout import (
+    AGREEMENT,
     BEHAVIOUR,
     COMPARISON,
     HEADLINE,
     Line,
+    agreement_rows,
+    all_figures,
     behaviour_cells,
+    by_model,
     comparison_cells,
     count_table,
     headline_cells,
     is_text_column,
+    members,
     passes,
     summary_lines,
     widths,
 )
+from treadle.eval.metrics import ALL, EVERY
 
 Row = Mapping[str, Any]
 
@@ -50,6 +56,12 @@ _COMPARISON_EXPLANATION = """\
 - **won, lost**: questions that only the second, or only the first, gets mostly right.
 """
 
+_AGREEMENT_EXPLANATION = """\
+- **judged by all**: answers that all judges have a verdict on. The rule does not call these right, so the easy ones,
+  on which judges agree, are not among them.
+- **agreement**: share of pairs of verdicts that are the same; **kappa**: how far beyond chance (1: wholly, 0: not).
+"""
+
 
 def render_report(rows: Sequence[Row], comparisons: Sequence[Row], settings: ReportSettings) -> str:
     """The whole report from the rows of the summary and of the comparisons."""
@@ -63,11 +75,13 @@ def render_report(rows: Sequence[Row], comparisons: Sequence[Row], settings: Rep
         render_table(BEHAVIOUR, [behaviour_cells(line) for line in given]),
         _BEHAVIOUR_EXPLANATION.rstrip(),
         *_comparisons(comparisons),
+        "## All figures",
+        _all_figures(given),
         "## How rollouts ended",
         _counts(given, "status"),
         "## Who decided",
         _counts(given, "scorer"),
-        _judged(given),
+        *_judged(given),
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -81,14 +95,30 @@ def _passes(given: Sequence[Line]) -> Iterator[str]:
 
 
 def _averages(given: Sequence[Line], settings: ReportSettings) -> str:
-    """Which data sets the averages are over."""
+    """Which data sets the averages are over, and whether these are the same for all models."""
     datasets = {line.dataset for line in given}
     chosen = sorted(datasets.intersection(settings.headline))
     over = f"the headline data sets ({', '.join(map(escape, chosen))})" if chosen else "the data sets"
-    every = "; **every**: over all data sets" if "every" in datasets else ""
+    every = "; **every**: over all data sets" if EVERY in datasets else ""
+    averaged = [frozenset(members(lines, ALL, settings.headline)) for lines in by_model(given).values() if ALL in lines]
+    unlike = (
+        "\n- The models have averages of different data sets, which tell nothing of which model is better."
+        if len(set(averaged)) > 1
+        else ""
+    )
     return (
         f"- **all**: unweighted mean over {over}{every}.\n"
         "- **math**, **knowledge**: the same of those that ask for mathematics, and of the others. Counts are sums."
+        f"{unlike}"
+    )
+
+
+def _all_figures(given: Sequence[Line]) -> str:
+    """A table for each data set and average, with models as columns."""
+    names = dict.fromkeys(line.dataset for line in given)
+    return render_figures(
+        [all_figures(f"{name} [95 %]", {line.model: line for line in given if line.dataset == name}) for name in names],
+        level=3,
     )
 
 
@@ -110,10 +140,16 @@ def _counts(given: Sequence[Line], what: str) -> str:
     return render_table([escape(name) for name in header], body)
 
 
-def _judged(given: Sequence[Line]) -> str:
+def _judged(given: Sequence[Line]) -> Iterator[str]:
     if not any(line.counts("judge_status") for line in given):
-        return "No model judged answers: P is what the rules say."
-    return f"Answers that a judge was asked about, by what came of it:\n\n{_counts(given, 'judge_status')}"
+        yield "No model judged answers: P is what the rules say."
+        return
+    yield "Answers that a judge was asked about, by what came of it:"
+    yield _counts(given, "judge_status")
+    if body := agreement_rows(given):
+        yield "How far the judges agree:"
+        yield render_table(AGREEMENT, body)
+        yield _AGREEMENT_EXPLANATION.rstrip()
 
 
 def render_table(header: Sequence[str], body: Sequence[Sequence[str]]) -> str:

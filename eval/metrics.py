@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Literal
 
 from treadle.eval.conciseness import is_redundant
 from treadle.eval.scored_rollout import ScoredRollout
@@ -27,23 +28,38 @@ ALL = "all"
 """The average over the headline data sets, or over all where there are none of these."""
 EVERY = "every"
 """The average over all data sets, where that is another."""
+AVERAGES = (ALL, EVERY, MATH, KNOWLEDGE)
+"""Names of averages over data sets, the one that models are told apart by first."""
 
 _PASS_AT = "pass@"
+
+Place = Literal["headline", "behaviour", "detail"]
 
 Term = Callable[[ScoredRollout], tuple[float, float] | None]
 
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A figure of a data set: the sum of its terms' first parts over that of their second parts."""
+    """A figure of a data set: the sum of its terms' first parts over that of their second parts; and how it is shown.
 
+    Reports and the page take titles, units and places from here, so that no figure is in one of them alone.
+    """
+
+    title: str
+    heading: str
+    """The title above a narrow column."""
     term: Term
     """Of one rollout; None where it is undecided: the verdict, the tokenizer or the votes are missing. Where the second
     part is 0 there was nothing to say, and the rollout is none of the figure's."""
     bounds: tuple[float, float] | None = None
-    """Where all quotients of terms lie, whatever the rollout; None for numbers without an upper end."""
+    """Where all quotients of terms lie, whatever the rollout: such a figure is a share. None for numbers without an
+    upper end."""
     rests_on: str = ""
     """A figure without which this one is none, although terms are left, where some say nothing."""
+    needs: Literal["calls", "votes"] | None = None
+    """What there has to be some of among a model's rollouts for this to be a figure at all."""
+    place: Place = "detail"
+    """The table that it is a column of; all stand in the table of all figures."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +95,11 @@ class DatasetFigures:
     """Numbers of rollouts: num_failed (ended by infrastructure, accepted by the user; they count as wrong), num_valid
     (ended with an answer), and how many by status:, scorer: (who decided), judge_status: and tools_used:."""
 
+    judges: tuple[str, ...]
+    """Everybody who was asked about an answer."""
+    joint_verdicts: tuple[tuple[bool, ...], ...]
+    """Of the rollouts on which all of several judges have one, in the order of `judges`."""
+
     @property
     def means(self) -> dict[str, float | None]:
         """Name of a figure -> its value; None where no rollout says anything."""
@@ -105,20 +126,21 @@ def reasoning_length(score: float, reasoning_tokens: int) -> float:
     return PER_THOUSAND * score / max(reasoning_tokens, 1)
 
 
+_SHARE = (0.0, 1.0)
+
+
 def _once(value: float | None) -> tuple[float, float] | None:
     return None if value is None else (value, 1.0)
 
 
-def _share(value: Callable[[ScoredRollout], float | None]) -> Figure:
-    return Figure(lambda rollout: _once(value(rollout)), (0.0, 1.0))
+def _mean(value: Callable[[ScoredRollout], float | None]) -> Term:
+    """Every rollout with a value counts once."""
+    return lambda rollout: _once(value(rollout))
 
 
-def _share_of_score(value: Callable[[ScoredRollout, float], float]) -> Figure:
-    return _share(lambda rollout: None if rollout.score is None else value(rollout, rollout.score))
-
-
-def _number(value: Callable[[ScoredRollout], float | None]) -> Figure:
-    return Figure(lambda rollout: _once(value(rollout)))
+def _mean_by_score(value: Callable[[ScoredRollout, float], float]) -> Term:
+    """The same of what is made from P."""
+    return lambda rollout: None if rollout.score is None else (value(rollout, rollout.score), 1.0)
 
 
 def _reasoning_length(rollout: ScoredRollout) -> float | None:
@@ -135,49 +157,123 @@ def _conciseness(rollout: ScoredRollout) -> tuple[float, float] | None:
     return None if redundant is None else (float(not redundant), 1.0)
 
 
+def _conciseness_with_calls(rollout: ScoredRollout) -> tuple[float, float] | None:
+    return _conciseness(rollout) if rollout.calls_requested else (0.0, 0.0)
+
+
+def _call_success(rollout: ScoredRollout) -> tuple[float, float]:
+    return rollout.calls_executed - rollout.failed_calls, rollout.calls_executed
+
+
 FIGURES: Mapping[str, Figure] = MappingProxyType(
     {
-        "score": _share_of_score(lambda _, score: score),
-        "accuracy": _share(lambda rollout: None if rollout.correct is None else float(rollout.correct)),
-        "em": _share(lambda rollout: rollout.em),
-        "acc": _share(lambda rollout: rollout.acc),
-        "f1": _share(lambda rollout: rollout.f1),
-        "f1_legacy": _share(lambda rollout: rollout.f1_legacy),
-        "efficiency": _share_of_score(lambda rollout, score: efficiency(score, rollout.calls_requested)),
-        "conciseness": Figure(_conciseness, (0.0, 1.0), rests_on="conciseness_tool_users"),
+        "accuracy": Figure(
+            "right",
+            "accuracy",
+            _mean(lambda rollout: None if rollout.correct is None else float(rollout.correct)),
+            _SHARE,
+            place="headline",
+        ),
+        "score": Figure("correctness", "P", _mean_by_score(lambda _, score: score), _SHARE, place="headline"),
+        "em": Figure("exact match", "em", _mean(lambda rollout: rollout.em), _SHARE),
+        "acc": Figure("containment", "acc", _mean(lambda rollout: rollout.acc), _SHARE),
+        "f1": Figure("F1", "F1", _mean(lambda rollout: rollout.f1), _SHARE),
+        "f1_legacy": Figure("F1 as published", "F1 legacy", _mean(lambda rollout: rollout.f1_legacy), _SHARE),
+        "efficiency": Figure(
+            "efficiency",
+            "efficiency",
+            _mean_by_score(lambda rollout, score: efficiency(score, rollout.calls_requested)),
+            _SHARE,
+            needs="calls",
+            place="headline",
+        ),
+        "conciseness": Figure(
+            "conciseness",
+            "concise",
+            _conciseness,
+            _SHARE,
+            rests_on="conciseness_tool_users",
+            needs="votes",
+            place="behaviour",
+        ),
         "conciseness_tool_users": Figure(
-            lambda rollout: _conciseness(rollout) if rollout.calls_requested else (0.0, 0.0), (0.0, 1.0)
+            "conciseness with calls", "with calls", _conciseness_with_calls, _SHARE, needs="votes", place="behaviour"
         ),
-        "successful_execution": _share_of_score(
-            lambda rollout, score: successful_execution(score, rollout.failed_calls)
+        "successful_execution": Figure(
+            "successful execution",
+            "success",
+            _mean_by_score(lambda rollout, score: successful_execution(score, rollout.failed_calls)),
+            _SHARE,
+            place="behaviour",
         ),
-        "successful_execution_strict": _share_of_score(
-            lambda rollout, score: strict_successful_execution(score, rollout.failed_calls)
+        "successful_execution_strict": Figure(
+            "successful execution, strict",
+            "strict",
+            _mean_by_score(lambda rollout, score: strict_successful_execution(score, rollout.failed_calls)),
+            _SHARE,
+            place="behaviour",
         ),
-        "call_success": Figure(
-            lambda rollout: (rollout.calls_executed - rollout.failed_calls, rollout.calls_executed), (0.0, 1.0)
+        "call_success": Figure("calls without failure", "ran well", _call_success, _SHARE, place="behaviour"),
+        "reasoning_length": Figure(
+            "correctness per 1,000 tokens", "P/1000", _mean(_reasoning_length), place="behaviour"
         ),
-        "reasoning_length": _number(_reasoning_length),
-        "reasoning_tokens": _number(lambda rollout: rollout.reasoning_tokens),
-        "output_chars": _number(lambda rollout: rollout.output_chars),
-        "prompt_tokens": _number(lambda rollout: rollout.prompt_tokens),
-        "completion_tokens": _number(lambda rollout: rollout.completion_tokens),
-        "calls_requested": _number(lambda rollout: rollout.calls_requested),
-        "python_calls": _number(lambda rollout: rollout.python_calls),
-        "search_calls": _number(lambda rollout: rollout.search_calls),
-        "tool_use": _share(lambda rollout: float(rollout.calls_requested > 0)),
+        "calls_requested": Figure("calls", "calls", _mean(lambda rollout: rollout.calls_requested), place="headline"),
+        "python_calls": Figure("Python calls", "Python", _mean(lambda rollout: rollout.python_calls)),
+        "search_calls": Figure("searches", "searches", _mean(lambda rollout: rollout.search_calls)),
+        "tool_use": Figure(
+            "rollouts with calls",
+            "tool use",
+            _mean(lambda rollout: float(rollout.calls_requested > 0)),
+            _SHARE,
+            place="behaviour",
+        ),
+        "completion_tokens": Figure(
+            "sampled tokens", "tokens", _mean(lambda rollout: rollout.completion_tokens), place="headline"
+        ),
+        "prompt_tokens": Figure("prompt tokens", "prompts", _mean(lambda rollout: rollout.prompt_tokens)),
+        "reasoning_tokens": Figure(
+            "tokens without results", "L", _mean(lambda rollout: rollout.reasoning_tokens), place="behaviour"
+        ),
+        "output_chars": Figure("characters without results", "chars", _mean(lambda rollout: rollout.output_chars)),
     }
 )
-"""Every figure that is made of single rollouts, by name. All of them count, those without a verdict too, where the
-figure needs none."""
+"""Every figure that is made of single rollouts, by name, in the order in which they are shown. All rollouts count,
+those without a verdict too, where the figure needs none."""
 
 
-_NEEDS_CALLS = frozenset({"efficiency"})
+def is_figure(name: str) -> bool:
+    """Whether a name of the summary is that of a figure, one of `FIGURES` or pass@k, and no number of rollouts."""
+    return name in FIGURES or name.startswith(_PASS_AT)
+
+
+def placed(place: Place) -> tuple[str, ...]:
+    """Names of the figures of one table, in order."""
+    return tuple(name for name, figure in FIGURES.items() if figure.place == place)
+
+
+def title_of(name: str) -> str:
+    """A figure as readers know it."""
+    return FIGURES[name].title if name in FIGURES else name
+
+
+def heading_of(name: str) -> str:
+    """The same above a narrow column."""
+    return FIGURES[name].heading if name in FIGURES else name
+
+
+def is_share(name: str) -> bool:
+    """Whether all values of a figure lie within 0 and 1."""
+    return bounds_of(name) is not None
+
+
+def needs(name: str, what: Literal["calls", "votes"]) -> bool:
+    """Whether a figure is none without any of these."""
+    return name in FIGURES and FIGURES[name].needs == what
 
 
 def says_something(name: str, num_calls: float) -> bool:
     """Whether a figure is one at all of so many requested calls: what each call brought is none without a call."""
-    return num_calls > 0 or name not in _NEEDS_CALLS
+    return num_calls > 0 or not needs(name, "calls")
 
 
 def figure_sums(rollouts: Iterable[ScoredRollout], name: str) -> FigureSums:
@@ -224,7 +320,7 @@ def sums_of(rollouts: Iterable[ScoredRollout], name: str) -> FigureSums:
 
 def bounds_of(name: str) -> tuple[float, float] | None:
     """Where all values of a figure lie, by its name."""
-    return (0.0, 1.0) if name.startswith(_PASS_AT) else FIGURES[name].bounds
+    return _SHARE if name.startswith(_PASS_AT) else FIGURES[name].bounds
 
 
 def pass_at_ks(rollouts: Iterable[ScoredRollout]) -> list[int]:
@@ -246,20 +342,44 @@ def dataset_figures(
     rollouts: Iterable[ScoredRollout], areas: Mapping[str, str] = MappingProxyType({})
 ) -> list[DatasetFigures]:
     """Figures of one model per data set, by name; `areas` says what a data set is of, else its rows' domains do."""
-    return [_figures(dataset, group, areas) for dataset, group in by_dataset(rollouts).items()]
+    groups = by_dataset(rollouts)
+    found = areas_of(groups, areas)
+    return [_figures(dataset, group, found[dataset]) for dataset, group in groups.items()]
 
 
-def _figures(dataset: str, rollouts: Sequence[ScoredRollout], areas: Mapping[str, str]) -> DatasetFigures:
+def areas_of(datasets: Mapping[str, Iterable[ScoredRollout]], areas: Mapping[str, str]) -> dict[str, str]:
+    """What each data set is of: by `areas`, else by the domains of its rollouts."""
+    return {
+        dataset: areas.get(dataset) or _area({rollout.domain for rollout in rollouts})
+        for dataset, rollouts in datasets.items()
+    }
+
+
+def _figures(dataset: str, rollouts: Sequence[ScoredRollout], area: str) -> DatasetFigures:
     sums = {name: figure_sums(rollouts, name) for name in FIGURES}
+    judges = tuple(sorted({judge for rollout in rollouts for judge, _ in rollout.opinions}))
     sums |= {f"{_PASS_AT}{k}": pass_at_sums(rollouts, k) for k in pass_at_ks(rollouts)}
     return DatasetFigures(
         dataset=dataset,
-        area=areas.get(dataset) or _area({rollout.domain for rollout in rollouts}),
+        area=area,
         num_rollouts=len(rollouts),
         num_questions=len({rollout.question_key for rollout in rollouts}),
         sums=sums,
         counts=_counts(rollouts),
+        judges=judges,
+        joint_verdicts=_joint_verdicts(rollouts, judges),
     )
+
+
+def _joint_verdicts(rollouts: Sequence[ScoredRollout], judges: Sequence[str]) -> tuple[tuple[bool, ...], ...]:
+    if len(judges) < 2:
+        return ()
+    found = []
+    for rollout in rollouts:
+        verdicts = [verdict for _, verdict in rollout.opinions if verdict is not None]
+        if len(verdicts) == len(judges):
+            found.append(tuple(verdicts))
+    return tuple(found)
 
 
 def _area(domains: set[str]) -> str:
@@ -277,14 +397,19 @@ def _counts(rollouts: Sequence[ScoredRollout]) -> dict[str, int]:
     }
 
 
-def averaged(parts: Sequence[DatasetFigures], headline: Collection[str] = ()) -> dict[str, list[DatasetFigures]]:
-    """Name of an average -> the data sets that it is over: `all`, and `math` and `knowledge` where they occur.
+def of_headline(datasets: Sequence[str], headline: Collection[str]) -> list[str]:
+    """The data sets that `all` is over: those of the headline, or all where there are none of these."""
+    return [dataset for dataset in datasets if dataset in headline] or list(datasets)
 
-    These are over the data sets of the headline, or over all where there are none of these; `every` is over all, where
-    that is another. A data set of mixed area counts in `all` and `every` alone.
+
+def averaged(areas: Mapping[str, str], headline: Collection[str] = ()) -> dict[str, list[str]]:
+    """Name of an average -> the data sets that it is over, from what each data set is of.
+
+    `all`, and `math` and `knowledge` where they occur, are over those of the headline (`of_headline`); `every` is over
+    all, where that is another. A data set of mixed area counts in `all` and `every` alone.
     """
-    chosen = [part for part in parts if part.dataset in headline] or list(parts)
-    groups = {ALL: chosen} | {area: [part for part in chosen if part.area == area] for area in (MATH, KNOWLEDGE)}
-    if len(chosen) < len(parts):
-        groups[EVERY] = list(parts)
+    chosen = of_headline(list(areas), headline)
+    groups = {ALL: chosen} | {area: [one for one in chosen if areas[one] == area] for area in (MATH, KNOWLEDGE)}
+    if len(chosen) < len(areas):
+        groups[EVERY] = list(areas)
     return {name: group for name, group in groups.items() if group}

@@ -15,9 +15,9 @@ from treadle.core.schemas import COMPARISONS, SUMMARY
 from treadle.core.stage import Rows, Stage, StageContext
 from treadle.eval.comparison_rows import comparison_rows
 from treadle.eval.config import ReportSettings
-from treadle.eval.layout import summary_lines
+from treadle.eval.layout import by_model, main_line, summary_lines
 from treadle.eval.markdown import render_report
-from treadle.eval.metrics import ALL, dataset_figures
+from treadle.eval.metrics import dataset_figures
 from treadle.eval.radar import radar_axes
 from treadle.eval.radar_picture import draw_radar
 from treadle.eval.scored_rollout import COLUMNS, ScoredRollout
@@ -36,9 +36,12 @@ def run_report(context: StageContext) -> Mapping[str, Any]:
     models = _collect(tables, context)
     datasets = sorted({rollout.dataset for rollouts in models.values() for rollout in rollouts})
     check_names(datasets)
-    parts = {model: dataset_figures(rollouts, settings.areas) for model, rollouts in models.items()}
-    rows = [row for model in models for row in model_rows(model, parts[model], settings)]
-    comparisons = comparison_rows(models, parts, settings)
+    rows = [
+        row
+        for model, rollouts in models.items()
+        for row in model_rows(model, dataset_figures(rollouts, settings.areas), settings)
+    ]
+    comparisons = comparison_rows(models, settings)
     context.write(SUMMARY.kind, rows)
     context.write(COMPARISONS.kind, comparisons)
     for name, content in _files(rows, comparisons, settings).items():
@@ -77,11 +80,8 @@ def _files(rows: Sequence[Row], comparisons: Sequence[Row], settings: ReportSett
 
 def _radar_figures(rows: Sequence[Row]) -> dict[str, dict[str, float | None]]:
     """Figures of each model's average, or of its only data set."""
-    chosen = {}
-    for line in summary_lines(rows):
-        if line.dataset == ALL or line.model not in chosen:
-            chosen[line.model] = {name: line.value(name) for name in line.figures}
-    return chosen
+    main = {model: main_line(lines) for model, lines in by_model(summary_lines(rows)).items()}
+    return {model: {name: line.value(name) for name in line.figures} for model, line in main.items()}
 
 
 def as_json(rows: Sequence[Mapping[str, Any]], comparisons: Sequence[Mapping[str, Any]]) -> bytes:
@@ -102,7 +102,7 @@ def as_csv(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> bytes:
 
 REPORT = Stage(
     name="report",
-    version=3,
+    version=4,
     settings=ReportSettings,
     consumes={"scores": "scores"},
     produces=(SUMMARY, COMPARISONS),

@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import orjson
+
 from treadle.eval.conciseness import Votes, is_redundant
 
 
@@ -48,6 +50,8 @@ class ScoredRollout:
     """Characters of the trajectory without tool results."""
     votes: Votes | None = None
     """On a redundant call; None where no judge was asked."""
+    opinions: tuple[tuple[str, bool | None], ...] = ()
+    """Judges asked about the answer, by name, and their verdicts; None where nothing can be read."""
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> ScoredRollout:
@@ -58,7 +62,7 @@ class ScoredRollout:
         fields = {name: row[name] for name in _FIELDS}
         # Many rollouts have few such texts among them: each is kept once.
         fields |= {name: sys.intern(fields[name]) for name in _REPEATED}
-        return cls(**fields, votes=votes)
+        return cls(**fields, votes=votes, opinions=_opinions(row["judges"]))
 
     def kinds(self) -> Iterator[str]:
         """What it is counted among, as <what>:<which>."""
@@ -72,9 +76,15 @@ class ScoredRollout:
         yield f"tools_used:{tools[(self.python_calls > 0) + 2 * (self.search_calls > 0)]}"
 
 
+def _opinions(judges: str) -> tuple[tuple[str, bool | None], ...]:
+    """Names and verdicts from the column `judges`."""
+    said = {} if judges == "{}" else orjson.loads(judges)
+    return tuple((sys.intern(name), said[name]["verdict"]) for name in sorted(said))
+
+
 _VERDICTS = {True: "redundant", False: "concise", None: "undecided"}
-_FIELDS = tuple(name for name in ScoredRollout.__dataclass_fields__ if name != "votes")
+_FIELDS = tuple(name for name in ScoredRollout.__dataclass_fields__ if name not in ("votes", "opinions"))
 _REPEATED = ("question_key", "dataset", "domain", "status", "scorer")
 _VOTES = ("votes_yes", "votes_no", "votes_abstained")
-COLUMNS = (*_FIELDS, *_VOTES)
+COLUMNS = (*_FIELDS, *_VOTES, "judges")
 """Columns of `scores` that a rollout is made from."""

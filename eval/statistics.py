@@ -27,6 +27,18 @@ class Interval:
     high: float
     method: str
 
+    @property
+    def ends(self) -> tuple[float | None, float | None]:
+        """Both ends as they are written down and shown: infinite ones are none."""
+        low, high = (end if math.isfinite(end) else None for end in (self.low, self.high))
+        return low, high
+
+
+def mean_of(values: Iterable[float]) -> float:
+    """The mean of at least one value, exact before it is rounded."""
+    given = list(values)
+    return math.fsum(given) / len(given)
+
 
 def wilson_interval(share: float, num_trials: float) -> tuple[float, float]:
     """Wilson score interval (1927) of a share seen in `num_trials` independent trials; (0, 1) without trials.
@@ -64,7 +76,7 @@ def share_interval(questions: Sequence[tuple[float, int]]) -> Interval:
 def average_interval(intervals: Iterable[Interval]) -> Interval:
     """Unweighted mean of independent means, with their distances to the ends combined as squares."""
     parts = list(intervals)
-    mean = math.fsum(part.mean for part in parts) / len(parts)
+    mean = mean_of(part.mean for part in parts)
     below = math.sqrt(math.fsum((part.mean - part.low) ** 2 for part in parts)) / len(parts)
     above = math.sqrt(math.fsum((part.high - part.mean) ** 2 for part in parts)) / len(parts)
     return Interval(mean, mean - below, mean + above, "combined")

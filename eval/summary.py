@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
@@ -21,8 +20,7 @@ from treadle.eval.metrics import (
     says_something,
 )
 from treadle.eval.statistics import Interval, average_interval, ratio_interval, share_interval
-
-AVERAGES = (ALL, MATH, KNOWLEDGE, EVERY)
+from treadle.eval.verdicts import agreement
 
 Row = dict[str, Any]
 
@@ -59,23 +57,40 @@ def model_rows(model: str, parts: Sequence[DatasetFigures], settings: ReportSett
         for part in parts
     }
     for part in parts:
-        yield from _rows(model, part.dataset, [part], intervals[part.dataset], part.counts)
-    for average, group in averages_shown(parts, settings.headline).items():
+        yield from _rows(model, part.dataset, [part], intervals[part.dataset], _counts([part]))
+    by_name = {part.dataset: part for part in parts}
+    areas = {part.dataset: part.area for part in parts}
+    for average, datasets in averages_shown(areas, settings.headline).items():
+        group = [by_name[dataset] for dataset in datasets]
         names = [name for name in group[0].sums if all(name in part.sums for part in group)]
         means = {name: _average([intervals[part.dataset][name] for part in group]) for name in names}
-        counts: Counter[str] = Counter()
-        for part in group:
-            counts.update(part.counts)
-        yield from _rows(model, average, group, means, counts)
+        yield from _rows(model, average, group, means, _counts(group))
 
 
-def averages_shown(parts: Sequence[DatasetFigures], headline: Collection[str]) -> dict[str, list[DatasetFigures]]:
-    """The averages that say something of their own, for several data sets.
+def averages_shown(areas: Mapping[str, str], headline: Collection[str]) -> dict[str, list[str]]:
+    """The averages that say something of their own, for several data sets, from what each is of: name -> data sets.
 
     `all` always, of however many the headline has; no other one of a single data set, and none that is as `all`.
     """
-    groups = averaged(parts, headline) if len(parts) > 1 else {}
+    groups = averaged(areas, headline) if len(areas) > 1 else {}
     return {name: group for name, group in groups.items() if name == ALL or (len(group) > 1 and group != groups[ALL])}
+
+
+def _counts(group: Sequence[DatasetFigures]) -> dict[str, float | None]:
+    """Numbers of rollouts of all data sets together, and how far several judges agree on their answers."""
+    counts: Counter[str] = Counter()
+    for part in group:
+        counts.update(part.counts)
+    found: dict[str, float | None] = {name: float(count) for name, count in counts.items()}
+    asked = {part.judges for part in group if part.judges}
+    if len(asked) != 1 or len(*asked) < 2:
+        return found
+    joint = agreement([verdicts for part in group for verdicts in part.joint_verdicts])
+    return found | {
+        "num_judged_jointly": float(joint.num_answers),
+        "judge_agreement": joint.share,
+        "judge_kappa": joint.kappa,
+    }
 
 
 def _average(parts: Sequence[Interval | None]) -> Interval | None:
@@ -88,7 +103,7 @@ def _rows(
     dataset: str,
     group: Sequence[DatasetFigures],
     intervals: Mapping[str, Interval | None],
-    counts: Mapping[str, int],
+    counts: Mapping[str, float | None],
 ) -> Iterator[Row]:
     size = {
         "num_rollouts": sum(part.num_rollouts for part in group),
@@ -106,13 +121,12 @@ def _rows(
             "num_undecided": sum(part.sums[name].num_undecided for part in group),
         }
     for name, count in counts.items():
-        columns = {"value": float(count), "low": None, "high": None, "method": None}
+        columns = {"value": count, "low": None, "high": None, "method": None}
         yield {"model": model, "dataset": dataset, "figure": name, **columns, **size, "num_undecided": 0}
 
 
 def _interval_columns(interval: Interval | None) -> Row:
-    """Infinite ends are none."""
     if interval is None:
         return {"value": None, "low": None, "high": None, "method": None}
-    low, high = (end if math.isfinite(end) else None for end in (interval.low, interval.high))
+    low, high = interval.ends
     return {"value": interval.mean, "low": low, "high": high, "method": interval.method}

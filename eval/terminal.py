@@ -8,17 +8,24 @@ from typing import TYPE_CHECKING, Any
 
 from treadle.core.figures import plain
 from treadle.eval.layout import (
+    AGREEMENT,
     COMPARISON,
     HEADLINE,
     Line,
+    agreement_rows,
+    by_model,
     comparison_cells,
+    count_table,
+    datasets_of,
+    figure_cell,
     headline_cells,
     is_text_column,
-    number,
+    main_dataset,
+    main_line,
+    short_interval_cell,
     summary_lines,
-    with_interval,
 )
-from treadle.eval.metrics import ALL, EVERY
+from treadle.eval.metrics import EVERY
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -28,6 +35,7 @@ WIDE = 110
 _NARROW = ("data set", "n", "accuracy, 95 %", "P", "effic.", "calls", "tools", "tokens")
 
 _OVER = "all: average over the data sets of the headline; every: over every data set"
+_UNLIKE = "The models were asked different data sets: averages over these do not tell which is better"
 
 
 def summary_table(rows: Iterable[Mapping[str, Any]], title: str | None = None, width: int | None = None) -> Table:
@@ -46,8 +54,11 @@ def summary_table(rows: Iterable[Mapping[str, Any]], title: str | None = None, w
 
 
 def _caption(given: Iterable[Line]) -> str | None:
-    """What the averages are over, where that is not every data set."""
-    return _OVER if any(line.dataset == EVERY for line in given) else None
+    """What the averages are over, where that is not every data set, or not the same for all models."""
+    lines = list(given)
+    asked = {tuple(sorted(datasets_of(of_model))) for of_model in by_model(lines).values()}
+    over = [_OVER] if any(line.dataset == EVERY for line in lines) else []
+    return "\n".join([*over, *([_UNLIKE] if len(asked) > 1 else [])]) or None
 
 
 def comparison_table(rows: Iterable[Mapping[str, Any]]) -> Table:
@@ -61,11 +72,24 @@ def comparison_table(rows: Iterable[Mapping[str, Any]]) -> Table:
     return _table(("compared", *COMPARISON[1:2], *COMPARISON[3:7]), body, None, narrow=True)
 
 
+def judges_table(rows: Iterable[Mapping[str, Any]]) -> Table | None:
+    """Who decided about the answers of each model, and how far several judges agree; None where no judge was asked."""
+    given = summary_lines(rows)
+    if not any(line.counts("judge_status") for line in given):
+        return None
+    main = [main_line(lines) for lines in by_model(given).values()]
+    header, body = count_table(main, "scorer")
+    agreements = {row[0]: row[2:] for row in agreement_rows(main)}
+    if agreements:
+        header = [*header, *AGREEMENT[2:]]
+        body = [[*row, *agreements.get(row[0], ["-"] * len(AGREEMENT[2:]))] for row in body]
+    return _table(header, body, "Who decided")
+
+
 def main_comparisons(rows: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
     """Of one pair of models: all figures of the average or of the only data set, else correctness alone."""
-    if len({row["dataset"] for row in rows}) == 1:
-        return rows
-    return [row for row in rows if row["dataset"] == ALL] or [row for row in rows if row["figure"] == "score"]
+    main = main_dataset(row["dataset"] for row in rows)
+    return [row for row in rows if (row["figure"] == "score" if main is None else row["dataset"] == main)]
 
 
 def _table(
@@ -100,9 +124,9 @@ def _narrow_cells(line: Line) -> list[str]:
     return [
         f"  {line.dataset}",
         wide[2].replace(" unscored", ""),
-        with_interval(line, "accuracy", short=True),
-        number(line.value("score"), ".3f"),
+        short_interval_cell(line, "accuracy"),
+        figure_cell(line, "score"),
         *wide[5:7],
-        number(line.value("tool_use"), ".0%"),
+        figure_cell(line, "tool_use"),
         wide[7],
     ]

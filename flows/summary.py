@@ -71,11 +71,14 @@ def _with_summary(run: Run, record: StageRecord) -> dict[str, Any]:
 
 
 def _print_summary(run: Run, record: StageRecord) -> None:
-    from treadle.eval.terminal import comparison_table, summary_table
+    from treadle.eval.terminal import comparison_table, judges_table, summary_table
 
     out, rows = console(), list(run.rows(record.outputs["summary"]).rows())
     out.print()
     out.print(summary_table(rows, width=out.width))
+    if (judges := judges_table(rows)) is not None:
+        out.print()
+        out.print(judges)
     if "comparisons" in record.outputs and record.outputs["comparisons"].num_rows:
         out.print()
         out.print(comparison_table(run.rows(record.outputs["comparisons"]).rows()))

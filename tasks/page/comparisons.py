@@ -8,16 +8,14 @@ from typing import Any
 
 from treadle.core.figures import Cell, Figures
 from treadle.core.harmless import one_line
-from treadle.eval.comparison_rows import comparison_rows
+from treadle.eval.comparison_rows import Side, adjusted, pair_rows
 from treadle.eval.config import ReportSettings
-from treadle.eval.layout import fixed
-from treadle.eval.metrics import dataset_figures
+from treadle.eval.layout import compared_texts, p_text
+from treadle.eval.metrics import AVERAGES, title_of
 from treadle.eval.page.charts import Estimate, interval_chart
 from treadle.eval.page.document import Fold, Part, Section
-from treadle.eval.statistics import holm
-from treadle.tasks.page.evaluation import figure_title, number_form
 from treadle.tasks.page.flips import flips
-from treadle.tasks.page.models import OVERALL, Model
+from treadle.tasks.page.models import Model
 
 Row = dict[str, Any]
 
@@ -97,7 +95,7 @@ def _pair_name(first: Model, second: Model) -> str:
 
 
 def _place(dataset: str) -> int:
-    return OVERALL.index(dataset) if dataset in OVERALL else len(OVERALL)
+    return AVERAGES.index(dataset) if dataset in AVERAGES else len(AVERAGES)
 
 
 def _reported(models: Sequence[Model]) -> list[Row]:
@@ -113,16 +111,14 @@ def _reported(models: Sequence[Model]) -> list[Row]:
 
 def _across(models: Sequence[Model]) -> list[Row]:
     """Models of different runs: those of the same name, and those without a namesake each with each."""
+    known = [model for model in models if model.rollouts]
+    settings = {model.label: ReportSettings.model_validate(model.report.settings) for model in known}
+    sides = {model.label: Side.of(model.label, model.rollouts, settings[model.label].areas) for model in known}
     rows: list[Row] = []
-    for first, second in combinations(models, 2):
-        if first.source is not second.source and _belong(first, second, models) and first.rollouts and second.rollouts:
-            settings = ReportSettings.model_validate(first.report.settings)
-            rollouts = {first.label: first.rollouts, second.label: second.rollouts}
-            parts = {label: dataset_figures(given, settings.areas) for label, given in rollouts.items()}
-            rows += comparison_rows(rollouts, parts, settings)
-    for row, p_value in zip(rows, holm([row["p_value"] for row in rows]), strict=True):
-        row["p_adjusted"] = p_value
-    return rows
+    for first, second in combinations(known, 2):
+        if first.source is not second.source and _belong(first, second, models):
+            rows += pair_rows(sides[first.label], sides[second.label], settings[first.label])
+    return adjusted(rows)
 
 
 def _belong(first: Model, second: Model, models: Sequence[Model]) -> bool:
@@ -138,20 +134,19 @@ def _table(title: str, rows: Sequence[Row], *, with_figure: bool) -> Figures:
     names = {row["dataset"] for row in rows}
     body: list[tuple[Cell, ...]] = []
     for row in rows:
-        figure = (figure_title(row["figure"]),) if with_figure else ()
+        figure = (title_of(row["figure"]),) if with_figure else ()
         flipped: tuple[Cell, ...] = () if with_figure else (len(row["gained"]), len(row["lost"]))
-        if flipped and row["dataset"] in OVERALL and len(names) > 1:
+        if flipped and row["dataset"] in AVERAGES and len(names) > 1:
             flipped = ("-", "-")  # said of its data sets
-        values = (_value(row, "first_value"), _value(row, "second_value"), _difference(row))
         body.append(
             (
                 row["pair"],
                 row["title"],
                 *figure,
                 row["num_questions"],
-                *values,
-                _p(row["p_value"]),
-                _p(row["p_adjusted"]),
+                *compared_texts(row, in_percent=True, sign="+"),
+                p_text(row["p_value"]),
+                p_text(row["p_adjusted"]),
                 *flipped,
             )
         )
@@ -169,22 +164,6 @@ def _remarks(rows: Sequence[Row]) -> list[str]:
         f"{row['pair']}: {row['num_dropped']:,} questions of {one_line(row['dataset'])} left out, "
         "since not both have a verdict on them."
         for row in rows
-        if row["num_dropped"] and row["dataset"] not in OVERALL
+        if row["num_dropped"] and row["dataset"] not in AVERAGES
     )
     return [*unlike, *dropped]
-
-
-def _value(row: Row, column: str, sign: str = "") -> str:
-    scale, digits = number_form(row["figure"], row[column])
-    return fixed(row[column] * scale, digits, sign=sign)
-
-
-def _difference(row: Row) -> str:
-    text = _value(row, "difference", "+")
-    if row["low"] is None or row["high"] is None:
-        return text
-    return f"{text} [{_value(row, 'low', '+')}, {_value(row, 'high', '+')}]"
-
-
-def _p(value: float) -> str:
-    return "< 0.001" if value < 0.001 else f"{value:.3f}"

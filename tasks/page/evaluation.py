@@ -3,50 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from treadle.core.figures import Cell, Figures
-from treadle.eval.layout import Line, fixed
+from treadle.eval.layout import Line, all_figures, figure_cell, figure_heading, pass_names
+from treadle.eval.metrics import AVERAGES, FIGURES, placed
 from treadle.eval.page.charts import Estimate, interval_chart, radar_chart
 from treadle.eval.page.document import Fold, Part, Section, Tile, Tiles
-from treadle.eval.radar import radar_axes
-from treadle.tasks.page.models import OVERALL, Model, enumerated
+from treadle.eval.radar import AXES, radar_axes
+from treadle.tasks.page.models import Model, enumerated
 
-_PERCENT = {
-    "accuracy": "right",
-    "score": "correctness",
-    "em": "exact match",
-    "acc": "answer contained",
-    "f1": "F1",
-    "f1_legacy": "F1 as published",
-    "efficiency": "efficiency",
-    "conciseness": "conciseness",
-    "conciseness_tool_users": "conciseness with calls",
-    "successful_execution": "successful execution",
-    "successful_execution_strict": "successful execution, strict",
-    "call_success": "calls without failure",
-    "tool_use": "rollouts with calls",
-}
-"""Shares, shown in per cent."""
-_NUMBERS = {
-    "reasoning_length": "correctness per 1,000 tokens",
-    "calls_requested": "calls",
-    "python_calls": "Python calls",
-    "search_calls": "searches",
-    "reasoning_tokens": "tokens without results",
-    "completion_tokens": "sampled tokens",
-    "prompt_tokens": "prompt tokens",
-    "output_chars": "characters without results",
-}
-_HEADLINE = (
-    "accuracy",
-    "score",
-    "efficiency",
-    "conciseness",
-    "successful_execution",
-    "reasoning_length",
-    "calls_requested",
-    "completion_tokens",
-)
+_HEADLINE = tuple(name for name in FIGURES if name in placed("headline") or name in {figure for _, figure in AXES})
+"""What the texts' headline has, and what is drawn."""
 _UNLUCKY = ("undecided", "failed")
 _NOTE = (
     "In brackets: 95 % intervals. Correctness: F1 for questions of knowledge, else 1 or 0; efficiency: the same "
@@ -63,7 +31,11 @@ def headline_section(models: Sequence[Model]) -> list[Section]:
     """How many answers are right, by model and data set."""
     if not models:
         return []
-    figures = [name for name in (*_HEADLINE, *_passes(models)) if _is_told(name, models)]
+    figures = [
+        name
+        for name in (*_HEADLINE, *pass_names(line for model in models for line in _told(model)))
+        if _is_told(name, models)
+    ]
     unlucky = [name for name in _UNLUCKY if any(_count(line, name) for model in models for line in _told(model))]
     title, is_alike = _over(models)
     notes = [_NOTE]
@@ -73,7 +45,13 @@ def headline_section(models: Sequence[Model]) -> list[Section]:
         notes.append(_UNLIKE)
     over_all = Figures(
         title,
-        ("model", *([] if is_alike else ["data sets"]), "rollouts", *map(_title, figures), *unlucky),
+        (
+            "model",
+            *([] if is_alike else ["data sets"]),
+            "rollouts",
+            *(figure_heading(name, in_percent=True) for name in figures),
+            *unlucky,
+        ),
         tuple(
             (model.label, *([] if is_alike else [_members(model)]), *_cells(model.headline, figures, unlucky))
             for model in models
@@ -86,7 +64,7 @@ def headline_section(models: Sequence[Model]) -> list[Section]:
     parts.append(over_all)
     if len(lines := _lines_told(models)) > 1:
         parts.append(Fold("Each data set", [_by_dataset(models, lines, figures, unlucky)]))
-    parts.append(Fold("All figures", [_all_figures(models)]))
+    parts.append(Fold("All figures", _all_figures(models)))
     reading = (
         "Each line is a 95 % interval around the share of right answers: where two overlap widely, the difference may "
         "be chance."
@@ -180,28 +158,10 @@ def _lines_told(models: Sequence[Model]) -> list[str]:
     names = dict.fromkeys(name for model in models for name in model.lines)
     averages = [
         average
-        for average in OVERALL
+        for average in AVERAGES
         if any(average in model.lines and len(model.over(average)) != 1 for model in models)
     ]
     return [*averages, *(name for name in names if any(name in model.datasets for model in models))]
-
-
-def figure_title(name: str) -> str:
-    """A figure as readers know it."""
-    return _PERCENT.get(name) or _NUMBERS.get(name) or name.replace("_", " ")
-
-
-def _title(name: str) -> str:
-    return f"{figure_title(name)}{', %' if _is_share(name) else ''}"
-
-
-def _is_share(name: str) -> bool:
-    return name in _PERCENT or name.startswith("pass@")
-
-
-def _passes(models: Sequence[Model]) -> list[str]:
-    found = {name for model in models for line in _told(model) for name in line.figures if name.startswith("pass@")}
-    return sorted(found, key=lambda name: (len(name), name))
 
 
 def _is_told(name: str, models: Sequence[Model]) -> bool:
@@ -215,7 +175,7 @@ def _is_told(name: str, models: Sequence[Model]) -> bool:
 def _cells(line: Line, figures: Sequence[str], unlucky: Sequence[str]) -> list[Cell]:
     return [
         line.num_rollouts,
-        *(figure_text(line, name, with_interval=name in _WITH_INTERVAL) for name in figures),
+        *(figure_cell(line, name, in_percent=True, with_interval=name in _WITH_INTERVAL) for name in figures),
         *(_count(line, name) for name in unlucky),
     ]
 
@@ -231,26 +191,6 @@ def _count(line: Line, name: str) -> int:
     return int(line.value("num_failed") or 0)
 
 
-def figure_text(line: Line, name: str, *, with_interval: bool) -> str:
-    """A figure as it stands in a table; shares in per cent, their unit in the heading; with votes that are open."""
-    value, num_open = line.value(name), line.num_open(name)
-    left_out = f" ({num_open:,} open)" if num_open else ""
-    if value is None:
-        return f"-{left_out}"
-    row, (scale, digits) = line.figures[name], number_form(name, value)
-    text = fixed(value * scale, digits)
-    if with_interval and row["low"] is not None and row["high"] is not None:
-        text += f" [{fixed(row['low'] * scale, digits)}, {fixed(row['high'] * scale, digits)}]"
-    return text + left_out
-
-
-def number_form(name: str, value: float) -> tuple[float, int]:
-    """By what to multiply a figure to show it, and the digits behind the point."""
-    if _is_share(name):
-        return 100.0, 1
-    return 1.0, 0 if abs(value) >= 100 else 1 if abs(value) >= 10 else 2
-
-
 def _by_dataset(
     models: Sequence[Model], datasets: Sequence[str], figures: Sequence[str], unlucky: Sequence[str]
 ) -> Figures:
@@ -260,22 +200,32 @@ def _by_dataset(
         for model in models
         if name in model.lines
     )
-    return Figures("Each data set", ("data set", "model", "rollouts", *map(_title, figures), *unlucky), rows)
+    return Figures(
+        "Each data set",
+        ("data set", "model", "rollouts", *(figure_heading(name, in_percent=True) for name in figures), *unlucky),
+        rows,
+    )
 
 
-def _all_figures(models: Sequence[Model]) -> Figures:
-    """Figures as rows, models as columns, of what the main figures are of."""
+def _all_figures(models: Sequence[Model]) -> list[Part]:
+    """A table for what the main figures are of, and one for each data set and further average; models as columns."""
     title, is_alike = _over(models)
-    names = [*_PERCENT, *_passes(models), *_NUMBERS]
-    told = [name for name in names if any(model.headline.value(name) is not None for model in models)]
-    rows: tuple[tuple[str, ...], ...] = tuple(
-        (
-            f"{figure_title(name)}{', %' if _is_share(name) else ''}",
-            *(figure_text(model.headline, name, with_interval=True) for model in models),
-        )
-        for name in told
+    main = all_figures(
+        "All figures [95 %]" if title == "Figures" else f"All figures: {title[0].lower()}{title[1:]} [95 %]",
+        {model.label: model.headline for model in models},
+        in_percent=True,
     )
     if not is_alike:
-        rows = (("data sets", *map(_members, models)), *rows)
-    name = "All figures" if title == "Figures" else f"All figures: {title[0].lower()}{title[1:]}"
-    return Figures(f"{name} [95 %]", ("figure", *(model.label for model in models)), rows)
+        main = replace(main, rows=(("data sets", *map(_members, models)), *main.rows))
+    parts: list[Part] = [main]
+    for name in _lines_told(models):
+        lines = {model.label: model.lines[name] for model in models if name in model.lines}
+        if is_alike and all(line is model.headline for model, line in zip(models, lines.values(), strict=False)):
+            continue
+        parts.append(all_figures(f"{_title_of(models, name)} [95 %]", lines, in_percent=True))
+    return parts
+
+
+def _title_of(models: Sequence[Model], name: str) -> str:
+    """A data set, or an average by what it is over, all of that where models differ."""
+    return " or ".join(dict.fromkeys(model.title(name) for model in models if name in model.lines))

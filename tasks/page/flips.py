@@ -8,8 +8,9 @@ from typing import Any
 from treadle.core.figures import Figures
 from treadle.core.harmless import one_line
 from treadle.core.stage import Address
+from treadle.eval.metrics import AVERAGES
 from treadle.eval.page.document import Fold, Part
-from treadle.tasks.page.models import OVERALL, Model
+from treadle.tasks.page.models import Model
 
 Row = dict[str, Any]
 
@@ -37,7 +38,7 @@ def flips(models: Sequence[Model], rows: Sequence[Row]) -> list[Part]:
 
 def _is_average(row: Row, rows: Sequence[Row]) -> bool:
     names = {other["dataset"] for other in rows}
-    return row["dataset"] in OVERALL and len(names) > 1
+    return row["dataset"] in AVERAGES and len(names) > 1
 
 
 def _fold(row: Row, questions: dict[str, Row], predictions: dict[str, dict[str, str]]) -> list[Part]:

@@ -8,13 +8,11 @@ from dataclasses import dataclass
 
 from treadle.core.harmless import one_line
 from treadle.core.records import StageRecord
-from treadle.eval.layout import Line, summary_lines
-from treadle.eval.metrics import ALL, EVERY, KNOWLEDGE, MATH
+from treadle.eval.layout import Line, by_model, datasets_of, main_line, members, summary_lines
+from treadle.eval.metrics import AVERAGES, EVERY, KNOWLEDGE, MATH
 from treadle.eval.scored_rollout import COLUMNS, ScoredRollout
 from treadle.tasks.page.sources import Source
 
-OVERALL = (ALL, EVERY, MATH, KNOWLEDGE)
-"""Names of averages over data sets, the one that models are told apart by first."""
 _AREAS = {MATH: "mathematics", KNOWLEDGE: "knowledge"}
 _MOST_NAMED = 8
 
@@ -73,20 +71,15 @@ class Model:
     @property
     def headline(self) -> Line:
         """The average over the data sets of the headline, or its figures on the only data set."""
-        return next((self.lines[name] for name in OVERALL if name in self.lines), next(iter(self.lines.values())))
+        return main_line(self.lines)
 
     def over(self, name: str) -> list[str]:
         """The data sets that a line is over; none where only its name says it: mathematics, knowledge."""
-        if name not in OVERALL or len(self.lines) == 1:
-            return [name]
-        if name == ALL:
-            chosen = set(self.report.settings.get("headline", ()))
-            return [dataset for dataset in self.datasets if dataset in chosen] or self.datasets
-        return self.datasets if name == EVERY else []
+        return members(self.lines, name, self.report.settings.get("headline", ()))
 
     def title(self, name: str) -> str:
         """A data set, or what an average is over."""
-        if name not in OVERALL or len(self.lines) == 1:
+        if name not in AVERAGES or len(self.lines) == 1:
             return name
         if name == EVERY:
             return "average of every data set"
@@ -100,7 +93,7 @@ class Model:
     @property
     def datasets(self) -> list[str]:
         """The data sets that it was asked, averages left out."""
-        return [name for name in self.lines if len(self.lines) == 1 or name not in OVERALL]
+        return datasets_of(self.lines)
 
 
 def evaluated_models(sources: Sequence[Source]) -> list[Model]:
@@ -108,9 +101,7 @@ def evaluated_models(sources: Sequence[Source]) -> list[Model]:
     models: list[Model] = []
     for source in sources:
         for report in source.of_stage("report")[-1:]:
-            by_name: dict[str, dict[str, Line]] = {}
-            for line in summary_lines(source.rows(report.outputs.get("summary"), report.address)):
-                by_name.setdefault(line.model, {})[line.dataset] = line
+            by_name = by_model(summary_lines(source.rows(report.outputs.get("summary"), report.address)))
             rollouts = _rollouts(source, report)
             for name, lines in by_name.items():
                 own = rollouts.get(name, [])

@@ -8,9 +8,9 @@ from typing import Any
 from hypothesis import strategies as st
 
 from treadle.eval.config import ReportSettings
-from treadle.eval.metrics import DatasetFigures
+from treadle.eval.metrics import AVERAGES, DatasetFigures
 from treadle.eval.scored_rollout import ScoredRollout
-from treadle.eval.summary import AVERAGES, model_rows
+from treadle.eval.summary import model_rows
 
 
 def averages(parts: Sequence[DatasetFigures]) -> dict[str, dict[str, Any]]:

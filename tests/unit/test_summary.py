@@ -75,8 +75,7 @@ def test_efficiency_is_none_without_a_call() -> None:
         "direct": [scored(1, 0), scored(0, 0, question_key="r")],
         "calls": [scored(1, 2), scored(0, 1, question_key="r")],
     }
-    parts = {model: dataset_figures(given) for model, given in models.items()}
-    compared = {row["figure"] for row in comparison_rows(models, parts, SETTINGS)}
+    compared = {row["figure"] for row in comparison_rows(models, SETTINGS)}
     assert "efficiency" not in compared and "calls_requested" in compared
 
 
@@ -91,7 +90,7 @@ def test_a_figure_without_a_value_has_empty_cells_and_infinite_ends_are_none() -
 def test_averages_that_say_nothing_of_their_own_are_left_out() -> None:
     def shown(*datasets: tuple[str, str], headline: tuple[str, ...] = ()) -> dict[str, list[str]]:
         parts = dataset_figures([scored(1, dataset=name, domain=domain) for name, domain in datasets])
-        return {name: [part.dataset for part in group] for name, group in averages_shown(parts, headline).items()}
+        return averages_shown({part.dataset: part.area for part in parts}, headline)
 
     a, b, c = ("a", "math"), ("b", "math"), ("c", "qa")
     assert shown(a) == {}

@@ -1,0 +1,125 @@
+"""How the scores of two models came about, so that none are compared without a word that were made differently.
+
+Two sources: what was asked about the rollouts themselves, and the settings under which the stage `scores` was run.
+Documented in docs/behaviour/metrics.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import ValidationError
+
+from treadle.agent.role_settings import RoleSettings
+from treadle.core.config import digest_json, semantic_dump
+from treadle.eval.config import ScoresSettings
+from treadle.eval.metrics import needs
+from treadle.eval.scored_rollout import ScoredRollout
+
+ANSWERED = "answered"
+"""The status of rollouts whose answers are judged."""
+
+_WITHOUT_VERDICT = frozenset({"calls_requested", "reasoning_tokens"})
+"""Of the figures that are compared, those that no verdict and no vote changes."""
+
+
+def judged_unlike(first: Iterable[ScoredRollout], second: Iterable[ScoredRollout]) -> list[str]:
+    """What tells, from the rollouts of two models alone, that judges had another part in the verdicts of one."""
+    notes: dict[str, None] = {}
+    sides = [list(first), list(second)]
+    for domain in sorted({one.domain for side in sides for one in side}):
+        ours, theirs = ([one for one in side if one.domain == domain] for side in sides)
+        asked = [[one for one in side if one.judge_status is not None] for side in (ours, theirs)]
+        for which, judged, other in (("first", asked[0], theirs), ("second", asked[1], ours)):
+            if judged and _left_to_rules(other):
+                notes[f"a judge was asked about answers of the {which} alone"] = None
+        judges = [sorted({judge for one in side for judge, _ in one.opinions}) for side in asked]
+        if all(judges) and judges[0] != judges[1]:
+            notes[f"answers of the first were judged by {_names(judges[0])}, of the second by {_names(judges[1])}"] = (
+                None
+            )
+        failed = [{one.correct is None for one in side if one.judge_status == "failed"} for side in asked]
+        if {True} in failed and {False} in failed:
+            alone = "first" if failed[0] == {True} else "second"
+            notes[f"answers that no judge could be read on are left out of the {alone} alone"] = None
+    return list(notes)
+
+
+def _left_to_rules(rollouts: Sequence[ScoredRollout]) -> bool:
+    """Whether no judge was asked, and some answers are wrong that would have been a judge's matter."""
+    return all(one.judge_status is None for one in rollouts) and any(
+        not one.correct and one.status == ANSWERED for one in rollouts
+    )
+
+
+def _names(judges: Sequence[str]) -> str:
+    return " and ".join(judges)
+
+
+@dataclass(frozen=True, slots=True)
+class Scoring:
+    """What verdicts and votes of an instance of `scores` go by."""
+
+    version: int
+    """Of the stage."""
+    verdicts: Mapping[str, str]
+    """Setting -> its value; what is no text for people is a digest, and its name stands in `_UNSAID`."""
+    votes: Mapping[str, str]
+
+    @classmethod
+    def of(cls, version: int, settings: Any) -> Scoring:
+        """From the record of an instance. Of settings that this Treadle does not know only the version is told."""
+        try:
+            given = ScoresSettings.model_validate(settings)
+        except ValidationError:
+            return cls(version, {}, {})
+        return cls(version, _verdicts(given), _votes(given))
+
+    def unlike(self, other: Scoring, figure: str) -> list[str]:
+        """What differs in another one, of that which changes a figure; this one's value first."""
+        said = [("version of the stage scores", str(self.version), str(other.version))]
+        if figure not in _WITHOUT_VERDICT:
+            ours, theirs = (self.votes, other.votes) if needs(figure, "votes") else (self.verdicts, other.verdicts)
+            said += [(name, value, theirs[name]) for name, value in ours.items() if name in theirs]
+        return [_difference(name, value, changed) for name, value, changed in said if value != changed]
+
+
+_UNSAID = ("model or sampling of ", "prompts of ")
+
+
+def _difference(name: str, value: str, changed: str) -> str:
+    return f"other {name}" if name.startswith(_UNSAID) else f"{name} {value}, then {changed}"
+
+
+def _verdicts(given: ScoresSettings) -> dict[str, str]:
+    options, judges = given.options, given.options.judges
+    found = {
+        "f1_threshold": f"{options.f1_threshold:g}",
+        "symbolic": str(options.symbolic).lower(),
+        "symbolic_limit_s": f"{options.symbolic_limit_s:g}",
+        "symbolic_memory_mib": str(options.symbolic_memory_mib),
+        "judges": _names(sorted(given.judges)) or "none",
+    }
+    if not given.judges:
+        return found
+    found |= {"judges.domains": _names(sorted(judges.domains)), "judges.on_failed": judges.on_failed}
+    found |= {f"model or sampling of judge {name}": _identity(role) for name, role in given.judges.items()}
+    return found | {"prompts of judges": "".join(given.judge_digests[:1])}
+
+
+def _votes(given: ScoresSettings) -> dict[str, str]:
+    role = given.redundancy
+    if role is None:
+        return {"votes by": "nobody"}
+    return {
+        "votes by": role.name,
+        "votes": str(given.options.redundancy.votes),
+        f"model or sampling of {role.name}, who votes": _identity(role),
+        "prompts of votes": "".join(given.judge_digests[-1:]),
+    }
+
+
+def _identity(role: RoleSettings) -> str:
+    return digest_json([semantic_dump(role.model), role.tokenizer_digest, semantic_dump(role.sampling)])
