@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import groupby, takewhile
+from itertools import accumulate, groupby, takewhile
 from typing import NamedTuple
 
 from treadle.eval.viewer.kin import ChangedPiece, Changes, Kin, Segments
@@ -14,6 +14,8 @@ from treadle.eval.viewer.words import Run, changed_words
 _MOST_PAIRS = 300 * 300
 """Segments of one side times those of the other."""
 _SHOWN_CHARS = 16_000
+_PAGE_CHARS = 600_000
+_PAGE_BLOCKS = 5_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +40,8 @@ class Difference(NamedTuple):
     num_steps: int
     """Whole steps at the beginning that are the same."""
     blocks: list[Block]
+    num_left_out: int
+    """Blocks after these, which a page has no room for."""
     is_too_long: bool
     """They have too many segments to be compared."""
 
@@ -46,9 +50,12 @@ def difference(kin: Kin, parent: Segments, edited: Segments) -> Difference:
     """Compare two trajectories."""
     # Comparing takes up to the pairs times the shorter side, and a model may write as many segments as it likes.
     if len(parent) * len(edited) > _MOST_PAIRS:
-        return Difference(0, [], True)
+        return Difference(0, [], 0, True)
     changes = kin.changes_between(parent, edited)
-    return Difference(changes.num_steps, _blocks(changes), False)
+    blocks = _blocks(changes)
+    ends = accumulate(sum(len(run.text) for run in block.runs) for block in blocks[:_PAGE_BLOCKS])
+    num_shown = sum(end <= _PAGE_CHARS for end in ends)
+    return Difference(changes.num_steps, blocks[:num_shown], len(blocks) - num_shown, False)
 
 
 def _blocks(changes: Changes) -> list[Block]:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from treadle.eval.viewer.columns import Codes, FilterColumn, Flags
 from treadle.eval.viewer.selection import FILTERS, PAGE_ROWS, Selection
@@ -94,8 +95,6 @@ class Index:
         return Found(self._sorted(np.flatnonzero(rows & (misses == 0)), selection.sort), values)
 
     def _question_mask(self, key: str) -> np.ndarray:
-        import pyarrow.compute as pc
-
         mask: np.ndarray = pc.equal(self.facts["question_key"], key).to_numpy()
         return mask
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import os
 import socket
 from collections.abc import Callable
 
@@ -41,9 +42,8 @@ def listen(host: str, port: int) -> socket.socket:
     try:
         return socket.create_server((host, port), family=family)
     except OSError as error:
-        raise ConfigError(
-            f"cannot listen on {host} port {port}: {error.strerror or error}; choose another --port"
-        ) from error
+        reason = os.strerror(error.errno) if error.errno else str(error)
+        raise ConfigError(f"cannot listen on {host} port {port}: {reason}; choose another --port") from error
 
 
 def _is_loopback(host: str) -> bool:

@@ -148,6 +148,14 @@ def test_too_many_segments_are_not_compared() -> None:
     assert difference(KIN, longer, many[:40]).blocks != []
 
 
+def test_a_page_of_changes_is_bounded_and_says_what_it_leaves_out() -> None:
+    found = difference(KIN, cut(("answer", "x")), cut(*[("think", "a"), ("search", "b")] * 3_000))
+    assert len(found.blocks) == 5_000 and found.num_left_out == 1_001
+    found = difference(KIN, cut(("answer", "x")), cut(*[("think", "a" * 20_000)] * 80))
+    assert sum(len(run.text) for block in found.blocks for run in block.runs) <= 600_000
+    assert len(found.blocks) + found.num_left_out == 81 and len(found.blocks) > 30
+
+
 def test_segments_of_other_kinds_are_not_taken_for_each_other() -> None:
     found = difference(KIN, cut(("think", "a b c d")), cut(("answer", "a b c e")))
     assert [(block.side, block.kind) for block in found.blocks] == [("removed", "think"), ("added", "answer")]
