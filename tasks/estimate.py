@@ -169,6 +169,8 @@ def _judges_estimate(
     assumptions = _judges_assumptions(settings) if lacking or not mean.measured else []
     if lacking:
         assumptions.insert(0, f"reckoned by a model, as it was not measured there: {', '.join(lacking)}")
+    if run is not None and (known := _judged_before(item, run)):
+        assumptions.append(f"{known:,} judgements are there already; those among them are not asked for again")
     return Estimate(
         address=str(item.address),
         unit="rollout",
@@ -186,7 +188,13 @@ def _judges_assumptions(settings: ScoresSettings) -> list[str]:
         lines.append(f"rules call {ASSUMED.share_right:.0%} of the answers right, and every answer is another one")
     if settings.redundancy is not None:
         lines.append("every rollout with tools calls one, and no trajectory comes twice")
-    return [*lines, "what was judged before is asked about again"]
+    return lines
+
+
+def _judged_before(item: Instance, run: Run) -> int:
+    """Judgements that the instance has, of whatever settings: a killed attempt's, and those behind earlier results."""
+    attempts = run.attempts(item.address)
+    return run.shards(item.address, attempts[-1].journal_name).count_finished() if attempts else 0
 
 
 def _phase_estimate(
