@@ -26,7 +26,7 @@ _JUDGES = (
 _VOTES = "Rollouts with calls. Undecided: no side has more than half of the votes asked for."
 _AGREEMENT = (
     "Answers: those on which all judges have a verdict, none of which the rule calls right. Agreement: share of pairs "
-    "of verdicts that are the same; kappa: how far beyond chance, from 0 for none to 1; `-` where all are alike."
+    "of verdicts that are the same; kappa: how far beyond chance, from 0 for none to 1, unknown where all are alike."
 )
 _VERDICTS = ("concise", "redundant", "undecided")
 
