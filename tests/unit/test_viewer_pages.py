@@ -460,6 +460,21 @@ def test_what_nobody_foresaw_ends_with_a_page(
     assert len(caplog.messages) == 1 and "broken" in caplog.messages[0] and "\x1b" not in caplog.messages[0]
 
 
+@pytest.mark.parametrize("kind", ["questions", "scores", "judgements", "sft_rows"])
+def test_a_trajectory_is_shown_without_what_has_changed_and_says_so(tmp_path: Path, kind: str) -> None:
+    run = example_run(tmp_path)
+    (ref,) = [record.outputs[kind] for record in run.records() if kind in record.outputs]
+    (file,) = (tmp_path / ref.folder).glob("*.parquet")
+    viewer = client(run)
+    assert viewer.get("/").status_code == 200
+    content = bytearray(file.read_bytes())
+    content[len(content) // 3] ^= 1
+    file.write_bytes(content)
+    said = text_of(viewer.get("/trajectory/1/" + ("pools/p2" if kind == "sft_rows" else "rollouts@base/r1")).text)
+    assert f"{ref.folder}/{file.name} has changed since it was written" in said
+    assert "I search for it." in said and "Facts ended answered" in said
+
+
 def test_a_lineage_that_cannot_be_read_is_told_beside_the_trajectory(tmp_path: Path) -> None:
     run = example_run(tmp_path)
     (ref,) = [record.outputs["sft_rows"] for record in run.records() if "sft_rows" in record.outputs]
