@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import repeat
 from pathlib import Path
@@ -236,6 +237,30 @@ def test_who_decided_is_counted_by_rules_and_judges(agent: PageReader) -> None:
 def test_agreement_is_that_of_the_judges_of_a_model(agent: PageReader) -> None:
     table = agent.table("decided", "Judges' agreement")
     assert table.rows[1:] == [["agent", "large, small", "4", "75.0 %", "0.50"]]
+
+
+def test_agreement_by_data_set_is_that_of_the_verdicts(tmp_path: Path) -> None:
+    """Of `a` two of four verdicts are shared, as many as by chance; of `b` both."""
+
+    def opinions(large: bool, small: bool) -> str:
+        said = {"large": large, "small": small}
+        return json.dumps({name: {"verdict": one, "status": "parsed", "raw": []} for name, one in said.items()})
+
+    given = {"a": [(True, True), (False, False), (True, False), (False, True)], "b": [(True, True), (False, False)]}
+    rows = [
+        row
+        for name, verdicts in given.items()
+        for row in scores(
+            "m", [one and other for one, other in verdicts], dataset=name, scorer=["judge"] * len(verdicts),
+            judge_status=["parsed"] * len(verdicts), judges=[opinions(*pair) for pair in verdicts],
+        )
+    ]  # fmt: skip
+    measured = {"num_judged_jointly": 6, "judge_agreement": 4 / 6, "judge_kappa": 1 / 3}
+    models = [Scored(rows, judges=("large", "small"), metrics=measured)]
+    page = PageReader(report_page([counted_run(tmp_path, "run", models)]))
+    whole, by_dataset = (page.table("decided", "Judges' agreement", number=number) for number in (0, 1))
+    assert whole.rows[1:] == [["m", "large, small", "6", "66.7 %", "0.33"]]
+    assert by_dataset.rows[1:] == [["a", "m", "4", "50.0 %", "0.00"], ["b", "m", "2", "100.0 %", "1.00"]]
 
 
 def test_a_single_judge_has_nobody_to_agree_with(pair: PageReader) -> None:
