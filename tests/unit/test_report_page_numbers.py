@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.page_runs import Scored, counted_run
+from support.page_runs import Scored, add_rollouts, counted_run
 from support.page_tables import PageReader
-from support.score_tables import score
+from support.score_tables import rollout, score
 
 from treadle.core.runs import Run
 from treadle.core.storage import LocalStorage
@@ -355,6 +355,16 @@ def test_times_that_are_lost_are_counted_as_not_measured(tmp_path: Path, damage:
     check(table.row("lost"), {"rollouts": "4", "mean": "-", "in tools": "-", "not measured": "4"})
     check(table.row("kept"), {"rollouts": "4", "mean": "0.750", "not measured": "0"})
     assert ("Not shown of 1/rollouts@model0" in page.decode()) is (damage == "cut short")
+
+
+def test_times_are_of_the_rollouts_that_were_scored(tmp_path: Path) -> None:
+    """Not of those that were made in their place since."""
+    run = counted_run(tmp_path, "run", [Scored(scores(name, only({0}, 4))) for name in ("anew", "kept")])
+    rows = [rollout(f"anew-wiki-{number}", f"wiki-{number}", [], seed=1) for number in range(4)]
+    add_rollouts(run, 0, rows, [(9.0, 9.0, 0.0)] * 4)
+    table = PageReader(report_page([run])).table("latency", "Seconds of a rollout")
+    check(table.row("anew"), {"rollouts": "4", "mean": "-", "not measured": "4"})
+    check(table.row("kept"), {"rollouts": "4", "mean": "0.750", "not measured": "0"})
 
 
 def test_what_is_too_much_to_draw_is_said(tmp_path: Path) -> None:
