@@ -212,7 +212,7 @@ def _put_training(run: Run) -> None:
     rows = [
         {"session": 0, "output": f"{text}<answer>{ANSWER[1]}</answer>", "prediction": "Ilme", **parts},
         {"session": 1, "output": f"{text}<answer>Arn</answer>", "prediction": "Arn", "reward": -1.0, "correctness": 0.4,
-         "f_tool": 0.9, "f_len": 1.0, "f_format": -1.0, "format_reason": "no_box", "branch_parent": 0,
+         "f_tool": 0.9, "f_len": 1.0, "f_format": -1.0, "format_reason": "no_box order", "branch_parent": 0,
          "branch_depth": 1, "tool_failures": 1},
         {"session": 2, "output": "", "finish": "failed"},
     ]  # fmt: skip

@@ -123,7 +123,7 @@ def test_what_was_judged_once_is_told_of_all_that_it_is_about(tmp_path: Path) ->
 def test_a_page_tells_the_parts_of_a_reward(viewer: TestClient) -> None:
     said = text_of(viewer.get("/trajectory/1/rl@phase-1/3.1.g%2F7%3F").text)
     assert "reward −1.000 correctness × calls × length + format correctness 0.400 of the answer" in said
-    assert "calls 0.900 1 call length 1.000 120 tokens format −1.000 no box" in said
+    assert "calls 0.900 1 call length 1.000 120 tokens format −1.000 no box, order" in said
     assert "Made from 1 rollout, step 3" in said
     assert "Reward" not in text_of(viewer.get("/trajectory/1/pools/p1").text)
 
