@@ -174,6 +174,8 @@ def test_models_are_compared_on_data_sets_and_on_the_average(tmp_path: Path) -> 
 
 
 def test_verdicts_of_different_kinds_are_told(tmp_path: Path) -> None:
+    from rich.console import Console
+
     rules, judged = _many("rules", "a", [True, False]), _many("judged", "a", [True, True])
     judged[1] |= {"scorer": "judge", "judge_status": "parsed"}
     reader, comparisons = _made(tmp_path, rules, judged)
@@ -181,6 +183,9 @@ def test_verdicts_of_different_kinds_are_told(tmp_path: Path) -> None:
     assert {row["note"] for row in comparisons} == {note}
     markdown = reader.read_file("report.md").decode()
     assert f"Not of one kind: {note}." in markdown and "| judge |" in markdown
+    console = Console(file=io.StringIO(), width=200)
+    console.print(comparison_table(comparisons))
+    assert f"rules, then judged: {note}" in console.file.getvalue()  # type: ignore[attr-defined]
     assert "| model  | data set | parsed |" in markdown and "No model judged" not in markdown
     _, comparisons = _made(tmp_path / "right", _many("rules", "a", [True, True]), judged)
     assert {row["note"] for row in comparisons} == {None}, "no judge would have been asked about right answers"
