@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from starlette.testclient import TestClient
 from support.score_tables import GivenRows, new_run, put_rows, put_tables
 
 from treadle.core import schemas
@@ -223,6 +224,13 @@ def _put_training(run: Run) -> None:
     put_rows(
         run, "1/rl@phase-1", schemas.RL_ROLLOUTS, [filled(schemas.RL_ROLLOUTS, **{**fixed, **row}) for row in rows]
     )
+
+
+def client(run: Run, **options: Any) -> TestClient:
+    """Asks the viewer of a run, which looks at it anew each time, without a network."""
+    from treadle.eval.viewer.app import make_app
+
+    return TestClient(make_app(run, KIN, fresh_s=0), base_url="http://127.0.0.1:8484", **options)
 
 
 @contextmanager
