@@ -12,6 +12,7 @@ from treadle.eval.layout import (
     AGREEMENT,
     COMPARISON,
     HEADLINE,
+    NUM_NAMES,
     Line,
     agreement_rows,
     by_model,
@@ -20,7 +21,6 @@ from treadle.eval.layout import (
     datasets_of,
     figure_cell,
     headline_cells,
-    is_text_column,
     main_dataset,
     main_line,
     short_interval_cell,
@@ -116,7 +116,7 @@ def _table(
         caption=None if caption is None else Text(harmless(caption)),
     )
     for index, name in enumerate(header):
-        is_name = index == 0 if narrow else is_text_column(index)
+        is_name = index < (1 if narrow else NUM_NAMES)
         table.add_column(Text(name), justify="left" if is_name else "right", no_wrap=not is_name, overflow="fold")
     for cells in body:
         is_heading = len(cells) == 1
