@@ -10,8 +10,8 @@ from treadle.core.figures import Cell, Figures
 from treadle.core.harmless import one_line
 from treadle.eval.comparison_rows import Side, adjusted, pair_rows
 from treadle.eval.config import ReportSettings
-from treadle.eval.layout import compared_texts, p_text
-from treadle.eval.metrics import AVERAGES, title_of
+from treadle.eval.layout import compared_texts, figure_heading, p_text
+from treadle.eval.metrics import AVERAGES
 from treadle.eval.page.charts import Estimate, interval_chart
 from treadle.eval.page.document import Fold, Part, Section
 from treadle.tasks.page.flips import flips
@@ -143,7 +143,7 @@ def _table(title: str, rows: Sequence[Row], *, with_figure: bool) -> Figures:
     names = {row["dataset"] for row in rows}
     body: list[tuple[Cell, ...]] = []
     for row in rows:
-        figure = (title_of(row["figure"]),) if with_figure else ()
+        figure = (figure_heading(row["figure"], in_percent=True),) if with_figure else ()
         flipped: tuple[Cell, ...] = () if with_figure else (len(row["gained"]), len(row["lost"]))
         if flipped and row["dataset"] in AVERAGES and len(names) > 1:
             flipped = ("-", "-")  # said of its data sets
