@@ -78,6 +78,9 @@ async def test_a_run_is_judged_again_by_others_and_costs_no_rollout(desk: Desk) 
         assert num_asked and all(row["correct"] for row in desk.rows("r", "1/scores@base", "scores"))
         # The run has them in its configuration now.
         assert all(record["reused"] for record in await again())
+        dry = ("run", "--run", "r", *judge("second", second.url), *judged_by("first", "second"), "--dry-run")
+        told = (await asyncio.to_thread(desk.treadle, *dry)).succeeded().out
+        assert f"{num_asked} judgements are there already" in told and "refuses" not in told
         both = await again(*judge("second", second.url), *judged_by("first", "second"))
         assert (len(asked(first)), len(asked(second))) == (num_asked, num_asked), "only the new one is asked"
         metrics = next(record["metrics"] for record in both if record["stage"] == "scores")
