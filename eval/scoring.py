@@ -6,7 +6,7 @@ Documented in docs/behaviour/metrics.md.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,12 +14,11 @@ from pydantic import ValidationError
 
 from treadle.agent.role_settings import RoleSettings
 from treadle.core.config import digest_json, semantic_dump
+from treadle.eval.answers import ANSWERED
 from treadle.eval.config import ScoresSettings
 from treadle.eval.metrics import needs
 from treadle.eval.scored_rollout import ScoredRollout
-
-ANSWERED = "answered"
-"""The status of rollouts whose answers are judged."""
+from treadle.eval.verdicts import FAILED
 
 _WITHOUT_VERDICT = frozenset({"calls_requested", "reasoning_tokens"})
 """Of the figures that are compared, those that no verdict and no vote changes."""
@@ -27,24 +26,28 @@ _WITHOUT_VERDICT = frozenset({"calls_requested", "reasoning_tokens"})
 
 def judged_unlike(first: Iterable[ScoredRollout], second: Iterable[ScoredRollout]) -> list[str]:
     """What tells, from the rollouts of two models alone, that judges had another part in the verdicts of one."""
-    notes: dict[str, None] = {}
     sides = [list(first), list(second)]
-    for domain in sorted({one.domain for side in sides for one in side}):
-        ours, theirs = ([one for one in side if one.domain == domain] for side in sides)
-        asked = [[one for one in side if one.judge_status is not None] for side in (ours, theirs)]
-        for which, judged, other in (("first", asked[0], theirs), ("second", asked[1], ours)):
-            if judged and _left_to_rules(other):
-                notes[f"a judge was asked about answers of the {which} alone"] = None
-        judges = [sorted({judge for one in side for judge, _ in one.opinions}) for side in asked]
-        if all(judges) and judges[0] != judges[1]:
-            notes[f"answers of the first were judged by {_names(judges[0])}, of the second by {_names(judges[1])}"] = (
-                None
-            )
-        failed = [{one.correct is None for one in side if one.judge_status == "failed"} for side in asked]
-        if {True} in failed and {False} in failed:
-            alone = "first" if failed[0] == {True} else "second"
-            notes[f"answers that no judge could be read on are left out of the {alone} alone"] = None
-    return list(notes)
+    notes = [
+        note
+        for domain in sorted({one.domain for side in sides for one in side})
+        for note in _unlike_in_domain(*([one for one in side if one.domain == domain] for side in sides))
+    ]
+    return list(dict.fromkeys(notes))
+
+
+def _unlike_in_domain(first: Sequence[ScoredRollout], second: Sequence[ScoredRollout]) -> Iterator[str]:
+    asked = [[one for one in side if one.judge_status is not None] for side in (first, second)]
+    if asked[0] and _left_to_rules(second):
+        yield "a judge was asked about answers of the first alone"
+    if asked[1] and _left_to_rules(first):
+        yield "a judge was asked about answers of the second alone"
+    judges = [sorted({judge for one in side for judge, _ in one.opinions}) for side in asked]
+    if all(judges) and judges[0] != judges[1]:
+        yield f"answers of the first were judged by {_names(judges[0])}, of the second by {_names(judges[1])}"
+    unread = [{one.correct is None for one in side if one.judge_status == FAILED} for side in asked]
+    if {True} in unread and {False} in unread:
+        alone = "first" if unread[0] == {True} else "second"
+        yield f"answers that no judge could be read on are left out of the {alone} alone"
 
 
 def _left_to_rules(rollouts: Sequence[ScoredRollout]) -> bool:
