@@ -192,18 +192,21 @@ def compared_texts(row: Mapping[str, Any], *, in_percent: bool = False, sign: st
     return first, second, difference
 
 
+def rollouts_cell(line: Line) -> str:
+    """Rollouts, and how many of them have no verdict."""
+    unscored = line.figures["score"]["num_undecided"]
+    return f"{line.num_rollouts:,} ({unscored:,} unscored)" if unscored else f"{line.num_rollouts:,}"
+
+
 def headline_cells(line: Line) -> list[str]:
     """Cells of one line, in the order of HEADLINE."""
-    rollouts = f"{line.num_rollouts:,}"
-    if unscored := line.figures["score"]["num_undecided"]:
-        rollouts += f" ({unscored:,} unscored)"
     cells = [
         short_interval_cell(line, name)
         if name == "score"
         else figure_cell(line, name, with_interval=name in _INTERVALS)
         for name in placed("headline")
     ]
-    return [plain(line.model), plain(line.dataset), rollouts, *cells]
+    return [plain(line.model), plain(line.dataset), rollouts_cell(line), *cells]
 
 
 def behaviour_cells(line: Line) -> list[str]:
