@@ -120,13 +120,17 @@ def _reported(models: Sequence[Model]) -> list[Row]:
 
 def _across(models: Sequence[Model]) -> list[Row]:
     """Models of different runs: those of the same name, and those without a namesake each with each."""
-    known = [model for model in models if model.rollouts]
-    settings = {model.label: ReportSettings.model_validate(model.report.settings) for model in known}
-    sides = {model.label: Side.of(model.label, model.rollouts, settings[model.label].areas) for model in known}
+    pairs = [
+        (first, second)
+        for first, second in combinations([model for model in models if model.rollouts], 2)
+        if first.source is not second.source and _belong(first, second, models)
+    ]
+    compared = {model.label: model for pair in pairs for model in pair}
+    settings = {label: ReportSettings.model_validate(model.report.settings) for label, model in compared.items()}
+    sides = {label: Side.of(label, model.rollouts, settings[label].areas) for label, model in compared.items()}
     rows: list[Row] = []
-    for first, second in combinations(known, 2):
-        if first.source is not second.source and _belong(first, second, models):
-            rows += pair_rows(sides[first.label], sides[second.label], settings[first.label])
+    for first, second in pairs:
+        rows += pair_rows(sides[first.label], sides[second.label], settings[first.label])
     return adjusted(rows)
 
 
