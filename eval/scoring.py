@@ -6,6 +6,7 @@ Documented in docs/behaviour/metrics.md.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +21,8 @@ from treadle.eval.metrics import needs
 from treadle.eval.scored_rollout import ScoredRollout
 from treadle.eval.verdicts import FAILED
 
+_BY_F1 = "qa_f1"
+"""The rule that goes by F1 alone, and calls what is above a threshold right."""
 _WITHOUT_VERDICT = frozenset({"calls_requested", "reasoning_tokens"})
 """Of the figures that are compared, those that no verdict and no vote changes."""
 
@@ -48,6 +51,11 @@ def _unlike_in_domain(first: Sequence[ScoredRollout], second: Sequence[ScoredRol
     if {True} in unread and {False} in unread:
         alone = "first" if unread[0] == {True} else "second"
         yield f"answers that no judge could be read on are left out of the {alone} alone"
+    for generous, strict, names in ((first, second, ("first", "second")), (second, first, ("second", "first"))):
+        right = min((one.f1 for one in generous if one.scorer == _BY_F1 and one.correct), default=math.inf)
+        wrong = max((one.f1 for one in strict if one.scorer == _BY_F1 and one.correct is False), default=-math.inf)
+        if right <= wrong:
+            yield f"an F1 of {right:.3f} is right for the {names[0]}, one of {wrong:.3f} is not for the {names[1]}"
 
 
 def _left_to_rules(rollouts: Sequence[ScoredRollout]) -> bool:
