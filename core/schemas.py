@@ -716,7 +716,8 @@ SUMMARY = Table(
                 "figure",
                 pa.string(),
                 "one of docs/behaviour/metrics.md, pass@k, or a number of rollouts: num_failed, num_valid, status:..., "
-                "scorer:..., judge_status:..., tools_used:..., votes:..., or num_judged_jointly, judge_agreement, judge_kappa",
+                "scorer:..., judge_status:..., tools_used:..., votes:..., or num_judged_jointly, judge_agreement, "
+                "judge_kappa",
             ),
             _field("value", pa.float64(), "the figure; null where no rollout says anything", nullable=True),
             _field("low", pa.float64(), "95 % interval, lower end; null where there is none", nullable=True),
