@@ -55,10 +55,12 @@ class ChattingModel:
         return completion(reply) if isinstance(reply, str) else reply
 
 
-async def play(model: ChattingModel, environment: EnvironmentSettings | None = None, **limits: Any) -> Trajectory:
+async def play(
+    model: ChattingModel, environment: EnvironmentSettings | None = None, *, over_chat: bool = True, **limits: Any
+) -> Trajectory:
     chosen = environment or settings(system_prompt="")
     bounds = RolloutLimits(chosen.turn_limit(), continue_unmarked=chosen.on_unmarked == "continue", **limits)
-    engine = RolloutEngine(model, None, Sampling(max_tokens=100), bounds, chat=model)
+    engine = RolloutEngine(model, None, Sampling(max_tokens=100), bounds, chat=model if over_chat else None)
     tools = {"search": FixedTool("search"), "python": FixedTool("python")}
     return await engine.roll_out(
         ToolEnvironment(chosen, tools), QUESTION, seed=7, deadline=float("inf"), memory=Forgetful()
@@ -156,3 +158,42 @@ async def test_the_budget_of_a_trajectory_is_what_the_service_counted() -> None:
     model = ChattingModel(replies)
     trajectory = await play(model, max_trajectory_tokens=40)
     assert (trajectory.status, model.limits, len(trajectory.calls)) == ("budget", [40, 30], 2)
+
+
+PER_CALL = 3
+"""Tokens that the service counts for as many characters as the call has."""
+BEYOND = completion(SEARCH + "x" * 59 * len(SEARCH), used=(600, 60 * PER_CALL))
+"""A call, and 59 times as much beyond it, from a service that does not stop."""
+AFTER = completion(ANSWER, used=(600 + 2 * PER_CALL, 5))
+
+
+async def test_what_was_written_beyond_a_call_counts_neither_to_the_budget_nor_to_the_window() -> None:
+    model = ChattingModel([BEYOND, AFTER])
+    trajectory = await play(model, max_trajectory_tokens=50)
+    assert (trajectory.status, trajectory.text) == ("answered", SEARCH + RESULT + ANSWER)
+    assert model.limits == [50, 50 - PER_CALL]
+    model = ChattingModel([BEYOND, AFTER])
+    # Of what the service counted the call's share stands in the next prompt; the result counts by characters.
+    trajectory = await play(model, max_model_len=600 + PER_CALL + len(RESULT) + 9)
+    assert (trajectory.status, model.limits) == ("answered", [100, 9])
+
+
+async def test_hidden_thoughts_beside_a_cut_answer_count_no_more_than_its_kept_characters() -> None:
+    thought = completion(BEYOND.text, used=(600, 10**6))
+    model = ChattingModel([thought, AFTER])
+    await play(model, max_trajectory_tokens=50)
+    assert model.limits == [50, 50 - len(SEARCH)]
+
+
+class CompletingModel(ChattingModel):
+    """The same over the other route, as text."""
+
+    async def complete(self, request: CompletionRequest, *, session: str, deadline: float) -> Completion:
+        asked = Sampling(max_tokens=request.max_tokens)
+        return await self.chat([], asked, seed=request.seed, session=session, deadline=deadline)
+
+
+async def test_text_that_was_cut_off_leaves_the_window_as_it_was_in_text_mode_too() -> None:
+    model = CompletingModel([BEYOND, AFTER])
+    trajectory = await play(model, over_chat=False, max_model_len=600 + PER_CALL + len(RESULT) + 9)
+    assert (trajectory.status, model.limits) == ("answered", [100, 9])
