@@ -84,6 +84,10 @@ class Outputs:
         return {kind: table.commit() for kind, table in self._tables.items()}
 
 
+def _nothing(kind: str) -> Rows | None:
+    return None
+
+
 @dataclass(slots=True, kw_only=True)
 class Context:
     """Implements `core.stage.StageContext`."""
@@ -97,6 +101,7 @@ class Context:
     accept_failures: bool
     scratch: Path
     workspace: Path
+    in_force: Callable[[str], Rows | None] = _nothing
     outputs: Outputs | None = None
     """None while jobs are worked at: nothing is written then."""
     shard: int | None = None
@@ -107,6 +112,10 @@ class Context:
     def owns(self, key: str) -> bool:
         """See `StageContext.owns`."""
         return self.shard is None or shard_of(key, self.num_shards) == self.shard
+
+    def earlier(self, kind: str) -> Rows | None:
+        """See `StageContext.earlier`."""
+        return self.in_force(kind)
 
     def write(self, kind: str, rows: Sequence[Mapping[str, Any]]) -> None:
         """See `StageContext.write`."""

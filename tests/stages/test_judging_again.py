@@ -98,12 +98,13 @@ async def test_a_judge_that_judges_no_longer_does_not_become_an_agent(desk: Desk
             named = (*judge("large", large.url), *judged_by("large"))
             done = await asyncio.to_thread(desk.treadle, "run", "my.toml", "--run", "r", *named)
             done.succeeded()
-            done = await asyncio.to_thread(desk.treadle, "run", "--run", "r", *judged_by())
-            done.failed("flow.models", "choose a new run id", code=1)
-            done = await asyncio.to_thread(
-                desk.treadle, "run", "--run", "r", *judged_by(), "--set", 'flow.models=["base"]'
-            )
-            done.succeeded()
+            done = await asyncio.to_thread(desk.treadle, "run", "--run", "r", *judged_by(), "--json")
+            made = [record["address"] for record in done.succeeded().json()]
+            assert made == ["1/questions", "1/rollouts@base", "1/scores@base", "1/report"]
+            done = await asyncio.to_thread(desk.treadle, "run", "--run", "r", "--set", 'flow.models=["large"]')
+            done.failed("flow.models[0]: 'base' -> 'large'", code=1)
+            # The file that the run was begun with knows nothing of the judge.
+            (await asyncio.to_thread(desk.treadle, "run", "my.toml", "--run", "r")).succeeded()
 
 
 async def test_only_the_judges_of_a_run_may_change(desk: Desk) -> None:

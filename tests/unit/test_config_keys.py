@@ -26,7 +26,7 @@ from treadle.tasks.catalog import flow_instances, semantic_of
 from treadle.tasks.config import TreadleConfig
 from treadle.tasks.running import open_run
 
-REVISABLE = ("scores", "report")
+REVISABLE = (("scores", "judges"), ("scores", "redundancy"), ("report",))
 
 OPERATIONAL = """
 Benchmark.headline DenseSettings.device EncoderSettings.batch_size EncoderSettings.device EncoderSettings.endpoints
@@ -272,7 +272,7 @@ def try_keys(tmp_path: Path, run_id: str, base: TreadleConfig, tried: dict[str, 
             assert run.info.semantic == as_read_back(semantic_of(config))
             made = fingerprints(config)
             changed_here = {address.split("@")[0] for address in made if made[address] != usual[address]}
-            if key.place[0] in REVISABLE and not is_operational(key.field):
+            if any(key.place[: len(place)] == place for place in REVISABLE) and not is_operational(key.field):
                 tried[key.name] = "revised"
                 # Without judges their settings decide nothing.
                 assert changed_here <= {"1/scores", "1/report"}, f"{key.name} would make other results anew"
