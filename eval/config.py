@@ -81,7 +81,7 @@ class ScoresOptions(Section):
     redundancy: Added[Revisable[RedundancyOptions]] = RedundancyOptions()
     """The model that votes on wasted calls."""
 
-    max_error_rate: Operational[Annotated[float, Field(ge=0, le=1)]] = 0.01
+    max_error_rate: Revisable[Annotated[float, Field(ge=0, le=1)]] = 0.01
     """Share of rollouts that may stay without a verdict because the scorer or all judges failed; above it the stage
     fails. And share of judgements that may be missing where their failure is accepted."""
 
