@@ -35,7 +35,6 @@ from treadle.core.schemas import ROLLOUT_TELEMETRY
 from treadle.core.schemas import ROLLOUTS as ROLLOUTS_TABLE
 from treadle.core.stage import Stage, StageContext, Worked
 
-
 __all__ = ["ROLLOUTS", "RolloutOptions", "RolloutsSettings"]
 
 _log = logging.getLogger(__name__)
