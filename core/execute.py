@@ -185,7 +185,9 @@ def _done_with(record: StageRecord, run: Run, instance: Instance) -> list[str]:
     if not instance.stage.keeps_journal:
         return [record.fingerprint]
     names = {attempt.number: attempt.journal_name for attempt in run.attempts(instance.address)}
-    return sorted(set(names.values()) - {names[record.attempt]})
+    kept = names[record.attempt]
+    # Who asked nothing has nothing to keep.
+    return sorted(set(names.values()) - ({kept} if run.shards(instance.address, kept).has_one_journal() else set()))
 
 
 def _write_state(attempt: AttemptRecord, run: Run, lease: Lease) -> None:
