@@ -11,31 +11,14 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from treadle.agent.memory import Memory
-from treadle.agent.rollout import ChatCodec, render_chatml
+from treadle.agent.rollout import ChatCodec, ChatModel, Model, render_chatml
 from treadle.core.errors import ConfigError, ContextTooLong
 from treadle.core.llm.config import Sampling
 from treadle.core.llm.types import Completion, CompletionRequest
 
 
-class AskedModel(Protocol):
+class AskedModel(Model, ChatModel, Protocol):
     """What is needed of a model; `treadle.agent.metering.Meter` fits."""
-
-    async def complete(self, request: CompletionRequest, *, session: str, deadline: float) -> Completion:
-        """One completion."""
-        ...
-
-    async def chat(
-        self,
-        messages: Sequence[Mapping[str, str]],
-        sampling: Sampling,
-        *,
-        seed: int,
-        session: str,
-        deadline: float,
-        stop: Sequence[str] = (),
-    ) -> Completion:
-        """One answer to messages that the server renders."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

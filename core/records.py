@@ -118,7 +118,9 @@ class InstanceStatus(_Record):
     error: str | None
     """Of the last attempt, where it did not complete."""
     forced_state: InstanceState | None = None
-    """How a later attempt to make the result in force again, forced or to fill its gaps, ended, if not completed."""
+    """How a later, forced attempt at the result in force ended, where it did not complete."""
+    gaps_state: InstanceState | None = None
+    """The same of a later attempt to fill the gaps that were accepted in it."""
     log: str | None
     """Log of the last attempt, below the root."""
     started_at: str | None

@@ -319,10 +319,13 @@ class Run:
             elif state == "running" and holder_of(self.storage, self._lock_key(address)) is None:
                 state = "crashed"
         forced_state: InstanceState | None = None
-        again = last is not None and (last.forced or last.fills_gaps)
-        if record and last and again and last.fingerprint == record.fingerprint and state in _CUT_OFF:
-            forced_state, state = state, "completed"
-        unfinished = forced_state is not None or state not in ("completed", "absent")
+        gaps_state: InstanceState | None = None
+        if record and last and last.fingerprint == record.fingerprint and state in _CUT_OFF:
+            if last.forced:
+                forced_state, state = state, "completed"
+            elif last.fills_gaps:
+                gaps_state, state = state, "completed"
+        unfinished = bool(forced_state or gaps_state) or state not in ("completed", "absent")
         num_finished = 0
         if last is not None and unfinished:
             num_finished = self.shards(address, last.journal_name).count_finished()
@@ -334,6 +337,7 @@ class Run:
             num_attempts=len(attempts),
             error=last.error if last and unfinished else None,
             forced_state=forced_state,
+            gaps_state=gaps_state,
             log=self.attempt_key(address, last.number, "log.txt") if last else None,
             started_at=last.started_at if last else None,
             finished_at=last.finished_at if last else record.finished_at if record else None,

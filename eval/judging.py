@@ -129,6 +129,8 @@ class Judging:
 
     def known_rule(self, answer: Answer) -> Score | None:
         """What the rules said of an answer, as it was remembered; None where it was not."""
+        if not self.docket.needs_rule(answer):
+            return None
         known = self._journal.get(RULES, self._rule_unit(answer))
         return None if known is None else Score(**orjson.loads(known))
 

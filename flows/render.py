@@ -22,7 +22,7 @@ _STATE_STYLES = {"completed": "green", "running": "cyan", "failed": "red", "cras
 _STATE_WORDS = {"absent": "not begun"}
 _STATE_CAUSES = {"interrupted": "stopped by Ctrl-C or SIGTERM", "crashed": "its process was killed"}
 _TROUBLES = ("failed", *_STATE_CAUSES)
-_FORCED_WORDS = {"failed": "failed", "interrupted": "was interrupted", "crashed": "crashed"}
+_ENDED_WORDS = {"failed": "failed", "interrupted": "was interrupted", "crashed": "crashed"}
 _ACTION_STYLES = {"reuse": "green", "run": "cyan", "missing input": "red"}
 _PIPE_WIDTH = 160
 
@@ -120,14 +120,19 @@ def _troubles(run: Run, statuses: Sequence[InstanceStatus]) -> list[Text]:
 
 
 def _cut_off(run: Run, statuses: Sequence[InstanceStatus], forced: bool) -> list[Text]:
-    """Forced attempts that did not complete: what they would have made again is there, so this is a remark."""
+    """Attempts to make again what is there, forced or to fill gaps, that did not complete: so this is a remark."""
     options = run_options(run.run_id, run.storage.location())
     lines, commands = [], []
     for status in statuses:
         if status.forced_state is not None:
-            state = f"completed, but a forced attempt after it {_FORCED_WORDS[status.forced_state]}"
+            state = f"completed, but a forced attempt after it {_ENDED_WORDS[status.forced_state]}"
             lines.append(_trouble(run, status, status.forced_state, state))
             commands.append(f"treadle stage {status.address} {options} --force")
+        if status.gaps_state is not None:
+            state = f"completed with accepted gaps, and an attempt to fill them {_ENDED_WORDS[status.gaps_state]}"
+            lines.append(_trouble(run, status, status.gaps_state, state))
+            # Not by force, which would ask for everything anew.
+            commands.append(f"treadle stage {status.address} {options}")
     if forced:
         lines.append(Text("\na forced run was cut off"))
         commands = [f"treadle run {options} --force"]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from support.command_line import Desk, num_requests, tutor
 from support.scores_bench import asked, server
-from support.scripted_server import Item, RecordedRequest
+from support.scripted_server import Fault, Item, RecordedRequest
 
 CONFIG = """
 [models.base]
@@ -114,3 +114,28 @@ async def test_only_the_judges_of_a_run_may_change(desk: Desk) -> None:
         for change in ("rollouts.samples_per_question=2", "models.base.model=another"):
             done = await asyncio.to_thread(desk.treadle, "run", "--run", "r", "--set", change)
             done.failed("choose a new run id", code=1)
+
+
+async def test_gaps_that_were_accepted_stop_no_run_and_are_not_made_up_by_force(desk: Desk) -> None:
+    is_broken = [True]
+
+    def reply(request: RecordedRequest) -> Item:
+        return Fault.status(500) if is_broken else "Correct"
+
+    async with server(reply, "large") as large:
+        with tutor() as url:
+            (desk.folder / "my.toml").write_text(CONFIG.format(url=url))
+            often = ("--set", "scores.owed_retries=0", "--set", "scores.max_error_rate=1")
+            begin = ("run", "my.toml", "--run", "r", *judge("large", large.url), *judged_by("large"), *often)
+            (await asyncio.to_thread(desk.treadle, *begin)).failed("judgements could not be finished", code=1)
+            (await asyncio.to_thread(desk.treadle, *begin, "--accept-failures")).succeeded()
+            again = (await asyncio.to_thread(desk.treadle, "run", "--run", "r")).succeeded()
+            assert "1/scores@base still lacks what was accepted as missing, and stays as it is" in again.err
+            told = (await asyncio.to_thread(desk.treadle, "status", "--run", "r")).succeeded().out
+            assert "1/scores@base completed with accepted gaps, and an attempt to fill them failed: " in told
+            assert "treadle stage 1/scores@base --run r" in told and "--force" not in told
+            is_broken.clear()
+            (await asyncio.to_thread(desk.treadle, "run", "--run", "r")).succeeded()
+            assert all(row["correct"] for row in desk.rows("r", "1/scores@base", "scores"))
+            told = (await asyncio.to_thread(desk.treadle, "status", "--run", "r")).succeeded().out
+            assert "gaps" not in told

@@ -160,7 +160,7 @@ def test_gaps_that_cannot_be_filled_yet_leave_the_result_in_force(run: Run) -> N
     execute(instance, run, accept_failures=True)
     assert execute(instance, run).reused
     status = run.status(ADDRESS)
-    assert (status.state, status.forced_state) == ("completed", "failed")
+    assert (status.state, status.gaps_state, status.forced_state) == ("completed", "failed", None)
     # With other settings there is no such result.
     with pytest.raises(RolloutsOwed):
         execute(replace(instance, settings=instance.settings.model_copy(update={"count": 9})), run)
