@@ -13,10 +13,10 @@ import socket
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, Literal
 
 from treadle.core.artifacts import ArtifactRef, artifact_exists
+from treadle.core.attempt_log import log_to
 from treadle.core.config import digest_json, semantic_dump
 from treadle.core.context import WORK_FOLDER, Context, NullProgress, Outputs, work_at_shards
 from treadle.core.errors import (
@@ -29,7 +29,6 @@ from treadle.core.errors import (
     StorageError,
     TreadleError,
 )
-from treadle.core.harmless import HarmlessFormatter
 from treadle.core.journal_upload import delete_journal, open_journal
 from treadle.core.locks import Lease
 from treadle.core.provenance import package_versions
@@ -394,35 +393,3 @@ def _check_rows(stage: Stage, address: str, num_rows: Mapping[str, int]) -> None
 
 def _describe(outputs: Mapping[str, ArtifactRef]) -> str:
     return ", ".join(f"{ref.folder} ({ref.num_rows} rows)" for ref in outputs.values())
-
-
-class _LogFile(logging.FileHandler):
-    """A log whose lines are lost where the disk takes none: the work that they tell of goes on, or says so itself."""
-
-    def handleError(self, record: logging.LogRecord) -> None:
-        """Keep silent, where the standard handler prints a traceback for each line."""
-
-    def close(self) -> None:
-        """Close the file, also where its last lines cannot be written."""
-        with contextlib.suppress(OSError):
-            super().close()
-
-
-@contextlib.contextmanager
-def log_to(path: Path) -> Iterator[None]:
-    """Write what the `treadle` loggers say into a file as well."""
-    logger = logging.getLogger("treadle")
-    with storage_errors("write", path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handler = _LogFile(path, encoding="utf-8", errors="backslashreplace")
-    handler.setFormatter(HarmlessFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    level = logger.level
-    if not logger.isEnabledFor(logging.INFO):
-        logger.setLevel(logging.INFO)
-    logger.addHandler(handler)
-    try:
-        yield
-    finally:
-        logger.removeHandler(handler)
-        logger.setLevel(level)
-        handler.close()

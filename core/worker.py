@@ -11,9 +11,10 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from treadle.core.attempt_log import log_to
 from treadle.core.context import Context, NullProgress, work_at_shards
 from treadle.core.errors import RunError, StorageError
-from treadle.core.execute import bind_inputs, fingerprint_of, is_current, log_to, open_inputs
+from treadle.core.execute import bind_inputs, fingerprint_of, is_current, open_inputs
 from treadle.core.runs import Run
 from treadle.core.shards import ShardPlan
 from treadle.core.stage import Instance, JournalView, Progress
