@@ -24,6 +24,8 @@ class ToolOutcome:
     note: str = ""
     prompt_tokens: int = 0
     completion_tokens: int = 0
+    sources: tuple[str, ...] = ()
+    """Keys of the entries of a web record that the text was made of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +38,14 @@ class CallContext:
         seed: Of this call, in [0, 2**31).
         budget_s: Seconds that the call may run, however long it waited before that; None where its deadline bounds
             both together.
+        route: Where the question's searches go: `local`, `web`, `both`, or None where it does not say.
     """
 
     question: str
     log: Sequence[str]
     seed: int
     budget_s: float | None = None
+    route: str | None = None
 
 
 class Tool(Protocol):

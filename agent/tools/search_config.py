@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Self
+from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from treadle.core.config import Operational
+from treadle.agent.web.config import WebSettings
+from treadle.core.config import Added, Operational
 from treadle.retriever.client_config import ServiceClientSettings
 from treadle.retriever.config import IndexSettings
 
@@ -24,6 +25,11 @@ class SearchToolSettings(IndexSettings):
     """Longest time for one query, retries included."""
     num_threads: Operational[int] = Field(default=2, ge=1)
     """Queries that an index in this process answers at once."""
+    web: Added[WebSettings | None] = None
+    """Search of the web, beside the corpus or in its place."""
+    route: Added[Literal["auto", "local", "web", "both"]] = "auto"
+    """Where searches go. `auto`: where there is something to search; with both a corpus and the web, as the question
+    says, and to the web where it does not."""
 
     @model_validator(mode="after")
     def check_one_place(self) -> Self:
