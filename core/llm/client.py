@@ -81,22 +81,29 @@ class HttpClient:
             skip_auto_headers=("User-Agent", "Accept"),
         )
 
-    async def post(self, url: URL, body: bytes, headers: CIMultiDict[str]) -> tuple[int, Mapping[str, str], bytes]:
-        """Send a JSON body; return status, headers and body. Raises Failure for everything below HTTP."""
-        return await self._exchange("POST", url, body, headers)
+    async def post(
+        self, url: URL, body: bytes, headers: CIMultiDict[str], *, secret: str = ""
+    ) -> tuple[int, Mapping[str, str], bytes]:
+        """Send a JSON body; return status, headers and body. Raises Failure for everything below HTTP.
 
-    async def get(self, url: URL, headers: CIMultiDict[str]) -> tuple[int, Mapping[str, str], bytes]:
+        `secret` is a key that the request carries elsewhere than in `Authorization`; it is masked like that one.
+        """
+        return await self._exchange("POST", url, body, headers, secret)
+
+    async def get(
+        self, url: URL, headers: CIMultiDict[str], *, secret: str = ""
+    ) -> tuple[int, Mapping[str, str], bytes]:
         """Like `post`, without a body."""
-        return await self._exchange("GET", url, None, headers)
+        return await self._exchange("GET", url, None, headers, secret)
 
     async def close(self) -> None:
         """Close the session and its connections."""
         await self._session.close()
 
     async def _exchange(
-        self, method: str, url: URL, body: bytes | None, headers: CIMultiDict[str]
+        self, method: str, url: URL, body: bytes | None, headers: CIMultiDict[str], secret: str
     ) -> tuple[int, Mapping[str, str], bytes]:
-        key = headers.get("Authorization", "").removeprefix("Bearer ")
+        key = secret or headers.get("Authorization", "").removeprefix("Bearer ")
         try:
             async with self._session.request(
                 method, url, data=body, headers=headers, allow_redirects=False
