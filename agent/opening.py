@@ -52,11 +52,12 @@ def check_api(role: str, name: str, model: ModelSettings) -> None:
 
 def check_sampling(role: str, name: str, sampling: Sampling, facts: ServerFacts) -> None:
     """Raise ConfigError for sampling in a role that the model's service has said it does not do."""
-    for key, value in FIXED_VALUES.items():
-        wanted = getattr(sampling, key)
-        if key in facts.refused_keys and wanted != value:
-            where = f"rollouts.sampling.{key}" if role == AGENT else f"{key} in the sampling of the {role}"
-            raise ConfigError(f"models.{name}: its service takes no {key} but {value:g}, not {wanted:g}; set {where}")
+    fixed = {key: value for key, value in FIXED_VALUES.items() if key in facts.refused_keys}
+    if all(getattr(sampling, key) == value for key, value in fixed.items()):
+        return
+    takes = " and ".join(f"no {key} but {value:g}" for key, value in fixed.items())
+    where = "rollouts.sampling" if role == AGENT else f"the sampling of the {role}"
+    raise ConfigError(f"models.{name}: its service takes {takes}; set that in {where}")
 
 
 @dataclass(frozen=True, slots=True)

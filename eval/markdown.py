@@ -75,7 +75,7 @@ def render_report(rows: Sequence[Row], comparisons: Sequence[Row], settings: Rep
         render_table(BEHAVIOUR, [behaviour_cells(line) for line in given]),
         _BEHAVIOUR_EXPLANATION.rstrip(),
         *_comparisons(comparisons),
-        "## All figures",
+        "## All figures [95 %]",
         _all_figures(given),
         "## How rollouts ended",
         _counts(given, "status"),
@@ -117,7 +117,7 @@ def _all_figures(given: Sequence[Line]) -> str:
     """A table for each data set and average, with models as columns."""
     names = dict.fromkeys(line.dataset for line in given)
     return render_figures(
-        [all_figures(f"{name} [95 %]", {line.model: line for line in given if line.dataset == name}) for name in names],
+        [all_figures(name, {line.model: line for line in given if line.dataset == name}) for name in names],
         level=3,
     )
 

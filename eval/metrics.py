@@ -100,11 +100,6 @@ class DatasetFigures:
     joint_verdicts: tuple[tuple[bool, ...], ...]
     """Of the rollouts on which all of several judges have one, in the order of `judges`."""
 
-    @property
-    def means(self) -> dict[str, float | None]:
-        """Name of a figure -> its value; None where no rollout says anything."""
-        return {name: sums.value for name, sums in self.sums.items()}
-
 
 def efficiency(score: float, calls_requested: int) -> float:
     """P / T, and P itself without calls: what each call brought. Within [0, P]."""

@@ -27,6 +27,9 @@ _log = logging.getLogger(__name__)
 
 Row = dict[str, Any]
 
+_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
+"""What begins a formula in a spreadsheet, or is passed over before it."""
+
 
 def run_report(context: StageContext) -> Mapping[str, Any]:
     """Sum up the scores; returns counts. Raises ConfigError for a data set with the name of an average."""
@@ -91,13 +94,23 @@ def as_json(rows: Sequence[Mapping[str, Any]], comparisons: Sequence[Mapping[str
 
 
 def as_csv(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> bytes:
-    """Comma-separated values in UTF-8 with a header; nothing for null, blanks between the keys of a list."""
+    """Comma-separated values in UTF-8 with a header; nothing for null, blanks between the keys of a list.
+
+    A text that a spreadsheet would take for a formula, such as a name with `=` at its head, has an apostrophe before
+    it.
+    """
     text = io.StringIO()
     writer = csv.DictWriter(text, columns, lineterminator="\n")
     writer.writeheader()
     for row in rows:
-        writer.writerow({name: " ".join(cell) if isinstance(cell, list) else cell for name, cell in row.items()})
+        writer.writerow({name: _csv_cell(cell) for name, cell in row.items()})
     return text.getvalue().encode()
+
+
+def _csv_cell(cell: Any) -> Any:
+    if isinstance(cell, list):
+        return " ".join(cell)
+    return f"'{cell}" if isinstance(cell, str) and cell.startswith(_FORMULA) else cell
 
 
 REPORT = Stage(

@@ -7,6 +7,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from treadle.core.figures import plain
+from treadle.core.harmless import harmless
 from treadle.eval.layout import (
     AGREEMENT,
     COMPARISON,
@@ -64,12 +65,16 @@ def _caption(given: Iterable[Line]) -> str | None:
 def comparison_table(rows: Iterable[Mapping[str, Any]]) -> Table:
     """A table of the main comparisons: each pair on the average over data sets, or on its only one."""
     body: list[Sequence[str]] = []
+    notes: dict[str, None] = {}
     for (first, second), of_pair in groupby(rows, key=lambda row: (row["first"], row["second"])):
         body.append((f"{first}, then {second}",))
         for row in main_comparisons(list(of_pair)):
             dataset, figure, _, *numbers, _ = comparison_cells(row)
             body.append([f"  {dataset}", figure, *numbers])
-    return _table(("compared", *COMPARISON[1:2], *COMPARISON[3:7]), body, None, narrow=True)
+            if row["note"]:
+                notes[f"{first}, then {second}: {row['note']}"] = None
+    header = ("compared", *COMPARISON[1:2], *COMPARISON[3:7])
+    return _table(header, body, None, narrow=True, caption="\n".join(notes) or None)
 
 
 def judges_table(rows: Iterable[Mapping[str, Any]]) -> Table | None:
@@ -108,7 +113,7 @@ def _table(
         box=None,
         pad_edge=False,
         padding=(0, 2, 0, 0),
-        caption=caption,
+        caption=None if caption is None else Text(harmless(caption)),
     )
     for index, name in enumerate(header):
         is_name = index == 0 if narrow else is_text_column(index)

@@ -38,7 +38,7 @@ def report(run_ids: tuple[str, ...], out: Path, open_it: bool, root: str | Path)
 
     The file needs nothing beside it and asks for nothing: it can be mailed, put on any server or printed. What a run
     lacks is left out. Several runs stand side by side, and their models are compared on the questions that both were
-    asked. Equal runs give an equal file.
+    asked. The same runs give the same file.
     """
     from treadle.tasks.page.build import report_page
     from treadle.tasks.page.file import write_page

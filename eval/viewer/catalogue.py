@@ -5,20 +5,20 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import pyarrow.compute as pc
 
 from treadle.core.artifacts import ArtifactReader, ArtifactRef
-from treadle.core.errors import ArtifactError, ConfigError, StorageError
+from treadle.core.errors import ConfigError
 from treadle.core.records import StageRecord
 from treadle.core.runs import Run
 from treadle.core.stage import Address
 from treadle.eval.viewer.index import Index
 from treadle.eval.viewer.parts import Part, Questions
 from treadle.eval.viewer.search import TextSearch
-from treadle.eval.viewer.tables import Groups, KeyedTable, StoredTable
+from treadle.eval.viewer.tables import Groups, KeyedTable, StoredTable, told
 from treadle.eval.viewer.trajectories import KINDS, Joined, facts_of
 
 _SHOWN_CHARS = 400
@@ -128,9 +128,9 @@ class Catalogue:
         for name in KINDS.keys() & record.outputs.keys():
             ref, tables = record.outputs[name], {}
             for kind in _JOINED:
-                with _told(problems):
+                with told(problems):
                     tables[kind] = self._joined(run, ref, name, kind)
-            with _told(problems):
+            with told(problems):
                 found.append(self._part(run, record.address, name, ref, Joined(**tables)))
         return found
 
@@ -158,18 +158,9 @@ class Catalogue:
         beginnings: dict[str, str] = {}
         for record in run.records():
             if "questions" in record.outputs:
-                with _told(problems):
+                with told(problems):
                     table = self._keyed(run, record.outputs["questions"], "question_key", "question")
                     tables.append(table)
                     texts = pc.utf8_slice_codeunits(table.facts["question"], 0, _SHOWN_CHARS)
                     beginnings |= zip(table.keys.to_pylist(), texts.to_pylist(), strict=True)
         return Questions(tables, beginnings)
-
-
-@contextlib.contextmanager
-def _told(problems: list[str]) -> Iterator[None]:
-    """What is wrong with one table is no reason not to show the others."""
-    try:
-        yield
-    except (ArtifactError, StorageError) as error:
-        problems.append(str(error))

@@ -117,6 +117,7 @@ class Pages:
         parents = [number] if parent and (number := index.number(instance, parent)) is not None else []
         return {
             "one": one,
+            "problems": list(dict.fromkeys([*snapshot.problems, *one.problems])),
             "line": _lines(snapshot, [one.facts])[0],
             "question_chars": _QUESTION_CHARS,
             "selection": selection,

@@ -13,6 +13,7 @@ from treadle.core.schemas import SCORES
 from treadle.eval.viewer.catalogue import Snapshot
 from treadle.eval.viewer.parts import Part
 from treadle.eval.viewer.segments import segments_of_text
+from treadle.eval.viewer.tables import told
 
 _NO_LOSS = -100
 _AGENT = (
@@ -51,6 +52,8 @@ class Trajectory:
     """Its row of `scores`."""
     sft_row: dict[str, Any] | None
     """The fine-tuning row that it became."""
+    problems: list[str]
+    """What belongs to it and cannot be read."""
     judgements: Sequence[Mapping[str, Any]] = ()
     """Rows of `judgements` about its answer and its calls."""
 
@@ -67,13 +70,24 @@ class Trajectory:
 
 
 def read_trajectory(snapshot: Snapshot, instance: str, key: str) -> Trajectory | None:
-    """A trajectory of an instance; None where there is none. Raises ArtifactError."""
+    """A trajectory of an instance; None where there is none.
+
+    Raises ArtifactError where it cannot be read; what belongs to it and cannot be read is left out, and told.
+    """
     number = snapshot.index.number(instance, key)
     if number is None:
         return None
     part, joined = snapshot.parts[instance], snapshot.parts[instance].joined
     facts = snapshot.index.rows([number])[0]
     row = part.table.row(number - snapshot.index.starts[instance], _COLUMNS[part.kind_name])
+    question = score = sft_row = None
+    problems: list[str] = []
+    with told(problems):
+        question = snapshot.questions.row(facts["question_key"])
+    with told(problems):
+        score = joined.scores.row(key, SCORES.schema.names) if joined.scores else None
+    with told(problems):
+        sft_row = joined.sft_rows.row(key, _ROW) if joined.sft_rows else None
     one = Trajectory(
         number=number,
         kind=part.kind_name,
@@ -81,11 +95,14 @@ def read_trajectory(snapshot: Snapshot, instance: str, key: str) -> Trajectory |
         row=row,
         segments=segments_in(row),
         calls=orjson.loads(row["tool_calls"]) if "tool_calls" in row else [],
-        question=snapshot.questions.row(facts["question_key"]),
-        score=joined.scores.row(key, SCORES.schema.names) if joined.scores else None,
-        sft_row=joined.sft_rows.row(key, _ROW) if joined.sft_rows else None,
+        question=question,
+        score=score,
+        sft_row=sft_row,
+        problems=problems,
     )
-    return replace(one, judgements=_judgements(snapshot, part, one))
+    with told(problems):
+        one = replace(one, judgements=_judgements(snapshot, part, one))
+    return one
 
 
 def _judgements(snapshot: Snapshot, part: Part, one: Trajectory) -> list[dict[str, Any]]:

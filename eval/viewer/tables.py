@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -13,9 +14,19 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from treadle.core.artifacts import ArtifactReader
+from treadle.core.errors import ArtifactError, StorageError
 from treadle.core.schemas import TABLES
 
 _KEPT_BYTES = 256 * 1024 * 1024
+
+
+@contextlib.contextmanager
+def told(problems: list[str]) -> Iterator[None]:
+    """What is wrong with one table is told there, and no reason not to show the others."""
+    try:
+        yield
+    except (ArtifactError, StorageError) as error:
+        problems.append(str(error))
 
 
 class Groups:

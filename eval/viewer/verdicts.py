@@ -138,7 +138,7 @@ def reward_of(one: Trajectory) -> Sequence[Factor]:
         ("correctness", "correctness", "of the answer"),
         ("calls", "f_tool", _against(one.facts["calls"], row["tool_mean"], "call")),
         ("length", "f_len", _against(one.facts["tokens"], row["length_mean"], "token")),
-        ("format", "f_format", row["format_reason"].replace("_", " ") or "nothing broken"),
+        ("format", "f_format", ", ".join(row["format_reason"].split()).replace("_", " ") or "nothing broken"),
     )
     return [Factor(name, row[column], meaning) for name, column, meaning in parts]
 

@@ -91,7 +91,7 @@ def endings_section(models: Sequence[Model]) -> list[Section]:
         "Rollouts by how they ended",
         ("model", *statuses),
         tuple((model.label, *(model.behaviour.statuses[status] for status in statuses)) for model in known),
-        "answered: with an answer; no answer, limit, max_turns, context_full, length, timeout, budget: stopped before "
+        "answered: with an answer; no_answer, limit, max_turns, context_full, length, timeout, budget: stopped before "
         "one; failed: infrastructure, accepted by the user.",
     )
     reading = "Only the first colour is rollouts that came to an answer; everything else counts as wrong."

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import combinations
 from typing import Any
 
@@ -38,30 +38,7 @@ def comparisons_section(models: Sequence[Model]) -> list[Section]:
         return []
     of_score = [row for row in rows if row["figure"] == "score"]
     others = [row for row in rows if row["figure"] != "score"]
-    series = {model.label: model.series for model in models}
-    parts: list[Part] = []
-    datasets = list(dict.fromkeys(row["dataset"] for row in of_score))
-    known = (row for row in of_score if row["low"] is not None and row["high"] is not None)
-    drawn = sorted(known, key=lambda row: (_place(row["dataset"]), datasets.index(row["dataset"])))
-    if drawn:
-        names = {row["dataset"] for row in drawn}
-        parts.append(
-            interval_chart(
-                "Difference in correctness",
-                [
-                    Estimate(
-                        row["title"] if len(names) > 1 else "",
-                        row["pair"],
-                        series[row["second"]],
-                        row["difference"],
-                        row["low"],
-                        row["high"],
-                    )
-                    for row in drawn[:_DRAWN]
-                ],
-                around_zero=True,
-            )
-        )
+    parts: list[Part] = _drawn(of_score, {model.label: model.series for model in models})
     parts.append(_table("Correctness", of_score, with_figure=False))
     if folds := flips(models, of_score):
         parts.append(Fold("Questions that changed sides", folds))
@@ -70,19 +47,51 @@ def comparisons_section(models: Sequence[Model]) -> list[Section]:
     return [Section("comparisons", "Comparisons", _READING, parts)]
 
 
-def _in_order(rows: Sequence[Row], models: Sequence[Model]) -> list[Row]:
-    """Rows with the names of their pair and of what they are over, pairs as they came, each with its averages first."""
-    by_label = {model.label: model for model in models}
-    named = [
-        {
-            **row,
-            "pair": _pair_name(by_label[row["first"]], by_label[row["second"]]),
-            "title": by_label[row["first"]].title(row["dataset"]),
-        }
-        for row in rows
+def _drawn(of_score: Sequence[Row], series: Mapping[str, int]) -> list[Part]:
+    """The differences in correctness as a chart, averages first."""
+    datasets = list(dict.fromkeys(row["dataset"] for row in of_score))
+    known = [row for row in of_score if row["low"] is not None and row["high"] is not None]
+    known.sort(key=lambda row: (_place(row["dataset"]), datasets.index(row["dataset"])))
+    if not known:
+        return []
+    is_grouped = len({row["dataset"] for row in known}) > 1
+    estimates = [
+        Estimate(
+            row["title"] if is_grouped else "",
+            row["pair"],
+            series[row["second"]],
+            row["difference"],
+            row["low"],
+            row["high"],
+        )
+        for row in known[:_DRAWN]
     ]
+    note = f"Drawn are the first {_DRAWN} of {len(known)} differences." if len(known) > _DRAWN else ""
+    return [interval_chart("Difference in correctness", estimates, around_zero=True, note=note)]
+
+
+def _in_order(rows: Sequence[Row], models: Sequence[Model]) -> list[Row]:
+    """Rows with the names of their pair and of what they are over, pairs as they came, each with its averages first.
+
+    Their notes tell besides how the scores of the two were made in different ways.
+    """
+    by_label = {model.label: model for model in models}
+    named = []
+    for row in rows:
+        first, second = by_label[row["first"]], by_label[row["second"]]
+        title, note = first.title(row["dataset"]), _note(row, first, second)
+        named.append({**row, "pair": _pair_name(first, second), "title": title, "note": note})
     pairs = list(dict.fromkeys(row["pair"] for row in named))
     return sorted(named, key=lambda row: (pairs.index(row["pair"]), _place(row["dataset"])))
+
+
+def _note(row: Row, first: Model, second: Model) -> str:
+    """What makes the two unlike, by the rollouts and by the records of their scores."""
+    notes = [row["note"]] if row["note"] else []
+    if first.scoring is not None and second.scoring is not None:
+        differences = first.scoring.unlike(second.scoring, row["figure"])
+        notes += [f"scored differently: {', '.join(differences)}"] if differences else []
+    return "; ".join(notes)
 
 
 def _pair_name(first: Model, second: Model) -> str:
@@ -154,16 +163,21 @@ def _table(title: str, rows: Sequence[Row], *, with_figure: bool) -> Figures:
         "models", "data set", *(("figure",) if with_figure else ()), "questions", "first", "second",
         "difference [95 %]", "p", "adjusted", *(() if with_figure else ("gained", "lost")),
     )  # fmt: skip
-    return Figures(title, header, tuple(body), "" if with_figure else " ".join([_NOTE, *_remarks(rows)]))
+    return Figures(
+        title, header, tuple(body), " ".join(_unlike(rows) if with_figure else [_NOTE, *_unlike(rows), *_dropped(rows)])
+    )
 
 
-def _remarks(rows: Sequence[Row]) -> list[str]:
-    """What makes models unlike, and which questions were left out."""
-    unlike = dict.fromkeys(f"{row['pair']}: {row['note']}." for row in rows if row["note"])
-    dropped = dict.fromkeys(
-        f"{row['pair']}: {row['num_dropped']:,} questions of {one_line(row['dataset'])} left out, "
-        "since not both have a verdict on them."
+def _unlike(rows: Sequence[Row]) -> list[str]:
+    """What makes models unlike."""
+    return list(dict.fromkeys(f"{row['pair']}: {one_line(row['note'])}." for row in rows if row["note"]))
+
+
+def _dropped(rows: Sequence[Row]) -> list[str]:
+    """Which questions were left out."""
+    return [
+        f"{row['pair']}: {row['num_dropped']:,} questions of {one_line(row['dataset'])} left out, since only one of "
+        "the two was asked them, or has a verdict on them."
         for row in rows
         if row["num_dropped"] and row["dataset"] not in AVERAGES
-    )
-    return [*unlike, *dropped]
+    ]

@@ -26,8 +26,10 @@ _JUDGES = (
 _VOTES = "Rollouts with calls. Undecided: no side has more than half of the votes asked for."
 _AGREEMENT = (
     "Answers: those on which all judges have a verdict, none of which the rule calls right. Agreement: share of pairs "
-    "of verdicts that are the same; kappa: how far beyond chance, from 0 for none to 1; `-` where all are alike."
+    "of verdicts that are the same; kappa: how far beyond chance, from 0 for none to 1, unknown where all are alike."
 )
+_MEASURES = ("num_judged_jointly", "judge_agreement", "judge_kappa")
+"""In the metrics of `scores`, and in the summary."""
 _VERDICTS = ("concise", "redundant", "undecided")
 
 
@@ -44,7 +46,8 @@ def decided_section(models: Sequence[Model]) -> list[Section]:
     ]
     parts: list[Part] = [*_tables(("model",), whole), *_agreement(models)]
     if len(single) > len(whole):
-        parts.append(Fold("Who decided by data set", _tables(("data set", "model"), single)))
+        folded = [*_tables(("data set", "model"), single), *_agreement_by_dataset(models)]
+        parts.append(Fold("Who decided by data set", folded))
     parts.append(Fold("Rules", [_rules(whole)]))
     return [Section("decided", "Who decided", _READING, parts)]
 
@@ -147,12 +150,25 @@ def _scored(source: Source, record: StageRecord) -> set[str]:
 
 
 def _agreement_cells(record: StageRecord) -> tuple[Cell, ...]:
-    metrics = record.metrics
     judges = record.settings.get("judges", {}) if isinstance(record.settings, Mapping) else {}
-    share, kappa = metrics["judge_agreement"], metrics["judge_kappa"]
+    return enumerated(list(judges)), *_agreed(*(record.metrics[name] for name in _MEASURES))
+
+
+def _agreement_by_dataset(models: Sequence[Model]) -> list[Part]:
+    """The same by the report, where it has it."""
+    rows: list[tuple[Cell, ...]] = [
+        (name, model.label, *_agreed(*(model.lines[name].value(measure) for measure in _MEASURES)))
+        for name in dict.fromkeys(name for model in models for name in model.datasets)
+        for model in models
+        if name in model.datasets and _MEASURES[0] in model.lines[name].figures
+    ]
+    header = ("data set", "model", "answers", "agreement", "kappa")
+    return [Figures("Judges' agreement", header, tuple(rows))] if rows else []
+
+
+def _agreed(num_answers: float | None, share: float | None, kappa: float | None) -> tuple[Cell, ...]:
     return (
-        enumerated(list(judges)),
-        metrics["num_judged_jointly"],
+        int(num_answers or 0),
         "-" if share is None else f"{100 * share:.1f} %",
         "-" if kappa is None else f"{kappa:.2f}",
     )

@@ -23,7 +23,6 @@ _NOTE = (
 )
 _UNLIKE = "The models have figures of different data sets, so that these tell nothing of which model is better."
 _WITH_INTERVAL = ("accuracy", "score", "efficiency")
-_TILES_SHOWN = 8
 _DATASETS_DRAWN = 12
 
 
@@ -58,11 +57,13 @@ def headline_section(models: Sequence[Model]) -> list[Section]:
         ),
         " ".join(notes),
     )
-    parts: list[Part] = [Tiles(tuple(map(_tile, models[:_TILES_SHOWN])))]
-    if estimates := _estimates(models):
-        parts.append(interval_chart("Right answers", estimates))
+    parts: list[Part] = [Tiles(tuple(map(_tile, models)))]
+    lines = _lines_told(models)
+    if estimates := _estimates(models, lines[:_DATASETS_DRAWN]):
+        cut = f"Drawn are the first {_DATASETS_DRAWN} of {len(lines)} averages and data sets."
+        parts.append(interval_chart("Right answers", estimates, note=cut if len(lines) > _DATASETS_DRAWN else ""))
     parts.append(over_all)
-    if len(lines := _lines_told(models)) > 1:
+    if len(lines) > 1:
         parts.append(Fold("Each data set", [_by_dataset(models, lines, figures, unlucky)]))
     parts.append(Fold("All figures", _all_figures(models)))
     reading = (
@@ -136,11 +137,10 @@ def _interval(line: Line, figure: str) -> str:
     return f"{100 * row['low']:.1f} to {100 * row['high']:.1f} %"
 
 
-def _estimates(models: Sequence[Model]) -> list[Estimate]:
+def _estimates(models: Sequence[Model], lines: Sequence[str]) -> list[Estimate]:
     """Rows of the chart: averages first, then data sets, each with all models; a lone model needs no groups."""
     found = []
-    lines = _lines_told(models)
-    for name in lines[:_DATASETS_DRAWN]:
+    for name in lines:
         for model in models:
             title = model.title(name)
             row = model.lines[name].figures.get("accuracy") if name in model.lines else None

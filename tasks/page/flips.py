@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from treadle.core.figures import Figures
@@ -13,6 +13,12 @@ from treadle.eval.page.document import Fold, Part
 from treadle.tasks.page.models import Model
 
 Row = dict[str, Any]
+Answers = Mapping[tuple[str, bool], str]
+"""Question key and whether it is right -> an answer."""
+
+_GAINED = (("first", False), ("second", True))
+"""Side of a pair, and whether it gets the question mostly right: an answer of that kind is shown."""
+_LOST = (("first", True), ("second", False))
 
 _SHOWN = 10
 """Of each side of a pair on a data set."""
@@ -32,8 +38,8 @@ def flips(models: Sequence[Model], rows: Sequence[Row]) -> list[Part]:
     questions: dict[str, Row] = {}
     for label, keys in wanted.items():
         questions |= _questions(by_label[label], keys - questions.keys())
-    predictions = {label: _predictions(by_label[label], keys) for label, keys in wanted.items()}
-    return [part for row in told for part in _fold(row, questions, predictions)]
+    answers = {label: _answers(by_label[label], keys) for label, keys in wanted.items()}
+    return [part for row in told for part in _fold(row, questions, answers)]
 
 
 def _is_average(row: Row, rows: Sequence[Row]) -> bool:
@@ -41,7 +47,7 @@ def _is_average(row: Row, rows: Sequence[Row]) -> bool:
     return row["dataset"] in AVERAGES and len(names) > 1
 
 
-def _fold(row: Row, questions: dict[str, Row], predictions: dict[str, dict[str, str]]) -> list[Part]:
+def _fold(row: Row, questions: dict[str, Row], answers: dict[str, Answers]) -> list[Part]:
     tables = [
         Figures(
             title,
@@ -50,14 +56,14 @@ def _fold(row: Row, questions: dict[str, Row], predictions: dict[str, dict[str, 
                 (
                     _cut(questions[key]["question"], _CHARS),
                     _cut(" | ".join(questions[key]["answers"]), _ANSWER_CHARS),
-                    *(_cut(predictions[label].get(key, ""), _ANSWER_CHARS) for label in (row["first"], row["second"])),
+                    *(_cut(answers[row[side]].get((key, is_right), ""), _ANSWER_CHARS) for side, is_right in told),
                 )
                 for key in keys[:_SHOWN]
                 if key in questions
             ),
             f"{len(keys) - _SHOWN:,} further ones are not shown." if len(keys) > _SHOWN else "",
         )
-        for title, keys in (("Gained", row["gained"]), ("Lost", row["lost"]))
+        for title, keys, told in (("Gained", row["gained"], _GAINED), ("Lost", row["lost"], _LOST))
     ]
     if not any(table.rows for table in tables):
         return []
@@ -81,15 +87,16 @@ def _questions(model: Model, keys: set[str]) -> dict[str, Row]:
     return found
 
 
-def _predictions(model: Model, keys: set[str]) -> dict[str, str]:
-    """Key -> what the model answered, at its first try."""
-    found: dict[str, str] = {}
-    columns = ("model", "question_key", "sample_index", "prediction")
+def _answers(model: Model, keys: set[str]) -> Answers:
+    """What the model answered to questions: its first right answer, and its first wrong one."""
+    found: dict[tuple[str, bool], tuple[int, str]] = {}
+    columns = ("model", "question_key", "sample_index", "prediction", "correct")
     for given in model.report.inputs["scores"]:
         for row in model.source.rows(given.artifact, given.address, columns):
-            if row["model"] == model.name and row["question_key"] in keys and not row["sample_index"]:
-                found[row["question_key"]] = row["prediction"]
-    return found
+            if row["model"] == model.name and row["question_key"] in keys and row["correct"] is not None:
+                kind, answer = (row["question_key"], row["correct"]), (row["sample_index"], row["prediction"])
+                found[kind] = min(found.get(kind, answer), answer)
+    return {kind: prediction for kind, (_, prediction) in found.items()}
 
 
 def _cut(text: str, num_chars: int) -> str:

@@ -8,9 +8,11 @@ from dataclasses import dataclass
 
 from treadle.core.harmless import one_line
 from treadle.core.records import StageRecord
+from treadle.core.stage import Address
 from treadle.eval.layout import Line, by_model, datasets_of, main_line, members, summary_lines
 from treadle.eval.metrics import AVERAGES, EVERY, KNOWLEDGE, MATH
 from treadle.eval.scored_rollout import COLUMNS, ScoredRollout
+from treadle.eval.scoring import Scoring
 from treadle.tasks.page.sources import Source
 
 _AREAS = {MATH: "mathematics", KNOWLEDGE: "knowledge"}
@@ -67,6 +69,8 @@ class Model:
     """None where the scores that the report was made from are gone."""
     behaviour: Behaviour
     """What is counted over them."""
+    scoring: Scoring | None
+    """How their verdicts and votes came about; None where that cannot be told any more."""
 
     @property
     def headline(self) -> Line:
@@ -102,18 +106,25 @@ def evaluated_models(sources: Sequence[Source]) -> list[Model]:
     for source in sources:
         for report in source.of_stage("report")[-1:]:
             by_name = by_model(summary_lines(source.rows(report.outputs.get("summary"), report.address)))
-            rollouts = _rollouts(source, report)
+            rollouts, scorings = _scored(source, report)
             for name, lines in by_name.items():
                 own = rollouts.get(name, [])
                 label, series = source.named(name), len(models)
-                models.append(Model(name, label, series, source, report, lines, own, Behaviour.of(own)))
+                scoring = scorings.get(name)
+                models.append(Model(name, label, series, source, report, lines, own, Behaviour.of(own), scoring))
     return models
 
 
-def _rollouts(source: Source, report: StageRecord) -> dict[str, list[ScoredRollout]]:
-    """Model -> what the report was made from."""
+def _scored(source: Source, report: StageRecord) -> tuple[dict[str, list[ScoredRollout]], dict[str, Scoring]]:
+    """Model -> what the report was made from, and how that was scored."""
     found: dict[str, list[ScoredRollout]] = {}
+    scorings: dict[str, Scoring] = {}
     for given in report.inputs["scores"]:
+        maker = source.run.record(Address.parse(given.address))
+        is_maker = maker is not None and maker.outputs.get(given.artifact.kind) == given.artifact
+        scoring = Scoring.of(maker.version, maker.settings) if maker is not None and is_maker else None
         for row in source.rows(given.artifact, given.address, [*COLUMNS, "model"]):
             found.setdefault(row["model"], []).append(ScoredRollout.from_row(row))
-    return found
+            if scoring is not None:
+                scorings.setdefault(row["model"], scoring)
+    return found, scorings

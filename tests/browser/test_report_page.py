@@ -52,7 +52,7 @@ def test_it_loads_quietly_and_shows_all_of_itself(page: Page, file: Path, shots:
     page.on("request", lambda request: requests.append(request.url))
     page.goto(file.as_uri())
     assert requests == [file.as_uri()]
-    assert page.locator("section h2").count() == page.locator("nav a").count() == 10
+    assert page.locator("section h2").count() == page.locator("nav a").count() == 12
     for summary in page.locator("summary").all():
         if summary.is_visible():
             summary.click()

@@ -175,6 +175,41 @@ def test_dark_pages_are_dark(dark_page: Page, url: str, shots: Path) -> None:
         dark_page.screenshot(path=shots / f"{name}-dark.png")
 
 
+FAINT_TEXTS = """() => {
+  const parts = (colour) => { const found = colour.match(/[0-9.]+/g).map(Number); return [...found, 1].slice(0, 4); };
+  const linear = (part) => part <= 10.3 ? part / 255 / 12.92 : ((part / 255 + 0.055) / 1.055) ** 2.4;
+  const luminance = ([red, green, blue]) => 0.2126 * linear(red) + 0.7152 * linear(green) + 0.0722 * linear(blue);
+  const ground = (element) => {
+    const colour = parts(getComputedStyle(element).backgroundColor);
+    return colour[3] === 1 ? colour : ground(element.parentElement);
+  };
+  const faint = [], texts = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  while (texts.nextNode()) {
+    const text = texts.currentNode.textContent.trim(), element = texts.currentNode.parentElement;
+    if (!text || !element.checkVisibility()) continue;
+    const both = [parts(getComputedStyle(element).color), ground(element)].map(luminance);
+    const contrast = (Math.max(...both) + 0.05) / (Math.min(...both) + 0.05);
+    if (contrast < 4.5) faint.push([text.slice(0, 40), contrast]);
+  }
+  return faint;
+}"""
+"""Visible texts with a contrast of less than 4.5, as WCAG defines it, to what they stand on."""
+
+
+def test_all_text_of_all_pages_stands_out(page: Page, dark_page: Page, url: str) -> None:
+    paths = (
+        "/?verdict=right&sort=-score", "/?q=zzz", "/trajectory/1/rollouts@base/r1?q=vorna", "/changes/1/pools/p2",
+        "/trajectory/1/rollouts@base/r3", "/trajectory/1/pools/p2", "/lineage/1/pools/p2",
+        "/trajectory/1/rollouts@base/r5", "/trajectory/1/rl@phase-1/3.1.g%2F7%3F",
+    )  # fmt: skip
+    for path in paths:
+        for shown in (page, dark_page):
+            shown.goto(url + path)
+            shown.keyboard.press("e")
+            shown.keyboard.press("m")
+            assert shown.evaluate(FAINT_TEXTS) == [], path
+
+
 def test_all_but_the_keys_works_without_scripts(plain_page: Page, url: str) -> None:
     plain_page.goto(url)
     plain_page.get_by_role("searchbox").fill("vorna")

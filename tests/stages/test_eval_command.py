@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from support.command_line import Desk, num_requests, tutor
 from support.given_questions import TOKENIZER, TOKENIZER_FOLDER
-from support.hosted_service import hosted
+from support.hosted_service import fussy, hosted
 from support.processes import until
 from support.scripted_server import Fault, Item, RecordedRequest, ScriptedServer
 
@@ -203,6 +203,18 @@ async def test_a_service_that_only_chats_is_measured_with_chat_and_refused_in_on
     assert all("<python>print((110 + 1" in row["text"] and "<result>2" in row["text"] for row in rows)
     scores = desk.rows("r", "1/scores@treadle-tutor", "scores")
     assert all(row["correct"] and row["reasoning_tokens"] for row in scores)
+
+
+async def test_a_model_with_fixed_sampling_is_told_so_before_a_run_is_made_and_measured_then(desk: Desk) -> None:
+    async with hosted(fussy(computes, []), model="treadle-tutor") as service:
+        asked = command(service.url, "--chat", "--max-questions", "1", *ONE_SANDBOX)
+        line = (await asyncio.to_thread(desk.treadle, *asked)).failed("takes no temperature but 1 and no top_p", code=2)
+        assert "set that in rollouts.sampling" in line and not (desk.folder / "outputs").exists()
+        fixed = ("--temperature", "1", "--set", "rollouts.sampling.top_p=1")
+        done = (await asyncio.to_thread(desk.treadle, *asked, *fixed)).succeeded()
+    assert "treadle-tutor is asked without stop, which its service refuses" in done.err
+    (row,) = desk.rows("r", "1/rollouts@treadle-tutor", "rollouts")
+    assert (row["python_calls"], row["status"]) == (1, "answered")
 
 
 async def test_a_killed_evaluation_over_the_chat_route_pays_for_no_answer_twice(desk: Desk) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -148,12 +149,8 @@ def _evaluate(run: Run, models: Sequence[Scored], headline: tuple[str, ...]) -> 
     inputs = []
     for place, model in enumerate(models):
         times = model.times or [(number / 2, number / 4, number / 8) for number in range(len(model.rows))]
-        made = put_stage(
-            run,
-            f"1/rollouts@model{place}",
-            {schemas.ROLLOUTS: [rollout(row["rollout_key"], row["question_key"], []) for row in model.rows]},
-            metrics={},
-            log={schemas.ROLLOUT_TELEMETRY: list(_timed(model.rows, times))},
+        made = add_rollouts(
+            run, place, [rollout(row["rollout_key"], row["question_key"], []) for row in model.rows], times
         )
         scored = put_stage(
             run,
@@ -171,6 +168,15 @@ def _evaluate(run: Run, models: Sequence[Scored], headline: tuple[str, ...]) -> 
         inputs={"scores": tuple(inputs)},
     )
     execute(report, run)
+
+
+def add_rollouts(
+    run: Run, place: int, rows: Sequence[Mapping[str, Any]], times: Sequence[tuple[float, float, float] | None]
+) -> Address:
+    """Rollouts of a model, in place of earlier ones."""
+    log = {schemas.ROLLOUT_TELEMETRY: list(_timed(rows, times))}
+    digest = hashlib.sha256(repr(rows).encode()).hexdigest()
+    return put_stage(run, f"1/rollouts@model{place}", {schemas.ROLLOUTS: rows}, metrics={"rows": digest}, log=log)
 
 
 def _timed(

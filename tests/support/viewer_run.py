@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from starlette.testclient import TestClient
 from support.score_tables import GivenRows, new_run, put_rows, put_tables
 
 from treadle.core import schemas
@@ -212,7 +213,7 @@ def _put_training(run: Run) -> None:
     rows = [
         {"session": 0, "output": f"{text}<answer>{ANSWER[1]}</answer>", "prediction": "Ilme", **parts},
         {"session": 1, "output": f"{text}<answer>Arn</answer>", "prediction": "Arn", "reward": -1.0, "correctness": 0.4,
-         "f_tool": 0.9, "f_len": 1.0, "f_format": -1.0, "format_reason": "no_box", "branch_parent": 0,
+         "f_tool": 0.9, "f_len": 1.0, "f_format": -1.0, "format_reason": "no_box order", "branch_parent": 0,
          "branch_depth": 1, "tool_failures": 1},
         {"session": 2, "output": "", "finish": "failed"},
     ]  # fmt: skip
@@ -223,6 +224,13 @@ def _put_training(run: Run) -> None:
     put_rows(
         run, "1/rl@phase-1", schemas.RL_ROLLOUTS, [filled(schemas.RL_ROLLOUTS, **{**fixed, **row}) for row in rows]
     )
+
+
+def client(run: Run, **options: Any) -> TestClient:
+    """Asks the viewer of a run, which looks at it anew each time, without a network."""
+    from treadle.eval.viewer.app import make_app
+
+    return TestClient(make_app(run, KIN, fresh_s=0), base_url="http://127.0.0.1:8484", **options)
 
 
 @contextmanager

@@ -128,7 +128,7 @@ def test_a_folder_is_read_as_a_data_set_of_the_hub_is(bench: Bench, monkeypatch:
 def test_the_published_routes_are_known() -> None:
     local = {name for name, benchmark in RULES.items() if benchmark.search == "local"}
     named = {"2wiki", "bamboogle", "musique", "hotpotqa", "csbench", "nq", "triviaqa"}
-    assert local == named | {"2wikimultihopqa", "hotpot_qa", "trivia_qa"}
+    assert local == named | {"2wikimultihopqa", "2wikimqa", "hotpot_qa", "trivia_qa"}
     assert {RULES[name].search for name in RULES.keys() - local} == {rule_for("unheard-of").search} == {"web"}
 
 
@@ -137,13 +137,23 @@ def test_the_headline_suite_is_six_benchmarks() -> None:
     assert all(rule_for(name).headline for name in suite)
     others = set(SAMPLES) - set(suite) | {"aime", "aime2025", "math", "hotpot_qa", "gsm8k-train", "unheard-of"}
     assert [name for name in others if rule_for(name).headline] == []
-    assert {name for name, benchmark in RULES.items() if benchmark.headline} == {*suite, "math-500", "2wikimultihopqa"}
+    aliases = {
+        "aime24": ("aime2024", "aime_2024", "aime-2024"), "amc23": ("amc-23", "amc_23", "amc2023"),
+        "math500": ("math-500", "math_500"), "2wiki": ("2wikimultihopqa", "2wikimqa"),
+    }  # fmt: skip
+    named = {alias: name for name, others in aliases.items() for alias in others}
+    assert {name for name, benchmark in RULES.items() if benchmark.headline} == {*suite, *named}
+    for alias, name in named.items():
+        assert set(RULES[alias].question) == set(RULES[name].question), alias
+        assert RULES[alias].model_copy(update={"question": RULES[name].question}) == RULES[name], alias
+    assert RULES["olympiad_bench"] == RULES["olympiadbench"] and RULES["webwalkerqa"] == RULES["webwalker"]
 
 
 @pytest.mark.parametrize(
     ("dataset", "name"),
     [
-        ("AIME_2024", "aime"), ("maxwell-aime24-x", "aime24"), ("claimeval", None), ("aimed", None),
+        ("AIME_2024", "aime_2024"), ("aime_2023", "aime"), ("AMC-23", "amc-23"), ("WebWalkerQA", "webwalkerqa"),
+        ("maxwell-aime24-x", "aime24"), ("claimeval", None), ("aimed", None),
         ("math-500", "math-500"), ("mathematics", None), ("math_train", "math"), ("MMLU-Pro", "mmlu-pro"),
         ("mmlu_pro_test", "mmlu_pro"), ("my-mmlu-pro", "mmlu-pro"), ("mmlu-redux", "mmlu"), ("my-gsm8k", None),
         ("2wikimultihopqa_dev", "2wikimultihopqa"), ("", None),

@@ -22,8 +22,8 @@ def shares(*rollouts: ScoredRollout) -> tuple[float | None, float | None, int]:
     """Over all, over users of tools, and how many are undecided."""
     (part,) = dataset_figures(rollouts)
     return (
-        part.means["conciseness"],
-        part.means["conciseness_tool_users"],
+        part.sums["conciseness"].value,
+        part.sums["conciseness_tool_users"].value,
         part.sums["conciseness_tool_users"].num_undecided,
     )
 

@@ -116,6 +116,14 @@ def test_a_judge_decides_and_votes(data: Path) -> None:
         made(asked("gsm8k", data_root=data, model="judge", judge="Big", judge_endpoints=(URL,)), root=data)
 
 
+def test_a_service_that_only_chats_is_asked_so_and_has_a_template_of_its_own(data: Path) -> None:
+    config = made(asked("gsm8k", data_root=data, chat=True), root=data)
+    assert config.models["Some-Model"].api == "chat" and unknown_template(config) == ()
+    known = "[models]\nown = { model = 'own', endpoints = [{ url = 'http://localhost:1/v1' }] }\n"
+    alone = {"model": None, "endpoints": (), "chat": True}
+    assert made(asked("gsm8k", data_root=data, **alone), known, root=data).models["own"].api == "chat"
+
+
 TWO = (
     "[flow]\nmodels = ['base']\n[models]\nbase = { model = 'base', endpoints = [{ url = 'http://localhost:1/v1' }] }\n"
     "tuned = { model = 'old-tuned', endpoints = [{ url = 'http://localhost:2/v1' }] }\n"

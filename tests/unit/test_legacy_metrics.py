@@ -62,16 +62,16 @@ def test_efficiency_of_math_is_the_judges_even_without_one() -> None:
     rows = [sample(1, 0, "math"), sample(1, 1, "math")]
     assert legacy_efficiency(rows) == 0.0
     (ours,) = dataset_figures([scored(1, 0, domain="math"), scored(1, 1, domain="math")])
-    assert ours.means["efficiency"] == 1.0
+    assert ours.sums["efficiency"].value == 1.0
 
 
 @given(st.lists(st.tuples(st.floats(0, 1), st.integers(0, 12)), min_size=1, max_size=20))
 def test_efficiency_and_tool_use_of_answers_in_words_are_as_ours(rows: list[tuple[float, int]]) -> None:
     theirs = legacy_overall([sample(score, calls) for score, calls in rows], judged=False)
     (ours,) = dataset_figures([scored(score, calls) for score, calls in rows])
-    assert theirs["efficiency"] == pytest.approx(ours.means["efficiency"])
-    assert theirs["average_datas_used_tool_number"] == pytest.approx(ours.means["tool_use"])
-    assert theirs["f1"] == pytest.approx(ours.means["f1"])
+    assert theirs["efficiency"] == pytest.approx(ours.sums["efficiency"].value)
+    assert theirs["average_datas_used_tool_number"] == pytest.approx(ours.sums["tool_use"].value)
+    assert theirs["f1"] == pytest.approx(ours.sums["f1"].value)
 
 
 @pytest.mark.covers("evaluation-8")
@@ -165,7 +165,7 @@ def test_successful_execution_of_the_worked_example() -> None:
     value, ratio = legacy_successful_execution(rows)
     assert (round(value, 4), ratio) == (0.6667, 3 / 6)
     (ours,) = dataset_figures([scored(1, 2), scored(1, 3, failed=2), scored(0.5, 1, failed=1)])
-    assert (ours.means["successful_execution"], ours.means["call_success"]) == (pytest.approx(value), ratio)
+    assert (ours.sums["successful_execution"].value, ours.sums["call_success"].value) == (pytest.approx(value), ratio)
     assert legacy_successful_execution([(1.0, [])]) == (1.0, None)
 
 
@@ -174,7 +174,7 @@ def test_failures_are_found_by_a_word() -> None:
     assert legacy_failed_results(["learned by trial and error"]) == 1
     assert legacy_failed_results(["Local search failed: q", "invalid query"]) == 0
     (ours,) = dataset_figures([scored(1, 1, failed=0)])
-    assert ours.means["call_success"] == 1.0
+    assert ours.sums["call_success"].value == 1.0
 
 
 def test_data_sets_in_words_take_f1_for_correctness() -> None:

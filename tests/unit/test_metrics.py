@@ -32,6 +32,10 @@ def one(*given_rollouts: ScoredRollout) -> DatasetFigures:
     return figures
 
 
+def values_of(figures: DatasetFigures) -> dict[str, float | None]:
+    return {name: sums.value for name, sums in figures.sums.items()}
+
+
 def published(
     name: str, values: list[float], rows: tuple[int, ...] = (30, 40, 500, 500, 125, 500)
 ) -> list[DatasetFigures]:
@@ -52,31 +56,35 @@ def published(
 @pytest.mark.covers("evaluation-7")
 def test_efficiency_is_a_mean_of_ratios() -> None:
     figures = one(scored(1, 0), scored(1, 2), scored(0.5, 1), scored(0, 3))
-    assert figures.means["efficiency"] == 0.5
-    assert (figures.means["tool_use"], figures.means["calls_requested"], figures.means["score"]) == (0.75, 1.5, 0.625)
+    assert figures.sums["efficiency"].value == 0.5
+    assert (figures.sums["tool_use"].value, figures.sums["calls_requested"].value, figures.sums["score"].value) == (
+        0.75,
+        1.5,
+        0.625,
+    )
 
 
 @pytest.mark.covers("evaluation-8")
 def test_refused_calls_count_for_efficiency_and_are_no_failures() -> None:
     """Two calls that ran and one that was refused are three requests."""
     figures = one(scored(1, 3, failed=0, calls_executed=2))
-    assert figures.means["efficiency"] == pytest.approx(1 / 3)
-    assert (figures.means["successful_execution"], figures.means["call_success"]) == (1.0, 1.0)
+    assert figures.sums["efficiency"].value == pytest.approx(1 / 3)
+    assert (figures.sums["successful_execution"].value, figures.sums["call_success"].value) == (1.0, 1.0)
 
 
 @pytest.mark.covers("evaluation-10")
 def test_successful_execution_of_the_worked_example() -> None:
     figures = one(scored(1, 2, failed=0), scored(1, 3, failed=2), scored(0.5, 1, failed=1))
-    assert round(figures.means["successful_execution"], 4) == 0.6667
-    assert round(figures.means["successful_execution_strict"], 4) == 0.5278
-    assert figures.means["call_success"] == 3 / 6
+    assert round(figures.sums["successful_execution"].value, 4) == 0.6667
+    assert round(figures.sums["successful_execution_strict"].value, 4) == 0.5278
+    assert figures.sums["call_success"].value == 3 / 6
 
 
 @pytest.mark.covers("evaluation-11")
 def test_reasoning_length_of_the_worked_example() -> None:
     figures = one(scored(1, tokens=200), scored(0.5, tokens=100), scored(0, tokens=50))
-    assert round(figures.means["reasoning_length"], 2) == 3.33
-    assert round(figures.means["reasoning_tokens"], 1) == 116.7
+    assert round(figures.sums["reasoning_length"].value, 2) == 3.33
+    assert round(figures.sums["reasoning_tokens"].value, 1) == 116.7
 
 
 def test_nothing_written_counts_as_one_token() -> None:
@@ -112,7 +120,7 @@ def test_data_sets_weigh_the_same_however_many_rows_they_have() -> None:
     ]
     parts = dataset_figures(given_rollouts)
     assert round(100 * averages(parts)["all"]["accuracy"], 1) == 68.6
-    assert round(sum(100 * part.means["accuracy"] * part.num_rollouts for part in parts) / 570, 1) == 79.5
+    assert round(sum(100 * part.sums["accuracy"].value * part.num_rollouts for part in parts) / 570, 1) == 79.5
 
 
 PUBLISHED_AVERAGES = [
@@ -165,19 +173,19 @@ def test_undecided_and_failed_rollouts_are_counted_apart() -> None:
         "tools_used:none": 3,
         "tools_used:python": 1,
     }
-    assert figures.means["accuracy"] == pytest.approx(1 / 3)
+    assert figures.sums["accuracy"].value == pytest.approx(1 / 3)
 
 
 def test_figures_that_need_no_verdict_are_of_all_rollouts() -> None:
     """The long rollout with six calls, of which three failed, is the one that no verdict came for."""
-    means = one(scored(1, 0, tokens=100), scored(None, 6, failed=3, tokens=4_000, f1=0.5)).means
+    means = values_of(one(scored(1, 0, tokens=100), scored(None, 6, failed=3, tokens=4_000, f1=0.5)))
     assert (means["calls_requested"], means["tool_use"], means["reasoning_tokens"]) == (3, 0.5, 2_050)
     assert (means["call_success"], means["f1"]) == (0.5, 0.75)
     assert (means["score"], means["efficiency"], means["reasoning_length"]) == (1, 1, 10)
 
 
 def test_data_set_without_a_verdict_has_the_figures_that_need_none() -> None:
-    means = one(scored(None, 2), scored(None, 4, question_key="q1")).means
+    means = values_of(one(scored(None, 2), scored(None, 4, question_key="q1")))
     of_verdicts = {"score", "accuracy", "efficiency", "reasoning_length"}
     of_verdicts |= {"successful_execution", "successful_execution_strict"}
     without_judge = {"conciseness", "conciseness_tool_users"}
@@ -203,7 +211,7 @@ def test_areas_go_by_domain() -> None:
 
 def test_partly_right_answers_count_for_f1_and_not_for_accuracy() -> None:
     figures = one(scored(0.9, correct=True), scored(0.5), scored(0.0))
-    assert (figures.means["accuracy"], figures.means["f1"]) == (pytest.approx(1 / 3), pytest.approx(1.4 / 3))
+    assert (figures.sums["accuracy"].value, figures.sums["f1"].value) == (pytest.approx(1 / 3), pytest.approx(1.4 / 3))
 
 
 @pytest.mark.covers("evaluation-13")
@@ -213,7 +221,7 @@ def test_figures_are_ordered_bounded_and_independent_of_order(
 ) -> None:
     parts = dataset_figures(given_rollouts)
     for part in parts:
-        means = {name: value for name, value in part.means.items() if value is not None}
+        means = {name: value for name, value in values_of(part).items() if value is not None}
         undecided = part.sums["score"].num_undecided
         if undecided < part.num_rollouts:
             assert means["efficiency"] <= means["score"]
@@ -248,7 +256,7 @@ def test_figures_are_those_of_exact_arithmetic(given_rollouts: list[ScoredRollou
         "successful_execution_strict": [score / (1 + row.failed_calls) for score, row in zip(p, rows, strict=True)],
         "reasoning_length": [1_000 * score / (row.reasoning_tokens or 1) for score, row in zip(p, rows, strict=True)],
     }
-    means = one(*rows).means
+    means = values_of(one(*rows))
     for name, terms in expected.items():
         assert means[name] == pytest.approx(float(sum(terms) / len(terms)), rel=1e-12)
 
@@ -278,6 +286,6 @@ def test_questions_with_too_few_verdicts_are_left_out_of_pass_at_k() -> None:
     verdicts: dict[str, list[float | None]] = {"a": [1, 0, 0, 0], "b": [0, 0, 0, 0], "c": [1, 1, None, None]}
     rows = [scored(value, question_key=key) for key, values in verdicts.items() for value in values]
     figures = one(*rows)
-    assert (figures.means["pass@2"], figures.sums["pass@2"].num_undecided) == (pytest.approx((0.5 + 0 + 1) / 3), 2)
-    assert (figures.means["pass@4"], figures.sums["pass@4"].num_undecided) == (0.5, 4)
+    assert (figures.sums["pass@2"].value, figures.sums["pass@2"].num_undecided) == (pytest.approx((0.5 + 0 + 1) / 3), 2)
+    assert (figures.sums["pass@4"].value, figures.sums["pass@4"].num_undecided) == (0.5, 4)
     assert list(figures.sums["pass@4"].questions) == ["a", "b"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +22,10 @@ from treadle.eval.comparison_rows import COMPARED, model_pairs
 from treadle.eval.config import ReportSettings, ScoresOptions, ScoresSettings
 from treadle.eval.layout import Line, comparison_cells, summary_lines
 from treadle.eval.markdown import escape
-from treadle.eval.report import REPORT
+from treadle.eval.report import REPORT, as_csv
 from treadle.eval.scores import SCORES
 from treadle.eval.statistics import holm
-from treadle.eval.terminal import comparison_table, summary_table
+from treadle.eval.terminal import comparison_table, judges_table, summary_table
 from treadle.flows.cli_export import REPORT_FORMATS
 from treadle.tasks.report_export import report_content
 
@@ -173,6 +174,8 @@ def test_models_are_compared_on_data_sets_and_on_the_average(tmp_path: Path) -> 
 
 
 def test_verdicts_of_different_kinds_are_told(tmp_path: Path) -> None:
+    from rich.console import Console
+
     rules, judged = _many("rules", "a", [True, False]), _many("judged", "a", [True, True])
     judged[1] |= {"scorer": "judge", "judge_status": "parsed"}
     reader, comparisons = _made(tmp_path, rules, judged)
@@ -180,9 +183,111 @@ def test_verdicts_of_different_kinds_are_told(tmp_path: Path) -> None:
     assert {row["note"] for row in comparisons} == {note}
     markdown = reader.read_file("report.md").decode()
     assert f"Not of one kind: {note}." in markdown and "| judge |" in markdown
+    console = Console(file=io.StringIO(), width=200)
+    console.print(comparison_table(comparisons))
+    assert f"rules, then judged: {note}" in console.file.getvalue()  # type: ignore[attr-defined]
     assert "| model  | data set | parsed |" in markdown and "No model judged" not in markdown
     _, comparisons = _made(tmp_path / "right", _many("rules", "a", [True, True]), judged)
     assert {row["note"] for row in comparisons} == {None}, "no judge would have been asked about right answers"
+
+
+def _judgements(**verdicts: bool | None) -> dict[str, Any]:
+    """Columns of an answer that these judges were asked about; None: nothing that can be read."""
+    said = {name: {"verdict": verdict, "status": "parsed", "raw": []} for name, verdict in verdicts.items()}
+    return {"scorer": "judge", "judge_status": "parsed", "judges": json.dumps(said)}
+
+
+def test_other_judges_and_other_treatment_of_what_they_do_not_say_are_told(tmp_path: Path) -> None:
+    def notes(name: str, ours: dict[str, Any], theirs: dict[str, Any], **domain: str) -> set[str | None]:
+        first, second = _many("one", "a", [True, False], **domain), _many("other", "a", [True, True], **domain)
+        first[1] |= ours
+        second[1] |= theirs
+        _, comparisons = _made(tmp_path / name, first, second)
+        return {row["note"] for row in comparisons}
+
+    large, small = _judgements(large=True), _judgements(small=False)
+    assert notes("same", large, large) == {None}
+    assert notes("other", large, small) == {"answers of the first were judged by large, of the second by small"}
+    unread = _judgements(large=None) | {"judge_status": "failed"}
+    kept = unread | {"scorer": "qa_em"}
+    assert notes("unread", unread | {"correct": None, "score": None}, kept) == {
+        "answers that no judge could be read on are left out of the first alone"
+    }
+    assert notes("kept", kept, kept) == {None}
+
+
+def test_a_judged_answer_of_another_domain_does_not_hide_that_rules_decided(tmp_path: Path) -> None:
+    """Judges decide about mathematics for both, about questions of knowledge for the second alone."""
+    first = _many("one", "a", [False, False], domain="qa") + _many("one", "b", [True], domain="math")
+    second = _many("other", "a", [True, False], domain="qa") + _many("other", "b", [True], domain="math")
+    for row in (first[2], second[0], second[1], second[2]):
+        row |= _judgements(large=bool(row["correct"]))
+    _, comparisons = _made(tmp_path, first, second)
+    notes = {row["dataset"]: row["note"] for row in comparisons}
+    told = "a judge was asked about answers of the second alone"
+    assert notes == {"a": told, "b": None, "all": told}
+
+
+def test_agreement_of_several_judges_is_in_summary_report_and_terminal(tmp_path: Path) -> None:
+    """Of ten answers both say right of four and wrong of three, and differ on two; of one only one says something."""
+    from rich.console import Console
+
+    said = [(True, True)] * 4 + [(False, False)] * 3 + [(True, False), (False, True), (True, None)]
+    rows = [row | _judgements(large=one, small=other)
+            for row, (one, other) in zip(_many("m", "a", [True] * 10), said, strict=True)]  # fmt: skip
+    lines, markdown = _report(tmp_path, rows + _many("m", "b", [True] * 2), _many("rules", "a", [True]))
+    by_name = {(line.model, line.dataset): line for line in lines}
+    # Of nine answers seven alike; by chance 5/9 * 5/9 + 4/9 * 4/9 = 41/81.
+    kappa = (7 / 9 - 41 / 81) / (1 - 41 / 81)
+    for dataset in ("a", "all"):
+        line = by_name["m", dataset]
+        assert (line.value("num_judged_jointly"), line.value("judge_agreement")) == (9, pytest.approx(7 / 9))
+        assert line.value("judge_kappa") == pytest.approx(kappa)
+    assert all("judge_agreement" not in by_name[name].figures for name in (("m", "b"), ("rules", "a")))
+    assert by_name["m", "all"].counts("scorer") == {"judge": 10, "qa_em": 2}
+    assert re.search(rf"\| m +\| a +\| +9 \| +0\.778 \| {kappa:.3f} \|", markdown)
+    told = [row for line in lines for row in line.figures.values()]
+    console = Console(file=io.StringIO(), width=100)
+    table = judges_table(told)
+    assert table is not None
+    console.print(table)
+    shown = console.file.getvalue()  # type: ignore[attr-defined]
+    assert re.search(rf"m +all +10 +2 +9 +0\.778 +{kappa:.3f}", shown)
+    assert re.search(r"rules +a +0 +1 +- +- +-", shown)
+    assert judges_table(by_name["rules", "a"].figures.values()) is None
+
+
+def test_one_judge_agrees_with_nobody(tmp_path: Path) -> None:
+    lines, markdown = _report(tmp_path, [row | _judgements(large=True) for row in _many("m", "a", [True])])
+    assert "judge_agreement" not in lines[0].figures and "How far the judges agree" not in markdown
+
+
+def test_averages_over_different_data_sets_are_said_to_be(tmp_path: Path) -> None:
+    from rich.console import Console
+
+    both = _many("both", "a", [True]) + _many("both", "b", [True])
+    three = [row for name in ("a", "b", "c") for row in _many("three", name, [True])]
+    told = "averages of different data sets, which tell nothing of which model is better"
+    lines, markdown = _report(tmp_path / "unlike", both, three)
+    assert told in markdown
+    console = Console(file=io.StringIO(), width=200)
+    console.print(summary_table([row for line in lines for row in line.figures.values()]))
+    assert "were asked different data sets" in console.file.getvalue()  # type: ignore[attr-defined]
+    assert told not in _report(tmp_path / "headline", both, three, headline=("a", "b"))[1]
+    assert told not in _report(tmp_path / "alike", both, _many("other", "a", [True]) + _many("other", "b", [True]))[1]
+
+
+def test_names_are_no_formulas_in_a_spreadsheet(tmp_path: Path) -> None:
+    """Names of data sets may come from rows."""
+    name = '=HYPERLINK("http://x","y")'
+    rows = _many("@m", name, [True, False]), _many("-n", name, [True, True])
+    reader, comparisons = _made(tmp_path, *rows)
+    lines = list(csv.DictReader(io.StringIO(reader.read_file("summary.csv").decode())))
+    assert {(line["model"], line["dataset"]) for line in lines} == {("'@m", f"'{name}"), ("'-n", f"'{name}")}
+    compared = list(csv.DictReader(io.StringIO(as_csv(comparisons, schemas.COMPARISONS.schema.names).decode())))
+    assert {(line["first"], line["second"], line["dataset"]) for line in compared} == {("'@m", "'-n", f"'{name}")}
+    assert {line["figure"] for line in compared} <= set(COMPARED)
+    assert float(compared[0]["low"]) < 0, "numbers stay numbers"
 
 
 def test_without_a_judge_the_report_says_that_rules_decide(tmp_path: Path) -> None:

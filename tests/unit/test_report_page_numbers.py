@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import repeat
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.page_runs import Scored, counted_run
+from support.page_runs import Scored, add_rollouts, counted_run
 from support.page_tables import PageReader
-from support.score_tables import score
+from support.score_tables import rollout, score
 
 from treadle.core.runs import Run
 from treadle.core.storage import LocalStorage
@@ -238,6 +239,30 @@ def test_agreement_is_that_of_the_judges_of_a_model(agent: PageReader) -> None:
     assert table.rows[1:] == [["agent", "large, small", "4", "75.0 %", "0.50"]]
 
 
+def test_agreement_by_data_set_is_that_of_the_verdicts(tmp_path: Path) -> None:
+    """Of `a` two of four verdicts are shared, as many as by chance; of `b` both."""
+
+    def opinions(large: bool, small: bool) -> str:
+        said = {"large": large, "small": small}
+        return json.dumps({name: {"verdict": one, "status": "parsed", "raw": []} for name, one in said.items()})
+
+    given = {"a": [(True, True), (False, False), (True, False), (False, True)], "b": [(True, True), (False, False)]}
+    rows = [
+        row
+        for name, verdicts in given.items()
+        for row in scores(
+            "m", [one and other for one, other in verdicts], dataset=name, scorer=["judge"] * len(verdicts),
+            judge_status=["parsed"] * len(verdicts), judges=[opinions(*pair) for pair in verdicts],
+        )
+    ]  # fmt: skip
+    measured = {"num_judged_jointly": 6, "judge_agreement": 4 / 6, "judge_kappa": 1 / 3}
+    models = [Scored(rows, judges=("large", "small"), metrics=measured)]
+    page = PageReader(report_page([counted_run(tmp_path, "run", models)]))
+    whole, by_dataset = (page.table("decided", "Judges' agreement", number=number) for number in (0, 1))
+    assert whole.rows[1:] == [["m", "large, small", "6", "66.7 %", "0.33"]]
+    assert by_dataset.rows[1:] == [["a", "m", "4", "50.0 %", "0.00"], ["b", "m", "2", "100.0 %", "1.00"]]
+
+
 def test_a_single_judge_has_nobody_to_agree_with(pair: PageReader) -> None:
     assert "agreement" not in pair.text("decided").lower()
     assert "No model judged answers." in pair.text("decided")
@@ -332,6 +357,16 @@ def test_times_that_are_lost_are_counted_as_not_measured(tmp_path: Path, damage:
     assert ("Not shown of 1/rollouts@model0" in page.decode()) is (damage == "cut short")
 
 
+def test_times_are_of_the_rollouts_that_were_scored(tmp_path: Path) -> None:
+    """Not of those that were made in their place since."""
+    run = counted_run(tmp_path, "run", [Scored(scores(name, only({0}, 4))) for name in ("anew", "kept")])
+    rows = [rollout(f"anew-wiki-{number}", f"wiki-{number}", [], seed=1) for number in range(4)]
+    add_rollouts(run, 0, rows, [(9.0, 9.0, 0.0)] * 4)
+    table = PageReader(report_page([run])).table("latency", "Seconds of a rollout")
+    check(table.row("anew"), {"rollouts": "4", "mean": "-", "not measured": "4"})
+    check(table.row("kept"), {"rollouts": "4", "mean": "0.750", "not measured": "0"})
+
+
 def test_what_is_too_much_to_draw_is_said(tmp_path: Path) -> None:
     """Nine models: of all there are rows, of eight polygons and large numbers."""
     names = [f"m{number}" for number in range(9)]
@@ -340,6 +375,7 @@ def test_what_is_too_much_to_draw_is_said(tmp_path: Path) -> None:
     assert "There are 8 colours for 9 models" in page.decode()
     assert "Drawn are the first 8 of 9 models." in reader.text("radar")
     assert list(polygons(reader.text("radar"))) == names[:8]
+    assert "The first 8 of 9; the table has all." in reader.text("headline")
     assert len(reader.table("headline", "Figures").rows) == 10
     assert len(reader.table("radar", "Values").rows[0]) == 11
 
@@ -348,3 +384,16 @@ def polygons(text: str) -> Iterator[str]:
     """The models that the words of a radar are about."""
     words = next(line for line in text.split("Behaviour") if "correctness " in line)
     return (part.split(":")[0].strip() for part in words.split(";"))
+
+
+def test_of_many_data_sets_and_pairs_the_first_are_drawn_and_all_told(tmp_path: Path) -> None:
+    """14 data sets and their average, by three pairs of models."""
+    right = {f"d{number:02}": number % 3 for number in range(14)}
+    models = [
+        asked(name, {name: (value + place) % 3 for name, value in right.items()}) for place, name in enumerate("xyz")
+    ]
+    page = PageReader(report_page([counted_run(tmp_path, "run", models)]))
+    assert "Drawn are the first 12 of 15 averages and data sets." in page.text("headline")
+    assert len(page.table("headline", "Each data set").rows) == 1 + 15 * 3
+    assert "Drawn are the first 24 of 45 differences." in page.text("comparisons")
+    assert len(page.table("comparisons", "Correctness").rows) == 1 + 45
