@@ -1,0 +1,216 @@
+"""The dialects of search providers: requests, answers, and what kind of failure a reply is. Pure; nothing is sent.
+
+Answers are untrusted: whatever they hold ends in hits within bounds, or in a `Failure`.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+from urllib.parse import urlencode
+
+import orjson
+
+from treadle.agent.web.config import ProviderSettings
+from treadle.agent.web.passages import clean_line
+from treadle.agent.web.types import Language, WebHit
+from treadle.core.llm.wire import Failure, excerpt, parse_retry_after
+
+NUM_RESULTS = 10
+"""Hits that are asked for. Bing counts one more."""
+MAX_HITS = 20
+MAX_TITLE_CHARS = 500
+MAX_SNIPPET_CHARS = 5_000
+MAX_URL_CHARS = 2_048
+_MAX_LABEL_CHARS = 200
+
+_OWN_URLS = {
+    "serper": "https://google.serper.dev/search",
+    "brave": "https://api.search.brave.com/res/v1/web/search",
+    "bright_data": "https://api.brightdata.com/request",
+}
+_BRAVE_QUERY_CHARS = 400
+_BRAVE_QUERY_WORDS = 50
+
+_SPENT = re.compile(
+    r"quota_limited|not enough credits|out of credits|insufficient (?:credit|balance|fund)"
+    r"|quota[^\"]{0,20}(?:exceeded|exhausted)|exceeded[^\"]{0,30}quota",
+    re.IGNORECASE,
+)
+_KEY_REFUSED = re.compile(r"subscription_token_invalid|subscription_not_found|invalid api key", re.IGNORECASE)
+_TAG = re.compile(r"</?strong>")
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One request to a provider. Its headers hold the key, so they are not shown."""
+
+    method: str
+    url: str
+    headers: dict[str, str] = field(repr=False)
+    body: bytes = b""
+
+
+def provider_name(settings: ProviderSettings) -> str:
+    """What an entry says of who answered: another name means other results."""
+    return f"bright_data/{settings.engine}" if settings.type == "bright_data" else settings.type
+
+
+def request_of(settings: ProviderSettings, query: str, language: Language, key: str) -> Request:
+    """The request for a query, in the way of the provider; `key` may be empty for a SearXNG."""
+    url = settings.url or _OWN_URLS.get(settings.type, "")
+    headers = {"Accept": "application/json", "Accept-Encoding": "identity", "User-Agent": "treadle"}
+    chinese = language == "zh"
+    if settings.type == "serper":
+        places = {"gl": "cn", "hl": "zh-cn"} if chinese else {"gl": "us", "hl": "en"}
+        body = orjson.dumps({"q": query, **places, "num": NUM_RESULTS})
+        return Request("POST", url, {**headers, "X-API-KEY": key, "Content-Type": "application/json"}, body)
+    if settings.type == "brave":
+        places = {"country": "CN", "search_lang": "zh-hans"} if chinese else {"country": "US", "search_lang": "en"}
+        asked = " ".join(query[:_BRAVE_QUERY_CHARS].split()[:_BRAVE_QUERY_WORDS])
+        options = {**places, "count": NUM_RESULTS, "result_filter": "web", "text_decorations": "false"}
+        return Request("GET", f"{url}?{urlencode({'q': asked, **options})}", {**headers, "X-Subscription-Token": key})
+    if settings.type == "bright_data":
+        body = orjson.dumps({"zone": settings.zone, "url": _engine_url(settings, query, chinese), "format": "raw"})
+        authorized = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
+        return Request("POST", url, {**headers, **authorized}, body)
+    options = {"q": query, "format": "json", "language": "zh-CN" if chinese else "en-US"}
+    if key:
+        headers["Authorization"] = f"Bearer {key}"
+    return Request("GET", f"{url.removesuffix('/search')}/search?{urlencode(options)}", headers)
+
+
+def _engine_url(settings: ProviderSettings, query: str, chinese: bool) -> str:
+    """The page of a search engine that Bright Data is to read, and to give back as JSON."""
+    if settings.engine == "google":
+        places = {"gl": "cn", "hl": "zh-cn"} if chinese else {"gl": "us", "hl": "en"}
+        return f"https://www.google.com/search?{urlencode({'q': query, **places, 'num': NUM_RESULTS, 'brd_json': 1})}"
+    market = "zh-CN" if chinese else "en-US"
+    options = {"cc": "cn" if chinese else "us", "setLang": market, "mkt": market, "count": NUM_RESULTS + 1}
+    return f"https://www.bing.com/search?{urlencode({'q': query, **options, 'brd_json': 1})}"
+
+
+def hits_of(settings: ProviderSettings, data: bytes) -> tuple[WebHit, ...]:
+    """Organic hits of an answer with status 200, best first, at most 20. Raises Failure of kind `malformed`.
+
+    A SearXNG whose engines did not answer has found nothing for another reason than that there is nothing; that is a
+    Failure of kind `server`.
+    """
+    answer = _parsed(data)
+    if not isinstance(answer, dict):
+        raise Failure("malformed", "the answer is no JSON object")
+    if settings.type == "bright_data" and isinstance(answer.get("body"), str) and "organic" not in answer:
+        answer = _parsed(answer["body"].encode("utf-8", "replace"))
+    hits = organic_hits(answer)
+    if hits is None:
+        said = excerpt(data)
+        raise Failure("malformed", f"the answer holds no list of hits: {said}")
+    if settings.type == "searxng" and not hits and isinstance(answer, dict) and answer.get("unresponsive_engines"):
+        silent = excerpt(orjson.dumps(answer["unresponsive_engines"]))
+        raise Failure("server", f"nothing was found, but engines did not answer: {silent}")
+    if settings.type == "brave":
+        hits = tuple(replace(hit, title=_plain(hit.title), snippet=_plain(hit.snippet)) for hit in hits)
+    return hits
+
+
+def organic_hits(answer: Any) -> tuple[WebHit, ...] | None:
+    """Hits of any known answer: a list, or an object with `organic`, `results`, `web.results` or `webPages.value`.
+
+    None where it is nothing of the kind, or where one of the hits is no object. Hits without a usable URL are left out.
+    """
+    found = answer
+    if isinstance(answer, dict):
+        # An answer that has found nothing leaves its list out, but still says that it is one.
+        for path in (("organic",), ("results",), ("web", "results"), ("webPages", "value")):
+            found = _at(answer, path)
+            if found is not None:
+                break
+        else:
+            is_answer = "searchParameters" in answer or answer.get("type") == "search" or "general" in answer
+            return () if is_answer else None
+    if not isinstance(found, list) or not all(isinstance(item, dict) for item in found):
+        return None
+    hits = (_hit(item) for item in found)
+    return tuple([hit for hit in hits if hit is not None][:MAX_HITS])
+
+
+def _at(value: Any, path: tuple[str, ...]) -> Any:
+    for name in path:
+        value = value.get(name) if isinstance(value, dict) else None
+    return value
+
+
+def _hit(item: dict[str, Any]) -> WebHit | None:
+    url = item.get("link") if isinstance(item.get("link"), str) else item.get("url")
+    if not isinstance(url, str) or not url.strip() or len(url) > MAX_URL_CHARS:
+        return None
+    return WebHit(
+        title=_text(item, "title", "name", limit=MAX_TITLE_CHARS),
+        url=url.strip().encode("utf-8", "replace").decode(),
+        snippet=_text(item, "snippet", "description", "content", limit=MAX_SNIPPET_CHARS),
+        site_name=_text(item, "site_name", "siteName", "source", limit=_MAX_LABEL_CHARS)
+        or _text(_at(item, ("profile",)) or {}, "long_name", "name", limit=_MAX_LABEL_CHARS),
+        date=_text(item, "date", "page_age", "publishedDate", "datePublished", "age", limit=_MAX_LABEL_CHARS),
+    )
+
+
+def _text(item: Any, *names: str, limit: int) -> str:
+    """The first of some values that is a text with something in it, on one line, cut."""
+    for name in names:
+        value = item.get(name) if isinstance(item, dict) else None
+        if isinstance(value, str) and value.strip():
+            return clean_line(value[: 4 * limit].encode("utf-8", "replace").decode())[:limit]
+    return ""
+
+
+def _plain(text: str) -> str:
+    """Text of Brave, which marks words and spells characters as HTML does."""
+    return clean_line(html.unescape(_TAG.sub("", text)))
+
+
+def _parsed(data: bytes) -> Any:
+    try:
+        return orjson.loads(data)
+    except orjson.JSONDecodeError:
+        pass
+    try:  # a lone surrogate in one title must not cost the whole answer
+        return json.loads(data)
+    except (ValueError, RecursionError):
+        raise Failure("malformed", "the answer is not JSON") from None
+
+
+def failure_of(status: int, headers: Mapping[str, str], data: bytes) -> Failure:
+    """What kind of failure an answer with another status than 200 is.
+
+    `rate_limit` and `quota`: the key must rest; `key`: it is refused; `server`: may pass; `query`: this query is
+    refused; `refused`: so is every other.
+    """
+    said = f"HTTP {status}: {excerpt(data)}"
+    words = data[:4096].decode("utf-8", "replace")
+    if status == 402 or (status in (400, 403, 429) and _SPENT.search(words)):
+        return Failure("quota", said)
+    if status == 429:
+        return Failure("rate_limit", said, _rest_s(headers))
+    if status == 503 and (seconds := parse_retry_after(headers.get("Retry-After"))) is not None:
+        return Failure("rate_limit", said, seconds)
+    if status in (401, 403) or (status in (400, 422) and _KEY_REFUSED.search(words)):
+        return Failure("key", said)
+    if status >= 500 or status == 408:
+        return Failure("server", said)
+    return Failure("query" if status in (400, 414, 422) else "refused", said)
+
+
+def _rest_s(headers: Mapping[str, str]) -> float | None:
+    """Seconds after which a key may be used again, by `Retry-After` or by Brave's headers, a number for each window."""
+    if (seconds := parse_retry_after(headers.get("Retry-After"))) is not None:
+        return seconds
+    left = headers.get("X-RateLimit-Remaining", "").split(",")
+    resets = [parse_retry_after(value) for value in headers.get("X-RateLimit-Reset", "").split(",")]
+    spent = [
+        seconds for value, seconds in zip(left, resets, strict=False) if value.strip() == "0" and seconds is not None
+    ]
+    return max(spent, default=None)
