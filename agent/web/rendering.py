@@ -59,11 +59,12 @@ def snippet_documents(hits: Sequence[WebHit], settings: WebSettings) -> tuple[st
     kept: list[str] = []
     room = settings.max_chars
     for snippet in filter(None, snippets):
-        line = _cut(f"Page {len(kept) + 1}: {snippet}", room)
-        if not line:
+        number = f"Page {len(kept) + 1}: "
+        said = _cut(snippet, room - len(number))
+        if not said:
             break
-        kept.append(line)
-        room -= len(line) + 1
+        kept.append(number + said)
+        room -= len(kept[-1]) + 1
     return tuple(kept)
 
 
