@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 
 from treadle.core.errors import StorageError
-from treadle.core.storage import Storage
+from treadle.core.storage import LocalStorage, Storage
 
 _KEY = re.compile(r"[0-9a-f]{32}")
 _FOLDER_DIGITS = 3
@@ -23,6 +23,9 @@ class KeyedStore:
         """`prefix`: key of the folder."""
         self._storage = storage
         self._prefix = prefix
+        # On a file system they would wait for one lock, and add less together than one alone.
+        self.num_writers = 1 if isinstance(storage, LocalStorage) else 8
+        """How many threads of a process should add at once."""
 
     def get(self, key: str) -> bytes | None:
         """The value of a key, or None; raises ValueError for what is no key, StorageError."""

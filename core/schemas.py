@@ -769,6 +769,38 @@ COMPARISONS = Table(
     required=False,
 )
 
+WEB_RECORD = Table(
+    "web_record",
+    1,
+    ("key",),
+    pa.schema(
+        [
+            _field("key", pa.string(), "32 hex digits: digest of query and language, or of the address of a page"),
+            _field("kind", pa.string(), "search or page"),
+            _field("request", pa.string(), "the query, or the address as the search gave it"),
+            _field("language", pa.string(), "en or zh: of a search", nullable=True),
+            _field("provider", pa.string(), "who was asked: of a search", nullable=True),
+            _field("loose_key", pa.string(), "digest of the words alone: of an imported search", nullable=True),
+            _field("hits", pa.string(), "JSON list of at most 20 hits: of a search", nullable=True),
+            _field(
+                "text",
+                pa.string(),
+                "of a page, or of a search that was recorded ready-made; cut at 50,000 characters",
+                nullable=True,
+            ),
+            _field("final_url", pa.string(), "where redirects led: of a page", nullable=True),
+            _field("title", pa.string(), "of a page", nullable=True),
+            _field("media_type", pa.string(), "of a page", nullable=True),
+            _field("failure", pa.string(), "code of why a page could not be had; null where it could", nullable=True),
+            _field("detail", pa.string(), "the same in words", nullable=True),
+            _field("reader", pa.string(), "what made the text, with its version: of a page", nullable=True),
+            _field("recorded_at", pa.string(), "UTC, ISO 8601"),
+        ]
+    ),
+    "Searches of the web and pages, as they were met; sorted by key.",
+    required=False,
+)
+
 TABLES: dict[str, Table] = {
     table.kind: table
     for table in (
@@ -793,5 +825,6 @@ TABLES: dict[str, Table] = {
         RL_REJECTIONS,
         SUMMARY,
         COMPARISONS,
+        WEB_RECORD,
     )
 }
