@@ -64,9 +64,11 @@ class AddressRule:
     def check(self, address: str, port: int) -> None:
         """Raise BlockedAddress unless `address`, in figures, may be connected to at `port`."""
         try:
-            found = ipaddress.ip_address(address.partition("%")[0])
+            found = ipaddress.ip_address(address)
         except ValueError:
             raise BlockedAddress(f"{address[:50]!r} is not an address") from None
+        if "%" in address:  # the event loop would look it up once more
+            raise BlockedAddress(f"{address[:50]!r} is not a public address")
         if isinstance(found, ipaddress.IPv6Address) and found.ipv4_mapped is not None:
             found = found.ipv4_mapped
         if any(found in network for network in self._allowed):

@@ -5,10 +5,13 @@ Servers run in threads of their own, so that tests of both kinds and commands in
 
 from __future__ import annotations
 
+import errno
 import json
 import socket
+import ssl
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
@@ -55,18 +58,24 @@ class Site:
     """
 
     def __init__(
-        self, routes: Mapping[str, Route] | None = None, *, host: str = "127.0.0.1", port: int = 0, name: str = ""
+        self,
+        routes: Mapping[str, Route] | None = None,
+        *,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         self.routes: dict[str, Route] = dict(routes or {})
         self.requests: list[Request] = []
-        self.host, self.name = host, name
+        self.host = host
         self._held: dict[str, tuple[threading.Event, threading.Event]] = {}
         self._lock = threading.Lock()
         self._probes = 0
-        self._server = _Server(self, host, port)
+        self._tls = tls
+        self._server = _Server(self, host, port, tls)
         self.port = int(self._server.server_address[1])
         shown = f"[{host}]" if ":" in host else host
-        self.origin = f"http://{name or shown}:{self.port}"
+        self.origin = f"http{'s' if tls else ''}://{shown}:{self.port}"
 
     def url(self, path: str = "/") -> str:
         """Where a path of it is."""
@@ -89,7 +98,8 @@ class Site:
 
     def connections(self) -> int:
         """How many connections were made so far. None is missed: they are taken in the order in which they came."""
-        with socket.create_connection((self.host, self.port), timeout=60) as probe:
+        address = (self.host, self.port)
+        with socket.create_connection(address, timeout=60) as plain, _client_end(plain, self._tls is not None) as probe:
             probe.sendall(f"GET {_PROBE} HTTP/1.0\r\n\r\n".encode())
             place = int(probe.makefile("rb").read().rpartition(b"\n")[2])
         self._probes += 1
@@ -167,18 +177,24 @@ def _serper(hit: Mapping[str, str]) -> dict[str, str]:
     }
 
 
+def _client_end(plain: socket.socket, encrypted: bool) -> socket.socket:
+    return ssl._create_unverified_context().wrap_socket(plain) if encrypted else plain
+
+
 class _Server(ThreadingHTTPServer):
     """The threads of a site. Connections are numbered where they are taken: in one thread, one after the other."""
 
     daemon_threads = True
     request_queue_size = 256
 
-    def __init__(self, site: Site, host: str, port: int) -> None:
+    def __init__(self, site: Site, host: str, port: int, tls: ssl.SSLContext | None) -> None:
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self.site = site
         self.connections = 0
         self.places: dict[Any, int] = {}
         super().__init__((host, port), _Handler)
+        if tls is not None:  # hands are shaken in the thread of the connection, not where connections are taken
+            self.socket = tls.wrap_socket(self.socket, server_side=True, do_handshake_on_connect=False)
         self._thread = threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
 
     def verify_request(self, request: Any, client_address: Any) -> bool:
@@ -229,6 +245,87 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, *_: object) -> None:
         """Say nothing."""
+
+
+class Hostile:
+    """A server that says anything at all: `with Hostile(script) as server: ... server.url`.
+
+    Attributes:
+        script: What is said on each connection, once its request is there.
+        requests: How many requests came so far.
+        num_sent: Bytes that were sent so far; what the kernel holds for a reader counts as sent.
+        ended: Set when the server stops; what a script may wait for in order to say nothing more.
+    """
+
+    def __init__(self, script: Callable[[Hostile, socket.socket], None]) -> None:
+        self.script = script
+        self.requests = self.num_sent = 0
+        self.ended = threading.Event()
+        self._socket = socket.create_server(("127.0.0.1", 0))
+        self.port = int(self._socket.getsockname()[1])
+        self.url = f"http://127.0.0.1:{self.port}/"
+
+    def say(self, line: socket.socket, data: bytes) -> None:
+        """Send all of it. Raises OSError where nobody listens any more."""
+        if self.ended.is_set():
+            raise ConnectionAbortedError
+        line.sendall(data)
+        self.num_sent += len(data)
+
+    def _take(self) -> None:
+        while True:
+            try:
+                line, _ = self._socket.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._serve, args=(line,), daemon=True).start()
+
+    def _serve(self, line: socket.socket) -> None:
+        with line, suppress(OSError):
+            asked = b""
+            while b"\r\n\r\n" not in asked:
+                if not (part := line.recv(1 << 16)):
+                    return
+                asked += part
+            self.requests += 1
+            self.script(self, line)
+
+    def __enter__(self) -> Self:
+        threading.Thread(target=self._take, daemon=True).start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.ended.set()
+        self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+
+
+class World:
+    """Stands for the whole net: sockets of `make_socket` reach servers here, whichever address they connect to.
+
+    Attributes:
+        servers: (address, port) -> port here, on 127.0.0.1 for an IPv4 address and on ::1 for an IPv6 one.
+            Nothing else can be reached.
+        connected: What was connected to so far.
+    """
+
+    def __init__(self, servers: Mapping[tuple[str, int], int] | None = None) -> None:
+        self.servers = dict(servers or {})
+        self.connected: list[tuple[str, int]] = []
+
+    def make_socket(self, family: int, kind: int, protocol: int) -> socket.socket:
+        """In place of `socket.socket`."""
+        world, home = self, "::1" if family == socket.AF_INET6 else "127.0.0.1"
+
+        class Detour(socket.socket):
+            def connect(self, address: Any) -> None:
+                place = (str(address[0]), int(address[1]))
+                world.connected.append(place)
+                if place not in world.servers:
+                    raise OSError(errno.ENETUNREACH, "not of this world")
+                super().connect((home, world.servers[place]))
+
+        return Detour(family, kind, protocol)
 
 
 class Names(AbstractResolver):
