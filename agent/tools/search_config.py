@@ -11,6 +11,8 @@ from treadle.core.config import Added, Operational
 from treadle.retriever.client_config import ServiceClientSettings
 from treadle.retriever.config import IndexSettings
 
+SearchRoute = Literal["local", "web", "both"]
+
 
 class SearchToolSettings(IndexSettings):
     """Search over a corpus, indexed in this process or held by services."""
@@ -45,6 +47,53 @@ class SearchToolSettings(IndexSettings):
                 )
         return self
 
+    @model_validator(mode="after")
+    def check_route(self) -> Self:
+        """Refuse to send searches where there is nothing to search."""
+        if self.route in ("web", "both") and self.web is None:
+            raise ValueError(f'search.route = "{self.route}" needs the table search.web')
+        if self.route in ("local", "both") and not self.has_local:
+            raise ValueError(f'search.route = "{self.route}" needs a corpus, or a service that has one')
+        return self
+
+    @property
+    def has_local(self) -> bool:
+        """Whether there is a corpus: files, an index, or a service."""
+        return bool(self.corpus or self.index_folder or self.prepared) or self.service is not None
+
+    @property
+    def uses_web(self) -> bool:
+        """Whether any search goes to the web."""
+        return self.web is not None and self.route != "local"
+
+    @property
+    def uses_local(self) -> bool:
+        """Whether any search goes to a corpus, or should, for want of the web."""
+        return self.route in ("local", "both") or not self.uses_web or (self.route == "auto" and self.has_local)
+
+    def route_of(self, asked: str | None) -> SearchRoute:
+        """Where the searches of a question go that says `asked` itself."""
+        if not self.uses_web:
+            return "local"
+        if not self.uses_local:
+            return "web"
+        if self.route != "auto":
+            return self.route
+        return "local" if asked == "local" else "both" if asked == "both" else "web"
+
     def with_digests(self) -> Self:
-        """Fill in the content of the corpus files; services tell theirs when the run starts."""
-        return self if self.service is not None else super().with_digests()
+        """Fill in the content of the corpus files and of the web's record; services tell theirs when the run starts.
+
+        Raises ConfigError, DataError and ArtifactError for what is not there.
+        """
+        filled = self
+        if self.service is None and (self.has_local or not self.uses_web):
+            filled = super().with_digests()
+        web = self.web
+        if web is None or web.recorded_in is None or web.mode == "refresh":
+            return filled
+        from treadle.agent.web.record_folder import record_digest
+
+        return filled.model_copy(
+            update={"web": web.model_copy(update={"record_digest": record_digest(web.recorded_in)})}
+        )

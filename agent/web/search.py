@@ -1,0 +1,249 @@
+"""Search of the web: a query becomes a search entry, its hits page entries, and those the text that an agent meets.
+
+Whatever comes from outside passes through the recorder. All that is made of its entries is a function of them and the
+settings alone, so a replay gives the same text. See docs/behaviour/web.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack
+from datetime import datetime
+from typing import Any, Protocol, TypeVar
+
+from treadle.agent.web.config import WebSettings
+from treadle.agent.web.keys import page_key, search_key
+from treadle.agent.web.passages import clean_line, language_of
+from treadle.agent.web.record_folder import open_record
+from treadle.agent.web.recorder import Recorder, utc_time
+from treadle.agent.web.rendering import documents_of, render_pages, render_recorded, snippet_documents
+from treadle.agent.web.types import Fetched, Language, PageEntry, PageText, SearchEntry, Unfetchable, WebFound, WebHit
+from treadle.agent.web.urls import checked_url
+from treadle.core.keyed_store import KeyedStore
+from treadle.core.waiting import all_of
+
+NUM_THREADS = 4
+"""Threads that read and decode entries and make texts of them."""
+LEFT_WAITING = "the search's time was over before it was had"
+
+T_Result = TypeVar("T_Result")
+
+
+class Provider(Protocol):
+    """What is needed of a search provider; `treadle.agent.web.providers.Provider` fits."""
+
+    name: str
+
+    async def search(self, query: str, language: Language, *, deadline: float) -> tuple[WebHit, ...]:
+        """Hits, best first; raises SearchUnavailable and ToolError."""
+        ...
+
+    async def close(self) -> None:
+        """Close the connections."""
+        ...
+
+
+class PageFetcher(Protocol):
+    """What is needed to fetch pages; `treadle.agent.web.fetch.Fetcher` fits."""
+
+    async def open(self) -> None:
+        """Get ready."""
+        ...
+
+    async def fetch(self, url: str, *, deadline: float) -> Fetched:
+        """The page at a URL, as sent; raises Unfetchable."""
+        ...
+
+    async def close(self) -> None:
+        """Break off what is under way."""
+        ...
+
+
+class TextReader(Protocol):
+    """What is needed to read pages; `treadle.agent.web.page_reader.PageReader` fits."""
+
+    async def open(self) -> None:
+        """Get ready; raises ToolError."""
+        ...
+
+    async def read(self, page: Fetched, *, max_bytes: int) -> PageText:
+        """What is legible of a page; raises Unfetchable, and ToolError where nothing can be read here."""
+        ...
+
+    async def close(self) -> None:
+        """End what reads."""
+        ...
+
+
+class WebSearch:
+    """Searches of one run; used by many rollouts at once on one event loop."""
+
+    def __init__(
+        self,
+        settings: WebSettings,
+        *,
+        store: KeyedStore | None,
+        summarized: bool,
+        provider: Provider | None = None,
+        fetcher: PageFetcher | None = None,
+        reader: TextReader | None = None,
+        clock: Callable[[], datetime] = utc_time,
+    ) -> None:
+        """`store`: of the run, which only a replay does without. `summarized`: documents are wanted beside the text.
+
+        The last four stand in for what the settings name, in tests.
+        """
+        self._settings = settings
+        self._store = store
+        self._summarized = summarized
+        self._given = provider, fetcher, reader
+        self._clock = clock
+        self._stack = AsyncExitStack()
+        self._threads: ThreadPoolExecutor | None = None
+        self._recorder: Recorder | None = None
+        self._provider: Provider | None = None
+        self._fetcher: PageFetcher | None = None
+        self._reader: TextReader | None = None
+
+    async def open(self) -> None:
+        """Get ready; a replay needs neither provider nor page reader. Raises TreadleError where that is impossible."""
+        try:
+            await self._open()
+        except BaseException:
+            await self.close()
+            raise
+
+    async def close(self) -> None:
+        """End what is under way and give everything back."""
+        await self._stack.aclose()
+        self._recorder = None
+
+    async def _open(self) -> None:
+        settings = self._settings
+        base = None
+        if settings.recorded_in is not None and settings.mode != "refresh":
+            base = await asyncio.to_thread(open_record, settings.recorded_in)
+            self._stack.callback(base.close)
+        threads = ThreadPoolExecutor(NUM_THREADS, "web")
+        self._stack.push_async_callback(asyncio.to_thread, threads.shutdown, cancel_futures=True)
+        self._threads = threads
+        if settings.mode != "replay":
+            await self._open_outside()
+        self._recorder = Recorder(settings, store=self._store, base=base, clock=self._clock, threads=threads)
+        self._stack.push_async_callback(self._recorder.close)
+
+    async def _open_outside(self) -> None:
+        """What is asked where nothing is on record; imported late, since a replay needs none of it."""
+        settings = self._settings
+        provider, fetcher, reader = self._given
+        if provider is None and settings.provider is not None:
+            from treadle.agent.web.providers import make_provider
+
+            provider = make_provider(settings.provider)
+        if provider is not None:
+            self._stack.push_async_callback(provider.close)
+        self._provider = provider
+        if not settings.pages:
+            return
+        if fetcher is None:
+            from treadle.agent.web.fetch import Fetcher
+
+            fetcher = Fetcher(settings)
+        if reader is None:
+            from treadle.agent.web.page_reader import PageReader
+
+            reader = PageReader(settings.fetch.reader_processes)
+        self._stack.push_async_callback(reader.close)
+        await reader.open()
+        self._stack.push_async_callback(fetcher.close)
+        await fetcher.open()
+        self._fetcher, self._reader = fetcher, reader
+
+    async def search(self, query: str, *, deadline: float) -> WebFound:
+        """What the web says to a query; an empty text where there is no hit.
+
+        `deadline` is in the event loop's clock: a page that it cuts off is on record as one that could not be had.
+        Cancelled, it leaves to the record what is under way. Raises SearchUnavailable where the provider is out of
+        order or too slow, RecordMiss in a replay, and ToolError.
+        """
+        assert self._recorder is not None, "open() comes first"
+        query = clean_line(query)
+        if not query:
+            return WebFound("", (), (), recorded=True)
+        language = language_of(query)
+        key = search_key(query, language)
+        entry, recorded = await self._recorder.search(
+            key, query, language, self._asking(key, query, language, deadline)
+        )
+        if entry.text:
+            text = await self._in_thread(lambda: render_recorded(entry.text, self._settings))
+            return WebFound(text, (text,), (key,), recorded)
+        chosen = _usable(entry.hits, self._settings.top_n)
+        hits = [hit for _, hit in chosen]
+        if not self._settings.pages:
+            lines = await self._in_thread(lambda: snippet_documents(hits, self._settings))
+            return WebFound("\n".join(lines), lines, (key,), recorded)
+        slots = asyncio.Semaphore(self._settings.fetch.max_per_query)
+        found = await all_of([self._page(url, slots, deadline) for url, _ in chosen])
+        pages = [page for page, _ in found]
+        text, documents = await self._in_thread(lambda: self._rendered(hits, pages))
+        sources = (key, *(page.key for page in pages))
+        return WebFound(text, documents, sources, recorded and all(was for _, was in found))
+
+    def _rendered(self, hits: Sequence[WebHit], pages: Sequence[PageEntry]) -> tuple[str, tuple[str, ...]]:
+        text = render_pages(hits, pages, self._settings)
+        return text, documents_of(hits, pages, self._settings) if self._summarized else ()
+
+    def _asking(
+        self, key: str, query: str, language: Language, deadline: float
+    ) -> Callable[[], Coroutine[Any, Any, SearchEntry]] | None:
+        provider = self._provider
+        if provider is None:
+            return None
+
+        async def ask() -> SearchEntry:
+            hits = await provider.search(query, language, deadline=deadline)
+            return SearchEntry(key, query, language, provider.name, hits, self._now())
+
+        return ask
+
+    async def _page(self, url: str, slots: asyncio.Semaphore, deadline: float) -> tuple[PageEntry, bool]:
+        assert self._recorder is not None
+        key = page_key(url)
+        fetch = None if self._fetcher is None else lambda: self._fetched(key, url, deadline)
+        try:
+            async with asyncio.timeout_at(deadline), slots:
+                return await self._recorder.page(key, url, fetch)
+        except TimeoutError:
+            late = PageEntry(key, url, self._now(), failure="timeout", detail=LEFT_WAITING)
+            return await self._recorder.settle(late), False
+
+    async def _fetched(self, key: str, url: str, deadline: float) -> PageEntry:
+        assert self._fetcher is not None and self._reader is not None
+        final_url = ""
+        try:
+            fetched = await self._fetcher.fetch(url, deadline=deadline)
+            final_url = fetched.final_url
+            page = await self._reader.read(fetched, max_bytes=self._settings.max_page_bytes)
+        except Unfetchable as failure:
+            return PageEntry(key, url, self._now(), final_url, failure=failure.kind, detail=failure.detail)
+        return PageEntry(key, url, self._now(), final_url, page.title, page.text, page.media_type, reader=page.reader)
+
+    def _now(self) -> str:
+        return self._clock().isoformat(timespec="seconds")
+
+    async def _in_thread(self, work: Callable[[], T_Result]) -> T_Result:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+
+def _usable(hits: Sequence[WebHit], top_n: int) -> list[tuple[str, WebHit]]:
+    """The first hits with their URLs in normal form, without those that lead nowhere or where another one leads."""
+    kept: dict[str, WebHit] = {}
+    for hit in hits:
+        try:
+            kept.setdefault(str(checked_url(hit.url)), hit)
+        except Unfetchable:
+            continue
+    return list(kept.items())[:top_n]
