@@ -98,13 +98,14 @@ def _opened(folder: str | Path | None, run_id: str | None, root: str | Path) -> 
 def _wanted(source: _Source, query: str | None, url: str | None) -> Entry:
     """The entry that is asked for; raises DataError where there is none."""
     from treadle.agent.web.keys import loose_key, page_key, search_key
-    from treadle.agent.web.passages import language_of
+    from treadle.agent.web.passages import clean_line, language_of
     from treadle.agent.web.types import Unfetchable
     from treadle.agent.web.urls import checked_url
     from treadle.core.errors import DataError
 
     if query is not None:
-        entry = source.get(search_key(query, language_of(query))) or source.loose(loose_key(query))
+        asked = clean_line(query)
+        entry = source.get(search_key(asked, language_of(asked))) or source.loose(loose_key(asked))
         what = f"search for {query!r}"
     else:
         try:

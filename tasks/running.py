@@ -64,9 +64,10 @@ def open_run(root: str | Path, run_id: str, config: TreadleConfig, configs: Sequ
     endpoints = [endpoint for model in config.models.values() for endpoint in model.endpoints]
     search = config.environment.search
     endpoints += [*search.encoder.endpoints, *(search.service.endpoints if search.service else ())]
-    refuse_secrets(
-        (given, *_texts(resolved)), named={endpoint.api_key_env for endpoint in endpoints if endpoint.api_key_env}
-    )
+    named = {endpoint.api_key_env for endpoint in endpoints if endpoint.api_key_env}
+    if search.web is not None and search.web.provider is not None:
+        named.update(search.web.provider.api_key_envs)
+    refuse_secrets((given, *_texts(resolved)), named=named)
     made = Run.open(root, run_id).info if run_exists(root, run_id) else None
     if made is None:
         _check_models(config)

@@ -22,7 +22,7 @@ from urllib.parse import quote
 import orjson
 
 from treadle.agent.web.keys import loose_key, page_key, search_key
-from treadle.agent.web.passages import clean, language_of
+from treadle.agent.web.passages import clean, clean_line, language_of
 from treadle.agent.web.provider_requests import organic_hits
 from treadle.agent.web.types import Entry, PageEntry, SearchEntry, Unfetchable
 from treadle.agent.web.urls import checked_url
@@ -184,7 +184,8 @@ def _entry(request: str, value: Any, date: datetime) -> Entry | Skipped:
     if isinstance(value, bytes):
         return Skipped(request, "its result is binary, such as a pickle, which is never read")
     recorded_at = date.isoformat(timespec="seconds")
-    query = _sound(request).strip()[:MAX_QUERY_CHARS].strip()
+    # As the search tool reads what an agent wrote.
+    query = clean_line(_sound(request).strip()[:MAX_QUERY_CHARS])
     if not query:
         return Skipped(request, "its query is blank")
     if query.lower().startswith(("http://", "https://")) and len(query.split()) == 1:

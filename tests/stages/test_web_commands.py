@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from support.command_line import Desk, Done
+from support.command_line import Desk, Done, set_up
 from support.object_server import ObjectServer
 
 from treadle.agent.web.keys import page_key, search_key
@@ -123,7 +123,7 @@ def test_caches_of_other_programs_become_a_record_that_finds_by_words(desk: Desk
     files = ("one.json", "two.json", "--recorded-at", "2025-11-03")
     arguments = ("import", "web_cache", *files, "--with", exported["folder"])
     done = treadle(desk, *arguments).succeeded()
-    assert "1 left out: its result is of an unknown form" in done.err and "bad\\x1b[2J" in done.err
+    assert "1 left out: its result is of an unknown form" in done.err and "one.json, 'bad[2J'" in done.err
     assert "2 of them were there already" in done.err and "\x1b" not in done.err
     made = command(desk, *arguments)
     assert isinstance(made, dict) and made["folder"] == done.out.splitlines()[0]
@@ -155,3 +155,13 @@ def test_records_go_to_an_object_store_and_come_from_there(desk: Desk, objects: 
     assert made["folder"].startswith(object_root) and made["digest"] == here["digest"]
     shown = command(desk, "web", "show", made["folder"], "--url", URL, cache="another")
     assert isinstance(shown, dict) and shown["text"] == PAGE.text
+
+
+def test_a_search_key_in_a_configuration_is_refused_before_anything_is_kept(tmp_path: Path) -> None:
+    desk = set_up(tmp_path / "desk", "http://127.0.0.1:9/v1")
+    config = (desk.folder / "run.toml").read_text().replace("search.enabled = false", "")
+    table = '[environment.search.web]\nprovider = { type = "serper", api_key_envs = ["SEARCH_ONE"] }\n'
+    (desk.folder / "run.toml").write_text(f"{config}\n{table}# found-in-a-mail-0001\n")
+    done = desk.treadle("run", "run.toml", "--run", "r", SEARCH_ONE="found-in-a-mail-0001")
+    assert "found-in-a-mail" not in done.failed("SEARCH_ONE", "configuration holds the value", code=2)
+    assert not (desk.folder / "outputs/runs/r").exists()

@@ -65,6 +65,12 @@ def test_a_result_may_be_text(tmp_path: Path) -> None:
     assert entry.text == "Page 1: [2J330 metres" and entry.key == search_key("埃菲尔铁塔", "zh")
 
 
+def test_a_query_is_kept_as_an_agent_would_ask_it(tmp_path: Path) -> None:
+    (entry,) = entries(written(tmp_path, {" eiffel\u200b\n tower ": "text"}))
+    assert isinstance(entry, SearchEntry) and entry.query == "eiffel tower"
+    assert entry.key == search_key("eiffel tower", "en")
+
+
 def test_text_that_only_begins_like_json_is_text(tmp_path: Path) -> None:
     (entry,) = entries(
         written(
