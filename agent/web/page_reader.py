@@ -191,9 +191,10 @@ class _Worker:
             await self._process.wait()
 
     def _kill(self) -> None:
-        if self._process is not None:
+        # Not by its own method, which may collect a process that ends right now: how it ended would be lost.
+        if self._process is not None and self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
-                self._process.kill()
+                os.kill(self._process.pid, signal.SIGKILL)
 
     async def _exchange(self, request: bytes, timeout_s: float) -> dict[str, Any] | None:
         assert self._process is not None
