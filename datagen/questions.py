@@ -227,12 +227,12 @@ def run_questions(context: StageContext) -> Mapping[str, Any]:
 
 
 def _note_routes(settings: QuestionsSettings) -> None:
-    """Say which benchmarks of the users' own ask for a search that there is not."""
+    """Say which benchmarks of the users' own ask for a search that there may not be: the environment is not seen here."""
     for name, benchmark in settings.benchmarks.items():
         if "search" in benchmark.model_fields_set and benchmark.search != "local":
             _log.warning(
-                'questions.benchmarks.%s: search = "%s" is recorded only, there is no search of the web; '
-                "its questions are searched where environment.search says",
+                'questions.benchmarks.%s: search = "%s" takes effect where environment.search.web is set; without it '
+                "all questions are searched in the corpus",
                 name,
                 benchmark.search,
             )

@@ -25,7 +25,7 @@ from treadle.core.engines.training import EngineOptions, num_devices
 from treadle.core.errors import ConfigError, StageFailed, TreadleError
 from treadle.core.schemas import CHECKPOINTS, MODEL_FOLDER, RL_LOG, RL_ROLLOUTS, RL_VALIDATION
 from treadle.core.stage import Stage, StageContext
-from treadle.core.storage import storage_errors
+from treadle.core.storage import is_object_store, storage_errors
 from treadle.rl.config import RlSettings
 from treadle.rl.curves import draw_curves, sparkline
 from treadle.rl.dump import read_steps
@@ -280,8 +280,26 @@ def local_environment(settings: EnvironmentSettings) -> dict[str, Any]:
     prepared = settings.search.prepared
     if settings.call_limit("search") and prepared is not None and not prepared.is_absolute():
         raise ConfigError(f"environment.search.prepared: rl needs the whole path: {prepared.absolute()}")
+    _check_web(settings)
     dumped: dict[str, Any] = _absolute(settings).model_dump(mode="json")
     return dumped
+
+
+def _check_web(settings: EnvironmentSettings) -> None:
+    """An engine's process has no run to record into, and its rows do not say where a question is to be searched."""
+    search = settings.search
+    if search.web is None or not settings.searches_web:
+        return
+    if search.web.mode != "replay":
+        raise ConfigError(
+            f'environment.search.web.mode = "{search.web.mode}": while a policy is reinforced the web can only be '
+            'replayed; record its searches first, then set mode = "replay" and recorded_in'
+        )
+    if search.route == "auto" and search.has_local:
+        raise ConfigError(
+            'environment.search.route = "auto": while a policy is reinforced all questions are searched in one place; '
+            "set local, web or both"
+        )
 
 
 def _absolute(section: Any) -> Any:
@@ -292,10 +310,15 @@ def _absolute(section: Any) -> Any:
         if isinstance(value, Section):
             changed[name] = _absolute(value)
         elif is_operational(field) and isinstance(value, Path):
-            changed[name] = value.expanduser().absolute()
+            changed[name] = _whole(value)
         elif is_operational(field) and isinstance(value, tuple):
-            changed[name] = tuple(one.expanduser().absolute() if isinstance(one, Path) else one for one in value)
+            changed[name] = tuple(_whole(one) if isinstance(one, Path) else one for one in value)
     return section.model_copy(update=changed)
+
+
+def _whole(path: Path) -> Path:
+    """An absolute path; what was a URL of an object store stays as it is."""
+    return path if is_object_store(path) else path.expanduser().absolute()
 
 
 def run(context: StageContext) -> Mapping[str, Any]:

@@ -10,6 +10,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from treadle.agent.config import EnvironmentSettings
+from treadle.agent.web.config import WebSettings
+from treadle.agent.web.rendering import AGENT_WINDOW_CHARS
 from treadle.datagen.operators import load_operators
 from treadle.datagen.pools_settings import PoolOptions
 from treadle.eval.config import ScoresOptions
@@ -61,11 +63,20 @@ def result_tokens(environment: EnvironmentSettings) -> float:
     lengths = []
     if environment.call_limit("search"):
         search = environment.search
-        lengths.append(search.top_n * (search.document_chars or 2_000))
+        if search.uses_local:
+            lengths.append(search.top_n * (search.document_chars or 2_000))
+        if search.uses_web and search.web is not None:
+            lengths.append(_web_chars(search.web))
     if environment.call_limit("python"):
         # Programs print far less than they may.
         lengths.append((environment.python.max_output_chars or 1_000) // 4)
     return sum(lengths) / len(lengths) / _CHARS_PER_TOKEN if lengths else 0.0
+
+
+def _web_chars(web: WebSettings) -> int:
+    """Of a result of the web whose pages were all had, as the agent meets it without a summarizer."""
+    page = web.snippet_chars + (2 * (web.window_chars or AGENT_WINDOW_CHARS) if web.pages else 0)
+    return min(web.max_chars, web.top_n * page)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""The stage `rollouts` with a search of the web: recorded, resumed, replayed, routed. Section 2.9 to 2.11 of the issue."""
+"""The stage `rollouts` with a search of the web: recorded, resumed, replayed, routed."""
 
 from __future__ import annotations
 
