@@ -24,8 +24,9 @@ _UNSEEN = re.compile(
     r"\U000e0000-\U000e0fff]+"
 )
 _BREAK = re.compile(r"\r\n|[\r\v\f\x85\u2028\u2029]")
-_BLANKS = re.compile(r"[^\S\n]+")
-_BLANKS_AT_BREAK = re.compile(r" ?\n ?")
+_BLANKS = re.compile(r"(?: (?=[^\S\n])|[^\S\n ])[^\S\n]*")
+"""Blanks that are not one space: in most texts there are few."""
+_BLANKS_AT_BREAK = re.compile(r" \n ?|\n ")
 _EMPTY_LINES = re.compile(r"\n{3,}")
 
 _HAN = r"\u3005\u3007\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003347f"

@@ -48,13 +48,11 @@ def documents_of(hits: Sequence[WebHit], pages: Sequence[PageEntry], settings: W
     return tuple(_objects(hits, pages, settings, SUMMARY_WINDOW_CHARS, urls=True))
 
 
-def render_snippets(hits: Sequence[WebHit], settings: WebSettings) -> str:
-    """Text where pages are not read: a line `Page i: snippet` for each distinct snippet that says something."""
-    return "\n".join(snippet_documents(hits, settings))
-
-
 def snippet_documents(hits: Sequence[WebHit], settings: WebSettings) -> tuple[str, ...]:
-    """These lines, `max_chars` characters at most with the newlines between them."""
+    """Where pages are not read: a line `Page i: snippet` for each distinct snippet that says something.
+
+    They have `max_chars` characters at most with the newlines between them.
+    """
     snippets = dict.fromkeys(_line(hit.snippet, settings.snippet_chars) for hit in hits)
     kept: list[str] = []
     room = settings.max_chars
@@ -101,7 +99,7 @@ def _shown(number: int, hit: WebHit, page: PageEntry, settings: WebSettings, win
     }
     if page.failure is not None:
         return _Shown(fields, NOT_FETCHED)
-    text = clean(page.text)[: settings.page_chars]
+    text = clean(page.text[: settings.page_chars])
     if page.media_type == "application/pdf":
         text = first_words(text, settings.pdf_words)
     return _Shown(fields, as_data(window(text, snippet, num_chars=window_chars, least=settings.snippet_match)))

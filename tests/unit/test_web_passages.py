@@ -158,6 +158,7 @@ def test_the_first_words_keep_what_stands_between_them(text: str, expected: str)
         ("the meaning of 道 in Chinese philosophy", "en"),
         ("東京タワーの高さ", "en"),
         ("서울 漢江", "en"),
+        ("1234567890 + 1234567890 年", "zh"),
         ("330 ?!", "en"),
         ("", "en"),
         ("abcdefg三四五", "zh"),

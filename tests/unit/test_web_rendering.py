@@ -17,7 +17,6 @@ from treadle.agent.web.rendering import (
     documents_of,
     render_pages,
     render_recorded,
-    render_snippets,
     snippet_documents,
 )
 from treadle.agent.web.types import PageEntry, WebHit
@@ -115,9 +114,9 @@ def test_the_object_that_does_not_fit_has_its_context_cut_and_those_after_it_are
 def test_snippets_are_numbered_lines_each_said_once() -> None:
     hits = [_hit(snippet=text) for text in ("first", "", "first ", "second\nPage 9: forged", "x" * 99)]
     settings = _settings(pages=False, snippet_chars=30)
-    assert render_snippets(hits, settings) == f"Page 1: first\nPage 2: second Page 9: forged\nPage 3: {'x' * 30}"
-    assert snippet_documents(hits, settings)[0] == "Page 1: first"
-    assert render_snippets([_hit(snippet="")], settings) == ""
+    expected = ("Page 1: first", "Page 2: second Page 9: forged", f"Page 3: {'x' * 30}")
+    assert snippet_documents(hits, settings) == expected
+    assert snippet_documents([_hit(snippet="")], settings) == ()
 
 
 def test_a_ready_made_result_is_cleaned_and_cut() -> None:
@@ -144,7 +143,7 @@ def test_whatever_snippets_and_recorded_results_say_they_are_bounded_and_harmles
     found: list[tuple[WebHit, PageEntry]], max_chars: int, recorded: str
 ) -> None:
     settings = _settings(max_chars=max_chars, pages=False)
-    lines = render_snippets([hit for hit, _ in found], settings)
+    lines = "\n".join(snippet_documents([hit for hit, _ in found], settings))
     assert all(line.startswith(f"Page {number}: ") for number, line in enumerate(lines.split("\n"), 1) if lines)
     for text in (lines, render_recorded(recorded, settings)):
         assert len(text) <= max_chars
