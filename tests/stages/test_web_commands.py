@@ -6,8 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
-from support.command_line import Desk, Done, set_up
+from support.command_line import QUESTIONS, Desk, Done, set_up, tutor
 from support.object_server import ObjectServer
+from support.web_servers import Page, Request, Site
 
 from treadle.agent.web.keys import page_key, search_key
 from treadle.agent.web.record_folder import open_record
@@ -165,3 +166,50 @@ def test_a_search_key_in_a_configuration_is_refused_before_anything_is_kept(tmp_
     done = desk.treadle("run", "run.toml", "--run", "r", SEARCH_ONE="found-in-a-mail-0001")
     assert "found-in-a-mail" not in done.failed("SEARCH_ONE", "configuration holds the value", code=2)
     assert not (desk.folder / "outputs/runs/r").exists()
+
+
+KEY_VALUE = "found-in-a-mail-0001"
+PROVIDER = """
+[environment.search.web]
+provider = { type = "serper", url = "%s", api_key_envs = ["SEARCH_ONE"] }
+fetch = { allowed_networks = ["127.0.0.0/8"], reader_processes = 1 }
+"""
+REPLAY = """
+[environment.search.web]
+mode = "replay"
+recorded_in = "%s"
+"""
+
+
+def test_what_one_run_recorded_another_one_meets_offline_and_no_key_is_kept(tmp_path: Path) -> None:
+    with tutor() as url, Site({"/page": "<p>Anna is the oldest of them.</p>"}) as site:
+        desk = set_up(tmp_path / "desk", url)
+        desk.write("questions.jsonl", {"question": "Who is the oldest of them?", "answer": "x"}, QUESTIONS[0])
+        config = (desk.folder / "run.toml").read_text().replace("search.enabled = false", "")
+        hit = {"title": "Anna", "link": site.url("/page"), "snippet": "oldest"}
+        asked: list[Request] = []
+
+        def search(request: Request) -> Page:
+            asked.append(request)
+            return Page(json.dumps({"searchParameters": {}, "organic": [hit]}), media_type="application/json")
+
+        site.routes["/search"] = search
+        (desk.folder / "run.toml").write_text(config + PROVIDER % site.url("/search"))
+        run = ("run", "run.toml", "--run")
+        made = desk.treadle(*run, "first", SEARCH_ONE=KEY_VALUE, TREADLE_CACHE=str(tmp_path / "cache")).succeeded()
+        rows = desk.rows("first", "1/rollouts@tutor", "rollouts")
+        assert asked and asked[0].headers["x-api-key"] == KEY_VALUE
+        assert any("Anna is the oldest of them." in row["text"] for row in rows)
+        folder = treadle(desk, "export", "web_record", "--run", "first").succeeded().out.splitlines()[0]
+        num_asked = len(site.requests)
+        (desk.folder / "run.toml").write_text(config + REPLAY % folder)
+        treadle(desk, *run, "second").succeeded()
+        again = desk.rows("second", "1/rollouts@tutor", "rollouts")
+        assert [row["text"] for row in again] == [row["text"] for row in rows] and len(site.requests) == num_asked
+        desk.write("questions.jsonl", {"question": "Who is the youngest of them all?", "answer": "x"})
+        missed = treadle(desk, *run, "third")
+        missed.failed(f"the web record {folder} has no search for", "export web_record", code=1)
+        assert len(site.requests) == num_asked
+    kept = [path for path in (tmp_path / "desk").rglob("*") if path.is_file()]
+    assert len(kept) > 20 and not [path for path in kept if KEY_VALUE.encode() in path.read_bytes()]
+    assert KEY_VALUE not in made.out + made.err
