@@ -66,6 +66,11 @@ def pids(reader: PageReader) -> list[int]:
     return [worker._process.pid for worker in reader._workers if worker._process is not None]
 
 
+def most_memory_mib(pid: int) -> int:
+    (line,) = [line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("VmHWM")]
+    return int(line.split()[1]) // 1024
+
+
 def see_first(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let processes that are started from now on import from a folder before anything else."""
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])]))
@@ -167,20 +172,19 @@ def test_what_is_no_page_is_refused_and_the_process_lives(
     assert pids(reading.reader) == before
 
 
-@pytest.mark.parametrize(
-    ("page", "kind"),
-    [
-        (fetched(gzip.compress(bytes(MAX_BYTES + 1)), encoding="gzip"), "too_large"),
-        (fetched(gzip.compress(bytes(300 * 1024 * 1024), 1), encoding="gzip"), "too_large"),
-    ],
-    ids=["one byte too many", "bomb"],
-)
-def test_a_packed_page_is_an_outcome_and_the_next_one_is_read(reading: Reading, page: Fetched, kind: str) -> None:
-    with pytest.raises(Unfetchable) as caught:
-        reading.runner.run(reading.reader.read(page, max_bytes=MAX_BYTES))
-    assert caught.value.kind == kind
-    assert reading.read(PAGE).title == "Towers"
-    assert len(pids(reading.reader)) == 1
+async def test_a_bomb_is_refused_at_its_limit_without_being_unpacked_further() -> None:
+    reader = PageReader(1)
+    await reader.open()
+    (pid,) = pids(reader)
+    for size in (MAX_BYTES + 1, 400 * 1024 * 1024):
+        page = fetched(gzip.compress(bytes(size), 1), encoding="gzip")
+        with pytest.raises(Unfetchable) as caught:
+            await reader.read(page, max_bytes=MAX_BYTES)
+        assert caught.value.kind == "too_large"
+    assert pids(reader) == [pid]
+    assert most_memory_mib(pid) < 250
+    assert (await reader.read(fetched(PAGE), max_bytes=MAX_BYTES)).title == "Towers"
+    await reader.close()
 
 
 @pytest.mark.parametrize(
