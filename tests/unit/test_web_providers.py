@@ -465,12 +465,21 @@ async def test_searches_start_at_the_rate_that_is_allowed() -> None:
         await asked.close()
 
 
+@pytest.mark.parametrize("kind", ["serper", "brave", "searxng"])
 @pytest.mark.parametrize("status", [200, 401, 404, 500])
-async def test_a_key_that_the_provider_repeats_is_not_passed_on(status: int, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_key_that_the_provider_repeats_is_not_passed_on(
+    status: int, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
     echo = {"organic": [{"link": "https://e.org", "title": KEY, "snippet": KEY}], "message": f"your key {KEY}"}
     with Site({"/search": Page(json.dumps(echo), status)}) as site:
+        day = Day()
+        settings = ProviderSettings.model_validate(
+            {"type": kind, "url": site.url("/search"), "api_key_envs": ("KEY_A",), "retry_limit": 1}
+        )
+        asked = WebProvider(settings, environ=ENVIRON, clock=day, sleep=day.sleep)
         with pytest.raises(ToolError) as caught:
-            await found(provider(site, Day(), retry_limit=1))
+            await found(asked)
+        assert KEY in str(site.requests[0].headers)
         assert KEY not in str(caught.value) + caplog.text + repr(caught.value.__context__)
 
 
