@@ -65,7 +65,7 @@ class Benchmark(Section):
     """Fields with one option each; those behind the last may be missing or null."""
     search: SearchRoute = "web"
     """Where its answers are to be found: in the corpus (local), on the web, or both. Questions are searched there where
-    `environment.search` has both and leaves the choice to them; `questions.search` and a source's own word go before."""
+    `environment.search` has both and leaves the choice to them; `questions.search` and a source's own word win."""
     format_field: Added[Names] = ()
     """Field with each row's format, such as `Multiple-choice`; one that is missing or null says nothing."""
     format: Added[Format | None] = None

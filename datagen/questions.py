@@ -227,7 +227,7 @@ def run_questions(context: StageContext) -> Mapping[str, Any]:
 
 
 def _note_routes(settings: QuestionsSettings) -> None:
-    """Say which benchmarks of the users' own ask for a search that there may not be: the environment is not seen here."""
+    """Say which benchmarks of the users' own ask for a search that there may not be: no environment is seen here."""
     for name, benchmark in settings.benchmarks.items():
         if "search" in benchmark.model_fields_set and benchmark.search != "local":
             _log.warning(

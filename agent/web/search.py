@@ -25,7 +25,8 @@ from treadle.core.keyed_store import KeyedStore
 from treadle.core.waiting import all_of
 
 NUM_THREADS = 4
-"""Threads that read and decode entries and make texts of them."""
+"""Threads that read and decode entries. Texts are made of them in one more: several would only take turns, and let the
+event loop wait for all of them."""
 LEFT_WAITING = "the search's time was over before it was had"
 
 T_Result = TypeVar("T_Result")
@@ -101,7 +102,7 @@ class WebSearch:
         self._given = provider, fetcher, reader
         self._clock = clock
         self._stack = AsyncExitStack()
-        self._threads: ThreadPoolExecutor | None = None
+        self._renderer: ThreadPoolExecutor | None = None
         self._recorder: Recorder | None = None
         self._provider: Provider | None = None
         self._fetcher: PageFetcher | None = None
@@ -126,9 +127,9 @@ class WebSearch:
         if settings.recorded_in is not None and settings.mode != "refresh":
             base = await asyncio.to_thread(open_record, settings.recorded_in)
             self._stack.callback(base.close)
-        threads = ThreadPoolExecutor(NUM_THREADS, "web")
-        self._stack.push_async_callback(asyncio.to_thread, threads.shutdown, cancel_futures=True)
-        self._threads = threads
+        threads, self._renderer = ThreadPoolExecutor(NUM_THREADS, "web"), ThreadPoolExecutor(1, "web-text")
+        for pool in (threads, self._renderer):
+            self._stack.push_async_callback(asyncio.to_thread, pool.shutdown, cancel_futures=True)
         if settings.mode != "replay":
             await self._open_outside()
         self._recorder = Recorder(settings, store=self._store, base=base, clock=self._clock, threads=threads)
@@ -178,17 +179,17 @@ class WebSearch:
             key, query, language, self._asking(key, query, language, deadline)
         )
         if entry.text:
-            text = await self._in_thread(lambda: render_recorded(entry.text, self._settings))
+            text = await self._render(lambda: render_recorded(entry.text, self._settings))
             return WebFound(text, (text,), (key,), recorded)
         chosen = _usable(entry.hits, self._settings.top_n)
         hits = [hit for _, hit in chosen]
         if not self._settings.pages:
-            lines = await self._in_thread(lambda: snippet_documents(hits, self._settings))
+            lines = await self._render(lambda: snippet_documents(hits, self._settings))
             return WebFound("\n".join(lines), lines, (key,), recorded)
         slots = asyncio.Semaphore(self._settings.fetch.max_per_query)
         found = await all_of([self._page(url, slots, deadline) for url, _ in chosen])
         pages = [page for page, _ in found]
-        text, documents = await self._in_thread(lambda: self._rendered(hits, pages))
+        text, documents = await self._render(lambda: self._rendered(hits, pages))
         sources = (key, *(page.key for page in pages))
         return WebFound(text, documents, sources, recorded and all(was for _, was in found))
 
@@ -234,8 +235,8 @@ class WebSearch:
     def _now(self) -> str:
         return self._clock().isoformat(timespec="seconds")
 
-    async def _in_thread(self, work: Callable[[], T_Result]) -> T_Result:
-        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+    async def _render(self, work: Callable[[], T_Result]) -> T_Result:
+        return await asyncio.get_running_loop().run_in_executor(self._renderer, work)
 
 
 def _usable(hits: Sequence[WebHit], top_n: int) -> list[tuple[str, WebHit]]:
