@@ -1,16 +1,9 @@
-"""The guard: which addresses may be connected to, asked of each address in the moment in which its socket is made.
-
-What is checked is what is connected to, whatever a name said before, however a URL spells its host, and wherever a
-redirect leads. The IANA registries of special addresses are the source of what is refused.
-"""
+"""Which addresses may be connected to. The IANA registries of special addresses are the source of what is refused."""
 
 from __future__ import annotations
 
 import ipaddress
-import socket
-from collections.abc import Callable, Iterable
-from contextvars import ContextVar
-from typing import Any
+from collections.abc import Iterable
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
@@ -84,25 +77,3 @@ def _is_public(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
     if isinstance(address, ipaddress.IPv4Address):
         return address.is_global and not any(address in network for network in _REFUSED_V4)
     return address.is_global and address in _GLOBAL_V6 and not any(address in network for network in _REFUSED_V6)
-
-
-class Guard:
-    """Makes sockets for aiohttp (`TCPConnector.socket_factory`): only for addresses that the rule allows."""
-
-    def __init__(self, rule: AddressRule, make_socket: Callable[..., socket.socket] = socket.socket) -> None:
-        self._rule = rule
-        self._make_socket = make_socket
-
-    def __call__(self, info: tuple[Any, ...]) -> socket.socket:
-        """A socket for a row of `getaddrinfo`. Raises BlockedAddress, and notes it in `refusals`."""
-        family, kind, protocol, _, address = info
-        try:
-            self._rule.check(str(address[0]), int(address[1]))
-        except BlockedAddress as error:
-            refusals.get().append(error)
-            raise
-        return self._make_socket(family, kind, protocol)
-
-
-refusals: ContextVar[list[BlockedAddress]] = ContextVar("refusals")
-"""What was refused for the request under way: aiohttp reports only one of the errors of several addresses."""

@@ -11,18 +11,18 @@ import ipaddress
 import logging
 import os
 import re
-import socket
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 
 import aiohttp
 from aiohttp.abc import AbstractResolver
 from multidict import CIMultiDictProxy
 from yarl import URL
 
-from treadle.agent.web.addresses import AddressRule, BlockedAddress, Guard, refusals
+from treadle.agent.web.addresses import AddressRule
 from treadle.agent.web.config import WebSettings
 from treadle.agent.web.names import FewAddresses, SystemNames
 from treadle.agent.web.slots import PageTime, Slots
+from treadle.agent.web.sockets import Exchange, Guard, MeteredSocket, exchange
 from treadle.agent.web.types import Fetched, Unfetchable
 from treadle.agent.web.urls import checked_url
 from treadle.core.llm.client import raise_open_file_limit
@@ -76,13 +76,14 @@ class Fetcher:
         settings: WebSettings,
         *,
         resolver: AbstractResolver | None = None,
-        make_socket: Callable[..., socket.socket] = socket.socket,
+        make_socket: Callable[[int, int, int], MeteredSocket] = MeteredSocket,
         pause: Callable[[float], Awaitable[object]] = asyncio.sleep,
     ) -> None:
         self._settings = settings
         self._guard = Guard(AddressRule(map(ipaddress.ip_network, settings.fetch.allowed_networks)), make_socket)
         self._given_resolver, self._pause = resolver, pause
         self._slots = Slots(settings.fetch.max_fetches, settings.fetch.max_per_host)
+        self._closed = False
         self._resolver: AbstractResolver | None = None
         self._session: aiohttp.ClientSession | None = None
 
@@ -112,6 +113,7 @@ class Fetcher:
 
     async def close(self) -> None:
         """Break off what is under way."""
+        self._closed = True
         if self._session is not None:
             await self._session.close()
         if self._resolver is not None:
@@ -142,7 +144,7 @@ class Fetcher:
             try:
                 return await self._followed(url, time)
             except _MayPass:
-                if not further or not time.half_is_left:
+                if not further or not time.half_is_left or self._closed:
                     raise
             await self._pause(_PAUSE_S)
         raise AssertionError("attempts is at least 1")
@@ -160,19 +162,19 @@ class Fetcher:
     async def _asked(self, url: URL) -> Fetched | str:
         """One request, on a connection of its own: the page, or the `Location` that it leads to."""
         assert self._session is not None, "open() comes first"
-        refused: list[BlockedAddress] = []
-        refusals.set(refused)
+        under_way = Exchange()
+        exchange.set(under_way)
         try:
             async with self._session.get(url, allow_redirects=False) as response:
                 if response.status in _REDIRECTS and "Location" in response.headers:
                     return response.headers["Location"]
-                return await self._page(url, response)
+                return await self._page(url, response, under_way)
         except (aiohttp.ClientError, OSError) as error:
-            failure = _failure(error, refused)
+            failure = _failure(error, under_way)
         # Not in the handler: what aiohttp says may hold what the server said.
         raise failure
 
-    async def _page(self, url: URL, response: aiohttp.ClientResponse) -> Fetched:
+    async def _page(self, url: URL, response: aiohttp.ClientResponse, under_way: Exchange) -> Fetched:
         if response.status != 200:
             kind = _MayPass if response.status in _BUSY else Unfetchable
             raise kind("http", f"status {response.status}")
@@ -183,17 +185,18 @@ class Fetcher:
         length = response.content_length
         if length is not None and length > self._settings.max_page_bytes:
             raise self._too_large()
-        body = await self._body(response, sniffed=not encoding and media_type in _UNTYPED)
+        body = await self._body(response, under_way, sniffed=not encoding and media_type in _UNTYPED)
         if not encoding and body.startswith(b"%PDF-"):
             media_type = PDF
         elif media_type in _UNTYPED:
             media_type = "text/html"
         return Fetched(str(url), 200, media_type, charset, encoding, body)
 
-    async def _body(self, response: aiohttp.ClientResponse, *, sniffed: bool) -> bytes:
+    async def _body(self, response: aiohttp.ClientResponse, under_way: Exchange, *, sniffed: bool) -> bytes:
         body = bytearray()
         async for part in response.content.iter_any():
             body += part
+            under_way.num_taken += len(part)
             if len(body) > self._settings.max_page_bytes:
                 raise self._too_large()
             if sniffed and len(body) >= _SNIFFED_BYTES:
@@ -232,15 +235,17 @@ def _check_first_bytes(body: bytes | bytearray) -> None:
         raise Unfetchable("type", "its type is not said, and it is neither HTML nor PDF")
 
 
-def _failure(error: Exception, refused: Sequence[Exception]) -> Unfetchable:
+def _failure(error: Exception, under_way: Exchange) -> Unfetchable:
     """What is said of an error of aiohttp, in words of our own: its words hold what the server sent."""
+    if under_way.wasted:
+        return Unfetchable("http", "nearly all that came was something else than a page")
     if isinstance(error, aiohttp.ClientConnectorCertificateError):
         said = getattr(error.certificate_error, "verify_message", "")
         return Unfetchable("tls", f"the certificate is not valid: {said}")
     if isinstance(error, aiohttp.ClientConnectorSSLError):
         return Unfetchable("tls", "no agreement on how to encrypt")
-    if refused and isinstance(error, (aiohttp.ClientConnectorError, aiohttp.ServerTimeoutError)):
-        return Unfetchable("blocked", "; ".join(dict.fromkeys(map(str, refused[:3]))))
+    if under_way.refused and isinstance(error, (aiohttp.ClientConnectorError, aiohttp.ServerTimeoutError)):
+        return Unfetchable("blocked", "; ".join(dict.fromkeys(map(str, under_way.refused[:3]))))
     if isinstance(error, aiohttp.InvalidURL):
         return Unfetchable("invalid_url", "it cannot be asked for")
     if isinstance(error, aiohttp.ClientResponseError):

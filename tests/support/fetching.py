@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, Protocol
 
 import pytest
 from aiohttp.abc import AbstractResolver
 
 from treadle.agent.web.config import WebSettings
 from treadle.agent.web.fetch import Fetcher
+from treadle.agent.web.sockets import MeteredSocket
 from treadle.agent.web.types import Fetched, Unfetchable
 
 LOOPBACK = ("127.0.0.0/8", "::1/128")
-Fetch = Callable[[str], Awaitable[Fetched]]
+
+
+class Fetch(Protocol):
+    """Fetches a URL, with so much time for the call."""
+
+    async def __call__(self, url: str, within_s: float = 60.0) -> Fetched: ...
 
 
 @asynccontextmanager
@@ -24,7 +29,7 @@ async def fetching(
     *,
     allowed: Sequence[str] = (),
     resolver: AbstractResolver | None = None,
-    make_socket: Callable[..., socket.socket] = socket.socket,
+    make_socket: Callable[[int, int, int], MeteredSocket] = MeteredSocket,
     pause: Callable[[float], Awaitable[object]] | None = None,
     fetch: dict[str, Any] | None = None,
     **settings: Any,
@@ -40,8 +45,12 @@ async def fetching(
     )
     fetcher = Fetcher(made, resolver=resolver, make_socket=make_socket, pause=pause or _no_pause)
     await fetcher.open()
+
+    async def fetched(url: str, within_s: float = 60.0) -> Fetched:
+        return await fetcher.fetch(url, deadline=asyncio.get_running_loop().time() + within_s)
+
     try:
-        yield lambda url: fetcher.fetch(url, deadline=asyncio.get_running_loop().time() + 60)
+        yield fetched
     finally:
         await fetcher.close()
 

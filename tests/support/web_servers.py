@@ -20,6 +20,8 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 from aiohttp.abc import AbstractResolver, ResolveResult
 
+from treadle.agent.web.sockets import MeteredSocket
+
 HTML = "text/html; charset=utf-8"
 _PROBE = "/probe-of-the-test"
 
@@ -313,11 +315,11 @@ class World:
         self.servers = dict(servers or {})
         self.connected: list[tuple[str, int]] = []
 
-    def make_socket(self, family: int, kind: int, protocol: int) -> socket.socket:
-        """In place of `socket.socket`."""
+    def make_socket(self, family: int, kind: int, protocol: int) -> MeteredSocket:
+        """What a Fetcher makes sockets with."""
         world, home = self, "::1" if family == socket.AF_INET6 else "127.0.0.1"
 
-        class Detour(socket.socket):
+        class Detour(MeteredSocket):
             def connect(self, address: Any) -> None:
                 place = (str(address[0]), int(address[1]))
                 world.connected.append(place)

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from treadle.agent.web.addresses import PORTS, AddressRule, BlockedAddress, Guard, refusals
+from treadle.agent.web.addresses import PORTS, AddressRule, BlockedAddress
+from treadle.agent.web.sockets import Exchange, Guard, MeteredSocket, exchange
 
 PUBLIC = [
     "1.1.1.1",
@@ -176,23 +177,23 @@ def test_what_is_not_an_address_may_not_be_connected_to(text: str, port: int) ->
 
 
 def test_no_socket_is_made_for_a_refused_address_and_the_refusal_is_noted() -> None:
-    made: list[tuple[int, ...]] = []
+    made: list[tuple[int, int, int]] = []
 
-    def make_socket(*kind: int) -> socket.socket:
-        made.append(kind)
-        return socket.socket(*kind)
+    def make_socket(*kind: int) -> MeteredSocket:
+        made.append((kind[0], kind[1], kind[2]))
+        return MeteredSocket(*kind)
 
-    guard, noted = Guard(AddressRule(), make_socket), refusals.set([])
+    guard, noted = Guard(AddressRule(), make_socket), exchange.set(Exchange())
     try:
         with pytest.raises(OSError, match=r"^10\.0\.0\.1 is not a public address$"):
             guard((socket.AF_INET, socket.SOCK_STREAM, 0, "", ("10.0.0.1", 80)))
         with pytest.raises(OSError, match="not a public"):
             guard((socket.AF_INET6, socket.SOCK_STREAM, 0, "", ("::1", 80, 0, 0)))
-        assert made == [] and [str(error) for error in refusals.get()] == [
+        assert made == [] and [str(error) for error in exchange.get().refused] == [
             "10.0.0.1 is not a public address",
             "::1 is not a public address",
         ]
         guard((socket.AF_INET, socket.SOCK_STREAM, 0, "", ("1.1.1.1", 80))).close()
-        assert made == [(socket.AF_INET, socket.SOCK_STREAM, 0)] and len(refusals.get()) == 2
+        assert made == [(socket.AF_INET, socket.SOCK_STREAM, 0)] and len(exchange.get().refused) == 2
     finally:
-        refusals.reset(noted)
+        exchange.reset(noted)
