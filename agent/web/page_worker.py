@@ -39,8 +39,8 @@ MEMORY_LIMIT_BYTES = 1024**3
 MAX_TEXT_CHARS = 50_000
 MAX_TITLE_CHARS = 300
 
-_MAX_RAW_CHARS = 8 * MAX_TEXT_CHARS
-"""What is cleaned of a longer text: its blanks count here and are gone after."""
+_MAX_RAW_CHARS = 16 * MAX_TEXT_CHARS
+"""Of a longer text no more is looked at, however much of it is blanks."""
 _PDF_S = 2.0
 """CPU seconds after which no further page of a PDF is begun; what was read of it by then is its text."""
 _SNIFFED_BYTES = 1024
@@ -215,11 +215,21 @@ def read_page(body: bytes, media_type: str, charset: str, readers: dict[str, str
         kind, title, text = media_type, "", _decoded(body, charset, is_html=False)
     else:
         raise Unfetchable("type", "it is of a type that is not read")
-    text = clean(text[:_MAX_RAW_CHARS])[:MAX_TEXT_CHARS].rstrip()
+    text = _beginning(text)
     if not text:
         raise Unfetchable("unreadable", "it has no text")
     reader = readers.get("text/html" if kind in HTML_TYPES else kind, f"plain/{READER_VERSION}")
-    return PageText(clean_line(title[:_MAX_RAW_CHARS])[:MAX_TITLE_CHARS].rstrip(), text, kind, reader)
+    return PageText(clean_line(title[:MAX_TEXT_CHARS])[:MAX_TITLE_CHARS].rstrip(), text, kind, reader)
+
+
+def _beginning(text: str) -> str:
+    """The first 50,000 characters of a text when it is clean. Cleaning costs more than reading: most is left out."""
+    num_chars = MAX_TEXT_CHARS + MAX_TEXT_CHARS // 10
+    while True:
+        cleaned = clean(text[:num_chars])
+        if len(cleaned) >= MAX_TEXT_CHARS or num_chars >= min(len(text), _MAX_RAW_CHARS):
+            return cleaned[:MAX_TEXT_CHARS].rstrip()
+        num_chars += max(2 * (MAX_TEXT_CHARS - len(cleaned)), MAX_TEXT_CHARS // 10)
 
 
 def _is_marked_up(body: bytes) -> bool:
