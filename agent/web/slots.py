@@ -15,6 +15,10 @@ class Slots:
         self._num_per_host = num_per_host
         self._hosts: dict[str, _Host] = {}
 
+    def __len__(self) -> int:
+        """Hosts that are asked or waited for."""
+        return len(self._hosts)
+
     @asynccontextmanager
     async def one(self, host: str) -> AsyncIterator[None]:
         """Hold a place for a request of a host."""

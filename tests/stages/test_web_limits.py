@@ -15,6 +15,8 @@ from support.certificates import server_context
 from support.fetching import LOOPBACK, fetching, refusal
 from support.web_servers import Hostile, Page, Site
 
+from treadle.agent.web.slots import PageTime
+
 KIB = 1024
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\n"
 Script = Callable[[Hostile, socket.socket], None]
@@ -208,8 +210,7 @@ async def test_the_deadline_of_the_call_ends_it_too(within_s: float) -> None:
             assert (await refusal(fetch(server.url, within_s))).kind == "timeout"
 
 
-async def test_redirects_share_the_time_of_their_page() -> None:
-    """Each hop takes its time; a limit for each would let a chain of them take all of it."""
+async def test_a_slow_server_behind_a_redirect_is_left_too() -> None:
     with Hostile(drip) as slow, Site({"/": Page(status=302, headers={"Location": slow.url})}) as site:
         async with fetching(allowed=LOOPBACK, page_timeout_s=0.2) as fetch:
             assert (await refusal(fetch(site.url()))).kind == "timeout"
@@ -359,6 +360,14 @@ async def test_a_server_that_breaks_off_is_asked_again(script: Script, attempts:
         async with fetching(allowed=LOOPBACK, fetch={"attempts": attempts}) as fetch:
             assert (await refusal(fetch(server.url))).kind == "connect"
         assert server.requests == attempts
+
+
+async def test_a_server_is_not_asked_again_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(PageTime, "half_is_left", property(lambda _: False))
+    with Site({"/": Page("x", 503)}) as site:
+        async with fetching(allowed=LOOPBACK) as fetch:
+            await refusal(fetch(site.url()))
+        assert len(site.requests) == 1
 
 
 async def test_what_failed_once_may_be_had_the_second_time() -> None:
