@@ -15,7 +15,9 @@ from support.certificates import server_context
 from support.fetching import LOOPBACK, fetching, refusal
 from support.web_servers import Hostile, Page, Site
 
+from treadle.agent.web.page_reader import PageReader
 from treadle.agent.web.slots import PageTime
+from treadle.agent.web.types import Unfetchable
 
 KIB = 1024
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\n"
@@ -92,6 +94,23 @@ async def test_a_packed_body_comes_as_it_was_sent(encoding: str, named: str) -> 
         async with fetching(allowed=LOOPBACK, max_page_bytes=32 * KIB) as fetch:
             page = await fetch(site.url())
     assert (page.body, page.encoding) == (bomb, named) and len(bomb) < 32 * KIB
+
+
+async def test_a_bomb_of_a_server_is_stopped_where_it_is_unpacked_and_the_next_page_is_read() -> None:
+    bomb = gzip.compress(bytes(64 << 20), compresslevel=1)
+    packed = {"Content-Encoding": "gzip"}
+    with Site({"/": Page(bomb, headers=packed), "/next": Page(gzip.compress(b"<p>text"), headers=packed)}) as site:
+        reader = PageReader(1)
+        await reader.open()
+        try:
+            async with fetching(allowed=LOOPBACK, max_page_bytes=512 * KIB) as fetch:
+                assert len(bomb) < 512 * KIB
+                with pytest.raises(Unfetchable) as refused:
+                    await reader.read(await fetch(site.url()), max_bytes=512 * KIB)
+                assert refused.value.kind == "too_large"
+                assert (await reader.read(await fetch(site.url("/next")), max_bytes=512 * KIB)).text == "text"
+        finally:
+            await reader.close()
 
 
 @pytest.mark.parametrize("encoding", ["br", "zstd", "gzip, gzip", "deflate, gzip", "compress", "gzip;q=1", "x" * 4000])
