@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import random
+import threading
 import zlib
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,16 +18,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.web_entries import page_of, record_in, search_of
 
+from treadle.agent.web import record_folder
 from treadle.agent.web.keys import loose_key
 from treadle.agent.web.record_folder import KEPT_RECORDS, RecordFolder, open_record, record_digest
 from treadle.agent.web.record_table import entry_of, row_of, write_record
 from treadle.agent.web.stored_entries import MAX_HITS, MAX_TEXT_CHARS, bounded, entries_of, packed, unpacked
 from treadle.agent.web.types import Entry, PageEntry, SearchEntry, WebHit
-from treadle.core.artifacts import ArtifactReader, ArtifactWriter, verify_artifact
+from treadle.core.artifacts import ArtifactReader, ArtifactWriter, Manifest, verify_artifact
 from treadle.core.errors import ArtifactError, StorageError
 from treadle.core.runs import Run
 from treadle.core.schemas import WEB_RECORD, Table
-from treadle.core.storage import LocalStorage
+from treadle.core.storage import LocalStorage, Storage
 
 SEARCHES = [search_of(f"query {number}") for number in range(20)]
 PAGES = [page_of(f"http://site.test/{number}", f"Text {number}. " * number) for number in range(20)]
@@ -131,14 +134,18 @@ def test_an_imported_search_is_found_by_its_words_as_well(tmp_path: Path) -> Non
     first = search_of("Capital of France?", provider="import", text="Paris.")
     second = search_of("c++ language", provider="import", text="A language.")
     third = search_of("C, language", provider="import", text="Another one.")
-    loose = {entry.key: loose_key(entry.query) for entry in (first, second, third)}
-    record = open_record(record_in(tmp_path, first, second, third, *SEARCHES, loose=loose))
+    more = [search_of(f"imported {number}", provider="import", text=f"Text {number}.") for number in range(20)]
+    loose = {entry.key: loose_key(entry.query) for entry in (first, second, third, *more)}
+    record = open_record(record_in(tmp_path, first, second, third, *more, *SEARCHES, loose=loose))
+    assert [record.loose(loose_key(f"Imported: {number}")) for number in range(20)] == more
     assert record.loose(loose_key("capital of FRANCE")) == first
     # Both are `c language` by their words.
     assert record.loose(loose_key("C Language")) == min(second, third, key=lambda entry: entry.key)
     assert record.loose(loose_key("query 3")) is None
     assert {entry.key: key for entry, key in record.entries() if key} == loose
-    assert [entry.key for entry, _ in record.entries()] == sorted(e.key for e in (first, second, third, *SEARCHES))
+    assert [entry.key for entry, _ in record.entries()] == sorted(
+        e.key for e in (first, second, third, *more, *SEARCHES)
+    )
 
 
 def test_an_empty_record_is_a_record(tmp_path: Path) -> None:
@@ -159,9 +166,10 @@ def test_a_record_is_unpacked_once(tmp_path: Path) -> None:
 def test_the_records_used_last_stay_unpacked_and_an_open_one_can_be_read_on(tmp_path: Path, cache: Path) -> None:
     folders = [record_in(tmp_path, entry) for entry in ENTRIES[: KEPT_RECORDS + 1]]
     first = open_record(folders[0])
-    for age, folder in enumerate(folders[1:-1]):
+    for folder in folders[1:-1]:
         open_record(folder).close()
-        os.utime(cache / folder.name, (age, age))
+    for used_at, folder in enumerate(folders[:-1]):
+        os.utime(cache / folder.name, (used_at, used_at))
     open_record(folders[0]).close()
     open_record(folders[-1]).close()
     there = {path.name for path in cache.iterdir() if path.is_dir()}
@@ -246,3 +254,31 @@ def test_the_files_of_an_open_record_can_be_let_go(tmp_path: Path) -> None:
     record.close()
     with pytest.raises(ValueError, match="closed"):
         record.get(FAILED.key)
+
+
+def test_a_record_that_is_not_sorted_is_refused(tmp_path: Path) -> None:
+    writer = ArtifactWriter(LocalStorage(tmp_path), WEB_RECORD, made_by="")
+    writer.write([row_of(entry) for entry in sorted(ENTRIES, key=lambda entry: entry.key, reverse=True)])
+    ref = writer.commit()
+    with pytest.raises(ArtifactError, match="is not sorted by key"):
+        open_record(tmp_path / ref.folder)
+
+
+def test_of_several_who_open_a_record_at_once_one_unpacks_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, unpackings = record_in(tmp_path, *ENTRIES), list[Path]()
+    unpack = record_folder._unpack
+
+    def counted(storage: Storage, manifest: Manifest, into: Path) -> None:
+        unpackings.append(into)
+        unpack(storage, manifest, into)
+
+    monkeypatch.setattr(record_folder, "_unpack", counted)
+    together = threading.Barrier(4)
+
+    def opened(number: int) -> Entry | None:
+        together.wait()
+        return open_record(folder).get(ENTRIES[number].key)
+
+    with ThreadPoolExecutor(4) as threads:
+        assert list(threads.map(opened, range(4))) == ENTRIES[:4]
+    assert len(unpackings) == 1
