@@ -11,7 +11,7 @@ from treadle.core.stage import Address
 from treadle.datagen.pools_settings import PoolOptions
 from treadle.eval.config import ScoresOptions
 from treadle.rl.config import RlOptions
-from treadle.tasks.cost_model import PhaseSize, phase_size, pool_cost, rollout_cost, scores_cost
+from treadle.tasks.cost_model import PhaseSize, phase_size, pool_cost, result_tokens, rollout_cost, scores_cost
 from treadle.tasks.estimate import _of_record
 
 ENVIRONMENT = EnvironmentSettings()
@@ -54,6 +54,19 @@ def test_every_further_turn_sends_what_stands_before_it() -> None:
     alone = rollout_cost(no_tools).roles["policy"]
     assert (one["calls"], alone["calls"]) == (3.0, 1.0)
     assert one["prompt_tokens"] > 3 * alone["prompt_tokens"]
+
+
+def test_pages_of_the_web_are_longer_than_documents_of_a_corpus() -> None:
+    web = {"provider": {"type": "searxng", "url": "http://127.0.0.1:9"}}
+
+    def tokens(search: dict[str, object]) -> float:
+        return result_tokens(EnvironmentSettings.model_validate({"python": {"enabled": False}, "search": search}))
+
+    assert tokens({"corpus": ["c.jsonl"]}) == 1_200
+    assert tokens({"web": web}) == 3_750
+    assert tokens({"web": {**web, "pages": False}}) == 1_250
+    assert tokens({"web": {**web, "max_chars": 400}}) == 100
+    assert tokens({"web": web, "corpus": ["c.jsonl"]}) == (1_200 + 3_750) / 2
 
 
 def test_a_phase_of_the_paper_rolls_out_a_thousand_trajectories_a_step() -> None:
