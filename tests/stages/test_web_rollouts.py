@@ -10,9 +10,12 @@ from typing import Any
 
 import pytest
 from support.given_questions import TOKENIZER_FOLDER, give_questions
+from support.pools_agent import RIGHT, Agent
+from support.pools_agent import server as pools_server
+from support.pools_bench import PoolsBench
 from support.rollouts_bench import ANSWER, FAST, Bench, corpus, server, work_requests
 from support.scripted_server import Item, RecordedRequest
-from support.web_rollouts import SmallWeb, asked_question, exported, recorded, replaying, said, searching
+from support.web_rollouts import SmallWeb, exported, recorded, replaying, said, searching
 
 from treadle.agent.protocol import TOOL_PROTOCOL
 from treadle.agent.web.types import PageEntry, RecordMiss, SearchEntry
@@ -294,6 +297,24 @@ async def test_what_a_page_tries_reaches_neither_protocol_nor_template_nor_summa
         )[2].count("**Final Information**")
 
 
+async def test_pools_meet_the_web_once_for_all_their_trajectories_and_replay_it(tmp_path: Path) -> None:
+    def answer(text: str, turn: int) -> str:
+        return RIGHT if "<result>" in text.rpartition("assistant\n")[2] else "<think>t</think><search>moss</search>"
+
+    bench, again = (PoolsBench(tmp_path / name, [{"question": "Who?"}, {"question": "What?"}]) for name in ("a", "b"))
+    with SmallWeb(FOUND) as web:
+        async with pools_server(Agent(answer)) as scripted:
+            record = await bench.make(scripted.url, environment=searching(web.settings()))
+        assert web.provider.asked == ["moss"] and len(web.site.paths) == 2
+    async with pools_server(Agent(answer)) as scripted:
+        environment = searching(replaying(exported(bench.run)))
+        replayed = await again.make(scripted.url, environment=environment)
+    rows = bench.rows(record)
+    assert without_digest(again.rows(replayed)) == without_digest(rows) and len(rows) > 4
+    fresh = [call for row in rows if not row["parents"] for call in row["tool_calls"]]
+    assert len(fresh) > 2 and all(len(call["sources"]) == 3 for call in fresh)
+
+
 async def test_the_web_of_a_question_with_a_hostile_query_is_one_line_in_errors(tmp_path: Path) -> None:
     bench = bench_of(tmp_path, 1)
     with SmallWeb(FOUND) as web:
@@ -302,8 +323,3 @@ async def test_the_web_of_a_question_with_a_hostile_query_is_one_line_in_errors(
     with pytest.raises(RecordMiss) as miss:
         await made(again, "a\n\x1b[31m\u202eb" + "c" * 5_000, environment=searching(replaying(exported(bench.run))))
     assert str(miss.value).isprintable() and len(str(miss.value)) < 1_000
-
-
-def test_helpers_see_the_question() -> None:
-    request = RecordedRequest(0, "", {}, {}, "<|im_start|>user\nWho?<|im_end|>\n<|im_start|>assistant\nI", None, None)
-    assert (asked_question(request), said(request)) == ("Who?", "I")

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from support.scripted_server import RecordedRequest
-from support.web_servers import Page, ScriptedProvider, Site
+from support.web_servers import ScriptedProvider, Site
 
 from treadle.agent.toolbox import WEB_STORE
 from treadle.agent.web.record_table import write_record
@@ -83,14 +83,6 @@ def exported(run: Run) -> Path:
     return Path(run.storage.location(ref.folder))
 
 
-def asked_question(request: RecordedRequest) -> str:
-    """The user's message of a request for text."""
-    return request.text.rpartition("<|im_start|>user\n")[2].partition("<|im_end|>")[0]
-
-
 def said(request: RecordedRequest) -> str:
     """What stands after the prompt."""
     return request.text.rpartition("assistant\n")[2]
-
-
-__all__ = ["LOOPBACK", "Page", "SmallWeb", "asked_question", "exported", "recorded", "replaying", "said", "searching"]
