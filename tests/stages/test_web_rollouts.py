@@ -301,7 +301,7 @@ async def test_pools_meet_the_web_once_for_all_their_trajectories_and_replay_it(
     def answer(text: str, turn: int) -> str:
         return RIGHT if "<result>" in text.rpartition("assistant\n")[2] else "<think>t</think><search>moss</search>"
 
-    bench, again = (PoolsBench(tmp_path / name, [{"question": "Who?"}, {"question": "What?"}]) for name in ("a", "b"))
+    bench, again = (PoolsBench(tmp_path / name, [{"question": "Who?"}]) for name in ("a", "b"))
     with SmallWeb(FOUND) as web:
         async with pools_server(Agent(answer)) as scripted:
             record = await bench.make(scripted.url, environment=searching(web.settings()))
@@ -310,9 +310,9 @@ async def test_pools_meet_the_web_once_for_all_their_trajectories_and_replay_it(
         environment = searching(replaying(exported(bench.run)))
         replayed = await again.make(scripted.url, environment=environment)
     rows = bench.rows(record)
-    assert without_digest(again.rows(replayed)) == without_digest(rows) and len(rows) > 4
+    assert without_digest(again.rows(replayed)) == without_digest(rows) and len(rows) > 2
     made_calls = [call for row in rows for call in row["tool_calls"]]
-    assert len(made_calls) == 2 and all(len(call["sources"]) == 3 for call in made_calls)
+    assert len(made_calls) == 1 and all(len(call["sources"]) == 3 for call in made_calls)
 
 
 async def test_the_web_of_a_question_with_a_hostile_query_is_one_line_in_errors(tmp_path: Path) -> None:
