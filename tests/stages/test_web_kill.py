@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from support.command_line import Desk, tutor
 from support.processes import kill_alone, until
-from support.web_rollouts import SmallWeb
+from support.web_rollouts import Everywhere, SmallWeb
 
 from treadle.demo.world import write_world
 
@@ -37,24 +37,13 @@ owed_retries = 0
 PATHS = ("/a", "/b", "/c")
 
 
-class Whatever(dict[str, Sequence[Mapping[str, str]]]):
-    """The same hits for every query."""
-
-    def __init__(self, hits: Sequence[Mapping[str, str]]) -> None:
-        super().__init__()
-        self._hits = hits
-
-    def get(self, key: str, default: Any = None) -> Any:
-        return self._hits
-
-
 def set_up(folder: Path, url: str, web: SmallWeb) -> Desk:
     """A desk with questions whose answers are looked up; for each search the web has the same three pages."""
     desk = Desk(folder)
     world = write_world(folder / "world", documents=300, questions=80, heldout_questions=5)
     rows = [json.loads(line) for line in world.questions.read_bytes().splitlines()]
     desk.write("lookups.jsonl", *(row for row in rows if row["source"] == "world-lookup"))
-    web.provider.answers = Whatever([web.hit(path, f"Of {path}.") for path in PATHS])
+    web.provider.answers = Everywhere([web.hit(path, f"Of {path}.") for path in PATHS])
     web.site.routes.update({path: f"<p>Of {path}. {'More is not known. ' * 40}</p>" for path in PATHS})
     table = (
         f'{{ provider = {{ type = "searxng", url = "{web.provider.origin}", retry_limit = 0 }}, '

@@ -20,6 +20,17 @@ from treadle.core.runs import Run
 LOOPBACK = ("127.0.0.0/8",)
 
 
+class Everywhere(dict[str, Sequence[Mapping[str, str]]]):
+    """Answers of a provider that finds the same for every query."""
+
+    def __init__(self, hits: Sequence[Mapping[str, str]]) -> None:
+        super().__init__()
+        self._hits = hits
+
+    def get(self, key: str, default: Any = None) -> Any:
+        return self._hits
+
+
 class SmallWeb:
     """A provider and a site of pages on loopback: `with SmallWeb({"moss": {"/moss": "<p>Moss is green."}}) as web:`.
 
