@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable
 
 import aiohttp
 from aiohttp.abc import AbstractResolver
+from aiohttp.http_exceptions import HttpProcessingError, PayloadEncodingError
 from multidict import CIMultiDictProxy
 from yarl import URL
 
@@ -248,7 +249,11 @@ def _failure(error: Exception, under_way: Exchange) -> Unfetchable:
         return Unfetchable("blocked", "; ".join(dict.fromkeys(map(str, under_way.refused[:3]))))
     if isinstance(error, aiohttp.InvalidURL):
         return Unfetchable("invalid_url", "it cannot be asked for")
-    if isinstance(error, aiohttp.ClientResponseError):
+    # A body that was cut off comes with a PayloadEncodingError, one without sense with another error of the parser.
+    makes_no_sense = isinstance(error.__cause__, HttpProcessingError) and not isinstance(
+        error.__cause__, PayloadEncodingError
+    )
+    if isinstance(error, aiohttp.ClientResponseError) or makes_no_sense:
         return Unfetchable("http", "the answer is not HTTP, or its header is too long")
     if isinstance(error, aiohttp.ClientConnectorDNSError):
         return Unfetchable("dns", "the name is not known")

@@ -21,6 +21,9 @@ from treadle.agent.web.types import Unfetchable
 
 KIB = 1024
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\n"
+CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
+FAR = 256 * KIB
+"""More than is ever read at once: what comes after so much is met by another part of aiohttp than what comes before."""
 Script = Callable[[Hostile, socket.socket], None]
 
 
@@ -65,7 +68,7 @@ async def test_a_gigabyte_is_refused_by_its_length_before_any_of_it_is_read() ->
 @pytest.mark.parametrize(
     "script",
     [
-        saying(HEAD + b"Transfer-Encoding: chunked\r\n\r\n", then=chunk(b"x" * 16 * KIB)),
+        saying(CHUNKED, then=chunk(b"x" * 16 * KIB)),
         saying(HEAD + b"\r\n", then=b"x" * 16 * KIB),
     ],
     ids=["chunks", "no length"],
@@ -143,7 +146,7 @@ async def test_packings_in_two_headers_are_stacked_too() -> None:
         saying(HEAD + b"Content-Length: 9" + b"9" * 60 + b"\r\n\r\nhello"),
         saying(b"220 mail.example ESMTP\r\n"),
         saying(b"\x00\xff" * 100),
-        saying(HEAD + b"Transfer-Encoding: chunked\r\n\r\nnot a number\r\n"),
+        saying(CHUNKED + b"not a number\r\n"),
     ],
     ids=[
         "lines without end",
@@ -170,12 +173,20 @@ async def test_a_header_without_end_or_sense_is_refused(script: Script) -> None:
     "script",
     [
         saying(then=b"HTTP/1.1 103 Early Hints\r\n\r\n" * 100),
-        saying(HEAD + b"Transfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n", then=b"X-Trailer: 1\r\n" * 100),
-        saying(HEAD + b"Transfer-Encoding: chunked\r\n\r\n5;", then=b"x" * 4096),
-        saying(HEAD + b"Transfer-Encoding: chunked\r\n\r\n", then=chunk(b"x") * 1000),
+        saying(CHUNKED + chunk(b"hello") + b"0\r\n" + b"X-Trailer: 1\r\n" * 1000),
+        saying(CHUNKED + chunk(b"x" * FAR) + b"0\r\n", then=b"X-Trailer: 1\r\n" * 100),
+        saying(CHUNKED + b"5;", then=b"x" * 4096),
+        saying(CHUNKED, then=chunk(b"x") * 1000),
         saying(then=b"\r\n" * 1000),
     ],
-    ids=["early hints", "trailers", "extensions of a chunk", "a byte in each chunk", "blank lines"],
+    ids=[
+        "early hints",
+        "trailers",
+        "trailers of a long body",
+        "extensions of a chunk",
+        "a byte in each chunk",
+        "blank lines",
+    ],
 )
 async def test_what_brings_no_page_is_left_long_before_its_time(script: Script) -> None:
     with Hostile(script) as server:
@@ -187,7 +198,7 @@ async def test_what_brings_no_page_is_left_long_before_its_time(script: Script) 
 @pytest.mark.parametrize("size", [16, 1000, 70_000])
 async def test_a_page_in_small_pieces_is_had_whole(size: int) -> None:
     pieces = chunk(b"x" * size) * ((1 << 20) // size)
-    with Hostile(saying(HEAD + b"Transfer-Encoding: chunked\r\n\r\n" + pieces + b"0\r\n\r\n")) as server:
+    with Hostile(saying(CHUNKED + pieces + b"0\r\n\r\n")) as server:
         async with fetching(allowed=LOOPBACK) as fetch:
             assert len((await fetch(server.url)).body) == (1 << 20) // size * size
 
@@ -212,8 +223,14 @@ def drip(server: Hostile, line: socket.socket) -> None:
 
 @pytest.mark.parametrize(
     "script",
-    [drip, falling_silent(), falling_silent(HEAD), falling_silent(HEAD + b"Content-Length: 9\r\n\r\nx")],
-    ids=["drip", "silence", "silence in the header", "silence in the body"],
+    [
+        drip,
+        falling_silent(),
+        falling_silent(HEAD),
+        falling_silent(HEAD + b"Content-Length: 9\r\n\r\nx"),
+        falling_silent(CHUNKED + chunk(b"hello")),
+    ],
+    ids=["drip", "silence", "silence in the header", "silence in the body", "silence between chunks"],
 )
 async def test_a_server_that_takes_its_time_is_left_when_the_pages_time_is_over(script: Script) -> None:
     with Hostile(script) as server:
@@ -248,6 +265,12 @@ async def test_a_connection_that_is_not_made_is_left() -> None:
         assert (refused.kind, refused.detail) == ("connect", "no connection in time")
         for one in waiting:
             one.close()
+
+
+async def test_nonsense_far_into_a_body_ends_at_the_latest_with_the_pages_time() -> None:
+    with Hostile(saying(CHUNKED + chunk(b"x" * FAR) + b"not a number\r\n")) as server:
+        async with fetching(allowed=LOOPBACK, page_timeout_s=0.2) as fetch:
+            assert (await refusal(fetch(server.url))).kind in ("timeout", "http", "connect")
 
 
 # Places.
@@ -369,7 +392,7 @@ async def test_a_busy_server_is_asked_again_after_a_pause(status: int, attempts:
         saying(),
         saying(HEAD),
         saying(HEAD + b"Content-Length: 9\r\n\r\nx"),
-        saying(HEAD + b"Transfer-Encoding: chunked\r\n\r\n5\r\nhel"),
+        saying(CHUNKED + b"5\r\nhel"),
     ],
     ids=["at once", "in the header", "in the body", "in a chunk"],
 )
@@ -501,7 +524,7 @@ async def test_words_of_a_failure_are_ours() -> None:
         saying(HEAD + b"%s\r\n\r\n" % order),
         saying(b"HTTP/1.1 200 OK\r\nContent-Type: %s\r\n\r\n" % order),
         saying(HEAD + b"Content-Encoding: %s\r\n\r\n" % order),
-        saying(HEAD + b"Transfer-Encoding: chunked\r\n\r\n%s\r\n" % order),
+        saying(CHUNKED + b"%s\r\n" % order),
         saying(b"HTTP/1.1 302 Found\r\nLocation: %s://x\r\n\r\n" % order),
         saying(b"HTTP/1.1 302 Found\r\nLocation: http://%s.invalid/\r\n\r\n" % order),
     ]
