@@ -18,7 +18,7 @@ import aiohttp.connector
 import pytest
 from support.certificates import server_context
 from support.fetching import LOOPBACK, fetching, refusal
-from support.web_servers import Names, Page, Request, Site, World
+from support.web_servers import Names, Page, Request, Route, Site, World
 from yarl import URL
 
 from treadle.agent.web import fetch as fetch_module
@@ -76,7 +76,8 @@ SPECIAL = [
 @pytest.fixture(scope="module")
 def private() -> Iterator[tuple[Site, Site]]:
     """A listener that nobody outside may reach: on 127.0.0.1, and on ::1 at the same port."""
-    with Site({"/": "secret", "/secret": "secret"}) as four, _same_port(four) as six:
+    four, six = _on_one_port({"/": "secret", "/secret": "secret"})
+    with four, six:
         yield four, six
 
 
@@ -93,8 +94,13 @@ def unguarded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(AddressRule, "check", lambda *_: None)
 
 
-def _same_port(site: Site) -> Site:
-    return Site(site.routes, host="::1", port=site.port)
+def _on_one_port(routes: dict[str, Route]) -> tuple[Site, Site]:
+    while True:
+        four = Site(routes)
+        try:
+            return four, Site(routes, host="::1", port=four.port)
+        except OSError:  # somebody has it there
+            four.close()
 
 
 def _seen(private: tuple[Site, Site]) -> int:
