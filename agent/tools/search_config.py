@@ -90,7 +90,7 @@ class SearchToolSettings(IndexSettings):
         if self.service is None and (self.has_local or not self.uses_web):
             filled = super().with_digests()
         web = self.web
-        if web is None or web.recorded_in is None or web.mode == "refresh":
+        if web is None or not self.uses_web or web.recorded_in is None or web.mode == "refresh":
             return filled
         from treadle.agent.web.record_folder import record_digest
 

@@ -245,6 +245,8 @@ def test_the_record_counts_by_content_and_not_by_place(tmp_path: Path) -> None:
     with pytest.raises(ArtifactError, match="web_record"):
         settings(web={"mode": "replay", "recorded_in": tmp_path / "none"}).with_digests()
     assert settings(web={**WEB, "mode": "refresh", "recorded_in": tmp_path / "none"}).with_digests()
+    elsewhere = {"service": {"endpoints": [{"url": "http://127.0.0.1:9"}]}, "route": "local"}
+    assert settings(**elsewhere, web={"mode": "replay", "recorded_in": tmp_path / "none"}).with_digests()
 
 
 def test_a_web_without_a_corpus_needs_none() -> None:
