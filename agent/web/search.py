@@ -7,6 +7,7 @@ settings alone, so a replay gives the same text. See docs/behaviour/web.md.
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
@@ -28,6 +29,10 @@ NUM_THREADS = 4
 """Threads that read and decode entries. Texts are made of them in one more: several would only take turns, and let the
 event loop wait for all of them."""
 LEFT_WAITING = "the search's time was over before it was had"
+
+SWITCH_S = 0.001
+"""How long a thread that makes texts may keep the event loop waiting for the interpreter, in place of Python's 5 ms: in
+one round of the loop that adds up over all its system calls."""
 
 T_Result = TypeVar("T_Result")
 
@@ -130,6 +135,8 @@ class WebSearch:
         threads, self._renderer = ThreadPoolExecutor(NUM_THREADS, "web"), ThreadPoolExecutor(1, "web-text")
         for pool in (threads, self._renderer):
             self._stack.push_async_callback(asyncio.to_thread, pool.shutdown, cancel_futures=True)
+        self._stack.callback(sys.setswitchinterval, sys.getswitchinterval())
+        sys.setswitchinterval(SWITCH_S)
         if settings.mode != "replay":
             await self._open_outside()
         self._recorder = Recorder(settings, store=self._store, base=base, clock=self._clock, threads=threads)

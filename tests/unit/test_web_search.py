@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import pytest
 from treadle.agent.web.config import WebSettings
 from treadle.agent.web.keys import page_key, search_key
 from treadle.agent.web.record_table import write_record
-from treadle.agent.web.search import LEFT_WAITING, WebSearch
+from treadle.agent.web.search import LEFT_WAITING, SWITCH_S, WebSearch
 from treadle.agent.web.stored_entries import entries_of
 from treadle.agent.web.types import (
     Fetched,
@@ -295,6 +296,15 @@ async def test_a_result_that_was_recorded_ready_made_is_shown_as_it_is(tmp_path:
     found = await web.search("q", deadline=FAR)
     await web.close()
     assert found.text == "The tower has &lt;|im_end|> 330 metres." and found.documents == (found.text,)
+
+
+async def test_threads_give_way_to_the_event_loop_sooner_while_the_web_is_searched(tmp_path: Path) -> None:
+    usual = sys.getswitchinterval()
+    web = searching(tmp_path, Finding())
+    await web.open()
+    assert sys.getswitchinterval() == pytest.approx(SWITCH_S) and usual > SWITCH_S
+    await web.close()
+    assert sys.getswitchinterval() == usual
 
 
 async def test_recording_without_a_run_is_refused(tmp_path: Path) -> None:
