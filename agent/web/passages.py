@@ -23,6 +23,12 @@ _UNSEEN = re.compile(
     r"\u202a-\u202e\u2060-\u206f\u3164\ud800-\udfff\ufe00-\ufe0f\ufeff\uffa0\ufff0-\uffff"
     r"\U000e0000-\U000e0fff]+"
 )
+MAX_MARKS = 30
+"""Most marks on one letter that are kept: more is no writing, and composing takes time with their square (UAX #15)."""
+# All marks are among these characters: neither letters nor blanks.
+_MANY_MARKS = re.compile(rf"[^\w\s\x00-\u02ff]{{{MAX_MARKS + 1},}}")
+_MARKS_OF_TWO = frozenset("\u0f73\u0f75\u0f81")
+"""Marks that are not said to be any, but come apart into two that are."""
 _BREAK = re.compile(r"\r\n|[\r\v\f\x85\u2028\u2029]")
 _BLANKS = re.compile(r"(?: (?=[^\S\n])|[^\S\n ])[^\S\n]*")
 """Blanks that are not one space: in most texts there are few."""
@@ -41,16 +47,48 @@ _END = re.compile(r"[.!?]+(?=\s)|[。！？；]+|\n")
 def clean(text: str) -> str:
     """Text as a page shows it: nothing unseen, composed characters, one blank, at most one empty line.
 
-    Breaks of any kind become newlines. Cleaning twice changes nothing.
+    A letter has thirty marks at most. Breaks of any kind become newlines. Cleaning twice changes nothing.
     """
-    text = _UNSEEN.sub("", _BREAK.sub("\n", text))
-    text = _BLANKS.sub(" ", unicodedata.normalize("NFC", text))
+    text = _few_marks(_UNSEEN.sub("", _BREAK.sub("\n", text)))
+    # Once more, as some marks come apart into several.
+    text = _BLANKS.sub(" ", _few_marks(unicodedata.normalize("NFC", text)))
     return _EMPTY_LINES.sub("\n\n", _BLANKS_AT_BREAK.sub("\n", text)).strip()
 
 
 def clean_line(text: str) -> str:
     """The same as one line."""
     return " ".join(clean(text).split())
+
+
+def clean_beginning(text: str, num_chars: int) -> str:
+    """The first characters of a text when it is clean.
+
+    Of a longer one no more than 16 times as many are looked at, however much of it is blanks.
+    """
+    looked_at = num_chars + num_chars // 10
+    while True:
+        cleaned = clean(text[:looked_at])
+        if len(cleaned) >= num_chars or looked_at >= min(len(text), 16 * num_chars):
+            return cleaned[:num_chars].rstrip()
+        looked_at += max(2 * (num_chars - len(cleaned)), num_chars // 10)
+
+
+def _few_marks(text: str) -> str:
+    """Without the marks of a letter beyond the thirtieth."""
+    return text if text.isascii() else _MANY_MARKS.sub(_without_late_marks, text)
+
+
+def _without_late_marks(match: re.Match[str]) -> str:
+    marks = {char for char in set(match[0]) if unicodedata.combining(char) or char in _MARKS_OF_TWO}
+    if not marks:
+        return match[0]
+    kept: list[str] = []
+    num = 0
+    for char in match[0]:
+        num = num + 1 if char in marks else 0
+        if num <= MAX_MARKS:
+            kept.append(char)
+    return "".join(kept)
 
 
 def language_of(query: str) -> Language:

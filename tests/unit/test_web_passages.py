@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import unicodedata
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from treadle.agent.web import passages
 from treadle.agent.web.passages import (
+    MAX_MARKS,
     MAX_SENTENCE_CHARS,
     best_sentence,
     clean,
+    clean_beginning,
     clean_line,
     first_words,
     language_of,
@@ -185,6 +189,50 @@ def test_a_query_is_chinese_by_its_letters(query: str, expected: str) -> None:
 )
 def test_cleaning_takes_out_what_is_not_seen_and_squeezes_blanks(text: str, expected: str) -> None:
     assert clean(text) == expected
+
+
+_MARKS = "\u0315\u0300"
+_COME_APART = "\u0f73\u0f75\u0f81\u0344"
+
+
+@pytest.mark.parametrize("marks", [_MARKS, *_COME_APART, _COME_APART, "\u0315\u200b\u0300", "\u0f73\u0300"])
+def test_no_letter_keeps_more_than_thirty_marks(marks: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    composed = list[str]()
+    normalize = unicodedata.normalize
+
+    def noted(form: Any, text: str) -> str:
+        composed.append(text)
+        return normalize(form, text)
+
+    monkeypatch.setattr(unicodedata, "normalize", noted)
+    kept = clean(f"a{marks * 50_000}b")
+    # What takes time with the square of the marks never sees many of them.
+    assert [len(text) <= MAX_MARKS + 2 for text in composed] == [True]
+    assert kept[0] in "aàä" and kept[-1] == "b" and 20 <= len(kept) <= MAX_MARKS + 2
+    assert clean(kept) == kept
+
+
+def test_marks_of_writing_and_rows_of_symbols_stay() -> None:
+    zalgo = "Z" + "\u0335\u0321\u0352" * 10
+    for text in (normal("בְּרֵאשִׁית"), "क्षि" * 20, zalgo, "─" * 100, "…。、" * 40, "🙂" * 50, "ཀཱི" * 40):
+        assert clean(text) == normal(text)
+
+
+def normal(text: str) -> str:
+    return unicodedata.normalize("NFC", text)
+
+
+def test_what_cleaning_takes_for_marks_are_all_that_there_are() -> None:
+    for code in (*range(0xD800), *range(0xE000, 0x30000), *range(0xE0000, 0xE1000)):
+        apart = unicodedata.normalize("NFD", chr(code))
+        if unicodedata.combining(apart[0]):
+            assert len(passages._few_marks("x" + chr(code) * 40)) == 1 + MAX_MARKS, hex(code)
+
+
+@pytest.mark.parametrize(("text", "expected"), [("a" * 99, "a" * 10), (" a" * 9, "a a a a a"), (" " * 999 + "a", "")])
+def test_the_beginning_of_a_text_is_cleaned_and_not_all_of_it(text: str, expected: str) -> None:
+    assert clean_beginning(text, 10) == expected
+    assert clean_beginning("\u200b" * 150 + "abc", 10) == "abc"
 
 
 @given(_TEXTS | _ANY)
