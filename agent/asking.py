@@ -40,8 +40,11 @@ class Asking(Protocol):
         """The model's next words; raises ModelError and its subclasses."""
         ...
 
-    def take(self, completion: Completion) -> str:
-        """The text of a new or remembered answer as it goes into the transcript; raises ModelError for a wrong kind."""
+    def take(self, completion: Completion) -> bool:
+        """Put a new or remembered answer into the transcript; whether it said anything.
+
+        Raises ModelError for an answer of a wrong kind.
+        """
         ...
 
 
@@ -80,11 +83,11 @@ class Ids:
             raise ModelError(f"{completion.endpoint} gave an answer without token ids; set token_ids to off")
         return completion
 
-    def take(self, completion: Completion) -> str:
+    def take(self, completion: Completion) -> bool:
         """See `Asking`."""
         if completion.token_ids is None:
             raise ModelError("this rollout was begun in text mode; set token_ids to off, or run the stage anew")
-        return completion.text
+        return self._transcript.absorb(completion.text, completion.token_ids, completion.completion_tokens)
 
 
 class Text:
@@ -116,11 +119,14 @@ class Text:
         text = self._prompt + self._transcript.text
         return await _complete(self._engine, text, max_tokens, seed, session, deadline)
 
-    def take(self, completion: Completion) -> str:
+    def take(self, completion: Completion) -> bool:
         """See `Asking`."""
-        self._server_tokens = completion.prompt_tokens + completion.completion_tokens
-        self._server_chars = len(self._prompt) + len(self._transcript.text) + len(completion.text)
-        return completion.text
+        before = len(self._transcript.text)
+        said = self._transcript.absorb(completion.text, None, completion.completion_tokens)
+        after = len(self._transcript.text)
+        self._server_tokens = completion.prompt_tokens + tokens_kept(completion, after - before)
+        self._server_chars = len(self._prompt) + after
+        return said
 
 
 class Chat:
@@ -139,7 +145,7 @@ class Chat:
         self.prompt_ids = array("i")
 
     def room(self) -> tuple[int, str]:
-        """See `Asking`. The budget is that of what the service has counted, so that it never ends a rollout early."""
+        """See `Asking`. Results count towards the budget once the service has counted them, with the next prompt."""
         limits, most = self._engine.limits, self._engine.sampling.max_tokens
         window = most
         if limits.max_model_len is not None:
@@ -161,14 +167,18 @@ class Chat:
             stop=self._engine.protocol.stops,
         )
 
-    def take(self, completion: Completion) -> str:
+    def take(self, completion: Completion) -> bool:
         """See `Asking`."""
         if self._first_prompt_tokens is None:
             self._first_prompt_tokens = completion.prompt_tokens
+        before = self._num_chars()
+        marker = dropped_stop(self._transcript.open_text, completion, self._engine.protocol)
+        said = self._transcript.absorb(completion.text + marker, None, completion.completion_tokens)
+        kept = min(self._num_chars() - before, len(completion.text))
         # Thoughts that the service keeps to itself are paid for, but do not come back with the next request.
-        self._counted_tokens = completion.prompt_tokens + min(completion.completion_tokens, len(completion.text))
-        self._counted_chars = self._num_chars() + len(completion.text)
-        return completion.text + dropped_stop(self._transcript.open_text, completion, self._engine.protocol)
+        self._counted_tokens = completion.prompt_tokens + min(tokens_kept(completion, kept), kept)
+        self._counted_chars = before + kept
+        return said
 
     def _num_chars(self) -> int:
         return sum(len(message["content"]) for message in self._opening) + len(self._transcript.text)
@@ -205,6 +215,14 @@ def dropped_stop(before: str, completion: Completion, tags: Tags) -> str:
     pieces = tokenise(text, tags, model_text=True)
     tag = tags.by_name.get(pieces[-1].kind) if pieces else None
     return tag.closing if tag is not None and tag.stop else ""
+
+
+def tokens_kept(completion: Completion, num_chars: int) -> int:
+    """Tokens of the first characters of an answer, the rest of which was cut off: their share, rounded up."""
+    whole = len(completion.text)
+    if num_chars >= whole:
+        return completion.completion_tokens
+    return -(-completion.completion_tokens * num_chars // whole)
 
 
 async def _complete(

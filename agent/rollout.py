@@ -268,9 +268,8 @@ class Rollout:
         if room < 1:
             return full
         completion = await self._generate(room)
-        text = self._asking.take(completion)
+        said = self._asking.take(completion)
         cut_short = completion.finish_reason == "length"
-        said = self._transcript.absorb(text, completion.token_ids, completion.completion_tokens)
         if not said and not cut_short:
             return "no_answer"
         if self._engine.protocol.closing_stops.search(self._transcript.open_text) is not None:

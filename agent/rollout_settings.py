@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 from pydantic import Field
 
 from treadle.agent.config import EnvironmentSettings
 from treadle.agent.environment import QUESTION_COLUMNS
+from treadle.agent.opening import AGENT
 from treadle.core.config import Operational, Section
 from treadle.core.llm.config import ModelSettings, Sampling
 from treadle.core.shards import MAX_SHARDS
@@ -19,6 +20,8 @@ from treadle.core.stage import Rows
 class RolloutOptions(Section):
     """How many trajectories of which questions, and how they are sampled."""
 
+    role: ClassVar[str] = AGENT
+    """Role of the model that makes them; see `treadle.agent.opening.check_api`."""
     samples_per_question: int = Field(default=1, ge=1)
     """K: trajectories per question."""
     max_questions: int | None = Field(default=None, ge=1)

@@ -12,7 +12,7 @@ import logging
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import orjson
 
@@ -20,7 +20,7 @@ from treadle.agent.crew import Crew, begin, settle
 from treadle.agent.environment import CallRecord, Question, ToolEnvironment
 from treadle.agent.memory import JournalMemory, Memory, remembered_answers, remembered_calls
 from treadle.agent.metering import TokenBudget
-from treadle.agent.opening import AGENT, Opening, check_api, load_tokenizer
+from treadle.agent.opening import Opening, check_api, load_tokenizer
 from treadle.agent.rollout import RolloutEngine, Trajectory, rare_collections
 from treadle.agent.rollout_settings import RolloutOptions, RolloutsSettings, selected_questions
 from treadle.agent.rows import failed_row, head_of_row, rollout_key, row_of, telemetry_of
@@ -34,9 +34,6 @@ from treadle.core.llm.types import Completion
 from treadle.core.schemas import ROLLOUT_TELEMETRY
 from treadle.core.schemas import ROLLOUTS as ROLLOUTS_TABLE
 from treadle.core.stage import Stage, StageContext, Worked
-
-if TYPE_CHECKING:
-    pass
 
 __all__ = ["ROLLOUTS", "RolloutOptions", "RolloutsSettings"]
 
@@ -86,7 +83,7 @@ class RolloutsRun:
 
     async def _finish_open(self, num_open: int) -> None:
         settings = self._settings
-        check_api(AGENT, settings.model_name, settings.model)
+        check_api(self._options.role, settings.model_name, settings.model)
         tokenizer = load_tokenizer(settings.model_name, settings.model, settings.tokenizer_digest)
         self._tokenizer_digest = tokenizer.digest if tokenizer else ""
         self._started = asyncio.get_running_loop().time()
@@ -105,7 +102,7 @@ class RolloutsRun:
                     self._tokenizer_digest = ""
                 if self._budget.is_limited:
                     self._count_earlier()
-                self._engine = policy.engine(settings.environment, self._options.sampling, role=AGENT)
+                self._engine = policy.engine(settings.environment, self._options.sampling, role=self._options.role)
                 await self._crew.work(num_open)
         except EndpointUnavailable as error:
             if not self._context.accept_failures:

@@ -52,8 +52,8 @@ class _RevisableMarker:
 
 REVISABLE = _RevisableMarker()
 Revisable = Annotated[T, REVISABLE]
-"""`scores: Revisable[ScoresOptions]`: semantic, but no run is locked to it. With other values what it decides is made
-again, so it is for what costs little beside the rest of a run."""
+"""`judges: Revisable[JudgesOptions]`: semantic, but no run is locked to it. With other values what it decides is made
+again, so it is for what costs little beside the rest of a run, and that nothing but a report is made of."""
 
 
 class _AddedMarker:
@@ -331,9 +331,11 @@ def _differences_at(key: str, old: Any, new: Any, path: str, kinds: Sequence[Any
 
 
 def _without_gain(was: Any, now: Any) -> tuple[Any, Any]:
-    """Both states of a growing list or table, the later one without what it gained."""
+    """Both states of a growing list or table, as far as they can contradict each other."""
     if isinstance(was, Mapping) and isinstance(now, Mapping):
-        return was, {key: item for key, item in now.items() if key in was}
+        # What no longer has a use needs no mention; what is named again is what it was.
+        both = was.keys() & now.keys()
+        return {key: was[key] for key in both}, {key: now[key] for key in both}
     if isinstance(was, Mapping):
         # Some runs have a table of a list, from the places in it (`[0]`) to its items.
         was = list(was.values())

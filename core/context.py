@@ -89,6 +89,10 @@ def _no_store(name: str) -> KeyedStore:
     raise ArtifactError(f"this stage has no store {name!r}: it runs apart from a run")
 
 
+def _nothing(kind: str) -> Rows | None:
+    return None
+
+
 @dataclass(slots=True, kw_only=True)
 class Context:
     """Implements `core.stage.StageContext`."""
@@ -102,6 +106,7 @@ class Context:
     accept_failures: bool
     scratch: Path
     workspace: Path
+    in_force: Callable[[str], Rows | None] = _nothing
     outputs: Outputs | None = None
     """None while jobs are worked at: nothing is written then."""
     shard: int | None = None
@@ -118,6 +123,10 @@ class Context:
     def owns(self, key: str) -> bool:
         """See `StageContext.owns`."""
         return self.shard is None or shard_of(key, self.num_shards) == self.shard
+
+    def earlier(self, kind: str) -> Rows | None:
+        """See `StageContext.earlier`."""
+        return self.in_force(kind)
 
     def write(self, kind: str, rows: Sequence[Mapping[str, Any]]) -> None:
         """See `StageContext.write`."""

@@ -11,7 +11,7 @@ import logging
 import os
 import socket
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -19,7 +19,16 @@ from typing import Any, Literal
 from treadle.core.artifacts import ArtifactRef, artifact_exists
 from treadle.core.config import digest_json, semantic_dump
 from treadle.core.context import WORK_FOLDER, Context, NullProgress, Outputs, work_at_shards
-from treadle.core.errors import ConfigError, RunError, StageFailed, StorageError, TreadleError
+from treadle.core.errors import (
+    ArtifactError,
+    ConfigError,
+    EndpointUnavailable,
+    RolloutsOwed,
+    RunError,
+    StageFailed,
+    StorageError,
+    TreadleError,
+)
 from treadle.core.harmless import HarmlessFormatter
 from treadle.core.journal_upload import delete_journal, open_journal
 from treadle.core.locks import Lease
@@ -45,7 +54,8 @@ def execute(
     """Run a stage instance, or return its record (`reused`) when nothing that it depends on has changed.
 
     `force` runs it again from nothing; where a forced attempt was cut off, forcing again continues it.
-    `accept_failures` lets the stage write failed rows for what infrastructure kept from finishing. Raises RunError
+    `accept_failures` lets the stage write failed rows for what infrastructure kept from finishing; a result with such
+    gaps is made again by each later call, and stays in force where they cannot be filled. Raises RunError
     (an input is missing, another process is at it), StageFailed (also for a bug in the stage: its traceback is in the
     attempt's log) and whatever TreadleError the stage raises. After any failure the next call continues.
     """
@@ -57,7 +67,14 @@ def execute(
             _log.info("%s is done already, with artifacts %s", instance.address, _describe(record.outputs))
             _tidy(record, run, instance, lease)
             return record.model_copy(update={"reused": True})
-        return _Attempt(instance, run, inputs, fingerprint, lease, force).make(accept_failures, progress)
+        attempt = _Attempt(instance, run, inputs, fingerprint, lease, force)
+        try:
+            return attempt.make(accept_failures, progress)
+        except (RolloutsOwed, EndpointUnavailable) as error:
+            if record is None or not attempt.fills_gaps:
+                raise
+            _log.warning("%s still lacks what was accepted as missing, and stays as it is: %s", instance.address, error)
+            return record.model_copy(update={"reused": True})
 
 
 def state_of(instance: Instance, run: Run) -> Plan:
@@ -129,14 +146,13 @@ def _warn_if_stale(producer: Address, record: StageRecord, run: Run) -> None:
 
 def is_current(record: StageRecord, stage: Stage, fingerprint: str, run: Run) -> bool:
     """Whether this result is what would be made, lacks nothing, and is there."""
-    if record.fingerprint != fingerprint or not stage.is_whole(record.metrics):
+    return stage.is_whole(record.metrics) and _is_there(record, fingerprint, run)
+
+
+def _is_there(record: StageRecord, fingerprint: str, run: Run) -> bool:
+    if record.fingerprint != fingerprint:
         return False
     return all(artifact_exists(run.storage, ref) for ref in record.outputs.values())
-
-
-def _kept_journal(stage: Stage) -> str:
-    """Name of the journal that the instances of a stage keep; empty where each fingerprint has its own."""
-    return "kept" if stage.keeps_journal else ""
 
 
 def _tidy(record: StageRecord, run: Run, instance: Instance, lease: Lease) -> None:
@@ -157,11 +173,21 @@ def _remove_work(record: StageRecord, run: Run, instance: Instance, lease: Lease
         lease.check()
         run.storage.discard(run.attempt_key(address, record.attempt, WORK_FOLDER))
         run.storage.discard(run.workspace_key(address, record.fingerprint))
-        if not instance.stage.keeps_journal:
-            run.shards(address, record.fingerprint).delete(lease.token)
-            delete_journal(run.storage, run.journal_key(address, record.fingerprint), lease.token)
+        for name in _done_with(record, run, instance):
+            run.shards(address, name).delete(lease.token)
+            delete_journal(run.storage, run.journal_key(address, name), lease.token)
     except (StorageError, RunError) as failure:
         _log.warning("%s is done, but its work files remain until it is run again: %s", address, failure)
+
+
+def _done_with(record: StageRecord, run: Run, instance: Instance) -> list[str]:
+    """Names of the journals that nobody needs behind a result."""
+    if not instance.stage.keeps_journal:
+        return [record.fingerprint]
+    names = {attempt.number: attempt.journal_name for attempt in run.attempts(instance.address)}
+    kept = names[record.attempt]
+    # Who asked nothing has nothing to keep.
+    return sorted(set(names.values()) - ({kept} if run.shards(instance.address, kept).has_one_journal() else set()))
 
 
 def _write_state(attempt: AttemptRecord, run: Run, lease: Lease) -> None:
@@ -187,12 +213,18 @@ class _Attempt:
         self._instance, self._run, self._inputs, self._fingerprint = instance, run, inputs, fingerprint
         self._lease = lease
         earlier = run.attempts(instance.address)
+        goes_on_forced = _continues_forced(earlier, fingerprint)
+        self._from_nothing = force and not goes_on_forced
+        self._takes_nothing_over = force or goes_on_forced
+        in_force = run.record(instance.address)
+        self.fills_gaps = not force and in_force is not None and _is_there(in_force, fingerprint, run)
         self._record = AttemptRecord(
             address=str(instance.address),
             number=earlier[-1].number + 1 if earlier else 1,
             state="running",
             fingerprint=fingerprint,
-            journal=_kept_journal(instance.stage),
+            journal=self._kept_journal(earlier) if instance.stage.keeps_journal else "",
+            fills_gaps=self.fills_gaps,
             forced=force,
             pid=os.getpid(),
             host=socket.gethostname(),
@@ -200,9 +232,20 @@ class _Attempt:
             started_at=utc_now(),
         )
         self._journal_key = run.journal_key(instance.address, self._record.journal_name)
-        self._from_nothing = force and not _continues_forced(earlier, fingerprint)
         for attempt in earlier:
             run.storage.discard(run.attempt_key(instance.address, attempt.number, WORK_FOLDER))
+
+    def _kept_journal(self, earlier: Sequence[AttemptRecord]) -> str:
+        """Name of the journal that the instance keeps: each beginning from nothing has another.
+
+        So a forced attempt that is killed before it did anything finds nothing, and one that fails destroys nothing.
+        """
+        usable = [attempt for attempt in earlier if attempt.journal]
+        if not self._takes_nothing_over:
+            usable = [attempt for attempt in usable if not attempt.forced or attempt.state == "completed"]
+        if usable and not self._from_nothing:
+            return usable[-1].journal
+        return f"kept-{earlier[-1].number + 1 if earlier else 1}"
 
     def make(self, accept_failures: bool, progress: Progress | None) -> StageRecord:
         """Run the stage; whatever happens, the attempt says how it ended."""
@@ -250,6 +293,7 @@ class _Attempt:
                     settings=self._instance.settings,
                     inputs=open_inputs(run, self._inputs),
                     journal=journal,
+                    in_force=self._in_force,
                     progress=progress,
                     accept_failures=accept_failures,
                     scratch=scratch,
@@ -293,6 +337,17 @@ class _Attempt:
         ) as journal:
             _log.info("%s: attempt %d, %d finished before", address, self._record.number, journal.num_finished)
             yield journal, Worked() if stage.work is None else stage.work(context_of(journal))
+
+    def _in_force(self, kind: str) -> Rows | None:
+        """See `StageContext.earlier`."""
+        record = None if self._takes_nothing_over else self._run.record(self._instance.address)
+        if record is None or kind not in record.outputs:
+            return None
+        try:
+            return self._run.rows(record.outputs[kind])
+        except ArtifactError as error:
+            _log.info("nothing is taken over from the earlier %s: %s", kind, error)
+            return None
 
     def _result(self, outputs: Mapping[str, ArtifactRef], metrics: dict[str, Any]) -> StageRecord:
         instance, address, number = self._instance, self._instance.address, self._record.number

@@ -87,6 +87,8 @@ class AttemptRecord(StoredRecord):
     fingerprint: str
     journal: str = ""
     """Name of its journal, where that is not the fingerprint's."""
+    fills_gaps: bool = False
+    """Whether it is to make up for what was accepted as missing in the result in force."""
     forced: bool
     pid: int
     host: str
@@ -116,7 +118,7 @@ class InstanceStatus(_Record):
     error: str | None
     """Of the last attempt, where it did not complete."""
     forced_state: InstanceState | None = None
-    """How a later, forced attempt at the result in force ended, where it did not complete."""
+    """How a later attempt to make the result in force again, forced or to fill its gaps, ended, if not completed."""
     log: str | None
     """Log of the last attempt, below the root."""
     started_at: str | None

@@ -140,6 +140,7 @@ class Run:
         if differences and not run.is_untouched():
             raise run._refusal(differences)
         if run.info.semantic != semantic:
+            run._refuse_while_running(semantic)
             run.info = run.info.model_copy(update={"semantic": semantic, "seed": seed})
             # Of two at once with different configurations one gets the run; the other is told what differs.
             if not storage.put_if(key, as_json(run.info), before):
@@ -154,6 +155,16 @@ class Run:
         """Raise RunError, listing the keys, where a configuration of a schema would not give this run's results."""
         if differences := differing_keys(self.info.semantic, as_read_back(semantic_json), schema):
             raise self._refusal(differences)
+
+    def _refuse_while_running(self, semantic: Mapping[str, Any]) -> None:
+        """Raise RunError where somebody works by the settings that are to change."""
+        busy = [status.address for status in self.statuses() if status.state == "running"]
+        if busy:
+            changed = "; ".join(differing_keys(self.info.semantic, semantic)[:_SHOWN_DIFFERENCES])
+            raise RunError(
+                f"run {self.run_id} is being worked at with other settings ({changed}); wait until {busy[0]} has "
+                "ended, then run this again"
+            )
 
     def _refusal(self, differences: Sequence[str]) -> RunError:
         more = len(differences) - _SHOWN_DIFFERENCES
@@ -300,7 +311,8 @@ class Run:
     def status(self, address: Address) -> InstanceStatus:
         """State of one instance; an attempt that says running and holds no lease has crashed.
 
-        A forced attempt that was cut off leaves the instance completed: what it would make again is in force.
+        A forced attempt that was cut off leaves the instance completed: what it would make again is in force. So does
+        one that was to fill gaps.
         """
         record, attempts = self.record(address), self.attempts(address)
         last = attempts[-1] if attempts else None
@@ -313,7 +325,8 @@ class Run:
             elif state == "running" and holder_of(self.storage, self._lock_key(address)) is None:
                 state = "crashed"
         forced_state: InstanceState | None = None
-        if record and last and last.forced and last.fingerprint == record.fingerprint and state in _CUT_OFF:
+        again = last is not None and (last.forced or last.fills_gaps)
+        if record and last and again and last.fingerprint == record.fingerprint and state in _CUT_OFF:
             forced_state, state = state, "completed"
         unfinished = forced_state is not None or state not in ("completed", "absent")
         num_finished = 0

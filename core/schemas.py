@@ -187,8 +187,8 @@ ROLLOUT_TELEMETRY = Table(
             _field("attempt", pa.int32(), "attempt of the stage in which it was finished"),
             _field("finished_at", pa.string(), "UTC, ISO 8601"),
             _field("seconds", pa.float64(), "wall time of the rollout in its last attempt"),
-            _field("model_seconds", pa.float64(), "of these, waiting for the model"),
-            _field("tool_seconds", pa.float64(), "of these, in tools"),
+            _field("model_seconds", pa.float64(), "waiting for the model, over all attempts"),
+            _field("tool_seconds", pa.float64(), "in tools, over all attempts"),
             _field("num_requests", pa.int32(), "requests that were answered"),
             _field("num_retries", pa.int32(), "requests that were sent again"),
             _field("endpoint", pa.string(), "URL that answered last"),
@@ -716,7 +716,8 @@ SUMMARY = Table(
                 "figure",
                 pa.string(),
                 "one of docs/behaviour/metrics.md, pass@k, or a number of rollouts: num_failed, num_valid, status:..., "
-                "scorer:..., judge_status:..., tools_used:...",
+                "scorer:..., judge_status:..., tools_used:..., votes:..., or num_judged_jointly, judge_agreement, "
+                "judge_kappa",
             ),
             _field("value", pa.float64(), "the figure; null where no rollout says anything", nullable=True),
             _field("low", pa.float64(), "95 % interval, lower end; null where there is none", nullable=True),

@@ -112,7 +112,7 @@ class Shards:
             plan = None
         if plan is not None:
             plan = plan.model_copy(update={"attempt": attempt, "token": lease.token})
-        elif num_shards > 1 and (from_nothing or not self._has_one_journal()):
+        elif num_shards > 1 and (from_nothing or not self.has_one_journal()):
             plan = ShardPlan(num_shards=num_shards, begun=attempt, attempt=attempt, token=lease.token)
         if plan is None:
             return None
@@ -192,7 +192,7 @@ class Shards:
         """A shard, for people."""
         return f"shard {index + 1} of {plan.num_shards} of {self.what}"
 
-    def _has_one_journal(self) -> bool:
+    def has_one_journal(self) -> bool:
         """Whether something has been recorded in the journal of an instance that is not divided."""
         folder = self.storage.directory(self.key)
         with storage_errors("list", folder):

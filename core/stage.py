@@ -144,6 +144,14 @@ class StageContext(Protocol):
         """What the run keeps under this name, of all its instances, shards and machines: first writer wins."""
         ...
 
+    def earlier(self, kind: str) -> Rows | None:
+        """The table of the result in force of this instance, of whatever and with whatever settings.
+
+        None where there is none, where it cannot be read any more, and where the instance is begun from nothing. It is
+        no input: a stage may take from it only what it would make again by the same means, such as paid answers.
+        """
+        ...
+
     def write(self, kind: str, rows: Sequence[Mapping[str, Any]]) -> None:
         """Append rows to the output table `kind`; they are checked against its schema."""
         ...

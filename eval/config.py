@@ -9,7 +9,7 @@ from pydantic import Field, field_validator
 
 from treadle.agent.role_settings import JudgeSampling, RoleSettings
 from treadle.core.answers.score import DEFAULT_F1_THRESHOLD
-from treadle.core.config import Added, Operational, Section
+from treadle.core.config import Added, Operational, Revisable, Section
 from treadle.core.llm.config import Sampling
 
 
@@ -75,13 +75,13 @@ class ScoresOptions(Section):
     symbolic_workers: Operational[Annotated[int, Field(ge=1, le=64)]] = 1
     """Worker processes for symbolic comparison."""
 
-    judges: Added[JudgesOptions] = JudgesOptions()
+    judges: Added[Revisable[JudgesOptions]] = JudgesOptions()
     """Models that decide where rules do not say right."""
 
-    redundancy: Added[RedundancyOptions] = RedundancyOptions()
+    redundancy: Added[Revisable[RedundancyOptions]] = RedundancyOptions()
     """The model that votes on wasted calls."""
 
-    max_error_rate: Operational[Annotated[float, Field(ge=0, le=1)]] = 0.01
+    max_error_rate: Revisable[Annotated[float, Field(ge=0, le=1)]] = 0.01
     """Share of rollouts that may stay without a verdict because the scorer or all judges failed; above it the stage
     fails. And share of judgements that may be missing where their failure is accepted."""
 

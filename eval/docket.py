@@ -7,7 +7,7 @@ judged once, however many rollouts gave it, and what was judged before is recogn
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -22,6 +22,7 @@ from treadle.agent.role_settings import RoleSettings
 from treadle.agent.rollout import derive_seed
 from treadle.core.answers.score import Score
 from treadle.core.config import digest_json, semantic_dump
+from treadle.core.engines.config import VllmServer
 from treadle.core.errors import ConfigError
 from treadle.eval.answers import FAILED, Answer
 from treadle.eval.config import ScoresSettings
@@ -56,13 +57,15 @@ def check_judges(judges: Mapping[str, RoleSettings]) -> None:
 class Docket:
     """Finds what is to be asked about a rollout."""
 
-    def __init__(self, settings: ScoresSettings) -> None:
-        """Raises ConfigError as `check_judges` does."""
+    def __init__(self, settings: ScoresSettings, trained: Sequence[str] = ()) -> None:
+        """`trained`: digests of checkpoints of this run that judge. Raises ConfigError as `check_judges` does."""
         check_judges(settings.judges)
         self._settings = settings
-        self._judges = {name: _identity(role, model_judge_digest()) for name, role in settings.judges.items()}
+        self._judges = {
+            name: _identity(role, model_judge_digest(), trained=trained) for name, role in settings.judges.items()
+        }
         votes = settings.options.redundancy.votes
-        self._redundancy = _identity(settings.redundancy, redundancy_judge_digest(), votes)
+        self._redundancy = _identity(settings.redundancy, redundancy_judge_digest(), votes, trained)
 
     @property
     def is_empty(self) -> bool:
@@ -136,8 +139,13 @@ class Docket:
         )
 
 
-def _identity(role: RoleSettings | None, prompts: str, votes: int = 1) -> str:
-    """Digest of a judge: the model, its sampling, what it is told. Its name and its endpoints do not count."""
+def _identity(role: RoleSettings | None, prompts: str, votes: int = 1, trained: Sequence[str] = ()) -> str:
+    """Digest of a judge: the model, its sampling, what it is told. Its name and its endpoints do not count.
+
+    A model that the run serves may be one that it trained, and is then another one with each training.
+    """
     if role is None:
         return ""
-    return digest_json([semantic_dump(role.model), role.tokenizer_digest, semantic_dump(role.sampling), prompts, votes])
+    weights = trained if isinstance(role.model.server, VllmServer) else ()
+    model = [semantic_dump(role.model), role.tokenizer_digest, *weights]
+    return digest_json([*model, semantic_dump(role.sampling), prompts, votes])

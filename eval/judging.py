@@ -9,8 +9,9 @@ asked: a limit of a machine may decide it, and the judgements of one attempt mus
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from typing import Any
@@ -27,7 +28,8 @@ from treadle.agent.opening import Opening
 from treadle.agent.role_settings import RoleSettings
 from treadle.core.answers.score import Score
 from treadle.core.config import digest_json
-from treadle.core.errors import ContextTooLong, EndpointUnavailable
+from treadle.core.errors import ArtifactError, ContextTooLong, EndpointUnavailable
+from treadle.core.schemas import JUDGEMENTS
 from treadle.core.stage import StageContext, Worked
 from treadle.eval.answers import Answer, answers, open_checker, rule_score
 from treadle.eval.config import ScoresOptions, ScoresSettings
@@ -35,6 +37,8 @@ from treadle.eval.docket import CORRECTNESS, REDUNDANCY, Docket, Judgement
 from treadle.eval.lengths import load_tokenizer
 from treadle.eval.verdicts import FAILED as UNREADABLE
 from treadle.eval.verdicts import FALLBACK_RULE, PARSED, Opinion
+
+_log = logging.getLogger(__name__)
 
 RULES = "rules"
 """Owner in the journal of what the rules say, by what they are asked."""
@@ -49,10 +53,9 @@ class Judging:
         self.settings: ScoresSettings = context.settings
         self._options = self.settings.options
         self._journal = context.journal
-        self.docket = Docket(self.settings)
-        self._budget = TokenBudget(
-            self._options.max_total_tokens, self._options.max_cost, num_shards=context.num_shards
-        )
+        trained = tuple(table.digest for table in context.inputs.get("checkpoint", ()))
+        self.docket = Docket(self.settings, trained)
+        self._budget = TokenBudget(self._options.max_total_tokens, self._options.max_cost)
         self._crew = Crew(self._options, self._open, self._make, noun=NOUN)
         self._rules = rules_digest(_limits(self._options), self._options.f1_threshold)
         self._judges: dict[str, ModelJudge] = {}
@@ -79,7 +82,8 @@ class Judging:
 
     async def work(self) -> Worked:
         """Make the judgements that are open."""
-        num_open = begin(self._context, self._own(), NOUN)
+        self._take_over()
+        num_open = begin(self._context, self._all(), NOUN)
         if not num_open:
             return Worked()
         try:
@@ -128,6 +132,20 @@ class Judging:
         known = self._journal.get(RULES, self._rule_unit(answer))
         return None if known is None else Score(**orjson.loads(known))
 
+    def _take_over(self) -> None:
+        """Finish what the result in force says: where its journal was not kept, or is lost, nothing is paid twice."""
+        earlier = self._context.earlier(JUDGEMENTS.kind)
+        wanted = {judgement.key for judgement in self._open()} if earlier is not None else set()
+        if earlier is None or not wanted:
+            return
+        try:
+            for row in earlier.rows():
+                if row["judgement_key"] in wanted and _is_final(row):
+                    said = {name: value for name, value in row.items() if name not in _HEAD}
+                    self._journal.finish(row["judgement_key"], orjson.dumps(said))
+        except ArtifactError as error:
+            _log.warning("earlier judgements cannot be read any more: %s", error)
+
     def _rule_unit(self, answer: Answer) -> str:
         """A digest of what the rules decide by."""
         gold = answer.gold
@@ -161,8 +179,10 @@ class Judging:
         ask = self._judge_answer if judgement.kind == CORRECTNESS else self._judge_calls
         said = await ask(judgement, memory, deadline)
         if said["error"] and not said["replies"]:
-            # Another server of the model may have a wider window.
-            raise ContextTooLong(said["error"])
+            raise ContextTooLong(
+                f"{said['error']}: a server of this model with a wider window can judge it; without one "
+                "--accept-failures leaves it out, as far as scores.max_error_rate allows"
+            )
         self._journal.finish(judgement.key, orjson.dumps(said))
         self._counted.pop(judgement.key, None)
         self._facts[said["status"]] += 1
@@ -189,7 +209,7 @@ class Judging:
 
     def _count_finished(self) -> None:
         """Charge the budget with what earlier attempts paid for."""
-        for judgement in self._own():
+        for judgement in self._all():
             if self._journal.is_finished(judgement.key):
                 row = orjson.loads(self._journal.finished(judgement.key))
                 self._budget.count(self._role(judgement).model, row["prompt_tokens"], row["completion_tokens"])
@@ -200,11 +220,8 @@ class Judging:
         assert self.settings.redundancy is not None
         return self.settings.redundancy
 
-    def _own(self) -> Iterator[Judgement]:
-        return (judgement for judgement in self._all() if self._context.owns(judgement.key))
-
     def _open(self) -> Iterator[Judgement]:
-        return (judgement for judgement in self._own() if not self._journal.is_finished(judgement.key))
+        return (judgement for judgement in self._all() if not self._journal.is_finished(judgement.key))
 
     def _all(self) -> Iterator[Judgement]:
         """All judgements that are wanted, each once, in the order of the rollouts."""
@@ -255,6 +272,16 @@ def _said_by_voter(ballot: Ballot) -> dict[str, Any]:
         "prompt_tokens": ballot.prompt_tokens,
         "completion_tokens": ballot.completion_tokens,
     }
+
+
+def _is_final(row: Mapping[str, Any]) -> bool:
+    """Whether a row of `judgements` is all that is to be had: some votes of a trajectory may be missing."""
+    if row["kind"] == CORRECTNESS:
+        return bool(row["replies"])
+    return bool(len(row["replies"]) == row["votes_yes"] + row["votes_no"] + row["votes_abstained"])
+
+
+_HEAD = ("judgement_key", "kind", "judge", "question_key", "rollout_key")
 
 
 def _head(judgement: Judgement) -> dict[str, Any]:

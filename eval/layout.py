@@ -35,6 +35,8 @@ def _header(*before: str, figures: Sequence[str], with_interval: Collection[str]
 HEADLINE = _header("model", "data set", "rollouts", figures=placed("headline"), with_interval=_INTERVALS)
 BEHAVIOUR = _header("model", "data set", figures=placed("behaviour"))
 COMPARISON = ("data set", "figure", "questions", "first", "second", "difference [95 %]", "p by Holm", "won, lost")
+NUM_NAMES = 2
+"""Columns of these tables that hold names, which stand to the left; numbers stand to the right."""
 AGREEMENT = ("model", "data set", "judged by all", "agreement", "kappa")
 
 
@@ -190,18 +192,21 @@ def compared_texts(row: Mapping[str, Any], *, in_percent: bool = False, sign: st
     return first, second, difference
 
 
+def rollouts_cell(line: Line) -> str:
+    """Rollouts, and how many of them have no verdict."""
+    unscored = line.figures["score"]["num_undecided"]
+    return f"{line.num_rollouts:,} ({unscored:,} unscored)" if unscored else f"{line.num_rollouts:,}"
+
+
 def headline_cells(line: Line) -> list[str]:
     """Cells of one line, in the order of HEADLINE."""
-    rollouts = f"{line.num_rollouts:,}"
-    if unscored := line.figures["score"]["num_undecided"]:
-        rollouts += f" ({unscored:,} unscored)"
     cells = [
         short_interval_cell(line, name)
         if name == "score"
         else figure_cell(line, name, with_interval=name in _INTERVALS)
         for name in placed("headline")
     ]
-    return [plain(line.model), plain(line.dataset), rollouts, *cells]
+    return [plain(line.model), plain(line.dataset), rollouts_cell(line), *cells]
 
 
 def behaviour_cells(line: Line) -> list[str]:
@@ -280,11 +285,6 @@ def count_table(given: Iterable[Line], what: str) -> tuple[list[str], list[list[
     order = sorted(totals, key=lambda name: (-totals[name], name))
     body = [[model, dataset, *(f"{numbers.get(name, 0):,}" for name in order)] for model, dataset, numbers in counts]
     return ["model", "data set", *order], body
-
-
-def is_text_column(index: int) -> bool:
-    """Whether a column holds names, which stand to the left; numbers stand to the right."""
-    return index < 2
 
 
 def widths(table: Sequence[Sequence[str]]) -> list[int]:

@@ -6,13 +6,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
-from treadle.core.figures import escape, render_figures
+from treadle.core.figures import cell_text, escape
 from treadle.eval.config import ReportSettings
 from treadle.eval.layout import (
     AGREEMENT,
     BEHAVIOUR,
     COMPARISON,
     HEADLINE,
+    NUM_NAMES,
     Line,
     agreement_rows,
     all_figures,
@@ -21,7 +22,6 @@ from treadle.eval.layout import (
     comparison_cells,
     count_table,
     headline_cells,
-    is_text_column,
     members,
     passes,
     summary_lines,
@@ -76,7 +76,7 @@ def render_report(rows: Sequence[Row], comparisons: Sequence[Row], settings: Rep
         _BEHAVIOUR_EXPLANATION.rstrip(),
         *_comparisons(comparisons),
         "## All figures [95 %]",
-        _all_figures(given),
+        *_all_figures(given),
         "## How rollouts ended",
         _counts(given, "status"),
         "## Who decided",
@@ -113,13 +113,14 @@ def _averages(given: Sequence[Line], settings: ReportSettings) -> str:
     )
 
 
-def _all_figures(given: Sequence[Line]) -> str:
+def _all_figures(given: Sequence[Line]) -> Iterator[str]:
     """A table for each data set and average, with models as columns."""
-    names = dict.fromkeys(line.dataset for line in given)
-    return render_figures(
-        [all_figures(name, {line.model: line for line in given if line.dataset == name}) for name in names],
-        level=3,
-    )
+    for name in dict.fromkeys(line.dataset for line in given):
+        table = all_figures(name, {line.model: line for line in given if line.dataset == name})
+        yield f"### {escape(table.title)}"
+        header, body = [escape(cell) for cell in table.header], [list(map(cell_text, row)) for row in table.rows]
+        yield render_table(header, body, num_names=1)
+    yield "- **F1 as published**: with punctuation kept, to be held beside published tables."
 
 
 def _comparisons(comparisons: Sequence[Row]) -> Iterator[str]:
@@ -152,19 +153,19 @@ def _judged(given: Sequence[Line]) -> Iterator[str]:
         yield _AGREEMENT_EXPLANATION.rstrip()
 
 
-def render_table(header: Sequence[str], body: Sequence[Sequence[str]]) -> str:
-    """A pipe table with aligned columns. The text columns of the body are escaped; everything else is ours."""
-    escaped = [[escape(cell) if is_text_column(index) else cell for index, cell in enumerate(row)] for row in body]
+def render_table(header: Sequence[str], body: Sequence[Sequence[str]], *, num_names: int = NUM_NAMES) -> str:
+    """A pipe table with aligned columns. The first columns are names, which are escaped; everything else is ours."""
+    escaped = [[escape(cell) if index < num_names else cell for index, cell in enumerate(row)] for row in body]
     cells = [list(header), *escaped]
     width = [max(size, 3) for size in widths(cells)]
-    lines = [_line(row, width) for row in cells]
-    ruler = ["-" * size if is_text_column(index) else "-" * (size - 1) + ":" for index, size in enumerate(width)]
-    return "\n".join([lines[0], _line(ruler, width), *lines[1:]])
+    lines = [_line(row, width, num_names) for row in cells]
+    ruler = ["-" * size if index < num_names else "-" * (size - 1) + ":" for index, size in enumerate(width)]
+    return "\n".join([lines[0], _line(ruler, width, num_names), *lines[1:]])
 
 
-def _line(cells: Sequence[str], width: Sequence[int]) -> str:
+def _line(cells: Sequence[str], width: Sequence[int], num_names: int) -> str:
     padded = [
-        cell.ljust(size) if is_text_column(index) else cell.rjust(size)
+        cell.ljust(size) if index < num_names else cell.rjust(size)
         for index, (cell, size) in enumerate(zip(cells, width, strict=True))
     ]
     return f"| {' | '.join(padded)} |"

@@ -6,7 +6,8 @@ Documented in docs/behaviour/metrics.md.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,37 +15,47 @@ from pydantic import ValidationError
 
 from treadle.agent.role_settings import RoleSettings
 from treadle.core.config import digest_json, semantic_dump
+from treadle.eval.answers import ANSWERED
 from treadle.eval.config import ScoresSettings
 from treadle.eval.metrics import needs
 from treadle.eval.scored_rollout import ScoredRollout
+from treadle.eval.verdicts import FAILED
 
-ANSWERED = "answered"
-"""The status of rollouts whose answers are judged."""
-
+_BY_F1 = "qa_f1"
+"""The rule that goes by F1 alone, and calls what is above a threshold right."""
 _WITHOUT_VERDICT = frozenset({"calls_requested", "reasoning_tokens"})
 """Of the figures that are compared, those that no verdict and no vote changes."""
 
 
 def judged_unlike(first: Iterable[ScoredRollout], second: Iterable[ScoredRollout]) -> list[str]:
     """What tells, from the rollouts of two models alone, that judges had another part in the verdicts of one."""
-    notes: dict[str, None] = {}
     sides = [list(first), list(second)]
-    for domain in sorted({one.domain for side in sides for one in side}):
-        ours, theirs = ([one for one in side if one.domain == domain] for side in sides)
-        asked = [[one for one in side if one.judge_status is not None] for side in (ours, theirs)]
-        for which, judged, other in (("first", asked[0], theirs), ("second", asked[1], ours)):
-            if judged and _left_to_rules(other):
-                notes[f"a judge was asked about answers of the {which} alone"] = None
-        judges = [sorted({judge for one in side for judge, _ in one.opinions}) for side in asked]
-        if all(judges) and judges[0] != judges[1]:
-            notes[f"answers of the first were judged by {_names(judges[0])}, of the second by {_names(judges[1])}"] = (
-                None
-            )
-        failed = [{one.correct is None for one in side if one.judge_status == "failed"} for side in asked]
-        if {True} in failed and {False} in failed:
-            alone = "first" if failed[0] == {True} else "second"
-            notes[f"answers that no judge could be read on are left out of the {alone} alone"] = None
-    return list(notes)
+    notes = [
+        note
+        for domain in sorted({one.domain for side in sides for one in side})
+        for note in _unlike_in_domain(*([one for one in side if one.domain == domain] for side in sides))
+    ]
+    return list(dict.fromkeys(notes))
+
+
+def _unlike_in_domain(first: Sequence[ScoredRollout], second: Sequence[ScoredRollout]) -> Iterator[str]:
+    asked = [[one for one in side if one.judge_status is not None] for side in (first, second)]
+    if asked[0] and _left_to_rules(second):
+        yield "a judge was asked about answers of the first alone"
+    if asked[1] and _left_to_rules(first):
+        yield "a judge was asked about answers of the second alone"
+    judges = [sorted({judge for one in side for judge, _ in one.opinions}) for side in asked]
+    if all(judges) and judges[0] != judges[1]:
+        yield f"answers of the first were judged by {_names(judges[0])}, of the second by {_names(judges[1])}"
+    unread = [{one.correct is None for one in side if one.judge_status == FAILED} for side in asked]
+    if {True} in unread and {False} in unread:
+        alone = "first" if unread[0] == {True} else "second"
+        yield f"answers that no judge could be read on are left out of the {alone} alone"
+    for generous, strict, names in ((first, second, ("first", "second")), (second, first, ("second", "first"))):
+        right = min((one.f1 for one in generous if one.scorer == _BY_F1 and one.correct), default=math.inf)
+        wrong = max((one.f1 for one in strict if one.scorer == _BY_F1 and one.correct is False), default=-math.inf)
+        if right <= wrong:
+            yield f"an F1 of {right:.3f} is right for the {names[0]}, one of {wrong:.3f} is not for the {names[1]}"
 
 
 def _left_to_rules(rollouts: Sequence[ScoredRollout]) -> bool:

@@ -12,6 +12,7 @@ from treadle.eval.layout import (
     AGREEMENT,
     COMPARISON,
     HEADLINE,
+    NUM_NAMES,
     Line,
     agreement_rows,
     by_model,
@@ -20,20 +21,21 @@ from treadle.eval.layout import (
     datasets_of,
     figure_cell,
     headline_cells,
-    is_text_column,
     main_dataset,
     main_line,
+    rollouts_cell,
     short_interval_cell,
     summary_lines,
 )
-from treadle.eval.metrics import EVERY
+from treadle.eval.metrics import EVERY, FIGURES, heading_of, placed
 
 if TYPE_CHECKING:
     from rich.table import Table
 
 WIDE = 110
 """Characters from which the whole headline fits with names of usual length."""
-_NARROW = ("data set", "n", "accuracy, 95 %", "P", "effic.", "calls", "tools", "tokens")
+_NARROW = {"accuracy": "accuracy, 95 %", "efficiency": "effic.", "tool_use": "tools"}
+"""Headings for less room; the columns are those of the headline, and how many rollouts used tools."""
 
 _OVER = "all: average over the data sets of the headline; every: over every data set"
 _UNLIKE = "The models were asked different data sets: averages over these do not tell which is better"
@@ -51,7 +53,8 @@ def summary_table(rows: Iterable[Mapping[str, Any]], title: str | None = None, w
     for model, of_model in groupby(given, key=lambda line: line.model):
         body.append((model,))
         body += [_narrow_cells(line) for line in of_model]
-    return _table(_NARROW, body, title, narrow=True, caption=_caption(given))
+    headings = [_NARROW.get(name, heading_of(name)) for name in _narrow_figures()]
+    return _table(("data set", "n", *headings), body, title, narrow=True, caption=_caption(given))
 
 
 def _caption(given: Iterable[Line]) -> str | None:
@@ -116,7 +119,7 @@ def _table(
         caption=None if caption is None else Text(harmless(caption)),
     )
     for index, name in enumerate(header):
-        is_name = index == 0 if narrow else is_text_column(index)
+        is_name = index < (1 if narrow else NUM_NAMES)
         table.add_column(Text(name), justify="left" if is_name else "right", no_wrap=not is_name, overflow="fold")
     for cells in body:
         is_heading = len(cells) == 1
@@ -124,14 +127,12 @@ def _table(
     return table
 
 
+def _narrow_figures() -> tuple[str, ...]:
+    return tuple(name for name in FIGURES if name in (*placed("headline"), "tool_use"))
+
+
 def _narrow_cells(line: Line) -> list[str]:
-    wide = headline_cells(line)
-    return [
-        f"  {line.dataset}",
-        wide[2].replace(" unscored", ""),
-        short_interval_cell(line, "accuracy"),
-        figure_cell(line, "score"),
-        *wide[5:7],
-        figure_cell(line, "tool_use"),
-        wide[7],
+    cells = [
+        short_interval_cell(line, name) if name == "accuracy" else figure_cell(line, name) for name in _narrow_figures()
     ]
+    return [f"  {line.dataset}", rollouts_cell(line).replace(" unscored", ""), *cells]

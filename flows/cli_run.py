@@ -105,10 +105,9 @@ def run_flow(
     from treadle.flows.summary import print_end, print_plan
     from treadle.tasks.catalog import flow_instances
     from treadle.tasks.forced import forced_run
-    from treadle.tasks.running import open_run
-    from treadle.tasks.services import with_index_of_services
+    from treadle.tasks.running import as_begun, open_run
 
-    config = with_index_of_services(config, root, run_id, ask=not dry_run)
+    config = as_begun(config, root, run_id, ask=not dry_run)
     instances = flow_instances(config)
     if dry_run:
         print_plan(config, instances, root, run_id, force, as_json)
@@ -148,11 +147,10 @@ def stage(
     from treadle.core.stage import Address
     from treadle.flows.summary import print_end, print_plan
     from treadle.tasks.catalog import instance
-    from treadle.tasks.running import configuration_of, open_run
-    from treadle.tasks.services import with_index_of_services
+    from treadle.tasks.running import as_begun, configuration_of, open_run
 
     config = configuration_of(root, run_id, configs, overrides)
-    config = with_index_of_services(config, root, run_id, ask=not dry_run)
+    config = as_begun(config, root, run_id, ask=not dry_run)
     wanted = instance(config, Address.parse(address))
     if dry_run:
         print_plan(config, [wanted], root, run_id, force, as_json)

@@ -12,8 +12,7 @@ from prefect import flow, get_run_logger
 from treadle.tasks.catalog import flow_instances
 from treadle.tasks.config import TreadleConfig
 from treadle.tasks.forced import forced_run
-from treadle.tasks.running import open_run, resolve_config
-from treadle.tasks.services import with_index_of_services
+from treadle.tasks.running import as_begun, open_run, resolve_config
 from treadle.tasks.stages import run_stage
 
 
@@ -31,7 +30,7 @@ def flywheel(
     `config_file` is a TOML file; keys given in `config` win over it. With neither, the run must exist, and its own
     configuration is used. `root` is a folder, counted from where the flow runs, or `s3://bucket/prefix`.
     """
-    resolved = with_index_of_services(resolve_config(root, run_id, config_file, config), root, run_id)
+    resolved = as_begun(resolve_config(root, run_id, config_file, config), root, run_id)
     instances = flow_instances(resolved)
     run = open_run(root, run_id, resolved, (config_file,) if config_file else ())
     get_run_logger().info("run %s in %s", run.run_id, run.storage.location())
@@ -53,6 +52,6 @@ def stage(
     accept_failures: bool = False,
 ) -> None:
     """Run one stage instance, such as `1/rollouts@base` or `1/rl@phase-2`, of a run."""
-    resolved = with_index_of_services(resolve_config(root, run_id, config_file, config), root, run_id)
+    resolved = as_begun(resolve_config(root, run_id, config_file, config), root, run_id)
     open_run(root, run_id, resolved, (config_file,) if config_file else ())
     run_stage(instance, run_id, root, resolved, force=force, accept_failures=accept_failures)

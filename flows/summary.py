@@ -14,10 +14,10 @@ from treadle.core.runs import Run, run_exists
 from treadle.core.stage import Instance
 from treadle.flows.figures_view import estimate_view, figures_view, report_view, sentences_view
 from treadle.flows.render import console, plan_table, run_options
-from treadle.tasks.catalog import semantic_of
 from treadle.tasks.config import TreadleConfig
 from treadle.tasks.estimate import estimates
 from treadle.tasks.plan import changed_keys, keys_set, plan
+from treadle.tasks.running import semantic_for
 from treadle.tasks.stage_report import stage_report
 
 
@@ -154,7 +154,7 @@ def print_plan(
     console().print(plan_table(steps))
     for estimate in expected:
         console().print("\n", estimate_view(estimate), sep="", end="")
-    changed, refused = changed_keys(config, semantic_of(config, run.info if run else None), root, run_id)
+    changed, refused = changed_keys(config, semantic_for(run, config) if run else {}, root, run_id)
     if changed is None:
         _print_keys("keys that are set (--json prints all):", keys_set(config))
     elif changed:

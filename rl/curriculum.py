@@ -7,7 +7,7 @@ them. Documented in docs/behaviour/curriculum.md.
 from __future__ import annotations
 
 import re
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -27,6 +27,7 @@ Sigma = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
 class PhaseRollouts(RolloutOptions):
     """Trajectories that the questions of a phase are selected by; keys as in `rollouts`."""
 
+    role: ClassVar[str] = "policy"
     samples_per_question: int = Field(default=16, ge=1)
     """K: trajectories per question, whose spread decides what is selected."""
     split: Literal["train", "heldout"] | None = "train"

@@ -15,11 +15,10 @@ from treadle.agent.judges.redundancy import redundancy_judge_digest
 from treadle.agent.judges.rules import DEFAULT_SYMBOLIC
 from treadle.agent.role_settings import RoleSettings
 from treadle.agent.rollouts import ROLLOUTS, RolloutOptions, RolloutsSettings
-from treadle.core.config import Section, is_revisable, semantic_dump
+from treadle.core.config import Section, semantic_dump
 from treadle.core.engines.base_model import folder_digest
 from treadle.core.errors import ConfigError
 from treadle.core.llm.config import Sampling
-from treadle.core.records import RunInfo
 from treadle.core.stage import Address, Instance, Stage
 from treadle.datagen.operators import operator_versions
 from treadle.datagen.pools import POOLS_STAGE
@@ -163,22 +162,17 @@ def _check_qualifier(config: TreadleConfig, address: Address, recipe: _Recipe) -
         raise ConfigError(f"{address}: there is one {address.stage} per iteration, so it takes no @{address.qualifier}")
 
 
-def semantic_of(config: TreadleConfig, made: RunInfo | None = None) -> dict[str, Any]:
+def semantic_of(config: TreadleConfig) -> dict[str, Any]:
     """The configuration without operational keys, those inside `overrides` included; what a run is locked to.
 
-    Overrides of revisable sections are left out: a run is not locked to those. The models of the flow are named even
-    where the configuration leaves them to be found, so that one that judges no longer does not become one of them;
-    but not for a run that was `made` without their names.
+    The models of the flow are named even where the configuration leaves them to be found.
     """
     semantic: dict[str, Any] = semantic_dump(config)
-    if config.models and (made is None or made.semantic.get("flow", {}).get("models")):
+    if config.models:
         semantic["flow"]["models"] = list(flow_models(config))
     for text in config.overrides:
         address = Address.parse(text)
-        if is_revisable(TreadleConfig.model_fields[address.stage]):
-            del semantic["overrides"][text]
-        else:
-            semantic["overrides"][text] = semantic_dump(overridden(config, address, table_of(config, address)))
+        semantic["overrides"][text] = semantic_dump(overridden(config, address, table_of(config, address)))
     return semantic
 
 

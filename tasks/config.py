@@ -66,7 +66,7 @@ class TreadleConfig(Section):
     """Phases of reinforcement learning."""
     rollouts: RolloutOptions = RolloutOptions()
     """Stage `rollouts`: how many trajectories, and how they are sampled."""
-    scores: Revisable[ScoresOptions] = ScoresOptions()
+    scores: ScoresOptions = ScoresOptions()
     """Stage `scores`."""
     report: Revisable[ReportSettings] = ReportSettings()
     """Stage `report`."""

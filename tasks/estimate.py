@@ -357,11 +357,16 @@ def _of_record(item: Instance, run: Run) -> _Mean | None:
         metrics = record.metrics
         if record.stage == "pools" and metrics["num_questions"]:
             return _mean(metrics["usage"], metrics["num_questions"], f"measured in {record.address}", "questions")
-        if record.stage == "scores" and metrics.get("usage") and not metrics["num_judgements_missing"]:
+        if record.stage == "scores" and metrics.get("usage") and _is_of_all(metrics):
             return _mean(metrics["usage"], metrics["num_rollouts"], f"measured in {record.address}", "rollouts")
         if record.stage == "rollouts" and metrics["num_rollouts"]:
             return _mean(_usage_of(metrics), metrics["num_rollouts"], f"measured in {record.address}", "rollouts")
     return None
+
+
+def _is_of_all(metrics: Mapping[str, Any]) -> bool:
+    """Whether the usage is that of all judgements; an older version counted only what was not taken over."""
+    return not metrics["num_judgements_missing"] and not metrics.get("num_judgements_reused")
 
 
 def _unlike(address: Address, like: Address) -> tuple[bool, int]:

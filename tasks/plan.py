@@ -93,7 +93,10 @@ def changed_keys(
     if not run_exists(root, run_id):
         return None, False
     run = Run.open(root, run_id)
-    changed = differing_keys(run.config(), config.model_dump(mode="json"))
+    before, now = run.config(), config.model_dump(mode="json")
+    if not before.get("flow", {}).get("models"):
+        now["flow"]["models"] = []  # They were found then, and are the same: see `as_begun`.
+    changed = differing_keys(before, now)
     locked = differing_keys(run.info.semantic, orjson.loads(orjson.dumps(semantic, default=str)), TreadleConfig)
     return changed, bool(locked) and not run.is_untouched()
 

@@ -6,7 +6,7 @@ stops with it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -28,6 +28,7 @@ from treadle.tasks.catalog import flow_addresses, semantic_of
 from treadle.tasks.config import TreadleConfig, overridden
 from treadle.tasks.models import checkpoint_of, flow_models, pool_models, score_models
 from treadle.tasks.phases import flow_phases, sampling_model
+from treadle.tasks.services import with_index_of_services
 
 _CHECK_S = 30.0
 """How long a server may take to answer before a run is made; a slow one is met again in the stage."""
@@ -57,8 +58,8 @@ def resolve_config(
 def open_run(root: str | Path, run_id: str, config: TreadleConfig, configs: Sequence[Path] = ()) -> Run:
     """Make the run, or open it if its configuration would give the same results; raises RunError otherwise.
 
-    Raises ConfigError for a configuration that holds a secret of the environment. Before a run is made, its servers are
-    asked for their models: a wrong name would be locked in with the run.
+    Raises ConfigError for a configuration that holds a secret of the environment. Before a model becomes part of a run,
+    its servers are asked for it: a wrong name would be locked in.
     """
     resolved, given = config.model_dump(mode="json"), "\n".join(map(read_text, configs))
     endpoints = [endpoint for model in config.models.values() for endpoint in model.endpoints]
@@ -68,12 +69,43 @@ def open_run(root: str | Path, run_id: str, config: TreadleConfig, configs: Sequ
     if search.web is not None and search.web.provider is not None:
         named.update(search.web.provider.api_key_envs)
     refuse_secrets((given, *_texts(resolved)), named=named)
-    made = Run.open(root, run_id).info if run_exists(root, run_id) else None
+    made = Run.open(root, run_id) if run_exists(root, run_id) else None
     if made is None:
-        _check_models(config)
-    return Run.create_or_open(
-        root, run_id, resolved, semantic_of(config, made), given, seed=config.seed, schema=TreadleConfig
-    )
+        _check_roles(config)
+    _check_models(config, known=made.info.semantic.get("models", {}) if made is not None else ())
+    semantic = semantic_of(config) if made is None else semantic_for(made, config)
+    return Run.create_or_open(root, run_id, resolved, semantic, given, seed=config.seed, schema=TreadleConfig)
+
+
+def as_begun(config: TreadleConfig, root: str | Path, run_id: str, *, ask: bool = True) -> TreadleConfig:
+    """The configuration with what it leaves open and an existing run was begun with: models of the flow, and the index
+    of search services (see `with_index_of_services`, also for errors)."""
+    config = with_index_of_services(config, root, run_id, ask=ask)
+    if config.flow.models or not run_exists(root, run_id):
+        return config
+    names = _models_of(Run.open(root, run_id))
+    if not names or not config.models.keys() >= set(names):
+        return config
+    return config.model_copy(update={"flow": config.flow.model_copy(update={"models": names})})
+
+
+def semantic_for(run: Run, config: TreadleConfig) -> dict[str, Any]:
+    """`semantic_of`, with the models of the flow unnamed where an older version made the run without their names."""
+    semantic = semantic_of(config)
+    unnamed = not run.info.semantic.get("flow", {}).get("models")
+    if unnamed and tuple(semantic["flow"]["models"]) == _models_of(run):
+        semantic["flow"]["models"] = []
+    return semantic
+
+
+def _models_of(run: Run) -> tuple[str, ...]:
+    """Models of a run's flow, by its own configuration; none where that is of another version."""
+    if named := run.info.semantic.get("flow", {}).get("models"):
+        return tuple(named)
+    try:
+        return flow_models(load_config(TreadleConfig, base=run.config()))
+    except ConfigError:
+        return ()
 
 
 def _texts(tree: Any) -> Iterator[str]:
@@ -87,14 +119,24 @@ def _texts(tree: Any) -> Iterator[str]:
         yield tree
 
 
-def _check_models(config: TreadleConfig) -> None:
+def _check_roles(config: TreadleConfig) -> None:
+    """Raise ConfigError for a model that cannot play a role it has, whatever its server says."""
+    from treadle.agent.opening import check_api
+
+    roles = pool_models(config) if "pools" in config.flow.stages else {}
+    sampled = {"policy": sampling_model(config)} if flow_phases(config, 1) else {}
+    for role, name in (*sampled.items(), *roles.items()):
+        check_api(role, name, config.models[name])
+
+
+def _check_models(config: TreadleConfig, known: Collection[str]) -> None:
     """Raise ConfigError where a server that answers does not serve its model as configured; others may come up.
 
-    And for a model that cannot play a role it has: that is no matter of servers, and said first.
+    Servers of models that the run knows are not asked again.
     """
     import asyncio
 
-    from treadle.agent.opening import AGENT, check_api, check_sampling
+    from treadle.agent.opening import AGENT, check_sampling
     from treadle.core.llm.pool import ModelPool
 
     async def check(name: str, settings: ModelSettings) -> None:
@@ -109,14 +151,11 @@ def _check_models(config: TreadleConfig) -> None:
     roles = pool_models(config) if "pools" in config.flow.stages else {}
     policies = flow_models(config)
     agents = policies if "rollouts" in config.flow.stages else ()
-    sampled = {"policy": sampling_model(config)} if flow_phases(config, 1) else {}
-    for role, name in (*sampled.items(), *roles.items()):
-        check_api(role, name, config.models[name])
     measured = [Address(1, "scores", name) for name in policies] if "scores" in config.flow.stages else []
     used = [*policies, *roles.values(), *(judge for address in measured for judge in score_models(config, address))]
     helper = config.environment.summarizer
     for name in dict.fromkeys((*used, *((helper,) if helper else ()))):
-        if (settings := config.models[name]).endpoints:
+        if name not in known and (settings := config.models[name]).endpoints:
             asyncio.run(check(name, settings))
 
 

@@ -10,10 +10,9 @@ from treadle.core.engines.cache import Notify, quiet
 from treadle.core.runs import Run
 from treadle.core.stage import Address, Instance, Progress
 from treadle.core.worker import has_open_shards, help_instance
-from treadle.tasks.catalog import instance, semantic_of
+from treadle.tasks.catalog import instance
 from treadle.tasks.config import TreadleConfig
-from treadle.tasks.running import with_servers
-from treadle.tasks.services import with_index_of_services
+from treadle.tasks.running import as_begun, semantic_for, with_servers
 
 
 def open_for_work(root: str | Path, run_id: str, address: str, overrides: Sequence[str]) -> tuple[Instance, Run]:
@@ -23,8 +22,8 @@ def open_for_work(root: str | Path, run_id: str, address: str, overrides: Sequen
     """
     run = Run.open(root, run_id)
     config = load_config(TreadleConfig, (), overrides, base=run.config())
-    config = with_index_of_services(config, root, run_id)
-    run.check_config(semantic_of(config, run.info), TreadleConfig)
+    config = as_begun(config, root, run_id)
+    run.check_config(semantic_for(run, config), TreadleConfig)
     return instance(config, Address.parse(address)), run
 
 

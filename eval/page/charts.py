@@ -111,7 +111,7 @@ def _finish_rows(axes: Any, places: Sequence[float], labels: Sequence[str], end:
     axes.set_yticks(places, labels)
     axes.set_ylim(end - 0.45, -0.75)
     axes.spines["left"].set_visible(False)
-    axes.tick_params(axis="y", length=0)
+    axes.tick_params(axis="y", length=0, pad=9)
     _quiet(axes, "x")
 
 

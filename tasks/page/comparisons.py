@@ -10,8 +10,8 @@ from treadle.core.figures import Cell, Figures
 from treadle.core.harmless import one_line
 from treadle.eval.comparison_rows import Side, adjusted, pair_rows
 from treadle.eval.config import ReportSettings
-from treadle.eval.layout import compared_texts, p_text
-from treadle.eval.metrics import AVERAGES, title_of
+from treadle.eval.layout import compared_texts, figure_heading, p_text
+from treadle.eval.metrics import AVERAGES
 from treadle.eval.page.charts import Estimate, interval_chart
 from treadle.eval.page.document import Fold, Part, Section
 from treadle.tasks.page.flips import flips
@@ -120,13 +120,17 @@ def _reported(models: Sequence[Model]) -> list[Row]:
 
 def _across(models: Sequence[Model]) -> list[Row]:
     """Models of different runs: those of the same name, and those without a namesake each with each."""
-    known = [model for model in models if model.rollouts]
-    settings = {model.label: ReportSettings.model_validate(model.report.settings) for model in known}
-    sides = {model.label: Side.of(model.label, model.rollouts, settings[model.label].areas) for model in known}
+    pairs = [
+        (first, second)
+        for first, second in combinations([model for model in models if model.rollouts], 2)
+        if first.source is not second.source and _belong(first, second, models)
+    ]
+    compared = {model.label: model for pair in pairs for model in pair}
+    settings = {label: ReportSettings.model_validate(model.report.settings) for label, model in compared.items()}
+    sides = {label: Side.of(label, model.rollouts, settings[label].areas) for label, model in compared.items()}
     rows: list[Row] = []
-    for first, second in combinations(known, 2):
-        if first.source is not second.source and _belong(first, second, models):
-            rows += pair_rows(sides[first.label], sides[second.label], settings[first.label])
+    for first, second in pairs:
+        rows += pair_rows(sides[first.label], sides[second.label], settings[first.label])
     return adjusted(rows)
 
 
@@ -143,7 +147,7 @@ def _table(title: str, rows: Sequence[Row], *, with_figure: bool) -> Figures:
     names = {row["dataset"] for row in rows}
     body: list[tuple[Cell, ...]] = []
     for row in rows:
-        figure = (title_of(row["figure"]),) if with_figure else ()
+        figure = (figure_heading(row["figure"], in_percent=True),) if with_figure else ()
         flipped: tuple[Cell, ...] = () if with_figure else (len(row["gained"]), len(row["lost"]))
         if flipped and row["dataset"] in AVERAGES and len(names) > 1:
             flipped = ("-", "-")  # said of its data sets

@@ -89,18 +89,17 @@ def latency_section(models: Sequence[Model]) -> list[Section]:
         parts_chart("Mean seconds of a rollout", "seconds", ("model", "tools", "the rest"), bars),
         _table("Seconds of a rollout", ("model",), [((label,), one) for label, one in over_all.items()]),
     ]
-    if len({dataset for datasets in by_model.values() for dataset in datasets}) > 1:
-        rows = [((dataset, label), datasets[dataset]) for dataset, label, datasets in _by_dataset(by_model)]
+    names = dict.fromkeys(name for model in models for name in model.datasets)
+    if len(names) > 1:
+        rows = [
+            ((name, label), datasets[name])
+            for name in names
+            for label, datasets in by_model.items()
+            if name in datasets
+        ]
         title = "Seconds of a rollout by data set"
         parts.append(Fold(title, [_table(title, ("data set", "model"), rows)]))
     return [Section("latency", "Time", _READING, parts)]
-
-
-def _by_dataset(
-    by_model: dict[str, dict[str, Measured]],
-) -> Iterable[tuple[str, str, dict[str, Measured]]]:
-    names = sorted({dataset for datasets in by_model.values() for dataset in datasets})
-    return ((name, label, by_model[label]) for name in names for label in by_model if name in by_model[label])
 
 
 def _measured(source: Source, report: StageRecord) -> dict[str, dict[str, Measured]]:

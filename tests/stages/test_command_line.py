@@ -100,7 +100,10 @@ def test_a_dry_run_says_what_would_be_done_and_does_nothing(desk: Desk) -> None:
     other = desk.treadle("run", "run.toml", "--run", "first", "--dry-run", *changed).succeeded().out
     assert len(re.findall(r"^1/\S+ +reuse +nothing changed$", other, re.MULTILINE)) == 3
     assert re.search(r"^1/report +run +changed: title *$", other, re.MULTILINE)
-    assert "  report.title: 'R' -> 'S'\n" in other and " -> 7\n" in other and "the run refuses" in other
+    assert "  report.title: 'R' -> 'S'\n" in other and " -> 7\n" in other
+    assert "the run refuses" not in other and "flow.models" not in other
+    refused = desk.treadle("run", "run.toml", "--run", "first", "--dry-run", "--set", "seed=5").succeeded().out
+    assert "  seed: 0 -> 5\n" in refused and "the run refuses" in refused
     forced = desk.treadle("run", "--run", "first", "--dry-run", "--force").succeeded().out
     assert len(re.findall(r"^1/\S+ +run +--force$", forced, re.MULTILINE)) == 4
     assert desk.tree() == before

@@ -78,6 +78,9 @@ async def test_a_run_is_judged_again_by_others_and_costs_no_rollout(desk: Desk) 
         assert num_asked and all(row["correct"] for row in desk.rows("r", "1/scores@base", "scores"))
         # The run has them in its configuration now.
         assert all(record["reused"] for record in await again())
+        dry = ("run", "--run", "r", *judge("second", second.url), *judged_by("first", "second"), "--dry-run")
+        told = (await asyncio.to_thread(desk.treadle, *dry)).succeeded().out
+        assert f"{num_asked} judgements are there already" in told and "refuses" not in told
         both = await again(*judge("second", second.url), *judged_by("first", "second"))
         assert (len(asked(first)), len(asked(second))) == (num_asked, num_asked), "only the new one is asked"
         metrics = next(record["metrics"] for record in both if record["stage"] == "scores")
@@ -95,12 +98,13 @@ async def test_a_judge_that_judges_no_longer_does_not_become_an_agent(desk: Desk
             named = (*judge("large", large.url), *judged_by("large"))
             done = await asyncio.to_thread(desk.treadle, "run", "my.toml", "--run", "r", *named)
             done.succeeded()
-            done = await asyncio.to_thread(desk.treadle, "run", "--run", "r", *judged_by())
-            done.failed("flow.models", "choose a new run id", code=1)
-            done = await asyncio.to_thread(
-                desk.treadle, "run", "--run", "r", *judged_by(), "--set", 'flow.models=["base"]'
-            )
-            done.succeeded()
+            done = await asyncio.to_thread(desk.treadle, "run", "--run", "r", *judged_by(), "--json")
+            made = [record["address"] for record in done.succeeded().json()]
+            assert made == ["1/questions", "1/rollouts@base", "1/scores@base", "1/report"]
+            done = await asyncio.to_thread(desk.treadle, "run", "--run", "r", "--set", 'flow.models=["large"]')
+            done.failed("flow.models[0]: 'base' -> 'large'", code=1)
+            # The file that the run was begun with knows nothing of the judge.
+            (await asyncio.to_thread(desk.treadle, "run", "my.toml", "--run", "r")).succeeded()
 
 
 async def test_only_the_judges_of_a_run_may_change(desk: Desk) -> None:

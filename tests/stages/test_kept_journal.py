@@ -86,6 +86,40 @@ def test_a_forced_attempt_that_was_cut_off_goes_on_with_its_own(run: Run) -> Non
     assert CALLS == [0, 1, 1], "number 0 is what the forced attempt had recorded"
 
 
+def test_a_forced_attempt_that_was_killed_at_its_beginning_finds_nothing(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    execute(keeping(count=2), run)
+    with monkeypatch.context() as patch:
+        patch.setattr("treadle.core.execute.open_journal", killed)
+        with pytest.raises(KeyboardInterrupt):
+            execute(keeping(count=2), run, force=True)
+    execute(keeping(count=2), run, force=True)
+    assert CALLS == [0, 1, 0, 1]
+
+
+def test_a_forced_attempt_that_failed_destroys_nothing(run: Run) -> None:
+    def fail(context: StageContext) -> Mapping[str, Any]:
+        raise RolloutsOwed("the judge is down")
+
+    execute(keeping(count=2), run)
+    with pytest.raises(RolloutsOwed):
+        execute(keeping(fail, count=2), run, force=True)
+    execute(keeping(count=3), run)
+    assert CALLS == [0, 1, 2]
+
+
+def test_one_journal_remains(run: Run) -> None:
+    for _ in range(2):
+        execute(keeping(count=2), run, force=True)
+    execute(keeping(count=3), run)
+    names = {key.split("/")[4] for key in run.storage.keys(run.key("journal"))}
+    assert len(names) == 1
+
+
 def test_other_stages_forget_their_journals(run: Run) -> None:
     execute(counting(count=3), run)
     execute(counting(count=5), run)
@@ -108,6 +142,31 @@ def test_a_result_that_lacks_something_is_made_again_until_it_is_whole(run: Run)
     assert not execute(instance, run).reused
     assert execute(instance, run).reused and state_of(instance, run) == "reuse"
     assert numbers_of(run) == [0, 1, 2]
+
+
+def test_gaps_that_cannot_be_filled_yet_leave_the_result_in_force(run: Run) -> None:
+    is_down = [False]
+
+    def gap(context: StageContext) -> Mapping[str, Any]:
+        if is_down and not context.accept_failures:
+            raise RolloutsOwed("the judge is down")
+        context.write("numbers", [{"number": len(is_down)}])
+        return {"missing": len(is_down)}
+
+    instance = keeping(gap)
+    instance = replace(instance, stage=replace(instance.stage, is_whole=lambda metrics: not metrics["missing"]))
+    with pytest.raises(RolloutsOwed):
+        execute(instance, run)
+    execute(instance, run, accept_failures=True)
+    assert execute(instance, run).reused
+    status = run.status(ADDRESS)
+    assert (status.state, status.forced_state) == ("completed", "failed")
+    # With other settings there is no such result.
+    with pytest.raises(RolloutsOwed):
+        execute(replace(instance, settings=instance.settings.model_copy(update={"count": 9})), run)
+    is_down.clear()
+    assert not execute(instance, run).reused and numbers_of(run) == [0]
+    assert execute(instance, run).reused
 
 
 def test_a_stage_that_keeps_its_journal_is_not_divided(run: Run) -> None:

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.given_questions import TOKENIZER
+from support.given_questions import GIVEN, TOKENIZER
 from support.hosted_service import agent_requests, fussy, hosted, turn_of
 from support.rollouts_bench import ANSWER, Bench, corpus
 from support.scripted_server import Fault, Item, RecordedRequest, Reply
 
+from treadle.core.config import load_config
 from treadle.core.errors import BudgetExceeded, ConfigError, RolloutsOwed
+from treadle.core.execute import execute
+from treadle.core.stage import Address
+from treadle.tasks.catalog import instance
+from treadle.tasks.config import TreadleConfig
 
 CHAT = {"api": "chat", "tokenizer": None}
 SEARCH = "<think>s</think><search>moss</search>"
@@ -158,3 +165,21 @@ async def test_sampling_that_a_service_does_not_do_is_refused_before_a_rollout(
         with pytest.raises(ConfigError, match=r"temperature but 1 and no top_p but 1; set that in rollouts\.sampling"):
             await bench.make(service.url, model=CHAT, options={"sampling": sampling})
         assert agent_requests(service) == []
+
+
+async def test_the_rollouts_of_a_phase_are_refused_to_a_service_that_only_chats(bench: Bench) -> None:
+    async with hosted(in_turn) as service:
+        model = {"model": "scripted", "api": "chat", "endpoints": [{"url": service.url}]}
+        environment = {"python": {"enabled": False}, "search": {"enabled": False}}
+        data = {
+            "flow": {"stages": ["rollouts"]},
+            "models": {"base": model},
+            "environment": environment,
+            "overrides": {"1/rollouts@phase-1": {"max_questions": 1}},
+        }
+        phase = instance(load_config(TreadleConfig, data=data), Address.parse("1/rollouts@phase-1"))
+        phase = replace(phase, inputs={**phase.inputs, "questions": (GIVEN,), "checkpoint": ()})
+        with pytest.raises(ConfigError, match='api = "chat" .* this is the policy, which goes on from text') as refusal:
+            await asyncio.to_thread(execute, phase, bench.run)
+        assert "\n" not in str(refusal.value)
+        assert service.requests == []

@@ -197,6 +197,33 @@ async def test_other_settings_ask_nothing_that_was_asked_before(tmp_path: Path) 
         assert back.outputs == first.outputs
 
 
+async def test_what_the_result_in_force_says_is_known_without_its_journal(tmp_path: Path) -> None:
+    made = bench(tmp_path, [answered("r1", "m1", "seven"), called("r2", sample_index=1)])
+    async with server(lambda request: "no" if "wasted" in request.text else "Correct") as scripted:
+        settings = judged_by({"judge": scripted.url}, {"redundancy": {"model": "judge", "votes": 2}})
+        settings["redundancy"] = settings["judges"]["judge"]
+        first = await made.score(settings)
+        num_asked = len(asked(scripted))
+        # As an older version left it.
+        made.run.storage.delete(made.run.key("journal"))
+        settings["options"]["f1_threshold"] = 0.5
+        again = await made.score(settings)
+        assert (len(asked(scripted)), again.reused) == (num_asked, False) and num_asked == 3
+    assert made.rows(again, "judgements") == made.rows(first, "judgements")
+
+
+async def test_votes_that_are_missing_are_not_taken_for_all_of_them(tmp_path: Path) -> None:
+    script: list[Item] = ["yes", Fault.status(500)]
+    async with server(lambda _: script.pop(0) if len(script) > 1 else script[0], "voter") as scripted:
+        made = bench(tmp_path, [called("r1")])
+        settings = voted_by(scripted.url, votes=3, max_error_rate=1.0)
+        await made.score(settings, accept_failures=True)
+        made.run.storage.delete(made.run.key("journal"))
+        script[:] = ["no"]
+        record = await made.score(settings)
+    assert made.rows(record)[0]["votes_no"] == 3
+
+
 async def test_what_was_judged_before_needs_no_judge(tmp_path: Path) -> None:
     made = bench(tmp_path, [answered("r1", "m1", "seven")])
     async with server(says_yes_to("seven")) as scripted:

@@ -55,10 +55,12 @@ class ChattingModel:
         return completion(reply) if isinstance(reply, str) else reply
 
 
-async def play(model: ChattingModel, environment: EnvironmentSettings | None = None, **limits: Any) -> Trajectory:
+async def play(
+    model: ChattingModel, environment: EnvironmentSettings | None = None, *, over_chat: bool = True, **limits: Any
+) -> Trajectory:
     chosen = environment or settings(system_prompt="")
     bounds = RolloutLimits(chosen.turn_limit(), continue_unmarked=chosen.on_unmarked == "continue", **limits)
-    engine = RolloutEngine(model, None, Sampling(max_tokens=100), bounds, chat=model)
+    engine = RolloutEngine(model, None, Sampling(max_tokens=100), bounds, chat=model if over_chat else None)
     tools = {"search": FixedTool("search"), "python": FixedTool("python")}
     return await engine.roll_out(
         ToolEnvironment(chosen, tools), QUESTION, seed=7, deadline=float("inf"), memory=Forgetful()
@@ -107,26 +109,26 @@ def test_no_text_of_a_result_is_ever_the_assistants_and_none_is_lost(pieces: lis
 
 
 @pytest.mark.parametrize(
-    ("before", "answer", "marker"),
+    ("before", "said", "marker"),
     [
-        ("", completion("<think>t</think><search>q"), "</search>"),
-        ("", completion("<think>so <python>print(1)"), "</python>"),
-        ("<answer>\\boxed", completion("{1}"), "</answer>"),
-        ("", completion("<python>'", stop="</answer>"), "</answer>"),
-        ("", completion("<search>q</search>"), ""),
-        ("", completion("<search>q</search> and <search>r"), ""),
-        ("", completion("<search>q", "length"), ""),
-        ("", completion("<search>q", "content_filter"), ""),
-        ("", completion("<think>t"), ""),
-        ("", completion("<result>r"), ""),
-        ("", completion("so it is"), ""),
-        ("", completion(""), ""),
+        ("", ("<think>t</think><search>q",), "</search>"),
+        ("", ("<think>so <python>print(1)",), "</python>"),
+        ("<answer>\\boxed", ("{1}",), "</answer>"),
+        ("", ("<python>'", "stop", "</answer>"), "</answer>"),
+        ("", ("<search>q</search>",), ""),
+        ("", ("<search>q</search> and <search>r",), ""),
+        ("", ("<search>q", "length"), ""),
+        ("", ("<search>q", "content_filter"), ""),
+        ("", ("<think>t",), ""),
+        ("", ("<result>r",), ""),
+        ("", ("so it is",), ""),
+        ("", ("",), ""),
     ],
 )
 def test_a_closing_marker_that_the_service_left_out_is_that_of_the_open_block(
-    before: str, answer: Completion, marker: str
+    before: str, said: tuple[str, ...], marker: str
 ) -> None:
-    assert dropped_stop(before, answer, TOOL_PROTOCOL) == marker
+    assert dropped_stop(before, completion(*said), TOOL_PROTOCOL) == marker
 
 
 async def test_a_model_that_is_to_go_on_is_told_so_by_the_user() -> None:
@@ -156,3 +158,44 @@ async def test_the_budget_of_a_trajectory_is_what_the_service_counted() -> None:
     model = ChattingModel(replies)
     trajectory = await play(model, max_trajectory_tokens=40)
     assert (trajectory.status, model.limits, len(trajectory.calls)) == ("budget", [40, 30], 2)
+
+
+PER_CALL = 3
+"""Tokens that the service counts for as many characters as the call has."""
+BEYOND = SEARCH + "x" * 59 * len(SEARCH)
+"""A call, and 59 times as much beyond it, from a service that does not stop."""
+
+
+def beyond_and_after(tokens: int = 60 * PER_CALL) -> list[Completion]:
+    return [completion(BEYOND, used=(600, tokens)), completion(ANSWER, used=(600 + 2 * PER_CALL, 5))]
+
+
+async def test_what_was_written_beyond_a_call_counts_neither_to_the_budget_nor_to_the_window() -> None:
+    model = ChattingModel(beyond_and_after())
+    trajectory = await play(model, max_trajectory_tokens=50)
+    assert (trajectory.status, trajectory.text) == ("answered", SEARCH + RESULT + ANSWER)
+    assert model.limits == [50, 50 - PER_CALL]
+    model = ChattingModel(beyond_and_after())
+    # Of what the service counted the call's share stands in the next prompt; the result counts by characters.
+    trajectory = await play(model, max_model_len=600 + PER_CALL + len(RESULT) + 9)
+    assert (trajectory.status, model.limits) == ("answered", [100, 9])
+
+
+async def test_hidden_thoughts_beside_a_cut_answer_count_no_more_than_its_kept_characters() -> None:
+    model = ChattingModel(beyond_and_after(10**6))
+    await play(model, max_trajectory_tokens=50)
+    assert model.limits == [50, 50 - len(SEARCH)]
+
+
+class CompletingModel(ChattingModel):
+    """The same over the other route, as text."""
+
+    async def complete(self, request: CompletionRequest, *, session: str, deadline: float) -> Completion:
+        asked = Sampling(max_tokens=request.max_tokens)
+        return await self.chat([], asked, seed=request.seed, session=session, deadline=deadline)
+
+
+async def test_text_that_was_cut_off_leaves_the_window_as_it_was_in_text_mode_too() -> None:
+    model = CompletingModel(beyond_and_after())
+    trajectory = await play(model, over_chat=False, max_model_len=600 + PER_CALL + len(RESULT) + 9)
+    assert (trajectory.status, model.limits) == ("answered", [100, 9])

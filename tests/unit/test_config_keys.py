@@ -28,7 +28,7 @@ from treadle.tasks.catalog import flow_instances, semantic_of
 from treadle.tasks.config import TreadleConfig
 from treadle.tasks.running import open_run
 
-REVISABLE = ("scores", "report")
+REVISABLE = (("scores", "judges"), ("scores", "redundancy"), ("scores", "max_error_rate"), ("report",))
 
 OPERATIONAL = """
 Benchmark.headline DenseSettings.device EncoderSettings.batch_size EncoderSettings.device EncoderSettings.endpoints
@@ -54,8 +54,8 @@ RlOptions.trackers RlOptions.variant
 RolloutOptions.max_concurrent RolloutOptions.max_cost RolloutOptions.max_total_tokens
 RolloutOptions.owed_pause_s RolloutOptions.owed_retries RolloutOptions.shards
 SandboxSettings.interpreter SandboxSettings.max_running SandboxSettings.pool_size SandboxSettings.start_timeout_s
-ScoresOptions.judgement_time_s ScoresOptions.max_concurrent ScoresOptions.max_cost ScoresOptions.max_error_rate
-ScoresOptions.max_total_tokens ScoresOptions.owed_pause_s ScoresOptions.owed_retries ScoresOptions.symbolic_workers
+ScoresOptions.judgement_time_s ScoresOptions.max_concurrent ScoresOptions.max_cost ScoresOptions.max_total_tokens
+ScoresOptions.owed_pause_s ScoresOptions.owed_retries ScoresOptions.symbolic_workers
 SearchSettings.cache_folder SearchSettings.corpus SearchSettings.index_folder SearchSettings.num_threads
 ServiceClientSettings.connect_timeout_s ServiceClientSettings.endpoints ServiceClientSettings.max_response_bytes
 ServiceClientSettings.request_timeout_s ServiceClientSettings.retry_limit ServiceClientSettings.start_wait_s
@@ -295,7 +295,7 @@ def try_keys(tmp_path: Path, run_id: str, base: TreadleConfig, tried: dict[str, 
             assert run.info.semantic == as_read_back(semantic_of(config))
             made = fingerprints(config)
             changed_here = {address.split("@")[0] for address in made if made[address] != usual[address]}
-            if key.place[0] in REVISABLE and not is_operational(key.field):
+            if any(key.place[: len(place)] == place for place in REVISABLE) and not is_operational(key.field):
                 tried[key.name] = "revised"
                 # Without judges their settings decide nothing.
                 assert changed_here <= {"1/scores", "1/report"}, f"{key.name} would make other results anew"

@@ -36,6 +36,37 @@ REFUSALS: list[tuple[int, Any, tuple[str, ...]]] = [
     (200, {"choices": [{"message": {"content": "'stop' is not supported"}}]}, ()),
 ]
 
+BODY = orjson.loads(chat_body("m", MESSAGES, Sampling(max_tokens=1), 3, ("</end>",), chat_only=True))
+ECHO = orjson.dumps(BODY).decode()
+WARM = "Unsupported value: 'temperature' does not support 0.5."
+SEED = {"type": "extra_forbidden", "loc": ["body", "seed"], "msg": "Extra inputs are not permitted", "input": 3}
+POINTED: list[tuple[Any, tuple[str, ...]]] = [
+    # The key that the reply points to counts, whatever its words and its other complaints name.
+    ({"error": {"message": f"{WARM} Nor 'stop', 'seed' and top_p.", "param": "temperature"}}, ("temperature",)),
+    ({"detail": [SEED, {"type": "less_than", "loc": ["body", "top_p"], "msg": "Be less than 'stop'"}]}, ("seed",)),
+    ({"object": "error", "message": {"detail": [SEED]}, "param": None}, ("seed",)),
+    ({"detail": [SEED | {"loc": ["body", "stop", "list[str]"]}, SEED]}, ("stop", "seed")),
+    ({"error": {"message": LIMIT + " Not 'stop'.", "param": "max_tokens"}}, ("max_tokens",)),
+    ({"error": {"message": "Unsupported: no 'stop' here", "param": "messages"}}, ()),
+    # Where it points nowhere, its words do.
+    ({"error": {"message": WARM, "param": None}}, ("temperature",)),
+    ({"error": {"message": WARM, "param": "None"}}, ("temperature",)),
+    ({"error": {"message": WARM, "param": {"of": ["chat"]}}}, ("temperature",)),
+    # A request that it repeats names nothing.
+    ({"error": {"message": WARM}, "request": BODY}, ("temperature",)),
+    ({"error": {"message": WARM, "param": "temperature"}, "body": BODY}, ("temperature",)),
+    ({"detail": [SEED | {"input": BODY}]}, ("seed",)),
+    ({"message": f"{WARM} You sent {ECHO}."}, ("temperature",)),
+    ({"message": f"You sent {BODY!r}. {WARM}"}, ("temperature",)),
+    ({"message": f"Error - {{'error': {{'message': \"{WARM}\"}}, 'request': {BODY!r}}}"}, ("temperature",)),
+    ({"message": f"{WARM} You sent {ECHO[:-9]}"}, ("temperature",)),
+    ({"error": {"message": f"{WARM} Nor 'stop'. You sent {ECHO[:-9]}", "param": "temperature"}}, ("temperature",)),
+    ({"message": f"Unknown request {ECHO}"}, ()),
+    # What only looks like one is a list of complaints.
+    ({"messages": [WARM]}, ("temperature",)),
+]
+REFUSALS += [(400, reply, keys) for reply, keys in POINTED]
+
 
 @pytest.mark.parametrize(("status", "reply", "keys"), REFUSALS)
 def test_a_refusal_names_the_keys_that_can_be_done_without(status: int, reply: Any, keys: tuple[str, ...]) -> None:
@@ -75,6 +106,19 @@ async def test_the_preflight_finds_what_a_service_refuses_and_no_later_request_h
             await pool.chat(MESSAGES, tight, seed=3, session="", deadline=deadline)
     # One request for each key that it refuses and one that is answered, if only by "too few tokens".
     assert (len(asked), probes, len(server.requests)) == (4, 5, 7)
+
+
+async def test_a_refusal_that_repeats_the_request_costs_no_key_that_was_not_meant() -> None:
+    def warm_only(request: RecordedRequest) -> Item:
+        if request.body.get("temperature", 1) == 1:
+            return "ok"
+        return Fault.status(400, f"{WARM} Request: {orjson.dumps(request.body).decode()}")
+
+    async with (
+        ScriptedServer(warm_only, chat_only=True) as server,
+        ModelPool("judge", settings(server, api="chat")) as pool,
+    ):
+        assert (await pool.check()).refused_keys == ("temperature",)
 
 
 async def test_two_services_of_a_model_are_asked_without_what_either_refuses() -> None:

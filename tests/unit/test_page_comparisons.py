@@ -178,7 +178,7 @@ def test_every_figure_is_shown_of_every_data_set(tmp_path: Path) -> None:
         table = page.table("headline", f"{name} [95 %]")
         assert table.row("F1 as published, %")["m"].startswith(f"{page_value} [")
         text = markdown.partition(f"### {name}\n")[2].partition("###")[0]
-        assert f"{value} \\[" in next(line for line in text.splitlines() if line.startswith("| F1 as published "))
+        assert f"{value} [" in next(line for line in text.splitlines() if line.startswith("| F1 as published "))
         titles = {row[0].removesuffix(", %") for row in table.rows[1:]}
         assert titles == {title_of(figure) for figure in FIGURES}
         assert all(f"\n| {title} " in text for title in titles)

@@ -214,6 +214,11 @@ def test_other_judges_and_other_treatment_of_what_they_do_not_say_are_told(tmp_p
         "answers that no judge could be read on are left out of the first alone"
     }
     assert notes("kept", kept, kept) == {None}
+    by_f1 = {"scorer": "qa_f1", "correct": True, "score": 0.6, "f1": 0.6}
+    strict = by_f1 | {"correct": False, "score": 0.7, "f1": 0.7}
+    told = "an F1 of 0.600 is right for the first, one of 0.700 is not for the second"
+    assert notes("strict", by_f1, strict) == {told}
+    assert notes("possible", by_f1, strict | {"f1": 0.5}) == {None}
 
 
 def test_a_judged_answer_of_another_domain_does_not_hide_that_rules_decided(tmp_path: Path) -> None:

@@ -213,6 +213,24 @@ def test_times_are_of_what_was_measured_from_its_begin_to_its_end(agent: PageRea
     assert "agent: model 2.25, tools 1.12, the rest 1.12 seconds" in agent.text("latency")
 
 
+def test_times_and_verdicts_are_told_of_each_data_set(tmp_path: Path) -> None:
+    """Of `a` 1 and 3 seconds, of `b` 20; over all rollouts 8."""
+    rows = [
+        *scores("m", [True, False], dataset="a"),
+        *scores("m", [False], dataset="b", status=["limit"], scorer=["status"]),
+    ]
+    times = [(1.0, 0.5, 0.0), (3.0, 1.5, 1.0), (20.0, 19.0, 0.5)]
+    page = PageReader(report_page([counted_run(tmp_path, "run", [Scored(rows, times)])]))
+    check(page.table("latency", "Seconds of a rollout").row("m"), {"rollouts": "3", "mean": "8.00", "in model": "7.00"})
+    # the fold of the data sets says its title, its table none
+    by_dataset = page.table("latency", "Seconds of a rollout by data set")
+    check(by_dataset.row("a", "m"), {"rollouts": "2", "mean": "2.00", "median": "2.00", "in tools": "0.500"})
+    check(by_dataset.row("b", "m"), {"rollouts": "1", "mean": "20.0", "95th percentile": "20.0", "in model": "19.0"})
+    verdicts = page.table("decided", "Verdicts", number=1)
+    check(verdicts.row("a", "m"), {"rollouts": "2", "by rules": "2", "no answer": "0"})
+    check(verdicts.row("b", "m"), {"rollouts": "1", "by rules": "0", "no answer": "1"})
+
+
 def test_who_decided_is_counted_by_rules_and_judges(agent: PageReader) -> None:
     """Of seven answers three by judges, three by rules, of which one because judges disagreed; one judge's reply could
     not be read."""

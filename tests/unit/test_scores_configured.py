@@ -139,7 +139,7 @@ def test_judges_are_estimated_in_calls_and_money_before_any_is_asked() -> None:
     assert found.cost == pytest.approx(
         sum(role.prompt_tokens * 1e-6 + role.completion_tokens * 2e-6 for role in found.roles)
     )
-    assert len(found.assumptions) == 3
+    assert len(found.assumptions) == 2
     assert estimate(config({}, rollouts={"max_questions": 50})) is None
 
 

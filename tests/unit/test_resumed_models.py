@@ -1,0 +1,87 @@
+"""Models of a run that is resumed: judges come and go, the agents stay those that it was begun with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from treadle.core.config import load_config
+from treadle.core.errors import RunError
+from treadle.core.runs import Run
+from treadle.core.stage import Address
+from treadle.tasks.catalog import flow_addresses, semantic_of
+from treadle.tasks.config import TreadleConfig
+from treadle.tasks.running import as_begun, open_run
+
+MODELS: dict[str, Any] = {name: {"model": name} for name in ("a", "b")}
+
+
+def config(**tables: Any) -> TreadleConfig:
+    alone = {"environment": {"search": {"enabled": False}}}
+    return load_config(TreadleConfig, data={"models": MODELS, **alone, **tables})
+
+
+def begin(root: Path, made: TreadleConfig, *, unnamed: bool = False) -> Run:
+    """A run at which work has begun; `unnamed`: by a version that did not name the models of the flow."""
+    semantic = semantic_of(made)
+    if unnamed:
+        semantic["flow"]["models"] = []
+    run = Run.create(root, "r", made.model_dump(mode="json"), semantic)
+    run.storage.put(run.key("journal/1/rollouts@a/f/00000001.journal"), b"")
+    return run
+
+
+def agents(root: Path, resumed: TreadleConfig) -> list[str | None]:
+    """Those of the run when it is resumed with a configuration."""
+    resumed = as_begun(resumed, root, "r", ask=False)
+    open_run(root, "r", resumed)
+    return [address.qualifier for address in flow_addresses(resumed) if address.stage == "rollouts"]
+
+
+JUDGED_BY_A = {"scores": {"judges": {"models": ["a"]}}}
+MORE = {"models": {**MODELS, "c": {"model": "c"}}}
+
+
+@pytest.mark.parametrize("unnamed", [False, True])
+@pytest.mark.parametrize("change", [{}, JUDGED_BY_A, MORE, {**MORE, "scores": {"judges": {"models": ["c"]}}}])
+def test_the_agents_of_a_run_stay(tmp_path: Path, change: dict[str, Any], unnamed: bool) -> None:
+    begin(tmp_path, config(), unnamed=unnamed)
+    assert agents(tmp_path, config(**change)) == ["a", "b"]
+    assert agents(tmp_path, config()) == ["a", "b"]
+
+
+@pytest.mark.parametrize("unnamed", [False, True])
+def test_a_judge_that_judges_no_longer_stays_no_agent(tmp_path: Path, unnamed: bool) -> None:
+    begin(tmp_path, config(**JUDGED_BY_A), unnamed=unnamed)
+    assert agents(tmp_path, config()) == ["b"]
+
+
+@pytest.mark.parametrize("unnamed", [False, True])
+def test_other_agents_are_refused(tmp_path: Path, unnamed: bool) -> None:
+    begin(tmp_path, config(), unnamed=unnamed)
+    for models in (["a"], ["b", "a"], ["a", "b", "c"]):
+        with pytest.raises(RunError, match="flow.models"):
+            agents(tmp_path, config(**MORE, flow={"models": models}))
+    with pytest.raises(RunError, match=r"flow.models|models\.b"):
+        agents(tmp_path, config(models={"a": {"model": "a"}}))
+
+
+def test_a_model_that_is_named_again_is_what_it_was(tmp_path: Path) -> None:
+    begin(tmp_path, config(**MORE, flow={"models": ["a", "b"]}))
+    named = {"flow": {"models": ["a", "b"]}}
+    with pytest.raises(RunError, match=r"models\.c\.model"):
+        agents(tmp_path, config(models={**MODELS, "c": {"model": "another"}}, **named))
+    assert agents(tmp_path, config(**named)) == ["a", "b"]
+
+
+def test_rules_that_phases_are_scored_by_are_locked(tmp_path: Path) -> None:
+    begin(tmp_path, config())
+    for scores in ({"f1_threshold": 0.5}, {"symbolic": False}):
+        with pytest.raises(RunError, match="choose a new run id"):
+            agents(tmp_path, config(scores=scores))
+    address = "1/scores@a"
+    assert str(Address.parse(address)) in {str(one) for one in flow_addresses(config())}
+    with pytest.raises(RunError, match="choose a new run id"):
+        agents(tmp_path, config(overrides={address: {"f1_threshold": 0.5}}))
