@@ -6,12 +6,12 @@ Answers are untrusted: whatever they hold ends in hits within bounds, or in a `F
 from __future__ import annotations
 
 import html
-import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import Any
-from urllib.parse import urlencode
+from urllib.parse import unquote, urlencode
 
 import orjson
 
@@ -27,6 +27,8 @@ MAX_TITLE_CHARS = 500
 MAX_SNIPPET_CHARS = 5_000
 MAX_URL_CHARS = 2_048
 _MAX_LABEL_CHARS = 200
+_MAX_PARTS = 50_000
+"""Lists and objects of an answer: more of them are read in one go of 0.1 s and more, in which no other thread runs."""
 
 _OWN_URLS = {
     "serper": "https://google.serper.dev/search",
@@ -43,6 +45,10 @@ _SPENT = re.compile(
 )
 _KEY_REFUSED = re.compile(r"subscription_token_invalid|subscription_not_found|invalid api key", re.IGNORECASE)
 _TAG = re.compile(r"</?strong>")
+# An escape of a JSON text, in group 1 one of half a character.
+_ESCAPE = re.compile(rb"\\(?:u[dD][89abAB]..\\u[dD][c-fC-F]..|(u[dD][89a-fA-F]..)|.)", re.DOTALL)
+_MAX_READINGS = 4
+"""As what a text is looked at in search of a key: as it is, unquoted, unquoted twice, ..."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,8 +140,9 @@ def organic_hits(answer: Any) -> tuple[WebHit, ...] | None:
             return () if is_answer else None
     if not isinstance(found, list) or not all(isinstance(item, dict) for item in found):
         return None
-    hits = (_hit(item) for item in found)
-    return tuple([hit for hit in hits if hit is not None][:MAX_HITS])
+    # No more are made than are kept: an answer may list a hundred thousand.
+    hits = filter(None, map(_hit, found))
+    return tuple(islice(hits, MAX_HITS))
 
 
 def _at(value: Any, path: tuple[str, ...]) -> Any:
@@ -173,14 +180,35 @@ def _plain(text: str) -> str:
 
 
 def _parsed(data: bytes) -> Any:
+    if data.count(b"[") + data.count(b"{") > _MAX_PARTS:
+        raise Failure("malformed", f"the answer has more than {_MAX_PARTS:,} parts")
     try:
         return orjson.loads(data)
     except orjson.JSONDecodeError:
         pass
-    try:  # a lone surrogate in one title must not cost the whole answer
-        return json.loads(data)
-    except (ValueError, RecursionError):
+    try:  # half a character in one title must not cost the whole answer
+        return orjson.loads(_ESCAPE.sub(_whole, data))
+    except orjson.JSONDecodeError:
         raise Failure("malformed", "the answer is not JSON") from None
+
+
+def _whole(escape: re.Match[bytes]) -> bytes:
+    return b"\\ufffd" if escape[1] else escape[0]
+
+
+def repeats_key(hits: Iterable[WebHit], key: str) -> bool:
+    """Whether hits hold the key that they were asked with, as it is or as addresses and HTML spell it."""
+    texts = (text for hit in hits for text in (hit.title, hit.url, hit.snippet, hit.site_name, hit.date))
+    return any(key.casefold() in spelled.casefold() for text in texts for spelled in _readings(text))
+
+
+def _readings(text: str) -> Iterator[str]:
+    for _ in range(_MAX_READINGS):
+        yield clean_line(text)
+        read = html.unescape(unquote(text))
+        if read == text:
+            return
+        text = read
 
 
 def failure_of(status: int, headers: Mapping[str, str], data: bytes) -> Failure:

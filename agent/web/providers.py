@@ -18,10 +18,10 @@ from yarl import URL
 
 from treadle.agent.web.config import ProviderSettings
 from treadle.agent.web.key_ring import Key, KeyRing
-from treadle.agent.web.provider_requests import failure_of, hits_of, provider_name, request_of
+from treadle.agent.web.provider_requests import failure_of, hits_of, provider_name, repeats_key, request_of
 from treadle.agent.web.types import Language, WebHit
 from treadle.core.errors import ToolError
-from treadle.core.llm.client import HttpClient
+from treadle.core.llm.client import KEY_MARK, SHORTEST_SECRET, HttpClient
 from treadle.core.llm.wire import Failure
 from treadle.retriever.client import SearchUnavailable
 
@@ -59,7 +59,7 @@ class Provider(Protocol):
 @dataclass(frozen=True)
 class _Connection:
     connect_timeout_s: float = 10.0
-    max_response_bytes: int = 8 << 20
+    max_response_bytes: int = 1 << 20
 
 
 class WebProvider:
@@ -152,13 +152,14 @@ class WebProvider:
                     status, said, data = await self._http.post(url, request.body, headers, secret=key.value)
                 else:
                     status, said, data = await self._http.get(url, headers, secret=key.value)
+                if status != 200:
+                    raise failure_of(status, said, data)
+                # In a thread: an answer of so many bytes can take more of the event loop's time than others can wait.
+                return await asyncio.to_thread(_hits, self._settings, data, key.value)
         except TimeoutError:
             if limit_s == left_s:
                 raise SearchUnavailable(f"{self.name} did not answer in time") from None
             raise Failure("timeout", f"no answer in {limit_s:g} s") from None
-        if status != 200:
-            raise failure_of(status, said, data)
-        return hits_of(self._settings, data)
 
     async def _await_turn(self, deadline: float, last: str) -> None:
         """Let one request start per 1 / max_queries_per_s."""
@@ -174,6 +175,23 @@ class WebProvider:
         if self._now() + seconds >= deadline:
             raise SearchUnavailable(f"{self.name} does not answer; {last}")
         await self._sleep(max(seconds, 0.0))
+
+
+def _hits(settings: ProviderSettings, data: bytes, key: str) -> tuple[WebHit, ...]:
+    """See `hits_of`; a Failure too where the key is in them: the client knows it only as it was sent, before parsing.
+
+    Hits are kept on record, shown to models and exported.
+    """
+    failed, hits = None, ()
+    try:
+        hits = hits_of(settings, data)
+    except Failure as failure:
+        failed = Failure(failure.kind, str(failure).replace(key, KEY_MARK.decode()) if key else str(failure))
+    if failed is not None:  # Not in the handler: tracebacks show the whole chain.
+        raise failed
+    if len(key) >= SHORTEST_SECRET and repeats_key(hits, key):
+        raise Failure("malformed", "the answer repeats the key that it was asked with")
+    return hits
 
 
 def _loop_time() -> float:

@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import Callable
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs, quote, urlsplit
 
 import pytest
 from support.web_servers import Page, Request, Site
 
-from treadle.agent.web import provider_requests
+from treadle.agent.web import provider_requests, providers
 from treadle.agent.web.config import ProviderSettings
+from treadle.agent.web.passages import clean_line
 from treadle.agent.web.provider_requests import MAX_HITS, failure_of, hits_of, provider_name, request_of
 from treadle.agent.web.providers import EMPTY_TRIES, QUOTA_REST_S, RATE_REST_S, WebProvider
 from treadle.agent.web.types import WebHit
@@ -163,6 +165,7 @@ def test_nothing_found_while_engines_are_silent_is_one() -> None:
     [
         b"", b"<html>", b"[]", b"null", b"3", b'{"organic": 3}', b'{"organic": ["text"]}', b'{"web": []}', b"{}",
         b'{"organic": [{"link": "https://e.org"}', b"[" * 100_000, b"\xff\xfe", b'{"message": "hello"}',
+        b'{"organic": [], "results": [], "more": [' + b"[]," * 50_000 + b"[]]}",
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("settings", [SERPER, BRAVE, BING, SEARXNG], ids=lambda settings: str(settings.type))
@@ -186,10 +189,24 @@ def test_hits_are_cut_to_bounds_and_cleaned() -> None:
     assert hits[1].url == "https://e.org/0"
 
 
+def test_no_more_hits_are_made_than_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = list[str]()
+
+    def noted(text: str) -> str:
+        made.append(text)
+        return clean_line(text)
+
+    monkeypatch.setattr(provider_requests, "clean_line", noted)
+    items = [{"link": f"https://e.org/{i}", "title": str(i)} for i in range(5_000)]
+    assert len(hits_of(SERPER, json.dumps({"organic": items}).encode())) == len(made) == MAX_HITS
+
+
 def test_half_a_character_in_one_title_costs_no_answer() -> None:
     (hit,) = hits_of(SERPER, b'{"organic": [{"title": "a\\ud800b", "link": "https://e.org", "snippet": "s"}]}')
-    hit.title.encode()
-    assert hit.snippet == "s"
+    assert (hit.title, hit.snippet) == ("ab", "s")
+    data = b'{"organic": [{"title": "\\udc00 \\ud83d\\ude00 \\\\ud800 \\"\\ud800", "link": "https://e.org"}]}'
+    (hit,) = hits_of(SERPER, data)
+    assert hit.title == '\U0001f600 \\ud800 "'
 
 
 @pytest.mark.parametrize(
@@ -481,6 +498,69 @@ async def test_a_key_that_the_provider_repeats_is_not_passed_on(
             await found(asked)
         assert KEY in str(site.requests[0].headers)
         assert KEY not in str(caught.value) + caplog.text + repr(caught.value.__context__)
+
+
+SPELLINGS: dict[str, Callable[[str], str]] = {
+    "plain": str,
+    "escaped letters": lambda key: "".join(f"\\u{ord(char):04x}" for char in key),
+    "entities": lambda key: key.replace("/", "&#x2F;").replace("s", "&#115;"),
+    "percent": lambda key: quote(key, safe="").replace("s", "%73"),
+    "percent twice": lambda key: quote(quote(key, safe=""), safe=""),
+    "capitals": lambda key: key.upper(),
+    "divided by what is not seen": lambda key: key[:5] + "\u200b" + key[5:],
+}
+
+
+@pytest.mark.parametrize("field", ["title", "link", "snippet", "source", "date"])
+@pytest.mark.parametrize("spelling", SPELLINGS)
+async def test_a_key_in_another_spelling_becomes_no_hit(spelling: str, field: str) -> None:
+    key = "sk-AbCd/12+34=567890xyz"
+    hit = {"link": "https://e.org/", "title": "t", field: "https://e.org/KEY"}
+    with Site({"/search": Page(json.dumps({"organic": [hit]}).replace("KEY", SPELLINGS[spelling](key)))}) as site:
+        settings = ProviderSettings(type="serper", url=site.url("/search"), api_key_envs=("K",), retry_limit=0)
+        asked = WebProvider(settings, environ={"K": key}, clock=Day())
+        with pytest.raises(SearchUnavailable, match="repeats the key") as caught:
+            await found(asked)
+    assert key not in str(caught.value)
+
+
+async def test_a_key_in_what_is_said_of_an_answer_is_masked() -> None:
+    said = "".join(f"\\u{ord(char):04x}" for char in KEY)
+    with Site({"/search": Page('{"results": [], "unresponsive_engines": ["' + said + '"]}')}) as site:
+        settings = ProviderSettings(type="searxng", url=site.url("/"), api_key_envs=("KEY_A",), retry_limit=0)
+        with pytest.raises(SearchUnavailable, match=r'engines did not answer: \["\[key\]"\]') as caught:
+            await found(WebProvider(settings, environ=ENVIRON, clock=Day()))
+    error: BaseException | None = caught.value
+    while error is not None:
+        assert KEY not in str(error)
+        error = error.__context__
+
+
+async def test_answers_are_read_beside_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads = list[threading.Thread]()
+
+    def noted(settings: ProviderSettings, data: bytes) -> tuple[WebHit, ...]:
+        threads.append(threading.current_thread())
+        return hits_of(settings, data)
+
+    monkeypatch.setattr(providers, "hits_of", noted)
+    with Site({"/search": GOOD}) as site:
+        assert await found(provider(site, Day())) == (TOWER,)
+    assert len(threads) == 1 and threads[0] is not threading.main_thread()
+
+
+async def test_an_answer_has_a_mebibyte_at_most() -> None:
+    whole = json.dumps({**ANSWERS["serper"][1], "more": ""})
+    for num_bytes, is_taken in ((1 << 20, True), ((1 << 20) + 1, False)):
+        answer = whole.replace('"more": "', '"more": "' + "x" * (num_bytes - len(whole)))
+        assert len(answer) == num_bytes
+        with Site({"/search": Page(answer)}) as site:
+            asked = found(provider(site, Day(), retry_limit=0))
+            if is_taken:
+                assert await asked == (TOWER,)
+            else:
+                with pytest.raises(SearchUnavailable, match="larger than 1048576 bytes"):
+                    await asked
 
 
 async def test_a_variable_without_a_key_is_named() -> None:
