@@ -22,7 +22,7 @@ from urllib.parse import quote
 import orjson
 
 from treadle.agent.web.keys import loose_key, page_key, search_key
-from treadle.agent.web.passages import clean, clean_line, language_of
+from treadle.agent.web.passages import clean_beginning, clean_line, language_of
 from treadle.agent.web.provider_requests import organic_hits
 from treadle.agent.web.types import Entry, PageEntry, SearchEntry, Unfetchable
 from treadle.agent.web.urls import checked_url
@@ -33,6 +33,10 @@ from treadle.retriever.index import MAX_QUERY_CHARS
 
 MAX_FILE_BYTES = 2 << 30
 """A JSON file is held whole, so a larger one is refused."""
+MAX_TABLE_CHARS = MAX_FILE_BYTES
+"""Characters of all values of a table; a few bytes of a file can stand for many of them."""
+MAX_VALUE_BYTES = 8 << 20
+"""Of one value of a table."""
 MAX_TEXT_CHARS = 50_000
 _SQLITE_MAGIC = b"SQLite format 3\0"
 _SHOWN_CHARS = 80
@@ -156,11 +160,21 @@ def _sqlite_rows(path: Path) -> Iterator[tuple[str, Any]]:
     try:
         with contextlib.closing(sqlite3.connect(address, uri=True)) as connection:
             connection.execute("PRAGMA trusted_schema = OFF")
+            connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MAX_VALUE_BYTES)
+            connection.text_factory = lambda text: text.decode("utf-8", "replace")
             table, columns = _table(connection, path)
             chosen = ", ".join(f'"{name}"' for name in columns)
+            num_chars = 0
             for row in connection.execute(f'SELECT {chosen} FROM "{table}"'):
+                num_chars += sum(len(value) for value in row if isinstance(value, str | bytes))
+                if num_chars > MAX_TABLE_CHARS:
+                    raise DataError(
+                        f"{path} holds more than {MAX_TABLE_CHARS:,} characters, all that is read of a table: part it"
+                    )
                 values = dict(zip(columns, row, strict=True))
                 yield str(values.pop("key")), values
+    except sqlite3.DataError:
+        raise DataError(f"{path} cannot be read: one of its values has more than {MAX_VALUE_BYTES:,} bytes") from None
     except sqlite3.Error as error:
         raise DataError(f"{path} cannot be read as SQLite: {one_line(str(error))}") from None
 
@@ -198,7 +212,7 @@ def _page(address: str, value: Any, recorded_at: str) -> PageEntry | Skipped:
         url = str(checked_url(address))
     except Unfetchable as error:
         return Skipped(address, f"its address cannot be used: {error.detail}")
-    if not isinstance(value, str) or not (text := clean(_sound(value))[:MAX_TEXT_CHARS]):
+    if not isinstance(value, str) or not (text := clean_beginning(_sound(value), MAX_TEXT_CHARS)):
         return Skipped(address, "its page is no text")
     return PageEntry(
         page_key(url), url, recorded_at, final_url=url, text=text, media_type="text/plain", reader=IMPORTED
@@ -211,7 +225,7 @@ def _search(query: str, value: Any, recorded_at: str) -> SearchEntry | Skipped:
     if isinstance(value, str):
         parsed = _loaded(value) if value.lstrip()[:1] in ("{", "[") else None
         if organic_hits(parsed) is None:
-            if not (text := clean(_sound(value))[:MAX_TEXT_CHARS]):
+            if not (text := clean_beginning(_sound(value), MAX_TEXT_CHARS)):
                 return Skipped(query, "its result is empty")
             return SearchEntry(key, query, language, IMPORTED, (), recorded_at, text)
         value = parsed

@@ -70,7 +70,7 @@ def clean_beginning(text: str, num_chars: int) -> str:
         cleaned = clean(text[:looked_at])
         if len(cleaned) >= num_chars or looked_at >= min(len(text), 16 * num_chars):
             return cleaned[:num_chars].rstrip()
-        looked_at += max(2 * (num_chars - len(cleaned)), num_chars // 10)
+        looked_at += max(2 * (num_chars - len(cleaned)), looked_at)
 
 
 def _few_marks(text: str) -> str:

@@ -182,7 +182,8 @@ def _hits(settings: ProviderSettings, data: bytes, key: str) -> tuple[WebHit, ..
 
     Hits are kept on record, shown to models and exported.
     """
-    failed, hits = None, ()
+    hits: tuple[WebHit, ...] = ()
+    failed = None
     try:
         hits = hits_of(settings, data)
     except Failure as failure:

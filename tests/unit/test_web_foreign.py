@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from treadle.agent.web import foreign, passages
 from treadle.agent.web.foreign import Skipped, gather, moment_of, read_search_cache
 from treadle.agent.web.keys import loose_key, page_key, search_key
 from treadle.agent.web.types import Entry, PageEntry, SearchEntry, WebHit
@@ -181,6 +182,51 @@ def test_a_sqlite_file_without_such_a_table_or_a_damaged_one_is_refused(tmp_path
     damaged = written(tmp_path, b"SQLite format 3\0" + b"\xff" * 500, "damaged.db")
     with pytest.raises(DataError, match="SQLite"):
         list(read_search_cache(damaged))
+
+
+def test_a_text_of_many_marks_or_blanks_is_read_to_its_bounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cleaned = list[int]()
+
+    def noted(text: str) -> str:
+        cleaned.append(len(text))
+        return passages_clean(text)
+
+    passages_clean = passages.clean
+    monkeypatch.setattr(passages, "clean", noted)
+    long = {"https://e.org/": " " * 10_000_000 + "late", "q": "word " * 400_000, "z": "a" + "\u0315\u0300" * 500_000}
+    found = list(read_search_cache(written(tmp_path, long)))
+    assert isinstance(found[0], Skipped) and "no text" in found[0].why
+    assert [len(item.text) for item in found[1:] if not isinstance(item, Skipped)] == [49_999, 30]
+    # Of what is thrown away most is not looked at.
+    assert max(cleaned) <= 2 * 16 * 50_000
+
+
+def test_a_value_that_is_no_text_costs_no_other(tmp_path: Path) -> None:
+    path = sqlite_cache(tmp_path / "cache.db", [("a", "fine", 1e9, 1)])
+    with sqlite3.connect(path) as connection:
+        connection.execute("INSERT INTO \"the \"\"cache\" VALUES ('b', CAST(x'ff41' AS TEXT), 1e9, 1)")
+    connection.close()
+    assert [entry.text for entry in entries(path)] == ["fine", "A"]
+
+
+def test_a_small_file_that_stands_for_a_large_table_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def bomb(name: str, num_rows: int, num_chars: int) -> Path:
+        path = tmp_path / name
+        with sqlite3.connect(path) as connection:
+            connection.execute("CREATE TABLE cache (key TEXT)")
+            connection.executemany("INSERT INTO cache VALUES (?)", ((f"q{row}",) for row in range(num_rows)))
+            connection.execute(f"ALTER TABLE cache ADD COLUMN obj DEFAULT '{'x' * num_chars}'")
+        connection.close()
+        assert path.stat().st_size < num_rows * num_chars / 10
+        return path
+
+    path = sqlite_cache(tmp_path / "value.db", [("a", "x" * (foreign.MAX_VALUE_BYTES + 1), 1e9, 1)])
+    with pytest.raises(DataError, match=r"value\.db cannot be read: one of its values has more than 8,388,608 bytes"):
+        gather([path])
+    monkeypatch.setattr(foreign, "MAX_TABLE_CHARS", 1_000_000)
+    with pytest.raises(DataError, match=r"rows\.db holds more than 1,000,000 characters.*part it"):
+        gather([bomb("rows.db", 101, 10_000)])
+    assert len(gather([bomb("fewer.db", 99, 10_000)]).entries) == 99
 
 
 def test_a_view_that_calls_itself_a_cache_is_no_table(tmp_path: Path) -> None:
