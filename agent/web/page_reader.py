@@ -1,7 +1,8 @@
 """Text of pages, made in confined processes.
 
-A page may be made to hang or to crash who reads it. A process is limited in CPU time and memory and replaced when it
-dies. Dying of a page makes it unreadable, which is an outcome; that no process can be had is an error, never one.
+A page may be made to hang, to crash or to take over who reads it. So each is read in a process of its own, limited in
+CPU time and memory. Dying of a page makes it unreadable, which is an outcome; that no process can be had is an error,
+never one, and neither is that none was free in time.
 """
 
 from __future__ import annotations
@@ -17,35 +18,40 @@ from typing import Any, get_args
 
 import orjson
 
+from treadle.agent.web.turns import Turns, site_of_url
 from treadle.agent.web.types import FailureKind, Fetched, PageText, Unfetchable
 from treadle.core.errors import ToolError
-
-MAX_PAGES = 500
-"""A process is replaced after so many, as memory of native code may only grow."""
+from treadle.retriever.client import SearchUnavailable
 
 _START_TIMEOUT_S = 120.0
 """Loading the readers takes less than a second; a machine under heavy load may need many."""
 _WALL_LIMIT_S = 30.0
 """The limit of a page is its CPU time; the wall clock only catches a machine that stands still."""
 _MAX_TRIES = 3
-_MAX_REPLY_BYTES = 1024 * 1024
 _MAX_TEXT_CHARS, _MAX_TITLE_CHARS, _MAX_OTHER_CHARS = 50_000, 300, 200
 _FAILURES: dict[str, FailureKind] = {kind: kind for kind in get_args(FailureKind)}
 _MODULE = "treadle.agent.web.page_worker"
+_ALL_BUSY = (
+    "pages of the search waited for a process that reads them until its time was over; set more "
+    "fetch.reader_processes, or let fewer rollouts run at once"
+)
 _INSTALL = "the processes that read pages need packages: pip install 'treadle[web]'"
 
 _logger = logging.getLogger(__name__)
 
 
 class PageReader:
-    """Some processes that read one page each at a time. Used on one event loop; `open` before, `close` after.
+    """Some processes that have one page read at a time. Used on one event loop; `open` before, `close` after.
+
+    Who waits is served by site: first where none of its pages is being read, then where reading took the least so far.
+    So pages that take long hold up others of their own site, and the others only for the pages that were begun.
 
     `problem` says after `open` what the kernel did not take away from them, and is empty where it took all.
     """
 
     def __init__(self, num_processes: int) -> None:
         self._num_processes = num_processes
-        self._idle: asyncio.LifoQueue[_Worker] = asyncio.LifoQueue()
+        self._turns: Turns[_Worker] = Turns()
         self._workers: set[_Worker] = set()
         self._is_open = False
         self.problem = ""
@@ -62,7 +68,7 @@ class PageReader:
             await self.close()
             raise
         for worker in self._workers:
-            self._idle.put_nowait(worker)
+            self._turns.add(worker)
             self.problem = self.problem or worker.problem
         if self.problem:
             _logger.warning("pages are read with limits of time and memory alone: %s", self.problem)
@@ -73,24 +79,32 @@ class PageReader:
         workers, self._workers = self._workers, set()
         await asyncio.gather(*(worker.stop() for worker in workers))
 
-    async def read(self, page: Fetched, *, max_bytes: int) -> PageText:
+    async def read(self, page: Fetched, *, max_bytes: int, deadline: float | None = None) -> PageText:
         """Title and text of a page whose unpacked body has `max_bytes` bytes at most.
 
-        Raises Unfetchable for a page that is none of ours to read, or cannot be read in the time and memory given, and
-        ToolError where no process starts. One that served other pages before may owe its death to them, and one that
-        was killed from outside owes it to nobody: the page is then given to a fresh one.
+        Raises Unfetchable for a page that is none of ours to read, or cannot be read in the time and memory given;
+        SearchUnavailable where no process is free for it by the deadline (of the loop's clock), which is no fault of
+        the page; ToolError where no process starts. What is begun is done, whatever the deadline.
+
+        A process that was killed from outside owes it to nobody: the page is read once more, three times at most.
         """
+        site = site_of_url(page.final_url)
         for _ in range(_MAX_TRIES):
-            worker = await self._idle.get()
             try:
-                if worker.is_spent:
-                    worker = await self._replace(worker)
-                reply = await worker.ask(page, max_bytes)
+                async with asyncio.timeout_at(deadline):
+                    turn = await self._turns.take(site)
+            except TimeoutError:
+                raise SearchUnavailable(_ALL_BUSY) from None
+            try:
+                if turn.thing.is_gone:
+                    turn.thing = await self._replace(turn.thing)
+                reply = await turn.thing.ask(page, max_bytes)
+                died_of_page = turn.thing.died_of_page
             finally:
-                self._idle.put_nowait(worker)
+                self._turns.give_back(turn)
             if reply is not None:
                 return _page_text(reply)
-            if worker.died_of_page:
+            if died_of_page:
                 break
         raise Unfetchable("unreadable", "the page could not be read in the time and memory given")
 
@@ -112,26 +126,24 @@ class PageReader:
 
 
 class _Worker:
-    """One process, for one page at a time."""
+    """One process, whose children read one page each."""
 
     def __init__(self) -> None:
         self.problem = ""
-        self._num_pages = 0
         self._is_usable = False
         self._was_silent = False
+        self._child_code = 0
         self._process: asyncio.subprocess.Process | None = None
 
     @property
-    def is_spent(self) -> bool:
+    def is_gone(self) -> bool:
         """Whether another one is to read the next page."""
-        return not self._is_usable or self._num_pages >= MAX_PAGES or self._exit_code is not None
+        return not self._is_usable or self._exit_code is not None
 
     @property
     def died_of_page(self) -> bool:
-        """Whether the last page alone was the cause of its end."""
-        if self._was_silent or self._exit_code == -signal.SIGPROF:
-            return True
-        return self._num_pages == 1 and self._exit_code != -signal.SIGKILL
+        """Whether the last page was the cause that there is no reply."""
+        return self._was_silent or self._child_code not in (0, -signal.SIGKILL)
 
     @property
     def _exit_code(self) -> int | None:
@@ -157,14 +169,12 @@ class _Worker:
         if reply is not None and reply.get("is_missing"):
             raise ToolError(f"{_INSTALL} ({reply.get('failed')})")
         if reply is None or not reply.get("ready"):
-            cause = "it stays silent" if self._was_silent else f"exit code {self._exit_code}"
+            cause = "it stays silent" if self._was_silent else f"exit code {self._exit_code or self._child_code}"
             raise ToolError(f"the process that reads pages did not start: {cause}")
         self.problem = str(reply.get("problem", ""))
-        self._is_usable = True
 
     async def ask(self, page: Fetched, max_bytes: int) -> dict[str, Any] | None:
-        """Its reply; None if it died, was silent too long, or says what cannot be meant. It is spent then."""
-        self._num_pages += 1
+        """The reply of its child; None if either died, was silent too long, or said what cannot be meant."""
         head = orjson.dumps(
             {
                 "media_type": page.media_type,
@@ -174,14 +184,12 @@ class _Worker:
                 "num_bytes": len(page.body),
             }
         )
-        self._is_usable = False  # so it stays where this is cancelled
-        reply = None
+        self._is_usable, self._child_code = False, 0  # so it stays where this is cancelled
         try:
             reply = await self._exchange(struct.pack(">I", len(head)) + head + page.body, _WALL_LIMIT_S)
         finally:
-            if reply is None:
+            if not self._is_usable:
                 self._kill()
-        self._is_usable = reply is not None
         return reply
 
     async def stop(self) -> None:
@@ -206,17 +214,22 @@ class _Worker:
                 with contextlib.suppress(OSError):
                     self._process.stdin.write(request)
                     await self._process.stdin.drain()
-                (size,) = struct.unpack(">I", await self._process.stdout.readexactly(4))
-                reply = orjson.loads(await self._process.stdout.readexactly(size)) if size <= _MAX_REPLY_BYTES else None
+                size, self._child_code = struct.unpack(">Ii", await self._process.stdout.readexactly(8))
+                said = await self._process.stdout.readexactly(size)
         except TimeoutError:
             self._was_silent = True
             return None
         except (asyncio.IncompleteReadError, OSError):
             await self.stop()  # changes nothing of how it ended, if it did
             return None
-        except orjson.JSONDecodeError:
+        self._is_usable = True
+        if self._child_code:
             return None
-        return reply if isinstance(reply, dict) else None
+        try:
+            reply = orjson.loads(said)
+        except orjson.JSONDecodeError:
+            reply = None
+        return reply if isinstance(reply, dict) else {}
 
 
 def _page_text(reply: dict[str, Any]) -> PageText:

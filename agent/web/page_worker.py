@@ -1,41 +1,42 @@
 """The process that makes text of pages: `python -P -m treadle.agent.web.page_worker`.
 
-HTML and PDF are read by native code that a page can make hang, eat memory, or worse. Here the kernel limits CPU time
-and memory, no file can be opened, and there are neither sockets nor further processes. One frame in (4 bytes of length,
-a JSON head, the body as it was sent), one out (4 bytes of length, JSON). It ends with its standard input, and in the
-middle of a page with its CPU limit, so it cannot outlive its parent by more than that.
+HTML and PDF are read by native code that a page can make hang, eat memory, or worse. So this process loads the readers
+and looks at no page itself: each is read by a child of its own, which has given up all but computing (see
+`page_confinement`) and ends with it. One that is taken over can reach nothing, and has no later page to read.
+
+One frame in (4 bytes of length, a JSON head, the body as it was sent), one out (4 bytes of length, 4 of the child's
+exit code, what it said: JSON, unless it was taken over). It ends with its standard input, and a child ends with it.
 """
 
 from __future__ import annotations
 
 import codecs
 import contextlib
-import ctypes
+import gc
 import os
 import re
-import resource
+import select
 import signal
 import struct
 import sys
 import time
 import zlib
+from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from importlib.metadata import version
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NoReturn
 
 import orjson
 
-from treadle.agent.sandbox.seccomp import OWN_PROCESS, filter_program
+from treadle.agent.web.page_confinement import CPU_LIMIT_S, confine, die_with, give_up_files, limit_memory
 from treadle.agent.web.passages import clean, clean_line
 from treadle.agent.web.types import PageText, Unfetchable
 from treadle.core.errors import SandboxError
 
 READER_VERSION = 1
 """Raised when the same page would be read otherwise."""
-CPU_LIMIT_S = 5.0
-"""Of one page."""
-MEMORY_LIMIT_BYTES = 1024**3
-"""Address space."""
+MAX_REPLY_BYTES = 1024 * 1024
 MAX_TEXT_CHARS = 50_000
 MAX_TITLE_CHARS = 300
 
@@ -75,33 +76,31 @@ _MARKS = (
     (codecs.BOM_UTF16_BE, "utf-16-be"),
 )
 
-_CAPABILITY_VERSION_3 = 0x20080522
-_SET_SECCOMP, _SECCOMP_FILTER, _SET_NO_NEW_PRIVS = 22, 2, 38
+_PIPE = 3
+"""The descriptor by which a child replies, its only one beside two of /dev/null."""
 
 
 def main() -> int:
     """Serve pages until standard input ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which closes our input
     replies = _take_stdout()
-    _limit(resource.RLIMIT_AS, MEMORY_LIMIT_BYTES)
-    _limit(resource.RLIMIT_FSIZE, 0)
-    _limit(resource.RLIMIT_CORE, 0)
+    limit_memory()
     try:
         readers = _load()
     except ImportError as error:
-        _send(replies, {"failed": str(error), "is_missing": True})
+        _send(replies, 0, orjson.dumps({"failed": str(error), "is_missing": True}))
         return 1
-    problem = _confine()
-    _send(replies, {"ready": True, "problem": problem})
+    give_up_files()
+    gc.freeze()  # Pages of memory that children only read stay shared.
+    # One that reads nothing of the web tells what the kernel takes away, and that readers work without it.
+    exit_code, said = _in_child(_try_out)
+    _send(replies, exit_code, said)
+    if exit_code:
+        return 1
+    problem = orjson.loads(said)["problem"]
     while head := _receive():
         body = sys.stdin.buffer.read(head.pop("num_bytes"))
-        signal.setitimer(signal.ITIMER_PROF, CPU_LIMIT_S)
-        try:
-            reply = _answer(body, readers, **head)
-        except MemoryError:
-            return 1  # earlier pages may have a part in it: the parent asks a fresh process
-        signal.setitimer(signal.ITIMER_PROF, 0)
-        _send(replies, reply)
+        _send(replies, *_in_child(partial(_answer, body, readers, known_problem=problem, **head)))
     return 0
 
 
@@ -112,44 +111,84 @@ def _take_stdout() -> BinaryIO:
     return replies
 
 
-def _limit(kind: int, value: int) -> None:
-    # Not every platform takes every limit; the CPU limit of a page holds in any case.
-    with contextlib.suppress(ValueError, OSError):
-        resource.setrlimit(kind, (value, value))
-
-
 def _load() -> dict[str, str]:
     """Load all that reading needs; the names and versions of the readers. Raises ImportError."""
-    import pypdfium2
+    import pypdfium2  # noqa: F401
     import resiliparse.extract.html2text
     import resiliparse.parse.encoding  # noqa: F401
 
     for name in _CODECS:
         codecs.lookup(name)
-    _read_html(b"<title>a</title><p>b", "")
-    with contextlib.suppress(pypdfium2.PdfiumError):
-        _read_pdf(b"%PDF-1.4")
+    _read_samples()
     libraries = {"text/html": "resiliparse", PDF_TYPE: "pypdfium2"}
     return {kind: f"{name} {version(name)}/{READER_VERSION}" for kind, name in libraries.items()}
 
 
-def _confine() -> str:
-    """Give up files, sockets, processes and privileges for good; what could not be given up, empty where all could."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    # Privileges of root lift limits.
-    libc.capset((ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0), (ctypes.c_uint32 * 6)())
-    _limit(resource.RLIMIT_NOFILE, 0)
-    libc.prctl(_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+def _read_samples() -> None:
+    import pypdfium2
+
+    _read_html(b"<title>a</title><p>b", "")
+    with contextlib.suppress(pypdfium2.PdfiumError):
+        _read_pdf(b"%PDF-1.4")
+
+
+def _try_out(problem: str) -> dict[str, Any]:
+    _read_samples()
+    return {"ready": True, "problem": problem}
+
+
+def _in_child(work: Callable[[str], dict[str, Any]]) -> tuple[int, bytes]:
+    """What a child says that does some work, and its exit code; it is over then, whatever it was made to do.
+
+    The work is given what could not be given up before it (see `page_confinement.confine`).
+    """
+    ours, theirs = os.pipe()
+    parent, child = os.getpid(), os.fork()
+    if not child:
+        _be_child(parent, theirs, work)
+    os.close(theirs)
+    said = _hear(ours)
+    os.close(ours)
+    # One that ended by itself is past this signal: it tells how it ended all the same.
+    os.kill(child, signal.SIGKILL)
+    _, status, usage = os.wait4(child, 0)
+    exit_code = os.waitstatus_to_exitcode(status)
+    if usage.ru_utime + usage.ru_stime >= CPU_LIMIT_S:
+        exit_code = -signal.SIGXCPU  # also where it held out till the kernel killed it
+    return (1 if len(said) > MAX_REPLY_BYTES else exit_code), said[:MAX_REPLY_BYTES]
+
+
+def _be_child(parent: int, reply_to: int, work: Callable[[str], dict[str, Any]]) -> NoReturn:
+    exit_code = 1
     try:
-        code = filter_program(namespaces=False)
-    except SandboxError as error:
-        return str(error)
-    code = code.replace(struct.pack("=I", OWN_PROCESS), struct.pack("=I", os.getpid()))
-    buffer = ctypes.create_string_buffer(code, len(code))
-    program = struct.pack("@HP", len(code) // 8, ctypes.addressof(buffer))
-    if libc.prctl(_SET_SECCOMP, _SECCOMP_FILTER, program, 0, 0):
-        return f"the kernel takes no filter of system calls: {os.strerror(ctypes.get_errno())}"
-    return ""
+        die_with(parent)
+        # Neither what is asked next nor what is replied may pass through it.
+        os.dup2(reply_to, _PIPE)
+        os.close(0)
+        os.closerange(_PIPE + 1, 1024)
+        problem = confine()
+        left = memoryview(orjson.dumps(work(problem)))
+        while left:
+            left = left[os.write(_PIPE, left) :]
+        exit_code = 0
+    finally:
+        os._exit(exit_code)
+
+
+def _hear(child: int) -> bytes:
+    """All that a child says, cut where it is more than ours would; ends this process where nobody waits any more."""
+    said = b""
+    waiting = select.poll()
+    waiting.register(child, select.POLLIN)
+    waiting.register(0, 0)  # that is: whether the other end was closed
+    while len(said) <= MAX_REPLY_BYTES:
+        ready = [number for number, _ in waiting.poll()]
+        if 0 in ready:
+            os._exit(0)  # the child ends with it
+        if not (part := os.read(child, 1 << 16)):
+            break
+        said += part
+    return said
 
 
 def _receive() -> dict[str, Any] | None:
@@ -160,15 +199,24 @@ def _receive() -> dict[str, Any] | None:
     return head
 
 
-def _send(replies: BinaryIO, reply: dict[str, Any]) -> None:
-    data = orjson.dumps(reply)
-    replies.write(struct.pack(">I", len(data)) + data)
+def _send(replies: BinaryIO, exit_code: int, said: bytes) -> None:
+    replies.write(struct.pack(">Ii", len(said), exit_code) + said)
     replies.flush()
 
 
 def _answer(
-    body: bytes, readers: dict[str, str], *, media_type: str, charset: str, encoding: str, max_bytes: int
+    body: bytes,
+    readers: dict[str, str],
+    problem: str,
+    *,
+    known_problem: str,
+    media_type: str,
+    charset: str,
+    encoding: str,
+    max_bytes: int,
 ) -> dict[str, Any]:
+    if problem != known_problem:
+        raise SandboxError(problem)
     try:
         return asdict(read_page(unpacked(body, encoding, max_bytes), media_type, charset, readers))
     except Unfetchable as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gzip
 import importlib.metadata
 import logging
@@ -13,17 +14,20 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from support.pdf_files import pdf_bomb, pdf_file
 
+from treadle.agent.sandbox import landlock
 from treadle.agent.web import page_reader
 from treadle.agent.web.page_reader import PageReader
 from treadle.agent.web.passages import clean
 from treadle.agent.web.types import Fetched, PageText, Unfetchable
-from treadle.core.errors import ToolError
+from treadle.core.errors import SandboxError, ToolError
+from treadle.retriever.client import SearchUnavailable
 from treadle.tasks.doctor import _web_pages
 
 MAX_BYTES = 10 * 1024 * 1024
@@ -66,9 +70,15 @@ def pids(reader: PageReader) -> list[int]:
     return [worker._process.pid for worker in reader._workers if worker._process is not None]
 
 
-def most_memory_mib(pid: int) -> int:
-    (line,) = [line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("VmHWM")]
-    return int(line.split()[1]) // 1024
+def children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+async def child_of(worker: Any) -> int:
+    """The process that reads the page under way."""
+    while not (found := children(worker._process.pid)):
+        await asyncio.sleep(0)
+    return found[0]
 
 
 def see_first(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,19 +182,30 @@ def test_what_is_no_page_is_refused_and_the_process_lives(
     assert pids(reading.reader) == before
 
 
-async def test_a_bomb_is_refused_at_its_limit_without_being_unpacked_further() -> None:
+_BOMBS = """
+import asyncio, gzip, resource
+from treadle.agent.web.page_reader import PageReader
+from treadle.agent.web.types import Fetched, Unfetchable
+async def main():
     reader = PageReader(1)
     await reader.open()
-    (pid,) = pids(reader)
-    for size in (MAX_BYTES + 1, 400 * 1024 * 1024):
-        page = fetched(gzip.compress(bytes(size), 1), encoding="gzip")
-        with pytest.raises(Unfetchable) as caught:
-            await reader.read(page, max_bytes=MAX_BYTES)
-        assert caught.value.kind == "too_large"
-    assert pids(reader) == [pid]
-    assert most_memory_mib(pid) < 250
-    assert (await reader.read(fetched(PAGE), max_bytes=MAX_BYTES)).title == "Towers"
+    for size in (1 + (10 << 20), 400 << 20):
+        bomb = gzip.compress(bytes(size), 1)
+        try:
+            await reader.read(Fetched("https://a.org/", 200, "text/html", "", "gzip", bomb), max_bytes=10 << 20)
+        except Unfetchable as refused:
+            print(refused.kind)
     await reader.close()
+asyncio.run(main())
+print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss // 1024)
+"""
+
+
+def test_a_bomb_is_refused_at_its_limit_without_being_unpacked_further() -> None:
+    done = subprocess.run([sys.executable, "-c", _BOMBS], capture_output=True, text=True, check=True)
+    *kinds, most_memory_mib = done.stdout.split()
+    assert kinds == ["too_large"] * 2
+    assert 20 < int(most_memory_mib) < 250
 
 
 @pytest.mark.parametrize(
@@ -231,7 +252,7 @@ async def test_a_process_that_hangs_is_ended_by_the_clock_of_its_own_work() -> N
     (worker,) = reader._workers
     with pytest.raises(Unfetchable, match=UNREADABLE):
         await reader.read(fetched(HANGS), max_bytes=MAX_BYTES)
-    assert worker._exit_code == -signal.SIGPROF
+    assert worker._child_code == -signal.SIGXCPU and not worker.is_gone
     assert (await reader.read(fetched(PAGE), max_bytes=MAX_BYTES)).title == "Towers"
     await reader.close()
 
@@ -242,7 +263,7 @@ async def test_a_process_that_eats_memory_is_ended_by_its_limit() -> None:
     (worker,) = reader._workers
     with pytest.raises(Unfetchable, match=UNREADABLE):
         await reader.read(fetched(pdf_bomb(2_500_000), "application/pdf"), max_bytes=MAX_BYTES)
-    assert worker._exit_code not in (None, -signal.SIGPROF, -signal.SIGKILL)
+    assert worker._child_code not in (0, -signal.SIGXCPU, -signal.SIGKILL) and not worker.is_gone
     assert (await reader.read(fetched(PAGE), max_bytes=MAX_BYTES)).title == "Towers"
     await reader.close()
 
@@ -270,20 +291,24 @@ async def test_a_process_killed_from_outside_is_replaced_and_the_page_is_read() 
     await reader.close()
 
 
-async def test_a_process_killed_again_and_again_leaves_the_page_unread() -> None:
+async def test_a_child_killed_again_and_again_leaves_the_page_unread_and_the_next_one_is_read() -> None:
     reader = PageReader(1)
     await reader.open()
+    (worker,) = reader._workers
+    before = pids(reader)
     asked = asyncio.create_task(reader.read(fetched(HANGS), max_bytes=MAX_BYTES))
     killed = set()
     while not asked.done():
-        for worker in list(reader._workers):
-            if worker._num_pages and worker._process is not None and worker._process.returncode is None:
-                killed.add(worker._process.pid)
-                os.kill(worker._process.pid, signal.SIGKILL)
-        await asyncio.wait([asked], timeout=0.02)
+        for child in children(before[0]):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(child, signal.SIGKILL)
+            killed.add(child)
+        await asyncio.sleep(0)
     with pytest.raises(Unfetchable, match=UNREADABLE):
         asked.result()
-    assert len(killed) == 3
+    assert len(killed) == 3 and worker._child_code == -signal.SIGKILL
+    assert (await reader.read(fetched(PAGE), max_bytes=MAX_BYTES)).title == "Towers"
+    assert pids(reader) == before
     await reader.close()
 
 
@@ -292,12 +317,13 @@ async def test_a_page_that_is_given_up_takes_its_process_with_it_and_no_other_pa
     await reader.open()
     (worker,) = reader._workers
     asked = asyncio.create_task(reader.read(fetched(HANGS), max_bytes=MAX_BYTES))
-    while worker._num_pages == 0:
-        await asyncio.sleep(0)
+    child = os.pidfd_open(await child_of(worker))
     asked.cancel()
     assert (await reader.read(fetched(PAGE), max_bytes=MAX_BYTES)).title == "Towers"
     assert asked.cancelled()
     assert worker._exit_code == -signal.SIGKILL
+    assert select.select([child], [], [], 60)[0], "its child lives on"
+    os.close(child)
     await reader.close()
 
 
@@ -311,27 +337,52 @@ async def test_pages_are_read_side_by_side_and_each_gets_its_own_text() -> None:
     await reader.close()
 
 
-async def test_a_process_is_replaced_after_its_share_of_pages(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(page_reader, "MAX_PAGES", 2)
+async def test_many_pages_of_one_site_hold_up_others_only_for_those_that_were_begun() -> None:
     reader = PageReader(1)
     await reader.open()
-    seen = []
-    for _ in range(4):
-        await reader.read(fetched(PAGE), max_bytes=MAX_BYTES)
-        seen += pids(reader)
-    assert seen[0] == seen[1] != seen[2] == seen[3]
+    (pid,) = pids(reader)
+    os.kill(pid, signal.SIGSTOP)
+    order: list[str] = []
+
+    async def read(url: str) -> None:
+        await reader.read(Fetched(url, 200, "text/html", "", "", PAGE), max_bytes=MAX_BYTES)
+        order.append(url)
+
+    urls = [f"https://a{number}.example.org/" for number in range(5)] + ["https://example.com/"]
+    asked = [asyncio.create_task(read(url)) for url in urls]
+    await asyncio.sleep(0)
+    os.kill(pid, signal.SIGCONT)
+    await asyncio.gather(*asked)
+    assert order == [urls[0], urls[5], *urls[1:5]]
+    await reader.close()
+
+
+async def test_a_page_for_which_no_process_is_free_in_time_is_owed_and_what_is_begun_is_done() -> None:
+    reader = PageReader(1)
+    await reader.open()
+    (pid,) = pids(reader)
+    os.kill(pid, signal.SIGSTOP)
+    now = asyncio.get_running_loop().time()
+    begun = asyncio.create_task(reader.read(fetched(PAGE), max_bytes=MAX_BYTES, deadline=now))
+    await asyncio.sleep(0)
+    with pytest.raises(SearchUnavailable, match="waited for a process") as caught:
+        await reader.read(fetched(PAGE), max_bytes=MAX_BYTES, deadline=now)
+    assert caught.value.retryable
+    os.kill(pid, signal.SIGCONT)
+    assert (await begun).title == "Towers"
     await reader.close()
 
 
 async def test_closing_ends_every_process_also_in_the_middle_of_a_page() -> None:
-    reader = PageReader(2)
+    reader = PageReader(1)
     await reader.open()
-    workers = list(reader._workers)
+    (worker,) = reader._workers
     asked = asyncio.create_task(reader.read(fetched(HANGS), max_bytes=MAX_BYTES))
-    while not any(worker._num_pages for worker in workers):
-        await asyncio.sleep(0)
+    child = os.pidfd_open(await child_of(worker))
     await reader.close()
-    assert all(worker._exit_code is not None for worker in workers)
+    assert worker._exit_code is not None
+    assert select.select([child], [], [], 60)[0], "its child lives on"
+    os.close(child)
     with pytest.raises(ToolError):
         await asked
     assert not reader._workers
@@ -343,7 +394,7 @@ async def test_a_process_that_lies_is_not_believed(tmp_path: Path, monkeypatch: 
         "import json, os, struct, sys\n"
         "def say(value):\n"
         "    data = json.dumps(value).encode()\n"
-        "    sys.stdout.buffer.write(struct.pack('>I', len(data)) + data)\n"
+        "    sys.stdout.buffer.write(struct.pack('>Ii', len(data), 0) + data)\n"
         "    sys.stdout.buffer.flush()\n"
         "say({'ready': True})\n"
         "while size := sys.stdin.buffer.read(4):\n"
@@ -351,8 +402,7 @@ async def test_a_process_that_lies_is_not_believed(tmp_path: Path, monkeypatch: 
         "    body = sys.stdin.buffer.read(head['num_bytes'])\n"
         "    page = {'title': '', 'text': '', 'media_type': '', 'reader': ''}\n"
         "    lies = {b'long': {**page, 'text': 'x' * 50_001}, b'number': {**page, 'title': 1}, b'none': {},\n"
-        "            b'kind': {'failure': 'no such kind', 'detail': ''}, b'list': [],\n"
-        "            b'huge': {'a': 'x' * 2_000_000}}\n"
+        "            b'kind': {'failure': 'no such kind', 'detail': ''}, b'list': []}\n"
         "    if body == b'end': os.close(1)\n"
         "    else: say(lies[body])\n"
     )
@@ -360,7 +410,7 @@ async def test_a_process_that_lies_is_not_believed(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(page_reader, "_MODULE", "liar")
     reader = PageReader(1)
     await reader.open()
-    for body in (b"long", b"number", b"none", b"kind", b"list", b"huge", b"end"):
+    for body in (b"long", b"number", b"none", b"kind", b"list", b"end"):
         with pytest.raises(Unfetchable) as caught:
             await reader.read(fetched(body), max_bytes=MAX_BYTES)
         assert caught.value.kind == "unreadable"
@@ -403,11 +453,18 @@ async def test_what_the_kernel_does_not_take_away_is_said(caplog: pytest.LogCapt
 
 
 _PROBES = """
-import os, resource, signal, socket, sys
-from treadle.agent.web import page_worker as worker
-worker._load()
-if sys.argv[1] == "confined":
-    assert worker._confine() == ""
+import ctypes, os, resource, signal, socket, sys
+from treadle.agent.web import page_confinement, page_worker
+mode, folder = sys.argv[1:]
+parent, libc = os.getppid(), ctypes.CDLL(None, use_errno=True)
+page_worker._load()
+if mode != "free":
+    page_confinement.give_up_files()
+if mode == "confined":
+    assert page_confinement.confine() == ""
+def call(*what):
+    if libc.syscall(*what) < 0:
+        raise OSError(ctypes.get_errno(), "refused")
 def tried(what, do):
     try:
         do()
@@ -415,26 +472,149 @@ def tried(what, do):
         print(what, type(error).__name__)
     else:
         print(what, "done")
-tried("read", lambda: open("/etc/hostname"))
-tried("write", lambda: open("/tmp/treadle-page-worker-probe", "w"))
+os.umask(0) if mode == "free" else None
+at = lambda name: f"{folder}/{name}"
+here = lambda name: at(name).encode()
+tried("read", lambda: open(at("file")))
+tried("write", lambda: open(at("file"), "a"))
+tried("create", lambda: open(at("made"), "x"))
+tried("list", lambda: os.listdir(folder))
+tried("unlink", lambda: os.unlink(at("unlink")))
+tried("unlinkat", lambda: call(263, -100, here("unlinkat"), 0))
+tried("rename", lambda: os.rename(at("rename"), at("renamed")))
+tried("renameat", lambda: call(264, -100, here("renameat"), -100, here("renamed at")))
+tried("renameat2", lambda: call(316, -100, here("renameat2"), -100, here("renamed at 2"), 0))
+tried("rmdir", lambda: os.rmdir(at("rmdir")))
+tried("mkdir", lambda: os.mkdir(at("mkdir")))
+tried("mkdirat", lambda: call(258, -100, here("mkdirat"), 0o700))
+tried("symlink", lambda: os.symlink("/etc/passwd", at("symlink")))
+tried("symlinkat", lambda: call(266, b"/etc/passwd", -100, here("symlinkat")))
+tried("link", lambda: os.link(at("file"), at("link")))
+tried("mkfifo", lambda: os.mkfifo(at("fifo")))
+tried("mknod", lambda: os.mknod(at("mknod")))
+tried("creat", lambda: call(85, here("creat"), 0o600))
+tried("chmod", lambda: os.chmod(at("file"), 0o600))
+tried("truncate", lambda: os.truncate(at("file"), 0))
+tried("utime", lambda: os.utime(at("file")))
+tried("xattr", lambda: os.listxattr(at("file")))
+tried("chdir", lambda: os.chdir(folder))
+tried("stat", lambda: os.stat(at("file")))
+tried("stat4", lambda: call(4, here("file"), ctypes.create_string_buffer(256)))
+tried("access", lambda: call(21, here("file"), 0))
+tried("readlink", lambda: os.readlink("/proc/self/exe"))
+tried("statvfs", lambda: os.statvfs(folder))
+tried("watch", lambda: call(253))
 tried("limit", lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64)))
+tried("timer", lambda: signal.setitimer(signal.ITIMER_PROF, 0))
 tried("socket", lambda: socket.socket())
-tried("pair", lambda: socket.socketpair(type=socket.SOCK_DGRAM))
-tried("signal", lambda: os.kill(os.getppid(), 0))
+tried("pair", lambda: socket.socketpair())
+tried("pipe", lambda: os.pipe())
+tried("memory", lambda: os.memfd_create("x"))
+tried("signal", lambda: os.kill(parent, 0))
+tried("itself", lambda: os.kill(os.getpid(), 0))
+tried("group", lambda: os.setsid() if mode == "confined" else None)
 tried("fork", lambda: os.fork() or os._exit(0))
-tried("exec", lambda: os.execv("/bin/true", ["true"]) if sys.argv[1] == "confined" else None)
+tried("exec", lambda: os.execv("/bin/true", ["true"]) if mode == "confined" else None)
 """
 
 
-def test_a_reader_that_was_taken_over_can_reach_nothing() -> None:
-    def lines(mode: str) -> dict[str, str]:
-        done = subprocess.run([sys.executable, "-c", _PROBES, mode], capture_output=True, text=True, check=True)
-        return dict(line.split() for line in done.stdout.splitlines())
+def probed(mode: str, folder: Path) -> dict[str, str]:
+    """What a process can do after it has given up so much; `folder` is what it may try to change."""
+    folder.mkdir()
+    for name in ("file", "unlink", "unlinkat", "rename", "renameat", "renameat2"):
+        (folder / name).write_text(name)
+    (folder / "rmdir").mkdir()
+    done = subprocess.run(
+        [sys.executable, "-c", _PROBES, mode, str(folder)], capture_output=True, text=True, check=True
+    )
+    return dict(line.split() for line in done.stdout.splitlines())
 
-    assert set(lines("free").values()) == {"done"}
-    confined = lines("confined")
-    assert len(confined) == 8
-    assert set(confined.values()) <= {"OSError", "PermissionError", "ValueError"}
+
+def below(folder: Path) -> dict[str, bytes | None]:
+    return {path.name: path.read_bytes() if path.is_file() else None for path in folder.iterdir()}
+
+
+def test_a_reader_that_was_taken_over_can_reach_nothing(tmp_path: Path) -> None:
+    free = probed("free", tmp_path / "free")
+    assert len(free) == 40 and set(free.values()) == {"done"}, "the control"
+    confined = probed("confined", tmp_path / "confined")
+    assert confined.keys() == free.keys()
+    assert set(confined.values()) <= {"OSError", "PermissionError", "ValueError", "itimer_error"}
+    assert below(tmp_path / "confined").keys() == {
+        "file", "unlink", "unlinkat", "rename", "renameat", "renameat2", "rmdir"
+    }  # fmt: skip
+    assert (tmp_path / "confined" / "file").read_text() == "file"
+
+
+def has_landlock() -> bool:
+    try:
+        return landlock.version() > 0
+    except SandboxError:
+        return False
+
+
+@pytest.mark.skipif(not has_landlock(), reason="the kernel has no Landlock")
+def test_where_there_is_no_filter_files_are_out_of_reach_by_their_paths(tmp_path: Path) -> None:
+    """The process that children come from is held by this alone."""
+    lines = probed("files", tmp_path / "files")
+    changing = "read write create list unlink unlinkat rename renameat renameat2 rmdir mkdir mkdirat symlink symlinkat"
+    assert {lines[what] for what in [*changing.split(), "mkfifo", "mknod", "creat"]} <= {"PermissionError", "OSError"}
+    assert lines["fork"] == "done"
+    assert below(tmp_path / "files").keys() == {
+        "file",
+        "unlink",
+        "unlinkat",
+        "rename",
+        "renameat",
+        "renameat2",
+        "rmdir",
+    }
+
+
+_TAKEN_OVER = """
+import os, struct, sys
+import orjson
+from treadle.agent.web import page_worker
+true = page_worker.read_page
+LIE = {"title": "", "text": "what another page wants", "media_type": "text/html", "reader": "x"}
+def read_page(body, *rest):
+    # What code of a page's author could do that runs in the place of the reader.
+    if b"take over" in body:
+        page_worker.read_page = page_worker.unpacked = lambda *_: LIE
+        said = orjson.dumps(LIE)
+        frame = struct.pack(">Ii", len(said), 0) + said
+        if b"all descriptors" in body:
+            for number in range(64):
+                try:
+                    os.write(number, frame)
+                except OSError:
+                    pass
+        if b"and close" in body:
+            os.close(3)
+            while True: pass
+        if b"much" in body:
+            while True: os.write(3, bytes(1 << 16))
+    return true(body, *rest)
+page_worker.read_page = read_page
+sys.exit(page_worker.main())
+"""
+
+
+async def test_a_page_that_takes_its_reader_over_says_nothing_in_the_place_of_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "taken_over.py").write_text(_TAKEN_OVER)
+    see_first(tmp_path, monkeypatch)
+    monkeypatch.setattr(page_reader, "_MODULE", "taken_over")
+    reader = PageReader(1)
+    await reader.open()
+    before = pids(reader)
+    for how in (b"", b"all descriptors", b"and close", b"much"):
+        with contextlib.suppress(Unfetchable):
+            await reader.read(fetched(b"take over " + how), max_bytes=MAX_BYTES)
+        assert (await reader.read(fetched(PAGE), max_bytes=MAX_BYTES)).text == "The tower\n\nIt is 330 metres tall."
+    assert pids(reader) == before
+    await reader.close()
 
 
 def test_the_processes_end_with_their_parent() -> None:
