@@ -19,11 +19,12 @@ from pathlib import Path
 from typing import Any
 
 from treadle.agent.web.record_table import entry_of
-from treadle.agent.web.stored_entries import packed, unpacked
+from treadle.agent.web.stored_entries import MAX_TEXT_CHARS, packed, unpacked
 from treadle.agent.web.types import Entry, SearchEntry
 from treadle.core.artifacts import Manifest, parse_manifest
 from treadle.core.engines.cache import cache_lock, cache_root
 from treadle.core.errors import ArtifactError
+from treadle.core.parquet import ROW_GROUP_BYTES
 from treadle.core.schemas import WEB_RECORD
 from treadle.core.storage import Storage, force_folder_to_disk, open_storage, storage_errors
 
@@ -32,7 +33,14 @@ KEPT_RECORDS = 4
 _PLACE = struct.Struct("<16sQI")
 _LOOSE = struct.Struct("<16sQ")
 _KEY_BYTES = 16
-_ROWS_AT_ONCE = 64
+_ROWS_AT_ONCE = 16
+_MAX_GROUP_BYTES = 5 * ROW_GROUP_BYTES
+"""Of a row group before it is packed: such as Treadle writes have a fifth of it in characters, of 4 bytes at most."""
+_MAX_VALUE_BYTES = 4 * MAX_TEXT_CHARS
+_MAX_HITS_BYTES = 2 * 1024 * 1024
+_MAX_GROWTH = 200
+_ALWAYS_UNPACKED_BYTES = 1024**3
+"""A record unpacks to this much at most, and a larger artifact to so many times its size."""
 _MANIFEST = "artifact.json"
 _UNPACKED = re.compile(r"[0-9a-f]{16}")
 
@@ -174,6 +182,7 @@ def _unpack(storage: Storage, manifest: Manifest, folder: Path) -> None:
 
 def _write_unpacked(storage: Storage, manifest: Manifest, folder: Path) -> None:
     loose, offset, last = list[tuple[bytes, int]](), 0, b""
+    most = max(_ALWAYS_UNPACKED_BYTES, _MAX_GROWTH * sum(entry.num_bytes for entry in manifest.files))
     with (folder / "bodies.bin").open("wb") as bodies, (folder / "index.bin").open("wb") as index:
         for number, row in enumerate(_rows(storage, manifest)):
             entry = entry_of(row)
@@ -184,6 +193,10 @@ def _write_unpacked(storage: Storage, manifest: Manifest, folder: Path) -> None:
             index.write(_PLACE.pack(key, offset, len(value)))
             bodies.write(value)
             offset += len(value)
+            if offset > most:
+                raise ArtifactError(
+                    f"{storage.location()} is no record of pages: it unpacks to more than {most:,} bytes"
+                )
             if row.get("loose_key") is not None:
                 loose.append((_loose_key(str(row["loose_key"])), number))
     (folder / "loose.bin").write_bytes(b"".join(_LOOSE.pack(*pair) for pair in sorted(loose)))
@@ -205,15 +218,54 @@ def _rows(storage: Storage, manifest: Manifest) -> Iterator[dict[str, Any]]:
             continue
         place = storage.location(entry.name)
         with storage_errors("read", place), storage.open(entry.name) as file:
-            if hashlib.file_digest(file, "sha256").hexdigest() != entry.sha256:
+            is_same = hashlib.file_digest(file, "sha256").hexdigest() == entry.sha256
+            if not is_same or file.tell() != entry.num_bytes:
                 raise ArtifactError(f"{place} has changed since it was written; export the record again from its run")
             file.seek(0)
             try:
-                parquet = pq.ParquetFile(file, pre_buffer=False)
-                for batch in parquet.iter_batches(_ROWS_AT_ONCE, columns=WEB_RECORD.schema.names):
-                    yield from batch.to_pylist()
+                table = pq.ParquetFile(file, pre_buffer=False)
+                names = _columns(table, place)
+                # As dictionaries, a text that stands in many rows is held once until it is known to be short.
+                parquet = pq.ParquetFile(file, metadata=table.metadata, pre_buffer=False, read_dictionary=names)
+                for batch in parquet.iter_batches(_ROWS_AT_ONCE, columns=names):
+                    yield from _short_texts(batch, place).to_pylist()
             except pa.ArrowException as error:
                 raise ArtifactError(f"{place} cannot be read as a web record: {error}") from None
+
+
+def _columns(table: Any, place: str) -> list[str]:
+    """The columns to read; raises ArtifactError where one is no text, and for row groups too large to be read."""
+    import pyarrow as pa
+
+    wanted = [field for field in table.schema_arrow if field.name in WEB_RECORD.schema.names]
+    for field in wanted:
+        kind = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
+        if not pa.types.is_string(kind):
+            raise ArtifactError(f"{place} cannot be read as a web record: column {field.name} is {kind}, no text")
+    metadata = table.metadata
+    for number in range(metadata.num_row_groups):
+        if (num_bytes := metadata.row_group(number).total_byte_size) > _MAX_GROUP_BYTES:
+            raise ArtifactError(
+                f"{place} cannot be read as a web record: its row group {number} has {num_bytes:,} bytes, "
+                f"more than {_MAX_GROUP_BYTES:,}"
+            )
+    return [field.name for field in wanted]
+
+
+def _short_texts(batch: Any, place: str) -> Any:
+    """A batch of dictionaries as one of texts; raises ArtifactError where one is longer than entries have them."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        limit = _MAX_HITS_BYTES if name == "hits" else _MAX_VALUE_BYTES
+        longest = pc.max(pc.binary_length(column.dictionary)).as_py() or 0
+        if longest > limit:
+            raise ArtifactError(
+                f"{place} cannot be read as a web record: a value of column {name} has {longest:,} bytes, "
+                f"more than {limit:,}"
+            )
+    return pa.RecordBatch.from_arrays([column.dictionary_decode() for column in batch.columns], batch.schema.names)
 
 
 def _drop_unused(root: Path) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import random
 import threading
 import zlib
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -24,7 +26,8 @@ from treadle.agent.web.record_folder import KEPT_RECORDS, RecordFolder, open_rec
 from treadle.agent.web.record_table import entry_of, row_of, write_record
 from treadle.agent.web.stored_entries import MAX_HITS, MAX_TEXT_CHARS, bounded, entries_of, packed, unpacked
 from treadle.agent.web.types import Entry, PageEntry, SearchEntry, WebHit
-from treadle.core.artifacts import ArtifactReader, ArtifactWriter, Manifest, verify_artifact
+from treadle.core import artifacts
+from treadle.core.artifacts import ArtifactReader, ArtifactWriter, Manifest, parse_manifest, verify_artifact
 from treadle.core.errors import ArtifactError, StorageError
 from treadle.core.runs import Run
 from treadle.core.schemas import WEB_RECORD, Table
@@ -239,6 +242,101 @@ def test_a_table_with_other_columns_is_refused(tmp_path: Path) -> None:
     assert pq.read_schema(tmp_path / ref.folder / "part-00000.parquet").names != WEB_RECORD.schema.names
     with pytest.raises(ArtifactError, match="a row of a web record cannot be read"):
         open_record(tmp_path / ref.folder)
+
+
+def with_table(folder: Path, change: Callable[[pa.Table], pa.Table], **options: Any) -> Path:
+    """The record with another table, its digests right."""
+    part = folder / "part-00000.parquet"
+    pq.write_table(change(pq.read_table(part)), part, compression="zstd", **options)
+    old = parse_manifest((folder / "artifact.json").read_bytes(), "")
+    digest = hashlib.sha256(part.read_bytes()).hexdigest()
+    (entry,) = old.files
+    files = (entry.model_copy(update={"sha256": digest, "num_bytes": part.stat().st_size}),)
+    new = old.model_copy(update={"files": files, "digest": artifacts._digest(files)})
+    (folder / "artifact.json").write_bytes(new.model_dump_json().encode())
+    return folder
+
+
+def repeated(text: str, column: str = "text") -> Callable[[pa.Table], pa.Table]:
+    """Give each row the same text; a file holds it once."""
+
+    def change(table: pa.Table) -> pa.Table:
+        values = pa.DictionaryArray.from_arrays(pa.array([0] * len(table), pa.int32()), pa.array([text]))
+        return table.set_column(table.schema.names.index(column), column, values)
+
+    return change
+
+
+def test_texts_up_to_their_bounds_are_read_from_a_strange_table(tmp_path: Path) -> None:
+    widest = "\U0001f600" * MAX_TEXT_CHARS
+    folder = with_table(record_in(tmp_path, *ENTRIES), repeated(widest), store_schema=False)
+    record = open_record(folder)
+    assert len(record) == len(ENTRIES)
+    assert all(entry.text == widest for entry, _ in record.entries())
+
+
+@pytest.mark.parametrize("column", ["text", "hits", "request"])
+def test_a_small_file_that_unpacks_to_long_values_is_refused_before_they_are_made(
+    tmp_path: Path, cache: Path, column: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = record_in(tmp_path, *ENTRIES)
+    with_table(folder, repeated("x" * (8 << 20), column), store_schema=False)
+    assert (folder / "part-00000.parquet").stat().st_size < 20_000
+    held, check = list[int](), record_folder._short_texts
+
+    def noting_memory(batch: Any, place: str) -> Any:
+        held.append(pa.total_allocated_bytes())
+        return check(batch, place)
+
+    monkeypatch.setattr(record_folder, "_short_texts", noting_memory)
+    before = pa.total_allocated_bytes()
+    with pytest.raises(ArtifactError, match=f"a value of column {column} has 8,388,608 bytes, more than"):
+        open_record(folder)
+    # For 41 rows that have it the text was held a few times at most.
+    assert len(held) == 1 and held[0] - before < 6 * (8 << 20)
+    assert [path for path in cache.iterdir() if path.is_dir()] == []
+
+
+def test_a_row_group_that_is_too_large_is_refused_before_it_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(record_folder, "_short_texts", None)
+    monkeypatch.setattr(record_folder, "_MAX_GROUP_BYTES", 1 << 20)
+    folder = with_table(record_in(tmp_path, *ENTRIES), repeated("x" * (2 << 20)), store_schema=False)
+    with pytest.raises(ArtifactError, match=r"its row group 0 has 2,\d+,\d+ bytes, more than 1,048,576"):
+        open_record(folder)
+
+
+def test_a_small_artifact_cannot_fill_the_disk(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(record_folder, "_ALWAYS_UNPACKED_BYTES", 0)
+    monkeypatch.setattr(record_folder, "_MAX_GROWTH", 10)
+    noise = random.Random(1).randbytes(MAX_TEXT_CHARS // 2).hex()
+    folder = with_table(record_in(tmp_path, *ENTRIES), repeated(noise), store_schema=False)
+    with pytest.raises(ArtifactError, match="unpacks to more than"):
+        open_record(folder)
+    assert [path for path in cache.iterdir() if path.is_dir()] == []
+    monkeypatch.setattr(record_folder, "_MAX_GROWTH", 100)
+    assert len(open_record(folder)) == len(ENTRIES)
+
+
+def test_a_manifest_that_tells_another_size_is_refused(tmp_path: Path) -> None:
+    folder = record_in(tmp_path, *ENTRIES)
+    manifest = folder / "artifact.json"
+    size = (folder / "part-00000.parquet").stat().st_size
+    told = manifest.read_text()
+    manifest.write_text(told.replace(f'"num_bytes": {size}', f'"num_bytes": {size * 1000}'))
+    assert manifest.read_text() != told
+    with pytest.raises(ArtifactError, match="has changed since it was written"):
+        open_record(folder)
+
+
+@pytest.mark.parametrize("values", [[3], [["x"]], [{"x": 1}], [b"x"]], ids=["number", "list", "object", "bytes"])
+def test_a_column_that_is_no_text_is_refused(tmp_path: Path, values: list[Any]) -> None:
+    def change(table: pa.Table) -> pa.Table:
+        return table.set_column(table.schema.names.index("text"), "text", pa.array(values * len(table)))
+
+    with pytest.raises(ArtifactError, match=r"column text is .*, no text"):
+        open_record(with_table(record_in(tmp_path, *ENTRIES), change))
 
 
 def test_a_damaged_unpacked_record_is_named(tmp_path: Path, cache: Path) -> None:
