@@ -191,8 +191,14 @@ class EnvironmentSettings(Section):
 
     def digest(self, form: str | None = None) -> str:
         """Hex digest of all that decides what an agent meets at a question of a format: prompt text, tags, tools,
-        limits. Formats to which the system prompt adds nothing have the digest of none."""
-        parts = {"version": ENVIRONMENT_VERSION, "settings": semantic_dump(self), "tags": self.protocol.as_json()}
+        limits. Formats to which the system prompt adds nothing have the digest of none.
+
+        Where the web comes from is no part of it; see `WebSettings.as_met`.
+        """
+        settings = self
+        if (web := self.search.web) is not None:
+            settings = self.model_copy(update={"search": self.search.model_copy(update={"web": web.as_met()})})
+        parts = {"version": ENVIRONMENT_VERSION, "settings": semantic_dump(settings), "tags": self.protocol.as_json()}
         if self.summarizer is not None:
             parts["summarizer"] = summarizer_prompt()
         if self.searches_web:

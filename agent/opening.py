@@ -175,10 +175,13 @@ class Opening:
         environment: EnvironmentSettings,
         summarizer: OpenModel | None,
         store: Callable[[str], KeyedStore] | None = None,
+        *,
+        misses_are_empty: bool = False,
     ) -> dict[str, Tool]:
         """The enabled tools, open, by name; `summarizer` reads what searches find. Raises ToolError.
 
-        `store` gives a store of the run by its name; without one, the web can only be replayed.
+        `store` gives a store of the run by its name; without one, the web can only be replayed. For
+        `misses_are_empty` see `SearchTool`.
         """
         from treadle.agent.tools.summarizer import Summarizer
 
@@ -197,6 +200,6 @@ class Opening:
                 max_model_len=summarizer.facts.max_model_len,
             )
         tools = {}
-        for tool in make_tools(environment, reader, store):
+        for tool in make_tools(environment, reader, store, misses_are_empty=misses_are_empty):
             tools[tool.name] = await self._stack.enter_async_context(tool)
         return tools

@@ -13,16 +13,18 @@ if TYPE_CHECKING:
     from treadle.agent.tools.summarizer import Summarizer
     from treadle.core.keyed_store import KeyedStore
 
-WEB_STORE = "web"
-"""Name of the store in which a run keeps what it met on the web."""
-
 
 def make_tools(
     settings: EnvironmentSettings,
     summarizer: Summarizer | None = None,
     store: Callable[[str], KeyedStore] | None = None,
+    *,
+    misses_are_empty: bool = False,
 ) -> list[Tool]:
-    """The enabled tools, not yet opened; `summarizer` reads what searches find, `store` gives the run's by name."""
+    """The enabled tools, not yet opened; `summarizer` reads what searches find, `store` gives the run's by name.
+
+    `misses_are_empty`: see `SearchTool`.
+    """
     tools: list[Tool] = []
     if settings.call_limit("python"):
         from treadle.agent.tools.python import PythonTool
@@ -35,7 +37,7 @@ def make_tools(
         from treadle.agent.tools.search import SearchTool
 
         web = _web_search(settings, summarized=summarizer is not None, store=store)
-        tools.append(SearchTool(settings.search, summarizer=summarizer, web=web))
+        tools.append(SearchTool(settings.search, summarizer=summarizer, web=web, misses_are_empty=misses_are_empty))
     return tools
 
 
@@ -46,6 +48,7 @@ def _web_search(
     if web is None or not settings.searches_web:
         return None
     from treadle.agent.web.search import WebSearch
+    from treadle.agent.web.stored_entries import WEB_STORE
 
     # A replay records nothing, so it does without a run.
     kept = store(WEB_STORE) if store is not None and web.mode != "replay" else None

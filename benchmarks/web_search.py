@@ -32,12 +32,11 @@ from treadle.agent.config import EnvironmentSettings
 from treadle.agent.environment import Question, ToolEnvironment
 from treadle.agent.memory import Forgetful
 from treadle.agent.rollout import RolloutEngine, RolloutLimits, Trajectory
-from treadle.agent.toolbox import WEB_STORE
 from treadle.agent.tools.search import SearchTool
 from treadle.agent.tools.search_config import SearchToolSettings
 from treadle.agent.web.record_table import write_record
 from treadle.agent.web.search import WebSearch
-from treadle.agent.web.stored_entries import entries_of
+from treadle.agent.web.stored_entries import WEB_STORE, entries_of
 from treadle.agent.web.types import PageEntry
 from treadle.core.config import load_config
 from treadle.core.llm.config import Sampling

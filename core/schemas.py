@@ -452,7 +452,7 @@ RL_ROLLOUTS = Table(
 
 RL_LOG = Table(
     "rl_log",
-    2,
+    3,
     ("step",),
     pa.schema(
         [
@@ -466,6 +466,7 @@ RL_LOG = Table(
             _field("timeout", pa.float64(), "share whose calls had used up their time", nullable=True),
             _field("calls", pa.float64(), "mean tool calls that ran", nullable=True),
             _field("tool_failures", pa.float64(), "mean failed ones", nullable=True),
+            _field("web_misses", pa.float64(), "mean searches that the web's record could not answer", nullable=True),
             _field("length", pa.float64(), "mean tokens that the policy sampled", nullable=True),
             _field("f_tool", pa.float64(), "mean factor for calls", nullable=True),
             _field("f_len", pa.float64(), "mean factor for length", nullable=True),
@@ -483,7 +484,7 @@ RL_LOG = Table(
     ),
     "Rewards and behaviour over the steps of a reinforcement; means of no scored rollout are null.",
     required=False,
-    also_reads=frozenset({1}),
+    also_reads=frozenset({1, 2}),
 )
 
 RL_VALIDATION = Table(

@@ -176,13 +176,13 @@ def web_record(run_id: str, root: str | Path, as_json: bool) -> None:
     """
     from treadle.agent.web.record_facts import RecordFacts
     from treadle.agent.web.record_table import write_record
-    from treadle.agent.web.stored_entries import entries_of
+    from treadle.agent.web.stored_entries import WEB_STORE, entries_of
     from treadle.core.errors import RunError
     from treadle.core.runs import Run
     from treadle.flows.cli_web import say_written
 
     run = Run.open(root, run_id)
-    store, facts = run.store("web"), RecordFacts()
+    store, facts = run.store(WEB_STORE), RecordFacts()
     if next(store.keys(), None) is None:
         raise RunError(
             f"run {run_id} has recorded nothing of the web; runs do where environment.search.web is set, with a mode "

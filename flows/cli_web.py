@@ -77,7 +77,7 @@ def show(
 @contextlib.contextmanager
 def _opened(folder: str | Path | None, run_id: str | None, root: str | Path) -> Iterator[_Source]:
     from treadle.agent.web.record_folder import open_record
-    from treadle.agent.web.stored_entries import entries_of, unpacked
+    from treadle.agent.web.stored_entries import WEB_STORE, entries_of, unpacked
     from treadle.core.runs import Run
 
     if folder is not None:
@@ -86,7 +86,7 @@ def _opened(folder: str | Path | None, run_id: str | None, root: str | Path) -> 
             yield _Source(record.location, record.get, record.loose, lambda: (entry for entry, _ in record.entries()))
         return
     assert run_id is not None
-    store = Run.open(root, run_id).store("web")
+    store = Run.open(root, run_id).store(WEB_STORE)
 
     def get(key: str) -> Entry | None:
         value = store.get(key)

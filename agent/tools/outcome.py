@@ -9,6 +9,9 @@ from typing import Literal, Protocol
 OutcomeStatus = Literal["ok", "empty", "error", "timeout", "invalid", "refused"]
 """`invalid`: the argument cannot be used (an empty query). `refused`: over the tool's limit, not executed."""
 
+NOT_ON_RECORD = "not on record"
+"""Note of a call that a replay of the web could not answer, where it goes on all the same."""
+
 
 @dataclass(frozen=True, slots=True)
 class ToolOutcome:

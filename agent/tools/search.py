@@ -7,10 +7,11 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
-from treadle.agent.tools.outcome import CallContext, ToolOutcome
+from treadle.agent.tools.outcome import NOT_ON_RECORD, CallContext, ToolOutcome
 from treadle.agent.tools.search_config import SearchToolSettings
 from treadle.agent.tools.searchers import Searcher, searcher_for
 from treadle.agent.tools.summarizer import Summarizer
+from treadle.agent.web.types import RecordMiss
 from treadle.core.waiting import all_of
 from treadle.retriever.index import MAX_QUERY_CHARS
 
@@ -63,14 +64,20 @@ class SearchTool:
         searcher: Searcher | None = None,
         summarizer: Summarizer | None = None,
         web: WebSearcher | None = None,
+        *,
+        misses_are_empty: bool = False,
     ) -> None:
-        """`searcher` stands in for what the settings name; `web` is needed where they send searches to the web."""
+        """`searcher` stands in for what the settings name; `web` is needed where they send searches to the web.
+
+        `misses_are_empty`: what a replay of the web lacks is as if nothing were found, with a note, and no RecordMiss.
+        """
         self._settings = settings
         self._summarizer = summarizer
         if searcher is None and settings.uses_local:
             searcher = searcher_for(settings, settings.service, settings.num_threads)
         self._searcher = searcher
         self._web = web
+        self._misses_are_empty = misses_are_empty
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> SearchTool:
@@ -136,7 +143,7 @@ class SearchTool:
             (*local.documents, *web.documents),
             web.sources,
             web.recorded,
-            local.note,
+            "; ".join(filter(None, (local.note, web.note))),
         )
 
     async def _in_time(self, query: str, deadline: float) -> _Found:
@@ -160,8 +167,13 @@ class SearchTool:
         """
         assert self._web is not None
         limit = asyncio.get_running_loop().time() + self._settings.timeout_s
-        async with asyncio.timeout_at(deadline):
-            found = await self._web.search(query, deadline=limit)
+        try:
+            async with asyncio.timeout_at(deadline):
+                found = await self._web.search(query, deadline=limit)
+        except RecordMiss:
+            if not self._misses_are_empty:
+                raise
+            return _Found(note=NOT_ON_RECORD)
         return _Found(found.text, found.documents, found.sources, found.recorded)
 
     def _cut(self, contents: str) -> str:

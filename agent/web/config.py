@@ -16,6 +16,8 @@ WEB_VERSION = 1
 """Raised when the same entries would read otherwise to an agent."""
 
 _VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]*")
+_MAPPED = ipaddress.IPv6Network("::ffff:0:0/96")
+_UNIQUE_LOCAL = ipaddress.IPv6Network("fc00::/7")
 Count = Annotated[int, Field(ge=1)]
 Seconds = Annotated[float, Field(gt=0)]
 
@@ -99,8 +101,20 @@ class FetchSettings(Section):
     @classmethod
     def _check_networks(cls, values: tuple[str, ...]) -> tuple[str, ...]:
         for value in values:
-            if ipaddress.ip_network(value).prefixlen == 0:
-                raise ValueError(f"{value} would allow every address; name the networks that you mean")
+            network = ipaddress.ip_network(value)
+            if "%" in value:
+                raise ValueError(f"{value} has a zone, which no address of a page can have; name the network alone")
+            if isinstance(network, ipaddress.IPv4Network):
+                is_wide = network.prefixlen < 8
+            elif network.overlaps(_MAPPED):
+                raise ValueError(f"{value} holds addresses that are judged as IPv4; name it as an IPv4 network")
+            else:
+                is_wide = network.prefixlen < 16 and not network.subnet_of(_UNIQUE_LOCAL)
+            if is_wide:
+                raise ValueError(
+                    f"{value} would allow much of the public net, at any port; name the networks that you mean, "
+                    "at most an IPv4 /8 or an IPv6 /16 each"
+                )
         return values
 
     @field_validator("user_agent")
@@ -109,6 +123,11 @@ class FetchSettings(Section):
         if not value.isprintable() or not value.isascii():
             raise ValueError("user_agent is one line of printable ASCII")
         return value
+
+
+_AGES = ("max_age_days", "failure_max_age_hours")
+_ASKING = ("provider", "page_timeout_s", "max_page_bytes")
+"""What only matters to who asks."""
 
 
 class WebSettings(Section):
@@ -158,3 +177,17 @@ class WebSettings(Section):
         if self.mode != "replay" and self.provider is None:
             raise ValueError(f'mode = "{self.mode}" needs a provider; only mode = "replay" asks nobody')
         return self
+
+    def effective(self) -> Self:
+        """See `Section.effective`: a replay asks nobody and takes entries of any age, a refresh takes none."""
+        names = {"replay": (*_AGES, *_ASKING), "refresh": ("record_digest", *_AGES), "record": ()}[self.mode]
+        fields = type(self).model_fields
+        return self.model_copy(update={name: fields[name].get_default() for name in names})
+
+    def as_met(self) -> Self:
+        """Settings with what an agent can tell of them alone: how searches and pages are shown.
+
+        Whether they are asked for or replayed, of whom and from which record, is not among that. It is in fingerprints,
+        as it decides what a run gets to see, but rollouts of one and the other were made in the same environment.
+        """
+        return self.model_copy(update={"mode": "replay", "record_digest": None}).effective()

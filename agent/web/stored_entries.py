@@ -10,6 +10,9 @@ from treadle.agent.web.types import Entry, SearchEntry, WebHit, entry_from_json
 from treadle.core.errors import ArtifactError
 from treadle.core.keyed_store import KeyedStore
 
+WEB_STORE = "web"
+"""Name of the store in which a run keeps what it met on the web."""
+
 MAX_TEXT_CHARS = 50_000
 MAX_HITS = 20
 _MAX_QUERY_CHARS = 5_000

@@ -11,9 +11,8 @@ from typing import Any, Self
 from support.scripted_server import RecordedRequest
 from support.web_servers import ScriptedProvider, Site
 
-from treadle.agent.toolbox import WEB_STORE
 from treadle.agent.web.record_table import write_record
-from treadle.agent.web.stored_entries import entries_of
+from treadle.agent.web.stored_entries import WEB_STORE, entries_of
 from treadle.agent.web.types import Entry
 from treadle.core.runs import Run
 

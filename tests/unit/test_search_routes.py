@@ -13,13 +13,13 @@ import pytest
 from treadle.agent.config import EnvironmentSettings
 from treadle.agent.environment import Observation, Question, ToolEnvironment
 from treadle.agent.toolbox import make_tools
-from treadle.agent.tools.outcome import CallContext
+from treadle.agent.tools.outcome import NOT_ON_RECORD, CallContext
 from treadle.agent.tools.search import CORPUS_TOO_SLOW, NO_HIT, TOO_SLOW, SearchTool
 from treadle.agent.tools.search_config import SearchToolSettings
 from treadle.agent.tools.summarizer import Summarizer, Summary
 from treadle.agent.web.record_table import write_record
-from treadle.agent.web.types import WebFound
-from treadle.core.config import semantic_dump, validate
+from treadle.agent.web.types import RecordMiss, WebFound
+from treadle.core.config import canonical_json, semantic_dump, validate
 from treadle.core.errors import ArtifactError, ConfigError
 from treadle.core.storage import LocalStorage
 from treadle.retriever.client import SearchUnavailable
@@ -255,13 +255,61 @@ def test_a_web_without_a_corpus_needs_none() -> None:
         settings().with_digests()
 
 
-def test_training_takes_the_web_from_a_record_alone_and_in_one_place(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def web_environment(**changes: Any) -> EnvironmentSettings:
+    return environment(web={**WEB, **changes})
+
+
+def test_where_the_web_comes_from_is_in_fingerprints_and_not_in_the_environments_digest(tmp_path: Path) -> None:
+    recorded = web_environment()
+    brave = {"type": "brave", "api_key_envs": ["K"]}
+    others = [
+        web_environment(mode="refresh"),
+        web_environment(mode="replay", recorded_in="x", record_digest="0" * 16),
+        web_environment(max_age_days=3),
+        web_environment(failure_max_age_hours=1),
+        web_environment(provider=brave),
+        web_environment(page_timeout_s=5),
+        web_environment(max_page_bytes=5),
+    ]
+    assert {other.digest() for other in others} == {recorded.digest()}
+    assert len({canonical_json(semantic_dump(one)) for one in (recorded, *others)}) == len(others) + 1
+    shown = [web_environment(**{name: 3}) for name in ("top_n", "max_chars", "page_chars", "window_chars")]
+    assert len({one.digest() for one in (recorded, *shown, web_environment(pages=False))}) == 6
+
+
+def test_what_a_mode_has_no_use_for_makes_no_other_run() -> None:
+    def dump(mode: str, **changes: Any) -> Any:
+        return semantic_dump(settings(web={"recorded_in": "record", "mode": mode, **changes}))
+
+    ages = {"max_age_days": 3, "failure_max_age_hours": 1}
+    asking = {**WEB, "page_timeout_s": 5, "max_page_bytes": 5}
+    assert dump("replay", **ages, **asking) == dump("replay")
+    assert dump("replay", record_digest="0" * 16) != dump("replay")
+    assert dump("refresh", **WEB, **ages, record_digest="0" * 16) == dump("refresh", **WEB)
+    assert dump("refresh", **asking) != dump("refresh", **WEB)
+    assert dump("record", **WEB, **ages) != dump("record", **WEB)
+
+
+@pytest.mark.parametrize(("route", "text", "status"), [("web", NO_HIT, "empty"), ("both", "Corpus\nlocal text", "ok")])
+async def test_what_a_replay_lacks_is_empty_with_a_note_where_that_is_wanted(
+    route: str, text: str, status: str
 ) -> None:
+    class Lacking(Web):
+        async def search(self, query: str, *, deadline: float) -> WebFound:
+            raise RecordMiss("the record has no search for 'q'")
+
+    keys = settings(**LOCAL, web=WEB, route=route)
+    async with SearchTool(keys, Corpus(), web=Lacking(), misses_are_empty=True) as tool:
+        outcome = await tool.call("q", deadline=FAR)
+    assert (outcome.status, outcome.text, outcome.note) == (status, text, NOT_ON_RECORD)
+    async with SearchTool(keys, Corpus(), web=Lacking()) as tool:
+        with pytest.raises(RecordMiss):
+            await tool.call("q", deadline=FAR)
+
+
+def test_training_takes_the_web_in_one_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     replay = {"mode": "replay", "recorded_in": "record"}
-    with pytest.raises(ConfigError, match=r'web.mode = "record": .* can only be replayed'):
-        local_environment(environment(web=WEB))
     with pytest.raises(ConfigError, match=r'route = "auto": .* set local, web or both'):
         local_environment(environment(**LOCAL, web=replay))
     assert local_environment(environment(**LOCAL, web=replay, route="both"))["search"]["route"] == "both"
