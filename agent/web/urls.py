@@ -17,7 +17,7 @@ _MAX_HOST_CHARS = 253
 
 
 def checked_url(text: str, base: URL | None = None) -> URL:
-    """The normal form of a URL: host in lower case and ASCII, no fragment, no default port.
+    """The normal form of a URL: host in lower case and ASCII, no dot behind it, no fragment, no default port.
 
     Args:
         text: As a search or a `Location` header gave it.
@@ -73,6 +73,8 @@ def _is_address(host: str) -> bool:
 def _normal(url: URL) -> URL:
     if url.raw_path == "/":  # of `http://host` as of `http://host/`
         url = url.with_path("/", keep_query=True)
+    if (host := url.raw_host or "").endswith("."):  # the same name, said to be whole
+        url = url.with_host(host[:-1])
     return url.with_fragment(None).with_port(None if url.is_default_port() else url.explicit_port)
 
 

@@ -8,8 +8,11 @@ import socket
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
+from treadle.agent.web import addresses
 from treadle.agent.web.addresses import PORTS, AddressRule, BlockedAddress
+from treadle.agent.web.config import FetchSettings
 from treadle.agent.web.sockets import Exchange, Guard, MeteredSocket, exchange
 
 PUBLIC = [
@@ -20,6 +23,10 @@ PUBLIC = [
     "100.63.255.255",
     "100.128.0.0",
     "128.0.0.0",
+    "161.25.255.255",
+    "161.27.0.0",
+    "166.7.255.255",
+    "166.12.0.0",
     "168.63.129.15",
     "169.253.255.255",
     "169.255.0.0",
@@ -33,6 +40,7 @@ PUBLIC = [
     "223.255.255.255",
     "2001:200::1",
     "2606:4700::1111",
+    "2606:4700::100:5efe:7f00:1",
     "2a00:1450:4001::1",
     "::ffff:1.1.1.1",
 ]
@@ -50,13 +58,20 @@ REFUSED = {
         "192.0.0.192",
         "fd00:ec2::254",
         "fd20:ce::254",
+        "161.26.0.10",
+        "166.8.0.1",
+        "166.11.255.255",
     ],
     "shared, reserved, for tests and papers": [
         "100.64.0.1",
         "100.127.255.255",
         "192.0.0.8",
         "192.0.2.1",
+        "192.31.196.1",
+        "192.52.193.1",
         "192.88.99.1",
+        "192.175.48.1",
+        "2620:4f:8000::1",
         "198.18.0.1",
         "198.19.255.255",
         "198.51.100.7",
@@ -81,6 +96,8 @@ REFUSED = {
         "2002:7f00:1::",
         "2002:a00:1::1",
         "2001:0:7f00:1::1",
+        "2606:4700::5efe:7f00:1",
+        "2606:4700::200:5efe:a00:1",
     ],
     "no address in figures": [
         "2130706433",
@@ -123,6 +140,70 @@ def test_an_allowed_network_may_be_connected_to_at_any_port_and_no_other() -> No
             rule.check(address, 80)
     with pytest.raises(BlockedAddress, match="port"):
         rule.check("1.1.1.1", 6379)
+
+
+def test_an_address_of_this_machine_may_not_be_connected_to_though_it_looks_public(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert addresses._is_own(ipaddress.ip_address("127.0.0.5"))
+    for address in ("1.1.1.1", "2606:4700::1111", "203.0.113.9"):
+        assert not addresses._is_own(ipaddress.ip_address(address))
+    monkeypatch.setattr(addresses, "_is_own", lambda address: str(address) == "1.1.1.1")
+    for spelled in ("1.1.1.1", "::ffff:1.1.1.1"):
+        with pytest.raises(BlockedAddress, match="not a public address: it is this machine's own"):
+            AddressRule().check(spelled, 443)
+    AddressRule().check("1.1.1.2", 443)
+    AddressRule([ipaddress.ip_network("1.1.1.0/24")]).check("1.1.1.1", 443)
+
+
+@pytest.mark.parametrize(
+    ("networks", "reached"),
+    [
+        (["127.0.0.0/8"], "this machine"),
+        (["::/64"], "this machine"),
+        (["169.254.0.0/16"], "the metadata of clouds"),
+        (["fd00::/8"], "the metadata of clouds"),
+        (["100.64.0.0/10", "127.0.0.1/32"], "this machine and the metadata of clouds"),
+        (["10.0.0.0/8"], ""),
+        ([], ""),
+    ],
+)
+def test_it_is_said_where_what_is_allowed_holds_this_machine_or_its_credentials(
+    networks: list[str], reached: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    AddressRule(map(ipaddress.ip_network, networks))
+    said = [f"pages, and where they redirect to, can reach {reached} (allowed_networks)"] if reached else []
+    assert caplog.messages == said
+
+
+@pytest.mark.parametrize(
+    ("network", "why"),
+    [
+        ("0.0.0.0/0", "much of the public net"),
+        ("0.0.0.0/1", "much of the public net"),
+        ("128.0.0.0/1", "much of the public net"),
+        ("10.0.0.0/7", "much of the public net"),
+        ("2000::/3", "much of the public net"),
+        ("2600::/15", "much of the public net"),
+        ("::/0", "judged as IPv4"),
+        ("::/1", "judged as IPv4"),
+        ("::ffff:0:0/96", "judged as IPv4"),
+        ("::ffff:10.0.0.0/104", "judged as IPv4"),
+        ("fe80::%1/64", "has a zone"),
+        ("10.0.0.1/8", "host bits"),
+        ("garbage", "garbage"),
+    ],
+)
+def test_networks_that_are_too_wide_or_never_match_are_refused(network: str, why: str) -> None:
+    with pytest.raises(ValidationError, match=why):
+        FetchSettings(allowed_networks=(network,))
+
+
+@pytest.mark.parametrize("network", ["10.0.0.0/8", "127.0.0.0/8", "fd00::/8", "fc00::/7", "2001:db8::/32", "::1/128"])
+def test_networks_of_intranets_can_be_allowed(network: str) -> None:
+    assert FetchSettings(allowed_networks=(network,)).allowed_networks == (network,)
+    address = str(ipaddress.ip_network(network)[1 if network != "::1/128" else 0])
+    AddressRule([ipaddress.ip_network(network)]).check(address, 8000)
 
 
 _V4 = [
