@@ -89,8 +89,9 @@ class QuestionsSettings(Section):
     domains: dict[str, Domain] = {}
     """Data set name -> domain, for names that no rule knows."""
     search: Added[dict[str, SearchRoute]] = {}
-    """Data set name -> where its questions are searched: local, web or both. It counts where `environment.search` has
-    the web and leaves the choice to the question; without the web all are searched in the corpus."""
+    """Data set name -> where its questions are searched: local, web or both; capitals of the name do not count. It
+    takes effect where `environment.search` has the web and leaves the choice to the question; without the web all are
+    searched in the corpus."""
     benchmarks: Added[dict[str, Benchmark]] = {}
     """Benchmarks of your own by name in lower case, beside those shipped; one of the same name replaces it."""
     max_question_chars: int = Field(default=100_000, ge=1)
@@ -126,6 +127,13 @@ class QuestionsSettings(Section):
                 raise ValueError(f"name {name!r} has capitals, which do not count; write {name.lower()!r}")
         return benchmarks
 
+    @field_validator("search")
+    @classmethod
+    def _are_told_apart(cls, search: dict[str, SearchRoute]) -> dict[str, SearchRoute]:
+        if doubled := [name for name, number in Counter(map(str.lower, search)).items() if number > 1]:
+            raise ValueError(f"{doubled[0]!r} is there twice; capitals do not count")
+        return search
+
     def benchmark_of(self, dataset: str) -> Benchmark:
         """What is known of a data set, by the benchmarks shipped and by those of the configuration."""
         return rule_for(dataset, self.benchmarks)
@@ -137,7 +145,8 @@ class QuestionsSettings(Section):
     def search_of(self, dataset: str, source: SourceSettings) -> SearchRoute | None:
         """Where the questions that a source has of a data set are searched; None where nobody says it."""
         rule = self.benchmark_of(dataset)
-        return self.search.get(dataset) or source.search or (None if rule is GENERIC else rule.search)
+        asked = {name.lower(): route for name, route in self.search.items()}.get(dataset.lower())
+        return asked or source.search or (None if rule is GENERIC else rule.search)
 
     def with_digests(self) -> QuestionsSettings:
         """Fill in what each source holds now (digests, hub revisions, names), as part of the fingerprint.

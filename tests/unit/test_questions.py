@@ -284,6 +284,23 @@ def test_where_questions_are_searched_is_said_by_the_map_then_the_source_then_th
     ]
 
 
+def test_names_under_search_count_without_capitals_and_those_of_no_question_are_told(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows = [{**GOOD, "question": f"Where is {name}?", "source": name} for name in ("2Wiki", "ours")]
+    path = write_jsonl(bench.folder / "q.jsonl", rows)
+    source = {"path": path, "domain": "qa", "source_field": "source"}
+    taken = bench.take(source, search={"2WIKI": "both", "World-Lookup": "local", "nosuch": "web"})
+    assert [row["search"] for row in taken.questions] == ["both", None]
+    (told,) = [record.message for record in caplog.records if "questions.search" in record.message]
+    assert "no question is of 'World-Lookup', 'nosuch'; there are '2Wiki', 'ours'" in told
+    caplog.clear()
+    bench.take(source, search={"2WIKI": "both"})
+    assert "questions.search" not in caplog.text
+    with pytest.raises(ValueError, match="'gaia' is there twice; capitals do not count"):
+        QuestionsSettings(search={"gaia": "web", "GAIA": "both"})
+
+
 def test_a_route_that_nobody_set_changes_no_fingerprint() -> None:
     assert "search" not in semantic_dump(QuestionsSettings(sources=(SourceSettings(path=Path("gsm8k.jsonl")),)))
     assert "search" not in semantic_dump(SourceSettings(path=Path("gsm8k.jsonl")))
