@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import orjson
 
-from treadle.agent.prompts import as_data
 from treadle.agent.web.config import WebSettings
+from treadle.agent.web.control_tokens import without_known_tokens
 from treadle.agent.web.passages import clean, clean_line, first_words, window
 from treadle.agent.web.types import PageEntry, WebHit
 
@@ -68,7 +68,7 @@ def snippet_documents(hits: Sequence[WebHit], settings: WebSettings) -> tuple[st
 
 def render_recorded(text: str, settings: WebSettings) -> str:
     """A result that was recorded ready-made, `max_chars` characters at most."""
-    return _cut(as_data(clean(text)), settings.max_chars)
+    return _cut(without_known_tokens(clean(text)), settings.max_chars)
 
 
 def _objects(
@@ -102,7 +102,9 @@ def _shown(number: int, hit: WebHit, page: PageEntry, settings: WebSettings, win
     text = clean(page.text[: settings.page_chars])
     if page.media_type == "application/pdf":
         text = first_words(text, settings.pdf_words)
-    return _Shown(fields, as_data(window(text, snippet, num_chars=window_chars, least=settings.snippet_match)))
+    return _Shown(
+        fields, without_known_tokens(window(text, snippet, num_chars=window_chars, least=settings.snippet_match))
+    )
 
 
 def _within(shown: _Shown, room: int) -> tuple[str, bool]:
@@ -131,7 +133,7 @@ def _json(shown: _Shown, context: str) -> str:
 
 def _line(text: str, num_chars: int) -> str:
     """Text of others as one line, cut before it is escaped, so that no escape is cut."""
-    return as_data(clean_line(text)[:num_chars])
+    return without_known_tokens(clean_line(text)[:num_chars])
 
 
 def _cut(text: str, num_chars: int) -> str:
