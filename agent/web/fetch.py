@@ -12,6 +12,7 @@ import logging
 import os
 import re
 from collections.abc import Awaitable, Callable
+from contextlib import ExitStack
 
 import aiohttp
 from aiohttp.abc import AbstractResolver
@@ -21,12 +22,14 @@ from yarl import URL
 
 from treadle.agent.web.addresses import AddressRule
 from treadle.agent.web.config import WebSettings
-from treadle.agent.web.names import FewAddresses, SystemNames
+from treadle.agent.web.names import FoundNames, Lookups, SystemNames
 from treadle.agent.web.slots import PageTime, Slots
 from treadle.agent.web.sockets import Exchange, Guard, MeteredSocket, exchange
+from treadle.agent.web.turns import site_of
 from treadle.agent.web.types import Fetched, Unfetchable
 from treadle.agent.web.urls import checked_url
 from treadle.core.llm.client import raise_open_file_limit
+from treadle.retriever.client import SearchUnavailable
 
 MAX_REDIRECTS = 5
 PDF = "application/pdf"
@@ -43,6 +46,9 @@ MEDIA_TYPES = frozenset(
     }
 )
 """Pages that are read."""
+LARGE_BYTES = 1024 * 1024
+"""Beyond this a body needs a place among the large ones."""
+NUM_LARGE, NUM_LARGE_OF_SITE = 16, 4
 ENCODINGS = {"": "", "identity": "", "gzip": "gzip", "x-gzip": "gzip", "deflate": "deflate"}
 """Content encodings that are read -> their names in `Fetched`."""
 
@@ -51,6 +57,10 @@ _UNTYPED = frozenset({"", "application/octet-stream", "binary/octet-stream", "ap
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _BUSY = frozenset({429, 500, 502, 503, 504})
 _SNIFFED_BYTES = 512
+_NO_PLACE = (
+    "pages of the search waited for a place among those that are fetched until its time was over; allow more by "
+    "fetch.max_fetches or fetch.max_per_host, or let fewer rollouts run at once"
+)
 _PAUSE_S = 0.5
 _PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
 _CHARSET = re.compile(r"charset\s*=\s*[\"']?([A-Za-z0-9][A-Za-z0-9_.:+-]{0,39})", re.IGNORECASE)
@@ -83,21 +93,25 @@ class Fetcher:
         self._settings = settings
         self._guard = Guard(AddressRule(map(ipaddress.ip_network, settings.fetch.allowed_networks)), make_socket)
         self._given_resolver, self._pause = resolver, pause
-        self._slots = Slots(settings.fetch.max_fetches, settings.fetch.max_per_host)
+        fetch = settings.fetch
+        self._hosts = Slots(None, fetch.max_per_host)
+        # Held until a page was read, so they bound what lies in memory; a site has a quarter of them at most.
+        self._pages = Slots(fetch.max_fetches, max(fetch.max_per_host, fetch.max_fetches // 4))
+        self._large = Slots(NUM_LARGE, NUM_LARGE_OF_SITE)
         self._closed = False
-        self._resolver: AbstractResolver | None = None
+        self._lookups: Lookups | None = None
         self._session: aiohttp.ClientSession | None = None
 
     async def open(self) -> None:
         """Get ready; say what is out of the ordinary."""
         self._say_what_is_unusual()
         raise_open_file_limit()
-        self._resolver = FewAddresses(self._given_resolver or SystemNames())
+        self._lookups = Lookups(self._given_resolver or SystemNames())
         fetch = self._settings.fetch
         self._session = aiohttp.ClientSession(
             # No connection is used twice, and no name's addresses are kept: each request passes the guard.
             connector=aiohttp.TCPConnector(
-                resolver=self._resolver, use_dns_cache=False, limit=0, force_close=True, socket_factory=self._guard
+                resolver=FoundNames(), use_dns_cache=False, limit=0, force_close=True, socket_factory=self._guard
             ),
             cookie_jar=aiohttp.DummyCookieJar(),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=fetch.connect_timeout_s),
@@ -117,65 +131,81 @@ class Fetcher:
         self._closed = True
         if self._session is not None:
             await self._session.close()
-        if self._resolver is not None:
-            await self._resolver.close()
+        if self._lookups is not None:
+            await self._lookups.close()
 
-    async def fetch(self, url: str, *, deadline: float) -> Fetched:
+    async def fetch(self, url: str, *, deadline: float, places: ExitStack | None = None) -> Fetched:
         """The page at a URL, as sent.
 
         Args:
             url: Anything; see `urls.checked_url` for what is taken.
-            deadline: Time of the running loop. Waiting for a place among the requests counts for it, but not for the
-                page's own time.
+            deadline: Time of the running loop until which it may wait for a place. Waiting costs nothing of the page's
+                own time, and what is begun has all of that.
+            places: What is to be closed when the page is needed no more: till then it counts as one under way, which
+                is what bounds the memory of pages. None: it is over when it is had.
 
         Raises:
             Unfetchable: There is no page to be had: why, in words that hold nothing of what the server said.
+            SearchUnavailable: Others were fetched until the deadline. That is no fault of the page.
         """
         first = checked_url(url)
+        clock = asyncio.get_running_loop()
         seconds = self._settings.page_timeout_s
+        if clock.time() >= deadline:
+            raise SearchUnavailable(_NO_PLACE)
+        limit = asyncio.timeout_at(deadline)
+        time = PageTime(limit, seconds=seconds, deadline=deadline)
         try:
-            async with asyncio.timeout_at(deadline) as limit:
-                time = PageTime(limit, seconds=seconds, deadline=deadline)
-                return await self._tried(first, time)
+            with ExitStack() as own:
+                async with limit:
+                    return await self._tried(first, time, own if places is None else places)
         except TimeoutError:
-            raise Unfetchable("timeout", f"it was not had in {seconds:g} s, or before the deadline") from None
+            if not time.is_over:
+                raise SearchUnavailable(_NO_PLACE) from None
+            raise Unfetchable("timeout", f"it was not had in {seconds:g} s") from None
 
-    async def _tried(self, url: URL, time: PageTime) -> Fetched:
+    async def _tried(self, url: URL, time: PageTime, places: ExitStack) -> Fetched:
         for further in reversed(range(self._settings.fetch.attempts)):
             try:
-                return await self._followed(url, time)
+                return await self._followed(url, time, places)
             except _MayPass:
                 if not further or not time.half_is_left or self._closed:
                     raise
             await self._pause(_PAUSE_S)
         raise AssertionError("attempts is at least 1")
 
-    async def _followed(self, url: URL, time: PageTime) -> Fetched:
+    async def _followed(self, url: URL, time: PageTime, places: ExitStack) -> Fetched:
         for _ in range(MAX_REDIRECTS + 1):
-            async with self._slots.one(url.raw_host or ""):
-                with time.running():
-                    came = await self._asked(url)
-            if isinstance(came, Fetched):
-                return came
+            host = (url.raw_host or "").rstrip(".")
+            async with self._hosts.one(host):
+                with ExitStack() as held:
+                    held.callback(await self._pages.take(site_of(host)))
+                    with time.running():
+                        came = await self._asked(url, time, held)
+                    if isinstance(came, Fetched):
+                        places.push(held.pop_all())
+                        return came
             url = checked_url(came, base=url)
         raise Unfetchable("redirects", f"there are more than {MAX_REDIRECTS}")
 
-    async def _asked(self, url: URL) -> Fetched | str:
+    async def _asked(self, url: URL, time: PageTime, held: ExitStack) -> Fetched | str:
         """One request, on a connection of its own: the page, or the `Location` that it leads to."""
-        assert self._session is not None, "open() comes first"
-        under_way = Exchange()
+        assert self._session is not None and self._lookups is not None, "open() comes first"
+        under_way = Exchange(await self._lookups.addresses(url.raw_host or "", url.port or 0, time))
         exchange.set(under_way)
         try:
             async with self._session.get(url, allow_redirects=False) as response:
                 if response.status in _REDIRECTS and "Location" in response.headers:
                     return response.headers["Location"]
-                return await self._page(url, response, under_way)
+                return await self._page(url, response, under_way, time, held)
         except (aiohttp.ClientError, OSError) as error:
             failure = _failure(error, under_way)
         # Not in the handler: what aiohttp says may hold what the server said.
         raise failure
 
-    async def _page(self, url: URL, response: aiohttp.ClientResponse, under_way: Exchange) -> Fetched:
+    async def _page(
+        self, url: URL, response: aiohttp.ClientResponse, under_way: Exchange, time: PageTime, held: ExitStack
+    ) -> Fetched:
         if response.status != 200:
             kind = _MayPass if response.status in _BUSY else Unfetchable
             raise kind("http", f"status {response.status}")
@@ -186,20 +216,34 @@ class Fetcher:
         length = response.content_length
         if length is not None and length > self._settings.max_page_bytes:
             raise self._too_large()
-        body = await self._body(response, under_way, sniffed=not encoding and media_type in _UNTYPED)
+
+        async def may_be_large() -> None:
+            with time.waiting():
+                held.callback(await self._large.take(site_of(url.raw_host or "")))
+
+        body = await self._body(response, under_way, may_be_large, sniffed=not encoding and media_type in _UNTYPED)
         if not encoding and body.startswith(b"%PDF-"):
             media_type = PDF
         elif media_type in _UNTYPED:
             media_type = "text/html"
         return Fetched(str(url), 200, media_type, charset, encoding, body)
 
-    async def _body(self, response: aiohttp.ClientResponse, under_way: Exchange, *, sniffed: bool) -> bytes:
+    async def _body(
+        self,
+        response: aiohttp.ClientResponse,
+        under_way: Exchange,
+        may_be_large: Callable[[], Awaitable[None]],
+        *,
+        sniffed: bool,
+    ) -> bytes:
         body = bytearray()
         async for part in response.content.iter_any():
-            body += part
             under_way.num_taken += len(part)
-            if len(body) > self._settings.max_page_bytes:
+            if len(body) + len(part) > self._settings.max_page_bytes:
                 raise self._too_large()
+            if len(body) <= LARGE_BYTES < len(body) + len(part):
+                await may_be_large()
+            body += part
             if sniffed and len(body) >= _SNIFFED_BYTES:
                 _check_first_bytes(body)
                 sniffed = False

@@ -10,7 +10,7 @@ import asyncio
 import sys
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, ExitStack
 from datetime import datetime
 from typing import Any, Protocol, TypeVar
 
@@ -24,11 +24,12 @@ from treadle.agent.web.types import Fetched, Language, PageEntry, PageText, Sear
 from treadle.agent.web.urls import checked_url
 from treadle.core.keyed_store import KeyedStore
 from treadle.core.waiting import all_of
+from treadle.retriever.client import SearchUnavailable
 
 NUM_THREADS = 4
 """Threads that read and decode entries. Texts are made of them in one more: several would only take turns, and let the
 event loop wait for all of them."""
-LEFT_WAITING = "the search's time was over before it was had"
+LEFT_WAITING = "the search's time was over before all of its pages were had; what is fetched then comes on record"
 
 SWITCH_S = 0.001
 """How long a thread that makes texts may keep the event loop waiting for the interpreter, in place of Python's 5 ms: in
@@ -58,8 +59,11 @@ class PageFetcher(Protocol):
         """Get ready."""
         ...
 
-    async def fetch(self, url: str, *, deadline: float) -> Fetched:
-        """The page at a URL, as sent; raises Unfetchable."""
+    async def fetch(self, url: str, *, deadline: float, places: ExitStack) -> Fetched:
+        """The page at a URL, as sent, which counts as one under way until `places` are closed.
+
+        Raises Unfetchable, and SearchUnavailable where it waited for others until the deadline.
+        """
         ...
 
     async def close(self) -> None:
@@ -74,8 +78,12 @@ class TextReader(Protocol):
         """Get ready; raises ToolError."""
         ...
 
-    async def read(self, page: Fetched, *, max_bytes: int) -> PageText:
-        """What is legible of a page; raises Unfetchable, and ToolError where nothing can be read here."""
+    async def read(self, page: Fetched, *, max_bytes: int, deadline: float) -> PageText:
+        """What is legible of a page.
+
+        Raises Unfetchable, SearchUnavailable where it waited for others until the deadline, and ToolError where nothing
+        can be read here.
+        """
         ...
 
     async def close(self) -> None:
@@ -172,9 +180,9 @@ class WebSearch:
     async def search(self, query: str, *, deadline: float) -> WebFound:
         """What the web says to a query; an empty text where there is no hit.
 
-        `deadline` is in the event loop's clock: a page that it cuts off is on record as one that could not be had.
-        Cancelled, it leaves to the record what is under way. Raises SearchUnavailable where the provider is out of
-        order or too slow, RecordMiss in a replay, and ToolError.
+        `deadline` is in the event loop's clock. Whatever ends it, it leaves to the record what is under way; what waits
+        at the deadline is dropped, and nothing of it recorded. Raises SearchUnavailable where the provider is out of
+        order or too slow, or pages were not had by the deadline; RecordMiss in a replay; and ToolError.
         """
         assert self._recorder is not None, "open() comes first"
         query = clean_line(query)
@@ -220,21 +228,23 @@ class WebSearch:
     async def _page(self, url: str, slots: asyncio.Semaphore, deadline: float) -> tuple[PageEntry, bool]:
         assert self._recorder is not None
         key = page_key(url)
-        fetch = None if self._fetcher is None else lambda: self._fetched(key, url, deadline)
+        if self._fetcher is None:
+            return await self._recorder.page(key, url, None)
         try:
             async with asyncio.timeout_at(deadline), slots:
-                return await self._recorder.page(key, url, fetch)
+                return await self._recorder.page(key, url, lambda: self._fetched(key, url, deadline))
         except TimeoutError:
-            late = PageEntry(key, url, self._now(), failure="timeout", detail=LEFT_WAITING)
-            return await self._recorder.settle(late), False
+            # It says nothing of the page: others may have been in its way, or the provider was slow.
+            raise SearchUnavailable(LEFT_WAITING) from None
 
     async def _fetched(self, key: str, url: str, deadline: float) -> PageEntry:
         assert self._fetcher is not None and self._reader is not None
         final_url = ""
         try:
-            fetched = await self._fetcher.fetch(url, deadline=deadline)
-            final_url = fetched.final_url
-            page = await self._reader.read(fetched, max_bytes=self._settings.max_page_bytes)
+            with ExitStack() as places:
+                fetched = await self._fetcher.fetch(url, deadline=deadline, places=places)
+                final_url = fetched.final_url
+                page = await self._reader.read(fetched, max_bytes=self._settings.max_page_bytes, deadline=deadline)
         except Unfetchable as failure:
             return PageEntry(key, url, self._now(), final_url, failure=failure.kind, detail=failure.detail)
         return PageEntry(key, url, self._now(), final_url, page.title, page.text, page.media_type, reader=page.reader)

@@ -12,6 +12,8 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
+from aiohttp.abc import ResolveResult
+
 from treadle.agent.web.addresses import AddressRule, BlockedAddress
 
 WIRE_ALLOWANCE_BYTES = 512 * 1024
@@ -25,12 +27,14 @@ class Exchange:
     """One request and its answer.
 
     Attributes:
+        addresses: What was found for the name of its host.
         refused: Addresses that were refused: aiohttp reports only one of the errors of several.
         num_received: Bytes that came, over all its connections.
         num_taken: Bytes of the page among them.
         wasted: Whether it was ended because nearly all that came was something else.
     """
 
+    addresses: list[ResolveResult] = field(default_factory=list)
     refused: list[BlockedAddress] = field(default_factory=list)
     num_received: int = 0
     num_taken: int = 0

@@ -22,7 +22,7 @@ def site_of(host: str) -> str:
     """
     host = host.rstrip(".").lower()
     labels = host.split(".")
-    if len(labels) < 3 or _is_address(host):
+    if len(labels) < 3 or is_address(host):
         return host
     is_suffix_of_two = len(labels[-1]) == 2 and len(labels[-2]) <= 3
     return ".".join(labels[-3 if is_suffix_of_two else -2 :])
@@ -33,7 +33,8 @@ def site_of_url(url: str) -> str:
     return site_of(URL(url).raw_host or "")
 
 
-def _is_address(host: str) -> bool:
+def is_address(host: str) -> bool:
+    """Whether a host is no name."""
     try:
         ipaddress.ip_address(host)
     except ValueError:

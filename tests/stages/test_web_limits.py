@@ -7,6 +7,7 @@ import gzip
 import socket
 import zlib
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 import aiohttp.connector
@@ -15,9 +16,11 @@ from support.certificates import server_context
 from support.fetching import LOOPBACK, fetching, refusal
 from support.web_servers import Hostile, Page, Site
 
+from treadle.agent.web import fetch as fetch_module
 from treadle.agent.web.page_reader import PageReader
 from treadle.agent.web.slots import PageTime
 from treadle.agent.web.types import Unfetchable
+from treadle.retriever.client import SearchUnavailable
 
 KIB = 1024
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\n"
@@ -239,11 +242,28 @@ async def test_a_server_that_takes_its_time_is_left_when_the_pages_time_is_over(
         assert server.requests == 1, "no second try: more than half of the time was spent"
 
 
-@pytest.mark.parametrize("within_s", [0.1, 0.0, -1.0])
-async def test_the_deadline_of_the_call_ends_it_too(within_s: float) -> None:
-    with Hostile(falling_silent()) as server:
+@pytest.mark.parametrize("within_s", [0.0, -1.0])
+async def test_nothing_is_begun_after_the_deadline(within_s: float) -> None:
+    with Site({"/": "x"}) as site:
         async with fetching(allowed=LOOPBACK) as fetch:
-            assert (await refusal(fetch(server.url, within_s))).kind == "timeout"
+            with pytest.raises(SearchUnavailable):
+                await fetch(site.url(), within_s)
+        assert site.connections() == 0
+
+
+async def test_what_is_begun_has_its_own_time_whatever_the_deadline() -> None:
+    with Site({"/": "x"}) as site, Hostile(falling_silent()) as slow:
+        asked = site.hold("/")
+        async with fetching(allowed=LOOPBACK, page_timeout_s=1.0) as fetch:
+            clock = asyncio.get_running_loop()
+            pages = [asyncio.create_task(fetch(url, 0.1)) for url in (site.url(), slow.url)]
+            end = clock.time() + 0.1
+            await asyncio.to_thread(asked.wait)
+            while clock.time() <= end:
+                await asyncio.sleep(0)
+            site.release("/")
+            assert (await pages[0]).body == b"x"
+            assert (await refusal(pages[1])).kind == "timeout"
 
 
 async def test_a_slow_server_behind_a_redirect_is_left_too() -> None:
@@ -319,16 +339,19 @@ async def test_the_deadline_runs_while_a_place_is_waited_for() -> None:
         async with fetching(allowed=LOOPBACK, fetch={"max_fetches": 1}) as fetch:
             first = asyncio.create_task(fetch(site.url()))
             await asyncio.to_thread(asked.wait)
-            assert (await refusal(fetch(site.url("/other"), 0.1))).kind == "timeout"
+            with pytest.raises(SearchUnavailable, match="waited for a place") as caught:
+                await fetch(site.url("/other"), 0.1)
+            assert caught.value.retryable, "it is our load and no fault of the page"
             site.release("/")
             assert (await first).body == b"x" and site.paths == ["/"]
 
 
 async def test_a_place_is_free_again_after_each_kind_of_end() -> None:
     with Hostile(drip) as slow, Site({"/": "x", "/no": Page("", 404)}) as site:
-        async with fetching(allowed=LOOPBACK, fetch={"max_fetches": 1, "max_per_host": 1}) as fetch:
+        places = {"max_fetches": 1, "max_per_host": 1}
+        async with fetching(allowed=LOOPBACK, page_timeout_s=1.0, fetch=places) as fetch:
             for url in (slow.url, site.url("/no"), "http://10.0.0.1/", "http://x.invalid/", site.url("/no")):
-                await refusal(fetch(url, 0.1 if url == slow.url else 60.0))
+                await refusal(fetch(url))
             held = site.hold("/")
             left = asyncio.create_task(fetch(site.url()))
             await asyncio.to_thread(held.wait)
@@ -343,8 +366,49 @@ async def test_closing_breaks_off_what_is_under_way() -> None:
     with Hostile(falling_silent()) as server:
         async with fetching(allowed=LOOPBACK) as fetch:
             page = asyncio.create_task(fetch(server.url))
-            await refusal(fetch(server.url, 0.05))
+            while not server.requests:
+                await asyncio.sleep(0)
         assert (await refusal(page)).kind in ("connect", "timeout")
+
+
+# Memory.
+
+
+async def test_a_page_holds_its_place_until_it_is_needed_no_more() -> None:
+    with Site({"/a": "a", "/b": "b", "/no": Page("", 404)}) as site:
+        async with fetching(allowed=LOOPBACK, fetch={"max_fetches": 1}) as fetch:
+            with ExitStack() as places:
+                await refusal(fetch(site.url("/no"), places=places))
+                assert (await fetch(site.url("/a"), places=places)).body == b"a"
+                with pytest.raises(SearchUnavailable):
+                    await fetch(site.url("/b"), 0.1)
+            assert (await fetch(site.url("/b"))).body == b"b"
+        assert site.paths == ["/no", "/a", "/b"]
+
+
+async def test_large_bodies_are_few_at_a_time_and_wait_in_nobodys_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Were they not, 256 pages of 10 MiB could wait for their reader at once, and more with each search."""
+    for name, value in (("LARGE_BYTES", 4 * KIB), ("NUM_LARGE", 3), ("NUM_LARGE_OF_SITE", 2)):
+        monkeypatch.setattr(fetch_module, name, value)
+    routes = {**{f"/{number}": "x" * 8 * KIB for number in range(4)}, "/small": "x" * 4 * KIB}
+    with Site(routes) as site, Site(routes, host="127.0.0.2") as other:
+        async with fetching(allowed=LOOPBACK, page_timeout_s=0.5) as fetch:
+            held = [ExitStack() for _ in range(4)]
+            pages = [asyncio.create_task(fetch(site.url(f"/{at}"), places=held[at])) for at in range(4)]
+            await asyncio.wait(pages, return_when=asyncio.FIRST_COMPLETED)
+            assert len((await fetch(site.url("/small"))).body) == 4 * KIB
+            third = ExitStack()
+            assert len((await fetch(other.url("/0"), places=third)).body) == 8 * KIB
+            with pytest.raises(SearchUnavailable):
+                await fetch(other.url("/1"), 0.1)
+            # Longer than a page's own time, which does not run for those who wait.
+            done, waiting = await asyncio.wait(pages, timeout=0.6)
+            assert (len(done), len(waiting)) == (2, 2)
+            for places in held:
+                places.close()
+            assert [len((await page).body) for page in pages] == [8 * KIB] * 4
+            for places in (*held, third):
+                places.close()
 
 
 # What is read, what is tried again.

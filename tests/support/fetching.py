@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from typing import Any, Protocol
 
 import pytest
@@ -21,7 +21,7 @@ LOOPBACK = ("127.0.0.0/8", "::1/128")
 class Fetch(Protocol):
     """Fetches a URL, with so much time for the call."""
 
-    async def __call__(self, url: str, within_s: float = 60.0) -> Fetched: ...
+    async def __call__(self, url: str, within_s: float = 60.0, places: ExitStack | None = None) -> Fetched: ...
 
 
 @asynccontextmanager
@@ -46,8 +46,8 @@ async def fetching(
     fetcher = Fetcher(made, resolver=resolver, make_socket=make_socket, pause=pause or _no_pause)
     await fetcher.open()
 
-    async def fetched(url: str, within_s: float = 60.0) -> Fetched:
-        return await fetcher.fetch(url, deadline=asyncio.get_running_loop().time() + within_s)
+    async def fetched(url: str, within_s: float = 60.0, places: ExitStack | None = None) -> Fetched:
+        return await fetcher.fetch(url, deadline=asyncio.get_running_loop().time() + within_s, places=places)
 
     try:
         yield fetched

@@ -6,6 +6,7 @@ import asyncio
 import json
 import sys
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ import pytest
 from treadle.agent.web.config import WebSettings
 from treadle.agent.web.keys import page_key, search_key
 from treadle.agent.web.record_table import write_record
-from treadle.agent.web.search import LEFT_WAITING, SWITCH_S, WebSearch
+from treadle.agent.web.search import SWITCH_S, WebSearch
 from treadle.agent.web.stored_entries import entries_of
 from treadle.agent.web.types import (
     Fetched,
@@ -74,7 +75,7 @@ class Pages:
 
     async def close(self) -> None: ...
 
-    async def fetch(self, url: str, *, deadline: float) -> Fetched:
+    async def fetch(self, url: str, *, deadline: float, places: ExitStack) -> Fetched:
         self.fetched.append(url)
         self.at_once += 1
         self.most_at_once = max(self.at_once, self.most_at_once)
@@ -87,7 +88,7 @@ class Pages:
             self.at_once -= 1
         return Fetched(url, 200, "text/html", "", "", url.encode())
 
-    async def read(self, page: Fetched, *, max_bytes: int) -> PageText:
+    async def read(self, page: Fetched, *, max_bytes: int, deadline: float) -> PageText:
         return PageText("", f"Read {page.body.decode()}.", page.media_type, "test/1")
 
 
@@ -191,21 +192,62 @@ async def test_a_page_that_cannot_be_had_is_on_record_with_the_reason_and_keeps_
     assert isinstance(page, PageEntry) and (page.failure, page.detail) == ("blocked", "no such place for us")
 
 
-async def test_a_page_that_the_search_waited_for_in_vain_is_that_for_everybody(tmp_path: Path) -> None:
+async def test_a_page_that_is_not_had_in_time_is_owed_and_comes_on_record_as_what_it_is(tmp_path: Path) -> None:
     release = asyncio.Event()
 
     async def wait(url: str) -> None:
         await release.wait()
 
-    web = searching(tmp_path, Finding(hit("/slow")), Pages(wait))
+    pages = Pages(wait)
+    web = searching(tmp_path, Finding(hit("/slow")), pages)
     await web.open()
-    late = await web.search("q", deadline=asyncio.get_running_loop().time() + 0.05)
+    with pytest.raises(SearchUnavailable, match="the search's time was over") as caught:
+        await web.search("q", deadline=asyncio.get_running_loop().time() + 0.05)
+    assert caught.value.retryable and page_key("http://site.test/slow") not in kept(tmp_path)
     release.set()
-    later = await web.search("other words", deadline=FAR)
+    later = await web.search("q", deadline=FAR)
     await web.close()
-    assert [shown(found.text)[0]["context"] for found in (late, later)] == ["[This page could not be fetched.]"] * 2
-    page = kept(tmp_path)[page_key("http://site.test/slow")]
-    assert isinstance(page, PageEntry) and (page.failure, page.detail) == ("timeout", LEFT_WAITING)
+    assert shown(later.text)[0]["context"] == "Read http://site.test/slow." and len(pages.fetched) == 1
+
+
+async def test_a_page_that_waited_for_others_is_not_on_record_and_is_asked_for_again(tmp_path: Path) -> None:
+    full = True
+
+    async def wait(url: str) -> None:
+        if full and url.endswith("/b"):
+            raise SearchUnavailable("all places are taken")
+
+    pages = Pages(wait)
+    web = searching(tmp_path, Finding(hit("/a"), hit("/b")), pages)
+    await web.open()
+    with pytest.raises(SearchUnavailable, match="all places are taken"):
+        await web.search("q", deadline=FAR)
+    full = False
+    found = await web.search("q", deadline=FAR)
+    await web.close()
+    assert [one["context"] for one in shown(found.text)] == ["Read http://site.test/a.", "Read http://site.test/b."]
+    assert sorted(pages.fetched) == ["http://site.test/a", "http://site.test/b", "http://site.test/b"]
+
+
+async def test_a_page_holds_its_places_until_it_was_read(tmp_path: Path) -> None:
+    seen: list[str] = []
+
+    class Holding(Pages):
+        async def fetch(self, url: str, *, deadline: float, places: ExitStack) -> Fetched:
+            places.callback(seen.append, "given back")
+            return await super().fetch(url, deadline=deadline, places=places)
+
+        async def read(self, page: Fetched, *, max_bytes: int, deadline: float) -> PageText:
+            seen.append("read")
+            if "/bad" in page.final_url:
+                raise Unfetchable("unreadable", "")
+            return await super().read(page, max_bytes=max_bytes, deadline=deadline)
+
+    web = searching(tmp_path, Finding(hit("/a"), hit("/bad")), Holding(), fetch={"max_per_query": 1})
+    await web.open()
+    await web.search("q", deadline=FAR)
+    await web.close()
+    assert seen == ["read", "given back"] * 2
 
 
 async def test_what_a_rollout_no_longer_waits_for_comes_on_record_as_it_is(tmp_path: Path) -> None:

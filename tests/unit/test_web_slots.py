@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import nullcontext
 
 import pytest
 
@@ -36,13 +37,34 @@ async def test_the_time_of_a_page_runs_only_where_it_is_fetched(monkeypatch: pyt
             assert limit.when() == pytest.approx(clock.now + 9)
 
 
-async def test_the_time_of_a_page_ends_with_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_runs_has_all_of_its_time_and_what_waits_ends_with_the_deadline(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     clock = Clock(monkeypatch)
     deadline = clock.start + 10
     async with asyncio.timeout_at(deadline) as limit:
-        with PageTime(limit, seconds=20, deadline=deadline).running():
-            assert limit.when() == deadline
-        assert limit.when() == deadline
+        time = PageTime(limit, seconds=20, deadline=deadline)
+        with time.running():
+            assert limit.when() == clock.start + 20
+            clock.now += 8
+            with time.waiting():
+                assert limit.when() == deadline and time.left_s == pytest.approx(12)
+                clock.now += 1
+            assert limit.when() == pytest.approx(clock.now + 12)
+            clock.now += 5
+        assert limit.when() == deadline and time.left_s == pytest.approx(7) and not time.is_over
+
+
+@pytest.mark.parametrize("waits", [False, True])
+async def test_it_is_told_whether_a_page_took_too_long_or_waited_too_long(waits: bool) -> None:
+    now = asyncio.get_running_loop().time()
+    limit = asyncio.timeout_at(now)
+    time = PageTime(limit, seconds=0 if not waits else 60, deadline=now)
+    with pytest.raises(TimeoutError):
+        async with limit:
+            with time.running(), time.waiting() if waits else nullcontext():
+                await asyncio.Event().wait()
+    assert time.is_over is not waits
 
 
 async def test_nothing_is_kept_of_hosts_that_nobody_waits_for() -> None:
