@@ -375,9 +375,14 @@ def verify_artifact(storage: Storage, ref: ArtifactRef) -> list[str]:
         manifest = read_manifest(storage, ref)
     except ArtifactError as error:
         return [str(error)]
+    return changed_files(storage, manifest, ref.folder)
+
+
+def changed_files(storage: Storage, manifest: Manifest, folder: str = "") -> list[str]:
+    """Hash the data files that a manifest lists, which lies in `folder`; one sentence per difference."""
     problems = []
     for entry in manifest.files:
-        key = f"{ref.folder}/{entry.name}"
+        key = f"{folder}/{entry.name}" if folder else entry.name
         if not storage.exists(key):
             problems.append(f"{key} is missing")
             continue

@@ -32,6 +32,8 @@ class _Source:
 
     place: str
     get: Callable[[str], Entry | None]
+    by_key: Callable[[str], Entry | None]
+    """By a key that was given: of a run also one that it had from another's record."""
     loose: Callable[[str], Entry | None]
     entries: Callable[[], Iterator[Entry]]
 
@@ -45,6 +47,7 @@ class _Source:
 @click.option("--run", "run_id", help="Show what this run has recorded so far, in place of a record's folder.")
 @click.option("--query", help="Show the search for this query.")
 @click.option("--url", help="Show the page with this address.")
+@click.option("--key", help="Show the entry with this key, as the sources of a call name it.")
 @click.option("--failures", is_flag=True, help="List the pages that could not be had.")
 @root_option
 @json_option
@@ -53,6 +56,7 @@ def show(
     run_id: str | None,
     query: str | None,
     url: str | None,
+    key: str | None,
     failures: bool,
     root: str | Path,
     as_json: bool,
@@ -63,10 +67,12 @@ def show(
     """
     if (folder is None) == (run_id is None):
         raise click.UsageError("name either the folder of a record or a run, with --run")
-    if sum((query is not None, url is not None, failures)) > 1:
-        raise click.UsageError("give one of --query, --url and --failures")
+    if sum((query is not None, url is not None, key is not None, failures)) > 1:
+        raise click.UsageError("give one of --query, --url, --key and --failures")
     with _opened(folder, run_id, root) as source:
-        if query is not None or url is not None:
+        if key is not None:
+            _show_entry(_of_key(source, key), as_json)
+        elif query is not None or url is not None:
             _show_entry(_wanted(source, query, url), as_json)
         elif failures:
             _show_failures(source, as_json)
@@ -77,22 +83,38 @@ def show(
 @contextlib.contextmanager
 def _opened(folder: str | Path | None, run_id: str | None, root: str | Path) -> Iterator[_Source]:
     from treadle.agent.web.record_folder import open_record
+    from treadle.agent.web.run_entries import RunEntries
     from treadle.agent.web.stored_entries import WEB_STORE, entries_of, unpacked
     from treadle.core.runs import Run
 
     if folder is not None:
         record = open_record(folder)
         with contextlib.closing(record):
-            yield _Source(record.location, record.get, record.loose, lambda: (entry for entry, _ in record.entries()))
+            yield _Source(
+                record.location, record.get, record.get, record.loose, lambda: (entry for entry, _ in record.entries())
+            )
         return
     assert run_id is not None
-    store = Run.open(root, run_id).store(WEB_STORE)
+    run = Run.open(root, run_id)
+    store = run.store(WEB_STORE)
 
-    def get(key: str) -> Entry | None:
+    def recorded(key: str) -> Entry | None:
         value = store.get(key)
         return None if value is None else unpacked(value, store.location(key))
 
-    yield _Source(store.location(), get, lambda key: None, lambda: entries_of(store))
+    with RunEntries(run) as met:
+        yield _Source(store.location(), recorded, met.get, lambda key: None, lambda: entries_of(store))
+
+
+def _of_key(source: _Source, key: str) -> Entry:
+    """The entry with a key; raises DataError where there is none."""
+    from treadle.agent.web.run_entries import checked_key
+    from treadle.core.errors import DataError
+
+    entry = source.by_key(checked_key(key))
+    if entry is None:
+        raise DataError(f"{source.place} has no entry {key}")
+    return entry
 
 
 def _wanted(source: _Source, query: str | None, url: str | None) -> Entry:

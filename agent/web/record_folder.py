@@ -47,7 +47,7 @@ _UNPACKED = re.compile(r"[0-9a-f]{16}")
 
 def record_digest(location: str | Path) -> str:
     """Digest of the record in a folder, on a path or `s3://`; only its manifest is read. Raises ArtifactError."""
-    return _manifest(open_storage(location)).digest
+    return record_manifest(open_storage(location)).digest
 
 
 def open_record(location: str | Path) -> RecordFolder:
@@ -56,7 +56,7 @@ def open_record(location: str | Path) -> RecordFolder:
     Raises ArtifactError for what is no record, or one that has changed, StorageError where the medium fails.
     """
     storage = open_storage(location)
-    manifest = _manifest(storage)
+    manifest = record_manifest(storage)
     root = cache_root() / "web"
     folder = root / manifest.digest
     # One lock for all: none is removed between the moment it is found and the moment it is opened.
@@ -146,7 +146,8 @@ class _Rows:
             self._data.close()
 
 
-def _manifest(storage: Storage) -> Manifest:
+def record_manifest(storage: Storage) -> Manifest:
+    """The manifest of the record in a folder; raises ArtifactError where there is none."""
     place = storage.location()
     content = storage.get(_MANIFEST)
     if content is None:

@@ -88,12 +88,15 @@ def test_entries_are_shown_and_drive_no_terminal(desk: Desk, where: str) -> None
         assert "\x1b" not in text and "\u202e" not in text
     found = command(desk, "web", "show", *place, "--query", QUERY)
     assert isinstance(found, dict) and found["hits"][0]["snippet"] == HIT.snippet
+    assert command(desk, "web", "show", *place, "--key", SEARCH.key) == found
 
 
 def test_what_is_not_there_is_said_in_one_line(desk: Desk) -> None:
     treadle(desk, "web", "show", "--run", "r", "--query", "\x1bother").failed("has no search for", code=2)
     treadle(desk, "web", "show", "--run", "r", "--url", "https://example.org/other").failed("has no page", code=2)
     treadle(desk, "web", "show", "--run", "r", "--url", "file:///etc/passwd").failed("is no address", code=2)
+    treadle(desk, "web", "show", "--run", "r", "--key", "0" * 32).failed("has no entry 0000", code=2)
+    treadle(desk, "web", "show", "--run", "r", "--key", "../\x1b[2J").failed("is no key of an entry", code=2)
     treadle(desk, "web", "show", "--run", "nobody").failed("there is no run nobody", code=1)
     treadle(desk, "web", "show", "outputs").failed("is no web record", "treadle export web_record", code=1)
     treadle(desk, "web", "show").failed("--run", code=2)
@@ -106,6 +109,12 @@ def test_a_damaged_entry_is_named_and_nothing_is_exported(desk: Desk) -> None:
     (path,) = (desk.folder / "outputs/runs/r/store/web").rglob(SEARCH.key)
     path.write_bytes(b"1damaged")
     treadle(desk, "export", "web_record", "--run", "r").failed(SEARCH.key, "is damaged", code=1)
+    treadle(desk, "verify", "--run", "empty").succeeded()
+    found = treadle(desk, "verify", "--run", "r")
+    assert "damaged  runs/r/store/web" in found.out
+    found.failed(SEARCH.key, "is damaged", "remove it", code=1)
+    path.write_bytes(packed(SEARCH))
+    assert treadle(desk, "verify", "--run", "r").succeeded().out == "ok       runs/r/store/web\n"
     assert not list((desk.folder / "outputs/artifacts/web_record").iterdir())
 
 
@@ -201,7 +210,7 @@ def test_what_one_run_recorded_another_one_meets_offline_and_no_key_is_kept(tmp_
         assert asked and asked[0].headers["x-api-key"] == KEY_VALUE
         assert any("Anna is the oldest of them." in row["text"] for row in rows)
         folder = treadle(desk, "export", "web_record", "--run", "first").succeeded().out.splitlines()[0]
-        num_asked = len(site.requests)
+        num_asked, address = len(site.requests), site.url("/page")
         (desk.folder / "run.toml").write_text(config + REPLAY % folder)
         treadle(desk, *run, "second").succeeded()
         again = desk.rows("second", "1/rollouts@tutor", "rollouts")
@@ -210,6 +219,21 @@ def test_what_one_run_recorded_another_one_meets_offline_and_no_key_is_kept(tmp_
         missed = treadle(desk, *run, "third")
         missed.failed(f"the web record {folder} has no search for", "export web_record", code=1)
         assert len(site.requests) == num_asked
+    searched = next(row for row in again if "Anna is the oldest" in row["text"])
+    (page,) = (key for call in json.loads(searched["tool_calls"]) for key in call["sources"][1:])
+    for name in ("first", "second"):
+        shown = treadle(desk, "web", "show", "--run", name, "--key", page).succeeded().out
+        assert "Anna is the oldest of them." in shown and address in shown
+        assert f"search: ok\n  {address}\n" in _plain(treadle(desk, "show", searched["rollout_key"], "--run", name).out)
+    assert f"ok       {folder}\n" in treadle(desk, "verify", "--run", "second").succeeded().out
+    (part,) = Path(folder).glob("*.parquet")
+    part.write_bytes(part.read_bytes() + b"x")
+    treadle(desk, "verify", "--run", "second").failed(folder, "part-00000.parquet has changed", code=1)
     kept = [path for path in (tmp_path / "desk").rglob("*") if path.is_file()]
     assert len(kept) > 20 and not [path for path in kept if KEY_VALUE.encode() in path.read_bytes()]
     assert KEY_VALUE not in made.out + made.err
+
+
+def _plain(panel: str) -> str:
+    """What stands in a panel, without its frame."""
+    return "".join(line.strip("│").rstrip()[1:] + "\n" for line in panel.splitlines())
