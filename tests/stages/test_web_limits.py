@@ -14,7 +14,7 @@ import aiohttp.connector
 import pytest
 from support.certificates import server_context
 from support.fetching import LOOPBACK, fetching, refusal
-from support.web_servers import Hostile, Page, Site
+from support.web_servers import Hostile, Names, Page, Site
 
 from treadle.agent.web import fetch as fetch_module
 from treadle.agent.web.page_reader import PageReader
@@ -322,6 +322,19 @@ async def test_a_slow_host_takes_no_places_from_others() -> None:
             for number in range(9):
                 slow.release(f"/{number}")
             await asyncio.gather(*pages)
+
+
+async def test_a_host_has_no_more_places_by_another_spelling() -> None:
+    with Site({"/0": "x", "/1": "x"}) as site:
+        asked = site.hold("/0")
+        names = Names({"site.test": [["127.0.0.1"]], "site.test.": [["127.0.0.1"]]})
+        async with fetching(allowed=LOOPBACK, resolver=names, fetch={"max_per_host": 1}) as fetch:
+            first = asyncio.create_task(fetch(f"http://site.test:{site.port}/0"))
+            await asyncio.to_thread(asked.wait)
+            with pytest.raises(SearchUnavailable):
+                await fetch(f"http://site.test.:{site.port}/1", 0.1)
+            site.release("/0")
+            assert (await first).body == b"x" and site.paths == ["/0"]
 
 
 async def test_waiting_for_a_place_costs_nothing_of_the_pages_time() -> None:
