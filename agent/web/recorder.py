@@ -74,7 +74,6 @@ class Recorder:
         self._writer = ThreadPoolExecutor(store.num_writers if store is not None else 1, "web-record")
         self._memory = _Memory(settings.cache_mb * _MIB)
         self._flights: dict[str, asyncio.Task[tuple[Entry, bool]]] = {}
-        self._settling: set[asyncio.Task[Entry]] = set()
 
     async def search(
         self, key: str, query: str, language: Language, ask: Callable[[], Awaitable[SearchEntry]] | None
@@ -98,25 +97,12 @@ class Recorder:
         )
         return _page(entry), recorded
 
-    async def settle(self, entry: PageEntry) -> PageEntry:
-        """The entry of a page in force; this one, where there is none yet.
-
-        For an asker who waits no longer: what the fetch that goes on brings then comes too late for everybody, so that
-        the record holds what the agent met.
-        """
-        if self._store is None:
-            return (await self.page(entry.key, entry.url, None))[0]
-        task = asyncio.create_task(self._add(entry))
-        self._settling.add(task)
-        task.add_done_callback(self._settling.discard)
-        return _page(await asyncio.shield(task))
-
     async def close(self) -> None:
         """End what is still asked for; what is being written is written."""
         flights = list(self._flights.values())
         for flight in flights:
             flight.cancel()
-        await asyncio.gather(*flights, *self._settling, return_exceptions=True)
+        await asyncio.gather(*flights, return_exceptions=True)
         await asyncio.get_running_loop().run_in_executor(None, self._writer.shutdown)
 
     async def _one(

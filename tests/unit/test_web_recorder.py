@@ -197,7 +197,6 @@ async def test_a_replay_takes_everything_from_the_record_whatever_its_age_and_pr
     async with recorder(settings_of("replay", max_age_days=1), store=store, base=base) as it:
         assert await searched(it, web) == (old, True)
         assert await paged(it, web) == (FAILED_PAGE, True)
-        assert await it.settle(LIVE_PAGE) == FAILED_PAGE
     assert web.asked == []
     assert sorted(entry.key for entry in kept(store)) == sorted([LIVE.key, LIVE_PAGE.key])
 
@@ -298,26 +297,6 @@ async def test_a_failure_that_will_not_pass_is_told_to_all_who_wait(tmp_path: Pa
     assert [str(error) for error in told] == ["all keys are refused"] * 3
     assert len(web.asked) == 1
     assert kept(store) == []
-
-
-async def test_an_asker_who_waits_no_longer_settles_what_all_meet(tmp_path: Path) -> None:
-    web, answer, store = Web(), asyncio.Event(), store_in(tmp_path)
-
-    async def fetch() -> PageEntry:
-        web.asked.append("")
-        await answer.wait()
-        return LIVE_PAGE
-
-    async with recorder(settings_of(), store=store) as it:
-        waiting = asyncio.create_task(it.page(LIVE_PAGE.key, URL, fetch))
-        while not web.asked:
-            await asyncio.sleep(0)
-        assert await it.settle(FAILED_PAGE) == FAILED_PAGE
-        assert await paged(it, web) == (FAILED_PAGE, True)
-        answer.set()
-        assert await waiting == (FAILED_PAGE, False)
-        assert await it.settle(LIVE_PAGE) == FAILED_PAGE
-    assert kept(store) == [FAILED_PAGE]
 
 
 async def test_who_comes_second_goes_by_what_another_process_recorded_meanwhile(tmp_path: Path) -> None:
