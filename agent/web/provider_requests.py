@@ -38,12 +38,15 @@ _OWN_URLS = {
 _BRAVE_QUERY_CHARS = 400
 _BRAVE_QUERY_WORDS = 50
 
-_SPENT = re.compile(
-    r"quota_limited|not enough credits|out of credits|insufficient (?:credit|balance|fund)"
-    r"|quota[^\"]{0,20}(?:exceeded|exhausted)|exceeded[^\"]{0,30}quota",
+_SPENT_CODES = frozenset({"QUOTA_LIMITED"})
+_KEY_REFUSED_CODES = frozenset({"SUBSCRIPTION_TOKEN_INVALID", "SUBSCRIPTION_NOT_FOUND"})
+_SPENT_MESSAGE = re.compile(
+    r"(?:you (?:have|do not have|don't have) )?(?:not enough|enough|out of|no|insufficient) (?:credits?|balance|funds?)"
+    r"|(?:your |the )?(?:monthly |daily |api )?quota (?:has been |is )?(?:exceeded|exhausted)"
+    r"|(?:you have |you've )?exceeded (?:your|the) (?:current |monthly |daily |api )?quota",
     re.IGNORECASE,
 )
-_KEY_REFUSED = re.compile(r"subscription_token_invalid|subscription_not_found|invalid api key", re.IGNORECASE)
+"""A whole message: part of one may be the query, which is a model's."""
 _TAG = re.compile(r"</?strong>")
 # An escape of a JSON text, in group 1 one of half a character.
 _ESCAPE = re.compile(rb"\\(?:u[dD][89abAB]..\\u[dD][c-fC-F]..|(u[dD][89a-fA-F]..)|.)", re.DOTALL)
@@ -211,25 +214,38 @@ def _readings(text: str) -> Iterator[str]:
         text = read
 
 
-def failure_of(status: int, headers: Mapping[str, str], data: bytes) -> Failure:
-    """What kind of failure an answer with another status than 200 is.
+def failure_of(status: int, headers: Mapping[str, str], data: bytes, query: str = "") -> Failure:
+    """What kind of failure an answer to a query with another status than 200 is.
 
     `rate_limit` and `quota`: the key must rest; `key`: it is refused; `server`: may pass; `query`: this query is
-    refused; `refused`: so is every other.
+    refused; `refused`: so is every other. What is said of a key is read in fields that no query gets into.
     """
     said = f"HTTP {status}: {excerpt(data)}"
-    words = data[:4096].decode("utf-8", "replace")
-    if status == 402 or (status in (400, 403, 429) and _SPENT.search(words)):
+    code, message = _code_and_message(data)
+    is_spent = code in _SPENT_CODES or (
+        _SPENT_MESSAGE.fullmatch(message) is not None and message.casefold() not in query.casefold()
+    )
+    if status == 402 or (status in (400, 403, 429) and is_spent):
         return Failure("quota", said)
     if status == 429:
         return Failure("rate_limit", said, _rest_s(headers))
     if status == 503 and (seconds := parse_retry_after(headers.get("Retry-After"))) is not None:
         return Failure("rate_limit", said, seconds)
-    if status in (401, 403) or (status in (400, 422) and _KEY_REFUSED.search(words)):
+    if status in (401, 403) or (status in (400, 422) and code in _KEY_REFUSED_CODES):
         return Failure("key", said)
     if status >= 500 or status == 408:
         return Failure("server", said)
     return Failure("query" if status in (400, 414, 422) else "refused", said)
+
+
+def _code_and_message(data: bytes) -> tuple[str, str]:
+    """Brave's code of an error and the message of Serper and Bright Data; empty where there is none."""
+    try:
+        answer = orjson.loads(data)
+    except orjson.JSONDecodeError:
+        return "", ""
+    code, message = _at(answer, ("error", "code")), _at(answer, ("message",))
+    return code if isinstance(code, str) else "", message.strip(" .!") if isinstance(message, str) else ""
 
 
 def _rest_s(headers: Mapping[str, str]) -> float | None:

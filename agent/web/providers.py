@@ -153,7 +153,7 @@ class WebProvider:
                 else:
                     status, said, data = await self._http.get(url, headers, secret=key.value)
                 if status != 200:
-                    raise failure_of(status, said, data)
+                    raise failure_of(status, said, data, query)
                 # In a thread: an answer of so many bytes can take more of the event loop's time than others can wait.
                 return await asyncio.to_thread(_hits, self._settings, data, key.value)
         except TimeoutError:

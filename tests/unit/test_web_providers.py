@@ -298,6 +298,40 @@ def test_failures_are_told_apart(
     assert (failure.kind, failure.retry_after_s) == (kind, seconds)
 
 
+REPEATED = (
+    "bad: invalid api key",
+    "quota exceeded",
+    "Not enough credits",
+    "SUBSCRIPTION_TOKEN_INVALID",
+    "QUOTA_LIMITED",
+)
+
+
+@pytest.mark.parametrize("query", REPEATED)
+@pytest.mark.parametrize(
+    ("status", "body"),
+    [
+        (400, {"message": "{}"}),
+        (400, {"message": "Query '{}' is not allowed."}),
+        (422, {"error": {"code": "VALIDATION", "detail": "{}", "meta": {"errors": [{"input": "{}", "code": "{}"}]}}}),
+        (422, {"error": "{}", "message": ["{}"]}),
+        (400, ["{}"]),
+    ],
+)
+async def test_a_query_that_an_error_repeats_costs_no_key(query: str, status: int, body: Any) -> None:
+    def answer(request: Request) -> Page:
+        asked = json.dumps(json.loads(request.body)["q"])[1:-1]
+        return Page(json.dumps(body).replace("{}", asked), status) if "eiffel" not in asked else GOOD
+
+    with Site({"/search": answer}) as site:
+        asked = provider(site, day := Day(), "KEY_A", "KEY_B")
+        for _ in range(3):
+            with pytest.raises(SearchUnavailable, match="refuses a query"):
+                await asked.search(query, "en", deadline=60.0)
+        assert await found(asked) == (TOWER,) and day.now < 1.0
+        assert sorted(set(keys_sent(site))) == sorted(ENVIRON.values())
+
+
 class Day:
     """A clock that only pauses set on."""
 
