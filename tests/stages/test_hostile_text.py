@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 import html
 import json
 import re
-import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
 from support.command_line import Desk
-from support.scripted_server import Fault, Item, RecordedRequest, Reply, ScriptedServer
+from support.scripted_server import Fault, Item, RecordedRequest, Reply, ScriptedServer, served
 from support.web_rollouts import Everywhere, SmallWeb
 
 from treadle.core.chat import ChatTokenizer
@@ -87,24 +85,9 @@ UNSHOWABLE = re.compile(
 UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f\u200b-\u200f\u202a-\u202e\u2066-\u2069\ufeff\U000e0000-\U000e007f]")
 
 
-@contextmanager
-def serving(script: Callable[[RecordedRequest], Item], **options: Any) -> Iterator[ScriptedServer]:
+def serving(script: Callable[[RecordedRequest], Item], **options: Any) -> AbstractContextManager[ScriptedServer]:
     """A scripted server that answers from a thread of its own."""
-    loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever, daemon=True)
-    thread.start()
-
-    def wait(work: Any) -> Any:
-        return asyncio.run_coroutine_threadsafe(work, loop).result(60)
-
-    server = ScriptedServer(script, model=MODEL, max_model_len=50_000_000, **options)
-    wait(server.__aenter__())
-    try:
-        yield server
-    finally:
-        wait(server.__aexit__())
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join()
+    return served(script, model=MODEL, max_model_len=50_000_000, **options)
 
 
 def lay_out_web(desk: Desk, web: SmallWeb) -> None:
