@@ -793,7 +793,7 @@ WEB_RECORD = Table(
             _field("final_url", pa.string(), "where redirects led: of a page", nullable=True),
             _field("title", pa.string(), "of a page", nullable=True),
             _field("media_type", pa.string(), "of a page", nullable=True),
-            _field("failure", pa.string(), "code of why a page could not be had; null where it could", nullable=True),
+            _field("failure", pa.string(), "code of why a page could not be had or a query was refused", nullable=True),
             _field("detail", pa.string(), "the same in words", nullable=True),
             _field("reader", pa.string(), "what made the text, with its version: of a page", nullable=True),
             _field("recorded_at", pa.string(), "UTC, ISO 8601"),

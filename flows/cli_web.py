@@ -48,7 +48,7 @@ class _Source:
 @click.option("--query", help="Show the search for this query.")
 @click.option("--url", help="Show the page with this address.")
 @click.option("--key", help="Show the entry with this key, as the sources of a call name it.")
-@click.option("--failures", is_flag=True, help="List the pages that could not be had.")
+@click.option("--failures", is_flag=True, help="List pages that could not be had and queries that were refused.")
 @root_option
 @json_option
 def show(
@@ -157,13 +157,22 @@ def _show_entry(entry: Entry, as_json: bool) -> None:
 def _show_failures(source: _Source, as_json: bool) -> None:
     from treadle.agent.web.types import PageEntry
 
-    failed = (entry for entry in source.entries() if isinstance(entry, PageEntry) and entry.failure is not None)
-    told = ({name: getattr(entry, name) for name in ("failure", "url", "detail", "recorded_at")} for entry in failed)
+    failed = (entry for entry in source.entries() if entry.failure is not None)
+    told = (
+        {
+            "failure": entry.failure,
+            **({"url": entry.url} if isinstance(entry, PageEntry) else {"query": entry.query}),
+            "detail": entry.detail,
+            "recorded_at": entry.recorded_at,
+        }
+        for entry in failed
+    )
     if as_json:
         click.echo(harmless_json(list(told)))
         return
-    for page in told:
-        click.echo(f"{page['failure']:<12}{one_line(page['url'])}  {one_line(page['detail'])}")
+    for one in told:
+        what = one.get("url") or one.get("query") or ""
+        click.echo(f"{one['failure']:<12}{one_line(what)}  {one_line(str(one['detail']))}")
 
 
 def _show_facts(source: _Source, as_json: bool) -> None:
@@ -197,6 +206,7 @@ def _facts_lines(facts: RecordFacts) -> list[str]:
     """Counts for people."""
     searches = [f"{number:,} of {one_line(name) or 'nobody'}" for name, number in facts.providers.most_common()]
     searches += [f"{facts.empty:,} without a hit"] if facts.empty else []
+    searches += [f"{facts.refused:,} refused"] if facts.refused else []
     pages = [f"{facts.read:,} read"] if facts.read else []
     pages += [f"{number:,} {one_line(name)}" for name, number in facts.failures.most_common()]
     lines = [

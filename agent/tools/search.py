@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 EMPTY_QUERY = "The search query is empty."
 NO_HIT = "No documents were found for this query."
+REFUSED = "The search engine does not take this query; put it in other words."
+WEB_REFUSED = "only the corpus was searched: the search engine does not take this query"
 TOO_SLOW = "The search took too long and was stopped."
 CORPUS_TOO_SLOW = "only the web was searched: the corpus took too long"
 
@@ -51,6 +53,7 @@ class _Found:
     sources: tuple[str, ...] = ()
     recorded: bool = False
     note: str = ""
+    refused: bool = False
 
 
 class SearchTool:
@@ -113,8 +116,8 @@ class SearchTool:
             return ToolOutcome("timeout", TOO_SLOW)
         is_empty = not found.text and not found.documents
         outcome = ToolOutcome(
-            "empty" if is_empty else "ok",
-            NO_HIT if is_empty else found.text,
+            ("invalid" if found.refused else "empty") if is_empty else "ok",
+            (REFUSED if found.refused else NO_HIT) if is_empty else found.text,
             cached=found.recorded,
             note=found.note,
             sources=found.sources,
@@ -143,7 +146,8 @@ class SearchTool:
             (*local.documents, *web.documents),
             web.sources,
             web.recorded,
-            "; ".join(filter(None, (local.note, web.note))),
+            "; ".join(filter(None, (local.note, web.note, WEB_REFUSED if web.refused else ""))),
+            # Where the corpus has nothing either, nothing is found: it was searched.
         )
 
     async def _in_time(self, query: str, deadline: float) -> _Found:
@@ -174,7 +178,7 @@ class SearchTool:
             if not self._misses_are_empty:
                 raise
             return _Found(note=NOT_ON_RECORD)
-        return _Found(found.text, found.documents, found.sources, found.recorded)
+        return _Found(found.text, found.documents, found.sources, found.recorded, refused=found.refused)
 
     def _cut(self, contents: str) -> str:
         limit = self._settings.document_chars

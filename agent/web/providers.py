@@ -19,7 +19,7 @@ from yarl import URL
 from treadle.agent.web.config import ProviderSettings
 from treadle.agent.web.key_ring import Key, KeyRing
 from treadle.agent.web.provider_requests import failure_of, hits_of, provider_name, repeats_key, request_of
-from treadle.agent.web.types import Language, WebHit
+from treadle.agent.web.types import Language, QueryRefused, WebHit
 from treadle.core.errors import ToolError
 from treadle.core.llm.client import KEY_MARK, SHORTEST_SECRET, HttpClient
 from treadle.core.llm.wire import Failure
@@ -31,6 +31,10 @@ RATE_REST_S = 30.0
 """A key that is over its rate rests so long where the provider does not say how long."""
 QUOTA_REST_S = 3_600.0
 _SHORTEST_REST_S = 1.0
+_PLAIN_QUERY = "weather"
+"""What a key is tried with that has answered nothing yet."""
+_PLAIN_QUERY = "weather"
+"""What a key is tried with that has answered nothing yet, where it refuses a query."""
 _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 8.0
 
@@ -46,8 +50,9 @@ class Provider(Protocol):
     async def search(self, query: str, language: Language, *, deadline: float) -> tuple[WebHit, ...]:
         """At most 20 hits, best first; none where several answers in a row had none.
 
-        `deadline` is in the event loop's clock. Raises SearchUnavailable where it comes, where errors go on, or where
-        the provider refuses this query; ToolError where it refuses all keys, or any request.
+        `deadline` is in the event loop's clock. Raises QueryRefused where the provider refuses this query and takes
+        others; SearchUnavailable where the deadline comes or errors go on; ToolError where the provider refuses all
+        keys, or any request.
         """
         ...
 
@@ -81,6 +86,7 @@ class WebProvider:
         self._sleep = sleep
         self._random = random.Random(seed)
         self._keys = KeyRing(settings.api_key_envs, environ, clock=self._now)
+        self._proven: set[Key] = set()
         self._next_start = float("-inf")
         self._http: HttpClient | None = None
 
@@ -112,6 +118,7 @@ class WebProvider:
                 last = str(failure)
                 if self._is_about_key(key, failure):
                     continue
+                await self._raise_if_query(key, failure, deadline)
                 self._raise_final(failure)
             errors += 1
             if errors > (self._settings.retry_limit + 1) * len(self._keys) - 1:
@@ -131,9 +138,23 @@ class WebProvider:
             return False
         return True
 
+    async def _raise_if_query(self, key: Key, failure: Failure, deadline: float) -> None:
+        if failure.kind != "query":
+            return
+        if key in self._proven or await self._takes_others(key, deadline):
+            raise QueryRefused(str(failure)) from None
+        raise SearchUnavailable(f"{self.name} refuses a query, and others as well: {failure}") from None
+
+    async def _takes_others(self, key: Key, deadline: float) -> bool:
+        """Whether a key is good for a query that nobody refuses: else it is not this query that is refused."""
+        await self._await_turn(deadline, "a query was refused")
+        try:
+            await self._ask(_PLAIN_QUERY, "en", key, deadline)
+        except Failure:
+            return False
+        return True
+
     def _raise_final(self, failure: Failure) -> None:
-        if failure.kind == "query":
-            raise SearchUnavailable(f"{self.name} refuses a query: {failure}") from None
         if failure.kind == "refused":
             raise ToolError(f"{self.name} refuses every request; check its url and settings: {failure}") from None
 
@@ -155,7 +176,9 @@ class WebProvider:
                 if status != 200:
                     raise failure_of(status, said, data, query)
                 # In a thread: an answer of so many bytes can take more of the event loop's time than others can wait.
-                return await asyncio.to_thread(_hits, self._settings, data, key.value)
+                hits = await asyncio.to_thread(_hits, self._settings, data, key.value)
+                self._proven.add(key)
+                return hits
         except TimeoutError:
             if limit_s == left_s:
                 raise SearchUnavailable(f"{self.name} did not answer in time") from None

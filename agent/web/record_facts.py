@@ -16,6 +16,7 @@ class RecordFacts:
     Attributes:
         providers: Searches by who answered.
         empty: Searches that found nothing.
+        refused: Searches that their provider did not take.
         failures: Pages that could not be had, by why.
         read: Pages with a text.
         oldest: When the first was recorded, as it says itself; `newest` likewise. Empty where there are none.
@@ -24,6 +25,7 @@ class RecordFacts:
 
     providers: Counter[str] = field(default_factory=Counter)
     empty: int = 0
+    refused: int = 0
     failures: Counter[str] = field(default_factory=Counter)
     read: int = 0
     oldest: str = ""
@@ -44,7 +46,8 @@ class RecordFacts:
         """Count an entry, and hand it on."""
         if isinstance(entry, SearchEntry):
             self.providers[entry.provider] += 1
-            self.empty += not entry.hits and not entry.text
+            self.refused += entry.failure is not None
+            self.empty += not entry.hits and not entry.text and entry.failure is None
         elif entry.failure is None:
             self.read += 1
         else:

@@ -24,6 +24,7 @@ def row_of(entry: Entry, loose_key: str | None = None) -> dict[str, Any]:
     row: dict[str, Any] = dict.fromkeys(WEB_RECORD.schema.names)
     row.update(key=entry.key, recorded_at=entry.recorded_at, text=entry.text or None, loose_key=loose_key)
     if isinstance(entry, SearchEntry):
+        row.update(failure=entry.failure, detail=entry.detail or None)
         row.update(kind="search", request=entry.query, language=entry.language, provider=entry.provider)
         row["hits"] = orjson.dumps([asdict(hit) for hit in entry.hits]).decode()
     else:

@@ -184,7 +184,7 @@ class Recorder:
         if isinstance(entry, SearchEntry) and entry.provider in _PROVIDERS - {self._provider}:
             return False
         limits = [timedelta(days=settings.max_age_days)] if settings.max_age_days is not None else []
-        if isinstance(entry, PageEntry) and entry.failure is not None:
+        if entry.failure is not None:
             limits.append(timedelta(hours=settings.failure_max_age_hours))
         return not limits or self._age(entry) <= min(limits)
 

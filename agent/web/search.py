@@ -20,7 +20,17 @@ from treadle.agent.web.passages import clean_line, language_of
 from treadle.agent.web.record_folder import open_record
 from treadle.agent.web.recorder import Recorder, utc_time
 from treadle.agent.web.rendering import documents_of, render_pages, render_recorded, snippet_documents
-from treadle.agent.web.types import Fetched, Language, PageEntry, PageText, SearchEntry, Unfetchable, WebFound, WebHit
+from treadle.agent.web.types import (
+    Fetched,
+    Language,
+    PageEntry,
+    PageText,
+    QueryRefused,
+    SearchEntry,
+    Unfetchable,
+    WebFound,
+    WebHit,
+)
 from treadle.agent.web.urls import checked_url
 from treadle.core.keyed_store import KeyedStore
 from treadle.core.waiting import all_of
@@ -44,7 +54,7 @@ class Provider(Protocol):
     name: str
 
     async def search(self, query: str, language: Language, *, deadline: float) -> tuple[WebHit, ...]:
-        """Hits, best first; raises SearchUnavailable and ToolError."""
+        """Hits, best first; raises QueryRefused, SearchUnavailable and ToolError."""
         ...
 
     async def close(self) -> None:
@@ -196,6 +206,8 @@ class WebSearch:
         if entry.text:
             text = await self._render(lambda: render_recorded(entry.text, self._settings))
             return WebFound(text, (text,), (key,), recorded)
+        if entry.failure is not None:
+            return WebFound("", (), (key,), recorded, refused=True)
         chosen = _usable(entry.hits, self._settings.top_n)
         hits = [hit for _, hit in chosen]
         if not self._settings.pages:
@@ -220,7 +232,12 @@ class WebSearch:
             return None
 
         async def ask() -> SearchEntry:
-            hits = await provider.search(query, language, deadline=deadline)
+            try:
+                hits = await provider.search(query, language, deadline=deadline)
+            except QueryRefused as refusal:
+                return SearchEntry(
+                    key, query, language, provider.name, (), self._now(), failure="refused", detail=str(refusal)
+                )
             return SearchEntry(key, query, language, provider.name, hits, self._now())
 
         return ask

@@ -36,6 +36,7 @@ def bounded(entry: Entry) -> Entry:
             hits=tuple(_bounded_hit(hit) for hit in entry.hits[:MAX_HITS]),
             recorded_at=_cut(entry.recorded_at, _MAX_NAME_CHARS),
             text=_cut(entry.text, MAX_TEXT_CHARS),
+            detail=_cut(entry.detail, _MAX_DETAIL_CHARS),
         )
     return replace(
         entry,

@@ -36,6 +36,10 @@ class Unfetchable(Exception):
         self.detail = detail
 
 
+class QueryRefused(Exception):
+    """A query that its provider takes with no key. It never leaves this package: it becomes `SearchEntry.failure`."""
+
+
 class RecordMiss(ToolError):
     """A replay is asked for something that its record does not hold; it asks nobody, so the stage stops."""
 
@@ -61,6 +65,7 @@ class SearchEntry:
         key: See `keys.search_key`.
         recorded_at: UTC, ISO 8601, seconds.
         text: A result that was recorded ready-made, as imports have it; then there are no hits.
+        failure: `refused` where the provider does not take the query; `detail` is what it said.
     """
 
     key: str
@@ -70,6 +75,8 @@ class SearchEntry:
     hits: tuple[WebHit, ...]
     recorded_at: str
     text: str = ""
+    failure: Literal["refused"] | None = None
+    detail: str = ""
 
     def to_json(self) -> bytes:
         """JSON, with its kind."""
@@ -166,9 +173,11 @@ class WebFound:
         documents: For the summarizer, one JSON object each.
         sources: Keys of the entries that were used.
         recorded: Whether all of them were on record already.
+        refused: Whether nothing was found because the provider does not take the query.
     """
 
     text: str
     documents: tuple[str, ...]
     sources: tuple[str, ...]
     recorded: bool
+    refused: bool = False

@@ -64,7 +64,7 @@ def test_a_record_of_a_run_is_an_artifact_that_can_be_looked_into(desk: Desk) ->
     assert [entry for entry, _ in record.entries()] == sorted(ENTRIES, key=lambda entry: entry.key)
     record.close()
     assert command(desk, "web", "show", folder) == {
-        "place": folder, "num_searches": 2, "num_pages": 2, "providers": {"serper": 2}, "empty": 1,
+        "place": folder, "num_searches": 2, "num_pages": 2, "providers": {"serper": 2}, "empty": 1, "refused": 0,
         "failures": {"timeout": 1}, "read": 1, "oldest": "2026-01-02T00:00:00+00:00",
         "newest": "2026-01-03T00:00:00+00:00", "num_bytes": sum(len(entry.to_json()) for entry in ENTRIES),
     }  # fmt: skip

@@ -18,6 +18,7 @@ from support.scripted_server import Item, RecordedRequest
 from support.web_rollouts import SmallWeb, exported, recorded, replaying, said, searching
 
 from treadle.agent.protocol import TOOL_PROTOCOL
+from treadle.agent.web.record_facts import facts_of
 from treadle.agent.web.types import PageEntry, RecordMiss, SearchEntry
 from treadle.core.errors import RolloutsOwed, ToolError
 from treadle.core.records import StageRecord
@@ -158,6 +159,28 @@ async def test_a_provider_that_is_down_leaves_rollouts_owed_that_search_alone_la
             record = await bench.make(scripted.url, environment=searching(settings))
             assert len(work_requests(scripted)) == 4, "what the model said before the search is remembered"
     assert {row["status"] for row in bench.rows(record)} == {"answered"}
+
+
+async def test_a_query_that_the_provider_refuses_is_told_to_the_agent_and_kept_on_record(tmp_path: Path) -> None:
+    bench = bench_of(tmp_path)
+    with SmallWeb(FOUND) as web:
+        web.provider.refused.add("mo(ss")
+        record = await made(bench, "mo(ss", "moss", environment=searching(web.settings()))
+        assert web.provider.asked == ["mo(ss", "weather", "moss"]
+        for row in bench.rows(record):
+            assert [call["status"] for call in calls(row)] == ["invalid", "ok"] and len(calls(row)[0]["sources"]) == 1
+            assert results(row)[0] == "The search engine does not take this query; put it in other words."
+        web.provider.asked.clear()
+        folder = exported(bench.run)
+        environment = searching(web.settings(recorded_in=str(folder)))
+        again = bench_of(tmp_path / "again")
+        assert again.rows(await made(again, "mo(ss", "moss", environment=environment)) == bench.rows(record)
+        assert web.provider.asked == []
+    replay = bench_of(tmp_path / "replay")
+    replayed = await made(replay, "mo(ss", "moss", environment=searching(replaying(folder)))
+    assert replay.rows(replayed) == bench.rows(record)
+    facts = facts_of(recorded(bench.run))
+    assert (facts.num_searches, facts.refused, facts.empty) == (2, 1, 0)
 
 
 async def test_a_provider_that_refuses_all_keys_stops_the_stage(

@@ -139,6 +139,7 @@ class ScriptedProvider(Site):
         answers: Query -> hits, each with `title`, `url`, `snippet` and perhaps `date`. Other queries have none.
         asked: Queries so far.
         status: What is answered instead, where it is not 200.
+        refused: Queries that are not taken.
     """
 
     def __init__(self, answers: Mapping[str, Sequence[Mapping[str, str]]] | None = None) -> None:
@@ -146,6 +147,7 @@ class ScriptedProvider(Site):
         self.answers: dict[str, Sequence[Mapping[str, str]]] = dict(answers or {})
         self.asked: list[str] = []
         self.status = 200
+        self.refused: set[str] = set()
 
     def _search(self, request: Request) -> Page:
         serper = request.method == "POST"
@@ -154,6 +156,8 @@ class ScriptedProvider(Site):
             self.asked.append(query)
         if self.status != 200:
             return Page("{}", self.status, "application/json")
+        if query in self.refused:
+            return Page('{"error": "not \x1b[31mthis"}', 422, "application/json")
         hits = self.answers.get(query, ())
         found: dict[str, Any] = {"query": query, "results": [_searxng(hit) for hit in hits]}
         if serper:

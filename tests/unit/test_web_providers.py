@@ -20,7 +20,7 @@ from treadle.agent.web.config import ProviderSettings
 from treadle.agent.web.passages import clean_line
 from treadle.agent.web.provider_requests import MAX_HITS, failure_of, hits_of, provider_name, request_of
 from treadle.agent.web.providers import EMPTY_TRIES, QUOTA_REST_S, RATE_REST_S, WebProvider
-from treadle.agent.web.types import WebHit
+from treadle.agent.web.types import QueryRefused, WebHit
 from treadle.core.errors import ConfigError, ToolError
 from treadle.core.llm.wire import Failure
 from treadle.retriever.client import SearchUnavailable
@@ -484,13 +484,28 @@ async def test_a_slow_answer_is_asked_for_again() -> None:
 
 async def test_a_refused_query_is_owed_and_a_wrong_address_is_not() -> None:
     with Site({"/search": Page('{"message": "Query not allowed"}', 400)}) as site:
-        with pytest.raises(SearchUnavailable, match="refuses a query: HTTP 400"):
+        with pytest.raises(SearchUnavailable, match="refuses a query, and others as well: HTTP 400"):
             await found(provider(site, Day()))
-        assert len(site.requests) == 1
+        assert [json.loads(request.body)["q"] for request in site.requests] == ["eiffel tower", "weather"]
     with Site({}) as site:
         with pytest.raises(ToolError, match="check its url") as caught:
             await found(provider(site, Day()))
         assert not caught.value.retryable and len(site.requests) == 1
+
+
+async def test_a_query_that_is_refused_where_others_are_not_is_lastingly_refused() -> None:
+    def answer(request: Request) -> Page:
+        asked = json.loads(request.body)["q"]
+        return Page('{"message": "Query pattern not allowed"}', 400) if asked == "site:x" else NOTHING
+
+    with Site({"/search": answer}) as site:
+        asked = provider(site, Day())
+        for _ in range(2):
+            with pytest.raises(QueryRefused, match="HTTP 400: .*Query pattern not allowed"):
+                await asked.search("site:x", "en", deadline=60.0)
+        await asked.close()
+        sent = [json.loads(request.body)["q"] for request in site.requests]
+        assert sent == ["site:x", "weather", "site:x"], "a key is tried once"
 
 
 async def test_redirects_are_not_followed() -> None:
