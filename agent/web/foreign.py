@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import re
 import sqlite3
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -38,6 +39,28 @@ MAX_TABLE_CHARS = MAX_FILE_BYTES
 MAX_VALUE_BYTES = 8 << 20
 """Of one value of a table."""
 MAX_TEXT_CHARS = 50_000
+_IS_ERROR = "its result is the text of an error"
+_ERROR_KEYS = frozenset({"error", "errors", "statusCode", "status_code"})
+_ERROR_CHARS = 300
+"""From here on a text is believed to be a result, however it begins."""
+_ERROR = re.compile(
+    r"""\W*(?:
+      (?:\w+\s){0,3}(?:search|request|fetch|query|api|connection|download)\s(?:has\s)?(?:failed|error|timed\sout)\b
+    | (?:\w*error|\w*exception|failure|failed)
+      (?:\s*[:(\[\]\d-]|\s(?:fetching|reading|loading|while|in|occurred|code|to)\b|\W*$)
+    | (?:an?\s)?(?:\w+\s)?error\s(?:has\s)?occurred
+    | (?:timeout|timed\sout)(?:\s*[:(\d]|\s(?:error|while|after|exceeded|reached|waiting)\b|\W*$)
+    | (?:can\s?not|can't|could\snot|couldn't|unable\sto)\s(?:be\s)?
+      (?:fetch|open|load|access|retrieve|read|connect|reach)
+    | https?\s?(?:error|status)?(?:\scode)?\s*:?\s*[45]\d\d\b
+    | [45]\d\d\b\W*
+      (?:client|server|too\smany|forbidden|not\sfound|unauthorized|internal|bad|service|gateway|$)
+    | too\smany\srequests
+    | rate\slimit(?:ed|\sexceeded|\sreached)
+    | traceback\s\(most
+    )""",
+    re.IGNORECASE | re.VERBOSE,
+)
 _SQLITE_MAGIC = b"SQLite format 3\0"
 _SHOWN_CHARS = 80
 _ENVELOPE = "obj"
@@ -207,6 +230,14 @@ def _entry(request: str, value: Any, date: datetime) -> Entry | Skipped:
     return _search(query, value, recorded_at)
 
 
+def _tells_an_error(text: str) -> bool:
+    """Whether a text is no result but why there is none, as programs that cache keep it in its place."""
+    if len(text) >= _ERROR_CHARS:
+        return False
+    said = _loaded(text) if text.startswith("{") else None
+    return _ERROR.match(text) is not None or (isinstance(said, dict) and bool(_ERROR_KEYS & said.keys()))
+
+
 def _page(address: str, value: Any, recorded_at: str) -> PageEntry | Skipped:
     try:
         url = str(checked_url(address))
@@ -214,6 +245,8 @@ def _page(address: str, value: Any, recorded_at: str) -> PageEntry | Skipped:
         return Skipped(address, f"its address cannot be used: {error.detail}")
     if not isinstance(value, str) or not (text := clean_beginning(_sound(value), MAX_TEXT_CHARS)):
         return Skipped(address, "its page is no text")
+    if _tells_an_error(text):
+        return Skipped(address, _IS_ERROR)
     return PageEntry(
         page_key(url), url, recorded_at, final_url=url, text=text, media_type="text/plain", reader=IMPORTED
     )
@@ -227,10 +260,13 @@ def _search(query: str, value: Any, recorded_at: str) -> SearchEntry | Skipped:
         if organic_hits(parsed) is None:
             if not (text := clean_beginning(_sound(value), MAX_TEXT_CHARS)):
                 return Skipped(query, "its result is empty")
+            if _tells_an_error(text):
+                return Skipped(query, _IS_ERROR)
             return SearchEntry(key, query, language, IMPORTED, (), recorded_at, text)
         value = parsed
     hits = organic_hits(value)
-    if hits is None:
+    # An answer that says of itself nothing but that it is one: whatever was asked, it came to nothing.
+    if hits is None or (isinstance(value, dict) and "general" in value and "organic" not in value and not hits):
         return Skipped(query, "its result is of an unknown form")
     return SearchEntry(key, query, language, IMPORTED, hits, recorded_at)
 

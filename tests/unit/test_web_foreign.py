@@ -66,6 +66,48 @@ def test_a_result_may_be_text(tmp_path: Path) -> None:
     assert entry.text == "Page 1: [2J330 metres" and entry.key == search_key("埃菲尔铁塔", "zh")
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Serper search failed",
+        "error: 429 Too Many Requests",
+        "Error fetching URL: 403",
+        "[Error] HTTPConnectionPool(host='x', port=443): Read timed out.",
+        "ConnectTimeoutError(...)",
+        "Timed out after 30 s",
+        "Can not fetch the page content.",
+        "HTTP error: 503",
+        "502 Bad Gateway",
+        "Failed to retrieve results",
+        "An unexpected error occurred",
+        '{"error": "Unauthorized."}',
+        '{"message": "Not enough credits", "statusCode": 400}',
+        {"general": {}},
+    ],
+)
+def test_the_text_of_an_error_is_no_result(tmp_path: Path, text: Any) -> None:
+    found = list(read_search_cache(written(tmp_path, {"q": text, "https://e.org/a": text})))
+    assert all(isinstance(item, Skipped) for item in found) and len(found) == 2
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Error analysis is a branch of linguistics.",
+        "Failure is an option, says the author of the book.",
+        "500 Miles is a song of 1961.",
+        "HTTP status codes are issued by a server.",
+        "Timeout is a short film.",
+        "Error: " + "the word has many meanings. " * 20,
+    ],
+)
+def test_a_text_about_errors_is_one(tmp_path: Path, text: str) -> None:
+    assert [type(entry) for entry in entries(written(tmp_path, {"q": text, "https://e.org/a": text}))] == [
+        SearchEntry,
+        PageEntry,
+    ]
+
+
 def test_a_query_is_kept_as_an_agent_would_ask_it(tmp_path: Path) -> None:
     (entry,) = entries(written(tmp_path, {" eiffel\u200b\n tower ": "text"}))
     assert isinstance(entry, SearchEntry) and entry.query == "eiffel tower"
