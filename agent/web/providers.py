@@ -21,7 +21,7 @@ from treadle.agent.web.key_ring import Key, KeyRing
 from treadle.agent.web.provider_requests import failure_of, hits_of, provider_name, repeats_key, request_of
 from treadle.agent.web.types import Language, QueryRefused, WebHit
 from treadle.core.errors import ToolError
-from treadle.core.llm.client import KEY_MARK, SHORTEST_SECRET, HttpClient
+from treadle.core.llm.client import SHORTEST_SECRET, HttpClient
 from treadle.core.llm.wire import Failure
 from treadle.retriever.client import SearchUnavailable
 
@@ -201,18 +201,11 @@ class WebProvider:
 
 
 def _hits(settings: ProviderSettings, data: bytes, key: str) -> tuple[WebHit, ...]:
-    """See `hits_of`; a Failure too where the key is in them: the client knows it only as it was sent, before parsing.
+    """See `hits_of`; a Failure too where the key is in them, which the client knows only as JSON spells it.
 
     Hits are kept on record, shown to models and exported.
     """
-    hits: tuple[WebHit, ...] = ()
-    failed = None
-    try:
-        hits = hits_of(settings, data)
-    except Failure as failure:
-        failed = Failure(failure.kind, str(failure).replace(key, KEY_MARK.decode()) if key else str(failure))
-    if failed is not None:  # Not in the handler: tracebacks show the whole chain.
-        raise failed
+    hits = hits_of(settings, data)
     if len(key) >= SHORTEST_SECRET and repeats_key(hits, key):
         raise Failure("malformed", "the answer repeats the key that it was asked with")
     return hits
