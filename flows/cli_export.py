@@ -189,7 +189,7 @@ def web_record(run_id: str, root: str | Path, as_json: bool) -> None:
             "other than replay"
         )
     entries = ((facts.counted(entry), None) for entry in entries_of(store))
-    ref = write_record(run.storage, entries, made_by=f"export of run {run_id}", work="artifacts/web_record")
+    ref = write_record(run.storage, entries, made_by=f"export of run {run_id}")
     say_written(run.storage.location(ref.folder), ref.digest, facts, as_json)
 
 

@@ -108,7 +108,7 @@ def web_cache(
         kept = stack.enter_context(contextlib.closing(open_record(base))).entries() if base is not None else ()
         found = gather(sources, recorded_at=date, base=kept)
     storage = open_storage(root)
-    ref = write_record(storage, found.in_order(), made_by="import of a web cache", work="artifacts/web_record")
+    ref = write_record(storage, found.in_order(), made_by="import of a web cache")
     say("read " + ", ".join(f"{number:,} {shape}" for shape, number in found.shapes.most_common()))
     if found.repeated:
         say(f"{found.repeated:,} of them were there already")

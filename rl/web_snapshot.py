@@ -41,11 +41,10 @@ def replayed(
     if made:
         record = made[0].parent
     else:
-        known = web.recorded_in if web.mode == "record" else None
         with contextlib.ExitStack() as stack:
             sources: list[_Pairs] = [((entry, None) for entry in entries_of(store(WEB_STORE)))]
-            if known is not None:
-                sources.append(stack.enter_context(contextlib.closing(open_record(known))).entries())
+            if web.record_used is not None:
+                sources.append(stack.enter_context(contextlib.closing(open_record(web.record_used))).entries())
             ref = write_record(LocalStorage(folder), _merged(*sources), made_by="rl", work="work")
         record = folder / ref.folder
     with contextlib.closing(open_record(record)) as opened:

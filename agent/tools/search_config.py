@@ -90,10 +90,10 @@ class SearchToolSettings(IndexSettings):
         if self.service is None and (self.has_local or not self.uses_web):
             filled = super().with_digests()
         web = self.web
-        if web is None or not self.uses_web or web.recorded_in is None or web.mode == "refresh":
+        if web is None or not self.uses_web or web.record_used is None:
             return filled
         from treadle.agent.web.record_folder import record_digest
 
         return filled.model_copy(
-            update={"web": web.model_copy(update={"record_digest": record_digest(web.recorded_in)})}
+            update={"web": web.model_copy(update={"record_digest": record_digest(web.record_used)})}
         )

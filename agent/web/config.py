@@ -66,6 +66,11 @@ class ProviderSettings(Section):
             raise ValueError("a key that is named twice takes no more turns than one; name each once")
         return names
 
+    @property
+    def name(self) -> str:
+        """What an entry says of who answered: another name means other results."""
+        return f"bright_data/{self.engine}" if self.type == "bright_data" else self.type
+
     @model_validator(mode="after")
     def _check_needs(self) -> Self:
         if self.type == "searxng" and self.url is None:
@@ -177,6 +182,11 @@ class WebSettings(Section):
         if self.mode != "replay" and self.provider is None:
             raise ValueError(f'mode = "{self.mode}" needs a provider; only mode = "replay" asks nobody')
         return self
+
+    @property
+    def record_used(self) -> Path | None:
+        """The record that entries are taken from; None where there is none, and in a refresh."""
+        return self.recorded_in if self.mode != "refresh" else None
 
     def effective(self) -> Self:
         """See `Section.effective`: a replay asks nobody and takes entries of any age, a refresh takes none."""

@@ -25,7 +25,7 @@ import orjson
 from treadle.agent.web.keys import loose_key, page_key, search_key
 from treadle.agent.web.passages import clean_beginning, clean_line, language_of
 from treadle.agent.web.provider_requests import organic_hits
-from treadle.agent.web.types import Entry, PageEntry, SearchEntry, Unfetchable
+from treadle.agent.web.types import IMPORTED, MAX_TEXT_CHARS, Entry, PageEntry, SearchEntry, Unfetchable
 from treadle.agent.web.urls import checked_url
 from treadle.core.errors import DataError
 from treadle.core.harmless import one_line
@@ -38,7 +38,6 @@ MAX_TABLE_CHARS = MAX_FILE_BYTES
 """Characters of all values of a table; a few bytes of a file can stand for many of them."""
 MAX_VALUE_BYTES = 8 << 20
 """Of one value of a table."""
-MAX_TEXT_CHARS = 50_000
 _IS_ERROR = "its result is the text of an error"
 _ERROR_KEYS = frozenset({"error", "errors", "statusCode", "status_code"})
 _ERROR_CHARS = 300
@@ -64,8 +63,6 @@ _ERROR = re.compile(
 _SQLITE_MAGIC = b"SQLite format 3\0"
 _SHOWN_CHARS = 80
 _ENVELOPE = "obj"
-IMPORTED = "import"
-"""Provider of imported searches, and reader of imported pages."""
 
 
 @dataclass(frozen=True, slots=True)

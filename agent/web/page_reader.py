@@ -19,7 +19,15 @@ from typing import Any, get_args
 import orjson
 
 from treadle.agent.web.turns import Turns, site_of_url
-from treadle.agent.web.types import FailureKind, Fetched, PageText, Unfetchable
+from treadle.agent.web.types import (
+    MAX_NAME_CHARS,
+    MAX_PAGE_TITLE_CHARS,
+    MAX_TEXT_CHARS,
+    FailureKind,
+    Fetched,
+    PageText,
+    Unfetchable,
+)
 from treadle.core.errors import ToolError
 from treadle.retriever.client import SearchUnavailable
 
@@ -28,7 +36,6 @@ _START_TIMEOUT_S = 120.0
 _WALL_LIMIT_S = 30.0
 """The limit of a page is its CPU time; the wall clock only catches a machine that stands still."""
 _MAX_TRIES = 3
-_MAX_TEXT_CHARS, _MAX_TITLE_CHARS, _MAX_OTHER_CHARS = 50_000, 300, 200
 _FAILURES: dict[str, FailureKind] = {kind: kind for kind in get_args(FailureKind)}
 _MODULE = "treadle.agent.web.page_worker"
 _ALL_BUSY = (
@@ -236,10 +243,10 @@ def _page_text(reply: dict[str, Any]) -> PageText:
     """What a process replied; raises Unfetchable where it is a failure, or nothing that our program writes."""
     failure = _FAILURES.get(str(reply.get("failure")))
     if failure is not None:
-        raise Unfetchable(failure, str(reply.get("detail"))[:_MAX_OTHER_CHARS])
+        raise Unfetchable(failure, str(reply.get("detail"))[:MAX_NAME_CHARS])
     values = {name: reply.get(name) for name in ("title", "text", "media_type", "reader")}
-    limits = {"title": _MAX_TITLE_CHARS, "text": _MAX_TEXT_CHARS}
+    limits = {"title": MAX_PAGE_TITLE_CHARS, "text": MAX_TEXT_CHARS}
     for name, value in values.items():
-        if not isinstance(value, str) or len(value) > limits.get(name, _MAX_OTHER_CHARS):
+        if not isinstance(value, str) or len(value) > limits.get(name, MAX_NAME_CHARS):
             raise Unfetchable("unreadable", "the process that read the page was out of order")
     return PageText(**values)  # type: ignore[arg-type]  # all are text, as was seen above

@@ -31,14 +31,12 @@ import orjson
 
 from treadle.agent.web.page_confinement import CPU_LIMIT_S, confine, die_with, give_up_files, limit_memory
 from treadle.agent.web.passages import clean, clean_line
-from treadle.agent.web.types import PageText, Unfetchable
+from treadle.agent.web.types import MAX_PAGE_TITLE_CHARS, MAX_TEXT_CHARS, PageText, Unfetchable
 from treadle.core.errors import SandboxError
 
 READER_VERSION = 1
 """Raised when the same page would be read otherwise."""
 MAX_REPLY_BYTES = 1024 * 1024
-MAX_TEXT_CHARS = 50_000
-MAX_TITLE_CHARS = 300
 
 _MAX_RAW_CHARS = 16 * MAX_TEXT_CHARS
 """Of a longer text no more is looked at, however much of it is blanks."""
@@ -267,7 +265,7 @@ def read_page(body: bytes, media_type: str, charset: str, readers: dict[str, str
     if not text:
         raise Unfetchable("unreadable", "it has no text")
     reader = readers.get("text/html" if kind in HTML_TYPES else kind, f"plain/{READER_VERSION}")
-    return PageText(clean_line(title[:MAX_TEXT_CHARS])[:MAX_TITLE_CHARS].rstrip(), text, kind, reader)
+    return PageText(clean_line(title[:MAX_TEXT_CHARS])[:MAX_PAGE_TITLE_CHARS].rstrip(), text, kind, reader)
 
 
 def _beginning(text: str) -> str:

@@ -17,16 +17,19 @@ import orjson
 
 from treadle.agent.web.config import ProviderSettings
 from treadle.agent.web.passages import clean_line
-from treadle.agent.web.types import Language, WebHit
+from treadle.agent.web.types import (
+    MAX_HITS,
+    MAX_NAME_CHARS,
+    MAX_SNIPPET_CHARS,
+    MAX_TITLE_CHARS,
+    MAX_URL_CHARS,
+    Language,
+    WebHit,
+)
 from treadle.core.llm.wire import Failure, excerpt, parse_retry_after
 
 NUM_RESULTS = 10
 """Hits that are asked for. Bing counts one more."""
-MAX_HITS = 20
-MAX_TITLE_CHARS = 500
-MAX_SNIPPET_CHARS = 5_000
-MAX_URL_CHARS = 2_048
-_MAX_LABEL_CHARS = 200
 _MAX_PARTS = 50_000
 """Lists and objects of an answer: more of them are read in one go of 0.1 s and more, in which no other thread runs."""
 
@@ -62,11 +65,6 @@ class Request:
     url: str
     headers: dict[str, str] = field(repr=False)
     body: bytes = b""
-
-
-def provider_name(settings: ProviderSettings) -> str:
-    """What an entry says of who answered: another name means other results."""
-    return f"bright_data/{settings.engine}" if settings.type == "bright_data" else settings.type
 
 
 def request_of(settings: ProviderSettings, query: str, language: Language, key: str) -> Request:
@@ -162,9 +160,9 @@ def _hit(item: dict[str, Any]) -> WebHit | None:
         title=_text(item, "title", "name", limit=MAX_TITLE_CHARS),
         url=url.strip().encode("utf-8", "replace").decode(),
         snippet=_text(item, "snippet", "description", "content", limit=MAX_SNIPPET_CHARS),
-        site_name=_text(item, "site_name", "siteName", "source", limit=_MAX_LABEL_CHARS)
-        or _text(_at(item, ("profile",)) or {}, "long_name", "name", limit=_MAX_LABEL_CHARS),
-        date=_text(item, "date", "page_age", "publishedDate", "datePublished", "age", limit=_MAX_LABEL_CHARS),
+        site_name=_text(item, "site_name", "siteName", "source", limit=MAX_NAME_CHARS)
+        or _text(_at(item, ("profile",)) or {}, "long_name", "name", limit=MAX_NAME_CHARS),
+        date=_text(item, "date", "page_age", "publishedDate", "datePublished", "age", limit=MAX_NAME_CHARS),
     )
 
 

@@ -11,15 +11,14 @@ import os
 import random
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
 from multidict import CIMultiDict
 from yarl import URL
 
 from treadle.agent.web.config import ProviderSettings
 from treadle.agent.web.key_ring import Key, KeyRing
-from treadle.agent.web.provider_requests import failure_of, hits_of, provider_name, repeats_key, request_of
-from treadle.agent.web.types import Language, QueryRefused, WebHit
+from treadle.agent.web.provider_requests import failure_of, hits_of, repeats_key, request_of
+from treadle.agent.web.types import Language, Provider, QueryRefused, WebHit
 from treadle.core.errors import ToolError
 from treadle.core.llm.client import SHORTEST_SECRET, HttpClient
 from treadle.core.llm.wire import Failure
@@ -32,33 +31,11 @@ RATE_REST_S = 30.0
 QUOTA_REST_S = 3_600.0
 _SHORTEST_REST_S = 1.0
 _PLAIN_QUERY = "weather"
-"""What a key is tried with that has answered nothing yet."""
-_PLAIN_QUERY = "weather"
 """What a key is tried with that has answered nothing yet, where it refuses a query."""
 _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 8.0
 
 Sleep = Callable[[float], Awaitable[object]]
-
-
-class Provider(Protocol):
-    """Who finds pages for a query. Used by many searches at once on one event loop."""
-
-    name: str
-    """As in `SearchEntry.provider`."""
-
-    async def search(self, query: str, language: Language, *, deadline: float) -> tuple[WebHit, ...]:
-        """At most 20 hits, best first; none where several answers in a row had none.
-
-        `deadline` is in the event loop's clock. Raises QueryRefused where the provider refuses this query and takes
-        others; SearchUnavailable where the deadline comes or errors go on; ToolError where the provider refuses all
-        keys, or any request.
-        """
-        ...
-
-    async def close(self) -> None:
-        """Close the connections."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -80,7 +57,7 @@ class WebProvider:
         seed: int = 0,
     ) -> None:
         """`clock` and `sleep` are replaced in tests; `seed` feeds the jitter of pauses. Raises what `KeyRing` does."""
-        self.name = provider_name(settings)
+        self.name = settings.name
         self._settings = settings
         self._now = clock if clock is not None else _loop_time
         self._sleep = sleep

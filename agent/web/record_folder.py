@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from treadle.agent.web.record_table import entry_of
-from treadle.agent.web.stored_entries import MAX_TEXT_CHARS, packed, unpacked
-from treadle.agent.web.types import Entry, SearchEntry
+from treadle.agent.web.stored_entries import packed, unpacked
+from treadle.agent.web.types import MAX_TEXT_CHARS, Entry, SearchEntry
 from treadle.core.artifacts import Manifest, parse_manifest
 from treadle.core.engines.cache import cache_lock, cache_root
 from treadle.core.errors import ArtifactError

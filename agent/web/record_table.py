@@ -50,12 +50,12 @@ def entry_of(row: Mapping[str, Any]) -> Entry:
 
 
 def write_record(
-    storage: Storage, entries: Iterable[tuple[Entry, str | None]], *, made_by: str, work: str
+    storage: Storage, entries: Iterable[tuple[Entry, str | None]], *, made_by: str, work: str | None = None
 ) -> ArtifactRef:
     """Write entries, each with its loose key where it has one, as an artifact; the same entries give the same digest.
 
     They come in the order of their keys, and are held a few at a time; raises ValueError for another order. `made_by`
-    goes into the manifest, `work` is the key of the folder in which the artifact is prepared.
+    goes into the manifest; `work` is the key of the folder in which the artifact is prepared, if not the usual one.
     """
     writer = ArtifactWriter(storage, WEB_RECORD, made_by=made_by, work=work)
     try:

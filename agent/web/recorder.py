@@ -16,16 +16,14 @@ from typing import TypeVar
 
 from treadle.agent.web.config import WebSettings
 from treadle.agent.web.keys import loose_key
-from treadle.agent.web.provider_requests import provider_name
 from treadle.agent.web.record_folder import RecordFolder
 from treadle.agent.web.stored_entries import bounded, packed, unpacked
-from treadle.agent.web.types import Entry, Language, PageEntry, RecordMiss, SearchEntry
+from treadle.agent.web.types import IMPORTED, Entry, Language, PageEntry, RecordMiss, SearchEntry
 from treadle.core.errors import ArtifactError, ToolError, TreadleError
 from treadle.core.harmless import one_line
 from treadle.core.keyed_store import KeyedStore
 
 _SHOWN_CHARS = 200
-_PROVIDERS = frozenset({"serper", "brave", "searxng", "bright_data/bing", "bright_data/google"})
 _MIB = 1024 * 1024
 T_Result = TypeVar("T_Result")
 
@@ -68,7 +66,7 @@ class Recorder:
         self._settings = settings
         self._store = None if self._replays else store
         self._base = None if settings.mode == "refresh" else base
-        self._provider = provider_name(settings.provider) if settings.provider else ""
+        self._provider = settings.provider.name if settings.provider else ""
         self._clock = clock
         self._threads = threads
         self._writer = ThreadPoolExecutor(store.num_writers if store is not None else 1, "web-record")
@@ -181,7 +179,7 @@ class Recorder:
         """Whether an entry of the base is used in mode `record`, rather than asked for again."""
         settings = self._settings
         # Whoever answered what was imported, it is none of those that could be asked instead.
-        if isinstance(entry, SearchEntry) and entry.provider in _PROVIDERS - {self._provider}:
+        if isinstance(entry, SearchEntry) and entry.provider not in (self._provider, IMPORTED):
             return False
         limits = [timedelta(days=settings.max_age_days)] if settings.max_age_days is not None else []
         if entry.failure is not None:
@@ -199,7 +197,7 @@ class Recorder:
         place = self._base.location if self._base is not None else ""
         return RecordMiss(
             f'the web record {place} has no {what}: replay asks nobody; record a run with mode = "record" and '
-            f"recorded_in = {place}, then `treadle export web_record`{otherwise}"
+            f"recorded_in = {place}, then `treadle export web_record --run <that run>`{otherwise}"
         )
 
     async def _in_thread(self, threads: Executor, work: Callable[[], T_Result]) -> T_Result:

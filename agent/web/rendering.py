@@ -14,7 +14,7 @@ import orjson
 from treadle.agent.web.config import WebSettings
 from treadle.agent.web.control_tokens import without_known_tokens
 from treadle.agent.web.passages import clean, clean_line, first_words, window
-from treadle.agent.web.types import PageEntry, WebHit
+from treadle.agent.web.types import MAX_URL_CHARS, PageEntry, WebHit
 
 NOT_FETCHED = "[This page could not be fetched.]"
 SUMMARY_WINDOW_CHARS = 3_000
@@ -23,7 +23,6 @@ AGENT_WINDOW_CHARS = 1_000
 
 _MAX_TITLE_CHARS = 200
 _MAX_NAME_CHARS = 100
-_MAX_URL_CHARS = 2_048
 _MORE = "..."
 
 
@@ -92,7 +91,7 @@ def _shown(number: int, hit: WebHit, page: PageEntry, settings: WebSettings, win
     fields: dict[str, str | int] = {
         "id": number,
         "title": _line(hit.title or page.title, _MAX_TITLE_CHARS),
-        **({"url": _line(hit.url, _MAX_URL_CHARS)} if urls else {}),
+        **({"url": _line(hit.url, MAX_URL_CHARS)} if urls else {}),
         "site_name": _line(hit.site_name, _MAX_NAME_CHARS),
         "date": _line(hit.date, _MAX_NAME_CHARS),
         "snippet": _line(snippet, settings.snippet_chars),

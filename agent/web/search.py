@@ -25,6 +25,7 @@ from treadle.agent.web.types import (
     Language,
     PageEntry,
     PageText,
+    Provider,
     QueryRefused,
     SearchEntry,
     Unfetchable,
@@ -46,20 +47,6 @@ SWITCH_S = 0.001
 one round of the loop that adds up over all its system calls."""
 
 T_Result = TypeVar("T_Result")
-
-
-class Provider(Protocol):
-    """What is needed of a search provider; `treadle.agent.web.providers.Provider` fits."""
-
-    name: str
-
-    async def search(self, query: str, language: Language, *, deadline: float) -> tuple[WebHit, ...]:
-        """Hits, best first; raises QueryRefused, SearchUnavailable and ToolError."""
-        ...
-
-    async def close(self) -> None:
-        """Close the connections."""
-        ...
 
 
 class PageFetcher(Protocol):
@@ -147,8 +134,8 @@ class WebSearch:
     async def _open(self) -> None:
         settings = self._settings
         base = None
-        if settings.recorded_in is not None and settings.mode != "refresh":
-            base = await asyncio.to_thread(open_record, settings.recorded_in)
+        if settings.record_used is not None:
+            base = await asyncio.to_thread(open_record, settings.record_used)
             self._stack.callback(base.close)
         threads, self._renderer = ThreadPoolExecutor(NUM_THREADS, "web"), ThreadPoolExecutor(1, "web-text")
         for pool in (threads, self._renderer):

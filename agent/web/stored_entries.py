@@ -6,21 +6,26 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import replace
 
-from treadle.agent.web.types import Entry, SearchEntry, WebHit, entry_from_json
+from treadle.agent.web.types import (
+    MAX_HITS,
+    MAX_NAME_CHARS,
+    MAX_SNIPPET_CHARS,
+    MAX_TEXT_CHARS,
+    MAX_TITLE_CHARS,
+    MAX_URL_CHARS,
+    Entry,
+    SearchEntry,
+    WebHit,
+    entry_from_json,
+)
 from treadle.core.errors import ArtifactError
 from treadle.core.keyed_store import KeyedStore
 
 WEB_STORE = "web"
 """Name of the store in which a run keeps what it met on the web."""
 
-MAX_TEXT_CHARS = 50_000
-MAX_HITS = 20
 _MAX_QUERY_CHARS = 5_000
-_MAX_URL_CHARS = 2_048
-_MAX_TITLE_CHARS = 500
-_MAX_SNIPPET_CHARS = 5_000
 _MAX_DETAIL_CHARS = 500
-_MAX_NAME_CHARS = 200
 _FORMAT = b"1"
 # A search of 20 hits whose characters all need 6 bytes of JSON is half of this.
 _MAX_BYTES = 2 * 1024 * 1024
@@ -32,32 +37,32 @@ def bounded(entry: Entry) -> Entry:
         return replace(
             entry,
             query=_cut(entry.query, _MAX_QUERY_CHARS),
-            provider=_cut(entry.provider, _MAX_NAME_CHARS),
+            provider=_cut(entry.provider, MAX_NAME_CHARS),
             hits=tuple(_bounded_hit(hit) for hit in entry.hits[:MAX_HITS]),
-            recorded_at=_cut(entry.recorded_at, _MAX_NAME_CHARS),
+            recorded_at=_cut(entry.recorded_at, MAX_NAME_CHARS),
             text=_cut(entry.text, MAX_TEXT_CHARS),
             detail=_cut(entry.detail, _MAX_DETAIL_CHARS),
         )
     return replace(
         entry,
-        url=_cut(entry.url, _MAX_URL_CHARS),
-        recorded_at=_cut(entry.recorded_at, _MAX_NAME_CHARS),
-        final_url=_cut(entry.final_url, _MAX_URL_CHARS),
-        title=_cut(entry.title, _MAX_TITLE_CHARS),
+        url=_cut(entry.url, MAX_URL_CHARS),
+        recorded_at=_cut(entry.recorded_at, MAX_NAME_CHARS),
+        final_url=_cut(entry.final_url, MAX_URL_CHARS),
+        title=_cut(entry.title, MAX_TITLE_CHARS),
         text=_cut(entry.text, MAX_TEXT_CHARS),
-        media_type=_cut(entry.media_type, _MAX_NAME_CHARS),
+        media_type=_cut(entry.media_type, MAX_NAME_CHARS),
         detail=_cut(entry.detail, _MAX_DETAIL_CHARS),
-        reader=_cut(entry.reader, _MAX_NAME_CHARS),
+        reader=_cut(entry.reader, MAX_NAME_CHARS),
     )
 
 
 def _bounded_hit(hit: WebHit) -> WebHit:
     return WebHit(
-        title=_cut(hit.title, _MAX_TITLE_CHARS),
-        url=_cut(hit.url, _MAX_URL_CHARS),
-        snippet=_cut(hit.snippet, _MAX_SNIPPET_CHARS),
-        site_name=_cut(hit.site_name, _MAX_NAME_CHARS),
-        date=_cut(hit.date, _MAX_NAME_CHARS),
+        title=_cut(hit.title, MAX_TITLE_CHARS),
+        url=_cut(hit.url, MAX_URL_CHARS),
+        snippet=_cut(hit.snippet, MAX_SNIPPET_CHARS),
+        site_name=_cut(hit.site_name, MAX_NAME_CHARS),
+        date=_cut(hit.date, MAX_NAME_CHARS),
     )
 
 

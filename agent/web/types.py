@@ -3,11 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, fields
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import orjson
 
 from treadle.core.errors import ArtifactError, ToolError
+
+MAX_TEXT_CHARS = 50_000
+"""Of a page, or of a result that was recorded ready-made."""
+MAX_HITS = 20
+MAX_URL_CHARS = 2_048
+MAX_TITLE_CHARS = 500
+MAX_PAGE_TITLE_CHARS = 300
+MAX_SNIPPET_CHARS = 5_000
+MAX_NAME_CHARS = 200
+"""Of a site's name, a date, a type."""
+IMPORTED = "import"
+"""Provider of searches, and reader of pages, that another program recorded."""
 
 Language = Literal["en", "zh"]
 FailureKind = Literal[
@@ -37,7 +49,10 @@ class Unfetchable(Exception):
 
 
 class QueryRefused(Exception):
-    """A query that its provider takes with no key. It never leaves this package: it becomes `SearchEntry.failure`."""
+    """A query that its provider does not take, though it takes others.
+
+    It never leaves this package: it becomes `SearchEntry.failure`.
+    """
 
 
 class RecordMiss(ToolError):
@@ -162,6 +177,26 @@ class PageText:
     text: str
     media_type: str
     reader: str
+
+
+class Provider(Protocol):
+    """Who finds pages for a query. Used by many searches at once on one event loop."""
+
+    name: str
+    """As in `SearchEntry.provider`."""
+
+    async def search(self, query: str, language: Language, *, deadline: float) -> tuple[WebHit, ...]:
+        """At most 20 hits, best first; none where several answers in a row had none.
+
+        `deadline` is in the event loop's clock. Raises QueryRefused where the provider refuses this query and takes
+        others; SearchUnavailable where the deadline comes or errors go on; ToolError where the provider refuses all
+        keys, or any request.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Close the connections."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)

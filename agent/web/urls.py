@@ -7,9 +7,8 @@ import re
 
 from yarl import URL
 
-from treadle.agent.web.types import Unfetchable
+from treadle.agent.web.types import MAX_URL_CHARS, Unfetchable
 
-MAX_URL_CHARS = 2_048
 """Longest URL, as written and as sent."""
 
 _LABEL = re.compile(r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?")

@@ -18,9 +18,9 @@ from support.web_servers import Page, Request, Site
 from treadle.agent.web import provider_requests, providers
 from treadle.agent.web.config import ProviderSettings
 from treadle.agent.web.passages import clean_line
-from treadle.agent.web.provider_requests import MAX_HITS, failure_of, hits_of, provider_name, request_of
+from treadle.agent.web.provider_requests import failure_of, hits_of, request_of
 from treadle.agent.web.providers import EMPTY_TRIES, QUOTA_REST_S, RATE_REST_S, WebProvider
-from treadle.agent.web.types import QueryRefused, WebHit
+from treadle.agent.web.types import MAX_HITS, QueryRefused, WebHit
 from treadle.core.errors import ConfigError, ToolError
 from treadle.core.llm.wire import Failure
 from treadle.retriever.client import SearchUnavailable
@@ -260,7 +260,7 @@ def test_a_request_does_not_show_its_key() -> None:
 
 
 def test_names_tell_engines_apart() -> None:
-    assert provider_name(BING) == "bright_data/bing" != provider_name(GOOGLE)
+    assert BING.name == "bright_data/bing" != GOOGLE.name
 
 
 RATE_LIMITED = (
@@ -628,7 +628,3 @@ async def test_a_searxng_of_ones_own_needs_no_key() -> None:
         asked = WebProvider(ProviderSettings(type="searxng", url=site.url("/")), environ={}, clock=Day())
         with pytest.raises(ToolError, match="search.formats"):
             await found(asked)
-
-
-def test_bounds_are_those_of_the_record() -> None:
-    assert (provider_requests.MAX_SNIPPET_CHARS, MAX_HITS) == (5_000, 20)
