@@ -7,6 +7,8 @@ import logging
 import socket
 from collections.abc import Iterable
 
+from treadle.agent.web.once import warn_once
+
 _log = logging.getLogger(__name__)
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
@@ -88,7 +90,7 @@ class AddressRule:
             if any(_overlap(network, other) for network in networks for other in self._allowed)
         ]
         if reached:
-            _log.warning("pages, and where they redirect to, can reach %s (allowed_networks)", " and ".join(reached))
+            warn_once(_log, f"pages, and where they redirect to, can reach {' and '.join(reached)} (allowed_networks)")
 
     def check(self, address: str, port: int) -> None:
         """Raise BlockedAddress unless `address`, in figures, may be connected to at `port`."""

@@ -23,6 +23,7 @@ from yarl import URL
 from treadle.agent.web.addresses import AddressRule
 from treadle.agent.web.config import WebSettings
 from treadle.agent.web.names import FoundNames, Lookups, SystemNames
+from treadle.agent.web.once import warn_once
 from treadle.agent.web.slots import PageTime, Slots
 from treadle.agent.web.sockets import Exchange, Guard, MeteredSocket, exchange
 from treadle.agent.web.turns import site_of
@@ -256,9 +257,9 @@ class Fetcher:
 
     def _say_what_is_unusual(self) -> None:
         if allowed := self._settings.fetch.allowed_networks:
-            _log.warning("pages are also fetched from %s (allowed_networks)", ", ".join(allowed))
+            warn_once(_log, f"pages are also fetched from {', '.join(allowed)} (allowed_networks)")
         if names := [name for name in _PROXIES if os.environ.get(name) or os.environ.get(name.lower())]:
-            _log.warning("%s: not used for pages, since addresses behind a proxy cannot be checked", ", ".join(names))
+            warn_once(_log, f"{', '.join(names)}: not used for pages, since addresses behind a proxy cannot be checked")
 
 
 def _encoding(headers: CIMultiDictProxy[str]) -> str:

@@ -26,7 +26,7 @@ from treadle.core.engines.cache import cache_lock, cache_root
 from treadle.core.errors import ArtifactError
 from treadle.core.parquet import ROW_GROUP_BYTES
 from treadle.core.schemas import WEB_RECORD
-from treadle.core.storage import Storage, force_folder_to_disk, open_storage, storage_errors
+from treadle.core.storage import Storage, force_folder_to_disk, is_object_store, open_storage, storage_errors
 
 KEPT_RECORDS = 4
 """Records that stay unpacked on a machine."""
@@ -150,6 +150,11 @@ def record_manifest(storage: Storage) -> Manifest:
     """The manifest of the record in a folder; raises ArtifactError where there is none."""
     place = storage.location()
     content = storage.get(_MANIFEST)
+    if content is None and not is_object_store(place) and not Path(place).exists():
+        raise ArtifactError(
+            f"there is no web record at {place}: no such folder; where it was moved, name its place with "
+            "--set environment.search.web.recorded_in=<folder>"
+        )
     if content is None:
         raise ArtifactError(
             f"{place} is no web record: it has no {_MANIFEST}; "
@@ -218,6 +223,8 @@ def _rows(storage: Storage, manifest: Manifest) -> Iterator[dict[str, Any]]:
         if not entry.name.endswith(".parquet"):
             continue
         place = storage.location(entry.name)
+        if not storage.exists(entry.name):
+            raise ArtifactError(f"{place} is missing: copy the whole folder of the record, or export it from its run")
         with storage_errors("read", place), storage.open(entry.name) as file:
             is_same = hashlib.file_digest(file, "sha256").hexdigest() == entry.sha256
             if not is_same or file.tell() != entry.num_bytes:

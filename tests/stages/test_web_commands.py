@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -177,6 +178,16 @@ def test_a_search_key_in_a_configuration_is_refused_before_anything_is_kept(tmp_
     assert not (desk.folder / "outputs/runs/r").exists()
 
 
+def test_a_key_that_is_not_there_is_missed_before_anything_is_made(tmp_path: Path) -> None:
+    desk = set_up(tmp_path / "desk", "http://127.0.0.1:9/v1")
+    config = (desk.folder / "run.toml").read_text().replace("search.enabled = false", "")
+    (desk.folder / "run.toml").write_text(config + PROVIDER % "http://127.0.0.1:9/search")
+    wanted = "environment variable SEARCH_ONE is not set"
+    desk.treadle("run", "run.toml", "--run", "r").failed(wanted, code=2)
+    assert not (desk.folder / "outputs/runs/r").exists()
+    assert wanted in desk.treadle("run", "run.toml", "--run", "r", "--dry-run").succeeded().err
+
+
 KEY_VALUE = "found-in-a-mail-0001"
 PROVIDER = """
 [environment.search.web]
@@ -226,6 +237,14 @@ def test_what_one_run_recorded_another_one_meets_offline_and_no_key_is_kept(tmp_
         assert "Anna is the oldest of them." in shown and address in shown
         assert f"search: ok\n  {address}\n" in _plain(treadle(desk, "show", searched["rollout_key"], "--run", name).out)
     assert f"ok       {folder}\n" in treadle(desk, "verify", "--run", "second").succeeded().out
+    moved = desk.folder / "moved"
+    (desk.folder / "run.toml").write_text(config + REPLAY % (desk.folder / "none"))
+    treadle(desk, *run, "second").failed("no such folder", "--set environment.search.web.recorded_in=", code=1)
+    shutil.copytree(folder, moved)
+    treadle(desk, *run, "second", "--set", f'environment.search.web.recorded_in="{moved}"', "--dry-run").succeeded()
+    (part,) = moved.glob("*.parquet")
+    part.unlink()
+    treadle(desk, "web", "show", str(moved), cache="new").failed("is missing: copy the whole folder", code=1)
     (part,) = Path(folder).glob("*.parquet")
     part.write_bytes(part.read_bytes() + b"x")
     treadle(desk, "verify", "--run", "second").failed(folder, "part-00000.parquet has changed", code=1)

@@ -22,6 +22,7 @@ from support.web_servers import Names, Page, Request, Route, Site, World
 from yarl import URL
 
 from treadle.agent.web import fetch as fetch_module
+from treadle.agent.web import once
 from treadle.agent.web.addresses import AddressRule
 
 PUBLIC, PUBLIC_6 = "93.184.215.14", "2606:2800:21f::1"
@@ -387,8 +388,13 @@ def proxied(monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
 
 
 async def test_a_proxy_of_the_environment_is_not_used_and_that_is_said(
-    proxied: Site, public: Site, private: tuple[Site, Site], caplog: pytest.LogCaptureFixture
+    proxied: Site,
+    public: Site,
+    private: tuple[Site, Site],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(once, "_told", set())
     world = _world(public, private, "10.0.0.5")
     async with fetching(make_socket=world.make_socket, resolver=_names(PUBLIC)) as fetch:
         assert (await fetch("http://public.example/")).body == b"welcome"
@@ -448,12 +454,17 @@ async def test_a_redirect_from_an_encrypted_page_into_the_machine_is_not_followe
 # What is allowed beside the public net.
 
 
-async def test_what_is_allowed_beside_the_public_net_is_said(caplog: pytest.LogCaptureFixture) -> None:
+async def test_what_is_allowed_beside_the_public_net_is_said_once(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(once, "_told", set())
     with caplog.at_level(logging.WARNING):
         async with fetching():
             assert "allowed_networks" not in caplog.text
         async with fetching(allowed=["10.1.0.0/16", "::1/128"]):
             assert "10.1.0.0/16, ::1/128 (allowed_networks)" in caplog.text
+        async with fetching(allowed=["10.1.0.0/16", "::1/128"]):
+            assert caplog.text.count("fetched from") == caplog.text.count("can reach") == 1
 
 
 async def test_an_allowed_network_allows_no_other(public: Site, private: tuple[Site, Site]) -> None:

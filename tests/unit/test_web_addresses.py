@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from treadle.agent.web import addresses
+from treadle.agent.web import addresses, once
 from treadle.agent.web.addresses import PORTS, AddressRule, BlockedAddress
 from treadle.agent.web.config import FetchSettings
 from treadle.agent.web.sockets import Exchange, Guard, MeteredSocket, exchange
@@ -169,8 +169,9 @@ def test_an_address_of_this_machine_may_not_be_connected_to_though_it_looks_publ
     ],
 )
 def test_it_is_said_where_what_is_allowed_holds_this_machine_or_its_credentials(
-    networks: list[str], reached: str, caplog: pytest.LogCaptureFixture
+    networks: list[str], reached: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(once, "_told", set())
     AddressRule(map(ipaddress.ip_network, networks))
     said = [f"pages, and where they redirect to, can reach {reached} (allowed_networks)"] if reached else []
     assert caplog.messages == said
