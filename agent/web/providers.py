@@ -93,6 +93,9 @@ class WebProvider:
                 return await self._ask(query, language, key, deadline)
             except Failure as failure:
                 last = str(failure)
+                if failure.kind == "key" and key in self._proven and await self._takes_others(key, deadline):
+                    # A firewall before the provider refuses queries in the way in which a key is refused.
+                    raise QueryRefused(last) from None
                 if self._is_about_key(key, failure):
                     continue
                 await self._raise_if_query(key, failure, deadline)

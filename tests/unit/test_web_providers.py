@@ -508,6 +508,23 @@ async def test_a_query_that_is_refused_where_others_are_not_is_lastingly_refused
         assert sent == ["site:x", "weather", "site:x"], "a key is tried once"
 
 
+async def test_a_query_that_is_forbidden_costs_no_key_that_is_good_for_others() -> None:
+    def answer(request: Request) -> Page:
+        asked = json.loads(request.body)["q"]
+        revoked = len(site.requests) > 5
+        return Page("Forbidden", 403) if revoked or "<script>" in asked else GOOD
+
+    with Site({"/search": answer}) as site:
+        asked = provider(site, Day())
+        assert await asked.search("q", "en", deadline=60.0) == (TOWER,)
+        for _ in range(2):
+            with pytest.raises(QueryRefused, match="HTTP 403"):
+                await asked.search("<script>", "en", deadline=60.0)
+        with pytest.raises(ToolError, match="refuses all keys"):
+            await found(asked)
+        assert len(site.requests) == 7, "it is tried once more before it is dropped"
+
+
 async def test_redirects_are_not_followed() -> None:
     with Site({"/": GOOD}) as elsewhere:
         away = Page("", 302, headers={"Location": elsewhere.url("/")})
