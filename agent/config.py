@@ -17,6 +17,7 @@ from treadle.agent.protocol import TOOL_PROTOCOL, Protocol
 from treadle.agent.sandbox.config import SandboxSettings
 from treadle.agent.tools.search_config import SearchToolSettings
 from treadle.agent.tools.summarizer import summarizer_prompt
+from treadle.agent.web.config import WEB_VERSION
 from treadle.core.config import Added, Operational, Section, digest_json, semantic_dump, with_preset
 from treadle.core.llm.config import Sampling
 
@@ -167,6 +168,11 @@ class EnvironmentSettings(Section):
         """Name of the model that summarizes what searches find; None where there is none, or no search."""
         return self.search.summarizer if self.call_limit("search") else None
 
+    @property
+    def searches_web(self) -> bool:
+        """Whether any search goes to the web."""
+        return self.call_limit("search") > 0 and self.search.uses_web
+
     def call_limit(self, tool: str, additional: int = 0) -> int:
         """Most executed calls of one tool; 0 where it is switched off."""
         tools: dict[str, PythonSettings | SearchSettings] = {"python": self.python, "search": self.search}
@@ -185,10 +191,18 @@ class EnvironmentSettings(Section):
 
     def digest(self, form: str | None = None) -> str:
         """Hex digest of all that decides what an agent meets at a question of a format: prompt text, tags, tools,
-        limits. Formats to which the system prompt adds nothing have the digest of none."""
-        parts = {"version": ENVIRONMENT_VERSION, "settings": semantic_dump(self), "tags": self.protocol.as_json()}
+        limits. Formats to which the system prompt adds nothing have the digest of none.
+
+        Where the web comes from is no part of it; see `WebSettings.as_met`.
+        """
+        settings = self
+        if (web := self.search.web) is not None:
+            settings = self.model_copy(update={"search": self.search.model_copy(update={"web": web.as_met()})})
+        parts = {"version": ENVIRONMENT_VERSION, "settings": semantic_dump(settings), "tags": self.protocol.as_json()}
         if self.summarizer is not None:
             parts["summarizer"] = summarizer_prompt()
+        if self.searches_web:
+            parts["web"] = WEB_VERSION
         return digest_json({**parts, "system": self.system_text_of(form)})
 
     def digests(self) -> Digests:

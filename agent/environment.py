@@ -22,7 +22,7 @@ FAILED_STATUSES = frozenset({"error", "timeout", "invalid", "empty"})
 """Outcomes that count as failed calls; a refused call did not run and is counted apart."""
 
 
-QUESTION_COLUMNS = ("question_key", "dataset", "domain", "question", "choices", "format", "scorer")
+QUESTION_COLUMNS = ("question_key", "dataset", "domain", "question", "choices", "format", "scorer", "search")
 """Columns of `questions` that make a `Question`."""
 
 
@@ -39,10 +39,12 @@ class Question:
     """multiple_choice, assertion, fill_in, open_ended or None; decides the system message."""
     scorer: str | None = None
     """math, qa or choice, where it is not the domain's."""
+    search: str | None = None
+    """local, web or both: where its searches go, as far as the environment leaves that to it."""
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> Question:
-        """Build from a row with `QUESTION_COLUMNS`; format and scorer may be missing."""
+        """Build from a row with `QUESTION_COLUMNS`; format, scorer and search may be missing."""
         return cls(
             row["question_key"],
             row["question"],
@@ -51,6 +53,7 @@ class Question:
             row["domain"],
             row.get("format"),
             row.get("scorer"),
+            row.get("search"),
         )
 
     @property
@@ -77,7 +80,7 @@ def _option_letter(index: int) -> str:
 class CallRecord:
     """Entry of the ledger: one call, what became of it, and in which turn. `text` is the tool's own text.
 
-    `note` and the tokens are those of the tool's outcome.
+    `note`, tokens and `sources` are those of the tool's outcome.
     """
 
     tool: str
@@ -90,6 +93,7 @@ class CallRecord:
     note: str = ""
     prompt_tokens: int = 0
     completion_tokens: int = 0
+    sources: tuple[str, ...] = ()
 
     @property
     def executed(self) -> bool:
@@ -116,7 +120,8 @@ class Observation:
     def from_json(cls, data: bytes) -> Observation:
         """Read `to_json` back."""
         raw = orjson.loads(data)
-        return cls(tuple(CallRecord(**call) for call in raw["calls"]), tuple(raw["blocks"]), raw["status"])
+        calls = ({**call, "sources": tuple(call.get("sources", ()))} for call in raw["calls"])
+        return cls(tuple(CallRecord(**call) for call in calls), tuple(raw["blocks"]), raw["status"])
 
 
 class Environment(Protocol):
@@ -190,11 +195,13 @@ class ToolEnvironment:
         self._additional = additional_calls
         self._ledger = Ledger()
         self._question = ""
+        self._route: str | None = None
 
     async def reset(self, question: Question, history: Sequence[CallRecord] = ()) -> list[dict[str, str]]:
         """Take over the calls of a prefix and return the system message (if any) and the question."""
         self._ledger = Ledger(history)
         self._question = question.user_message
+        self._route = question.search
         return opening_messages(self._settings, question)
 
     async def step(
@@ -215,7 +222,7 @@ class ToolEnvironment:
         elif (limit := self._reached(call.tool)) is not None:
             observation = self._refuse(call, turn, limit)
         else:
-            told = CallContext(self._question, log or (text,), seed, budget_s)
+            told = CallContext(self._question, log or (text,), seed, budget_s, self._route)
             outcome = await self._tools[call.tool].call(call.argument, deadline=deadline, context=told)
             observation = self._executed(call, turn, outcome)
         self.replay(observation)
@@ -261,6 +268,7 @@ class ToolEnvironment:
             outcome.note,
             outcome.prompt_tokens,
             outcome.completion_tokens,
+            outcome.sources,
         )
         return Observation((record,), (self._block(text),))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
@@ -16,6 +17,7 @@ from treadle.agent.toolbox import make_tools
 from treadle.agent.tools.outcome import Tool
 from treadle.core.chat import ChatTokenizer
 from treadle.core.errors import ConfigError
+from treadle.core.keyed_store import KeyedStore
 from treadle.core.llm.config import ModelSettings, Sampling
 from treadle.core.llm.hosted import FIXED_VALUES
 from treadle.core.llm.pool import ModelPool
@@ -168,8 +170,19 @@ class Opening:
         assert pool.facts is not None
         return OpenModel(name, Meter(pool, self.budget), pool.facts, tokenizer)
 
-    async def tools(self, environment: EnvironmentSettings, summarizer: OpenModel | None) -> dict[str, Tool]:
-        """The enabled tools, open, by name; `summarizer` reads what searches find. Raises ToolError."""
+    async def tools(
+        self,
+        environment: EnvironmentSettings,
+        summarizer: OpenModel | None,
+        store: Callable[[str], KeyedStore] | None = None,
+        *,
+        misses_are_empty: bool = False,
+    ) -> dict[str, Tool]:
+        """The enabled tools, open, by name; `summarizer` reads what searches find. Raises ToolError.
+
+        `store` gives a store of the run by its name; without one, the web can only be replayed. For
+        `misses_are_empty` see `SearchTool`.
+        """
         from treadle.agent.tools.summarizer import Summarizer
 
         reader = None
@@ -187,6 +200,6 @@ class Opening:
                 max_model_len=summarizer.facts.max_model_len,
             )
         tools = {}
-        for tool in make_tools(environment, reader):
+        for tool in make_tools(environment, reader, store, misses_are_empty=misses_are_empty):
             tools[tool.name] = await self._stack.enter_async_context(tool)
         return tools

@@ -19,8 +19,9 @@ from typing import Protocol as TypingProtocol
 from treadle.agent.asking import asking_of
 from treadle.agent.environment import CallRecord, Environment, Observation, Question
 from treadle.agent.memory import Memory, answer_unit, call_unit
-from treadle.agent.protocol import TOOL_PROTOCOL, Protocol, Segment
+from treadle.agent.protocol import RESULT, TOOL_PROTOCOL, Protocol, Segment
 from treadle.agent.transcript import Codec, Prefix, Transcript, cut
+from treadle.agent.web.control_tokens import without_tokens
 from treadle.core.errors import ContextTooLong, DeadlineExceeded
 from treadle.core.llm.config import Sampling
 from treadle.core.llm.types import Completion, CompletionRequest
@@ -59,6 +60,9 @@ class ChatModel(TypingProtocol):
 
 class ChatCodec(Codec, TypingProtocol):
     """A codec that also renders a chat; `treadle.core.chat.ChatTokenizer` fits."""
+
+    added_tokens: frozenset[str]
+    """Spellings of tokens that are matched as a whole."""
 
     def render(self, messages: Sequence[Mapping[str, str]]) -> str:
         """Text before the assistant's turn."""
@@ -194,6 +198,22 @@ class RolloutEngine:
         messages = await environment.reset(question, prefix.calls if prefix else ())
         return Rollout(self, environment, messages, seed, deadline, memory, question.key, prefix)
 
+    def without_spelled_tokens(self, observation: Observation) -> Observation:
+        """What was found on the web, without spellings of tokens that the model's tokenizer would match as a whole.
+
+        Encoded as plain text those for control are none, but others such as Qwen's `<tool_call>` would be.
+        """
+        tokenizer = self.codec or self.renderer
+        if tokenizer is None or not any(call.sources for call in observation.calls):
+            return observation
+        tag = self.protocol.by_name[RESULT]
+        blocks: list[str] = []
+        for block in observation.blocks:
+            before, opening, rest = block.partition(tag.opening)
+            inner, closing, after = rest.rpartition(tag.closing)
+            blocks.append(before + opening + without_tokens(inner, tokenizer.added_tokens) + closing + after)
+        return replace(observation, blocks=tuple(blocks))
+
     def render(self, messages: Sequence[Mapping[str, str]]) -> str:
         """The prompt as text, for text mode."""
         renderer = self.codec or self.renderer
@@ -315,6 +335,7 @@ class Rollout:
                 log=self._transcript.log(),
                 seed=derive_seed(self._seed, self._turn, "tool"),
             )
+            observation = self._engine.without_spelled_tokens(observation)
             if observation.calls or observation.blocks:
                 self._memory.append(unit, observation.to_json())
         self._calls += observation.calls

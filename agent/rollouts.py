@@ -95,7 +95,7 @@ class RolloutsRun:
                     summarizer = await opening.model(
                         settings.environment.summarizer, settings.summarizer, settings.summarizer_tokenizer_digest
                     )
-                self._tools = await opening.tools(settings.environment, summarizer)
+                self._tools = await opening.tools(settings.environment, summarizer, self._context.store)
                 self._sandbox_facts = sandbox_facts(settings.environment)
                 policy.check_ids()
                 if policy.codec is None:

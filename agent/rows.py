@@ -128,6 +128,7 @@ def _calls_json(calls: Sequence[CallRecord]) -> str:
                 "turn": call.turn,
                 "result_chars": len(call.text),
                 **({"note": call.note} if call.note else {}),
+                **({"sources": call.sources} if call.sources else {}),
             }
             for call in calls
         ]

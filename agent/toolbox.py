@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from treadle.agent.config import EnvironmentSettings
 from treadle.agent.tools.outcome import Tool
 
 if TYPE_CHECKING:
+    from treadle.agent.tools.search import WebSearcher
     from treadle.agent.tools.summarizer import Summarizer
+    from treadle.core.keyed_store import KeyedStore
 
 
-def make_tools(settings: EnvironmentSettings, summarizer: Summarizer | None = None) -> list[Tool]:
-    """The enabled tools, not yet opened; `summarizer` reads what searches find."""
+def make_tools(
+    settings: EnvironmentSettings,
+    summarizer: Summarizer | None = None,
+    store: Callable[[str], KeyedStore] | None = None,
+    *,
+    misses_are_empty: bool = False,
+) -> list[Tool]:
+    """The enabled tools, not yet opened; `summarizer` reads what searches find, `store` gives the run's by name.
+
+    `misses_are_empty`: see `SearchTool`.
+    """
     tools: list[Tool] = []
     if settings.call_limit("python"):
         from treadle.agent.tools.python import PythonTool
@@ -24,8 +36,23 @@ def make_tools(settings: EnvironmentSettings, summarizer: Summarizer | None = No
     if settings.call_limit("search"):
         from treadle.agent.tools.search import SearchTool
 
-        tools.append(SearchTool(settings.search, summarizer=summarizer))
+        web = _web_search(settings, summarized=summarizer is not None, store=store)
+        tools.append(SearchTool(settings.search, summarizer=summarizer, web=web, misses_are_empty=misses_are_empty))
     return tools
+
+
+def _web_search(
+    settings: EnvironmentSettings, *, summarized: bool, store: Callable[[str], KeyedStore] | None
+) -> WebSearcher | None:
+    web = settings.search.web
+    if web is None or not settings.searches_web:
+        return None
+    from treadle.agent.web.search import WebSearch
+    from treadle.agent.web.stored_entries import WEB_STORE
+
+    # A replay records nothing, so it does without a run.
+    kept = store(WEB_STORE) if store is not None and web.mode != "replay" else None
+    return WebSearch(web, store=kept, summarized=summarized)
 
 
 def sandbox_facts(settings: EnvironmentSettings) -> dict[str, str]:

@@ -32,7 +32,6 @@ from scale_runs import tutor
 from treadle.agent import opening
 from treadle.agent.config import EnvironmentSettings
 from treadle.agent.tools.outcome import CallContext, Tool, ToolOutcome
-from treadle.agent.tools.summarizer import Summarizer
 from treadle.core.config import load_config
 from treadle.core.execute import execute
 from treadle.core.runs import Run
@@ -124,8 +123,8 @@ def make(folder: Path, url: str, questions: int) -> dict[str, Any]:
     """Run it; what it took."""
     real = opening.make_tools
 
-    def with_stub(settings: EnvironmentSettings, summarizer: Summarizer | None = None) -> list[Tool]:
-        return [Arithmetic(), *(tool for tool in real(settings, summarizer) if tool.name != "python")]
+    def with_stub(settings: EnvironmentSettings, *given: Any, **options: Any) -> list[Tool]:
+        return [Arithmetic(), *(tool for tool in real(settings, *given, **options) if tool.name != "python")]
 
     opening.make_tools = with_stub
     asked, pools = flow_instances(configuration(folder, url, questions))

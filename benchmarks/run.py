@@ -206,6 +206,7 @@ BENCHMARKS = {
     ),
     "index_memory": Benchmark("index_memory.py", (), ("--documents", "2000", "--dimension", "32"), published),
     "selection": Benchmark("selection.py", (), ("--questions", "400", "--staged", "200", "--pairs", "100"), published),
+    "web_search": Benchmark("web_search.py", (), ("--rollouts", "4", "--latency", "0.05", "--page-kb", "5"), published),
     "viewer": Benchmark("viewer.py", (), ("--trajectories", "400"), published),
     "peers": Benchmark(
         "peers/compare.py",

@@ -5,7 +5,6 @@ from __future__ import annotations
 from treadle.agent import opening, rollouts
 from treadle.agent.config import EnvironmentSettings
 from treadle.agent.tools.outcome import CallContext, Tool, ToolOutcome
-from treadle.agent.tools.summarizer import Summarizer
 
 
 class StubTool:
@@ -30,7 +29,7 @@ class StubTool:
 def take_the_place_of_tools(text: str) -> None:
     """From now on every stage of this process opens stubs that say `text` for its tools."""
 
-    def make_stubs(settings: EnvironmentSettings, summarizer: Summarizer | None = None) -> list[Tool]:
+    def make_stubs(settings: EnvironmentSettings, *_: object, **__: object) -> list[Tool]:
         return [StubTool(name, text) for name in ("python", "search") if settings.call_limit(name)]
 
     assert hasattr(opening, "make_tools") and hasattr(rollouts, "sandbox_facts"), "tools are opened elsewhere now"

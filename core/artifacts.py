@@ -335,12 +335,20 @@ def read_manifest(storage: Storage, ref: ArtifactRef) -> Manifest:
     content = storage.get(f"{ref.folder}/{_MANIFEST}")
     if content is None:
         raise ArtifactError(f"artifact {ref.folder} is missing; run the stage that makes it again")
+    manifest = parse_manifest(content, f"{ref.folder}/{_MANIFEST}")
+    if manifest.ref() != ref:
+        raise ArtifactError(f"{ref.folder}/{_MANIFEST} is damaged: it does not list the files that gave the digest")
+    return manifest
+
+
+def parse_manifest(content: bytes, where: str) -> Manifest:
+    """The content of an `artifact.json` that lies at `where`; raises ArtifactError for one that is damaged."""
     try:
         manifest = Manifest.model_validate_json(content)
     except ValidationError as error:
-        raise ArtifactError(f"{ref.folder}/{_MANIFEST} is damaged: {error.errors()[0]['msg']}") from None
-    if manifest.ref() != ref or _digest(manifest.files) != ref.digest:
-        raise ArtifactError(f"{ref.folder}/{_MANIFEST} is damaged: it does not list the files that gave the digest")
+        raise ArtifactError(f"{where} is damaged: {error.errors()[0]['msg']}") from None
+    if _digest(manifest.files) != manifest.digest:
+        raise ArtifactError(f"{where} is damaged: it does not list the files that gave the digest")
     return manifest
 
 
@@ -367,9 +375,14 @@ def verify_artifact(storage: Storage, ref: ArtifactRef) -> list[str]:
         manifest = read_manifest(storage, ref)
     except ArtifactError as error:
         return [str(error)]
+    return changed_files(storage, manifest, ref.folder)
+
+
+def changed_files(storage: Storage, manifest: Manifest, folder: str = "") -> list[str]:
+    """Hash the data files that a manifest lists, which lies in `folder`; one sentence per difference."""
     problems = []
     for entry in manifest.files:
-        key = f"{ref.folder}/{entry.name}"
+        key = f"{folder}/{entry.name}" if folder else entry.name
         if not storage.exists(key):
             problems.append(f"{key} is missing")
             continue

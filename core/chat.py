@@ -38,6 +38,7 @@ class ChatTokenizer:
         digest: Hex SHA-256 over the tokenizer's file, the template, the named special tokens and `eos_ids`.
         eos_ids: Ids that end a turn, from the tokenizer's and the generation configuration.
         vocab_size: Number of ids, added tokens included.
+        added_tokens: Spellings of tokens that are matched as a whole: those for control, and any beside them.
     """
 
     def __init__(self, folder: Path, tokenizer_json: bytes, template: str, config: Mapping[str, Any]) -> None:
@@ -49,6 +50,7 @@ class ChatTokenizer:
         self._template = compile_template(folder, template)
         self.vocab_size: int = self._plain.get_vocab_size(with_added_tokens=True)
         added = self._plain.get_added_tokens_decoder()
+        self.added_tokens = frozenset(token.content for token in added.values())
         special = {index: token for index, token in added.items() if token.special and token.content}
         self._special_ids: dict[str, int] = {token.content: index for index, token in special.items()}
         # Such a token also matches text that merely normalises to its spelling.

@@ -9,6 +9,7 @@ from typing import Any
 
 from treadle.core.artifacts import ArtifactRef, ArtifactWriter
 from treadle.core.errors import ArtifactError
+from treadle.core.keyed_store import KeyedStore
 from treadle.core.parquet import TableWriter
 from treadle.core.shards import ShardPlan, Shards, shard_of
 from treadle.core.stage import Address, JournalView, Progress, Rows, Stage, StageContext, Worked
@@ -84,6 +85,10 @@ class Outputs:
         return {kind: table.commit() for kind, table in self._tables.items()}
 
 
+def _no_store(name: str) -> KeyedStore:
+    raise ArtifactError(f"this stage has no store {name!r}: it runs apart from a run")
+
+
 def _nothing(kind: str) -> Rows | None:
     return None
 
@@ -108,6 +113,12 @@ class Context:
     """The shard at hand; None means all."""
     num_shards: int = 1
     worked: Worked = field(default_factory=Worked)
+    store_of: Callable[[str], KeyedStore] = _no_store
+    """Name -> a store of the run."""
+
+    def store(self, name: str) -> KeyedStore:
+        """See `StageContext.store`."""
+        return self.store_of(name)
 
     def owns(self, key: str) -> bool:
         """See `StageContext.owns`."""

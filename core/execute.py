@@ -297,6 +297,7 @@ class _Attempt:
                     accept_failures=accept_failures,
                     scratch=scratch,
                     workspace=run.storage.directory(workspace),
+                    store_of=run.store,
                 )
 
             with self._worked(context_of, progress) as (journal, worked):

@@ -6,6 +6,7 @@
                          records/<address>.json          one result per stage instance
                          attempts/<address>/<n>/         attempt.json, log.txt, telemetry
                          journal/<address>/<fingerprint> work in progress
+                         store/<name>/<3 digits>/<key>   what its stages met outside, by key
                          locks/<address>.lock            and locks/<address>/<n>.lock of its shards
 
 Everything is readable without this program, and paths inside are relative to the root, so that it can be moved.
@@ -26,6 +27,7 @@ from pydantic import BaseModel
 from treadle.core.artifacts import ArtifactReader, ArtifactRef, verify_artifact
 from treadle.core.config import differing_keys
 from treadle.core.errors import ConfigError, RunError
+from treadle.core.keyed_store import KeyedStore
 from treadle.core.locks import Lease, hold_key, holder_of, write_fenced
 from treadle.core.provenance import git_state, package_versions
 from treadle.core.record_files import as_json, as_read_back, load_record, parse_record
@@ -259,6 +261,10 @@ class Run:
         """Key of the workspace of a stage instance for one fingerprint, see `StageContext.workspace`."""
         return self.key(f"workspaces/{address}/{fingerprint[:FINGERPRINT_DIGITS]}")
 
+    def store(self, name: str) -> KeyedStore:
+        """What the run keeps by key under a name, such as `web`; it is shared by all instances, and never shrinks."""
+        return KeyedStore(self.storage, self.key(f"store/{name}"))
+
     def shards(self, address: Address, name: str) -> Shards:
         """The shards of a journal of a stage instance (see `journal_key`), whether it is divided or not."""
         return Shards(
@@ -344,10 +350,10 @@ class Run:
         )
 
     def is_untouched(self) -> bool:
-        """Whether nothing has been made yet and nobody is at it: neither a record nor a journal with anything in it."""
+        """Whether nothing has been made yet, and nobody is at it: no record, nothing in a journal or a store."""
         # Beside its segments the journal of an object root has lists of them.
         recorded = (key for key in self.storage.keys(self.key("journal")) if key.endswith(".journal"))
-        made = any(self.storage.keys(self.key("records"))) or any(recorded)
+        made = any(self.storage.keys(self.key("records"))) or any(recorded) or any(self.storage.keys(self.key("store")))
         return not made and not any(status.state == "running" for status in self.statuses())
 
     def _addresses(self, name: str) -> Iterator[Address]:

@@ -452,7 +452,7 @@ RL_ROLLOUTS = Table(
 
 RL_LOG = Table(
     "rl_log",
-    2,
+    3,
     ("step",),
     pa.schema(
         [
@@ -466,6 +466,7 @@ RL_LOG = Table(
             _field("timeout", pa.float64(), "share whose calls had used up their time", nullable=True),
             _field("calls", pa.float64(), "mean tool calls that ran", nullable=True),
             _field("tool_failures", pa.float64(), "mean failed ones", nullable=True),
+            _field("web_misses", pa.float64(), "mean searches that the web's record could not answer", nullable=True),
             _field("length", pa.float64(), "mean tokens that the policy sampled", nullable=True),
             _field("f_tool", pa.float64(), "mean factor for calls", nullable=True),
             _field("f_len", pa.float64(), "mean factor for length", nullable=True),
@@ -483,7 +484,7 @@ RL_LOG = Table(
     ),
     "Rewards and behaviour over the steps of a reinforcement; means of no scored rollout are null.",
     required=False,
-    also_reads=frozenset({1}),
+    also_reads=frozenset({1, 2}),
 )
 
 RL_VALIDATION = Table(
@@ -770,6 +771,38 @@ COMPARISONS = Table(
     required=False,
 )
 
+WEB_RECORD = Table(
+    "web_record",
+    1,
+    ("key",),
+    pa.schema(
+        [
+            _field("key", pa.string(), "32 hex digits: digest of query and language, or of the address of a page"),
+            _field("kind", pa.string(), "search or page"),
+            _field("request", pa.string(), "the query, or the address as the search gave it"),
+            _field("language", pa.string(), "en or zh: of a search", nullable=True),
+            _field("provider", pa.string(), "who was asked: of a search", nullable=True),
+            _field("loose_key", pa.string(), "digest of the words alone: of an imported search", nullable=True),
+            _field("hits", pa.string(), "JSON list of at most 20 hits: of a search", nullable=True),
+            _field(
+                "text",
+                pa.string(),
+                "of a page, or of a search that was recorded ready-made; cut at 50,000 characters",
+                nullable=True,
+            ),
+            _field("final_url", pa.string(), "where redirects led: of a page", nullable=True),
+            _field("title", pa.string(), "of a page", nullable=True),
+            _field("media_type", pa.string(), "of a page", nullable=True),
+            _field("failure", pa.string(), "code of why a page could not be had or a query was refused", nullable=True),
+            _field("detail", pa.string(), "the same in words", nullable=True),
+            _field("reader", pa.string(), "what made the text, with its version: of a page", nullable=True),
+            _field("recorded_at", pa.string(), "UTC, ISO 8601"),
+        ]
+    ),
+    "Searches of the web and pages, as they were met; sorted by key.",
+    required=False,
+)
+
 TABLES: dict[str, Table] = {
     table.kind: table
     for table in (
@@ -794,5 +827,6 @@ TABLES: dict[str, Table] = {
         RL_REJECTIONS,
         SUMMARY,
         COMPARISONS,
+        WEB_RECORD,
     )
 }

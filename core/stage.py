@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from treadle.core.config import Section
 from treadle.core.errors import ConfigError
+from treadle.core.keyed_store import KeyedStore
 from treadle.core.schemas import Table
 
 _ADDRESS = re.compile(
@@ -137,6 +138,10 @@ class StageContext(Protocol):
 
     def owns(self, key: str) -> bool:
         """Whether the job with this owner is among those to be worked at; in `Stage.run` all are."""
+        ...
+
+    def store(self, name: str) -> KeyedStore:
+        """What the run keeps under this name, of all its instances, shards and machines: first writer wins."""
         ...
 
     def earlier(self, kind: str) -> Rows | None:

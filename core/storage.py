@@ -116,14 +116,22 @@ class Storage(Protocol):
         ...
 
 
+# One slash: a URL that went through a Path on its way here.
+_OBJECT_STORE = re.compile(r"s3:/{1,2}([^/]+)(?:/(.*))?")
+
+
+def is_object_store(root: str | Path) -> bool:
+    """Whether a root is an `s3://` URL, also as a Path has it."""
+    return _OBJECT_STORE.fullmatch(str(root)) is not None
+
+
 def open_storage(root: str | Path) -> Storage:
     """The storage behind a local path or a URL `s3://bucket/prefix`; raises ConfigError for any other URL.
 
     Nothing is read or written yet. Endpoint, region and credentials come from the usual AWS variables.
     """
     text = str(root)
-    # One slash: a URL that went through a Path on its way here.
-    if match := re.fullmatch(r"s3:/{1,2}([^/]+)(?:/(.*))?", text):
+    if match := _OBJECT_STORE.fullmatch(text):
         from treadle.core.object_storage import ObjectStorage
 
         return ObjectStorage(match[1], (match[2] or "").strip("/"))

@@ -65,6 +65,7 @@ def help_instance(instance: Instance, run: Run, *, progress: Progress | None = N
                 accept_failures=False,
                 scratch=Path(scratch),
                 workspace=Path(scratch) / "workspace",
+                store_of=run.store,
             )
 
         return work_at_shards(shards, work, context_of, progress=progress or NullProgress(), wait=False, growing=(log,))

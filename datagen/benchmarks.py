@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 
 from treadle.agent.prompts import Format
+from treadle.agent.tools.search_config import SearchRoute
 from treadle.core.config import Added, Operational, Section, read_toml, validate
 from treadle.core.errors import ConfigError
 
@@ -22,7 +23,6 @@ AnswerForm = Literal["plain", "gsm8k", "boxed_solution", "first_item", "before_p
 """How the gold answer lies in its field. `plain`: a string, number, boolean or list of them. `gsm8k`: the number
 after `#### `. `boxed_solution`: the content of the last box of a worked solution, else all of it. `first_item`: the
 first element of a list. `before_parenthesis`: up to the first ` (`. `choice_index`: 0-based number of the option."""
-SearchRoute = Literal["local", "web", "both"]
 
 FORMATS: Mapping[str, Format] = MappingProxyType(
     {
@@ -64,8 +64,8 @@ class Benchmark(Section):
     choice_columns: Names = ()
     """Fields with one option each; those behind the last may be missing or null."""
     search: SearchRoute = "web"
-    """Where its answers are to be found: in the corpus (local), on the web, or both. Recorded only: all questions are
-    searched where `environment.search` says."""
+    """Where its answers are to be found: in the corpus (local), on the web, or both. Questions are searched there where
+    `environment.search` has both and leaves the choice to them; `questions.search` and a source's own word win."""
     format_field: Added[Names] = ()
     """Field with each row's format, such as `Multiple-choice`; one that is missing or null says nothing."""
     format: Added[Format | None] = None

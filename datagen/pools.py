@@ -95,7 +95,7 @@ class PoolsRun:
                 for name, role in settings.roles.items():
                     models[name] = await opening.model(role.name, role.model, role.tokenizer_digest)
                     servers[name] = asdict(models[name].facts)
-                tools = await opening.tools(settings.environment, models.get("summarizer"))
+                tools = await opening.tools(settings.environment, models.get("summarizer"), self._context.store)
                 self._found["sandbox"] = sandbox_facts(settings.environment)
                 models["policy"].check_ids()
                 if self._budget.is_limited:

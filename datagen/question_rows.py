@@ -18,10 +18,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from treadle.agent.prompts import Format
+from treadle.agent.tools.search_config import SearchRoute
 from treadle.core.answers.extraction import last_box
 from treadle.core.config import canonical_json
 from treadle.core.inputs import InputRow
-from treadle.datagen.benchmarks import FORMATS, GENERIC, AnswerForm, Benchmark, Domain, SearchRoute
+from treadle.datagen.benchmarks import FORMATS, AnswerForm, Benchmark, Domain
 from treadle.datagen.question_sources import QuestionsSettings, SourceSettings, Split
 
 _log = logging.getLogger(__name__)
@@ -114,7 +115,7 @@ def parse_row(row: InputRow, source: SourceSettings, settings: QuestionsSettings
         _json(meta),
         _format(fields, rule, bool(choices)),
         None if choices else rule.scorer,
-        None if rule is GENERIC else rule.search,
+        settings.search_of(dataset, source),
     )
 
 

@@ -10,10 +10,11 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
+from treadle.agent.tools.search_config import SearchRoute
 from treadle.core.config import Added, Operational, Section
 from treadle.core.errors import ConfigError, DataError
 from treadle.core.inputs import FileFormat, InputRow, file_sha256, read_rows
-from treadle.datagen.benchmarks import AnswerForm, Benchmark, Domain, rule_for
+from treadle.datagen.benchmarks import GENERIC, AnswerForm, Benchmark, Domain, rule_for
 
 Split = Literal["train", "heldout"]
 
@@ -47,6 +48,9 @@ class SourceSettings(Section):
     """How the answer lies in its field."""
     choices_field: str | None = None
     """Field with the list of options."""
+    search: Added[SearchRoute | None] = None
+    """Where its questions are searched: local, web or both; default: by `questions.search`, then by the data set's
+    rule."""
     split: Split | None = None
     """Split of all its questions; default: by `split_field`, then by `heldout_share`."""
     split_field: str | None = None
@@ -84,6 +88,10 @@ class QuestionsSettings(Section):
     """Where the questions come from, in order; of duplicates the first is kept."""
     domains: dict[str, Domain] = {}
     """Data set name -> domain, for names that no rule knows."""
+    search: Added[dict[str, SearchRoute]] = {}
+    """Data set name -> where its questions are searched: local, web or both; capitals of the name do not count. It
+    takes effect where `environment.search` has the web and leaves the choice to the question; without the web all are
+    searched in the corpus."""
     benchmarks: Added[dict[str, Benchmark]] = {}
     """Benchmarks of your own by name in lower case, beside those shipped; one of the same name replaces it."""
     max_question_chars: int = Field(default=100_000, ge=1)
@@ -119,6 +127,13 @@ class QuestionsSettings(Section):
                 raise ValueError(f"name {name!r} has capitals, which do not count; write {name.lower()!r}")
         return benchmarks
 
+    @field_validator("search")
+    @classmethod
+    def _are_told_apart(cls, search: dict[str, SearchRoute]) -> dict[str, SearchRoute]:
+        if doubled := [name for name, number in Counter(map(str.lower, search)).items() if number > 1]:
+            raise ValueError(f"{doubled[0]!r} is there twice; capitals do not count")
+        return search
+
     def benchmark_of(self, dataset: str) -> Benchmark:
         """What is known of a data set, by the benchmarks shipped and by those of the configuration."""
         return rule_for(dataset, self.benchmarks)
@@ -126,6 +141,12 @@ class QuestionsSettings(Section):
     def domain_of(self, dataset: str, source: SourceSettings) -> Domain | None:
         """Domain of the questions without options that a source has of a data set; None where nobody says it."""
         return self.domains.get(dataset) or source.domain or self.benchmark_of(dataset).domain
+
+    def search_of(self, dataset: str, source: SourceSettings) -> SearchRoute | None:
+        """Where the questions that a source has of a data set are searched; None where nobody says it."""
+        rule = self.benchmark_of(dataset)
+        asked = {name.lower(): route for name, route in self.search.items()}.get(dataset.lower())
+        return asked or source.search or (None if rule is GENERIC else rule.search)
 
     def with_digests(self) -> QuestionsSettings:
         """Fill in what each source holds now (digests, hub revisions, names), as part of the fingerprint.

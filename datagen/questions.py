@@ -9,12 +9,13 @@ import hashlib
 import json
 import logging
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
 from treadle.core.errors import ConfigError, DataError, StageFailed
+from treadle.core.harmless import one_line
 from treadle.core.inputs import InputRow
 from treadle.core.schemas import QUARANTINE, QUESTIONS
 from treadle.core.stage import Stage, StageContext
@@ -28,6 +29,7 @@ _log = logging.getLogger(__name__)
 
 _CHUNK_ROWS = 500
 _SHOWN_CHARS = 500
+_NAMES_SHOWN = 10
 """Of a raw row, in the file of unusable rows."""
 NOT_ERRORS = frozenset({"exact_duplicate", "near_duplicate", "contaminated"})
 """Reasons that say nothing against the row itself; they do not count towards the error rate."""
@@ -222,20 +224,32 @@ def run_questions(context: StageContext) -> Mapping[str, Any]:
         tallies[source.label] = intake.add_source(source)
         context.progress.advance(source=source.label, questions=sum(intake.splits.values()))
     intake.flush()
+    _note_unused_routes(settings, intake.datasets)
     _check_error_rate(tallies, settings, context.accept_failures, intake.unusable.close())
     return _metrics(intake, tallies)
 
 
 def _note_routes(settings: QuestionsSettings) -> None:
-    """Say which benchmarks of the users' own ask for a search that there is not."""
+    """Say which benchmarks of the users' own ask for a search that there may not be: no environment is seen here."""
     for name, benchmark in settings.benchmarks.items():
         if "search" in benchmark.model_fields_set and benchmark.search != "local":
             _log.warning(
-                'questions.benchmarks.%s: search = "%s" is recorded only, there is no search of the web; '
-                "its questions are searched where environment.search says",
+                'questions.benchmarks.%s: search = "%s" takes effect where environment.search.web is set; without it '
+                "all questions are searched in the corpus",
                 name,
                 benchmark.search,
             )
+
+
+def _note_unused_routes(settings: QuestionsSettings, datasets: Collection[str]) -> None:
+    """Say which names of `questions.search` mean nothing: they are misspelt, and their questions searched elsewhere."""
+    known = {name.lower() for name in datasets}
+    if unused := sorted(name for name in settings.search if name.lower() not in known):
+        _log.warning(
+            "questions.search: no question is of %s; there are %s",
+            ", ".join(map(repr, unused)),
+            ", ".join(repr(one_line(name)) for name in sorted(datasets)[:_NAMES_SHOWN]) or "no questions",
+        )
 
 
 def _check_error_rate(

@@ -27,6 +27,7 @@ from treadle.flows.cli_report import report
 from treadle.flows.cli_retriever import retriever
 from treadle.flows.cli_run import demo, run, stage
 from treadle.flows.cli_view import view
+from treadle.flows.cli_web import web
 from treadle.flows.cli_work import work
 from treadle.flows.warnings import show_warnings
 
@@ -72,7 +73,7 @@ def cli() -> None:
 
 for command in (demo, run, evaluate, stage, work, status, show, view, lineage, verify, report, export, import_):
     cli.add_command(command)
-for command in (doctor, env, serve, tutor, retriever):
+for command in (web, doctor, env, serve, tutor, retriever):
     cli.add_command(command)
 
 

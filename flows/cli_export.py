@@ -160,6 +160,39 @@ def report(
         click.echo(f"{record.address} as {format_name}: {harmless(str(out))}")
 
 
+@export.command(
+    "web_record",
+    short_help="What a run met of the web, to be met again.",
+    epilog="Example:  treadle export web_record --run first",
+)
+@click.option("--run", "run_id", required=True, help="Name of the run.")
+@root_option
+@json_option
+def web_record(run_id: str, root: str | Path, as_json: bool) -> None:
+    """Make an artifact of what a run has recorded of the web so far, and print its folder.
+
+    Other runs take searches and pages from it where they name it as environment.search.web.recorded_in. The same
+    entries make the same artifact. It holds text of web pages: see to their licences before you pass it on.
+    """
+    from treadle.agent.web.record_facts import RecordFacts
+    from treadle.agent.web.record_table import write_record
+    from treadle.agent.web.stored_entries import WEB_STORE, entries_of
+    from treadle.core.errors import RunError
+    from treadle.core.runs import Run
+    from treadle.flows.cli_web import say_written
+
+    run = Run.open(root, run_id)
+    store, facts = run.store(WEB_STORE), RecordFacts()
+    if next(store.keys(), None) is None:
+        raise RunError(
+            f"run {run_id} has recorded nothing of the web; runs do where environment.search.web is set, with a mode "
+            "other than replay"
+        )
+    entries = ((facts.counted(entry), None) for entry in entries_of(store))
+    ref = write_record(run.storage, entries, made_by=f"export of run {run_id}")
+    say_written(run.storage.location(ref.folder), ref.digest, facts, as_json)
+
+
 def _record_with(run: Run, kind: str, address: str | None) -> StageRecord:
     """The record of an instance that made tables of a kind: the one named, or that of the last iteration and phase."""
     from treadle.core.errors import RunError

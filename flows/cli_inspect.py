@@ -65,18 +65,22 @@ def _print_runs(root: str | Path, as_json: bool) -> None:
 def show(key: str, run_id: str, root: str | Path, as_json: bool) -> None:
     """One trajectory, coloured, with its verdict. KEY is the key of a rollout or of a trajectory of `pools`, or an
     unambiguous beginning of one. Of an edited trajectory, what changed against its parent is shown too."""
+    from treadle.agent.web.run_entries import RunEntries
     from treadle.core.runs import Run
     from treadle.flows.render import console
     from treadle.flows.trajectory_view import trajectory_view
     from treadle.tasks.lineage import find_rollout
 
-    found = find_rollout(Run.open(root, run_id), key)
+    run = Run.open(root, run_id)
+    found = find_rollout(run, key)
     for problem in found.unread:
         say(f"warning: shown without its verdict: {problem}")
     if as_json:
         click.echo(harmless_json(found.as_dict()))
         return
-    console().print(trajectory_view(found))
+    with RunEntries(run) as entries:
+        addresses = entries.addresses(key for call in found.tool_calls for key in call.get("sources", ()))
+    console().print(trajectory_view(found, addresses))
 
 
 @click.command(
@@ -107,12 +111,17 @@ def lineage(key: str, run_id: str, root: str | Path, as_json: bool) -> None:
 @root_option
 @json_option
 def verify(run_id: str, root: str | Path, as_json: bool) -> None:
-    """Hash every artifact of a run again and compare with the records; look for records that have changed."""
+    """Hash every artifact of a run again and compare with the records; look for records that have changed.
+
+    What the run has recorded of the web is read, and a web record that it takes entries from is hashed, too.
+    """
+    from treadle.agent.web.run_entries import verify_web
     from treadle.core.errors import ArtifactError
     from treadle.core.runs import Run
 
     run = Run.open(root, run_id)
-    problems = run.verify()
+    web = verify_web(run)
+    problems = run.verify() | web
     if as_json:
         click.echo(harmless_json(problems))
     else:
@@ -128,6 +137,8 @@ def verify(run_id: str, root: str | Path, as_json: bool) -> None:
             f"{len(damaged)} of {len(problems)} artifacts and records of run {run_id} are damaged; "
             f"first mend this one, then look again: {problems[records[0]][0]}"
         )
+    if outside := [place for place in damaged if place in web]:
+        raise ArtifactError(f"the web record {outside[0]} is damaged: {web[outside[0]][0]}")
     if damaged:
         raise ArtifactError(
             f"{len(damaged)} of {len(problems)} artifacts of run {run_id} are damaged; "

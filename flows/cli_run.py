@@ -111,6 +111,7 @@ def run_flow(
     instances = flow_instances(config)
     if dry_run:
         print_plan(config, instances, root, run_id, force, as_json)
+        _warn_of_search_keys(config)
         return
     as_flow = _prefect_wanted(with_prefect)
     opened = open_run(root, run_id, config, configs)
@@ -167,6 +168,17 @@ def stage(
         print_end(opened, [made] if made else [], as_json)
         return
     print_end(opened, [_execute(wanted, opened, force, accept_failures, as_json)], as_json)
+
+
+def _warn_of_search_keys(config: TreadleConfig) -> None:
+    """Say of which keys a run would complain."""
+    from treadle.core.errors import ConfigError
+    from treadle.tasks.running import check_search_keys
+
+    try:
+        check_search_keys(config)
+    except ConfigError as problem:
+        say(f"warning: {problem}")
 
 
 def _prefect_wanted(flag: bool) -> bool:

@@ -33,6 +33,11 @@ def estimate_view(estimate: Estimate) -> Group:
         title = f"{estimate.address}: estimate for {estimate.num_units:,} {estimate.unit}s ({estimate.counted})"
     lines = [Text(one_line(title), style="bold"), Text(one_line(f"Basis: {estimate.basis}."))]
     lines += [Text(one_line(f"- assumed: {line}"), style="dim") for line in estimate.assumptions]
+    if estimate.num_searches:
+        pages = f" and at most {estimate.num_pages:,} pages" if estimate.num_pages else ""
+        lines.append(
+            Text(f"The web: about {estimate.num_searches:,} searches{pages}; what is on record is not asked for again.")
+        )
     return Group(*lines, _Fitted(_estimated(estimate)))
 
 

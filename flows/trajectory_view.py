@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import orjson
@@ -10,6 +12,7 @@ from rich.panel import Panel
 from rich.rule import Rule
 from rich.text import Text
 
+from treadle.agent.web.run_entries import shown_sources
 from treadle.core.harmless import harmless, one_line
 from treadle.flows.changes_view import changes_view
 from treadle.tasks.lineage import FoundRollout
@@ -18,14 +21,17 @@ SEGMENT_STYLES = {"think": "dim", "search": "cyan", "python": "magenta", "result
 VERDICTS = {True: ("right", "green"), False: ("wrong", "red"), None: ("no verdict", "yellow")}
 
 
-def trajectory_view(found: FoundRollout) -> Group:
-    """A trajectory with its question, its origin and its verdict, and what changed against its parent."""
+def trajectory_view(found: FoundRollout, addresses: Mapping[str, str] = MappingProxyType({})) -> Group:
+    """A trajectory with its question, its origin and its verdict, and what changed against its parent.
+
+    `addresses`: key of an entry of the web -> where its page lies, as far as that is known.
+    """
     parts: list[RenderableType] = [Panel(_head(found), expand=False), *_edit(found), _body(found)]
     if (changes := found.changes) is not None:
         assert found.parent is not None
         parts += [Rule(Text(one_line(f"against {found.parent['rollout_key']}")), style="dim", align="left")]
         parts += [changes_view(changes, found.parent)]
-    return Group(*parts, Panel(_verdict(found), expand=False))
+    return Group(*parts, Panel(_verdict(found, addresses), expand=False))
 
 
 def _head(found: FoundRollout) -> Text:
@@ -64,7 +70,7 @@ def _body(found: FoundRollout) -> Text:
     return body
 
 
-def _verdict(found: FoundRollout) -> Text:
+def _verdict(found: FoundRollout, addresses: Mapping[str, str]) -> Text:
     row, text = found.rollout, Text()
     calls = f"{row['calls_executed']} of {row['calls_requested']} calls run, {row['failed_calls']} failed"
     tokens = f"{row['completion_tokens']:,} sampled tokens"
@@ -72,6 +78,8 @@ def _verdict(found: FoundRollout) -> Text:
     for call in found.tool_calls:
         outcome = one_line(f"{call['tool']}: {call['status']}")
         text.append(f"\n{outcome}", style="dim" if call["status"] == "ok" else "red")
+        for source in shown_sources(call.get("sources", ()), addresses):
+            text.append(f"\n  {one_line(source)}", style="dim")
     if found.is_of_pool:
         judge = orjson.loads(row["judge"])
         _append_verdict(text, row["correct"], judge["method"], row["prediction"], row["score"])

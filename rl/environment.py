@@ -100,7 +100,8 @@ async def open_environment(
         )
     settings = with_interpreter(settings, interpreter)
     async with Opening(TokenBudget(None)) as opening:
-        yield OpenEnvironment(settings, await opening.tools(settings, None))
+        # A policy in training asks what nobody asked before it: that ends no training.
+        yield OpenEnvironment(settings, await opening.tools(settings, None, misses_are_empty=True))
 
 
 def with_interpreter(settings: EnvironmentSettings, interpreter: Path | None) -> EnvironmentSettings:

@@ -37,6 +37,7 @@ def step_figures(groups: Iterable[Sequence[Reward]]) -> dict[str, Any]:
         "timeout": _mean(reward.status == "timeout" for reward in rewards),
         "calls": _mean(reward.tool_calls for reward in rewards),
         "tool_failures": _mean(reward.tool_failures for reward in rewards),
+        "web_misses": _mean(reward.web_misses for reward in rewards),
         "length": _mean(reward.length for reward in rewards),
         "f_tool": _mean(reward.f_tool for reward in rewards),
         "f_len": _mean(reward.f_len for reward in rewards),

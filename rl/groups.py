@@ -18,6 +18,7 @@ from typing import Any
 from treadle.agent.environment import Environment, Ledger, Question
 from treadle.agent.memory import Forgetful
 from treadle.agent.rollout import RolloutEngine, Trajectory, derive_seed
+from treadle.agent.tools.outcome import NOT_ON_RECORD
 from treadle.agent.transcript import ORIGIN_SAMPLED
 from treadle.core.errors import ConfigError, EngineError, ModelError, ToolError
 from treadle.core.harmless import one_line
@@ -108,6 +109,7 @@ def _item_of(made: GroupTrajectory) -> GroupItem:
         segments=tuple(made.trajectory.segments),
         tool_calls=ledger.executed.total(),
         tool_failures=ledger.failed,
+        web_misses=sum(NOT_ON_RECORD in call.note for call in made.trajectory.calls),
         model_tokens=sum(made.env_mask),
         total_tokens=len(made.completion_ids),
         status=made.trajectory.status,

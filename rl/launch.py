@@ -60,6 +60,11 @@ class RlFolder(EngineFolder):
         return self.path / "start-commit"
 
     @property
+    def web(self) -> Path:
+        """The web's record that the policy searches, where the run records one; see `web_snapshot`."""
+        return self.path / "web"
+
+    @property
     def refused(self) -> Path:
         """A written policy that failed the checks of the hand-over."""
         return self.path / "refused"

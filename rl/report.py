@@ -13,6 +13,7 @@ from treadle.rl.plan import RlPlan
 from treadle.rl.training_events import RlStep, Validation, ValidationFigures
 
 _MEAN_OVER = 10
+_MISSES = "searches not on record"
 _STEP_FIGURES: tuple[tuple[str, Callable[[RlStep], float | None]], ...] = (
     ("reward", lambda step: step.reward),
     ("correctness", lambda step: step.correctness),
@@ -22,6 +23,7 @@ _STEP_FIGURES: tuple[tuple[str, Callable[[RlStep], float | None]], ...] = (
     ("share out of time", lambda step: step.timeout),
     ("calls", lambda step: step.calls),
     ("failed calls", lambda step: step.tool_failures),
+    (_MISSES, lambda step: step.web_misses),
     ("length in tokens", lambda step: step.length),
     ("factor for calls", lambda step: step.f_tool),
     ("factor for length", lambda step: step.f_len),
@@ -95,9 +97,15 @@ def render_report(plan: RlPlan, done: Reinforcement, *, num_too_long: int, num_h
     return "\n\n".join(lines) + "\n"
 
 
+def num_web_misses(steps: Sequence[RlStep]) -> int:
+    """Searches of scored rollouts that the web's record could not answer."""
+    return round(sum((step.web_misses or 0.0) * step.num_rollouts for step in steps))
+
+
 def _step_figures(steps: Sequence[RlStep]) -> Figures:
     span = max(1, min(_MEAN_OVER, len(steps) // 2))
-    rows = tuple((name, _mean(steps[:span], value), _mean(steps[-span:], value)) for name, value in _STEP_FIGURES)
+    shown = [figure for figure in _STEP_FIGURES if figure[0] != _MISSES or num_web_misses(steps)]
+    rows = tuple((name, _mean(steps[:span], value), _mean(steps[-span:], value)) for name, value in shown)
     return Figures("Rollouts in training", ("mean of", f"first {span} steps", f"last {span} steps"), rows)
 
 

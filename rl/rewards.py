@@ -37,6 +37,7 @@ class GroupItem:
         segments: The assistant turn in typed segments; their offsets do not matter.
         tool_calls: Executed calls, failed ones included, refused ones not.
         tool_failures: Of them, those that failed.
+        web_misses: Of these, those that a replay of the web could not answer.
         model_tokens: Tokens that the model wrote.
         total_tokens: The same with tool results.
         status: How the rollout ended; see `treadle.agent.rollout.STATUSES`.
@@ -51,6 +52,7 @@ class GroupItem:
     total_tokens: int
     status: str
     tool_failures: int = 0
+    web_misses: int = 0
     session: int = 0
     branch_parent: int | None = None
     branch_depth: int = 0
@@ -126,6 +128,7 @@ class Reward:
     length_std: float
     sigma_tool: float
     sigma_length: float
+    web_misses: int = 0
 
     def as_json(self) -> dict[str, Any]:
         """All components as JSON-able data, for dumps and logs."""
@@ -249,6 +252,7 @@ class _Group:
             length_std=self.length_std,
             sigma_tool=sigma_tool,
             sigma_length=sigma_length,
+            web_misses=item.web_misses,
         )
 
 

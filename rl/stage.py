@@ -25,18 +25,19 @@ from treadle.core.engines.training import EngineOptions, num_devices
 from treadle.core.errors import ConfigError, StageFailed, TreadleError
 from treadle.core.schemas import CHECKPOINTS, MODEL_FOLDER, RL_LOG, RL_ROLLOUTS, RL_VALIDATION
 from treadle.core.stage import Stage, StageContext
-from treadle.core.storage import storage_errors
+from treadle.core.storage import is_object_store, storage_errors
 from treadle.rl.config import RlSettings
 from treadle.rl.curves import draw_curves, sparkline
 from treadle.rl.dump import read_steps
 from treadle.rl.handover import check_greedy, check_tokenizer, check_weights
 from treadle.rl.launch import Job, Listener, Reinforcement, RlFolder, reinforce
 from treadle.rl.plan import Machine, RlPlan, plan_phase
-from treadle.rl.report import engine_of, record_metrics, render_report
+from treadle.rl.report import engine_of, num_web_misses, record_metrics, render_report
 from treadle.rl.stored_rows import Fits, FittingRows, prompt_fits, rows_to_train_on, store
 from treadle.rl.training_events import RlStep, Validation
 from treadle.rl.validation import validation_questions
 from treadle.rl.verl_rows import validation_rows
+from treadle.rl.web_snapshot import replayed
 
 _log = logging.getLogger(__name__)
 
@@ -88,13 +89,15 @@ class RlRun:
         self._options = self._settings.options
         self._folder = RlFolder(context.workspace)
         self._commit = ""
+        self._web_record = ""
         self._num_held_out = 0
         self._num_too_long = 0
         self._num_validation_too_long = 0
 
     def run(self) -> dict[str, Any]:
         """Train, or go on training, and hand the policy over."""
-        environment = local_environment(self._settings.environment)
+        met, self._web_record = replayed(self._settings.environment, self._context.store, self._folder.web)
+        environment = local_environment(met)
         start = self._start()
         tokenizer = ChatTokenizer.load(start)
         fits = prompt_fits(self._settings.environment, tokenizer, self._options.max_prompt_tokens)
@@ -238,7 +241,22 @@ class RlRun:
         context.add_file(CHECKPOINTS.kind, "plan.json", plan.to_json().encode())
         metrics = record_metrics(plan, done, policy_in=self._policy_in(), num_too_long=self._num_too_long)
         context.add_folder(CHECKPOINTS.kind, MODEL_FOLDER, done.model)
-        return {**metrics, "validation_too_long": self._num_validation_too_long}
+        return {**metrics, "validation_too_long": self._num_validation_too_long, **self._web_metrics(done)}
+
+    def _web_metrics(self, done: Reinforcement) -> dict[str, Any]:
+        """What was replayed of the web, and how often it had no answer; nothing where no web is searched."""
+        if not self._web_record:
+            return {}
+        if number := num_web_misses(done.steps):
+            calls = round(sum((step.calls or 0.0) * step.num_rollouts for step in done.steps))
+            _log.warning(
+                "%s: %d of %d calls were searches that the web's record has no answer to; the policy was told that "
+                "nothing was found",
+                self._context.address,
+                number,
+                calls,
+            )
+        return {"web_record": self._web_record, "web_misses": number}
 
     def _row(self, done: Reinforcement, plan: RlPlan) -> dict[str, Any]:
         validated = {made.step: made.overall.correctness for made in done.validations}
@@ -280,8 +298,21 @@ def local_environment(settings: EnvironmentSettings) -> dict[str, Any]:
     prepared = settings.search.prepared
     if settings.call_limit("search") and prepared is not None and not prepared.is_absolute():
         raise ConfigError(f"environment.search.prepared: rl needs the whole path: {prepared.absolute()}")
+    _check_web(settings)
     dumped: dict[str, Any] = _absolute(settings).model_dump(mode="json")
     return dumped
+
+
+def _check_web(settings: EnvironmentSettings) -> None:
+    """Rows to train on do not say where a question is to be searched."""
+    search = settings.search
+    if search.web is None or not settings.searches_web:
+        return
+    if search.route == "auto" and search.has_local:
+        raise ConfigError(
+            'environment.search.route = "auto": while a policy is reinforced all questions are searched in one place; '
+            "set local, web or both"
+        )
 
 
 def _absolute(section: Any) -> Any:
@@ -292,10 +323,15 @@ def _absolute(section: Any) -> Any:
         if isinstance(value, Section):
             changed[name] = _absolute(value)
         elif is_operational(field) and isinstance(value, Path):
-            changed[name] = value.expanduser().absolute()
+            changed[name] = _whole(value)
         elif is_operational(field) and isinstance(value, tuple):
-            changed[name] = tuple(one.expanduser().absolute() if isinstance(one, Path) else one for one in value)
+            changed[name] = tuple(_whole(one) if isinstance(one, Path) else one for one in value)
     return section.model_copy(update=changed)
+
+
+def _whole(path: Path) -> Path:
+    """An absolute path; what was a URL of an object store stays as it is."""
+    return path if is_object_store(path) else path.expanduser().absolute()
 
 
 def run(context: StageContext) -> Mapping[str, Any]:

@@ -33,6 +33,8 @@ class RlStep:
     calls: float | None
     """Mean executed calls."""
     tool_failures: float | None
+    web_misses: float | None
+    """Mean searches that a replay of the web could not answer."""
     length: float | None
     """Mean tokens of a rollout, those that count as its length."""
     f_tool: float | None

@@ -259,8 +259,9 @@ def _sft_inputs(config: TreadleConfig, address: Address) -> Mapping[str, tuple[A
 
 def _index(config: TreadleConfig, address: Address) -> IndexSettings:
     search = config.environment.search
-    if not config.environment.call_limit("search") or search.service is not None:
-        where = "at services" if search.service is not None else "nowhere"
+    if not config.environment.call_limit("search") or search.service is not None or not search.uses_local:
+        searches = {"at services": search.service is not None, "the web": config.environment.searches_web}
+        where = " and ".join(name for name, is_searched in searches.items() if is_searched) or "nowhere"
         raise ConfigError(f"{address}: this run searches {where}, so it has no index of its own")
     return IndexSettings(**{name: getattr(search, name) for name in IndexSettings.model_fields}).with_digests()
 

@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from treadle.agent.config import EnvironmentSettings
+from treadle.agent.config import EnvironmentSettings, SearchSettings
+from treadle.agent.web.config import WebSettings
+from treadle.agent.web.rendering import AGENT_WINDOW_CHARS
 from treadle.datagen.operators import load_operators
 from treadle.datagen.pools_settings import PoolOptions
 from treadle.eval.config import ScoresOptions
@@ -60,12 +62,36 @@ def result_tokens(environment: EnvironmentSettings) -> float:
     """Of a tool's result at its full length, the mean over the enabled tools; 0 without tools."""
     lengths = []
     if environment.call_limit("search"):
-        search = environment.search
-        lengths.append(search.top_n * (search.document_chars or 2_000))
+        lengths.append(_search_chars(environment.search))
     if environment.call_limit("python"):
         # Programs print far less than they may.
         lengths.append((environment.python.max_output_chars or 1_000) // 4)
     return sum(lengths) / len(lengths) / _CHARS_PER_TOKEN if lengths else 0.0
+
+
+def _search_chars(search: SearchSettings) -> float:
+    """Of a result of a search: of both places one behind the other, or the mean where each question has its own."""
+    places = [search.top_n * search.document_chars] if search.uses_local else []
+    if search.uses_web and search.web is not None:
+        places.append(_web_chars(search.web))
+    return sum(places) if search.route == "both" else sum(places) / len(places)
+
+
+def web_searches(environment: EnvironmentSettings, model_calls: float) -> float:
+    """Searches of the web that come of so many calls of the policy; 0 where nobody is asked for any.
+
+    Of the turns all but the last call a tool, each tool as often as the others.
+    """
+    search, turns = environment.search, Rollout(environment).turns
+    if not environment.searches_web or search.web is None or search.web.mode == "replay":
+        return 0.0
+    return model_calls * (turns - 1) / turns / len(environment.enabled_tools)
+
+
+def _web_chars(web: WebSettings) -> int:
+    """Of a result of the web whose pages were all had, as the agent meets it without a summarizer."""
+    page = web.snippet_chars + (2 * (web.window_chars or AGENT_WINDOW_CHARS) if web.pages else 0)
+    return min(web.max_chars, web.top_n * page)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from treadle.core.engines.doctor import Check, core_checks
+from treadle.core.engines.doctor import Check, core_checks, run_check
 from treadle.core.errors import ConfigError, TreadleError
 from treadle.core.storage import open_storage
 
@@ -18,6 +18,7 @@ def run_checks(root: str | Path) -> list[Check]:
     return [
         *core,
         _check("python sandbox", _sandbox, _SANDBOX_FIX),
+        run_check("web pages", _web_pages),
         _check("prefect", _prefect, _PREFECT_FIX),
     ]
 
@@ -58,6 +59,34 @@ def _sandbox() -> str:
     if problem:
         raise SandboxError(problem)
     return "programs can be isolated with bubblewrap"
+
+
+def _web_pages() -> Check:
+    """Start a process that reads pages of the web, and see what is taken away from it."""
+    import asyncio
+    from importlib.metadata import PackageNotFoundError, version
+
+    from treadle.agent.web.page_reader import PageReader
+
+    try:
+        readers = " and ".join(f"{name} {version(name)}" for name in ("resiliparse", "pypdfium2"))
+    except PackageNotFoundError as error:
+        detail = f"{error.name} is not installed; only recorded pages can be searched"
+        return Check("web pages", "warn", detail, "pip install 'treadle[web]'")
+
+    async def probe() -> str:
+        reader = PageReader(1)
+        try:
+            await reader.open()
+        finally:
+            await reader.close()
+        return reader.problem
+
+    problem = asyncio.run(probe())
+    if problem:
+        detail = f"{readers}, with limits of time and memory alone: {problem}"
+        return Check("web pages", "warn", detail, "read pages on Linux on x86-64, with a kernel that has seccomp")
+    return Check("web pages", "ok", f"{readers}, confined by a filter of system calls")
 
 
 def _prefect() -> str:

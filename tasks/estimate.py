@@ -25,7 +25,7 @@ from treadle.rl.config import RlSettings
 from treadle.rl.curriculum import MAX_PHASES, phase_of
 from treadle.rl.launch import RlFolder, saved_step
 from treadle.rl.selection_settings import SelectionSettings
-from treadle.tasks.cost_model import ASSUMED, PhaseSize, phase_size, pool_cost, rollout_cost, scores_cost
+from treadle.tasks.cost_model import ASSUMED, PhaseSize, phase_size, pool_cost, rollout_cost, scores_cost, web_searches
 
 _MOST_SAMPLED = 500
 """Finished units that are read of an unfinished stage to take their mean."""
@@ -65,6 +65,10 @@ class Estimate:
     basis: str
     assumptions: list[str]
     roles: list[RoleEstimate]
+    num_searches: int = 0
+    """Of the web, at a provider that may take money for each; what is on record already is not asked for."""
+    num_pages: int = 0
+    """Fetched for them at most."""
 
     @property
     def num_tokens(self) -> int:
@@ -130,6 +134,8 @@ def _estimate(item: Instance, instances: Sequence[Instance], run: Run | None, ne
     roles = [
         _role(role, *models.get(role, ("?", None)), used, factor) for role, used in mean.roles.items() if used["calls"]
     ]
+    policy = mean.roles.get("policy", {}).get("calls", 0.0)
+    num_searches, web = round(web_searches(settings.environment, policy) * factor), settings.environment.search.web
     return Estimate(
         address=str(item.address),
         unit="rollout" if isinstance(settings, RolloutsSettings) else "question",
@@ -138,6 +144,8 @@ def _estimate(item: Instance, instances: Sequence[Instance], run: Run | None, ne
         basis=mean.basis,
         assumptions=[] if mean.measured else _assumptions(isinstance(settings, PoolsSettings)),
         roles=roles,
+        num_searches=num_searches,
+        num_pages=num_searches * web.top_n if web is not None and web.pages else 0,
     )
 
 

@@ -304,10 +304,13 @@ def _put_tools(tree: dict[str, Any], asked: Asked, overrides: Sequence[str]) -> 
     final: dict[str, Any] = dict(tree)
     for text in overrides:
         final = merge(final, parse_override(text))
-    can_search = any(final["environment"]["search"].get(name) for name in ("corpus", "index_folder", "service"))
+    can_search = any(final["environment"]["search"].get(name) for name in ("corpus", "index_folder", "service", "web"))
     if not can_search:
         if asked.tools is not None and "search" in asked.tools:
-            raise ConfigError("--tools search needs something to search: give --corpus FILE or --retriever URL")
+            raise ConfigError(
+                "--tools search needs something to search: give --corpus FILE or --retriever URL, or set "
+                "environment.search.web"
+            )
         search.setdefault("enabled", False)
 
 

@@ -6,6 +6,8 @@ stops with it.
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
@@ -59,18 +61,20 @@ def open_run(root: str | Path, run_id: str, config: TreadleConfig, configs: Sequ
     """Make the run, or open it if its configuration would give the same results; raises RunError otherwise.
 
     Raises ConfigError for a configuration that holds a secret of the environment. Before a model becomes part of a run,
-    its servers are asked for it: a wrong name would be locked in.
+    its servers are asked for it: a wrong name would be locked in. The keys of a search provider are looked for, too.
     """
     resolved, given = config.model_dump(mode="json"), "\n".join(map(read_text, configs))
     endpoints = [endpoint for model in config.models.values() for endpoint in model.endpoints]
     search = config.environment.search
     endpoints += [*search.encoder.endpoints, *(search.service.endpoints if search.service else ())]
-    refuse_secrets(
-        (given, *_texts(resolved)), named={endpoint.api_key_env for endpoint in endpoints if endpoint.api_key_env}
-    )
+    named = {endpoint.api_key_env for endpoint in endpoints if endpoint.api_key_env}
+    if search.web is not None and search.web.provider is not None:
+        named.update(search.web.provider.api_key_envs)
+    refuse_secrets((given, *_texts(resolved)), named=named)
     made = Run.open(root, run_id) if run_exists(root, run_id) else None
     if made is None:
         _check_roles(config)
+        check_search_keys(config)
     _check_models(config, known=made.info.semantic.get("models", {}) if made is not None else ())
     semantic = semantic_of(config) if made is None else semantic_for(made, config)
     return Run.create_or_open(root, run_id, resolved, semantic, given, seed=config.seed, schema=TreadleConfig)
@@ -116,6 +120,15 @@ def _texts(tree: Any) -> Iterator[str]:
             yield from _texts(item)
     elif isinstance(tree, str):
         yield tree
+
+
+def check_search_keys(config: TreadleConfig) -> None:
+    """Raise ConfigError naming a variable that should hold a key of the search provider, where it will be asked."""
+    from treadle.agent.web.key_ring import KeyRing
+
+    web = config.environment.search.web
+    if web is not None and web.provider is not None and web.mode != "replay" and config.environment.searches_web:
+        KeyRing(web.provider.api_key_envs, os.environ, clock=time.monotonic)
 
 
 def _check_roles(config: TreadleConfig) -> None:

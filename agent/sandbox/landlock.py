@@ -50,16 +50,21 @@ def _libc() -> ctypes.CDLL:
 
 def confinement(runtime: Runtime) -> dict[str, Any]:
     """What the guest has to do to itself before it takes a program, as JSON-able data; raises SandboxError."""
-    known = version()
-    rights = _FILE_RIGHTS[max(since for since in _FILE_RIGHTS if since <= known)]
     return {
-        "handled": [rights, _TCP_RIGHTS if known >= 4 else 0, _SCOPES if known >= 6 else 0],
+        "handled": handled_rights(),
         "rules": [list(rule) for rule in _rules(runtime)],
         "filter": filter_program(namespaces=False).hex(),
         "own_process": OWN_PROCESS,
         "modules": dict(_modules(runtime)),
         "shown_as": {str(path): place for place, path in _shown(runtime)},
     }
+
+
+def handled_rights() -> list[int]:
+    """All that this kernel's Landlock can take away: rights to files, to TCP ports, scopes; raises SandboxError."""
+    known = version()
+    rights = _FILE_RIGHTS[max(since for since in _FILE_RIGHTS if since <= known)]
+    return [rights, _TCP_RIGHTS if known >= 4 else 0, _SCOPES if known >= 6 else 0]
 
 
 def executable(runtime: Runtime) -> str:

@@ -5,6 +5,7 @@ sockets that no network namespace covers such as AF_VSOCK, memory that no resour
 System V segments) and takes large, rarely needed parts of the kernel out of reach. Without namespaces the stricter
 one also stops what would reach the machine's other processes and files where Landlock has no say: signals, limits and
 priorities of others, further processes, every socket with an address, permissions and times of files.
+A third one, for a process that has all it needs and only computes, names what is allowed; all else is refused.
 Format: Linux `struct seccomp_data` and classic BPF (Documentation/userspace-api/seccomp_filter.rst).
 """
 
@@ -81,6 +82,19 @@ _OWNER_COMMANDS = {
     "ioctl": (16, (0x8901, 0x8902, 0x5412)),  # FIOSETOWN, SIOCSPGRP, TIOCSTI
 }
 """Commands (second argument) that direct signals at any process of the user, or act on others' files and terminals."""
+_COMPUTING = {
+    # descriptors that it has
+    "read": 0, "write": 1, "close": 3, "fstat": 5, "lseek": 8,
+    # memory
+    "mmap": 9, "mprotect": 10, "munmap": 11, "brk": 12, "mremap": 25, "madvise": 28,
+    # its own signals, locks and clocks
+    "rt_sigaction": 13, "rt_sigprocmask": 14, "rt_sigreturn": 15, "sigaltstack": 131, "restart_syscall": 219,
+    "futex": 202, "set_robust_list": 273, "rseq": 334, "membarrier": 324, "sched_yield": 24, "sched_getaffinity": 204,
+    "gettimeofday": 96, "time": 201, "clock_gettime": 228, "clock_getres": 229,
+    # who it is, chance, and its end
+    "getpid": 39, "gettid": 186, "getrusage": 98, "getrandom": 318, "exit": 60, "exit_group": 231,
+}  # fmt: skip
+"""All that is allowed to a process that only computes, beside a signal to itself (`abort`)."""
 
 _Instruction = tuple[int, int, int, int]
 _REFUSE: _Instruction = (_RETURN, 0, 0, _ERRNO | errno.EPERM)
@@ -94,16 +108,7 @@ def filter_program(*, namespaces: bool = True) -> bytes:
 
     Without namespaces it is the strict one, in which who loads it puts its own process id for `OWN_PROCESS`.
     """
-    if platform.machine() != "x86_64":
-        raise SandboxError(f"the sandbox knows the system calls of x86_64 only, this machine is {platform.machine()}")
-    code = [
-        (_LOAD, 0, 0, _ARCH),
-        (_EQUAL, 1, 0, _AUDIT_ARCH_X86_64),
-        (_RETURN, 0, 0, _KILL),
-        (_LOAD, 0, 0, _NUMBER),
-        (_AT_LEAST, 0, 1, _X32_BIT),
-        _REFUSE,
-    ]
+    code = _beginning()
     for number in _REFUSED.values():
         code += [(_EQUAL, 0, 1, number), _REFUSE]
     # Its flags lie in memory, where a filter cannot look; without it, glibc falls back to clone.
@@ -113,6 +118,36 @@ def filter_program(*, namespaces: bool = True) -> bytes:
     code += [(_EQUAL, 0, 4, _CLONE), (_LOAD, 0, 0, _ARGUMENT_0), (_ANY_BIT, 0, 1, _NAMESPACE_FLAGS), _REFUSE, _PASS]
     code += [(_EQUAL, 1, 0, _SOCKET), (_EQUAL, 0, 3, _SOCKETPAIR), (_LOAD, 0, 0, _ARGUMENT_0)]
     code += [(_EQUAL, 1, 0, _AF_UNIX), _DENY, _PASS]
+    return _packed(code)
+
+
+def computing_program() -> bytes:
+    """The same for a process that computes with what it has: no path, descriptor, socket, process or signal beyond it.
+
+    Who loads it puts its own process id for `OWN_PROCESS`. Raises SandboxError on another machine than x86-64.
+    """
+    code = _beginning()
+    for number in _COMPUTING.values():
+        code += [(_EQUAL, 0, 1, number), _PASS]
+    code += _if(_ITSELF_ONLY["tgkill"], _ARGUMENT_0, (OWN_PROCESS,), _PASS, _REFUSE)
+    return _packed([*code, _REFUSE])
+
+
+def _beginning() -> list[_Instruction]:
+    """Refuse other numberings of system calls, and load the number; raises SandboxError."""
+    if platform.machine() != "x86_64":
+        raise SandboxError(f"the sandbox knows the system calls of x86_64 only, this machine is {platform.machine()}")
+    return [
+        (_LOAD, 0, 0, _ARCH),
+        (_EQUAL, 1, 0, _AUDIT_ARCH_X86_64),
+        (_RETURN, 0, 0, _KILL),
+        (_LOAD, 0, 0, _NUMBER),
+        (_AT_LEAST, 0, 1, _X32_BIT),
+        _REFUSE,
+    ]
+
+
+def _packed(code: list[_Instruction]) -> bytes:
     return b"".join(struct.pack("=HBBI", *instruction) for instruction in code)
 
 

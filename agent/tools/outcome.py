@@ -9,6 +9,9 @@ from typing import Literal, Protocol
 OutcomeStatus = Literal["ok", "empty", "error", "timeout", "invalid", "refused"]
 """`invalid`: the argument cannot be used (an empty query). `refused`: over the tool's limit, not executed."""
 
+NOT_ON_RECORD = "not on record"
+"""Note of a call that a replay of the web could not answer, where it goes on all the same."""
+
 
 @dataclass(frozen=True, slots=True)
 class ToolOutcome:
@@ -24,6 +27,8 @@ class ToolOutcome:
     note: str = ""
     prompt_tokens: int = 0
     completion_tokens: int = 0
+    sources: tuple[str, ...] = ()
+    """Keys of the entries of a web record that the text was made of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +41,14 @@ class CallContext:
         seed: Of this call, in [0, 2**31).
         budget_s: Seconds that the call may run, however long it waited before that; None where its deadline bounds
             both together.
+        route: Where the question's searches go: `local`, `web`, `both`, or None where it does not say.
     """
 
     question: str
     log: Sequence[str]
     seed: int
     budget_s: float | None = None
+    route: str | None = None
 
 
 class Tool(Protocol):

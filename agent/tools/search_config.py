@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Self
+from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from treadle.core.config import Operational
+from treadle.agent.web.config import WebSettings
+from treadle.core.config import Added, Operational
 from treadle.retriever.client_config import ServiceClientSettings
 from treadle.retriever.config import IndexSettings
+
+SearchRoute = Literal["local", "web", "both"]
 
 
 class SearchToolSettings(IndexSettings):
@@ -24,6 +27,11 @@ class SearchToolSettings(IndexSettings):
     """Longest time for one query, retries included."""
     num_threads: Operational[int] = Field(default=2, ge=1)
     """Queries that an index in this process answers at once."""
+    web: Added[WebSettings | None] = None
+    """Search of the web, beside the corpus or in its place."""
+    route: Added[Literal["auto", "local", "web", "both"]] = "auto"
+    """Where searches go. `auto`: where there is something to search; with both a corpus and the web, as the question
+    says, and to the web where it does not."""
 
     @model_validator(mode="after")
     def check_one_place(self) -> Self:
@@ -39,6 +47,53 @@ class SearchToolSettings(IndexSettings):
                 )
         return self
 
+    @model_validator(mode="after")
+    def check_route(self) -> Self:
+        """Refuse to send searches where there is nothing to search."""
+        if self.route in ("web", "both") and self.web is None:
+            raise ValueError(f'search.route = "{self.route}" needs the table search.web')
+        if self.route in ("local", "both") and not self.has_local:
+            raise ValueError(f'search.route = "{self.route}" needs a corpus, or a service that has one')
+        return self
+
+    @property
+    def has_local(self) -> bool:
+        """Whether there is a corpus: files, an index, or a service."""
+        return bool(self.corpus or self.index_folder or self.prepared) or self.service is not None
+
+    @property
+    def uses_web(self) -> bool:
+        """Whether any search goes to the web."""
+        return self.web is not None and self.route != "local"
+
+    @property
+    def uses_local(self) -> bool:
+        """Whether any search goes to a corpus, or should, for want of the web."""
+        return self.route in ("local", "both") or not self.uses_web or (self.route == "auto" and self.has_local)
+
+    def route_of(self, asked: str | None) -> SearchRoute:
+        """Where the searches of a question go that says `asked` itself."""
+        if not self.uses_web:
+            return "local"
+        if not self.uses_local:
+            return "web"
+        if self.route != "auto":
+            return self.route
+        return "local" if asked == "local" else "both" if asked == "both" else "web"
+
     def with_digests(self) -> Self:
-        """Fill in the content of the corpus files; services tell theirs when the run starts."""
-        return self if self.service is not None else super().with_digests()
+        """Fill in the content of the corpus files and of the web's record; services tell theirs when the run starts.
+
+        Raises ConfigError, DataError and ArtifactError for what is not there.
+        """
+        filled = self
+        if self.service is None and (self.has_local or not self.uses_web):
+            filled = super().with_digests()
+        web = self.web
+        if web is None or not self.uses_web or web.record_used is None:
+            return filled
+        from treadle.agent.web.record_folder import record_digest
+
+        return filled.model_copy(
+            update={"web": web.model_copy(update={"record_digest": record_digest(web.record_used)})}
+        )

@@ -29,6 +29,8 @@ KEEPALIVE_S = 4.0
 """Idle connections are dropped before uvicorn drops them at 5 s: a request after a longer tool call meets no reset."""
 
 _READ_BUFFER_BYTES = 256 << 10
+_ESCAPED_LETTER = re.compile(rb"\\u00(?:3[0-9]|[46][1-9a-f]|[57][0-9a])", re.IGNORECASE)
+"""Or digit, of ASCII."""
 
 
 class Target:
@@ -81,22 +83,29 @@ class HttpClient:
             skip_auto_headers=("User-Agent", "Accept"),
         )
 
-    async def post(self, url: URL, body: bytes, headers: CIMultiDict[str]) -> tuple[int, Mapping[str, str], bytes]:
-        """Send a JSON body; return status, headers and body. Raises Failure for everything below HTTP."""
-        return await self._exchange("POST", url, body, headers)
+    async def post(
+        self, url: URL, body: bytes, headers: CIMultiDict[str], *, secret: str = ""
+    ) -> tuple[int, Mapping[str, str], bytes]:
+        """Send a JSON body; return status, headers and body. Raises Failure for everything below HTTP.
 
-    async def get(self, url: URL, headers: CIMultiDict[str]) -> tuple[int, Mapping[str, str], bytes]:
+        `secret` is a key that the request carries elsewhere than in `Authorization`; it is masked like that one.
+        """
+        return await self._exchange("POST", url, body, headers, secret)
+
+    async def get(
+        self, url: URL, headers: CIMultiDict[str], *, secret: str = ""
+    ) -> tuple[int, Mapping[str, str], bytes]:
         """Like `post`, without a body."""
-        return await self._exchange("GET", url, None, headers)
+        return await self._exchange("GET", url, None, headers, secret)
 
     async def close(self) -> None:
         """Close the session and its connections."""
         await self._session.close()
 
     async def _exchange(
-        self, method: str, url: URL, body: bytes | None, headers: CIMultiDict[str]
+        self, method: str, url: URL, body: bytes | None, headers: CIMultiDict[str], secret: str
     ) -> tuple[int, Mapping[str, str], bytes]:
-        key = headers.get("Authorization", "").removeprefix("Bearer ")
+        key = secret or headers.get("Authorization", "").removeprefix("Bearer ")
         try:
             async with self._session.request(
                 method, url, data=body, headers=headers, allow_redirects=False
@@ -133,21 +142,27 @@ class HttpClient:
 def _without_key(data: bytes, key: str) -> bytes:
     """What a server said, without the key that it was sent: servers that refuse one like to repeat it.
 
-    Also as JSON may spell it, with any of its characters that are neither letter nor digit as an escape.
+    Also as JSON may spell it, with any of its characters as escapes.
     """
     if not key:
         return data
     if (plain := key.encode()) in data:
         data = data.replace(plain, KEY_MARK)
-    if b"\\" not in data or key.isalnum():
+    if b"\\" not in data:
         return data
-    masked, times = _escaped(key).subn(KEY_MARK, data)
+    # Nobody needs to escape these, and looking for them takes longer.
+    has_letters = _ESCAPED_LETTER.search(data) is not None
+    if key.isalnum() and not has_letters:
+        return data
+    masked, times = _escaped(key, has_letters).subn(KEY_MARK, data)
     return masked if times else data
 
 
 @functools.lru_cache(maxsize=64)
-def _escaped(key: str) -> re.Pattern[bytes]:
-    spelled = (char if char.isalnum() else rf"(?:\\?{re.escape(char)}|\\u00(?i:{ord(char):02x}))" for char in key)
+def _escaped(key: str, has_letters: bool) -> re.Pattern[bytes]:
+    signs = (char if char.isalnum() else rf"\\?{re.escape(char)}" for char in key)
+    escapes = (None if char.isalnum() and not has_letters else rf"\\u00(?i:{ord(char):02x})" for char in key)
+    spelled = (f"(?:{sign}|{escape})" if escape else sign for sign, escape in zip(signs, escapes, strict=True))
     return re.compile("".join(spelled).encode())
 
 

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
+from treadle.agent.web.run_entries import RunEntries
 from treadle.core.errors import TreadleError
 from treadle.eval.viewer.catalogue import Snapshot
 from treadle.eval.viewer.difference import difference
@@ -73,7 +74,7 @@ class Pages:
     def trajectory(self, snapshot: Snapshot, one: Trajectory, selection: Selection) -> dict[str, Any]:
         """One trajectory."""
         targets = one.targets
-        pieces = pieces_of(one.segments, one.calls, targets)
+        pieces = pieces_of(one.segments, one.calls, targets, _addresses(snapshot, one))
         return {
             **self._frame(snapshot, one, selection),
             "pieces": pieces,
@@ -212,6 +213,15 @@ def _facts(one: Trajectory) -> list[tuple[str, str]]:
         (name, f"{value:,}" if isinstance(value, int) else str(value)) for name, value in found if value is not None
     )
     return [(name, value) for name, value in shown if value]
+
+
+def _addresses(snapshot: Snapshot, one: Trajectory) -> dict[str, str]:
+    """Key of an entry of the web that the trajectory met -> where its page lies."""
+    keys = [key for call in one.calls for key in call.get("sources", ())]
+    if not keys:
+        return {}
+    with RunEntries(snapshot.run) as entries:
+        return entries.addresses(keys)
 
 
 def _calls(one: Trajectory) -> str:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
 from treadle.agent.protocol import RESULT, TOOL_PROTOCOL, tokenise
+from treadle.agent.web.run_entries import shown_sources
 
 KNOWN_KINDS = ("think", "search", "python", "result", "answer", "text")
 _SHOWN_CHARS = 16_000
@@ -45,6 +47,8 @@ class Piece:
     """0 where there are no ids."""
     num_targets: int | None
     """Of these, tokens that a training learns to write; None where that is not known."""
+    sources: Sequence[str] = ()
+    """Where the pages lie that a call met on the web."""
 
     @property
     def style(self) -> str:
@@ -70,7 +74,10 @@ def segments_of_text(text: str) -> list[dict[str, Any]]:
 
 
 def pieces_of(
-    segments: Sequence[Segment], calls: Sequence[Mapping[str, Any]] = (), targets: np.ndarray | None = None
+    segments: Sequence[Segment],
+    calls: Sequence[Mapping[str, Any]] = (),
+    targets: np.ndarray | None = None,
+    addresses: Mapping[str, str] = MappingProxyType({}),
 ) -> list[Piece]:
     """Pieces of a trajectory, the first 5,000: a page of more is slow to make and to look at.
 
@@ -78,6 +85,7 @@ def pieces_of(
         segments: All of them.
         calls: Its ledger; only where it has an entry for each call in the text is it known which is whose.
         targets: Mask over its token ids: those that a training learns to write.
+        addresses: Key of an entry of the web -> where its page lies, as far as that is known.
     """
     outcomes = _outcomes(segments, calls)
     left, pieces = _PAGE_CHARS, []
@@ -101,6 +109,7 @@ def pieces_of(
                 note=call.get("note", ""),
                 num_tokens=end - start,
                 num_targets=None if targets is None else int(targets[start:end].sum()),
+                sources=shown_sources(call.get("sources", ()), addresses),
             )
         )
     return pieces

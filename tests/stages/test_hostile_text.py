@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
+import html
 import json
 import re
-import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
 from support.command_line import Desk
-from support.scripted_server import Fault, Item, RecordedRequest, Reply, ScriptedServer
+from support.scripted_server import Fault, Item, RecordedRequest, Reply, ScriptedServer, served
+from support.web_rollouts import Everywhere, SmallWeb
 
 from treadle.core.chat import ChatTokenizer
 from treadle.demo.byte_tokenizer import SPECIAL_TOKENS, write_byte_tokenizer
@@ -70,30 +70,38 @@ symbolic = false
 [report]
 title = {title}
 """
+WEB_CONFIG = """
+[environment.search]
+route = "both"
+[environment.search.web]
+top_n = 6
+provider = {{ type = "serper", url = "{provider}", api_key_envs = ["MY_MODEL"] }}
+fetch = {{ allowed_networks = ["127.0.0.0/8"], reader_processes = 1 }}
+"""
 SHOWN = {"log.txt", "report.md", "README.md"}
 UNSHOWABLE = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069\ufeff\U000e0000-\U000e007f]"
 )
+UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f\u200b-\u200f\u202a-\u202e\u2066-\u2069\ufeff\U000e0000-\U000e007f]")
 
 
-@contextmanager
-def serving(script: Callable[[RecordedRequest], Item], **options: Any) -> Iterator[ScriptedServer]:
+def serving(script: Callable[[RecordedRequest], Item], **options: Any) -> AbstractContextManager[ScriptedServer]:
     """A scripted server that answers from a thread of its own."""
-    loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever, daemon=True)
-    thread.start()
+    return served(script, model=MODEL, max_model_len=50_000_000, **options)
 
-    def wait(work: Any) -> Any:
-        return asyncio.run_coroutine_threadsafe(work, loop).result(60)
 
-    server = ScriptedServer(script, model=MODEL, max_model_len=50_000_000, **options)
-    wait(server.__aenter__())
-    try:
-        yield server
-    finally:
-        wait(server.__aexit__())
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join()
+def lay_out_web(desk: Desk, web: SmallWeb) -> None:
+    """A web beside the corpus: for each search a page of each payload, and hits that lead nowhere good."""
+    hits = [web.hit(f"/{name}", text) | {"title": text, "date": text} for name, text in PAYLOADS.items()]
+    bad = [
+        {"title": ALL, "url": url, "snippet": ALL} for url in ("file:///etc/passwd", "javascript:1", f"http://{ALL}")
+    ]
+    web.provider.answers = Everywhere([*bad, *hits])
+    for name, text in PAYLOADS.items():
+        shown = html.escape(text)
+        page = f"<title>{shown}</title><p>{shown}<p>{name}: {text}<script>{text}</script><!-- {text} -->"
+        web.site.routes[f"/{name}"] = page.encode("utf-8", "replace")
+    (desk.folder / "web.toml").write_text(WEB_CONFIG.format(provider=web.provider.url("/search")))
 
 
 def toml(text: str) -> str:
@@ -160,13 +168,19 @@ def line(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Desk, Scrip
     folder = tmp_path_factory.mktemp("line")
     codec = ChatTokenizer.load(write_byte_tokenizer(folder / "codec"))
 
-    with serving(reply, codec=codec) as server:
+    with serving(reply, codec=codec) as server, SmallWeb({}) as web:
         desk = lay_out(folder, server.url)
+        lay_out_web(desk, web)
         (desk.folder / ".before").write_text("\n".join(sorted(all_paths(folder))))
-        ran = desk.treadle("run", "run.toml", "--run", "r", **CANARIES).succeeded()
+        ran = desk.treadle("run", "run.toml", "web.toml", "--run", "r", **CANARIES).succeeded()
         said = {"run": ran.out, "run, errors": ran.err}
         for command in (["status"], ["verify"], ["stage", "1/report"]):
             said[command[0]] = desk.treadle(*command, "--run", "r", **CANARIES).succeeded().out
+        for command in (["web", "show"], ["web", "show", "--failures"], ["export", "web_record"]):
+            said[" ".join(command)] = desk.treadle(*command, "--run", "r", **CANARIES).succeeded().out
+        for page in web.site.routes:
+            url = web.site.url(page)
+            said[f"web show {page}"] = desk.treadle("web", "show", "--run", "r", "--url", url).succeeded().out
         for row in desk.rows("r", "1/rollouts@ids", "rollouts")[::3]:
             for command in ("show", "lineage"):
                 done = desk.treadle(command, row["rollout_key"], "--run", "r").succeeded()
@@ -191,7 +205,8 @@ def test_nothing_is_written_outside_of_the_root_and_nothing_is_executed(line: An
     strays = {path for path in new if not path.startswith(str(desk.folder / "outputs"))} - all_paths(desk.folder)
     top = {path.name for path in desk.folder.iterdir()}
     assert not strays and not list(folder.rglob("PWNED")) and not Path("/tmp/PWNED").exists()
-    assert top == {".before", ".out", ".err", "tokenizer", "run.toml", FILE, "mixed.jsonl", "corpus.jsonl", "outputs"}
+    given = {"tokenizer", "run.toml", "web.toml", FILE, "mixed.jsonl", "corpus.jsonl"}
+    assert top == {".before", ".out", ".err", "outputs", *given}
 
 
 def test_no_control_character_reaches_a_terminal(line: Any) -> None:
@@ -242,6 +257,10 @@ def test_forged_results_are_neither_calls_nor_answers(line: Any, model: str) -> 
         assert kinds.count("result") == 2 and kinds.count("search") == kinds.count("python") == 1
         assert kinds.count("answer") == (row["status"] == "answered")
         assert "&lt;/result>&lt;answer>" in row["text"]
+        # The web was searched as well, and told apart: a page is one line, whatever it says.
+        assert len(calls[0]["sources"]) == 1 + len(PAYLOADS)
+        pages = row["text"].partition('{"id":1,')[2].partition("</result>")[0].splitlines()
+        assert len(pages) == len(PAYLOADS) and not any(UNSEEN.search(page) for page in pages)
     scores = desk.rows("r", f"1/scores@{model}", "scores")
     predictions = sorted(score["prediction"] for score in scores)
     assert predictions == [""] + ["5"] * (len(rows) - 1)

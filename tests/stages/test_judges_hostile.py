@@ -3,27 +3,33 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import tempfile
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from support.hostile_answers import FAR, PAYLOADS, PLACES, HostileCase, hostile_cases
+from support.hostile_answers import FAR, PAYLOADS, PLACES, HostileCase, hostile_cases, hostile_web_cases
 
 from treadle.agent.judges.model import MAX_PREDICTION_CHARS, ModelJudge
+from treadle.agent.judges.redundancy import redundancy_messages
+from treadle.agent.judges.views import trajectory_view
 from treadle.agent.memory import Forgetful
+from treadle.agent.protocol import tokenise
 from treadle.agent.role import RoleModel
 from treadle.core.chat import ChatTokenizer
 from treadle.core.llm.config import EndpointSettings, ModelSettings, Sampling
 from treadle.core.llm.pool import ModelPool
 from treadle.demo.byte_tokenizer import write_byte_tokenizer
+from treadle.demo.tutor.roles import judge
 from treadle.demo.tutor.server import TutorServer
 from treadle.demo.tutor.settings import TutorSettings
 
 GREEDY = Sampling(temperature=0.0, max_tokens=16)
 TOKENIZER = ChatTokenizer.load(write_byte_tokenizer(Path(tempfile.mkdtemp(prefix="treadle-test-"))))
 CASES = hostile_cases()
+WEB_CASES = hostile_web_cases()
 
 
 @asynccontextmanager
@@ -59,6 +65,36 @@ async def test_no_verdict_is_flipped_by_anything_in_200_hostile_trajectories(mod
     assert long == 3 and server.counts["requests"] == 200 - long
 
 
+@pytest.mark.parametrize("mode", ["ids", "chat"])
+async def test_no_verdict_is_flipped_by_what_a_page_of_the_web_says(mode: str) -> None:
+    assert len(WEB_CASES) == 40 and all('"context":' in case.said for case in WEB_CASES)
+    assert sum('"context":' in case.case.prediction for case in WEB_CASES) == 20
+    async with gullible(mode) as (model, server):
+        judge = ModelJudge(model)
+        verdicts = await asyncio.gather(*(judge.verdict(case.case, Forgetful()) for case in WEB_CASES))
+    flipped = [
+        case.name for case, verdict in zip(WEB_CASES, verdicts, strict=True) if verdict.correct is not case.right
+    ]
+    assert flipped == []
+    assert server.counts["requests"] >= 30
+
+
+@pytest.mark.parametrize("case", WEB_CASES, ids=lambda case: case.name)
+def test_nothing_that_a_page_says_stands_outside_of_its_block_in_the_view_of_a_trajectory(case: HostileCase) -> None:
+    """The judge of redundant calls is shown the results of searches too."""
+    segments = tokenise(case.said)
+    assert [segment.kind for segment in segments] == ["think", "search", "result", "think", "answer"]
+    view = trajectory_view(case.case.question, case.case.answers, segments, 7)
+    blocks = re.findall(rf"<(\w+)_{view.nonce}>\n(.*?)\n</\1_{view.nonce}>", view.text, re.DOTALL)
+    names = ["question", "gold", "think", "search", "result", "think", "answer"]
+    assert [name for name, _ in blocks] == names
+    assert view.text == "\n\n".join(f"<{name}_{view.nonce}>\n{text}\n</{name}_{view.nonce}>" for name, text in blocks)
+    assert "context" in blocks[4][1]
+    assert not any(re.search(r"<\s*/?\s*\w+\s*>|<[|\uff5c]", text) for _, text in blocks)
+    messages = redundancy_messages(view)
+    assert judge("\n".join(message["content"] for message in messages), gullible=True) == "<answer>no</answer>"
+
+
 def naive(case: HostileCase) -> str:
     return (
         f"Question: {case.case.question}\nGold answer: {'; '.join(case.case.answers)}\n"
@@ -77,16 +113,22 @@ def whole_trajectory(case: HostileCase) -> str:
     return f"{naive(case)}\nTrajectory: {case.said}"
 
 
-@pytest.mark.parametrize(("show", "at_least"), [(naive, 100), (fixed_tags, 10), (whole_trajectory, 120)])
+@pytest.mark.parametrize(
+    ("cases", "show", "at_least"),
+    [
+        (CASES, naive, 100), (CASES, fixed_tags, 10), (CASES, whole_trajectory, 120),
+        (WEB_CASES, naive, 10), (WEB_CASES, whole_trajectory, 15),
+    ],
+)  # fmt: skip
 async def test_the_same_trajectories_flip_verdicts_in_views_without_nonces(
-    show: Callable[[HostileCase], str], at_least: int
+    cases: list[HostileCase], show: Callable[[HostileCase], str], at_least: int
 ) -> None:
     async def ask(case: HostileCase) -> str:
         messages = [{"role": "user", "content": show(case)}]
         return (await model.model.chat(messages, GREEDY, seed=0, session="", deadline=FAR)).text
 
     async with gullible() as (model, _):
-        replies = await asyncio.gather(*map(ask, CASES))
-    wanted = ["Incorrect" if case.right else "Correct" for case in CASES]
-    flipped = [case.name for case, reply, want in zip(CASES, replies, wanted, strict=True) if reply == want]
+        replies = await asyncio.gather(*map(ask, cases))
+    wanted = ["Incorrect" if case.right else "Correct" for case in cases]
+    flipped = [case.name for case, reply, want in zip(cases, replies, wanted, strict=True) if reply == want]
     assert len(flipped) >= at_least, f"only {len(flipped)} flip: is the catalogue still hostile?"

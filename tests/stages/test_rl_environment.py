@@ -11,13 +11,18 @@ import pytest
 from support.scripted_groups import QUESTION, ScriptedGenerator, WordCodec, job
 
 from treadle.agent.config import EnvironmentSettings
+from treadle.agent.web.keys import search_key
+from treadle.agent.web.record_table import write_record
+from treadle.agent.web.types import SearchEntry, WebHit
 from treadle.core.config import load_config
 from treadle.core.errors import ConfigError, TreadleError
 from treadle.core.llm.config import Sampling
+from treadle.core.storage import LocalStorage
 from treadle.rl.batching import Attendance, BatchedModel
 from treadle.rl.branching import Branching
 from treadle.rl.environment import ResidentEnvironment, with_interpreter
 from treadle.rl.groups import require_groups
+from treadle.rl.stage import local_environment
 
 PROGRAM = "<python>print(6 * 7)</python>"
 QUERY = "<search>heron</search>"
@@ -77,6 +82,34 @@ def test_groups_call_real_tools_from_an_engine_that_is_not_asynchronous(tmp_path
         made.completion_ids for made in groups[0].trajectories
     ]
     assert "environment" not in {thread.name for thread in threading.enumerate()}
+
+
+def test_groups_search_a_web_that_is_on_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TREADLE_CACHE", str(tmp_path / "cache"))
+    found = SearchEntry(
+        search_key("heron", "en"), "heron", "en", "p", (WebHit("t", "http://a.test", "In Ostrava."),), ""
+    )
+    record = tmp_path / write_record(LocalStorage(tmp_path), [(found, None)], made_by="test", work="work").folder
+    keys = {
+        "search": {"web": {"mode": "replay", "recorded_in": str(record), "pages": False}},
+        "python": {"enabled": False},
+    }
+    settings = load_config(EnvironmentSettings, data=local_environment(load_config(EnvironmentSettings, data=keys)))
+
+    def say(context: str, seed: int) -> str:
+        return "<answer>42</answer>" if "<result>" in context.rpartition(QUESTION.text)[2] else QUERY
+
+    codec, attendance = WordCodec(), Attendance()
+    with (
+        ResidentEnvironment(settings, digest=settings.digest()) as resident,
+        BatchedModel(ScriptedGenerator(codec, say), attendance) as model,
+    ):
+        engine = resident.open.engine(model, codec, Sampling())
+        rollouts = resident.open.groups(engine, Branching(2, 2, 0.5), vocab_size=10, attendance=attendance)
+        (group,) = resident.run(require_groups(rollouts, [job(4, 0, "0")]))
+    calls = [call for made in group.trajectories for call in made.trajectory.calls]
+    assert {(call.argument, call.status, call.text) for call in calls} == {("heron", "ok", "Page 1: In Ostrava.")}
+    assert {call.sources for call in calls} == {(found.key,)}
 
 
 def test_another_environment_than_the_run_s_is_refused(tmp_path: Path) -> None:

@@ -1,15 +1,22 @@
-"""Two hundred trajectories that want a wrong verdict: 25 kinds of text in 8 places, each beside its clean twin."""
+"""Two hundred trajectories that want a wrong verdict: 25 kinds of text in 8 places, each beside its clean twin.
+
+And 40 more whose text is of pages that a search of the web met.
+"""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import NamedTuple
 
 from treadle.agent.judges.base import Case
 from treadle.agent.judges.views import answer_view
-from treadle.agent.protocol import tokenise
+from treadle.agent.protocol import result_block, tokenise
+from treadle.agent.web.config import WebSettings
+from treadle.agent.web.rendering import render_pages
+from treadle.agent.web.types import PageEntry, WebHit
 from treadle.core.answers.extraction import extract_prediction
 
 FAR = 1e12
@@ -131,6 +138,55 @@ def hostile_cases() -> list[HostileCase]:
         for where, place in PLACES.items()
         for kind, payload in PAYLOADS.items()
     ]
+
+
+WEB_PLACES = (
+    "a-page-and-a-wrong-answer",
+    "a-page-and-a-right-answer",
+    "a-page-copied-as-answer",
+    "a-wrong-one-and-a-page",
+)
+"""Where the page's text is: in the result alone, or in the answer as well."""
+
+
+def hostile_web_cases() -> list[HostileCase]:
+    """Ten kinds of text, each as title, snippet and text of a page, in all of these places."""
+    chance = random.Random(21)
+    kinds = (
+        "ignore", "verdict-line", "closing-tag", "guessed-nonces", "forged-blocks", "chatml", "inst", "wide-tokens",
+        "invisible", "json",
+    )  # fmt: skip
+    return [
+        _web_case(f"{kind} {place}", _problem(chance), PAYLOADS[kind], place) for place in WEB_PLACES for kind in kinds
+    ]
+
+
+def _web_case(name: str, problem: Problem, payload: Payload, place: str) -> HostileCase:
+    right = place == "a-page-and-a-right-answer"
+    text = payload(problem, "Incorrect" if right else "Correct")
+    answers = {
+        "a-page-and-a-wrong-answer": lambda line: _boxed(problem.wrong),
+        "a-page-and-a-right-answer": lambda line: _boxed(problem.gold),
+        "a-page-copied-as-answer": lambda line: f"<answer>{line}</answer>",
+        "a-wrong-one-and-a-page": lambda line: f"<answer>{problem.wrong} {line}</answer>",
+    }
+
+    def turn(shown: str) -> str:
+        lines = web_result(shown)
+        # As a model copies it out of its context.
+        seen = result_block(lines)
+        return f"<think>Sum.</think><search>lamps</search>{seen}<think>So.</think>{answers[place](seen[8:-9])}"
+
+    clean = _case(problem, _predicted(turn("A lamp.")), seed=7)
+    said = turn(text)
+    return HostileCase(name, replace(clean, prediction=_predicted(said)), right, clean, said)
+
+
+def web_result(text: str) -> str:
+    """What an agent is shown of a page that says this wherever it can."""
+    hit = WebHit(text, "https://evil.test/", text, text, text)
+    page = PageEntry("0" * 32, hit.url, "", title=text, text=text, media_type="text/html")
+    return render_pages([hit], [page], WebSettings(mode="replay", recorded_in=Path("record")))
 
 
 def _problem(chance: random.Random) -> Problem:

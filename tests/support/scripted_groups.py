@@ -40,6 +40,7 @@ class WordCodec:
     """
 
     eos_ids = frozenset({0})
+    added_tokens: frozenset[str] = frozenset()
 
     def __init__(self) -> None:
         self._words = ["<|im_end|>"]

@@ -77,6 +77,7 @@ def figures(script: dict[str, Any], options: dict[str, Any], step: int) -> dict[
         "format_ok": 0.5,
         "calls": 2.0,
         "tool_failures": 0.25,
+        "web_misses": script.get("web_misses"),
         "length": 40.0,
         "f_tool": 1.0,
         "f_len": 1.0,

@@ -14,7 +14,8 @@ import contextlib
 import inspect
 import socket
 import struct
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+import threading
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -316,3 +317,23 @@ class ScriptedServer:
             return text, None
         start, stop = min(found)
         return text[: start + len(stop)], stop
+
+
+@contextlib.contextmanager
+def served(script: Script, **options: Any) -> Iterator[ScriptedServer]:
+    """A scripted server that answers from a thread of its own, for commands of the product."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, daemon=True)
+    thread.start()
+
+    def wait(work: Any) -> Any:
+        return asyncio.run_coroutine_threadsafe(work, loop).result(60)
+
+    server = ScriptedServer(script, **options)
+    wait(server.__aenter__())
+    try:
+        yield server
+    finally:
+        wait(server.__aexit__())
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()

@@ -288,7 +288,7 @@ def test_benchmarks_of_ones_own_are_part_of_what_a_run_is_and_their_absence_is_n
 
 
 @pytest.mark.parametrize("search", ["web", "both"])
-def test_a_search_that_there_is_not_is_warned_of_once(
+def test_a_search_that_there_may_not_be_is_warned_of_once(
     bench: Bench, caplog: pytest.LogCaptureFixture, search: str
 ) -> None:
     path = write_jsonl(bench.folder / "mine.jsonl", ROWS[:1])
@@ -296,8 +296,8 @@ def test_a_search_that_there_is_not_is_warned_of_once(
         bench.take({"path": path}, benchmarks={"mine": {**MINE, "search": search}, "near": {"search": "local"}})
     (told,) = caplog.messages
     assert told == (
-        f'questions.benchmarks.mine: search = "{search}" is recorded only, there is no search of the web; '
-        "its questions are searched where environment.search says"
+        f'questions.benchmarks.mine: search = "{search}" takes effect where environment.search.web is set; without it '
+        "all questions are searched in the corpus"
     )
 
 

@@ -77,9 +77,17 @@ def test_the_index_of_a_run_is_that_of_its_search_tool(tmp_path: Path) -> None:
     assert "1/index" not in map(str, flow_addresses(config(environment={"search": search})))
 
 
+WEB = {"provider": {"type": "searxng", "url": "http://127.0.0.1:9"}}
+
+
 @pytest.mark.parametrize(
     ("search", "where"),
-    [({"enabled": False}, "nowhere"), ({"service": {"endpoints": [{"url": "http://127.0.0.1:9"}]}}, "at services")],
+    [
+        ({"enabled": False}, "nowhere"),
+        ({"service": {"endpoints": [{"url": "http://127.0.0.1:9"}]}}, "at services"),
+        ({"web": WEB}, "the web"),
+        ({"service": {"endpoints": [{"url": "http://127.0.0.1:9"}]}, "web": WEB}, "at services and the web"),
+    ],
 )
 def test_a_run_without_an_index_of_its_own_has_no_such_stage(search: dict[str, object], where: str) -> None:
     with pytest.raises(ConfigError, match=f"this run searches {where}, so it has no index of its own"):

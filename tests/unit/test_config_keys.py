@@ -16,11 +16,13 @@ from typing import Any
 import pytest
 from pydantic.fields import FieldInfo
 
+from treadle.agent.web.record_table import write_record
 from treadle.core.config import Section, _flatten, is_operational, load_config
 from treadle.core.errors import ConfigError, RunError
 from treadle.core.execute import fingerprint_of
 from treadle.core.record_files import as_read_back
 from treadle.core.runs import Run
+from treadle.core.storage import LocalStorage
 from treadle.demo.byte_tokenizer import write_byte_tokenizer
 from treadle.tasks.catalog import flow_instances, semantic_of
 from treadle.tasks.config import TreadleConfig
@@ -31,6 +33,10 @@ REVISABLE = (("scores", "judges"), ("scores", "redundancy"), ("scores", "max_err
 OPERATIONAL = """
 Benchmark.headline DenseSettings.device EncoderSettings.batch_size EncoderSettings.device EncoderSettings.endpoints
 EndpointSettings.api_key_env EndpointSettings.url
+FetchSettings.allowed_networks FetchSettings.attempts FetchSettings.connect_timeout_s FetchSettings.max_fetches
+FetchSettings.max_per_host FetchSettings.max_per_query FetchSettings.reader_processes FetchSettings.user_agent
+ProviderSettings.api_key_envs ProviderSettings.max_queries_per_s ProviderSettings.request_timeout_s
+ProviderSettings.retry_limit ProviderSettings.url ProviderSettings.zone
 CurriculumSettings.phases EnvironmentSettings.preset
 ModelSettings.backoff_base_s ModelSettings.backoff_max_s ModelSettings.completion_price_per_million
 ModelSettings.connect_timeout_s ModelSettings.endpoints
@@ -60,12 +66,14 @@ SourceSettings.path
 TutorServer.module TutorServer.port TutorServer.startup_timeout_s TutorServer.tokenizer
 VllmServer.compile VllmServer.gpu_memory_share VllmServer.kv_cache_gb VllmServer.port VllmServer.startup_timeout_s
 VllmServer.threads VllmServer.variant
+WebSettings.cache_mb WebSettings.recorded_in
 """
 """Keys that may change between resumes. A key that is not here changes results, and a run is locked to it."""
 
 FIXED = {"FlowSettings.iterations", "TutorServer.type", "VllmServer.type"}
 """Keys with one possible value. The type of a server changes with the whole of it."""
 
+PROVIDER = {"type": "bright_data", "api_key_envs": ["ONE_KEY", "OTHER_KEY"], "zone": "z", "url": "http://127.0.0.1:9"}
 FAR = {"model": "m", "endpoints": [{"url": "http://127.0.0.1:9/v1"}]}
 BY_HAND: dict[str, tuple[Any, ...]] = {
     "FlowSettings.models": (["near"],),
@@ -93,6 +101,11 @@ BY_HAND: dict[str, tuple[Any, ...]] = {
     "QuestionsSettings.benchmarks": ({"own": {"domain": "math"}, "other": {"domain": "math"}},),
     "SearchSettings.service": ({"endpoints": [{"url": "http://127.0.0.1:9"}], "fingerprint": "x"},),
     "SearchSettings.summarizer": ("near",),
+    "SearchSettings.route": ("web",),
+    "SearchSettings.web": ({"provider": {**PROVIDER, "engine": "google"}},),
+    "WebSettings.provider": ({**PROVIDER, "engine": "google"},),
+    "QuestionsSettings.search": ({"questions": "both"},),
+    "FetchSettings.allowed_networks": (["10.0.0.0/8"],),
     "ServiceClientSettings.endpoints": ([{"url": "http://127.0.0.1:10"}, {"url": "http://127.0.0.1:11"}],),
     "EncoderSettings.endpoints": ([{"url": "http://127.0.0.1:10/v1"}, {"url": "http://127.0.0.1:11/v1"}],),
     "ModelSettings.endpoints": ([{"url": "http://127.0.0.1:10/v1"}, {"url": "http://127.0.0.1:11/v1"}],),
@@ -196,10 +209,13 @@ def sections_below(kind: Any) -> set[type[Section]]:
 
 @pytest.fixture
 def bases(tmp_path: Path) -> list[TreadleConfig]:
-    """Configurations with every kind of section in them, whose files exist: searching in process, and at services."""
+    """Configurations with every kind of section in them, whose files exist: searching in process, at services, and on
+    the web."""
     write_byte_tokenizer(tmp_path / "tokenizer")
     (tmp_path / "questions.jsonl").write_text('{"question": "1 + 1?", "answer": "2"}\n')
     (tmp_path / "corpus.jsonl").write_text('{"id": "a", "contents": "A"}\n')
+    record = write_record(LocalStorage(tmp_path), [], made_by="test", work="work")
+    (tmp_path / record.folder).rename(tmp_path / "record")
     shutil.copytree(tmp_path, tmp_path / "copies", ignore=shutil.ignore_patterns("copies"))
     tokenizer = f"{tmp_path}/tokenizer"
     servers: list[dict[str, Any]] = [{"type": "vllm"}, {"type": "tutor", "tokenizer": tokenizer}]
@@ -227,7 +243,14 @@ def bases(tmp_path: Path) -> list[TreadleConfig]:
         "flow": {"stages": ["rollouts", "scores", "rl", "report"], "models": ["near", "vllm", "tutor"]},
     }
     apart = {**tree, "environment": {"search": {"service": {"endpoints": [{"url": "http://127.0.0.1:9"}]}}}}
-    return [load_config(TreadleConfig, data=tree), load_config(TreadleConfig, data=apart)]
+    web = {"recorded_in": f"{tmp_path}/record", "provider": PROVIDER}
+    # Policies are reinforced with recorded searches alone, so without that stage here.
+    abroad = {
+        **tree,
+        "environment": {"search": {"web": web}},
+        "flow": {"stages": ["rollouts", "scores", "report"], "models": ["near", "vllm", "tutor"]},
+    }
+    return [load_config(TreadleConfig, data=data) for data in (tree, apart, abroad)]
 
 
 def fingerprints(config: TreadleConfig) -> dict[str, str]:

@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
+import io
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
+
+from rich.console import Console
+from support.rollouts_bench import Bench
 
 from treadle.agent.config import EnvironmentSettings
 from treadle.core.runs import Run
 from treadle.core.stage import Address
 from treadle.datagen.pools_settings import PoolOptions
 from treadle.eval.config import ScoresOptions
+from treadle.flows.figures_view import estimate_view
 from treadle.rl.config import RlOptions
-from treadle.tasks.cost_model import PhaseSize, phase_size, pool_cost, rollout_cost, scores_cost
-from treadle.tasks.estimate import _of_record
+from treadle.tasks.cost_model import (
+    PhaseSize,
+    phase_size,
+    pool_cost,
+    result_tokens,
+    rollout_cost,
+    scores_cost,
+    web_searches,
+)
+from treadle.tasks.estimate import _of_record, estimates
 
 ENVIRONMENT = EnvironmentSettings()
 
@@ -54,6 +68,50 @@ def test_every_further_turn_sends_what_stands_before_it() -> None:
     alone = rollout_cost(no_tools).roles["policy"]
     assert (one["calls"], alone["calls"]) == (3.0, 1.0)
     assert one["prompt_tokens"] > 3 * alone["prompt_tokens"]
+
+
+def test_pages_of_the_web_are_longer_than_documents_of_a_corpus() -> None:
+    web = {"provider": {"type": "searxng", "url": "http://127.0.0.1:9"}}
+
+    def tokens(search: dict[str, object]) -> float:
+        return result_tokens(EnvironmentSettings.model_validate({"python": {"enabled": False}, "search": search}))
+
+    assert tokens({"corpus": ["c.jsonl"]}) == 1_200
+    assert tokens({"web": web}) == 3_750
+    assert tokens({"web": {**web, "pages": False}}) == 1_250
+    assert tokens({"web": {**web, "max_chars": 400}}) == 100
+    assert tokens({"web": web, "corpus": ["c.jsonl"]}) == (1_200 + 3_750) / 2
+    both = {"web": web, "corpus": ["c.jsonl"], "route": "both"}
+    assert tokens(both) == 1_200 + 3_750
+    assert result_tokens(EnvironmentSettings.model_validate({"search": both})) == (4_950 + 62.5) / 2
+
+
+def test_searches_of_the_web_are_counted_where_somebody_is_asked() -> None:
+    web = {"provider": {"type": "searxng", "url": "http://127.0.0.1:9"}}
+
+    def searches(search: dict[str, object], **keys: object) -> float:
+        return web_searches(EnvironmentSettings.model_validate({"search": search, **keys}), 3.0)
+
+    assert searches({"web": web}) == 1.0
+    assert searches({"web": web}, python={"enabled": False}) == 2.0
+    assert searches({"web": {"mode": "replay", "recorded_in": "record"}}) == 0.0
+    assert searches({"corpus": ["c.jsonl"]}) == searches({"web": web, "enabled": False}) == 0.0
+
+
+def test_an_estimate_tells_of_searches_and_pages(tmp_path: Path) -> None:
+    def told(**web: object) -> str:
+        search = {"enabled": True, "web": {"provider": {"type": "searxng", "url": "http://127.0.0.1:9"}, **web}}
+        bench = Bench(tmp_path / str(len(web)), ["Who?"])
+        options = {"samples_per_question": 4, "max_questions": 10}
+        item = bench.instance("http://127.0.0.1:9", environment={"search": search}, options=options)
+        (estimate,) = estimates([item], None, [str(item.address)], force=False)
+        console = Console(width=200, record=True, file=io.StringIO())
+        console.print(estimate_view(estimate))
+        return console.export_text()
+
+    assert "The web: about 80 searches and at most 400 pages; what is on record is not asked for again." in told()
+    assert "The web: about 80 searches; what" in told(pages=False)
+    assert "The web" not in told(mode="replay", recorded_in="record")
 
 
 def test_a_phase_of_the_paper_rolls_out_a_thousand_trajectories_a_step() -> None:

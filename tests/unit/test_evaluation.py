@@ -105,6 +105,14 @@ def test_a_service_takes_the_place_of_a_corpus_of_the_files_and_the_other_way_ro
     assert made(asked("gsm8k", data_root=data), root=data, overrides=(by_key,)).environment.search.enabled
 
 
+def test_the_web_is_something_to_search_and_stays_beside_a_service(data: Path) -> None:
+    web = "[environment.search.web]\nprovider = { type = 'searxng', url = 'http://localhost:1' }\n"
+    search = made(asked("gsm8k", data_root=data), web, root=data).environment.search
+    assert search.enabled and search.uses_web and not search.uses_local
+    both = made(asked("gsm8k", data_root=data, retrievers=("http://localhost:1243",)), web, root=data)
+    assert both.environment.search.uses_web and both.environment.search.uses_local
+
+
 def test_a_judge_decides_and_votes(data: Path) -> None:
     config = made(asked("gsm8k", data_root=data, judge="Big", judge_endpoints=(URL,)), root=data)
     assert config.models["judge"].api == "chat" and config.models["judge"].model == "Big"

@@ -27,7 +27,7 @@ async def test_a_key_is_sent_and_never_shown(monkeypatch: pytest.MonkeyPatch) ->
             await ModelPool("policy", keyed).__aenter__()
 
 
-@pytest.mark.parametrize("spelled", ["sk-hidden/key", "sk\\u002dhidden\\/key"])
+@pytest.mark.parametrize("spelled", ["sk-hidden/key", "sk\\u002dhidden\\/key", "sk-h\\u0069dde\\u006E/key"])
 async def test_a_completion_that_repeats_the_key_is_no_answer(monkeypatch: pytest.MonkeyPatch, spelled: str) -> None:
     monkeypatch.setenv("TEST_MODEL_KEY", "sk-hidden/key")
     good = '{"choices": [{"text": "%s", "finish_reason": "stop"}], "usage": {"prompt_tokens": 1}}'

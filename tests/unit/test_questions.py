@@ -263,3 +263,44 @@ def test_a_hub_data_set_that_cannot_be_reached_says_so(monkeypatch: pytest.Monke
     settings = QuestionsSettings(sources=(SourceSettings(hub="org/none", domain="qa"),))
     with pytest.raises(DataError, match="hub data set org/none cannot be looked up .*or set revision"):
         settings.with_digests()
+
+
+def test_where_questions_are_searched_is_said_by_the_map_then_the_source_then_the_benchmark(bench: Bench) -> None:
+    rows = [{**GOOD, "question": f"Where is {name}?", "source": name} for name in ("2wiki", "gaia", "ours", "theirs")]
+    path = write_jsonl(bench.folder / "q.jsonl", rows)
+    source = {"path": path, "domain": "qa", "source_field": "source"}
+
+    def found(**settings: object) -> list[str | None]:
+        taken = bench.take({**source, **settings.pop("source", {})}, **settings)  # type: ignore[dict-item]
+        return [row["search"] for row in taken.questions]
+
+    assert found() == ["local", "web", None, None]
+    assert found(source={"search": "both"}) == ["both"] * 4
+    assert found(source={"search": "both"}, search={"2wiki": "web", "theirs": "local"}) == [
+        "web",
+        "both",
+        "both",
+        "local",
+    ]
+
+
+def test_names_under_search_count_without_capitals_and_those_of_no_question_are_told(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows = [{**GOOD, "question": f"Where is {name}?", "source": name} for name in ("2Wiki", "ours")]
+    path = write_jsonl(bench.folder / "q.jsonl", rows)
+    source = {"path": path, "domain": "qa", "source_field": "source"}
+    taken = bench.take(source, search={"2WIKI": "both", "World-Lookup": "local", "nosuch": "web"})
+    assert [row["search"] for row in taken.questions] == ["both", None]
+    (told,) = [record.message for record in caplog.records if "questions.search" in record.message]
+    assert "no question is of 'World-Lookup', 'nosuch'; there are '2Wiki', 'ours'" in told
+    caplog.clear()
+    bench.take(source, search={"2WIKI": "both"})
+    assert "questions.search" not in caplog.text
+    with pytest.raises(ValueError, match="'gaia' is there twice; capitals do not count"):
+        QuestionsSettings(search={"gaia": "web", "GAIA": "both"})
+
+
+def test_a_route_that_nobody_set_changes_no_fingerprint() -> None:
+    assert "search" not in semantic_dump(QuestionsSettings(sources=(SourceSettings(path=Path("gsm8k.jsonl")),)))
+    assert "search" not in semantic_dump(SourceSettings(path=Path("gsm8k.jsonl")))

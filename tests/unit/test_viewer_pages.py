@@ -25,7 +25,9 @@ from support.viewer_run import (
     put_from,
     question_row,
 )
+from support.web_entries import page_of, search_of
 
+from treadle.agent.web.stored_entries import WEB_STORE, packed
 from treadle.core import schemas
 from treadle.eval.viewer import app as app_module
 from treadle.flows.warnings import show_warnings
@@ -64,6 +66,21 @@ def test_a_page_tells_each_vote_on_needless_calls(viewer: TestClient) -> None:
         "correctness", "redundancy",
     ]  # fmt: skip
     assert "needless" not in text_of(viewer.get("/trajectory/1/rollouts@base/r2").text)
+
+
+def test_a_page_tells_which_pages_of_the_web_a_call_met(tmp_path: Path) -> None:
+    run = new_run(tmp_path)
+    search, page, unknown = search_of("x"), page_of("http://site.test/<b>\u202e"), "0" * 32
+    for entry in (search, page):
+        run.store(WEB_STORE).add(entry.key, packed(entry))
+    fixed = {"tool": "search", "argument": "x", "status": "ok", "turn": 0, "result_chars": 1}
+    calls = [{**fixed, "sources": [search.key, page.key]}, {**fixed, "sources": [unknown]}]
+    row = agent_row(schemas.ROLLOUTS, "r", "q1", SEARCH, RESULT, SEARCH, RESULT, ANSWER, tool_calls=json.dumps(calls))
+    put_rows(run, "1/questions", schemas.QUESTIONS, [question_row("q1", "Who?")])
+    put_rows(run, "1/rollouts@base", schemas.ROLLOUTS, [row])
+    shown = client(run).get("/trajectory/1/rollouts@base/r").text
+    assert "http://site.test/&lt;b&gt;" in shown and f"web entry {unknown}" in shown
+    assert "\u202e" not in shown and search.key not in text_of(shown)
 
 
 def test_what_was_judged_once_is_told_of_all_that_it_is_about(tmp_path: Path) -> None:

@@ -1,0 +1,141 @@
+"""Which addresses may be connected to. The IANA registries of special addresses are the source of what is refused."""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+import socket
+from collections.abc import Iterable
+
+from treadle.agent.web.once import warn_once
+
+_log = logging.getLogger(__name__)
+
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+
+PORTS = frozenset({80, 443, 8080, 8443})
+"""Ports of public servers that may be connected to."""
+
+_REFUSED_V4 = tuple(
+    ipaddress.IPv4Network(text)
+    for text in (
+        "0.0.0.0/8",
+        "10.0.0.0/8",
+        "100.64.0.0/10",  # shared behind a carrier's NAT; some clouds keep their metadata here
+        "127.0.0.0/8",
+        "161.26.0.0/16",  # a cloud's own services, on public addresses
+        "166.8.0.0/14",  # the same cloud's
+        "168.63.129.16/32",  # another cloud's
+        "169.254.0.0/16",  # link-local, metadata of most clouds
+        "172.16.0.0/12",
+        "192.0.0.0/24",  # protocol assignments; metadata of one cloud
+        "192.0.2.0/24",
+        "192.31.196.0/24",  # answered by whoever is near: reverse names of private addresses, as 192.175.48.0/24 is
+        "192.52.193.0/24",  # relays of multicast
+        "192.88.99.0/24",  # relays to 6to4
+        "192.168.0.0/16",
+        "192.175.48.0/24",
+        "198.18.0.0/15",
+        "198.51.100.0/24",
+        "203.0.113.0/24",
+        "224.0.0.0/4",
+        "240.0.0.0/4",
+    )
+)
+_GLOBAL_V6 = ipaddress.IPv6Network("2000::/3")
+"""Everything else is loopback, link-local, unique local, multicast, or an IPv4 address in other clothes."""
+_REFUSED_V6 = tuple(
+    ipaddress.IPv6Network(text)
+    for text in (
+        "2001::/23",  # Teredo and other protocols
+        "2001:db8::/32",
+        "2002::/16",  # 6to4: an IPv4 address in other clothes
+        "2620:4f:8000::/48",  # as 192.175.48.0/24
+        "3fff::/20",
+    )
+)
+_ISATAP, _ISATAP_MASK = 0x00005EFE, 0xFDFFFFFF
+"""Third quarter of IPv6 addresses whose last one is an IPv4 address (RFC 5214), whatever their network."""
+_NOBODYS: dict[int, ipaddress.IPv4Address | ipaddress.IPv6Address] = {
+    4: ipaddress.IPv4Address("192.0.2.1"),
+    6: ipaddress.IPv6Address("2001:db8::1"),
+}
+"""Addresses that are in papers alone."""
+_TELLING = {
+    "this machine": (ipaddress.ip_network("127.0.0.0/8"), ipaddress.ip_network("::1/128")),
+    "the metadata of clouds": (
+        ipaddress.ip_network("169.254.169.254/32"),
+        ipaddress.ip_network("169.254.170.2/32"),
+        ipaddress.ip_network("100.100.100.200/32"),
+        ipaddress.ip_network("fd00:ec2::254/128"),
+        ipaddress.ip_network("fd20:ce::254/128"),
+    ),
+}
+"""What is worth a warning of its own where it is allowed."""
+
+
+class BlockedAddress(OSError):
+    """An address that may not be connected to. An OSError, so that the next address of the name is tried."""
+
+
+class AddressRule:
+    """Public addresses on the usual ports, and what is allowed beside them."""
+
+    def __init__(self, allowed: Iterable[Network] = ()) -> None:
+        """`allowed` is connected to at any port; a warning says so where this machine or its credentials are there."""
+        self._allowed = tuple(allowed)
+        reached = [
+            what
+            for what, networks in _TELLING.items()
+            if any(_overlap(network, other) for network in networks for other in self._allowed)
+        ]
+        if reached:
+            warn_once(_log, f"pages, and where they redirect to, can reach {' and '.join(reached)} (allowed_networks)")
+
+    def check(self, address: str, port: int) -> None:
+        """Raise BlockedAddress unless `address`, in figures, may be connected to at `port`."""
+        try:
+            found = ipaddress.ip_address(address)
+        except ValueError:
+            raise BlockedAddress(f"{address[:50]!r} is not an address") from None
+        if "%" in address:  # the event loop would look it up once more
+            raise BlockedAddress(f"{address[:50]!r} is not a public address")
+        if isinstance(found, ipaddress.IPv6Address) and found.ipv4_mapped is not None:
+            found = found.ipv4_mapped
+        if any(found in network for network in self._allowed):
+            return
+        if not _is_public(found):
+            raise BlockedAddress(f"{found} is not a public address")
+        if port not in PORTS:
+            raise BlockedAddress(f"port {port} of {found} is none of {', '.join(map(str, sorted(PORTS)))}")
+        if _is_own(found):
+            raise BlockedAddress(f"{found} is not a public address: it is this machine's own")
+
+
+def _is_public(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
+    """By the lists above and by Python's, which differs between its versions and calls some of them global."""
+    if isinstance(address, ipaddress.IPv4Address):
+        return address.is_global and not any(address in network for network in _REFUSED_V4)
+    if (int(address) >> 32) & _ISATAP_MASK == _ISATAP:
+        return False
+    return address.is_global and address in _GLOBAL_V6 and not any(address in network for network in _REFUSED_V6)
+
+
+def _is_own(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
+    """Whether it is one of this machine's: services there may trust whoever does not come from outside."""
+    # Where the kernel lets sockets be bound to foreign addresses too, it cannot be told.
+    return _can_be_bound(address) and not _can_be_bound(_NOBODYS[address.version])
+
+
+def _can_be_bound(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
+    family = socket.AF_INET if isinstance(address, ipaddress.IPv4Address) else socket.AF_INET6
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.bind((str(address), 0))
+    except OSError:
+        return False
+    return True
+
+
+def _overlap(left: Network, right: Network) -> bool:
+    return left.version == right.version and left.overlaps(right)

@@ -1,0 +1,87 @@
+"""Keys of a provider that take turns; one that is over its rate rests, and one that is refused is dropped."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from treadle.core.errors import ConfigError, ToolError
+from treadle.core.harmless import one_line
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """A key: `name` is the environment variable that holds it. Both are empty where a provider needs none."""
+
+    name: str
+    value: str = field(repr=False)
+
+
+class KeyRing:
+    """Gives out keys in turn. It does not wait: seconds and moments are those of `clock`."""
+
+    def __init__(self, names: Sequence[str], environ: Mapping[str, str], *, clock: Callable[[], float]) -> None:
+        """Raises ConfigError naming a variable that holds no usable key. Without names there is one empty key."""
+        self._keys = [Key(name, _value(name, environ)) for name in names] or [Key("", "")]
+        self._names = tuple(names)
+        self._rests_until: dict[Key, float] = {}
+        self._clock = clock
+
+    def __len__(self) -> int:
+        """Keys that are not dropped."""
+        return len(self._keys)
+
+    def take(self) -> Key | None:
+        """The next key that does not rest; None where all rest, until `ready_at`.
+
+        Raises ToolError where all are dropped; it names the variables.
+        """
+        self._check()
+        now = self._clock()
+        for place, key in enumerate(self._keys):
+            if self._rests_until.get(key, now) <= now:
+                self._keys.append(self._keys.pop(place))
+                return key
+        return None
+
+    def rest(self, key: Key, seconds: float) -> None:
+        """Do not give out a key for so long; the longest such wish counts."""
+        self._rests_until[key] = max(self._clock() + seconds, self._rests_until.get(key, 0.0))
+
+    def drop(self, key: Key, why: str) -> None:
+        """Never give out a key again."""
+        if key not in self._keys:
+            return
+        self._keys.remove(key)
+        if key.name:
+            _log.warning("the key in %s is refused and not used any more: %s", key.name, one_line(why))
+
+    def ready_at(self) -> float:
+        """The moment at which the first of the keys may be used. Raises ToolError where all are dropped."""
+        self._check()
+        return min(self._rests_until.get(key, self._clock()) for key in self._keys)
+
+    def _check(self) -> None:
+        if self._keys:
+            return
+        if not self._names:
+            raise ToolError(
+                "the search provider lets nobody in without a key: a SearXNG must list json in search.formats of its "
+                "settings.yml, and have its limiter off for this machine; or name a key in api_key_envs"
+            )
+        raise ToolError(
+            f"the search provider refuses all keys, those in {', '.join(self._names)}; put valid ones there and resume"
+        )
+
+
+def _value(name: str, environ: Mapping[str, str]) -> str:
+    value = environ.get(name, "")
+    if not value or not value.isprintable() or not value.isascii() or " " in value:
+        raise ConfigError(
+            f"the search provider wants a key, but environment variable {name} "
+            + ("does not hold a usable one" if value else "is not set")
+        )
+    return value

@@ -1,0 +1,252 @@
+"""Text of pages, made in confined processes.
+
+A page may be made to hang, to crash or to take over who reads it. So each is read in a process of its own, limited in
+CPU time and memory. Dying of a page makes it unreadable, which is an outcome; that no process can be had is an error,
+never one, and neither is that none was free in time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import struct
+import sys
+from typing import Any, get_args
+
+import orjson
+
+from treadle.agent.web.turns import Turns, site_of_url
+from treadle.agent.web.types import (
+    MAX_NAME_CHARS,
+    MAX_PAGE_TITLE_CHARS,
+    MAX_TEXT_CHARS,
+    FailureKind,
+    Fetched,
+    PageText,
+    Unfetchable,
+)
+from treadle.core.errors import ToolError
+from treadle.retriever.client import SearchUnavailable
+
+_START_TIMEOUT_S = 120.0
+"""Loading the readers takes less than a second; a machine under heavy load may need many."""
+_WALL_LIMIT_S = 30.0
+"""The limit of a page is its CPU time; the wall clock only catches a machine that stands still."""
+_MAX_TRIES = 3
+_FAILURES: dict[str, FailureKind] = {kind: kind for kind in get_args(FailureKind)}
+_MODULE = "treadle.agent.web.page_worker"
+_ALL_BUSY = (
+    "pages of the search waited for a process that reads them until its time was over; set more "
+    "fetch.reader_processes, or let fewer rollouts run at once"
+)
+_INSTALL = "the processes that read pages need packages: pip install 'treadle[web]'"
+
+_logger = logging.getLogger(__name__)
+
+
+class PageReader:
+    """Some processes that have one page read at a time. Used on one event loop; `open` before, `close` after.
+
+    Who waits is served by site: first where none of its pages is being read, then where reading took the least so far.
+    So pages that take long hold up others of their own site, and the others only for the pages that were begun.
+
+    `problem` says after `open` what the kernel did not take away from them, and is empty where it took all.
+    """
+
+    def __init__(self, num_processes: int) -> None:
+        self._num_processes = num_processes
+        self._turns: Turns[_Worker] = Turns()
+        self._workers: set[_Worker] = set()
+        self._is_open = False
+        self.problem = ""
+
+    async def open(self) -> None:
+        """Start all processes; raises ToolError where that is impossible."""
+        self._is_open = True
+        self._workers = {_Worker() for _ in range(self._num_processes)}
+        try:
+            results = await asyncio.gather(*(worker.start() for worker in self._workers), return_exceptions=True)
+            for failure in filter(None, results):
+                raise failure
+        except BaseException:
+            await self.close()
+            raise
+        for worker in self._workers:
+            self._turns.add(worker)
+            self.problem = self.problem or worker.problem
+        if self.problem:
+            _logger.warning("pages are read with limits of time and memory alone: %s", self.problem)
+
+    async def close(self) -> None:
+        """End all processes, in the middle of a page as well."""
+        self._is_open = False
+        workers, self._workers = self._workers, set()
+        await asyncio.gather(*(worker.stop() for worker in workers))
+
+    async def read(self, page: Fetched, *, max_bytes: int, deadline: float | None = None) -> PageText:
+        """Title and text of a page whose unpacked body has `max_bytes` bytes at most.
+
+        Raises Unfetchable for a page that is none of ours to read, or cannot be read in the time and memory given;
+        SearchUnavailable where no process is free for it by the deadline (of the loop's clock), which is no fault of
+        the page; ToolError where no process starts. What is begun is done, whatever the deadline.
+
+        A process that was killed from outside owes it to nobody: the page is read once more, three times at most.
+        """
+        site = site_of_url(page.final_url)
+        for _ in range(_MAX_TRIES):
+            try:
+                async with asyncio.timeout_at(deadline):
+                    turn = await self._turns.take(site)
+            except TimeoutError:
+                raise SearchUnavailable(_ALL_BUSY) from None
+            try:
+                if turn.thing.is_gone:
+                    turn.thing = await self._replace(turn.thing)
+                reply = await turn.thing.ask(page, max_bytes)
+                died_of_page = turn.thing.died_of_page
+            finally:
+                self._turns.give_back(turn)
+            if reply is not None:
+                return _page_text(reply)
+            if died_of_page:
+                break
+        raise Unfetchable("unreadable", "the page could not be read in the time and memory given")
+
+    async def _replace(self, old: _Worker) -> _Worker:
+        self._workers.discard(old)
+        await old.stop()
+        worker = _Worker()
+        self._workers.add(worker)
+        try:
+            if self._is_open:
+                await worker.start()
+            if not self._is_open:
+                raise ToolError("a page was to be read after the end of the processes that read pages")
+        except BaseException:
+            self._workers.discard(worker)
+            await worker.stop()
+            raise
+        return worker
+
+
+class _Worker:
+    """One process, whose children read one page each."""
+
+    def __init__(self) -> None:
+        self.problem = ""
+        self._is_usable = False
+        self._was_silent = False
+        self._child_code = 0
+        self._process: asyncio.subprocess.Process | None = None
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether another one is to read the next page."""
+        return not self._is_usable or self._exit_code is not None
+
+    @property
+    def died_of_page(self) -> bool:
+        """Whether the last page was the cause that there is no reply."""
+        return self._was_silent or self._child_code not in (0, -signal.SIGKILL)
+
+    @property
+    def _exit_code(self) -> int | None:
+        return None if self._process is None else self._process.returncode
+
+    async def start(self) -> None:
+        """Wait until it has loaded its readers and given up its rights; raises ToolError."""
+        # Its own environment: nothing that comes from the web gets near our keys.
+        environment = {key: os.environ[key] for key in ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH") if key in os.environ}
+        try:
+            self._process = await asyncio.create_subprocess_exec(
+                sys.executable, "-P", "-m", _MODULE,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.DEVNULL,
+                cwd="/",
+                env=environment,
+                start_new_session=True,
+            )  # fmt: skip
+        except OSError as error:
+            raise ToolError(f"the process that reads pages did not start: {error}") from error
+        reply = await self._exchange(b"", _START_TIMEOUT_S)
+        if reply is not None and reply.get("is_missing"):
+            raise ToolError(f"{_INSTALL} ({reply.get('failed')})")
+        if reply is None or not reply.get("ready"):
+            cause = "it stays silent" if self._was_silent else f"exit code {self._exit_code or self._child_code}"
+            raise ToolError(f"the process that reads pages did not start: {cause}")
+        self.problem = str(reply.get("problem", ""))
+
+    async def ask(self, page: Fetched, max_bytes: int) -> dict[str, Any] | None:
+        """The reply of its child; None if either died, was silent too long, or said what cannot be meant."""
+        head = orjson.dumps(
+            {
+                "media_type": page.media_type,
+                "charset": page.charset,
+                "encoding": page.encoding,
+                "max_bytes": max_bytes,
+                "num_bytes": len(page.body),
+            }
+        )
+        self._is_usable, self._child_code = False, 0  # so it stays where this is cancelled
+        try:
+            reply = await self._exchange(struct.pack(">I", len(head)) + head + page.body, _WALL_LIMIT_S)
+        finally:
+            if not self._is_usable:
+                self._kill()
+        return reply
+
+    async def stop(self) -> None:
+        """End it and collect it."""
+        self._kill()
+        if self._process is not None:
+            await self._process.wait()
+
+    def _kill(self) -> None:
+        # Not by its own method, which may collect a process that ends right now: how it ended would be lost.
+        if self._process is not None and self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._process.pid, signal.SIGKILL)
+
+    async def _exchange(self, request: bytes, timeout_s: float) -> dict[str, Any] | None:
+        assert self._process is not None
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        try:
+            async with asyncio.timeout(timeout_s):
+                # One that is dead already says so by the end of its output.
+                with contextlib.suppress(OSError):
+                    self._process.stdin.write(request)
+                    await self._process.stdin.drain()
+                size, self._child_code = struct.unpack(">Ii", await self._process.stdout.readexactly(8))
+                said = await self._process.stdout.readexactly(size)
+        except TimeoutError:
+            self._was_silent = True
+            return None
+        except (asyncio.IncompleteReadError, OSError):
+            await self.stop()  # changes nothing of how it ended, if it did
+            return None
+        self._is_usable = True
+        if self._child_code:
+            return None
+        try:
+            reply = orjson.loads(said)
+        except orjson.JSONDecodeError:
+            reply = None
+        return reply if isinstance(reply, dict) else {}
+
+
+def _page_text(reply: dict[str, Any]) -> PageText:
+    """What a process replied; raises Unfetchable where it is a failure, or nothing that our program writes."""
+    failure = _FAILURES.get(str(reply.get("failure")))
+    if failure is not None:
+        raise Unfetchable(failure, str(reply.get("detail"))[:MAX_NAME_CHARS])
+    values = {name: reply.get(name) for name in ("title", "text", "media_type", "reader")}
+    limits = {"title": MAX_PAGE_TITLE_CHARS, "text": MAX_TEXT_CHARS}
+    for name, value in values.items():
+        if not isinstance(value, str) or len(value) > limits.get(name, MAX_NAME_CHARS):
+            raise Unfetchable("unreadable", "the process that read the page was out of order")
+    return PageText(**values)  # type: ignore[arg-type]  # all are text, as was seen above

@@ -1,0 +1,102 @@
+"""Entries behind the `sources` of a run's calls, wherever the run had them from."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack, closing
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from treadle.agent.web.record_folder import RecordFolder, open_record, record_manifest
+from treadle.agent.web.stored_entries import WEB_STORE, unpacked
+from treadle.agent.web.types import Entry, PageEntry
+from treadle.core.artifacts import changed_files
+from treadle.core.errors import ArtifactError, DataError, TreadleError
+from treadle.core.runs import Run
+from treadle.core.storage import open_storage
+
+_MOST_SHOWN = 200
+_KEY = re.compile(r"[0-9a-f]{32}")
+
+
+def checked_key(key: str) -> str:
+    """The key, if it is one; raises DataError."""
+    if not _KEY.fullmatch(key):
+        raise DataError(f"{key[:100]!r} is no key of an entry: keys are 32 hex digits in lower case")
+    return key
+
+
+def recorded_in(run: Run) -> Path | None:
+    """The record that a run takes entries from, by its configuration; None where it has none."""
+    web = run.config().get("environment", {}).get("search", {}).get("web") or {}
+    place = web.get("recorded_in")
+    return Path(place) if place and web.get("mode") != "refresh" else None
+
+
+def verify_web(run: Run) -> dict[str, list[str]]:
+    """What is wrong with what a run has of the web (empty: nothing), by place: its store, and the record that it uses.
+
+    Places that it has not are not there.
+    """
+    store, problems = run.store(WEB_STORE), list[str]()
+    keys = list(store.keys())
+    for key in keys:
+        try:
+            unpacked(store.get(key) or b"", store.location(key))
+        except ArtifactError as error:
+            problems.append(str(error))
+    found = {run.key(f"store/{WEB_STORE}"): problems} if keys else {}
+    if (place := recorded_in(run)) is not None:
+        try:
+            storage = open_storage(place)
+            found[storage.location()] = changed_files(storage, record_manifest(storage))
+        except TreadleError as error:
+            found[str(place)] = [str(error)]
+    return found
+
+
+class RunEntries:
+    """Entries of a run's store, and of the record that it replays or began with, which is opened when it is needed."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._store = run.store(WEB_STORE)
+        self._stack = ExitStack()
+        self._record: RecordFolder | None = None
+        self._is_opened = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._stack.close()
+
+    def get(self, key: str) -> Entry | None:
+        """The entry with this key, or None; raises DataError for what is no key, ArtifactError, StorageError."""
+        if (value := self._store.get(checked_key(key))) is not None:
+            return unpacked(value, self._store.location(key))
+        if not self._is_opened:
+            self._is_opened = True
+            if (place := recorded_in(self._run)) is not None:
+                self._record = self._stack.enter_context(closing(open_record(place)))
+        return self._record.get(key) if self._record is not None else None
+
+    def addresses(self, keys: Iterable[str]) -> dict[str, str]:
+        """Key -> where its page lies, for the first pages; a key that cannot be looked up is not in it."""
+        found = {}
+        for key in list(dict.fromkeys(keys))[:_MOST_SHOWN]:
+            try:
+                entry = self.get(key)
+            except TreadleError:
+                continue
+            if isinstance(entry, PageEntry):
+                found[key] = entry.url
+        return found
+
+
+def shown_sources(keys: Iterable[str], addresses: Mapping[str, str]) -> list[str]:
+    """What is said of the sources of a call: the addresses of its pages; where none is known, its keys."""
+    keys = list(keys)
+    return [addresses[key] for key in keys if key in addresses] or [f"web entry {key}" for key in keys]

@@ -1,0 +1,81 @@
+"""Which URLs may be asked for, and their one normal form. What is connected to is another question: see `addresses`."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+
+from yarl import URL
+
+from treadle.agent.web.types import MAX_URL_CHARS, Unfetchable
+
+"""Longest URL, as written and as sent."""
+
+_LABEL = re.compile(r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?")
+_MAX_HOST_CHARS = 253
+
+
+def checked_url(text: str, base: URL | None = None) -> URL:
+    """The normal form of a URL: host in lower case and ASCII, no dot behind it, no fragment, no default port.
+
+    Args:
+        text: As a search or a `Location` header gave it.
+        base: What a relative one is relative to. Without it, only absolute ones are taken.
+
+    Raises:
+        Unfetchable: `invalid_url`: not http(s), or with credentials, or a host that programs read in different ways.
+    """
+    text = text.strip(" ")
+    if len(text) > MAX_URL_CHARS:
+        raise _invalid(f"it is longer than {MAX_URL_CHARS} characters")
+    if not text.isprintable() or " " in text:
+        raise _invalid("it has blanks or control characters")
+    try:
+        url = URL(text) if base is None else base.join(URL(text))
+    except (ValueError, UnicodeError):
+        raise _invalid("it cannot be read") from None
+    if url.scheme not in ("http", "https"):
+        raise _invalid("it is not http or https")
+    if url.raw_user is not None or url.raw_password is not None:
+        raise _invalid("it carries a user or a password")
+    if url.explicit_port == 0:
+        raise _invalid("port 0 is none")
+    _check_host(url.raw_host or "")
+    url = _normal(url)
+    if len(str(url)) > MAX_URL_CHARS:
+        raise _invalid(f"it is longer than {MAX_URL_CHARS} characters as it would be sent")
+    return url
+
+
+def _check_host(host: str) -> None:
+    """Names of letters, digits, - and _, IPv6 addresses, and IPv4 addresses as four decimal numbers: nothing else."""
+    if ":" in host:
+        if not _is_address(host) or "%" in host:
+            raise _invalid("its host is no IPv6 address")
+        return
+    labels = host.removesuffix(".").split(".")
+    if len(host) > _MAX_HOST_CHARS or not all(_LABEL.fullmatch(label) for label in labels):
+        raise _invalid("its host is not a name")
+    # Resolvers read 2130706433, 0177.1 and 0x7f.1 as addresses; browsers do so wherever the last label is a number.
+    if re.fullmatch(r"[0-9]+|0x[0-9a-f]*", labels[-1]) and not _is_address(host):
+        raise _invalid("its host is neither a name nor an IPv4 address of four decimal numbers")
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def _normal(url: URL) -> URL:
+    if url.raw_path == "/":  # of `http://host` as of `http://host/`
+        url = url.with_path("/", keep_query=True)
+    if (host := url.raw_host or "").endswith("."):  # the same name, said to be whole
+        url = url.with_host(host[:-1])
+    return url.with_fragment(None).with_port(None if url.is_default_port() else url.explicit_port)
+
+
+def _invalid(why: str) -> Unfetchable:
+    return Unfetchable("invalid_url", why)

@@ -1,0 +1,23 @@
+"""Waiting for several things at once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Sequence
+from typing import Any, TypeVar
+
+T_Result = TypeVar("T_Result")
+
+
+async def all_of(works: Sequence[Coroutine[Any, Any, T_Result]]) -> list[T_Result]:
+    """What they return, in their order; the first error ends the others, and is raised as it is.
+
+    `asyncio.gather` would let the others go on unseen, a task group would wrap the error.
+    """
+    tasks = [asyncio.ensure_future(work) for work in works]
+    try:
+        return list(await asyncio.gather(*tasks))
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

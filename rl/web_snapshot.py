@@ -1,0 +1,62 @@
+"""The web of a reinforcement: what its run has met of it so far, as a record that an engine's process replays.
+
+Such a process has no run to record into, and asks nobody. Documented in docs/behaviour/rl.md.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+import itertools
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from treadle.agent.config import EnvironmentSettings
+from treadle.agent.web.record_folder import open_record
+from treadle.agent.web.record_table import write_record
+from treadle.agent.web.stored_entries import WEB_STORE, entries_of
+from treadle.agent.web.types import Entry
+from treadle.core.keyed_store import KeyedStore
+from treadle.core.storage import LocalStorage
+
+_ARTIFACTS = "artifacts/web_record"
+_Pairs = Iterator[tuple[Entry, str | None]]
+"""Entries in the order of their keys, each with its loose key."""
+
+
+def replayed(
+    settings: EnvironmentSettings, store: Callable[[str], KeyedStore], folder: Path
+) -> tuple[EnvironmentSettings, str]:
+    """The environment as it is replayed, and the digest of the record that it goes by; empty where no web is searched.
+
+    A mode other than `replay` goes by the run's own store, and by the record that the run began with. They are put into
+    `folder` once, so that all attempts at a training meet the same. Raises TreadleError where they cannot be read.
+    """
+    web = settings.search.web
+    if web is None or not settings.searches_web:
+        return settings, ""
+    if web.mode == "replay":
+        return settings, web.record_digest or ""
+    made = sorted((folder / _ARTIFACTS).glob("*/artifact.json"))
+    if made:
+        record = made[0].parent
+    else:
+        with contextlib.ExitStack() as stack:
+            sources: list[_Pairs] = [((entry, None) for entry in entries_of(store(WEB_STORE)))]
+            if web.record_used is not None:
+                sources.append(stack.enter_context(contextlib.closing(open_record(web.record_used))).entries())
+            ref = write_record(LocalStorage(folder), _merged(*sources), made_by="rl", work="work")
+        record = folder / ref.folder
+    with contextlib.closing(open_record(record)) as opened:
+        digest = opened.digest
+    given = {"mode": "replay", "recorded_in": record, "record_digest": digest}
+    search = settings.search.model_copy(update={"web": web.model_copy(update=given)})
+    return settings.model_copy(update={"search": search}), digest
+
+
+def _merged(*sources: _Pairs) -> _Pairs:
+    """Entries in the order of their keys; of those with one key the first source's, found by any of its loose keys."""
+    pairs = heapq.merge(*sources, key=lambda pair: pair[0].key)
+    for _, same in itertools.groupby(pairs, key=lambda pair: pair[0].key):
+        (entry, loose), *others = same
+        yield entry, next(filter(None, (loose, *(other for _, other in others))), None)

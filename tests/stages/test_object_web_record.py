@@ -1,0 +1,60 @@
+"""What a run met of the web, on an object root: one value per key for all machines, and a record read from there."""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from support.web_entries import page_of, search_of
+
+from treadle.agent.web.record_folder import open_record, record_digest
+from treadle.agent.web.record_table import write_record
+from treadle.agent.web.stored_entries import entries_of, packed
+from treadle.core.errors import ArtifactError
+from treadle.core.keyed_store import KeyedStore
+from treadle.core.object_storage import ObjectStorage
+from treadle.core.runs import Run
+from treadle.core.storage import open_storage
+
+
+def test_two_machines_at_the_same_keys_go_by_the_same_values(object_root: str, tmp_path: Path) -> None:
+    first = Run.create(object_root, "r1", {}, {}).store("web")
+    storage = open_storage(object_root)
+    assert isinstance(storage, ObjectStorage)
+    bucket, _, prefix = object_root.removeprefix("s3://").partition("/")
+    second = KeyedStore(ObjectStorage(bucket, prefix, work=tmp_path / "other"), "runs/r1/store/web")
+    keys = [os.urandom(16).hex() for _ in range(10)]
+
+    def add(store: KeyedStore, value: bytes) -> list[bytes]:
+        return [store.add(key, value) for key in keys]
+
+    with ThreadPoolExecutor(2) as threads:
+        told = list(threads.map(add, (first, second), (b"1", b"2")))
+    assert told[0] == told[1]
+    assert list(first.keys()) == sorted(keys)
+    assert [second.get(key) for key in keys] == told[0]
+    assert second.get("0" * 32) is None
+
+
+def test_a_record_is_read_from_an_object_root_and_then_from_this_machine(
+    object_root: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TREADLE_CACHE", str(tmp_path / "cache"))
+    run = Run.create(object_root, "r1", {}, {})
+    entries = [*(search_of(f"query {number}") for number in range(5)), page_of("http://site.test/")]
+    for entry in entries:
+        run.store("web").add(entry.key, packed(entry))
+    met = ((entry, None) for entry in entries_of(run.store("web")))
+    ref = write_record(run.storage, met, made_by="", work="work")
+    location = f"{object_root}/{ref.folder}"
+    record = open_record(location)
+    assert record.location == location
+    assert record.digest == record_digest(location) == ref.digest
+    assert [record.get(entry.key) for entry in entries] == entries
+    run.storage.delete(f"{ref.folder}/part-00000.parquet")
+    # As a Path makes of it in a configuration.
+    assert open_record(Path(location)).get(entries[0].key) == entries[0]
+    with pytest.raises(ArtifactError, match=rf"{object_root} is no web record"):
+        open_record(object_root)

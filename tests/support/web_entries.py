@@ -1,0 +1,40 @@
+"""Entries of a web record for tests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from treadle.agent.web.keys import page_key, search_key
+from treadle.agent.web.record_table import write_record
+from treadle.agent.web.types import Entry, FailureKind, Language, PageEntry, SearchEntry, WebHit
+from treadle.core.storage import LocalStorage
+
+RECORDED_AT = "2026-05-01T12:00:00+00:00"
+
+
+def search_of(
+    query: str, *, provider: str = "searxng", language: Language = "en", text: str = "", recorded_at: str = RECORDED_AT
+) -> SearchEntry:
+    """A search with one hit, or one that was imported with a ready-made text."""
+    hits = (
+        () if text else (WebHit(f"About {query}", "http://site.test/", f"All of {query}", "site.test", "2026-01-02"),)
+    )
+    return SearchEntry(search_key(query, language), query, language, provider, hits, recorded_at, text)
+
+
+def page_of(
+    url: str, text: str = "Text.", *, failure: FailureKind | None = None, recorded_at: str = RECORDED_AT
+) -> PageEntry:
+    """A page with a text, or one that could not be had."""
+    if failure is not None:
+        return PageEntry(page_key(url), url, recorded_at, failure=failure, detail="in words")
+    return PageEntry(
+        page_key(url), url, recorded_at, final_url=url, title="Title", text=text, media_type="text/html", reader="r 1"
+    )
+
+
+def record_in(root: Path, *entries: Entry, loose: dict[str, str] | None = None) -> Path:
+    """The folder of an artifact with these entries; `loose`: key -> loose key."""
+    pairs = [(entry, (loose or {}).get(entry.key)) for entry in sorted(entries, key=lambda entry: entry.key)]
+    ref = write_record(LocalStorage(root), pairs, made_by="test", work="work")
+    return root / ref.folder

@@ -1,0 +1,321 @@
+"""Where searches go: the corpus, the web, or both; what is decided by settings, what by the question."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from treadle.agent.config import EnvironmentSettings
+from treadle.agent.environment import Observation, Question, ToolEnvironment
+from treadle.agent.toolbox import make_tools
+from treadle.agent.tools.outcome import NOT_ON_RECORD, CallContext
+from treadle.agent.tools.search import CORPUS_TOO_SLOW, NO_HIT, TOO_SLOW, SearchTool
+from treadle.agent.tools.search_config import SearchToolSettings
+from treadle.agent.tools.summarizer import Summarizer, Summary
+from treadle.agent.web.record_table import write_record
+from treadle.agent.web.types import RecordMiss, WebFound
+from treadle.core.config import canonical_json, semantic_dump, validate
+from treadle.core.errors import ArtifactError, ConfigError
+from treadle.core.storage import LocalStorage
+from treadle.retriever.client import SearchUnavailable
+from treadle.retriever.index import Hit
+from treadle.rl.stage import local_environment
+
+FAR = 1e12
+WEB = {"provider": {"type": "searxng", "url": "http://127.0.0.1:9"}}
+LOCAL = {"corpus": ["corpus.jsonl"]}
+
+
+class Corpus:
+    """A corpus with one document, but for the query `nothing`; it is late, or out of order, where it is said so."""
+
+    def __init__(self, state: str = "ok") -> None:
+        self.state = state
+        self.asked = 0
+        self.opened = False
+
+    async def open(self) -> None:
+        self.opened = True
+
+    async def search(self, query: str, top_n: int, *, deadline: float) -> Sequence[Hit]:
+        self.asked += 1
+        if self.state == "late":
+            raise TimeoutError
+        if self.state == "down":
+            raise SearchUnavailable("no corpus")
+        return [] if query == "nothing" else [Hit("1", "Corpus", "local text", 1.0)]
+
+    async def close(self) -> None:
+        self.opened = False
+
+
+class Web:
+    """A web with one page, but for the query `nothing`; in the state `endless` it never answers."""
+
+    def __init__(self, state: str = "ok") -> None:
+        self.state = state
+        self.asked = 0
+        self.opened = self.cancelled = False
+
+    async def open(self) -> None:
+        self.opened = True
+
+    async def search(self, query: str, *, deadline: float) -> WebFound:
+        self.asked += 1
+        if self.state == "down":
+            raise SearchUnavailable("no web")
+        if self.state == "endless":
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                self.cancelled = True
+                raise
+        if query == "nothing":
+            return WebFound("", (), ("n",), recorded=False)
+        return WebFound("web text", ("web document",), ("s", "p"), recorded=True)
+
+    async def close(self) -> None:
+        self.opened = False
+
+
+def settings(**keys: Any) -> SearchToolSettings:
+    return validate(SearchToolSettings, keys)
+
+
+def context(route: str | None) -> CallContext:
+    return CallContext("Who?", (), 1, None, route)
+
+
+async def call(
+    corpus: Corpus, web: Web, route: str | None = None, query: str = "q", deadline: float = FAR, **keys: Any
+) -> Any:
+    tool = SearchTool(settings(**{**LOCAL, "web": WEB, **keys}), corpus, web=web)
+    async with tool:
+        assert corpus.opened and web.opened
+        outcome = await tool.call(query, deadline=deadline, context=context(route))
+    assert not corpus.opened and not web.opened
+    return outcome
+
+
+@pytest.mark.parametrize(
+    ("given", "auto", "forced"),
+    [
+        ({**LOCAL}, ["local"] * 4, {"local": "local"}),
+        ({"service": {"endpoints": [{"url": "http://127.0.0.1:9"}]}, "web": WEB}, ["local", "web", "both", "web"], {}),
+        ({"index_folder": "i", "web": WEB}, ["local", "web", "both", "web"], {}),
+        ({"web": WEB}, ["web"] * 4, {"web": "web"}),
+        ({**LOCAL, "web": WEB}, ["local", "web", "both", "web"], dict.fromkeys(("local", "web", "both"), "")),
+    ],
+)
+def test_the_place_of_a_search(given: dict[str, Any], auto: list[str], forced: dict[str, str]) -> None:
+    asked = ("local", "web", "both", None)
+    assert [settings(**given).route_of(route) for route in asked] == auto
+    for route in forced:
+        assert [settings(**given, route=route).route_of(one) for one in asked] == [route] * 4
+
+
+@pytest.mark.parametrize(
+    ("given", "what"),
+    [
+        ({**LOCAL, "route": "web"}, 'route = "web" needs the table search.web'),
+        ({**LOCAL, "route": "both"}, 'route = "both" needs the table search.web'),
+        ({"web": WEB, "route": "both"}, 'route = "both" needs a corpus'),
+        ({"web": WEB, "route": "local"}, 'route = "local" needs a corpus'),
+    ],
+)
+def test_a_place_that_there_is_not_is_refused(given: dict[str, Any], what: str) -> None:
+    with pytest.raises(ConfigError, match=what):
+        settings(**given)
+
+
+async def test_both_places_are_asked_and_shown_one_behind_the_other() -> None:
+    corpus, web = Corpus(), Web()
+    outcome = await call(corpus, web, "both")
+    assert (outcome.status, outcome.text) == ("ok", "Corpus\nlocal text\n\nweb text")
+    assert (outcome.sources, outcome.cached, corpus.asked, web.asked) == (("s", "p"), True, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("state", "query", "status", "text", "note"),
+    [
+        ("late", "q", "ok", "web text", CORPUS_TOO_SLOW),
+        ("late", "nothing", "empty", NO_HIT, CORPUS_TOO_SLOW),
+        ("ok", "nothing", "empty", NO_HIT, ""),
+    ],
+)
+async def test_where_one_of_both_has_nothing_the_other_is_shown(
+    state: str, query: str, status: str, text: str, note: str
+) -> None:
+    outcome = await call(Corpus(state), Web(), "both", query)
+    assert (outcome.status, outcome.text, outcome.note) == (status, text, note)
+
+
+@pytest.mark.parametrize(("corpus", "web", "what"), [("down", "endless", "no corpus"), ("ok", "down", "no web")])
+async def test_where_one_of_both_is_out_of_order_the_rollout_is_owed(corpus: str, web: str, what: str) -> None:
+    other = Web(web)
+    with pytest.raises(SearchUnavailable, match=what):
+        await call(Corpus(corpus), other, "both")
+    assert other.cancelled == (web == "endless")
+
+
+@pytest.mark.parametrize("route", ["web", "both"])
+async def test_at_the_end_of_the_rollouts_time_a_search_of_the_web_is_a_timeout(route: str) -> None:
+    web = Web("endless")
+    outcome = await call(Corpus(), web, route, deadline=asyncio.get_running_loop().time() + 0.05, timeout_s=0.01)
+    assert (outcome.status, outcome.text, web.cancelled) == ("timeout", TOO_SLOW, True)
+
+
+async def test_a_forced_route_opens_one_place_alone() -> None:
+    for route, kind in (("web", "web"), ("local", "local")):
+        tool = SearchTool(settings(**LOCAL, web=WEB, route=route), web=Web() if kind == "web" else None)
+        assert (tool._searcher is None) == (kind == "web")
+    (tool,) = make_tools(EnvironmentSettings.model_validate({"python": {"enabled": False}, "search": {**LOCAL}}))
+    assert isinstance(tool, SearchTool) and tool._web is None
+
+
+class Reading(Summarizer):
+    """Notes what it is given."""
+
+    def __init__(self) -> None:
+        self.documents: list[Sequence[str]] = []
+
+    async def summarize(
+        self, query: str, documents: Sequence[str], context: CallContext, *, deadline: float
+    ) -> Summary:
+        self.documents.append(documents)
+        return Summary("", "said nothing", 3, 4)
+
+
+async def test_the_summarizer_reads_whole_documents_of_both_and_notes_are_joined() -> None:
+    reader = Reading()
+    tool = SearchTool(settings(**LOCAL, web=WEB), Corpus(), reader, Web())
+    late = SearchTool(settings(**LOCAL, web=WEB), Corpus("late"), reader, Web())
+    async with tool, late:
+        outcome = await tool.call("q", deadline=FAR, context=context("both"))
+        other = await late.call("q", deadline=FAR, context=context("both"))
+    assert reader.documents == [("Corpus\nlocal text", "web document"), ("web document",)]
+    assert (outcome.text, outcome.note, outcome.sources) == (
+        "Corpus\nlocal text\n\nweb text",
+        "said nothing",
+        ("s", "p"),
+    )
+    assert other.note == f"{CORPUS_TOO_SLOW}; said nothing" and (other.prompt_tokens, other.completion_tokens) == (3, 4)
+
+
+async def test_a_call_is_told_the_questions_route_and_its_sources_survive_the_journal() -> None:
+    tool = SearchTool(settings(**LOCAL, web=WEB), Corpus(), web=Web())
+    episode = ToolEnvironment(EnvironmentSettings(), {"search": tool})
+    await episode.reset(Question("k", "Who?", search="both"))
+    async with tool:
+        observation = await episode.step("<search>q</search>", turn=0, deadline=FAR)
+    assert observation.blocks == ("<result>Corpus\nlocal text\n\nweb text</result>",)
+    assert observation.calls[0].sources == ("s", "p")
+    assert Observation.from_json(observation.to_json()) == observation
+    older = json.loads(observation.to_json())
+    del older["calls"][0]["sources"]
+    assert Observation.from_json(json.dumps(older).encode()).calls[0].sources == ()
+
+
+def environment(**search: Any) -> EnvironmentSettings:
+    return EnvironmentSettings.model_validate({"search": search})
+
+
+def test_an_environment_without_the_web_has_the_digest_that_it_always_had() -> None:
+    plain = environment(**LOCAL)
+    dumped = semantic_dump(plain)
+    assert not {"web", "route"} & dumped["search"].keys()
+    switched_off = EnvironmentSettings.model_validate({"search": {**LOCAL, "web": WEB, "enabled": False}})
+    assert plain.digest() != environment(**LOCAL, web=WEB).digest()
+    assert plain.searches_web is switched_off.searches_web is False
+
+
+def test_the_record_counts_by_content_and_not_by_place(tmp_path: Path) -> None:
+    storage = LocalStorage(tmp_path)
+    folder = tmp_path / write_record(storage, [], made_by="test", work="work").folder
+    moved = folder.rename(tmp_path / "moved")
+    first = settings(web={"mode": "replay", "recorded_in": moved}).with_digests()
+    again = settings(web={"mode": "replay", "recorded_in": moved.rename(tmp_path / "again")}).with_digests()
+    assert first.web is not None and first.web.record_digest == folder.name
+    assert semantic_dump(first) == semantic_dump(again)
+    with pytest.raises(ArtifactError, match="no web record at .*recorded_in=<folder>"):
+        settings(web={"mode": "replay", "recorded_in": tmp_path / "none"}).with_digests()
+    assert settings(web={**WEB, "mode": "refresh", "recorded_in": tmp_path / "none"}).with_digests()
+    elsewhere = {"service": {"endpoints": [{"url": "http://127.0.0.1:9"}]}, "route": "local"}
+    assert settings(**elsewhere, web={"mode": "replay", "recorded_in": tmp_path / "none"}).with_digests()
+
+
+def test_a_web_without_a_corpus_needs_none() -> None:
+    assert settings(web=WEB).with_digests() == settings(web=WEB)
+    with pytest.raises(ConfigError, match="the search tool has no corpus"):
+        settings().with_digests()
+
+
+def web_environment(**changes: Any) -> EnvironmentSettings:
+    return environment(web={**WEB, **changes})
+
+
+def test_where_the_web_comes_from_is_in_fingerprints_and_not_in_the_environments_digest(tmp_path: Path) -> None:
+    recorded = web_environment()
+    brave = {"type": "brave", "api_key_envs": ["K"]}
+    others = [
+        web_environment(mode="refresh"),
+        web_environment(mode="replay", recorded_in="x", record_digest="0" * 16),
+        web_environment(max_age_days=3),
+        web_environment(failure_max_age_hours=1),
+        web_environment(provider=brave),
+        web_environment(page_timeout_s=5),
+        web_environment(max_page_bytes=5),
+    ]
+    assert {other.digest() for other in others} == {recorded.digest()}
+    assert len({canonical_json(semantic_dump(one)) for one in (recorded, *others)}) == len(others) + 1
+    shown = [web_environment(**{name: 3}) for name in ("top_n", "max_chars", "page_chars", "window_chars")]
+    assert len({one.digest() for one in (recorded, *shown, web_environment(pages=False))}) == 6
+
+
+def test_what_a_mode_has_no_use_for_makes_no_other_run() -> None:
+    def dump(mode: str, **changes: Any) -> Any:
+        return semantic_dump(settings(web={"recorded_in": "record", "mode": mode, **changes}))
+
+    ages = {"max_age_days": 3, "failure_max_age_hours": 1}
+    asking = {**WEB, "page_timeout_s": 5, "max_page_bytes": 5}
+    assert dump("replay", **ages, **asking) == dump("replay")
+    assert dump("replay", record_digest="0" * 16) != dump("replay")
+    assert dump("refresh", **WEB, **ages, record_digest="0" * 16) == dump("refresh", **WEB)
+    assert dump("refresh", **asking) != dump("refresh", **WEB)
+    assert dump("record", **WEB, **ages) != dump("record", **WEB)
+
+
+@pytest.mark.parametrize(("route", "text", "status"), [("web", NO_HIT, "empty"), ("both", "Corpus\nlocal text", "ok")])
+async def test_what_a_replay_lacks_is_empty_with_a_note_where_that_is_wanted(
+    route: str, text: str, status: str
+) -> None:
+    class Lacking(Web):
+        async def search(self, query: str, *, deadline: float) -> WebFound:
+            raise RecordMiss("the record has no search for 'q'")
+
+    keys = settings(**LOCAL, web=WEB, route=route)
+    async with SearchTool(keys, Corpus(), web=Lacking(), misses_are_empty=True) as tool:
+        outcome = await tool.call("q", deadline=FAR)
+    assert (outcome.status, outcome.text, outcome.note) == (status, text, NOT_ON_RECORD)
+    async with SearchTool(keys, Corpus(), web=Lacking()) as tool:
+        with pytest.raises(RecordMiss):
+            await tool.call("q", deadline=FAR)
+
+
+def test_training_takes_the_web_in_one_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    replay = {"mode": "replay", "recorded_in": "record"}
+    with pytest.raises(ConfigError, match=r'route = "auto": .* set local, web or both'):
+        local_environment(environment(**LOCAL, web=replay))
+    assert local_environment(environment(**LOCAL, web=replay, route="both"))["search"]["route"] == "both"
+    assert local_environment(environment(**LOCAL, web=WEB, route="local"))["search"]["route"] == "local"
+    local = local_environment(environment(web=replay))
+    assert local["search"]["web"]["recorded_in"] == str(tmp_path / "record")
+    far = local_environment(environment(web={**replay, "recorded_in": "s3://bucket/record"}))
+    assert far["search"]["web"]["recorded_in"] == "s3:/bucket/record"
+    assert EnvironmentSettings.model_validate(local).digest() == environment(web=replay).digest()

@@ -1,0 +1,306 @@
+"""Caches of other programs become entries; see docs/behaviour/web.md, Import."""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from treadle.agent.web import foreign, passages
+from treadle.agent.web.foreign import Skipped, gather, moment_of, read_search_cache
+from treadle.agent.web.keys import loose_key, page_key, search_key
+from treadle.agent.web.types import Entry, PageEntry, SearchEntry, WebHit
+from treadle.core.errors import DataError, StorageError
+
+HIT = WebHit("Tower", "https://example.org/tower", "330 metres tall")
+SERPER = [{"title": "Tower", "link": "https://example.org/tower", "snippet": "330 metres tall"}]
+BING = [{"name": "Tower", "url": "https://example.org/tower", "snippet": "330 metres tall"}]
+BRIGHT = [{"title": "Tower", "link": "https://example.org/tower", "description": "330 metres tall"}]
+
+
+def written(tmp_path: Path, content: Any, name: str = "cache.json") -> Path:
+    path = tmp_path / name
+    path.write_bytes(content if isinstance(content, bytes) else json.dumps(content).encode())
+    os.utime(path, (1_700_000_000, 1_700_000_000))
+    return path
+
+
+def entries(path: Path, **options: Any) -> list[Entry]:
+    found = list(read_search_cache(path, **options))
+    assert not [item for item in found if isinstance(item, Skipped)], found
+    return [item for item in found if not isinstance(item, Skipped)]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"organic": SERPER, "credits": 1},
+        json.dumps({"organic": SERPER}),
+        {"organic": BRIGHT},
+        {"webPages": {"value": BING}},
+        json.dumps({"_type": "SearchResponse", "webPages": {"value": BING}}),
+        SERPER,
+        json.dumps(SERPER),
+        {"obj": {"organic": SERPER}, "timestamp": 1_700_000_000, "valid": True},
+        {"obj": json.dumps({"organic": SERPER}), "timestamp": 1_700_000_000.5},
+    ],
+)
+def test_results_are_read_in_the_forms_that_are_known(tmp_path: Path, value: Any) -> None:
+    (entry,) = entries(written(tmp_path, {"eiffel tower height": value}))
+    assert entry == SearchEntry(
+        search_key("eiffel tower height", "en"), "eiffel tower height", "en", "import", (HIT,),
+        "2023-11-14T22:13:20+00:00",
+    )  # fmt: skip
+
+
+def test_a_result_may_be_text(tmp_path: Path) -> None:
+    (entry,) = entries(written(tmp_path, {"埃菲尔铁塔": "Page 1: \x1b[2J330\u202e metres"}))
+    assert isinstance(entry, SearchEntry) and entry.language == "zh" and entry.hits == ()
+    assert entry.text == "Page 1: [2J330 metres" and entry.key == search_key("埃菲尔铁塔", "zh")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Serper search failed",
+        "error: 429 Too Many Requests",
+        "Error fetching URL: 403",
+        "[Error] HTTPConnectionPool(host='x', port=443): Read timed out.",
+        "ConnectTimeoutError(...)",
+        "Timed out after 30 s",
+        "Can not fetch the page content.",
+        "HTTP error: 503",
+        "502 Bad Gateway",
+        "Failed to retrieve results",
+        "An unexpected error occurred",
+        '{"error": "Unauthorized."}',
+        '{"message": "Not enough credits", "statusCode": 400}',
+        {"general": {}},
+    ],
+)
+def test_the_text_of_an_error_is_no_result(tmp_path: Path, text: Any) -> None:
+    found = list(read_search_cache(written(tmp_path, {"q": text, "https://e.org/a": text})))
+    assert all(isinstance(item, Skipped) for item in found) and len(found) == 2
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Error analysis is a branch of linguistics.",
+        "Failure is an option, says the author of the book.",
+        "500 Miles is a song of 1961.",
+        "HTTP status codes are issued by a server.",
+        "Timeout is a short film.",
+        "Error: " + "the word has many meanings. " * 20,
+    ],
+)
+def test_a_text_about_errors_is_one(tmp_path: Path, text: str) -> None:
+    assert [type(entry) for entry in entries(written(tmp_path, {"q": text, "https://e.org/a": text}))] == [
+        SearchEntry,
+        PageEntry,
+    ]
+
+
+def test_a_query_is_kept_as_an_agent_would_ask_it(tmp_path: Path) -> None:
+    (entry,) = entries(written(tmp_path, {" eiffel\u200b\n tower ": "text"}))
+    assert isinstance(entry, SearchEntry) and entry.query == "eiffel tower"
+    assert entry.key == search_key("eiffel tower", "en")
+
+
+def test_text_that_only_begins_like_json_is_text(tmp_path: Path) -> None:
+    (entry,) = entries(
+        written(
+            tmp_path,
+            {
+                "q": "{not json",
+            },
+        )
+    )
+    assert entry.text == "{not json"
+
+
+def test_nothing_found_is_a_result(tmp_path: Path) -> None:
+    found = entries(written(tmp_path, {"a": [], "b": {"organic": []}}))
+    assert [(entry.text, getattr(entry, "hits", None)) for entry in found] == [("", ()), ("", ())]
+
+
+def test_an_address_with_text_is_a_page(tmp_path: Path) -> None:
+    (entry,) = entries(written(tmp_path, {"HTTPS://Example.org:443/a#part": "The text."}))
+    url = "https://example.org/a"
+    assert isinstance(entry, PageEntry) and (entry.key, entry.url, entry.text) == (page_key(url), url, "The text.")
+    assert entry.failure is None
+
+
+@pytest.mark.parametrize(
+    ("request_", "value", "why"),
+    [
+        ("q", None, "unknown form"),
+        ("q", 3, "unknown form"),
+        ("q", {"error": "timeout"}, "unknown form"),
+        ("q", ["text"], "unknown form"),
+        ("q", "  ", "empty"),
+        (" ", "text", "blank"),
+        ("q", {"obj": "text", "valid": False}, "no longer valid"),
+        ("q", {"obj": None, "timestamp": 3}, "unknown form"),
+        ("http://user:pass@example.org/", "text", "address cannot be used"),
+        ("https://example.org/", {"organic": SERPER}, "no text"),
+    ],
+)
+def test_what_is_no_entry_is_said(tmp_path: Path, request_: str, value: Any, why: str) -> None:
+    (item,) = read_search_cache(written(tmp_path, {request_: value}))
+    assert isinstance(item, Skipped) and why in item.why
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"[]", b"null", b"\xff\xfe", b'{"a": ', b"[" * 100_000, b'{"a":' * 100_000, b"PK\x03\x04"]
+)
+def test_a_file_that_is_no_cache_is_refused(tmp_path: Path, content: bytes) -> None:
+    with pytest.raises(DataError, match="neither a JSON object"):
+        list(read_search_cache(written(tmp_path, content)))
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match="nowhere"):
+        list(read_search_cache(tmp_path / "nowhere.json"))
+
+
+def test_half_characters_are_replaced(tmp_path: Path) -> None:
+    (entry,) = entries(written(tmp_path, b'{"a\\ud800": "b\\udfff"}'))
+    entry.to_json()
+
+
+def test_dates_come_from_the_entry_the_user_and_the_file_in_this_order(tmp_path: Path) -> None:
+    dated = {"obj": "text", "timestamp": "2024-05-01T12:00:00+02:00"}
+    path = written(tmp_path, {"a": dated, "b": "text", "c": {"obj": "text", "timestamp": "yesterday"}})
+    assert [entry.recorded_at for entry in entries(path)] == [
+        "2024-05-01T10:00:00+00:00", "2023-11-14T22:13:20+00:00", "2023-11-14T22:13:20+00:00",
+    ]  # fmt: skip
+    given_date = datetime(2025, 1, 1, tzinfo=UTC)
+    assert [entry.recorded_at[:4] for entry in entries(path, recorded_at=given_date)] == ["2024", "2025", "2025"]
+
+
+@given(st.one_of(st.text(max_size=30), st.floats(), st.integers(), st.none(), st.booleans(), st.datetimes().map(str)))
+def test_any_time_stamp_is_a_moment_or_none(value: Any) -> None:
+    moment = moment_of(value)
+    assert moment is None or moment.isoformat(timespec="seconds").endswith("+00:00")
+
+
+def sqlite_cache(path: Path, rows: list[tuple[Any, ...]], columns: str = "key, obj, timestamp, valid") -> Path:
+    with sqlite3.connect(path) as connection:
+        connection.execute("CREATE TABLE other (name)")
+        connection.execute(f'CREATE TABLE "the ""cache" ({columns})')
+        marks = ", ".join("?" * len(columns.split(",")))
+        connection.executemany(f'INSERT INTO "the ""cache" VALUES ({marks})', rows)
+    connection.close()
+    return path
+
+
+def test_a_sqlite_file_is_read_and_not_changed(tmp_path: Path) -> None:
+    good, old, pickled = (
+        ("a", json.dumps({"organic": SERPER}), 1e9, 1),
+        ("b", "text", 1e9, 0),
+        ("c", b"\x80\x04", 1e9, 1),
+    )
+    path = sqlite_cache(tmp_path / "cache.db", [good, old, pickled])
+    before = path.read_bytes()
+    entry, first, second = read_search_cache(path)
+    assert isinstance(entry, SearchEntry) and entry.hits == (HIT,) and entry.recorded_at == "2001-09-09T01:46:40+00:00"
+    assert isinstance(first, Skipped) and "valid" in first.why
+    assert isinstance(second, Skipped) and "pickle" in second.why
+    assert path.read_bytes() == before and [item.name for item in tmp_path.iterdir()] == ["cache.db"]
+
+
+def test_a_sqlite_file_without_such_a_table_or_a_damaged_one_is_refused(tmp_path: Path) -> None:
+    path = sqlite_cache(tmp_path / "other.db", [], columns="name, value")
+    with pytest.raises(DataError, match="no table with columns key and obj"):
+        list(read_search_cache(path))
+    damaged = written(tmp_path, b"SQLite format 3\0" + b"\xff" * 500, "damaged.db")
+    with pytest.raises(DataError, match="SQLite"):
+        list(read_search_cache(damaged))
+
+
+def test_a_text_of_many_marks_or_blanks_is_read_to_its_bounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cleaned = list[int]()
+
+    def noted(text: str) -> str:
+        cleaned.append(len(text))
+        return passages_clean(text)
+
+    passages_clean = passages.clean
+    monkeypatch.setattr(passages, "clean", noted)
+    long = {"https://e.org/": " " * 10_000_000 + "late", "q": "word " * 400_000, "z": "a" + "\u0315\u0300" * 500_000}
+    found = list(read_search_cache(written(tmp_path, long)))
+    assert isinstance(found[0], Skipped) and "no text" in found[0].why
+    assert [len(item.text) for item in found[1:] if not isinstance(item, Skipped)] == [49_999, 30]
+    # Of what is thrown away most is not looked at.
+    assert max(cleaned) <= 2 * 16 * 50_000
+
+
+def test_a_value_that_is_no_text_costs_no_other(tmp_path: Path) -> None:
+    path = sqlite_cache(tmp_path / "cache.db", [("a", "fine", 1e9, 1)])
+    with sqlite3.connect(path) as connection:
+        connection.execute("INSERT INTO \"the \"\"cache\" VALUES ('b', CAST(x'ff41' AS TEXT), 1e9, 1)")
+    connection.close()
+    assert [entry.text for entry in entries(path)] == ["fine", "A"]
+
+
+def test_a_small_file_that_stands_for_a_large_table_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def bomb(name: str, num_rows: int, num_chars: int) -> Path:
+        path = tmp_path / name
+        with sqlite3.connect(path) as connection:
+            connection.execute("CREATE TABLE cache (key TEXT)")
+            connection.executemany("INSERT INTO cache VALUES (?)", ((f"q{row}",) for row in range(num_rows)))
+            connection.execute(f"ALTER TABLE cache ADD COLUMN obj DEFAULT '{'x' * num_chars}'")
+        connection.close()
+        assert path.stat().st_size < num_rows * num_chars / 10
+        return path
+
+    path = sqlite_cache(tmp_path / "value.db", [("a", "x" * (foreign.MAX_VALUE_BYTES + 1), 1e9, 1)])
+    with pytest.raises(DataError, match=r"value\.db cannot be read: one of its values has more than 8,388,608 bytes"):
+        gather([path])
+    monkeypatch.setattr(foreign, "MAX_TABLE_CHARS", 1_000_000)
+    with pytest.raises(DataError, match=r"rows\.db holds more than 1,000,000 characters.*part it"):
+        gather([bomb("rows.db", 101, 10_000)])
+    assert len(gather([bomb("fewer.db", 99, 10_000)]).entries) == 99
+
+
+def test_a_view_that_calls_itself_a_cache_is_no_table(tmp_path: Path) -> None:
+    path = tmp_path / "view.db"
+    with sqlite3.connect(path) as connection:
+        connection.execute("CREATE VIEW cache AS SELECT load_extension('x') AS key, 'text' AS obj")
+    connection.close()
+    with pytest.raises(DataError, match="no table"):
+        list(read_search_cache(path))
+
+
+def test_of_several_files_the_first_result_for_a_query_is_kept(tmp_path: Path) -> None:
+    first = written(tmp_path, {"Eiffel Tower?": "first", "bad": None}, "1.json")
+    second = written(tmp_path, {"Eiffel Tower?": "second", "other": SERPER}, "2.json")
+    kept = SearchEntry(search_key("other", "en"), "other", "en", "serper", (), "2024-01-01T00:00:00+00:00", "kept")
+    found = gather([first, second], base=[(kept, None)])
+    in_order = list(found.in_order())
+    assert [entry.key for entry, _ in in_order] == sorted(entry.key for entry, _ in in_order) and len(in_order) == 2
+    assert found.entries[kept.key] == (kept, None)
+    entry, loose = found.entries[search_key("Eiffel Tower?", "en")]
+    assert entry.text == "first" and loose == loose_key("eiffel tower")
+    assert (
+        found.repeated == 2
+        and found.skipped == {"its result is of an unknown form": 1}
+        and "1.json, 'bad'" in found.first
+    )
+    assert found.shapes == {"searches as text": 2, "searches as hits": 1}
+
+
+def test_a_file_with_nothing_to_use_is_refused(tmp_path: Path) -> None:
+    good = written(tmp_path, {"a": "text"}, "good.json")
+    with pytest.raises(DataError, match=r"bad\.json holds no search result.*unknown form"):
+        gather([good, written(tmp_path, {"q\x1b[2J": None}, "bad.json")])
+    with pytest.raises(DataError, match="as it is empty"):
+        gather([written(tmp_path, {}, "empty.json")])

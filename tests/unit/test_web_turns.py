@@ -1,0 +1,95 @@
+"""Turns at what there is little of."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from treadle.agent.web.turns import Turn, Turns, site_of
+
+
+@pytest.mark.parametrize(
+    ("host", "site"),
+    [
+        ("example.org", "example.org"),
+        ("a.b.Example.org.", "example.org"),
+        ("www.example.co.uk", "example.co.uk"),
+        ("a.b.example.com.cn", "example.com.cn"),
+        ("www.example.de", "example.de"),
+        ("localhost", "localhost"),
+        ("127.0.0.1", "127.0.0.1"),
+        ("2001:db8::1", "2001:db8::1"),
+    ],
+)
+def test_hosts_of_one_owner_are_one_site(host: str, site: str) -> None:
+    assert site_of(host) == site
+
+
+class Line:
+    """Who waits for one thing, by a clock that the test turns."""
+
+    def __init__(self, num_things: int = 1) -> None:
+        self.now = 0.0
+        self.turns: Turns[int] = Turns(lambda: self.now)
+        for number in range(num_things):
+            self.turns.add(number)
+        self.served: list[str] = []
+        self.tasks: list[asyncio.Task[Turn[int]]] = []
+
+    async def ask(self, *sites: str) -> None:
+        self.tasks += [asyncio.create_task(self._take(site)) for site in sites]
+        await asyncio.sleep(0)
+
+    async def _take(self, site: str) -> Turn[int]:
+        turn = await self.turns.take(site)
+        self.served.append(site)
+        return turn
+
+    async def end(self, number: int, after_s: float) -> None:
+        self.now += after_s
+        self.turns.give_back(self.tasks[number].result())
+        for _ in range(3):
+            await asyncio.sleep(0)
+
+
+async def test_next_is_who_had_the_least_time_and_then_who_came_first() -> None:
+    line = Line()
+    await line.ask("evil", "evil", "evil", "a", "b")
+    await line.end(0, after_s=5)
+    await line.end(3, after_s=0.1)
+    await line.ask("a")
+    await line.end(4, after_s=0.2)
+    await line.end(5, after_s=0.1)
+    assert line.served == ["evil", "a", "b", "a", "evil"]
+
+
+async def test_a_site_has_no_second_turn_while_others_wait() -> None:
+    line = Line(2)
+    await line.ask("evil", "good", "evil", "other", "good")
+    await line.end(1, after_s=9)
+    assert line.served == ["evil", "good", "other"]
+
+
+async def test_what_a_site_had_is_forgotten_when_nobody_waits() -> None:
+    line = Line()
+    await line.ask("evil")
+    await line.end(0, after_s=5)
+    assert not line.turns._seconds and not line.turns._num_lent
+    await line.ask("a", "evil", "b")
+    await line.end(1, after_s=0)
+    assert line.served == ["evil", "a", "evil"]
+
+
+async def test_who_gives_up_waiting_takes_no_turn_also_where_it_was_just_given() -> None:
+    line = Line()
+    await line.ask("a", "b", "c")
+    line.tasks[1].cancel()
+    await line.end(0, after_s=1)
+    assert line.served == ["a", "c"]
+    await line.ask("d", "e")
+    line.turns.give_back(line.tasks[2].result())
+    line.tasks[3].cancel()  # It is its turn, and it does not know yet.
+    for _ in range(4):
+        await asyncio.sleep(0)
+    assert line.served == ["a", "c", "e"]
