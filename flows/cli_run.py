@@ -111,7 +111,7 @@ def run_flow(
     instances = flow_instances(config)
     if dry_run:
         print_plan(config, instances, root, run_id, force, as_json)
-        _warn_of_search_keys(config)
+        _warn_of_web(config)
         return
     as_flow = _prefect_wanted(with_prefect)
     opened = open_run(root, run_id, config, configs)
@@ -170,14 +170,14 @@ def stage(
     print_end(opened, [_execute(wanted, opened, force, accept_failures, as_json)], as_json)
 
 
-def _warn_of_search_keys(config: TreadleConfig) -> None:
-    """Say of which keys a run would complain."""
-    from treadle.core.errors import ConfigError
-    from treadle.tasks.running import check_search_keys
+def _warn_of_web(config: TreadleConfig) -> None:
+    """Say what is missing that a search of the web would need."""
+    from treadle.core.errors import ArtifactError, ConfigError
+    from treadle.tasks.running import check_web
 
     try:
-        check_search_keys(config)
-    except ConfigError as problem:
+        check_web(config)
+    except (ArtifactError, ConfigError) as problem:
         say(f"warning: {problem}")
 
 

@@ -26,6 +26,7 @@ from treadle.core.runs import Run, run_exists
 from treadle.core.schemas import CHECKPOINTS, MODEL_FOLDER
 from treadle.core.secrets import refuse_secrets
 from treadle.core.stage import Address, Instance, Progress
+from treadle.core.storage import open_storage
 from treadle.tasks.catalog import flow_addresses, semantic_of
 from treadle.tasks.config import TreadleConfig, overridden
 from treadle.tasks.models import checkpoint_of, flow_models, pool_models, score_models
@@ -61,7 +62,7 @@ def open_run(root: str | Path, run_id: str, config: TreadleConfig, configs: Sequ
     """Make the run, or open it if its configuration would give the same results; raises RunError otherwise.
 
     Raises ConfigError for a configuration that holds a secret of the environment. Before a model becomes part of a run,
-    its servers are asked for it: a wrong name would be locked in. The keys of a search provider are looked for, too.
+    its servers are asked for it: a wrong name would be locked in. What a search of the web needs is looked for, too.
     """
     resolved, given = config.model_dump(mode="json"), "\n".join(map(read_text, configs))
     endpoints = [endpoint for model in config.models.values() for endpoint in model.endpoints]
@@ -74,7 +75,7 @@ def open_run(root: str | Path, run_id: str, config: TreadleConfig, configs: Sequ
     made = Run.open(root, run_id) if run_exists(root, run_id) else None
     if made is None:
         _check_roles(config)
-        check_search_keys(config)
+        check_web(config)
     _check_models(config, known=made.info.semantic.get("models", {}) if made is not None else ())
     semantic = semantic_of(config) if made is None else semantic_for(made, config)
     return Run.create_or_open(root, run_id, resolved, semantic, given, seed=config.seed, schema=TreadleConfig)
@@ -122,13 +123,22 @@ def _texts(tree: Any) -> Iterator[str]:
         yield tree
 
 
-def check_search_keys(config: TreadleConfig) -> None:
-    """Raise ConfigError naming a variable that should hold a key of the search provider, where it will be asked."""
+def check_web(config: TreadleConfig) -> None:
+    """Look for what is needed where the web is searched.
+
+    Raises ConfigError naming a variable that should hold a key of the search provider, ArtifactError where there is no
+    record to take searches from.
+    """
     from treadle.agent.web.key_ring import KeyRing
+    from treadle.agent.web.record_folder import record_manifest
 
     web = config.environment.search.web
-    if web is not None and web.provider is not None and web.mode != "replay" and config.environment.searches_web:
+    if web is None or not config.environment.searches_web:
+        return
+    if web.provider is not None and web.mode != "replay":
         KeyRing(web.provider.api_key_envs, os.environ, clock=time.monotonic)
+    if web.record_used is not None:
+        record_manifest(open_storage(web.record_used))
 
 
 def _check_roles(config: TreadleConfig) -> None:

@@ -46,8 +46,25 @@ _UNPACKED = re.compile(r"[0-9a-f]{16}")
 
 
 def record_digest(location: str | Path) -> str:
-    """Digest of the record in a folder, on a path or `s3://`; only its manifest is read. Raises ArtifactError."""
-    return record_manifest(open_storage(location)).digest
+    """Digest of the record in a folder, on a path or `s3://`; only its manifest is read. Raises ArtifactError.
+
+    Of a record that has vanished it is the folder's name, where that is a digest, as `treadle export` names it: what
+    was made with it is then still known as made, and whoever wants to read it is told that it is gone.
+    """
+    storage = open_storage(location)
+    try:
+        return record_manifest(storage).digest
+    except ArtifactError:
+        name = Path(location).name
+        if _UNPACKED.fullmatch(name) and _has_vanished(storage):
+            return name
+        raise
+
+
+def _has_vanished(storage: Storage) -> bool:
+    """Whether nothing is there, not even a folder without a manifest (which object stores do not know)."""
+    place = storage.location()
+    return storage.get(_MANIFEST) is None and (is_object_store(place) or not Path(place).exists())
 
 
 def open_record(location: str | Path) -> RecordFolder:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from support.command_line import QUESTIONS, Desk, Done, set_up, tutor
 from support.object_server import ObjectServer
+from support.web_rollouts import Everywhere, SmallWeb
 from support.web_servers import Page, Request, Site
 
 from treadle.agent.web.keys import page_key, search_key
@@ -251,6 +252,35 @@ def test_what_one_run_recorded_another_one_meets_offline_and_no_key_is_kept(tmp_
     kept = [path for path in (tmp_path / "desk").rglob("*") if path.is_file()]
     assert len(kept) > 20 and not [path for path in kept if KEY_VALUE.encode() in path.read_bytes()]
     assert KEY_VALUE not in made.out + made.err
+
+
+def test_a_finished_run_is_known_as_finished_when_the_record_that_it_began_with_has_vanished(tmp_path: Path) -> None:
+    with tutor() as url, SmallWeb({}) as web:
+        desk = set_up(tmp_path / "desk", url)
+        desk.write("questions.jsonl", {"question": "Who is the oldest of them?", "answer": "x"})
+        web.site.routes["/page"] = "<p>Anna is the oldest of them.</p>"
+        web.provider.answers = Everywhere([web.hit("/page", "oldest")])
+        config = (desk.folder / "run.toml").read_text().replace("search.enabled = false", "search.web = { %s }")
+        table = (
+            f'provider = {{ type = "searxng", url = "{web.provider.origin}" }}, '
+            'fetch = { allowed_networks = ["127.0.0.0/8"], reader_processes = 1 }'
+        )
+        (desk.folder / "run.toml").write_text(config % table)
+        run = ("run", "run.toml", "--run")
+        treadle(desk, *run, "first").succeeded()
+        folder = Path(treadle(desk, "export", "web_record", "--run", "first").succeeded().out.splitlines()[0])
+        (desk.folder / "run.toml").write_text(config % f'{table}, recorded_in = "{folder}"')
+        num_asked = web.num_asked
+        treadle(desk, *run, "second").succeeded()
+        assert num_asked and web.num_asked == num_asked
+        folder.rename(tmp_path / "elsewhere")
+        lines = treadle(desk, *run, "second").succeeded().out.splitlines()
+        assert lines and all("reused" in line for line in lines if line.startswith("1/"))
+        gone = f"there is no web record at {folder}: no such folder; where it was moved"
+        for again in (("second", "--force"), ("third",)):
+            treadle(desk, *run, *again).failed(gone, code=1)
+            assert f"warning: {gone}" in treadle(desk, *run, *again, "--dry-run").succeeded().err
+        assert not (desk.folder / "outputs/runs/third").exists() and web.num_asked == num_asked
 
 
 def _plain(panel: str) -> str:
