@@ -18,12 +18,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from treadle.agent.web.record_pages import check_pages
 from treadle.agent.web.record_table import entry_of
 from treadle.agent.web.stored_entries import packed, unpacked
 from treadle.agent.web.types import MAX_TEXT_CHARS, Entry, SearchEntry
 from treadle.core.artifacts import Manifest, parse_manifest
 from treadle.core.engines.cache import cache_lock, cache_root
 from treadle.core.errors import ArtifactError
+from treadle.core.harmless import one_line
 from treadle.core.parquet import ROW_GROUP_BYTES
 from treadle.core.schemas import WEB_RECORD
 from treadle.core.storage import Storage, force_folder_to_disk, is_object_store, open_storage, storage_errors
@@ -248,18 +250,21 @@ def _rows(storage: Storage, manifest: Manifest) -> Iterator[dict[str, Any]]:
                 raise ArtifactError(f"{place} has changed since it was written; export the record again from its run")
             file.seek(0)
             try:
+                check_pages(file, max_group_bytes=_MAX_GROUP_BYTES)
                 table = pq.ParquetFile(file, pre_buffer=False)
                 names = _columns(table, place)
                 # As dictionaries, a text that stands in many rows is held once until it is known to be short.
                 parquet = pq.ParquetFile(file, metadata=table.metadata, pre_buffer=False, read_dictionary=names)
                 for batch in parquet.iter_batches(_ROWS_AT_ONCE, columns=names):
                     yield from _short_texts(batch, place).to_pylist()
-            except pa.ArrowException as error:
-                raise ArtifactError(f"{place} cannot be read as a web record: {error}") from None
+            except (pa.ArrowException, OSError, ValueError) as error:
+                if isinstance(error, OSError) and error.errno is not None:
+                    raise  # the medium's, and not pyarrow's of what it reads
+                raise ArtifactError(f"{place} cannot be read as a web record: {one_line(str(error))}") from None
 
 
 def _columns(table: Any, place: str) -> list[str]:
-    """The columns to read; raises ArtifactError where one is no text, and for row groups too large to be read."""
+    """The columns to read; raises ArtifactError where one is no text."""
     import pyarrow as pa
 
     wanted = [field for field in table.schema_arrow if field.name in WEB_RECORD.schema.names]
@@ -267,13 +272,6 @@ def _columns(table: Any, place: str) -> list[str]:
         kind = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
         if not pa.types.is_string(kind):
             raise ArtifactError(f"{place} cannot be read as a web record: column {field.name} is {kind}, no text")
-    metadata = table.metadata
-    for number in range(metadata.num_row_groups):
-        if (num_bytes := metadata.row_group(number).total_byte_size) > _MAX_GROUP_BYTES:
-            raise ArtifactError(
-                f"{place} cannot be read as a web record: its row group {number} has {num_bytes:,} bytes, "
-                f"more than {_MAX_GROUP_BYTES:,}"
-            )
     return [field.name for field in wanted]
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 
 from treadle.agent.web.keys import page_key, search_key
 from treadle.agent.web.record_table import write_record
 from treadle.agent.web.types import Entry, FailureKind, Language, PageEntry, SearchEntry, WebHit
+from treadle.core import artifacts
+from treadle.core.artifacts import parse_manifest
 from treadle.core.storage import LocalStorage
 
 RECORDED_AT = "2026-05-01T12:00:00+00:00"
@@ -38,3 +41,15 @@ def record_in(root: Path, *entries: Entry, loose: dict[str, str] | None = None) 
     pairs = [(entry, (loose or {}).get(entry.key)) for entry in sorted(entries, key=lambda entry: entry.key)]
     ref = write_record(LocalStorage(root), pairs, made_by="test", work="work")
     return root / ref.folder
+
+
+def sealed(folder: Path) -> Path:
+    """A record whose table was changed, with digests that are right."""
+    part = folder / "part-00000.parquet"
+    old = parse_manifest((folder / "artifact.json").read_bytes(), "")
+    digest = hashlib.sha256(part.read_bytes()).hexdigest()
+    (entry,) = old.files
+    files = (entry.model_copy(update={"sha256": digest, "num_bytes": part.stat().st_size}),)
+    new = old.model_copy(update={"files": files, "digest": artifacts._digest(files)})
+    (folder / "artifact.json").write_bytes(new.model_dump_json().encode())
+    return folder

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import random
 import threading
@@ -18,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.web_entries import page_of, record_in, search_of
+from support.web_entries import page_of, record_in, sealed, search_of
 
 from treadle.agent.web import record_folder
 from treadle.agent.web.keys import loose_key
@@ -26,8 +25,7 @@ from treadle.agent.web.record_folder import KEPT_RECORDS, RecordFolder, open_rec
 from treadle.agent.web.record_table import entry_of, row_of, write_record
 from treadle.agent.web.stored_entries import MAX_HITS, MAX_TEXT_CHARS, bounded, entries_of, packed, unpacked
 from treadle.agent.web.types import Entry, PageEntry, SearchEntry, WebHit
-from treadle.core import artifacts
-from treadle.core.artifacts import ArtifactReader, ArtifactWriter, Manifest, parse_manifest, verify_artifact
+from treadle.core.artifacts import ArtifactReader, ArtifactWriter, Manifest, verify_artifact
 from treadle.core.errors import ArtifactError
 from treadle.core.runs import Run
 from treadle.core.schemas import WEB_RECORD, Table
@@ -248,13 +246,7 @@ def with_table(folder: Path, change: Callable[[pa.Table], pa.Table], **options: 
     """The record with another table, its digests right."""
     part = folder / "part-00000.parquet"
     pq.write_table(change(pq.read_table(part)), part, compression="zstd", **options)
-    old = parse_manifest((folder / "artifact.json").read_bytes(), "")
-    digest = hashlib.sha256(part.read_bytes()).hexdigest()
-    (entry,) = old.files
-    files = (entry.model_copy(update={"sha256": digest, "num_bytes": part.stat().st_size}),)
-    new = old.model_copy(update={"files": files, "digest": artifacts._digest(files)})
-    (folder / "artifact.json").write_bytes(new.model_dump_json().encode())
-    return folder
+    return sealed(folder)
 
 
 def repeated(text: str, column: str = "text") -> Callable[[pa.Table], pa.Table]:
