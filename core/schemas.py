@@ -489,7 +489,7 @@ RL_LOG = Table(
 
 RL_VALIDATION = Table(
     "rl_validation",
-    1,
+    2,
     ("step", "domain"),
     pa.schema(
         [
@@ -504,10 +504,12 @@ RL_VALIDATION = Table(
             _field("calls", pa.float64(), "mean tool calls that ran", nullable=True),
             _field("length", pa.float64(), "mean tokens that the policy sampled", nullable=True),
             _field("executed", pa.float64(), "share of calls without failure; null without calls", nullable=True),
+            _field("web_misses", pa.float64(), "mean searches that the web's record could not answer", nullable=True),
         ]
     ),
     "Validations on held-out questions during a reinforcement. Means are null where nothing was scored.",
     required=False,
+    also_reads=frozenset({1}),
 )
 
 SCORES = Table(

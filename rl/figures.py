@@ -69,6 +69,7 @@ def _validation(rewards: Sequence[Reward]) -> dict[str, Any]:
         "calls": _mean(reward.tool_calls for reward in rewards),
         "length": _mean(reward.length for reward in rewards),
         "executed": (calls - failures) / calls if calls else None,
+        "web_misses": _mean(reward.web_misses for reward in rewards),
     }
 
 

@@ -102,6 +102,11 @@ def num_web_misses(steps: Sequence[RlStep]) -> int:
     return round(sum((step.web_misses or 0.0) * step.num_rollouts for step in steps))
 
 
+def num_validation_misses(validations: Sequence[Validation]) -> int:
+    """The same of all validations."""
+    return round(sum((made.overall.web_misses or 0.0) * made.overall.num_questions for made in validations))
+
+
 def _step_figures(steps: Sequence[RlStep]) -> Figures:
     span = max(1, min(_MEAN_OVER, len(steps) // 2))
     shown = [figure for figure in _STEP_FIGURES if figure[0] != _MISSES or num_web_misses(steps)]
@@ -112,28 +117,31 @@ def _step_figures(steps: Sequence[RlStep]) -> Figures:
 def _validation_figures(done: Reinforcement, num_asked: int, num_held_out: int) -> list[Figures]:
     if not done.validations:
         return []
-    header = ("step", "questions", "correctness", "good format", "efficiency", "calls", "length", "executed")
+    misses = bool(num_validation_misses(done.validations))
+    names = ("questions", "correctness", "good format", "efficiency", "calls", "length", "executed")
+    header = ("step", *names, *((_MISSES,) if misses else ()))
     over_steps = Figures(
         "Validation",
         header,
-        tuple(_validation_row(_step_name(made, done.chosen_step), made.overall) for made in done.validations),
+        tuple(_validation_row(_step_name(made, done.chosen_step), made.overall, misses) for made in done.validations),
         f"Greedy answers to {num_asked:,} of {num_held_out:,} held-out questions, scored as in training.",
     )
     chosen = next((made for made in done.validations if made.step == done.chosen_step), None)
     if chosen is None:
         return [over_steps]
-    rows = tuple(_validation_row(name, figures) for name, figures in chosen.by_domain.items())
+    rows = tuple(_validation_row(name, figures, misses) for name, figures in chosen.by_domain.items())
     return [over_steps, Figures("Validation of the policy handed over", ("domain", *header[1:]), rows)]
 
 
-def _validation_row(name: str, figures: ValidationFigures) -> tuple[str | int, ...]:
-    shown = (
+def _validation_row(name: str, figures: ValidationFigures, misses: bool) -> tuple[str | int, ...]:
+    shown: tuple[float | None, ...] = (
         figures.correctness,
         figures.format_ok,
         figures.efficiency,
         figures.calls,
         figures.length,
         figures.executed,
+        *((figures.web_misses,) if misses else ()),
     )
     return name, figures.num_questions, *(_number(value) for value in shown)
 

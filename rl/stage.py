@@ -32,7 +32,7 @@ from treadle.rl.dump import read_steps
 from treadle.rl.handover import check_greedy, check_tokenizer, check_weights
 from treadle.rl.launch import Job, Listener, Reinforcement, RlFolder, reinforce
 from treadle.rl.plan import Machine, RlPlan, plan_phase
-from treadle.rl.report import engine_of, num_web_misses, record_metrics, render_report
+from treadle.rl.report import engine_of, num_validation_misses, num_web_misses, record_metrics, render_report
 from treadle.rl.stored_rows import Fits, FittingRows, prompt_fits, rows_to_train_on, store
 from treadle.rl.training_events import RlStep, Validation
 from treadle.rl.validation import validation_questions
@@ -247,16 +247,21 @@ class RlRun:
         """What was replayed of the web, and how often it had no answer; nothing where no web is searched."""
         if not self._web_record:
             return {}
-        if number := num_web_misses(done.steps):
-            calls = round(sum((step.calls or 0.0) * step.num_rollouts for step in done.steps))
-            _log.warning(
-                "%s: %d of %d calls were searches that the web's record has no answer to; the policy was told that "
-                "nothing was found",
-                self._context.address,
-                number,
-                calls,
-            )
-        return {"web_record": self._web_record, "web_misses": number}
+        number, in_validation = num_web_misses(done.steps), num_validation_misses(done.validations)
+        calls = sum((step.calls or 0.0) * step.num_rollouts for step in done.steps)
+        validation_calls = sum((made.overall.calls or 0.0) * made.overall.num_questions for made in done.validations)
+        for misses, of, where in ((number, calls, ""), (in_validation, validation_calls, " in validation")):
+            if misses:
+                _log.warning(
+                    "%s: %d of %d calls%s were searches that the web's record has no answer to; the policy was told "
+                    "that nothing was found",
+                    self._context.address,
+                    misses,
+                    round(of),
+                    where,
+                )
+        facts = {"web_record": self._web_record, "web_misses": number}
+        return {**facts, "validation_web_misses": in_validation} if done.validations else facts
 
     def _row(self, done: Reinforcement, plan: RlPlan) -> dict[str, Any]:
         validated = {made.step: made.overall.correctness for made in done.validations}

@@ -71,11 +71,14 @@ class ValidationFigures:
     length: float | None
     executed: float | None
     """Share of executed calls that did not fail."""
+    web_misses: float | None = None
+    """Mean searches that a replay of the web could not answer."""
 
     @classmethod
     def of_event(cls, event: Mapping[str, Any]) -> ValidationFigures:
-        """From the event, or from what it says of one domain."""
-        return cls(**{name: event[name] for name in cls.__slots__})
+        """From the event, or from what it says of one domain; what an engine does not know it leaves out."""
+        known: dict[str, Any] = {"web_misses": None, **event}
+        return cls(**{name: known[name] for name in cls.__slots__})
 
 
 @dataclass(frozen=True, slots=True)

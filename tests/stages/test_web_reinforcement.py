@@ -8,6 +8,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from support.rl_tables import OPTIONS, scripted, workspace_of, write_policy
 from support.rollouts_bench import ANSWER, Bench, server
@@ -72,12 +74,13 @@ def select(bench: Bench, record: StageRecord, environment: EnvironmentSettings) 
 
 def train(bench: Bench, start: Path, environment: dict[str, Any], **script: Any) -> StageRecord:
     options = {**OPTIONS, "start": str(start), "prompts_per_step": 1, "mini_batch_prompts": 1, "max_steps": 2}
+    options |= {"validation_questions": 2, "validation_steps": 1}
     data = {"options": options, "environment": environment, "seed": 3}
     instance = Instance(
         address=Address.parse("1/rl@phase-1"),
         stage=RL,
         settings=load_config(RlSettings, data=data),
-        inputs={"rl_rows": (SELECTED,)},
+        inputs={"rl_rows": (SELECTED,), "questions": (QUESTIONS,)},
     )
     with scripted(start.parent, **script):
         return execute(instance, bench.run)
@@ -145,9 +148,13 @@ async def test_rollouts_that_recorded_the_web_are_selected_and_trained_from_in_t
     store = bench.run.store(WEB_STORE)
     later = search_of("later")
     store.add(later.key, packed(later))
-    done = await asyncio.to_thread(train, bench, start, environment, web_misses=0.25)
+    done = await asyncio.to_thread(train, bench, start, environment, web_misses=0.25, validation_misses=0.5)
     assert not Path(replayed["recorded_in"]).exists(), "it lies in the workspace of the training"
     assert (done.metrics["web_record"], done.metrics["web_misses"]) == (replayed["record_digest"], 2)
     assert "2 of 16 calls were searches that the web's record has no answer to" in caplog.text
+    told = pq.read_table(pa.BufferReader(bench.run.storage.get(done.telemetry["rl_validation"]) or b"")).to_pylist()
+    assert [(row["domain"], row["web_misses"]) for row in told] == [("all", 0.5), ("qa", 0.5)]
+    assert done.metrics["validation_web_misses"] == 1
+    assert "1 of 2 calls in validation were searches that the web's record has no answer to" in caplog.text
     report = bench.run.rows(done.outputs["checkpoint"]).read_file("report.md").decode()
-    assert "searches not on record" in report
+    assert report.count("searches not on record") == 3, "while training, in validation, and of the policy handed over"

@@ -104,6 +104,7 @@ def save(script: dict[str, Any], job: dict[str, Any], step: int, tell: Any) -> N
             "calls": 1.0,
             "length": 30.0,
             "executed": None,
+            "web_misses": script.get("validation_misses"),
         }
         tell("validation", step=step, **made, by_domain={"qa": made})
     state = Path(job["output"]) / f"checkpoint-{step}"

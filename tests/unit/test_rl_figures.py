@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from treadle.core.schemas import RL_LOG
+from treadle.core.schemas import RL_LOG, RL_VALIDATION
 from treadle.rl.figures import step_figures, validation_figures
+from treadle.rl.report import num_validation_misses
 from treadle.rl.rewards import GroupItem, Reward, group_rewards
 from treadle.rl.training_events import RlEvents
 
@@ -89,3 +90,19 @@ def test_a_validation_is_told_as_a_whole_and_by_domain() -> None:
     assert set(figures["by_domain"]) == {"math", "qa"}
     assert figures["by_domain"]["math"]["correctness"] == 0.5
     assert figures["by_domain"]["qa"]["executed"] is None
+
+
+def test_searches_that_a_record_could_not_answer_are_counted_in_a_validation_too(tmp_path: Path) -> None:
+    asked = [replace(reward, web_misses=number) for number, reward in enumerate(rewards(*[("12", 4, 10)] * 3))]
+    figures = validation_figures(asked, ["math", "math", "qa"])
+    assert (figures["web_misses"], figures["by_domain"]["math"]["web_misses"]) == (1.0, 0.5)
+    log = RlEvents(tmp_path / "events.jsonl")
+    log.take({"event": "validation", "step": 2, **figures})
+    made = log.validations[2]
+    assert set(made.as_rows()[0]) == set(RL_VALIDATION.schema.names)
+    assert [row["web_misses"] for row in made.as_rows()] == [1.0, 0.5, 2.0]
+    assert num_validation_misses([made, made]) == 6
+    # One that was told before they were counted.
+    old = {name: value for name, value in figures.items() if name not in ("web_misses", "by_domain")}
+    log.take({"event": "validation", "step": 4, **old, "by_domain": {}})
+    assert log.validations[4].overall.web_misses is None and num_validation_misses([log.validations[4]]) == 0
