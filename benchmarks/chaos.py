@@ -4,9 +4,10 @@
                                [--outages kill | freeze | freeze kill]
 
 Three tutors in processes of their own. Of all requests 5 % meet HTTP 500, 5 % HTTP 429 with Retry-After, 2 % a reset,
-1 % no answer ever, 1 % broken JSON. `kill`: after half of the rollouts the second server is killed, and started again
-on its port `--outage` seconds later. `freeze`: after a tenth of them the first one takes connections and says nothing
-for as long. Searches are real; the answers depend on the requests alone, so both runs must make the same rows.
+1 % no answer ever, 1 % broken JSON; `--faults` says otherwise. `kill`: after half of the rollouts the second server is
+killed, and started again on its port `--outage` seconds later. `freeze`: after a tenth of them the first one takes
+connections and says nothing for as long. Searches are real; the answers depend on the requests alone, so both runs must
+make the same rows.
 
 Printed: how rollouts ended, faults and retries as the servers' logs tell them, rollouts per second of both runs.
 Targets: 99.9 % of the rollouts end properly in the first pass, none by the clock; at most 1.2 retries per fault;
@@ -41,10 +42,10 @@ from treadle.core.schemas import QUESTIONS
 from treadle.core.stage import Address, Instance, Stage, StageContext
 from treadle.demo.byte_tokenizer import write_byte_tokenizer
 from treadle.demo.tutor.faults import choose_fault
-from treadle.demo.tutor.settings import FaultKind
+from treadle.demo.tutor.settings import FaultKind, parse_faults
 from treadle.demo.world import write_world
 
-FAULTS: Mapping[FaultKind, float] = {"500": 0.05, "429": 0.05, "reset": 0.02, "hang": 0.01, "malformed": 0.01}
+FAULTS = "500=0.05,429=0.05,reset=0.02,hang=0.01,malformed=0.01"
 FREEZE_AFTER, KILL_AFTER = 0.1, 0.5
 ROLLOUT_TIME_S = 120.0
 _BACKLOG_S = 0.05
@@ -59,6 +60,8 @@ class Tutor:
     number: int
     command: list[str]
     log: Path
+    faults: Mapping[FaultKind, float]
+    """What it was told to do, by share of requests."""
     process: subprocess.Popen[bytes] = field(init=False)
     url: str = ""
     frozen_at: float = float("inf")
@@ -106,7 +109,7 @@ class Tutor:
             if not line["seed"]:
                 continue  # of the preflight
             arrived += 1
-            fault = choose_fault(FAULTS, self.number, line["digest"], line["attempt"])
+            fault = choose_fault(self.faults, self.number, line["digest"], line["attempt"])
             if fault is not None:
                 faults[fault] += 1
             elif 0 <= line["time"] - self.thawed_at < _BACKLOG_S:
@@ -127,10 +130,9 @@ def tutors(folder: Path, options: argparse.Namespace, *, faulty: bool) -> Iterat
             log = folder / f"requests-{number}.jsonl"
             command = [sys.executable, "-m", "treadle.demo.tutor", "--persona", "noisy", "--request-log", str(log)]
             command += ["--latency-s", str(options.latency), "--jitter-s", str(options.jitter)]
-            if faulty:
-                shares = ",".join(f"{kind}={share}" for kind, share in FAULTS.items())
-                command += ["--faults", shares, "--fault-seed", str(number)]
-            tutor = Tutor(number, command, log)
+            shares = options.faults if faulty else ""
+            command += ["--faults", shares, "--fault-seed", str(number)]
+            tutor = Tutor(number, command, log, parse_faults(shares))
             tutor.start()
             started.append(tutor)
         yield started
@@ -284,6 +286,7 @@ def main() -> None:
     parser.add_argument("--jitter", type=float, default=1.0)
     parser.add_argument("--outage", type=float, default=30.0)
     parser.add_argument("--outages", nargs="*", choices=("freeze", "kill"), default=["kill"])
+    parser.add_argument("--faults", default=FAULTS, metavar="KIND=SHARE,...", help="of the faulty run")
     parser.add_argument("--hedge-floor", type=float, default=2.0)
     parser.add_argument("--json", action="store_true", help="one JSON object, all figures")
     options = parser.parse_args()
