@@ -166,6 +166,19 @@ def peers(found: Any) -> list[Figure]:
     return figures
 
 
+def web_record(found: Any) -> list[Figure]:
+    """Entries of the web: into a run's store, into an artifact, out of it."""
+    return [
+        Figure(name="added to a store, one thread", value=found["adds_per_s"], unit="entries/s"),
+        Figure(name="the same from four threads", value=found["adds_per_s_4_threads"], unit="entries/s"),
+        Figure(name="all listed, read and exported", value=found["export_s"], unit="s"),
+        Figure(name="the artifact", value=found["artifact_mib"], unit="MiB"),
+        Figure(name="unpacked", value=found["unpack_s"], unit="s"),
+        Figure(name="opened again", value=found["open_again_ms"], unit="ms"),
+        Figure(name="one look-up", value=found["look_up_ms"], unit="ms"),
+    ]
+
+
 def published(found: Any) -> list[Figure]:
     """Of a benchmark that states its figures and bounds itself."""
     return [Figure(**fields) for fields in found]
@@ -207,6 +220,7 @@ BENCHMARKS = {
     "index_memory": Benchmark("index_memory.py", (), ("--documents", "2000", "--dimension", "32"), published),
     "selection": Benchmark("selection.py", (), ("--questions", "400", "--staged", "200", "--pairs", "100"), published),
     "web_search": Benchmark("web_search.py", (), ("--rollouts", "4", "--latency", "0.05", "--page-kb", "5"), published),
+    "web_record": Benchmark("web_record.py", (), ("--entries", "200"), web_record),
     "viewer": Benchmark("viewer.py", (), ("--trajectories", "400"), published),
     "peers": Benchmark(
         "peers/compare.py",
