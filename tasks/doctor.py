@@ -66,7 +66,7 @@ def _web_pages() -> Check:
     import asyncio
     from importlib.metadata import PackageNotFoundError, version
 
-    from treadle.agent.web.page_reader import PageReader
+    from treadle.agent.web.page_reader import BETTER, WEAKLY_CONFINED, PageReader
 
     try:
         readers = " and ".join(f"{name} {version(name)}" for name in ("resiliparse", "pypdfium2"))
@@ -84,8 +84,7 @@ def _web_pages() -> Check:
 
     problem = asyncio.run(probe())
     if problem:
-        detail = f"{readers}, with limits of time and memory alone: {problem}"
-        return Check("web pages", "warn", detail, "read pages on Linux on x86-64, with a kernel that has seccomp")
+        return Check("web pages", "warn", f"{readers}, with {WEAKLY_CONFINED}: {problem}", BETTER)
     return Check("web pages", "ok", f"{readers}, confined by a filter of system calls")
 
 

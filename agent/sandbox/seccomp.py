@@ -136,7 +136,7 @@ def computing_program() -> bytes:
 def _beginning() -> list[_Instruction]:
     """Refuse other numberings of system calls, and load the number; raises SandboxError."""
     if platform.machine() != "x86_64":
-        raise SandboxError(f"the sandbox knows the system calls of x86_64 only, this machine is {platform.machine()}")
+        raise SandboxError(f"the filter of system calls is made for x86_64, and this machine is {platform.machine()}")
     return [
         (_LOAD, 0, 0, _ARCH),
         (_EQUAL, 1, 0, _AUDIT_ARCH_X86_64),

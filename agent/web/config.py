@@ -86,7 +86,7 @@ class FetchSettings(Section):
     """How pages are fetched."""
 
     max_fetches: Operational[Count] = 256
-    """Pages fetched at once."""
+    """Pages at once that are fetched, or wait to be read."""
     max_per_host: Operational[Count] = 8
     """Of them, from one host."""
     max_per_query: Operational[Count] = 10

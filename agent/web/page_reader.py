@@ -18,6 +18,7 @@ from typing import Any, get_args
 
 import orjson
 
+from treadle.agent.web.once import warn_once
 from treadle.agent.web.turns import Turns, site_of_url
 from treadle.agent.web.types import (
     MAX_NAME_CHARS,
@@ -43,6 +44,10 @@ _ALL_BUSY = (
     "fetch.reader_processes, or let fewer rollouts run at once"
 )
 _INSTALL = "the processes that read pages need packages: pip install 'treadle[web]'"
+
+WEAKLY_CONFINED = "limits of time and memory alone, and kept from files where the kernel has Landlock"
+"""What holds the processes that read pages where there is no filter of system calls."""
+BETTER = "read pages on Linux on x86-64, with a kernel that has seccomp"
 
 _logger = logging.getLogger(__name__)
 
@@ -78,7 +83,7 @@ class PageReader:
             self._turns.add(worker)
             self.problem = self.problem or worker.problem
         if self.problem:
-            _logger.warning("pages are read with limits of time and memory alone: %s", self.problem)
+            warn_once(_logger, f"pages are read with {WEAKLY_CONFINED}: {self.problem}; {BETTER}")
 
     async def close(self) -> None:
         """End all processes, in the middle of a page as well."""

@@ -30,7 +30,7 @@ from typing import Any, BinaryIO, NoReturn
 import orjson
 
 from treadle.agent.web.page_confinement import CPU_LIMIT_S, confine, die_with, give_up_files, limit_memory
-from treadle.agent.web.passages import clean, clean_line
+from treadle.agent.web.passages import clean_beginning, clean_line
 from treadle.agent.web.types import MAX_PAGE_TITLE_CHARS, MAX_TEXT_CHARS, PageText, Unfetchable
 from treadle.core.errors import SandboxError
 
@@ -38,8 +38,6 @@ READER_VERSION = 1
 """Raised when the same page would be read otherwise."""
 MAX_REPLY_BYTES = 1024 * 1024
 
-_MAX_RAW_CHARS = 16 * MAX_TEXT_CHARS
-"""Of a longer text no more is looked at, however much of it is blanks."""
 _PDF_S = 2.0
 """CPU seconds after which no further page of a PDF is begun; what was read of it by then is its text."""
 _SNIFFED_BYTES = 1024
@@ -261,21 +259,11 @@ def read_page(body: bytes, media_type: str, charset: str, readers: dict[str, str
         kind, title, text = media_type, "", _decoded(body, charset, is_html=False)
     else:
         raise Unfetchable("type", "it is of a type that is not read")
-    text = _beginning(text)
+    text = clean_beginning(text, MAX_TEXT_CHARS)
     if not text:
         raise Unfetchable("unreadable", "it has no text")
     reader = readers.get("text/html" if kind in HTML_TYPES else kind, f"plain/{READER_VERSION}")
     return PageText(clean_line(title[:MAX_TEXT_CHARS])[:MAX_PAGE_TITLE_CHARS].rstrip(), text, kind, reader)
-
-
-def _beginning(text: str) -> str:
-    """The first 50,000 characters of a text when it is clean. Cleaning costs more than reading: most is left out."""
-    num_chars = MAX_TEXT_CHARS + MAX_TEXT_CHARS // 10
-    while True:
-        cleaned = clean(text[:num_chars])
-        if len(cleaned) >= MAX_TEXT_CHARS or num_chars >= min(len(text), _MAX_RAW_CHARS):
-            return cleaned[:MAX_TEXT_CHARS].rstrip()
-        num_chars += max(2 * (MAX_TEXT_CHARS - len(cleaned)), MAX_TEXT_CHARS // 10)
 
 
 def _is_marked_up(body: bytes) -> bool:

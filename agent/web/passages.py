@@ -61,7 +61,7 @@ def clean_line(text: str) -> str:
 
 
 def clean_beginning(text: str, num_chars: int) -> str:
-    """The first characters of a text when it is clean.
+    """The first characters of a text when it is clean. Cleaning costs more than reading pages: most is left out.
 
     Of a longer one no more than 16 times as many are looked at, however much of it is blanks.
     """
