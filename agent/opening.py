@@ -198,6 +198,7 @@ class Opening:
                 environment.search.summarizer_sampling,
                 codec=summarizer.codec,
                 max_model_len=summarizer.facts.max_model_len,
+                added_tokens=summarizer.tokenizer.added_tokens if summarizer.tokenizer else frozenset(),
             )
         tools = {}
         for tool in make_tools(environment, reader, store, misses_are_empty=misses_are_empty):

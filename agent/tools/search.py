@@ -124,7 +124,9 @@ class SearchTool:
         )
         if is_empty or self._summarizer is None or context is None:
             return outcome
-        summary = await self._summarizer.summarize(query, found.documents, context, deadline=deadline)
+        summary = await self._summarizer.summarize(
+            query, found.documents, context, deadline=deadline, from_web=bool(found.sources)
+        )
         return replace(
             outcome,
             text=summary.text or found.text,

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from treadle.agent.prompts import as_data, render_prompt, system_prompt, template_source
 from treadle.agent.protocol import TOOL_PROTOCOL
 from treadle.agent.tools.outcome import CallContext
+from treadle.agent.web.control_tokens import without_tokens
 from treadle.core.errors import ContextTooLong
 from treadle.core.llm.config import Sampling
 from treadle.core.llm.types import Completion, CompletionRequest
@@ -74,19 +75,26 @@ class Summarizer:
         *,
         codec: PromptCodec | None = None,
         max_model_len: int | None = None,
+        added_tokens: frozenset[str] = frozenset(),
     ) -> None:
+        """`added_tokens`: of the model's tokenizer, where it is known; nothing of the web may spell one."""
         self._model = model
         self._sampling = sampling
         self._codec = codec
         self._max_model_len = max_model_len
+        self._added_tokens = added_tokens
 
     async def summarize(
-        self, query: str, documents: Sequence[str], context: CallContext, *, deadline: float
+        self, query: str, documents: Sequence[str], context: CallContext, *, deadline: float, from_web: bool = False
     ) -> Summary:
         """What the documents say to a query; `deadline` is in the event loop's clock.
 
-        Raises ModelError where the model cannot be asked, and DeadlineExceeded.
+        `from_web`: documents are, or results before this one may be, of the web. Raises ModelError where the model
+        cannot be asked, and DeadlineExceeded.
         """
+        if from_web:
+            documents = [without_tokens(document, self._added_tokens) for document in documents]
+            context = replace(context, log=tuple(map(self._without_tokens_in_result, context.log)))
         messages = summary_messages(query, documents, context)
         try:
             completion = await self._ask(messages, context.seed, deadline)
@@ -97,6 +105,14 @@ class Summarizer:
         text = information_of(completion.text)
         note = "" if text else "not summarized: the summarizer said nothing"
         return Summary(text, note, completion.prompt_tokens, completion.completion_tokens)
+
+    def _without_tokens_in_result(self, entry: str) -> str:
+        """An entry of the log, the inside of its result without spellings of the model's own tokens."""
+        before, opening, rest = entry.partition(_RESULT.opening)
+        inner, closing, after = rest.rpartition(_RESULT.closing)
+        if before.strip() or not closing:
+            return entry
+        return before + opening + without_tokens(inner, self._added_tokens) + closing + after
 
     async def _ask(self, messages: Sequence[Mapping[str, str]], seed: int, deadline: float) -> Completion | None:
         # No session: nothing is shared by two of these prompts, so they go where there is least to do.

@@ -22,6 +22,7 @@ from treadle.agent.tools.summarizer import (
     shortened,
     summary_messages,
 )
+from treadle.agent.web.types import WebFound
 from treadle.core.chat import ChatTokenizer
 from treadle.core.config import load_config
 from treadle.core.errors import ContextTooLong, EndpointUnavailable
@@ -31,6 +32,7 @@ from treadle.demo.byte_tokenizer import write_byte_tokenizer
 from treadle.retriever.index import Hit
 
 FAR = 1e12
+WEB = {"mode": "replay", "recorded_in": "none"}
 CALL = "<think>t</think><search>q</search>"
 CONTEXT = CallContext("Who?", (CALL,), 7)
 PYTHON = "<think>p</think><python>1</python>"
@@ -149,6 +151,16 @@ class Finding:
     async def close(self) -> None: ...
 
 
+class PlainCorpus(Finding):
+    """A searcher with one document of this text."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    async def search(self, query: str, top_n: int, *, deadline: float) -> Sequence[Hit]:
+        return [Hit("1", "", self._text, 1.0)]
+
+
 async def call(model: Replying, argument: str = "q", **options: Any):
     sampling = EnvironmentSettings().search.summarizer_sampling
     tool = SearchTool(SearchToolSettings(document_chars=10), Finding(), Summarizer(model, sampling, **options))
@@ -167,6 +179,44 @@ async def test_the_agent_meets_the_summary_and_its_tokens_are_told() -> None:
     assert (sampling.temperature, sampling.top_p, sampling.max_tokens, sampling.repetition_penalty) == (
         0.7, 0.95, 4096, 1.15,
     )  # fmt: skip
+
+
+class Web:
+    """A web that finds one page."""
+
+    def __init__(self, page: str) -> None:
+        self._page = page
+
+    async def open(self) -> None: ...
+
+    async def search(self, query: str, *, deadline: float) -> WebFound:
+        return WebFound(self._page, (self._page,), ("key",), recorded=True)
+
+    async def close(self) -> None: ...
+
+
+@pytest.mark.parametrize("has_codec", [False, True])
+@pytest.mark.parametrize("is_from_web", [False, True])
+async def test_pages_spell_none_of_the_summarizers_own_tokens(has_codec: bool, is_from_web: bool) -> None:
+    spelled = "@go@ [x_9] <own>"
+    tokenizer = ChatTokenizer.load(write_byte_tokenizer(Path(tempfile.mkdtemp(prefix="treadle-test-"))))
+    model, sampling = Replying("x"), EnvironmentSettings().search.summarizer_sampling
+    summarizer = Summarizer(
+        model, sampling, codec=tokenizer if has_codec else None, added_tokens=frozenset({"@go@", "[x_9]", "<own>"})
+    )
+    log = (f"<think>{spelled}", f"<result>\n1 {spelled}</result>", f"{spelled}<result>2 {spelled}</result>", CALL)
+    found = {"web": Web(spelled)} if is_from_web else {"searcher": PlainCorpus(spelled)}
+    settings = load_config(SearchToolSettings, data={"web": WEB} if is_from_web else {})
+    async with SearchTool(settings, summarizer=summarizer, **found) as tool:
+        await tool.call("q", deadline=FAR, context=CallContext("Who?", log, 7))
+    asked = tokenizer.decode(model.requests[0].prompt) if has_codec else model.chats[0][0][1]["content"]
+    reasoning, _, documents = asked.partition("</reasoning>")
+    # The model's own words, and what it writes like a result, are its own.
+    assert reasoning.count(spelled) == (3 if is_from_web else 4)
+    assert documents.count(spelled) == (0 if is_from_web else 1)
+    if is_from_web:
+        cleaned = "&#64;go@ &#91;x_9] &lt;own>"
+        assert f"<result>\n1 {cleaned}</result>" in reasoning and cleaned in documents
 
 
 @pytest.mark.parametrize(
