@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from support.object_server import ObjectServer
+from support.rollouts_bench import ANSWER, Bench, server
+from support.scripted_server import Item, RecordedRequest
 from support.web_entries import page_of, search_of
+from support.web_rollouts import SmallWeb, replaying, said, searching
 
 from treadle.agent.web.record_folder import open_record, record_digest
 from treadle.agent.web.record_table import write_record
 from treadle.agent.web.stored_entries import entries_of, packed
 from treadle.core.errors import ArtifactError
+from treadle.core.execute import execute
 from treadle.core.keyed_store import KeyedStore
 from treadle.core.object_storage import ObjectStorage
 from treadle.core.runs import Run
@@ -58,3 +64,55 @@ def test_a_record_is_read_from_an_object_root_and_then_from_this_machine(
     assert open_record(Path(location)).get(entries[0].key) == entries[0]
     with pytest.raises(ArtifactError, match=rf"{object_root} is no web record"):
         open_record(object_root)
+
+
+FOUND = {
+    "moss": {"/moss": "<p>Moss is green.", "/fern": "<p>Ferns have fronds."},
+    "fern": {"/fern": "<p>Ferns have fronds.", "/gone": "It was here."},
+}
+
+
+def searches(request: RecordedRequest) -> Item:
+    number = said(request).count("<result>")
+    return f"<think>t</think><search>{('moss', 'fern')[number]}</search>" if number < 2 else ANSWER
+
+
+def part_of(bench: Bench, folder: str) -> bytes:
+    return bench.run.storage.get(f"{folder}/part-00000.parquet") or b""
+
+
+async def test_rollouts_on_an_object_root_are_replayed_from_there_byte_for_byte(
+    object_root: str, objects: ObjectServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def at_new_machine(name: str) -> None:
+        monkeypatch.setenv("TREADLE_CACHE", str(tmp_path / name / "cache"))
+        monkeypatch.setenv("TREADLE_WORK", str(tmp_path / name / "work"))
+
+    texts = [f"Question {number}?" for number in range(4)]
+    async with server(searches) as scripted:
+        at_new_machine("first")
+        bench = Bench(Path(object_root), texts)
+        with SmallWeb(FOUND) as web:
+            environment = searching(web.settings())
+            record = await bench.make(scripted.url, environment=environment, options={"shards": 2})
+            num_asked = web.num_asked
+        rows, folder = bench.rows(record), record.outputs["rollouts"].folder
+        expected = part_of(bench, folder)
+        assert num_asked == 2 + 3 and len(expected) > 1000
+        assert all("Ferns have fronds." in row["text"] and "It was here." in row["text"] for row in rows)
+
+        # Another machine makes them anew of what the run has met, with nobody left to ask.
+        at_new_machine("second")
+        instance = bench.instance(scripted.url, environment=environment)
+        forced = await asyncio.to_thread(execute, instance, Run.open(object_root, "r"), force=True)
+        assert part_of(bench, forced.outputs["rollouts"].folder) == expected
+
+        met = ((entry, None) for entry in entries_of(bench.run.store("web")))
+        kept = write_record(bench.run.storage, met, made_by="", work="work")
+        replay = searching(replaying(Path(f"{object_root}/{kept.folder}")))
+        for root in (objects.new_root(), str(tmp_path / "here")):
+            at_new_machine(root.rpartition("/")[2])
+            again = Bench(Path(root), texts)
+            replayed = await again.make(scripted.url, environment=replay)
+            assert part_of(again, replayed.outputs["rollouts"].folder) == expected
+            assert list(again.run.store("web").keys()) == []
