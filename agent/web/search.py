@@ -7,6 +7,7 @@ settings alone, so a replay gives the same text. See docs/behaviour/web.md.
 from __future__ import annotations
 
 import asyncio
+import logging
 import sys
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -33,6 +34,8 @@ from treadle.agent.web.types import (
     WebHit,
 )
 from treadle.agent.web.urls import checked_url
+from treadle.core.errors import TreadleError
+from treadle.core.harmless import one_line
 from treadle.core.keyed_store import KeyedStore
 from treadle.core.waiting import all_of
 from treadle.retriever.client import SearchUnavailable
@@ -46,7 +49,11 @@ SWITCH_S = 0.001
 """How long a thread that makes texts may keep the event loop waiting for the interpreter, in place of Python's 5 ms: in
 one round of the loop that adds up over all its system calls."""
 
+_OF_THIS_MACHINE = (TreadleError, OSError, MemoryError, RuntimeError)
+"""What says nothing of a page: a lack of memory, files or threads, and what has been decided already."""
+
 T_Result = TypeVar("T_Result")
+_log = logging.getLogger(__name__)
 
 
 class PageFetcher(Protocol):
@@ -251,6 +258,14 @@ class WebSearch:
                 page = await self._reader.read(fetched, max_bytes=self._settings.max_page_bytes, deadline=deadline)
         except Unfetchable as failure:
             return PageEntry(key, url, self._now(), final_url, failure=failure.kind, detail=failure.detail)
+        except _OF_THIS_MACHINE:
+            raise
+        except Exception as error:  # noqa: BLE001 - no page may leave its rollout owed for ever
+            _log.exception(
+                "unexpected %s at the page %s: this is a bug of Treadle", type(error).__name__, one_line(url)
+            )
+            detail = f"Treadle stumbled over it ({type(error).__name__})"
+            return PageEntry(key, url, self._now(), final_url, failure="unreadable", detail=detail)
         return PageEntry(key, url, self._now(), final_url, page.title, page.text, page.media_type, reader=page.reader)
 
     def _now(self) -> str:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import ipaddress
 import re
 
 from yarl import URL
 
+from treadle.agent.web.turns import is_address
 from treadle.agent.web.types import MAX_URL_CHARS, Unfetchable
-
-"""Longest URL, as written and as sent."""
 
 _LABEL = re.compile(r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?")
 _MAX_HOST_CHARS = 253
@@ -24,16 +22,24 @@ def checked_url(text: str, base: URL | None = None) -> URL:
 
     Raises:
         Unfetchable: `invalid_url`: not http(s), or with credentials, or a host that programs read in different ways.
+            Nothing else is raised, whatever the text.
     """
-    text = text.strip(" ")
+    try:
+        return _checked(text.strip(" "), base)
+    except Unfetchable:
+        raise
+    # yarl raises more than ValueError (IndexError for `http://][@`), and some of it only where a part is looked at.
+    except Exception:  # noqa: BLE001
+        raise _invalid("it cannot be read") from None
+
+
+def _checked(text: str, base: URL | None) -> URL:
     if len(text) > MAX_URL_CHARS:
         raise _invalid(f"it is longer than {MAX_URL_CHARS} characters")
     if not text.isprintable() or " " in text:
         raise _invalid("it has blanks or control characters")
-    try:
-        url = URL(text) if base is None else base.join(URL(text))
-    except (ValueError, UnicodeError):
-        raise _invalid("it cannot be read") from None
+    # Read anew: `join` leaves quoting behind that yarl itself would not write.
+    url = URL(text) if base is None else URL(str(base.join(URL(text))))
     if url.scheme not in ("http", "https"):
         raise _invalid("it is not http or https")
     if url.raw_user is not None or url.raw_password is not None:
@@ -50,23 +56,15 @@ def checked_url(text: str, base: URL | None = None) -> URL:
 def _check_host(host: str) -> None:
     """Names of letters, digits, - and _, IPv6 addresses, and IPv4 addresses as four decimal numbers: nothing else."""
     if ":" in host:
-        if not _is_address(host) or "%" in host:
+        if not is_address(host) or "%" in host:
             raise _invalid("its host is no IPv6 address")
         return
     labels = host.removesuffix(".").split(".")
     if len(host) > _MAX_HOST_CHARS or not all(_LABEL.fullmatch(label) for label in labels):
         raise _invalid("its host is not a name")
     # Resolvers read 2130706433, 0177.1 and 0x7f.1 as addresses; browsers do so wherever the last label is a number.
-    if re.fullmatch(r"[0-9]+|0x[0-9a-f]*", labels[-1]) and not _is_address(host):
+    if re.fullmatch(r"[0-9]+|0x[0-9a-f]*", labels[-1]) and not is_address(host):
         raise _invalid("its host is neither a name nor an IPv4 address of four decimal numbers")
-
-
-def _is_address(host: str) -> bool:
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return True
 
 
 def _normal(url: URL) -> URL:

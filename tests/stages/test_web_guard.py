@@ -332,6 +332,8 @@ async def test_a_redirect_to_any_spelling_of_this_machine_is_not_followed(
         "http://public.example@127.0.0.1/",
         "http://public.example:0/",
         "//user@public.example/",
+        "http://][@",
+        "//][@",
         "http://127.0.0.1\\@public.example/",
         "x" * 3000,
     ],

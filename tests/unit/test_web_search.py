@@ -272,7 +272,14 @@ async def test_what_a_rollout_no_longer_waits_for_comes_on_record_as_it_is(tmp_p
 
 
 async def test_one_search_fetches_so_many_pages_at_once(tmp_path: Path) -> None:
-    pages = Pages()
+    two = asyncio.Event()
+
+    async def until_two_are_fetched(_: str) -> None:
+        if pages.at_once == 2:
+            two.set()
+        await two.wait()
+
+    pages = Pages(until_two_are_fetched)
     web = searching(tmp_path, Finding(*(hit(f"/{n}") for n in range(9))), pages, top_n=9, fetch={"max_per_query": 2})
     await web.open()
     assert len(shown((await web.search("q", deadline=FAR)).text)) == 9
@@ -354,3 +361,43 @@ async def test_recording_without_a_run_is_refused(tmp_path: Path) -> None:
     web = WebSearch(settings(), store=None, summarized=False, provider=Finding(), fetcher=pages, reader=pages)
     with pytest.raises(ToolError, match="records into a run"):
         await web.open()
+
+
+async def test_a_hit_that_no_reader_of_urls_takes_leads_nowhere(tmp_path: Path) -> None:
+    pages = Pages()
+    provider = Finding(WebHit("odd", "http://][@", "s"), WebHit("odd", "http://[\uff48HTTP:99999]", "s"), hit("/a"))
+    web = searching(tmp_path, provider, pages)
+    await web.open()
+    found = await web.search("q", deadline=FAR)
+    await web.close()
+    assert pages.fetched == ["http://site.test/a"] and [one["title"] for one in shown(found.text)] == ["About /a"]
+
+
+async def test_a_page_that_treadle_stumbles_over_is_a_failed_page_and_is_told_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def stumble(url: str) -> None:
+        if url.endswith("/odd"):
+            raise IndexError("string index out of range")
+
+    web = searching(tmp_path, Finding(hit("/odd"), hit("/a")), Pages(stumble))
+    await web.open()
+    found = await web.search("q", deadline=FAR)
+    await web.close()
+    odd = kept(tmp_path)[page_key("http://site.test/odd")]
+    assert isinstance(odd, PageEntry) and (odd.failure, odd.text) == ("unreadable", "") and "IndexError" in odd.detail
+    assert [one["context"] for one in shown(found.text)][0] == "[This page could not be fetched.]"
+    assert "http://site.test/odd" in caplog.text and "Traceback" in caplog.text
+
+
+@pytest.mark.parametrize("error", [OSError("Too many open files"), MemoryError(), RuntimeError("no new thread")])
+async def test_what_this_machine_lacks_is_not_recorded_of_a_page(tmp_path: Path, error: Exception) -> None:
+    async def fail(url: str) -> None:
+        raise error
+
+    web = searching(tmp_path, Finding(hit("/a")), Pages(fail))
+    await web.open()
+    with pytest.raises(type(error)):
+        await web.search("q", deadline=FAR)
+    await web.close()
+    assert page_key("http://site.test/a") not in kept(tmp_path)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from yarl import URL
 
+from treadle.agent.web.turns import site_of_url
 from treadle.agent.web.types import Unfetchable
 from treadle.agent.web.urls import MAX_URL_CHARS, checked_url
 
@@ -77,6 +80,12 @@ REFUSED = {
         "http://1.2.3.0x4/",
         "http://host.1/",
     ],
+    "that a reader of URLs stumbles over": [
+        "http://][@",
+        "http://]::1[@",
+        "http://[\uff48HTTP:99999]",
+        "http://[\uff48HTTP:99999]/x",
+    ],
     "that are too long": [
         "http://host/" + "x" * MAX_URL_CHARS,
         "http://host/" + "\u5b57" * (MAX_URL_CHARS // 9),
@@ -125,13 +134,26 @@ def test_a_url_has_one_normal_form(text: str, normal: str) -> None:
         ("//other/c", "http://other/c"),
         ("https://other:8443/c#d", "https://other:8443/c"),
         ("", "http://host/a/b?q"),
+        ("%2ex:y", "http://host/a/.x:y"),
     ],
 )
 def test_a_relative_url_is_taken_where_it_is_said_what_to(location: str, absolute: str) -> None:
     assert str(checked_url(location, base=URL("http://host/a/b?q"))) == absolute
 
 
-@pytest.mark.parametrize("text", ["file:///etc/passwd", "//user@host/", "http://2130706433/", "data:,x", "//0x7f.1/x"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "file:///etc/passwd",
+        "//user@host/",
+        "http://2130706433/",
+        "data:,x",
+        "//0x7f.1/x",
+        "//][@",
+        "http://][@",
+        "http://[\uff48HTTP:99999]",
+    ],
+)
 def test_a_relative_url_may_not_be_more_than_an_absolute_one(text: str) -> None:
     with pytest.raises(Unfetchable):
         checked_url(text, base=URL("http://host/a/b?q"))
@@ -167,18 +189,33 @@ _PIECES = st.sampled_from(
         "127.1",
         "0x7f",
         "+",
+        "//",
+        "%2e",
+        "99999",
+        "\uff28",
+        "\uff48",
+        "\u2488",
+        "\u3002",
+        "\ud800",
     ]
 )
+_BASE = URL("http://host/a/b?q")
 
 
 @given(st.one_of(st.text(max_size=40), st.lists(_PIECES, max_size=8).map("".join)))
+@example("][@")
+@example("]::1[@")
+@example("//][@")
+@example("[\uff48HTTP:99999]")
+@example("%2ex:y")
 def test_anything_is_either_refused_or_has_a_normal_form_that_is_its_own(tail: str) -> None:
-    for text in (tail, "http://" + tail):
+    for text, base in itertools.product((tail, "http://" + tail), (None, _BASE)):
         try:
-            url = checked_url(text)
+            url = checked_url(text, base)
         except Unfetchable as error:
             assert error.kind == "invalid_url"
             continue
         assert url.scheme in ("http", "https") and url.raw_host and str(url).isascii()
         assert "@" not in (url.raw_authority or "") and not url.raw_fragment
-        assert checked_url(str(url)) == url
+        assert str(checked_url(str(url))) == str(url)
+        site_of_url(str(url))
