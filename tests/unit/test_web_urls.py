@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from yarl import URL
 
 from treadle.agent.web.turns import site_of_url
-from treadle.agent.web.types import Unfetchable
-from treadle.agent.web.urls import MAX_URL_CHARS, checked_url
+from treadle.agent.web.types import MAX_URL_CHARS, Unfetchable
+from treadle.agent.web.urls import checked_url
 
 REFUSED = {
     "of other schemes": [
