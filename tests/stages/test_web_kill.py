@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -14,7 +17,7 @@ from support.command_line import Desk, tutor
 from support.processes import kill_alone, until
 from support.web_rollouts import Everywhere, SmallWeb, recorded
 
-from treadle.agent.web.types import SearchEntry
+from treadle.agent.web.types import PageEntry, SearchEntry
 from treadle.core.runs import Run
 from treadle.demo.world import write_world
 
@@ -103,6 +106,44 @@ def test_a_run_killed_in_a_search_asks_for_nothing_twice_and_its_replays_are_the
     assert len(rows) == NUM_ROLLOUTS and {row["status"] for row in rows} == {"answered"}
     if held == "page":
         replays(desk, folder, rows)
+
+
+def test_processes_that_share_a_stage_go_by_one_web_though_it_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TREADLE_CACHE", str(tmp_path / "cache"))
+    versions = itertools.count()
+    with SmallWeb({}) as web, tutor() as url, ThreadPoolExecutor(1) as threads:
+        desk = set_up(tmp_path, url, web)
+        web.site.routes.update({path: lambda _: f"<p>Version {next(versions)}." for path in PATHS})
+        patient = ("--set", "environment.search.web.page_timeout_s=300", "--set", "environment.search.timeout_s=600")
+        run = ("run", "run.toml", "--set", 'flow.stages=["rollouts"]', "--set", "rollouts.shards=3", *patient)
+        asked = web.site.hold("/b")
+        with desk.started(*run, "--run", "shared") as process:
+            until(lambda: asked.is_set() or process.poll() is not None, "a page that is not answered")
+            helper = threads.submit(desk.treadle, "work", ADDRESS, "--run", "shared")
+            # One process asks for a page once, whoever of it wants it.
+            until(lambda: web.site.paths.count("/b") == 2 or helper.done(), "the same page for another process")
+            web.site.release("/b")
+            assert "worked through here" in helper.result().succeeded().err
+            assert desk.ended(process).code == 0
+        folder = desk.treadle("export", "web_record", "--run", "shared").succeeded().out.splitlines()[0]
+    rows = desk.rows("shared", ADDRESS, "rollouts")
+    shown = [re.findall("Version ([0-9]+)", row["text"]) for row in rows]
+    kept = [found for page in PATHS for found in re.findall("Version ([0-9]+)", _text_of(desk, "shared", page))]
+    assert len(shown) == NUM_ROLLOUTS and len(set(kept)) == len(PATHS) < next(versions)
+    assert all(found and found == kept * (len(found) // len(kept)) for found in shown), shown
+    replays(desk, folder, rows)
+
+
+def _text_of(desk: Desk, run_id: str, path: str) -> str:
+    """What a run has on record of the page at a path."""
+    (page,) = [
+        entry
+        for entry in recorded(Run.open(desk.folder / "outputs", run_id))
+        if isinstance(entry, PageEntry) and urlsplit(entry.url).path == path
+    ]
+    return page.text
 
 
 def replays(desk: Desk, folder: str, rows: Sequence[Mapping[str, Any]]) -> None:
