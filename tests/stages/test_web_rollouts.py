@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
 from collections.abc import Callable, Mapping
@@ -10,12 +11,14 @@ from typing import Any
 
 import pytest
 from support.given_questions import TOKENIZER_FOLDER, give_questions
+from support.pdf_files import pdf_file
 from support.pools_agent import RIGHT, Agent
 from support.pools_agent import server as pools_server
 from support.pools_bench import PoolsBench
 from support.rollouts_bench import ANSWER, FAST, Bench, corpus, server, work_requests
 from support.scripted_server import Item, RecordedRequest
 from support.web_rollouts import SmallWeb, exported, recorded, replaying, said, searching
+from support.web_servers import Page, Site
 
 from treadle.agent.protocol import TOOL_PROTOCOL
 from treadle.agent.web.record_facts import facts_of
@@ -313,6 +316,48 @@ async def test_what_a_page_tries_reaches_neither_protocol_nor_template_nor_summa
         assert summary.count("**Final Information**") == before.count("**Final Information**") + summary.rpartition(
             "</documents>"
         )[2].count("**Final Information**")
+
+
+async def test_hits_lead_a_rollout_to_pages_of_allowed_addresses_alone(tmp_path: Path) -> None:
+    bench = bench_of(tmp_path, 1)
+    large = "x" * 40_000
+    with SmallWeb({}) as web, Site({}, host="127.0.0.2") as outside:
+        inside = web.site
+        inside.routes["/secret"] = "<p>secret"
+        outside.routes.update(
+            {
+                "/tower.pdf": Page(pdf_file([["The tower is", "330 metres tall."]]), media_type="application/pdf"),
+                "/away": Page(status=302, headers={"Location": inside.url("/secret")}),
+                "/on": Page(status=302, headers={"Location": "/tower.pdf"}),
+                "/bomb": Page(gzip.compress(large.encode()), headers={"Content-Encoding": "gzip"}),
+                "/large": large,
+            }
+        )
+        hits = {
+            inside.url("/secret"): "blocked",
+            f"http://localhost:{inside.port}/secret": "blocked",
+            f"http://[::ffff:127.0.0.1]:{inside.port}/secret": "blocked",
+            outside.url("/away"): "blocked",
+            outside.url("/bomb"): "too_large",
+            outside.url("/large"): "too_large",
+            outside.url("/tower.pdf"): None,
+            outside.url("/on"): None,
+        }
+        passed_over = [
+            f"http://{host}:{inside.port}/secret" for host in ("2130706433", "0177.0.0.1", "0x7f.1", "127.1")
+        ]
+        passed_over += ["file:///etc/passwd", "ftp://127.0.0.2/x", "http://user:word@127.0.0.2/"]
+        web.provider.answers["moss"] = [{"title": "t", "url": url, "snippet": "s"} for url in (*passed_over, *hits)]
+        settings = web.settings(top_n=20, max_page_bytes=32_768)
+        settings["fetch"] = {"allowed_networks": ("127.0.0.2/32",), "reader_processes": 1}
+        record = await made(bench, environment=searching(settings))
+        assert inside.connections() == 0
+        assert sorted(set(outside.paths)) == ["/away", "/bomb", "/large", "/on", "/tower.pdf"]
+    told = {entry.url: entry.failure for entry in recorded(bench.run) if isinstance(entry, PageEntry)}
+    assert {url.replace("[::ffff:7f00:1]", "[::ffff:127.0.0.1]"): kind for url, kind in told.items()} == hits
+    (found,) = results(bench.rows(record)[0])
+    shown = [json.loads(line)["context"] for line in found.splitlines()]
+    assert shown == ["[This page could not be fetched.]"] * 6 + ["The tower is 330 metres tall."] * 2
 
 
 async def test_pools_meet_the_web_once_for_all_their_trajectories_and_replay_it(tmp_path: Path) -> None:
