@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from support.parquet_footers import change_footer, change_page, columns_of, set_number
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.parquet_footers import Struct, change_footer, change_page, columns_of, set_number
 from support.web_entries import page_of, record_in, sealed, search_of
 
 from treadle.agent.web import record_folder
-from treadle.agent.web.record_folder import open_record
+from treadle.agent.web.record_folder import open_record, record_manifest
 from treadle.core.errors import ArtifactError
+from treadle.core.storage import open_storage
 
 ENTRIES = [search_of(f"query {n}") for n in range(20)] + [
     page_of(f"http://s.test/{n}", f"T {n}. " * n) for n in range(20)
 ]
 HUGE, MOST = 2**62, 2**31 - 1
 FILE_ROWS, GROUP_BYTES, GROUP_ROWS = 3, 2, 3
-VALUES, UNPACKED, PACKED, DATA_AT, DICTIONARY_AT = 5, 6, 7, 9, 11
+VALUES, UNPACKED, PACKED, DATA_AT, SIZES, LEVELS = 5, 6, 7, 9, 16, 3
 PAGE_UNPACKED, PAGE_PACKED, DATA_PAGE, DICTIONARY_PAGE, NUM_VALUES, ENCODING = 2, 3, 5, 7, 1, 2
 Change = Callable[[Path], None]
 
@@ -157,3 +162,33 @@ def test_what_the_medium_refuses_is_no_fault_of_the_table(
     with pytest.raises(Exception, match=r"cannot read .*part-00000\.parquet: ") as raised:
         open_record(folder)
     assert type(raised.value).__name__ == "StorageError"
+
+
+def test_a_footer_for_which_pyarrow_ends_the_process_is_one_error(tmp_path: Path, pool: pa.MemoryPool) -> None:
+    def lengthen(footer: Struct) -> None:
+        kind, values = columns_of(footer)["text"][SIZES][1][LEVELS][1]
+        values.append(1)
+        assert kind == 6
+
+    folder = record_in(tmp_path, *ENTRIES)
+    change_footer(folder / "part-00000.parquet", lengthen)
+    with pytest.raises(ArtifactError, match=r"cannot be read as a web record: .*histogram"):
+        open_record(sealed(folder))
+
+
+@given(st.data())
+@settings(max_examples=60, deadline=None)
+def test_whatever_bytes_a_table_has_it_is_read_or_refused(data: st.DataObject) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        folder = record_in(Path(name), *ENTRIES[::4])
+        part = folder / "part-00000.parquet"
+        content = bytearray(part.read_bytes())
+        footer = len(content) - 8 - int.from_bytes(content[-8:-4], "little")
+        for _ in range(data.draw(st.integers(1, 4))):
+            begin = data.draw(st.sampled_from([0, footer]))
+            content[data.draw(st.integers(begin, len(content) - 1))] = data.draw(st.integers(0, 255))
+        part.write_bytes(content)
+        sealed(folder)
+        storage = open_storage(folder)
+        with contextlib.suppress(ArtifactError):
+            assert len(list(record_folder._rows(storage, record_manifest(storage)))) == len(ENTRIES[::4])
