@@ -53,6 +53,9 @@ _SPENT_MESSAGE = re.compile(
 _TAG = re.compile(r"</?strong>")
 # An escape of a JSON text, in group 1 one of half a character.
 _ESCAPE = re.compile(rb"\\(?:u[dD][89abAB]..\\u[dD][c-fC-F]..|(u[dD][89a-fA-F]..)|.)", re.DOTALL)
+_UNICODE = re.compile(r"\\u([0-9a-fA-F]{4})")
+_READ_BYTES = 8_192
+_NOT_SHOWN = "(not shown, as it repeats the key)"
 _MAX_READINGS = 4
 """As what a text is looked at in search of a key: as it is, unquoted, unquoted twice, ..."""
 
@@ -199,7 +202,21 @@ def _whole(escape: re.Match[bytes]) -> bytes:
 
 def repeats_key(hits: Iterable[WebHit], key: str) -> bool:
     """Whether hits hold the key that they were asked with, as it is or as addresses and HTML spell it."""
-    texts = (text for hit in hits for text in (hit.title, hit.url, hit.snippet, hit.site_name, hit.date))
+    return _spell((text for hit in hits for text in (hit.title, hit.url, hit.snippet, hit.site_name, hit.date)), key)
+
+
+def without_key(failure: Failure, data: bytes, key: str) -> Failure:
+    """The failure that an answer is, in words in which its key is not spelled in any such way, nor a part of it."""
+    # More than is said of the answer, so that no key is cut in two where that ends.
+    texts = [data[:_READ_BYTES].decode("utf-8", "replace"), str(failure)]
+    texts += [_UNICODE.sub(lambda escape: chr(int(escape[1], 16)), text).replace("\\/", "/") for text in texts]
+    if not _spell(texts, key):
+        return failure
+    status = re.match(r"HTTP \d{3}: ", str(failure))
+    return Failure(failure.kind, f"{status[0] if status else ''}{_NOT_SHOWN}", failure.retry_after_s)
+
+
+def _spell(texts: Iterable[str], key: str) -> bool:
     return any(key.casefold() in spelled.casefold() for text in texts for spelled in _readings(text))
 
 
@@ -215,8 +232,9 @@ def _readings(text: str) -> Iterator[str]:
 def failure_of(status: int, headers: Mapping[str, str], data: bytes, query: str = "") -> Failure:
     """What kind of failure an answer to a query with another status than 200 is.
 
-    `rate_limit` and `quota`: the key must rest; `key`: it is refused; `server`: may pass; `query`: this query is
-    refused; `refused`: so is every other. What is said of a key is read in fields that no query gets into.
+    `rate_limit` and `quota`: the key must rest; `server`: may pass. For the others another query must tell whether it
+    is this one that is refused; if it is not, `key`: the key is; `refused`: any request is; `query`: who knows. What is
+    said of a key is read in fields that no query gets into.
     """
     said = f"HTTP {status}: {excerpt(data)}"
     code, message = _code_and_message(data)

@@ -17,7 +17,7 @@ from yarl import URL
 
 from treadle.agent.web.config import ProviderSettings
 from treadle.agent.web.key_ring import Key, KeyRing
-from treadle.agent.web.provider_requests import failure_of, hits_of, repeats_key, request_of
+from treadle.agent.web.provider_requests import failure_of, hits_of, repeats_key, request_of, without_key
 from treadle.agent.web.types import Language, Provider, QueryRefused, WebHit
 from treadle.core.errors import ToolError
 from treadle.core.llm.client import SHORTEST_SECRET, HttpClient
@@ -31,7 +31,8 @@ RATE_REST_S = 30.0
 QUOTA_REST_S = 3_600.0
 _SHORTEST_REST_S = 1.0
 _PLAIN_QUERY = "weather"
-"""What a key is tried with that has answered nothing yet, where it refuses a query."""
+"""What a key is tried with where it refuses a query: nobody refuses this one."""
+_REFUSALS = frozenset({"key", "query", "refused"})
 _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 8.0
 
@@ -63,7 +64,6 @@ class WebProvider:
         self._sleep = sleep
         self._random = random.Random(seed)
         self._keys = KeyRing(settings.api_key_envs, environ, clock=self._now)
-        self._proven: set[Key] = set()
         self._next_start = float("-inf")
         self._http: HttpClient | None = None
 
@@ -89,17 +89,15 @@ class WebProvider:
             key = self._keys.take()
             if key is None:  # while this search waited for its turn
                 continue
-            try:
-                return await self._ask(query, language, key, deadline)
-            except Failure as failure:
-                last = str(failure)
-                if failure.kind == "key" and key in self._proven and await self._takes_others(key, deadline):
-                    # A firewall before the provider refuses queries in the way in which a key is refused.
-                    raise QueryRefused(last) from None
-                if self._is_about_key(key, failure):
-                    continue
-                await self._raise_if_query(key, failure, deadline)
-                self._raise_final(failure)
+            came = await self._ask(query, language, key, deadline)
+            if isinstance(came, Failure) and came.kind in _REFUSALS:
+                came = await self._without_the_query(came, key, deadline)
+            if not isinstance(came, Failure):
+                return came
+            last = str(came)
+            if self._is_about_key(key, came):
+                continue
+            self._raise_final(came)
             errors += 1
             if errors > (self._settings.retry_limit + 1) * len(self._keys) - 1:
                 raise SearchUnavailable(f"{self.name} does not answer; {last}")
@@ -118,27 +116,25 @@ class WebProvider:
             return False
         return True
 
-    async def _raise_if_query(self, key: Key, failure: Failure, deadline: float) -> None:
-        if failure.kind != "query":
-            return
-        if key in self._proven or await self._takes_others(key, deadline):
-            raise QueryRefused(str(failure)) from None
-        raise SearchUnavailable(f"{self.name} refuses a query, and others as well: {failure}") from None
+    async def _without_the_query(self, refusal: Failure, key: Key, deadline: float) -> Failure:
+        """What goes wrong with a query that nobody refuses; raises QueryRefused where nothing does.
 
-    async def _takes_others(self, key: Key, deadline: float) -> bool:
-        """Whether a key is good for a query that nobody refuses: else it is not this query that is refused."""
-        await self._await_turn(deadline, "a query was refused")
-        try:
-            await self._ask(_PLAIN_QUERY, "en", key, deadline)
-        except Failure:
-            return False
-        return True
+        A firewall before a provider refuses queries in the way in which a key, an address or anything is refused.
+        """
+        await self._await_turn(deadline, str(refusal))
+        came = await self._ask(_PLAIN_QUERY, "en", key, deadline)
+        if isinstance(came, Failure):
+            return came
+        raise QueryRefused(str(refusal))
 
     def _raise_final(self, failure: Failure) -> None:
+        if failure.kind == "query":
+            raise SearchUnavailable(f"{self.name} refuses a query, and others as well: {failure}")
         if failure.kind == "refused":
-            raise ToolError(f"{self.name} refuses every request; check its url and settings: {failure}") from None
+            raise ToolError(f"{self.name} refuses every request; check its url and settings: {failure}")
 
-    async def _ask(self, query: str, language: Language, key: Key, deadline: float) -> tuple[WebHit, ...]:
+    async def _ask(self, query: str, language: Language, key: Key, deadline: float) -> tuple[WebHit, ...] | Failure:
+        """One request: hits, or what went wrong; raises SearchUnavailable at the deadline."""
         request = request_of(self._settings, query, language, key.value)
         headers = CIMultiDict(request.headers)
         # Encoded already: yarl must not read a query's plus signs and percent signs anew.
@@ -153,16 +149,14 @@ class WebProvider:
                     status, said, data = await self._http.post(url, request.body, headers, secret=key.value)
                 else:
                     status, said, data = await self._http.get(url, headers, secret=key.value)
-                if status != 200:
-                    raise failure_of(status, said, data, query)
                 # In a thread: an answer of so many bytes can take more of the event loop's time than others can wait.
-                hits = await asyncio.to_thread(_hits, self._settings, data, key.value)
-                self._proven.add(key)
-                return hits
+                return await asyncio.to_thread(_outcome, self._settings, query, key.value, status, said, data)
         except TimeoutError:
             if limit_s == left_s:
                 raise SearchUnavailable(f"{self.name} did not answer in time") from None
-            raise Failure("timeout", f"no answer in {limit_s:g} s") from None
+            return Failure("timeout", f"no answer in {limit_s:g} s")
+        except Failure as failure:  # of the connection
+            return failure
 
     async def _await_turn(self, deadline: float, last: str) -> None:
         """Let one request start per 1 / max_queries_per_s."""
@@ -180,15 +174,25 @@ class WebProvider:
         await self._sleep(max(seconds, 0.0))
 
 
-def _hits(settings: ProviderSettings, data: bytes, key: str) -> tuple[WebHit, ...]:
-    """See `hits_of`; a Failure too where the key is in them, which the client knows only as JSON spells it.
+def _outcome(
+    settings: ProviderSettings, query: str, key: str, status: int, headers: Mapping[str, str], data: bytes
+) -> tuple[WebHit, ...] | Failure:
+    """What an answer comes to; nothing of it holds the key, which the client knows only as JSON spells it.
 
-    Hits are kept on record, shown to models and exported.
+    Hits, and why a query was refused, are kept on record, shown and exported.
     """
-    hits = hits_of(settings, data)
-    if len(key) >= SHORTEST_SECRET and repeats_key(hits, key):
-        raise Failure("malformed", "the answer repeats the key that it was asked with")
-    return hits
+    came: tuple[WebHit, ...] | Failure
+    try:
+        came = hits_of(settings, data) if status == 200 else failure_of(status, headers, data, query)
+    except Failure as failure:
+        came = failure
+    if len(key) < SHORTEST_SECRET:
+        return came
+    if isinstance(came, Failure):
+        return without_key(came, data, key)
+    if repeats_key(came, key):
+        return Failure("malformed", "the answer repeats the key that it was asked with")
+    return came
 
 
 def _loop_time() -> float:

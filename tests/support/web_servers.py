@@ -225,6 +225,7 @@ class _Server(ThreadingHTTPServer):
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # head and body are two writes: else each answer waits 40 ms for an acknowledgement
     server: _Server
 
     def _answer(self) -> None:

@@ -431,16 +431,17 @@ async def test_a_rest_beyond_the_deadline_is_not_waited_for() -> None:
 
 
 async def test_refused_keys_are_dropped_and_a_provider_that_takes_none_stops_everything() -> None:
-    with Site({"/search": scripted(Page("Unauthorized.", 403), GOOD)}) as site:
+    unauthorized = Page("Unauthorized.", 403)
+    with Site({"/search": lambda request: unauthorized if request.headers["x-api-key"] == KEY else GOOD}) as site:
         asked = provider(site, Day(), "KEY_A", "KEY_B")
         for _ in range(2):
             assert await asked.search("q", "en", deadline=60.0) == (TOWER,)
         await asked.close()
-        assert keys_sent(site) == [ENVIRON["KEY_A"], ENVIRON["KEY_B"], ENVIRON["KEY_B"]]
+        assert keys_sent(site) == [KEY, KEY, ENVIRON["KEY_B"], ENVIRON["KEY_B"]], "tried with two queries, then dropped"
     with Site({"/search": lambda request: Page(f"bad key {request.headers['x-api-key']}", 401)}) as site:
         with pytest.raises(ToolError, match="KEY_A, KEY_B") as caught:
             await found(provider(site, Day(), "KEY_A", "KEY_B"))
-        assert not caught.value.retryable and len(site.requests) == 2
+        assert not caught.value.retryable and len(site.requests) == 4
 
 
 async def test_errors_that_may_pass_are_tried_again_after_growing_pauses() -> None:
@@ -490,39 +491,89 @@ async def test_a_refused_query_is_owed_and_a_wrong_address_is_not() -> None:
     with Site({}) as site:
         with pytest.raises(ToolError, match="check its url") as caught:
             await found(provider(site, Day()))
-        assert not caught.value.retryable and len(site.requests) == 1
+        assert not caught.value.retryable and len(site.requests) == 2
 
 
-async def test_a_query_that_is_refused_where_others_are_not_is_lastingly_refused() -> None:
+def refusing(*weather: Page, body: str = '{"message": "Query pattern not allowed"}') -> Site:
+    """A provider that refuses `bad 403` with 403; `weather` are its answers in order to that query, then good ones."""
+    plain = scripted(*weather, GOOD)
+
     def answer(request: Request) -> Page:
-        asked = json.loads(request.body)["q"]
-        return Page('{"message": "Query pattern not allowed"}', 400) if asked == "site:x" else NOTHING
+        word, _, status = json.loads(request.body)["q"].partition(" ")
+        return plain(request) if word == "weather" else Page(body, int(status)) if word == "bad" else GOOD
 
-    with Site({"/search": answer}) as site:
+    return Site({"/search": answer})
+
+
+def queries_sent(site: Site) -> list[str]:
+    return [json.loads(request.body)["q"] for request in site.requests]
+
+
+@pytest.mark.parametrize("before", [(), ("good",)], ids=["first", "after a good one"])
+async def test_a_query_that_is_refused_where_another_is_not_is_lastingly_refused_and_costs_no_key(
+    before: tuple[str, ...], caplog: pytest.LogCaptureFixture
+) -> None:
+    with refusing() as site:
+        for status in (302, 400, 401, 403, 404, 405, 406, 413, 414, 422, 431, 451):
+            site.requests.clear()
+            asked = provider(site, Day(), "KEY_A", "KEY_B")
+            for query in before:
+                await asked.search(query, "en", deadline=60.0)
+            for _ in range(2):
+                with pytest.raises(QueryRefused, match=f"HTTP {status}: .*Query pattern not allowed"):
+                    await asked.search(f"bad {status}", "en", deadline=60.0)
+            assert await asked.search("good", "en", deadline=60.0) == await found(asked) == (TOWER,)
+            bad = [f"bad {status}", "weather"]
+            assert queries_sent(site) == [*before, *bad, *bad, "good", "eiffel tower"]
+            assert set(keys_sent(site)) == set(ENVIRON.values()) and not caplog.records
+
+
+@pytest.mark.parametrize(
+    ("status", "passing"),
+    [
+        (400, Page("slow down", 429, headers={"Retry-After": "5"})),
+        (403, Page("slow down", 429, headers={"Retry-After": "5"})),
+        (404, Page("busy", 503, headers={"Retry-After": "5"})),
+        (403, Page("out of order", 500)),
+        (403, Page("", 408)),
+        (403, Page("<html>")),
+    ],
+)
+async def test_a_key_that_is_tried_at_a_bad_moment_is_kept(
+    status: int, passing: Page, caplog: pytest.LogCaptureFixture
+) -> None:
+    with refusing(passing) as site:
+        asked, bad = provider(site, day := Day()), f"bad {status}"
+        await asked.search("good", "en", deadline=60.0)
+        with pytest.raises(QueryRefused, match=f"HTTP {status}"):
+            await asked.search(bad, "en", deadline=60.0)
+        assert await found(asked) == (TOWER,) and day.now > 0 and not caplog.records
+        assert queries_sent(site) == ["good", bad, "weather", bad, "weather", "eiffel tower"]
+
+
+async def test_a_refused_query_is_owed_where_its_key_cannot_be_tried_in_time() -> None:
+    with refusing(Page("slow down", 429, headers={"Retry-After": "61"})) as site:
         asked = provider(site, Day())
-        for _ in range(2):
-            with pytest.raises(QueryRefused, match="HTTP 400: .*Query pattern not allowed"):
-                await asked.search("site:x", "en", deadline=60.0)
+        with pytest.raises(SearchUnavailable, match="all keys rest; HTTP 429"):
+            await asked.search("bad 403", "en", deadline=60.0)
         await asked.close()
-        sent = [json.loads(request.body)["q"] for request in site.requests]
-        assert sent == ["site:x", "weather", "site:x"], "a key is tried once"
+    with refusing(*[Page("out of order", 500)] * 9) as site:
+        asked = provider(site, Day(), retry_limit=1)
+        with pytest.raises(SearchUnavailable, match="does not answer; HTTP 500"):
+            await asked.search("bad 404", "en", deadline=60.0)
+        await asked.close()
 
 
-async def test_a_query_that_is_forbidden_costs_no_key_that_is_good_for_others() -> None:
+async def test_a_key_that_is_refused_in_the_middle_of_a_run_is_dropped() -> None:
     def answer(request: Request) -> Page:
-        asked = json.loads(request.body)["q"]
-        revoked = len(site.requests) > 5
-        return Page("Forbidden", 403) if revoked or "<script>" in asked else GOOD
+        return Page("Forbidden", 403) if len(site.requests) > 1 else GOOD
 
     with Site({"/search": answer}) as site:
         asked = provider(site, Day())
         assert await asked.search("q", "en", deadline=60.0) == (TOWER,)
-        for _ in range(2):
-            with pytest.raises(QueryRefused, match="HTTP 403"):
-                await asked.search("<script>", "en", deadline=60.0)
-        with pytest.raises(ToolError, match="refuses all keys"):
+        with pytest.raises(ToolError, match="refuses all keys, those in KEY_A"):
             await found(asked)
-        assert len(site.requests) == 7, "it is tried once more before it is dropped"
+        assert queries_sent(site) == ["q", "eiffel tower", "weather"]
 
 
 async def test_redirects_are_not_followed() -> None:
@@ -588,6 +639,25 @@ async def test_a_key_in_another_spelling_becomes_no_hit(spelling: str, field: st
         with pytest.raises(SearchUnavailable, match="repeats the key") as caught:
             await found(asked)
     assert key not in str(caught.value)
+
+
+@pytest.mark.parametrize("spelling", [*SPELLINGS, "cut off", "two ways at once"])
+async def test_why_a_query_was_refused_does_not_hold_the_key(spelling: str) -> None:
+    key = "sk-AbCd/12+34=567890xyz"
+    spelled = {
+        "cut off": "x" * 270 + "".join(f"%{ord(char):02X}" for char in key),
+        "two ways at once": "\\u0073k-AbCd\\/12%2B34&#61;567890xyz",
+    }.get(spelling) or SPELLINGS[spelling](key)
+    with refusing(body='{"message": "bad KEY"}'.replace("KEY", spelled)) as site:
+        settings = ProviderSettings(type="serper", url=site.url("/search"), api_key_envs=("K",))
+        asked = WebProvider(settings, environ={"K": key}, clock=Day())
+        with pytest.raises(QueryRefused) as caught:
+            await asked.search("bad 403", "en", deadline=60.0)
+        await asked.close()
+    assert str(caught.value).startswith("HTTP 403: ")
+    for part in ("%73k", "%41", "&#115;", "\\u0073", "567890xyz"):
+        assert part.casefold() not in str(caught.value).casefold()
+    assert caught.value.__context__ is None
 
 
 async def test_a_key_that_an_answer_spells_with_escapes_beside_its_hits_is_not_passed_on() -> None:
