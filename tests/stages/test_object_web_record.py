@@ -64,6 +64,10 @@ def test_a_record_is_read_from_an_object_root_and_then_from_this_machine(
     assert open_record(Path(location)).get(entries[0].key) == entries[0]
     with pytest.raises(ArtifactError, match=rf"{object_root} is no web record"):
         open_record(object_root)
+    run.storage.delete(f"{ref.folder}/artifact.json")
+    assert record_digest(Path(location)) == ref.digest, "what was made with it can be known as made"
+    with pytest.raises(ArtifactError, match="has no artifact.json"):
+        open_record(location)
 
 
 FOUND = {

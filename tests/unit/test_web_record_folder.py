@@ -206,6 +206,21 @@ def test_what_is_no_record_is_refused_with_the_command_that_makes_one(tmp_path: 
             open_record(folder)
 
 
+def test_a_record_that_has_vanished_is_known_by_its_name_and_by_no_other(tmp_path: Path) -> None:
+    folder = record_in(tmp_path, *ENTRIES)
+    folder.rename(tmp_path / "elsewhere")
+    assert record_digest(folder) == folder.name
+    with pytest.raises(ArtifactError, match="no such folder"):
+        open_record(folder)
+    for name in ("elsewhere2", folder.name[:-1], folder.name.upper() + "F"):
+        with pytest.raises(ArtifactError, match="no such folder"):
+            record_digest(tmp_path / name)
+    # Half of it says nothing of what the other half was.
+    folder.mkdir()
+    with pytest.raises(ArtifactError, match="has no artifact.json"):
+        record_digest(folder)
+
+
 def test_a_record_that_was_changed_is_refused_and_not_unpacked(tmp_path: Path, cache: Path) -> None:
     folder = record_in(tmp_path, *ENTRIES)
     part = folder / "part-00000.parquet"
