@@ -28,14 +28,26 @@ def web() -> None:
 
 @dataclass(frozen=True)
 class _Source:
-    """Where entries lie: a record, or the store of a run."""
+    """Where entries lie: a record, or the store of a run.
+
+    Attributes:
+        record: Where a run takes entries from beside its store; `get` and `loose` look there too, `entries` does not.
+    """
 
     place: str
     get: Callable[[str], Entry | None]
-    by_key: Callable[[str], Entry | None]
-    """By a key that was given: of a run also one that it had from another's record."""
     loose: Callable[[str], Entry | None]
     entries: Callable[[], Iterator[Entry]]
+    record: str = ""
+
+    def lacks(self, what: str) -> str:
+        """What is said where something is not there."""
+        return f"{self.place} has no {what}" + (f", nor has the record {self.record}" if self.record else "")
+
+    @property
+    def hint(self) -> str:
+        """Where there may be more."""
+        return f"this run takes entries from a record: treadle web show {self.record}" if self.record else ""
 
 
 @web.command(
@@ -83,27 +95,24 @@ def show(
 @contextlib.contextmanager
 def _opened(folder: str | Path | None, run_id: str | None, root: str | Path) -> Iterator[_Source]:
     from treadle.agent.web.record_folder import open_record
-    from treadle.agent.web.run_entries import RunEntries
-    from treadle.agent.web.stored_entries import WEB_STORE, entries_of, unpacked
+    from treadle.agent.web.run_entries import RunEntries, recorded_in
+    from treadle.agent.web.stored_entries import WEB_STORE, entries_of
     from treadle.core.runs import Run
+    from treadle.core.storage import open_storage
 
     if folder is not None:
         record = open_record(folder)
         with contextlib.closing(record):
-            yield _Source(
-                record.location, record.get, record.get, record.loose, lambda: (entry for entry, _ in record.entries())
-            )
+            yield _Source(record.location, record.get, record.loose, lambda: (entry for entry, _ in record.entries()))
         return
     assert run_id is not None
     run = Run.open(root, run_id)
     store = run.store(WEB_STORE)
 
-    def recorded(key: str) -> Entry | None:
-        value = store.get(key)
-        return None if value is None else unpacked(value, store.location(key))
-
+    taken_from = recorded_in(run)
     with RunEntries(run) as met:
-        yield _Source(store.location(), recorded, met.get, lambda key: None, lambda: entries_of(store))
+        place = open_storage(taken_from).location() if taken_from is not None else ""
+        yield _Source(store.location(), met.get, met.loose, lambda: entries_of(store), place)
 
 
 def _of_key(source: _Source, key: str) -> Entry:
@@ -111,9 +120,9 @@ def _of_key(source: _Source, key: str) -> Entry:
     from treadle.agent.web.run_entries import checked_key
     from treadle.core.errors import DataError
 
-    entry = source.by_key(checked_key(key))
+    entry = source.get(checked_key(key))
     if entry is None:
-        raise DataError(f"{source.place} has no entry {key}")
+        raise DataError(source.lacks(f"entry {key}"))
     return entry
 
 
@@ -136,7 +145,7 @@ def _wanted(source: _Source, query: str | None, url: str | None) -> Entry:
             raise DataError(f"{url!r} is no address of a page: {error.detail}") from None
         what = f"page {url!r}"
     if entry is None:
-        raise DataError(f"{source.place} has no {what}")
+        raise DataError(source.lacks(what))
     return entry
 
 
@@ -170,6 +179,8 @@ def _show_failures(source: _Source, as_json: bool) -> None:
     if as_json:
         click.echo(harmless_json(list(told)))
         return
+    if source.hint:
+        click.echo(harmless(source.hint), err=True)
     for one in told:
         what = one.get("url") or one.get("query") or ""
         click.echo(f"{one['failure']:<12}{one_line(what)}  {one_line(str(one['detail']))}")
@@ -180,10 +191,11 @@ def _show_facts(source: _Source, as_json: bool) -> None:
 
     facts = facts_of(source.entries())
     if as_json:
-        click.echo(harmless_json({"place": source.place, **_facts_json(facts)}))
+        known = {"place": source.place, **({"record": source.record} if source.record else {})}
+        click.echo(harmless_json({**known, **_facts_json(facts)}))
         return
     click.echo(harmless(source.place))
-    for line in _facts_lines(facts):
+    for line in (*_facts_lines(facts), *([harmless(source.hint)] if source.hint else [])):
         click.echo(line)
 
 

@@ -6,11 +6,11 @@ import ipaddress
 import re
 from pathlib import Path
 from typing import Annotated, Literal, Self
-from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator, model_validator
 
 from treadle.core.config import Operational, Section
+from treadle.core.storage import is_object_store
 
 WEB_VERSION = 1
 """Raised when the same entries would read otherwise to an agent."""
@@ -49,10 +49,16 @@ class ProviderSettings(Section):
             return None
         if "@" in value or "?" in value or "#" in value:
             raise ValueError("a provider's URL carries no credentials, query or fragment; name keys in api_key_envs")
-        parts = urlsplit(value)
-        if parts.scheme not in ("http", "https") or not parts.hostname or not value.isprintable():
-            raise ValueError(f"{value!r} is not an http(s) URL such as http://localhost:8888")
-        return value.rstrip("/")
+        from treadle.agent.web.types import Unfetchable
+        from treadle.agent.web.urls import checked_url
+
+        try:
+            checked_url(value)
+        except Unfetchable as error:
+            raise ValueError(f"{value!r} is not an http(s) URL such as http://localhost:8888: {error.detail}") from None
+        if not value.isascii():
+            raise ValueError(f"{value!r} is not an http(s) URL in ASCII; write such a host as xn--...")
+        return value.strip().rstrip("/")
 
     @field_validator("api_key_envs")
     @classmethod
@@ -141,7 +147,8 @@ class WebSettings(Section):
     mode: Literal["record", "refresh", "replay"] = "record"
     """What is asked anew: what no record has (`record`), everything once per run (`refresh`), or nothing (`replay`)."""
     recorded_in: Operational[Path | None] = None
-    """Folder of a `web_record` artifact that searches and pages are taken from. A replay needs it."""
+    """Folder of a `web_record` artifact that searches and pages are taken from; a replay needs it. It is kept as a
+    whole path."""
     record_digest: str | None = None
     """Its digest; filled in when the run starts."""
     max_age_days: float | None = Field(default=None, gt=0)
@@ -174,6 +181,12 @@ class WebSettings(Section):
     """How pages are fetched."""
     cache_mb: Operational[Count] = 64
     """Entries that are held in memory, in MiB."""
+
+    @field_validator("recorded_in")
+    @classmethod
+    def _whole_path(cls, value: Path | None) -> Path | None:
+        # A run is looked into and gone on with from other folders, by the configuration that it keeps.
+        return value if value is None or is_object_store(value) else value.expanduser().absolute()
 
     @model_validator(mode="after")
     def _check_mode(self) -> Self:

@@ -11,7 +11,7 @@ from typing import Self
 
 from treadle.agent.web.record_folder import RecordFolder, open_record, record_manifest
 from treadle.agent.web.stored_entries import WEB_STORE, unpacked
-from treadle.agent.web.types import Entry, PageEntry
+from treadle.agent.web.types import Entry, PageEntry, SearchEntry
 from treadle.core.artifacts import changed_files
 from treadle.core.errors import ArtifactError, DataError, TreadleError
 from treadle.core.runs import Run
@@ -77,11 +77,18 @@ class RunEntries:
         """The entry with this key, or None; raises DataError for what is no key, ArtifactError, StorageError."""
         if (value := self._store.get(checked_key(key))) is not None:
             return unpacked(value, self._store.location(key))
+        return record.get(key) if (record := self._opened()) is not None else None
+
+    def loose(self, key: str) -> SearchEntry | None:
+        """The imported search with this loose key, or None; a store has none of them. Raises what `get` does."""
+        return record.loose(key) if (record := self._opened()) is not None else None
+
+    def _opened(self) -> RecordFolder | None:
         if not self._is_opened:
             self._is_opened = True
             if (place := recorded_in(self._run)) is not None:
                 self._record = self._stack.enter_context(closing(open_record(place)))
-        return self._record.get(key) if self._record is not None else None
+        return self._record
 
     def addresses(self, keys: Iterable[str]) -> dict[str, str]:
         """Key -> where its page lies, for the first pages; a key that cannot be looked up is not in it."""

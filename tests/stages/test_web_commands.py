@@ -93,6 +93,29 @@ def test_entries_are_shown_and_drive_no_terminal(desk: Desk, where: str) -> None
     assert command(desk, "web", "show", *place, "--key", SEARCH.key) == found
 
 
+def test_what_a_run_takes_from_a_record_is_shown_of_the_run(desk: Desk) -> None:
+    desk.write("cache.json", {"Paris population": "2.1 million"})
+    folders = [
+        treadle(desk, *made).succeeded().out.splitlines()[0]
+        for made in (("export", "web_record", "--run", "r"), ("import", "web_cache", "cache.json"))
+    ]
+    for name, folder in zip(("again", "imported"), folders, strict=True):
+        config = {"environment": {"search": {"web": {"mode": "replay", "recorded_in": folder}}}}
+        Run.create(desk.folder / "outputs", name, config, {})
+        shown = treadle(desk, "web", "show", "--run", name).succeeded().out
+        assert "searches          0" in shown and f"a record: treadle web show {folder}\n" in shown
+        facts = command(desk, "web", "show", "--run", name)
+        assert isinstance(facts, dict) and facts["record"] == folder and facts["num_searches"] == 0
+        failures = treadle(desk, "web", "show", "--run", name, "--failures").succeeded()
+        assert failures.out == "" and f"treadle web show {folder}\n" in failures.err
+        missing = treadle(desk, "web", "show", "--run", name, "--query", "other")
+        missing.failed("has no search for 'other', nor has the record", folder, code=2)
+    again = ("web", "show", "--run", "again")
+    for asked in (("--query", QUERY), ("--url", URL), ("--key", PAGE.key)):
+        assert command(desk, *again, *asked) == command(desk, "web", "show", folders[0], *asked)
+    assert "2.1 million" in treadle(desk, "web", "show", "--run", "imported", "--query", "paris POPULATION?").out
+
+
 def test_what_is_not_there_is_said_in_one_line(desk: Desk) -> None:
     treadle(desk, "web", "show", "--run", "r", "--query", "\x1bother").failed("has no search for", code=2)
     treadle(desk, "web", "show", "--run", "r", "--url", "https://example.org/other").failed("has no page", code=2)
@@ -223,7 +246,7 @@ def test_what_one_run_recorded_another_one_meets_offline_and_no_key_is_kept(tmp_
         assert any("Anna is the oldest of them." in row["text"] for row in rows)
         folder = treadle(desk, "export", "web_record", "--run", "first").succeeded().out.splitlines()[0]
         num_asked, address = len(site.requests), site.url("/page")
-        (desk.folder / "run.toml").write_text(config + REPLAY % folder)
+        (desk.folder / "run.toml").write_text(config + REPLAY % Path(folder).relative_to(desk.folder))
         treadle(desk, *run, "second").succeeded()
         again = desk.rows("second", "1/rollouts@tutor", "rollouts")
         assert [row["text"] for row in again] == [row["text"] for row in rows] and len(site.requests) == num_asked
@@ -233,11 +256,14 @@ def test_what_one_run_recorded_another_one_meets_offline_and_no_key_is_kept(tmp_
         assert len(site.requests) == num_asked
     searched = next(row for row in again if "Anna is the oldest" in row["text"])
     (page,) = (key for call in json.loads(searched["tool_calls"]) for key in call["sources"][1:])
+    elsewhere = Desk(tmp_path)  # the configuration of `second` named its record from where it was run
+    root = ("--root", str(desk.folder / "outputs"))
     for name in ("first", "second"):
-        shown = treadle(desk, "web", "show", "--run", name, "--key", page).succeeded().out
+        shown = treadle(elsewhere, "web", "show", "--run", name, "--key", page, *root).succeeded().out
         assert "Anna is the oldest of them." in shown and address in shown
-        assert f"search: ok\n  {address}\n" in _plain(treadle(desk, "show", searched["rollout_key"], "--run", name).out)
-    assert f"ok       {folder}\n" in treadle(desk, "verify", "--run", "second").succeeded().out
+        panel = treadle(elsewhere, "show", searched["rollout_key"], "--run", name, *root).succeeded().out
+        assert f"search: ok\n  {address}\n" in _plain(panel)
+    assert f"ok       {folder}\n" in treadle(elsewhere, "verify", "--run", "second", *root).succeeded().out
     moved = desk.folder / "moved"
     (desk.folder / "run.toml").write_text(config + REPLAY % (desk.folder / "none"))
     treadle(desk, *run, "second").failed("no such folder", "--set environment.search.web.recorded_in=", code=1)

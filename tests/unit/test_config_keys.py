@@ -106,6 +106,7 @@ BY_HAND: dict[str, tuple[Any, ...]] = {
     "WebSettings.provider": ({**PROVIDER, "engine": "google"},),
     "QuestionsSettings.search": ({"questions": "both"},),
     "FetchSettings.allowed_networks": (["10.0.0.0/8"],),
+    "ProviderSettings.url": ("http://127.0.0.1:10",),
     "ServiceClientSettings.endpoints": ([{"url": "http://127.0.0.1:10"}, {"url": "http://127.0.0.1:11"}],),
     "EncoderSettings.endpoints": ([{"url": "http://127.0.0.1:10/v1"}, {"url": "http://127.0.0.1:11/v1"}],),
     "ModelSettings.endpoints": ([{"url": "http://127.0.0.1:10/v1"}, {"url": "http://127.0.0.1:11/v1"}],),
