@@ -39,8 +39,12 @@ class WebSearcher(Protocol):
         """What the web says; raises SearchUnavailable where that is not to be had by the deadline, and ToolError."""
         ...
 
+    async def landed(self) -> None:
+        """Wait for what is under way, each part of it until its own deadline."""
+        ...
+
     async def close(self) -> None:
-        """End what is under way."""
+        """Break off what is under way."""
         ...
 
 
@@ -95,7 +99,11 @@ class SearchTool:
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        await self._stack.aclose()
+        try:
+            if self._web is not None and not any(exc):  # broken off, it waits for nothing
+                await self._web.landed()
+        finally:
+            await self._stack.aclose()
 
     async def call(self, argument: str, *, deadline: float, context: CallContext | None = None) -> ToolOutcome:
         """Answer one query; `deadline` is in the event loop's clock, and all that bounds a summary.

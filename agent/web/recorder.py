@@ -37,7 +37,7 @@ class Recorder:
     """Gives entries by the mode of the settings; see `docs/behaviour/web.md`. For one event loop.
 
     Of several who ask for one key at a time, one is answered live. What it does goes on where it is cancelled, and
-    counts for the others, until `close`.
+    counts for the others: to its end where somebody waits for it with `landed`, and until `close` at most.
     """
 
     def __init__(
@@ -72,6 +72,7 @@ class Recorder:
         self._writer = ThreadPoolExecutor(store.num_writers if store is not None else 1, "web-record")
         self._memory = _Memory(settings.cache_mb * _MIB)
         self._flights: dict[str, asyncio.Task[tuple[Entry, bool]]] = {}
+        self._writes: set[asyncio.Task[Entry]] = set()
 
     async def search(
         self, key: str, query: str, language: Language, ask: Callable[[], Awaitable[SearchEntry]] | None
@@ -95,12 +96,18 @@ class Recorder:
         )
         return _page(entry), recorded
 
+    async def landed(self) -> None:
+        """Wait until all that is asked for is on record; each part of it has a deadline of its own."""
+        while waited_for := [*self._flights.values(), *self._writes]:
+            await asyncio.wait(waited_for)
+
     async def close(self) -> None:
-        """End what is still asked for; what is being written is written."""
+        """Break off what is still asked for; what was had is written."""
         flights = list(self._flights.values())
         for flight in flights:
             flight.cancel()
         await asyncio.gather(*flights, return_exceptions=True)
+        await asyncio.gather(*self._writes, return_exceptions=True)
         await asyncio.get_running_loop().run_in_executor(None, self._writer.shutdown)
 
     async def _one(
@@ -162,7 +169,13 @@ class Recorder:
         return None if self._base is None else self._base.get(key)
 
     async def _add(self, entry: Entry) -> Entry:
-        """Put an entry in force unless there is one, and return the one in force."""
+        """Put an entry in force unless there is one, and return the one in force; that is done even if cancelled."""
+        write = asyncio.create_task(self._written(entry))
+        self._writes.add(write)
+        write.add_done_callback(self._writes.discard)
+        return await asyncio.shield(write)
+
+    async def _written(self, entry: Entry) -> Entry:
         store, kept = self._store, bounded(entry)
         assert store is not None
         value = await self._in_thread(self._threads, lambda: packed(kept))

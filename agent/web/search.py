@@ -133,8 +133,13 @@ class WebSearch:
             await self.close()
             raise
 
+    async def landed(self) -> None:
+        """Wait until what searches that were left have asked for is on record; each of them has its deadline."""
+        if self._recorder is not None:
+            await self._recorder.landed()
+
     async def close(self) -> None:
-        """End what is under way and give everything back."""
+        """Break off what is under way and give everything back."""
         await self._stack.aclose()
         self._recorder = None
 

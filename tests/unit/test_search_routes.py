@@ -79,6 +79,8 @@ class Web:
             return WebFound("", (), ("n",), recorded=False)
         return WebFound("web text", ("web document",), ("s", "p"), recorded=True)
 
+    async def landed(self) -> None: ...
+
     async def close(self) -> None:
         self.opened = False
 

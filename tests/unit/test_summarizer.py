@@ -192,6 +192,8 @@ class Web:
     async def search(self, query: str, *, deadline: float) -> WebFound:
         return WebFound(self._page, (self._page,), ("key",), recorded=True)
 
+    async def landed(self) -> None: ...
+
     async def close(self) -> None: ...
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -395,3 +396,56 @@ async def test_a_damaged_value_or_a_full_disk_stops_with_its_cause(
         with pytest.raises(StorageError, match="the disk is full"):
             await paged(it, web)
     assert web.asked == [LIVE_PAGE.key]
+
+
+async def test_what_is_asked_for_lands_though_nobody_waits_for_it_any_more(tmp_path: Path) -> None:
+    store, may_answer = store_in(tmp_path), asyncio.Event()
+
+    async def ask() -> SearchEntry:
+        await may_answer.wait()
+        return LIVE
+
+    async with recorder(settings_of(), store=store) as it:
+        await it.landed()
+        asking = asyncio.create_task(it.search(LIVE.key, LIVE.query, LIVE.language, ask))
+        await asyncio.sleep(0)
+        asking.cancel()
+        landed = asyncio.create_task(it.landed())
+        await asyncio.sleep(0)
+        assert not landed.done()
+        may_answer.set()
+        await landed
+    assert kept(store) == [LIVE]
+
+
+async def test_what_was_had_is_written_though_the_end_comes_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One entry is being written when all is broken off, others wait for that, and one is still asked for."""
+    store, may_write, web = store_in(tmp_path), threading.Event(), Web()
+    monkeypatch.setattr(store, "num_writers", 1)
+    add = store.add
+
+    def slow_add(key: str, value: bytes) -> bytes:
+        assert may_write.wait(60)
+        return add(key, value)
+
+    monkeypatch.setattr(store, "add", slow_add)
+    pages = [replace(LIVE_PAGE, key=f"{number:032x}") for number in range(4)]
+
+    async def never() -> PageEntry:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async with recorder(settings_of(), store=store) as it:
+        flights = [asyncio.create_task(paged(it, web, page)) for page in pages[:3]]
+        flights.append(asyncio.create_task(it.page(pages[3].key, pages[3].url, never)))
+        while len(it._writes) < 3:
+            await asyncio.sleep(0)
+        closing = asyncio.create_task(it.close())
+        await asyncio.sleep(0)
+        may_write.set()
+        await closing
+        ends = await asyncio.gather(*flights, return_exceptions=True)
+        assert all(isinstance(end, asyncio.CancelledError) for end in ends)
+    assert kept(store) == pages[:3]

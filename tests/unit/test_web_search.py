@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from treadle.agent.tools.search import SearchTool
+from treadle.agent.tools.search_config import SearchToolSettings
 from treadle.agent.web.config import WebSettings
 from treadle.agent.web.keys import page_key, search_key
 from treadle.agent.web.record_table import write_record
@@ -401,3 +403,24 @@ async def test_what_this_machine_lacks_is_not_recorded_of_a_page(tmp_path: Path,
         await web.search("q", deadline=FAR)
     await web.close()
     assert page_key("http://site.test/a") not in kept(tmp_path)
+
+
+@pytest.mark.parametrize("broken_off", [False, True])
+async def test_a_search_whose_rollout_has_ended_comes_on_record_unless_all_is_broken_off(
+    tmp_path: Path, broken_off: bool
+) -> None:
+    keys = SearchToolSettings.model_validate({"web": {"provider": PROVIDER}})
+    tool = SearchTool(keys, web=searching(tmp_path, Finding(hit("/a"))))
+
+    async def searched_and_left() -> None:
+        async with tool:
+            assert (await tool.call("q", deadline=0.0)).status == "timeout"
+            if broken_off:
+                raise KeyError("broken off")
+
+    if broken_off:
+        with pytest.raises(KeyError):
+            await searched_and_left()
+    else:
+        await searched_and_left()
+    assert list(kept(tmp_path)) == ([] if broken_off else [search_key("q", "en")])
