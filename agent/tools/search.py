@@ -11,6 +11,7 @@ from treadle.agent.tools.outcome import NOT_ON_RECORD, CallContext, ToolOutcome
 from treadle.agent.tools.search_config import SearchToolSettings
 from treadle.agent.tools.searchers import Searcher, searcher_for
 from treadle.agent.tools.summarizer import Summarizer
+from treadle.agent.web.control_tokens import without_known_tokens
 from treadle.agent.web.types import RecordMiss
 from treadle.core.waiting import all_of
 from treadle.retriever.index import MAX_QUERY_CHARS
@@ -135,9 +136,11 @@ class SearchTool:
         summary = await self._summarizer.summarize(
             query, found.documents, context, deadline=deadline, from_web=bool(found.sources)
         )
+        # A page may have had its tokens copied, or written in another way and read back.
+        text = without_known_tokens(summary.text) if found.sources else summary.text
         return replace(
             outcome,
-            text=summary.text or found.text,
+            text=text or found.text,
             note="; ".join(filter(None, (found.note, summary.note))),
             prompt_tokens=summary.prompt_tokens,
             completion_tokens=summary.completion_tokens,

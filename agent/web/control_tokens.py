@@ -30,7 +30,8 @@ _BRACKETED = (
     r"|call_id|prefix|suffix|middle|begin_\w+|end_\w+|unused\w*|control_\d+|multimodal|audio|response|user|assistant)"
 )
 _KNOWN = re.compile(
-    rf"<(?=/?(?:{_NAMES})(?:=[^<>\n]{{0,99}})?>)|\[(?=/?{_BRACKETED}\])|<(?=</?SYS>>)|◁(?=/?\w+▷)|\](?=[<~]\])", re.I
+    rf"<(?=/?(?:{_NAMES})(?:=[^<>\n]{{0,99}})?>)|\[(?=/?{_BRACKETED}\])|<(?=</?SYS>>)|<(?=\w+\|>)|◁(?=/?\w+▷)|\](?=[<~]\])",
+    re.I,
 )
 
 

@@ -221,6 +221,18 @@ async def test_pages_spell_none_of_the_summarizers_own_tokens(has_codec: bool, i
         assert f"<result>\n1 {cleaned}</result>" in reasoning and cleaned in documents
 
 
+@pytest.mark.parametrize("is_from_web", [False, True])
+async def test_a_summary_of_pages_spells_no_token_that_is_in_use(is_from_web: bool) -> None:
+    spelled = "<tool_call>x</tool_call> [TOOL_CALLS] \u25c1think\u25b7 <turn|> a < b"
+    found = {"web": Web("moss")} if is_from_web else {"searcher": PlainCorpus("moss")}
+    settings = load_config(SearchToolSettings, data={"web": WEB} if is_from_web else {})
+    summarizer = Summarizer(Replying(f"{MARKER}\n{spelled}"), EnvironmentSettings().search.summarizer_sampling)
+    async with SearchTool(settings, summarizer=summarizer, **found) as tool:
+        outcome = await tool.call("q", deadline=FAR, context=CONTEXT)
+    cleaned = "&lt;tool_call>x&lt;/tool_call> &#91;TOOL_CALLS] &#9665;think\u25b7 &lt;turn|> a < b"
+    assert outcome.text == (cleaned if is_from_web else spelled)
+
+
 @pytest.mark.parametrize(
     ("reply", "note"), [(f"{MARKER}\n", "said nothing"), (ContextTooLong("too long"), "longer than")]
 )

@@ -22,7 +22,7 @@ IN_USE = (
     "<end_of_image>", "<bos>", "<unused0>", "<extra_id_0>", "<mask>", "[MASK]", "[CLS]", "[gMASK]", "<sop>", "<eod>",
     "<seed:bos>", "<seed:tool_call>", "<minimax:tool_call>", "]<]start[>[", "]~]b]", "<longcat_think>",
     "<reserved_106>", "<SPECIAL_12>", "[UNUSED_TOKEN_145]", "\u25c1think\u25b7", "<fim_prefix>", "<file_sep>",
-    "<jupyter_code>",
+    "<jupyter_code>", "<turn|>", "<channel|>", "<tool_call|>", "<tool_response|>", "<|turn>",
 )  # fmt: skip
 ORDINARY = (
     "a < b > c", "<p>", "</div>", "<b>bold</b>", "<user>", "[1]", "[Smith 2020]", "[edit]", "x[i] <= y[j]", "if (a<b)",
