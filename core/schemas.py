@@ -781,7 +781,7 @@ WEB_RECORD = Table(
         [
             _field("key", pa.string(), "32 hex digits: digest of query and language, or of the address of a page"),
             _field("kind", pa.string(), "search or page"),
-            _field("request", pa.string(), "the query, or the address as the search gave it"),
+            _field("request", pa.string(), "the query, or the address in normal form"),
             _field("language", pa.string(), "en or zh: of a search", nullable=True),
             _field("provider", pa.string(), "who was asked: of a search", nullable=True),
             _field("loose_key", pa.string(), "digest of the words alone: of an imported search", nullable=True),

@@ -227,7 +227,7 @@ class Fetcher:
             media_type = PDF
         elif media_type in _UNTYPED:
             media_type = "text/html"
-        return Fetched(str(url), 200, media_type, charset, encoding, body)
+        return Fetched(str(url), media_type, charset, encoding, body)
 
     async def _body(
         self,

@@ -104,7 +104,7 @@ class PageEntry:
 
     Attributes:
         key: See `keys.page_key`.
-        url: As the search gave it; `final_url` is where redirects led.
+        url: In normal form, as it was asked for (see `urls.checked_url`); `final_url` is where redirects led.
         text: Visible text, cleaned, at most 50,000 characters.
         reader: What made the text, with its version.
     """
@@ -162,7 +162,6 @@ class Fetched:
     """
 
     final_url: str
-    status: int
     media_type: str
     charset: str
     encoding: str

@@ -55,7 +55,7 @@ class Reading:
 
 
 def fetched(body: bytes, media_type: str = "text/html", *, charset: str = "", encoding: str = "") -> Fetched:
-    return Fetched("https://example.org/", 200, media_type, charset, encoding, body)
+    return Fetched("https://example.org/", media_type, charset, encoding, body)
 
 
 @pytest.fixture(scope="module")
@@ -192,7 +192,7 @@ async def main():
     for size in (1 + (10 << 20), 400 << 20):
         bomb = gzip.compress(bytes(size), 1)
         try:
-            await reader.read(Fetched("https://a.org/", 200, "text/html", "", "gzip", bomb), max_bytes=10 << 20)
+            await reader.read(Fetched("https://a.org/", "text/html", "", "gzip", bomb), max_bytes=10 << 20)
         except Unfetchable as refused:
             print(refused.kind)
     await reader.close()
@@ -345,7 +345,7 @@ async def test_many_pages_of_one_site_hold_up_others_only_for_those_that_were_be
     order: list[str] = []
 
     async def read(url: str) -> None:
-        await reader.read(Fetched(url, 200, "text/html", "", "", PAGE), max_bytes=MAX_BYTES)
+        await reader.read(Fetched(url, "text/html", "", "", PAGE), max_bytes=MAX_BYTES)
         order.append(url)
 
     urls = [f"https://a{number}.example.org/" for number in range(5)] + ["https://example.com/"]

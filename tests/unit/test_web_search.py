@@ -88,7 +88,7 @@ class Pages:
                 await asyncio.sleep(0)
         finally:
             self.at_once -= 1
-        return Fetched(url, 200, "text/html", "", "", url.encode())
+        return Fetched(url, "text/html", "", "", url.encode())
 
     async def read(self, page: Fetched, *, max_bytes: int, deadline: float) -> PageText:
         return PageText("", f"Read {page.body.decode()}.", page.media_type, "test/1")
