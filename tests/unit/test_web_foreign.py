@@ -150,6 +150,7 @@ def test_an_address_with_text_is_a_page(tmp_path: Path) -> None:
         ("q", {"obj": "text", "valid": False}, "no longer valid"),
         ("q", {"obj": None, "timestamp": 3}, "unknown form"),
         ("http://user:pass@example.org/", "text", "address cannot be used"),
+        ("http://][@", "text", "address cannot be used"),
         ("https://example.org/", {"organic": SERPER}, "no text"),
     ],
 )
