@@ -10,10 +10,10 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, NoReturn, Protocol, TypeVar
 
 from treadle.core.errors import ModelError, RolloutsOwed, StageFailed, ToolError, TreadleError
-from treadle.core.stage import StageContext, Worked
+from treadle.core.stage import Address, StageContext, Worked
 
 _log = logging.getLogger(__name__)
 
@@ -187,3 +187,12 @@ def settle(context: StageContext, options: CrewOptions, jobs: Iterable[Job], nou
             f"{said}, more than max_error_rate = {options.max_error_rate:g} allows; {cause}; run again to retry them"
         )
     return num_jobs, num_owed
+
+
+def refuse_silence(address: Address, statuses: Mapping[str, int], noun: str) -> NoReturn:
+    """Raise StageFailed: the policy said nothing in all that was asked of it; `statuses` tells how that ended."""
+    told = ", ".join(f"{name} {count:,}" for name, count in sorted(statuses.items()))
+    raise StageFailed(
+        f"{address}: the model said nothing in any of {sum(statuses.values()):,} {noun} ({told}); look at its server "
+        f"and at environment.rollout_time_s, then: treadle stage {address} --force"
+    )

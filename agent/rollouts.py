@@ -16,7 +16,7 @@ from typing import Any
 
 import orjson
 
-from treadle.agent.crew import Crew, begin, settle
+from treadle.agent.crew import Crew, begin, refuse_silence, settle
 from treadle.agent.environment import CallRecord, Question, ToolEnvironment
 from treadle.agent.memory import JournalMemory, Memory, remembered_answers, remembered_calls
 from treadle.agent.metering import TokenBudget
@@ -187,6 +187,7 @@ class RolloutsRun:
                 row = failed_row(self._head(job), error, digest, tokenizer_digest)
             rows.append(row)
             statuses[row["status"]] += 1
+            totals["said"] += bool(row["text"])
             for name in _SUMMED:
                 totals[name] += row[name]
             if len(rows) == _WRITE_BATCH:
@@ -194,6 +195,8 @@ class RolloutsRun:
         self._flush(rows, telemetry)
         if statuses["context_full"] == num_jobs and not totals["calls_requested"]:
             self._refuse_window()
+        if not totals["said"] and not self._context.accept_failures:
+            refuse_silence(self._context.address, statuses, "rollouts")
         return {
             "num_rollouts": num_jobs,
             **{f"status_{name}": count for name, count in sorted(statuses.items())},

@@ -28,6 +28,7 @@ from world_runs import run_seed
 from treadle.core.pictures import COLOUR, LIGHT, draw_svg
 from treadle.core.runs import Run
 from treadle.core.stage import Address
+from treadle.demo.outcome import first_and_last_rewards
 from treadle.eval.statistics import Z_95, wilson_interval
 from treadle.rl.curves import moving_mean
 from treadle.tasks.phase_report import rl_log
@@ -46,17 +47,6 @@ def table(run: Run, address: Address, kind: str) -> Iterable[dict[str, Any]]:
     return run.rows(record.outputs[kind]).rows()
 
 
-def training_rewards(run: Run) -> list[tuple[float, float]]:
-    """Per question that was trained on more than once: the mean reward of its first and of its last group."""
-    steps: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for row in table(run, PHASE, "rl_rollouts"):
-        if row["reward"] is not None:
-            steps[row["question_key"]][row["step"]].append(row["reward"])
-    return [
-        (fmean(rewards[min(rewards)]), fmean(rewards[max(rewards)])) for rewards in steps.values() if len(rewards) > 1
-    ]
-
-
 def held_out(run: Run, model: str) -> dict[str, tuple[bool, int]]:
     """Question -> whether the model was right, and the calls that it asked for."""
     rows = table(run, Address(1, "scores", model), "scores")
@@ -67,16 +57,17 @@ def changes_of(run: Run) -> dict[str, list[float]]:
     """What changed -> the change per question: reward of training questions, accuracy and calls of held-out ones."""
     before, after = (held_out(run, model) for model in MODELS)
     shared = sorted(before.keys() & after.keys())
+    rewards = first_and_last_rewards(table(run, PHASE, "rl_rollouts"))
     held = {
         what: [float(after[key][place]) - float(before[key][place]) for key in shared]
         for what, place in (("accuracy", 0), ("calls per question", 1))
     }
-    return {"reward": [last - first for first, last in training_rewards(run)], **held}
+    return {"reward": [last - first for first, last in rewards], **held}
 
 
 def figures_of_seed(name: str, run: Run, changes: Mapping[str, Sequence[float]]) -> list[Figure]:
     """Reward on training questions, accuracy and calls on held-out ones, and what training took."""
-    rewards = training_rewards(run)
+    rewards = first_and_last_rewards(table(run, PHASE, "rl_rollouts"))
     figures = [
         Figure(name=f"{name}: reward, first", value=fmean(first for first, _ in rewards)),
         Figure(name=f"{name}: reward, last", value=fmean(last for _, last in rewards)),

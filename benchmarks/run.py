@@ -222,6 +222,7 @@ BENCHMARKS = {
     "web_search": Benchmark("web_search.py", (), ("--rollouts", "4", "--latency", "0.05", "--page-kb", "5"), published),
     "web_record": Benchmark("web_record.py", (), ("--entries", "200"), web_record),
     "viewer": Benchmark("viewer.py", (), ("--trajectories", "400"), published),
+    "orchestration": Benchmark("orchestration.py", (), ("--phases", "1", "--questions", "8"), published),
     "peers": Benchmark(
         "peers/compare.py",
         ("--rollouts", "1024"),

@@ -28,8 +28,8 @@ from treadle.core.runs import Run
 from treadle.core.stage import Address, Instance, Stage, StageContext
 from treadle.eval.viewer.app import make_app
 from treadle.eval.viewer.kin import Kin
-from treadle.tasks.lineage import trace_back
-from treadle.tasks.trajectory_changes import changes_between
+from treadle.tasks.inspection.lineage import trace_back
+from treadle.tasks.inspection.trajectory_changes import changes_between
 
 SAMPLES = 4
 TEXTS = 4_000

@@ -10,6 +10,7 @@ from typing import Any
 from treadle.core.artifacts import ArtifactRef, ArtifactWriter
 from treadle.core.errors import ArtifactError
 from treadle.core.keyed_store import KeyedStore
+from treadle.core.locks import LeaseWatch
 from treadle.core.parquet import TableWriter
 from treadle.core.shards import ShardPlan, Shards, shard_of
 from treadle.core.stage import Address, JournalView, Progress, Rows, Stage, StageContext, Worked
@@ -101,6 +102,7 @@ class Context:
     attempt: int
     settings: Any
     inputs: Mapping[str, tuple[Rows, ...]]
+    producers: Mapping[str, tuple[Address, ...]]
     journal: JournalView
     progress: Progress
     accept_failures: bool
@@ -158,6 +160,7 @@ def work_at_shards(
     progress: Progress,
     wait: bool,
     growing: Sequence[str] = (),
+    watch: LeaseWatch | None = None,
 ) -> int:
     """`Shards.work` with the `work` of a stage; `context_of` makes a context for all jobs, given a journal."""
 
@@ -169,7 +172,7 @@ def work_at_shards(
     def wait_for(num_through: int, num_shards: int) -> None:
         progress.start(num_shards, num_through, "shards")
 
-    return shards.work(work_at, wait=wait, growing=growing, tell=wait_for)
+    return shards.work(work_at, wait=wait, growing=growing, tell=wait_for, watch=watch)
 
 
 @dataclass(frozen=True, slots=True)

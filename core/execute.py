@@ -6,40 +6,26 @@ same function and therefore see the same state.
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import os
-import socket
-import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Literal
 
-from treadle.core.artifacts import ArtifactRef, artifact_exists
-from treadle.core.attempt_log import log_to
+from treadle.core.artifacts import artifact_exists
+from treadle.core.attempt import Attempt, Helped, tidy
+from treadle.core.bound_inputs import bind_inputs, warn_of_stale
 from treadle.core.config import digest_json, semantic_dump
-from treadle.core.context import WORK_FOLDER, Context, NullProgress, Outputs, work_at_shards
-from treadle.core.errors import (
-    ArtifactError,
-    ConfigError,
-    EndpointUnavailable,
-    RolloutsOwed,
-    RunError,
-    StageFailed,
-    StorageError,
-    TreadleError,
-)
-from treadle.core.journal_upload import delete_journal, open_journal
+from treadle.core.errors import EndpointUnavailable, RolloutsOwed, RunError
+from treadle.core.gc.commit_gate import committing
 from treadle.core.locks import Lease
-from treadle.core.provenance import package_versions
-from treadle.core.records import AttemptRecord, AttemptState, InputRef, StageRecord
+from treadle.core.records import InputRef, StageRecord
 from treadle.core.runs import Run, utc_now
-from treadle.core.stage import Address, Instance, JournalView, Progress, Rows, Stage, Worked
-from treadle.core.storage import storage_errors
+from treadle.core.stage import Address, Instance, Progress, Stage
+from treadle.core.taken_over import shown_at
 
 _log = logging.getLogger(__name__)
 
-Plan = Literal["reuse", "run", "missing input"]
+Plan = Literal["reuse", "take over", "run", "missing input"]
 
 
 def execute(
@@ -49,28 +35,40 @@ def execute(
     force: bool = False,
     accept_failures: bool = False,
     progress: Progress | None = None,
+    helped: Helped | None = None,
 ) -> StageRecord:
     """Run a stage instance, or return its record (`reused`) when nothing that it depends on has changed.
 
+    What an earlier iteration has done already is not done twice: its result is taken over (`StageRecord.same_as`).
     `force` runs it again from nothing; where a forced attempt was cut off, forcing again continues it.
     `accept_failures` lets the stage write failed rows for what infrastructure kept from finishing; a result with such
-    gaps is made again by each later call, and stays in force where they cannot be filled. Raises RunError
+    gaps is made again by each later call, and stays in force where they cannot be filled. `helped` is entered while
+    shards are worked at. Raises RunError
     (an input is missing, another process is at it), StageFailed (also for a bug in the stage: its traceback is in the
     attempt's log) and whatever TreadleError the stage raises. After any failure the next call continues.
     """
     with run.lease(instance.address) as lease:
-        inputs = bind_inputs(instance, run)
-        fingerprint = fingerprint_of(instance, inputs)
-        record = run.record(instance.address)
-        if not force and record is not None and is_current(record, instance.stage, fingerprint, run):
-            _log.info("%s is done already, with artifacts %s", instance.address, _describe(record.outputs))
-            _tidy(record, run, instance, lease)
-            return record.model_copy(update={"reused": True})
-        attempt = _Attempt(instance, run, inputs, fingerprint, lease, force)
+        # Of an input whose record is replaced meanwhile nothing but the attempt tells that it is read.
+        with committing(run.storage, run.key(str(instance.address))):
+            inputs = bind_inputs(instance, run)
+            warn_of_stale(inputs, run)
+            fingerprint = fingerprint_of(instance, inputs)
+            plan, record = ("run", run.record(instance.address)) if force else _planned(instance, fingerprint, run)
+            if record is not None and plan == "reuse":
+                _log.info("%s is done already, with artifacts %s", instance.address, record.outputs_in_words())
+                tidy(record, run, instance, lease)
+                return record.model_copy(update={"reused": True})
+            if record is not None and plan == "take over":
+                return _take_over(record, instance, inputs, run, lease)
+            fills_gaps = not force and record is not None and _is_there(record, fingerprint, run)
+            attempt = Attempt(
+                instance, run, inputs, fingerprint, lease, force=force, fills_gaps=fills_gaps, helped=helped
+            )
+            attempt.open()
         try:
             return attempt.make(accept_failures, progress)
         except (RolloutsOwed, EndpointUnavailable) as error:
-            if record is None or not attempt.fills_gaps:
+            if record is None or not fills_gaps:
                 raise
             _log.warning("%s still lacks what was accepted as missing, and stays as it is: %s", instance.address, error)
             return record.model_copy(update={"reused": True})
@@ -82,14 +80,59 @@ def state_of(instance: Instance, run: Run) -> Plan:
         inputs = bind_inputs(instance, run)
     except RunError:
         return "missing input"
+    return _planned(instance, fingerprint_of(instance, inputs), run)[0]
+
+
+def _planned(instance: Instance, fingerprint: str, run: Run) -> tuple[Plan, StageRecord | None]:
+    """What becomes of an instance that is not forced, and the result that is reused, taken over or replaced.
+
+    One that was made here stays, even with gaps, which are filled here; one that was taken over follows its origin.
+    """
     record = run.record(instance.address)
-    fingerprint = fingerprint_of(instance, inputs)
-    current = record is not None and is_current(record, instance.stage, fingerprint, run)
-    return "reuse" if current else "run"
+    has_own = record is not None and not record.same_as and _is_there(record, fingerprint, run)
+    if not has_own and (same := _equal_result(instance, fingerprint, run)) is not None:
+        return ("take over", same) if record is None or record.outputs != same.outputs else ("reuse", record)
+    is_done = record is not None and is_current(record, instance.stage, fingerprint, run)
+    return "reuse" if is_done else "run", record
+
+
+def equal_result(instance: Instance, run: Run) -> StageRecord | None:
+    """The result that an earlier iteration made of the same, if there is one; raises RunError for a missing input."""
+    return _equal_result(instance, fingerprint_of(instance, bind_inputs(instance, run)), run)
+
+
+def _equal_result(instance: Instance, fingerprint: str, run: Run) -> StageRecord | None:
+    records = (run.record(address) for address in counterparts(instance))
+    return next((one for one in records if one is not None and _is_there(one, fingerprint, run)), None)
+
+
+def counterparts(instance: Instance) -> list[Address]:
+    """The instances of earlier iterations whose results stand for this one's where their work is the same."""
+    if instance.stage.names_itself:
+        return []
+    return [replace(instance.address, iteration=number) for number in range(1, instance.address.iteration)]
+
+
+def _take_over(
+    same: StageRecord, instance: Instance, inputs: Mapping[str, tuple[InputRef, ...]], run: Run, lease: Lease
+) -> StageRecord:
+    """Put the result of an equal instance in force for this one."""
+    now = utc_now()
+    own = {"address": str(instance.address), "inputs": dict(inputs), "attempt": 0, "token": lease.token}
+    origin = shown_at(same, run.record) or same.address
+    record = same.model_copy(update={**own, "same_as": origin, "started_at": now, "finished_at": now})
+    run.write_record(record, lease)
+    _log.info("%s is the same as %s, with artifacts %s", instance.address, origin, record.outputs_in_words())
+    return record
 
 
 def fingerprint_of(instance: Instance, inputs: Mapping[str, tuple[InputRef, ...]]) -> str:
     """Hex digest of what would be done: stage, versions, semantic settings, digests of the inputs."""
+    return work_digest(instance, {name: [ref.artifact.digest for ref in refs] for name, refs in inputs.items()})
+
+
+def work_digest(instance: Instance, inputs: Mapping[str, Sequence[str]]) -> str:
+    """Hex digest of what would be done with inputs that these names tell apart; with digests it is the fingerprint."""
     stage = instance.stage
     return digest_json(
         {
@@ -97,50 +140,9 @@ def fingerprint_of(instance: Instance, inputs: Mapping[str, tuple[InputRef, ...]
             "version": stage.version,
             "produces": {table.kind: table.fingerprint_version for table in stage.produces},
             "settings": semantic_dump(instance.settings),
-            "inputs": {name: [ref.artifact.digest for ref in refs] for name, refs in inputs.items() if refs},
+            "inputs": {name: list(given) for name, given in inputs.items() if given},
         }
     )
-
-
-def bind_inputs(instance: Instance, run: Run) -> dict[str, tuple[InputRef, ...]]:
-    """The artifacts behind the instance's inputs; raises RunError naming the instance to run first."""
-    stage, given = instance.stage, instance.inputs
-    if not stage.consumes.keys() - stage.optional <= given.keys() <= stage.consumes.keys():
-        raise ConfigError(
-            f"{instance.address}: stage {stage.name} reads {sorted(stage.consumes)}, bound are {sorted(given)}"
-        )
-    bound = {}
-    for name, kind in stage.consumes.items():
-        refs = []
-        for producer in given.get(name, ()):
-            record = run.record(producer)
-            if record is None:
-                raise RunError(
-                    f"{instance.address} reads {kind} of {producer}, which has not been run; run {producer} first"
-                )
-            if kind not in record.outputs:
-                raise RunError(
-                    f"{instance.address} reads {kind} of {producer}, which makes only {', '.join(record.outputs)}"
-                )
-            _warn_if_stale(producer, record, run)
-            refs.append(InputRef(address=str(producer), artifact=record.outputs[kind]))
-        bound[name] = tuple(refs)
-    return bound
-
-
-def open_inputs(run: Run, bound: Mapping[str, tuple[InputRef, ...]]) -> dict[str, tuple[Rows, ...]]:
-    """The artifacts that an instance reads, for its context."""
-    return {name: tuple(run.rows(ref.artifact) for ref in refs) for name, refs in bound.items()}
-
-
-def _warn_if_stale(producer: Address, record: StageRecord, run: Run) -> None:
-    """Say so if what a producer read has been made anew since; its result is used all the same."""
-    for ref in (ref for refs in record.inputs.values() for ref in refs):
-        upstream = run.record(Address.parse(ref.address))
-        if upstream is not None and upstream.outputs.get(ref.artifact.kind) != ref.artifact:
-            _log.warning(
-                "%s was made from an older %s; run %s again to bring it up to date", producer, ref.address, producer
-            )
 
 
 def is_current(record: StageRecord, stage: Stage, fingerprint: str, run: Run) -> bool:
@@ -152,245 +154,3 @@ def _is_there(record: StageRecord, fingerprint: str, run: Run) -> bool:
     if record.fingerprint != fingerprint:
         return False
     return all(artifact_exists(run.storage, ref) for ref in record.outputs.values())
-
-
-def _tidy(record: StageRecord, run: Run, instance: Instance, lease: Lease) -> None:
-    """Finish what an attempt that was stopped right after it wrote its record had left to do."""
-    attempts = run.attempts(instance.address)
-    if not attempts or attempts[-1].number != record.attempt:
-        return
-    _remove_work(record, run, instance, lease)
-    if attempts[-1].state != "completed":
-        update = {"state": "completed", "finished_at": record.finished_at, "error": None}
-        _write_state(attempts[-1].model_copy(update=update), run, lease)
-
-
-def _remove_work(record: StageRecord, run: Run, instance: Instance, lease: Lease) -> None:
-    """Remove what a completed attempt needs no more; the record counts even if that fails."""
-    address = instance.address
-    try:
-        lease.check()
-        run.storage.discard(run.attempt_key(address, record.attempt, WORK_FOLDER))
-        run.storage.discard(run.workspace_key(address, record.fingerprint))
-        for name in _done_with(record, run, instance):
-            run.shards(address, name).delete(lease.token)
-            delete_journal(run.storage, run.journal_key(address, name), lease.token)
-    except (StorageError, RunError) as failure:
-        _log.warning("%s is done, but its work files remain until it is run again: %s", address, failure)
-
-
-def _done_with(record: StageRecord, run: Run, instance: Instance) -> list[str]:
-    """Names of the journals that nobody needs behind a result."""
-    if not instance.stage.keeps_journal:
-        return [record.fingerprint]
-    names = {attempt.number: attempt.journal_name for attempt in run.attempts(instance.address)}
-    kept = names[record.attempt]
-    # Who asked nothing has nothing to keep.
-    return sorted(set(names.values()) - ({kept} if run.shards(instance.address, kept).has_one_journal() else set()))
-
-
-def _write_state(attempt: AttemptRecord, run: Run, lease: Lease) -> None:
-    """Write how an attempt ended; if that fails the record and the lease tell it."""
-    try:
-        run.write_attempt(attempt, lease)
-    except (StorageError, RunError) as failure:
-        _log.error("the state of the attempt could not be written: %s", failure)
-
-
-class _Attempt:
-    """One try at a stage instance, with the lease held."""
-
-    def __init__(
-        self,
-        instance: Instance,
-        run: Run,
-        inputs: Mapping[str, tuple[InputRef, ...]],
-        fingerprint: str,
-        lease: Lease,
-        force: bool,
-    ) -> None:
-        self._instance, self._run, self._inputs, self._fingerprint = instance, run, inputs, fingerprint
-        self._lease = lease
-        earlier = run.attempts(instance.address)
-        goes_on_forced = _continues_forced(earlier, fingerprint)
-        self._from_nothing = force and not goes_on_forced
-        self._takes_nothing_over = force or goes_on_forced
-        in_force = run.record(instance.address)
-        self.fills_gaps = not force and in_force is not None and _is_there(in_force, fingerprint, run)
-        self._record = AttemptRecord(
-            address=str(instance.address),
-            number=earlier[-1].number + 1 if earlier else 1,
-            state="running",
-            fingerprint=fingerprint,
-            journal=self._kept_journal(earlier) if instance.stage.keeps_journal else "",
-            fills_gaps=self.fills_gaps,
-            forced=force,
-            pid=os.getpid(),
-            host=socket.gethostname(),
-            token=lease.token,
-            started_at=utc_now(),
-        )
-        self._journal_key = run.journal_key(instance.address, self._record.journal_name)
-        for attempt in earlier:
-            run.storage.discard(run.attempt_key(instance.address, attempt.number, WORK_FOLDER))
-
-    def _kept_journal(self, earlier: Sequence[AttemptRecord]) -> str:
-        """Name of the journal that the instance keeps: each beginning from nothing has another.
-
-        So a forced attempt that is killed before it did anything finds nothing, and one that fails destroys nothing.
-        """
-        usable = [attempt for attempt in earlier if attempt.journal]
-        if not self._takes_nothing_over:
-            usable = [attempt for attempt in usable if not attempt.forced or attempt.state == "completed"]
-        if usable and not self._from_nothing:
-            return usable[-1].journal
-        return f"kept-{earlier[-1].number + 1 if earlier else 1}"
-
-    def make(self, accept_failures: bool, progress: Progress | None) -> StageRecord:
-        """Run the stage; whatever happens, the attempt says how it ended."""
-        self._record = self._run.open_attempt(self._record, self._lease)
-        self._key = self._run.attempt_key(self._instance.address, self._record.number)
-        self._folder = self._run.storage.directory(self._key)
-        log_path = self._folder / "log.txt"
-        with contextlib.ExitStack() as stack:
-            stack.callback(self._keep_log)
-            try:
-                stack.enter_context(log_to(log_path))
-                record = self._make(accept_failures, progress or NullProgress())
-            except TreadleError as error:
-                _log.error("%s: %s", self._record.address, error)
-                self._end("failed", str(error))
-                raise
-            # The one place that turns what nobody foresaw into a failure of the stage.
-            except Exception as error:
-                _log.error("%s failed unexpectedly\n%s", self._record.address, traceback.format_exc())
-                what = f"{type(error).__name__}: {error}"
-                self._end("failed", what)
-                raise StageFailed(f"{self._record.address} failed: {what}; the traceback is in {log_path}") from error
-            except BaseException as error:
-                _log.warning("%s was interrupted (%s)", self._record.address, type(error).__name__)
-                self._end("interrupted", type(error).__name__)
-                raise
-            self._end("completed")
-        return record
-
-    def _make(self, accept_failures: bool, progress: Progress) -> StageRecord:
-        run, address = self._run, self._instance.address
-        scratch = self._folder / WORK_FOLDER / "scratch"
-        with storage_errors("write", scratch):
-            scratch.mkdir(parents=True)
-        workspace = run.workspace_key(address, self._fingerprint)
-        if self._from_nothing:
-            run.storage.discard(workspace)
-        stage = self._instance.stage
-        with Outputs(run.storage, stage, self._fingerprint, self._key) as outputs:
-
-            def context_of(journal: JournalView) -> Context:
-                return Context(
-                    address=address,
-                    attempt=self._record.number,
-                    settings=self._instance.settings,
-                    inputs=open_inputs(run, self._inputs),
-                    journal=journal,
-                    in_force=self._in_force,
-                    progress=progress,
-                    accept_failures=accept_failures,
-                    scratch=scratch,
-                    workspace=run.storage.directory(workspace),
-                    store_of=run.store,
-                )
-
-            with self._worked(context_of, progress) as (journal, worked):
-                context = replace(context_of(journal), outputs=outputs, worked=worked)
-                metrics = dict(stage.run(context))
-            _check_rows(stage, self._record.address, outputs.num_rows())
-            self._lease.check()
-            committed = outputs.commit()
-        record = self._result(committed, metrics)
-        for key in record.telemetry.values():
-            run.storage.keep(key)
-        run.write_record(record, self._lease)
-        _remove_work(record, run, self._instance, self._lease)
-        _log.info("%s is done: %s", address, _describe(committed))
-        return record
-
-    @contextlib.contextmanager
-    def _worked(
-        self, context_of: Callable[[JournalView], Context], progress: Progress
-    ) -> Iterator[tuple[JournalView, Worked]]:
-        """The journal of the instance when its jobs have been worked at, where they are apart from the rest of it."""
-        run, address, stage, log = self._run, self._instance.address, self._instance.stage, f"{self._key}/log.txt"
-        plan = None
-        if stage.work is not None:
-            shards, number = run.shards(address, self._record.journal_name), self._record.number
-            num_shards = stage.num_shards(self._instance.settings)
-            plan = shards.begin(num_shards, attempt=number, lease=self._lease, from_nothing=self._from_nothing)
-            if plan is not None:
-                _log.info("%s: attempt %d, %d shards", address, number, plan.num_shards)
-                work_at_shards(shards, stage.work, context_of, progress=progress, wait=True, growing=(log,))
-                with shards.read(plan) as whole:
-                    yield whole, shards.worked(plan)
-                return
-        with open_journal(
-            run.storage, self._journal_key, self._lease, from_nothing=self._from_nothing, growing=(log,)
-        ) as journal:
-            _log.info("%s: attempt %d, %d finished before", address, self._record.number, journal.num_finished)
-            yield journal, Worked() if stage.work is None else stage.work(context_of(journal))
-
-    def _in_force(self, kind: str) -> Rows | None:
-        """See `StageContext.earlier`."""
-        record = None if self._takes_nothing_over else self._run.record(self._instance.address)
-        if record is None or kind not in record.outputs:
-            return None
-        try:
-            return self._run.rows(record.outputs[kind])
-        except ArtifactError as error:
-            _log.info("nothing is taken over from the earlier %s: %s", kind, error)
-            return None
-
-    def _result(self, outputs: Mapping[str, ArtifactRef], metrics: dict[str, Any]) -> StageRecord:
-        instance, address, number = self._instance, self._instance.address, self._record.number
-        return StageRecord(
-            address=self._record.address,
-            stage=instance.stage.name,
-            version=instance.stage.version,
-            fingerprint=self._fingerprint,
-            settings=semantic_dump(instance.settings),
-            inputs=dict(self._inputs),
-            outputs=dict(outputs),
-            telemetry={
-                table.kind: self._run.attempt_key(address, number, f"{table.kind}.parquet")
-                for table in instance.stage.telemetry
-            },
-            metrics=metrics,
-            attempt=number,
-            token=self._record.token,
-            started_at=self._record.started_at,
-            finished_at=utc_now(),
-            versions=package_versions(),
-        )
-
-    def _end(self, state: AttemptState, error: str | None = None) -> None:
-        update = {"state": state, "error": error, "finished_at": utc_now()}
-        _write_state(self._record.model_copy(update=update), self._run, self._lease)
-
-    def _keep_log(self) -> None:
-        try:
-            self._run.storage.keep(f"{self._key}/log.txt")
-        except StorageError as failure:
-            _log.warning("the log of the attempt is only on this machine, in %s: %s", self._folder, failure)
-
-
-def _continues_forced(earlier: list[AttemptRecord], fingerprint: str) -> bool:
-    last = earlier[-1] if earlier else None
-    return last is not None and last.forced and last.state != "completed" and last.fingerprint == fingerprint
-
-
-def _check_rows(stage: Stage, address: str, num_rows: Mapping[str, int]) -> None:
-    empty = [table.kind for table in stage.produces if table.required and not num_rows[table.kind]]
-    if empty:
-        raise StageFailed(f"{address} made no rows of {', '.join(empty)}; see what it read and its settings")
-
-
-def _describe(outputs: Mapping[str, ArtifactRef]) -> str:
-    return ", ".join(f"{ref.folder} ({ref.num_rows} rows)" for ref in outputs.values())

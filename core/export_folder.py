@@ -15,15 +15,20 @@ from treadle.core.storage import force_folder_to_disk, make_folder, storage_erro
 EXPORT_FILE = "export.json"
 """Every export has it; by it an older one is known."""
 
+_FILES = (".json", ".jsonl", ".parquet")
+"""Whoever gives such a name expects one file, and would look for it in vain."""
+
 
 @contextlib.contextmanager
 def new_folder(target: Path, *, replace: bool = False) -> Iterator[Path]:
     """A folder to write into, which becomes `target` at the end of the block; on any error nothing is left.
 
-    Raises ConfigError where `target` is there already, unless it is empty or, with `replace`, an earlier export;
-    StorageError where the disk refuses.
+    Raises ConfigError where `target` is named like a file of rows, or is there already, unless it is empty or, with
+    `replace`, an earlier export; StorageError where the disk refuses.
     """
     target = target.absolute()
+    if target.suffix in _FILES:
+        raise ConfigError(f"{target} is the name of a file, and this writes a folder of files; name a folder")
     _check(target, replace)
     with storage_errors("write", target):
         make_folder(target.parent)

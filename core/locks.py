@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import itertools
 import os
 import socket
 import time
@@ -22,13 +23,17 @@ import orjson
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from treadle.core.errors import RunError
+from treadle.core.harmless import one_line
 from treadle.core.object_storage import ObjectStorage
 from treadle.core.storage import Storage, storage_errors, write_all
 
 _HOLDER_BYTES = 512
+_DOING_CHARS = 80
 # Looking who holds a lease takes a shared lock for an instant; taking it must not fail over that.
 _TRIES = 5
 _PAUSE_S = 0.02
+_BRIEF_TRIES = 3000
+"""At one who holds it briefly, such as who removes leftovers: a minute."""
 
 
 class Holder(BaseModel):
@@ -41,6 +46,10 @@ class Holder(BaseModel):
     host: str
     started_at: str
     """UTC, ISO 8601."""
+    doing: str = ""
+    """What for, where that does not follow from what is held."""
+    brief: bool = False
+    """Whether it will be over in moments, so that others wait for it instead of giving up."""
 
 
 class Lease(Protocol):
@@ -69,9 +78,12 @@ class Lease(Protocol):
 class FileLease:
     """A lease held by `flock` on one file, which also names its holder. The file stays when it is released."""
 
-    def __init__(self, path: Path, what: str) -> None:
-        """Take the lease on `path`, for the thing named `what`; raises RunError naming a living holder."""
-        self._path, self._what = path, what
+    def __init__(self, path: Path, what: str, *, doing: str = "", brief: bool = False) -> None:
+        """Take the lease on `path`, for the thing named `what`; raises RunError naming a living holder.
+
+        `doing` is for others to read: what it is held for. One who holds it briefly (`brief`) is waited for.
+        """
+        self._path, self._what, self._doing, self._brief = path, what, doing, brief
         with storage_errors("lock", path):
             path.parent.mkdir(parents=True, exist_ok=True)
             self._descriptor: int | None = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
@@ -84,12 +96,14 @@ class FileLease:
 
     def _lock(self, what: str) -> None:
         assert self._descriptor is not None
-        for _ in range(_TRIES):
+        for number in itertools.count(1):
             try:
                 return fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                time.sleep(_PAUSE_S)
-        raise busy(what, _read(self._path))
+                holder = _read(self._path)
+                if number >= (_BRIEF_TRIES if holder and holder.brief else _TRIES):
+                    raise busy(what, holder) from None
+            time.sleep(_PAUSE_S)
 
     def _announce(self) -> int:
         assert self._descriptor is not None
@@ -99,6 +113,8 @@ class FileLease:
             pid=os.getpid(),
             host=socket.gethostname(),
             started_at=datetime.now(UTC).isoformat(timespec="seconds"),
+            doing=one_line(self._doing)[:_DOING_CHARS],
+            brief=self._brief,
         )
         # One write of one size: a kill leaves the old holder or the new one, and the token never goes back.
         os.lseek(self._descriptor, 0, os.SEEK_SET)
@@ -132,9 +148,9 @@ def busy(what: str, holder: Holder | None) -> RunError:
 
 
 @contextlib.contextmanager
-def hold(path: Path, what: str) -> Iterator[Lease]:
+def hold(path: Path, what: str, *, brief: bool = False) -> Iterator[Lease]:
     """Hold the lease on `path` for the length of a block; raises RunError where a living process has it."""
-    lease = FileLease(path, what)
+    lease = FileLease(path, what, brief=brief)
     try:
         yield lease
     finally:
@@ -143,19 +159,25 @@ def hold(path: Path, what: str) -> Iterator[Lease]:
 
 @contextlib.contextmanager
 def hold_key(
-    storage: Storage, key: str, what: str, *, above: int = 0, seen: tuple[bytes, float] | None = None
+    storage: Storage,
+    key: str,
+    what: str,
+    *,
+    above: int = 0,
+    seen: tuple[bytes, float] | None = None,
+    brief: bool = False,
 ) -> Iterator[Lease]:
     """The same for a lease of a root; its token is greater than `above` where the root is an object store.
 
     `seen`: what a watch of it has seen, see `LeaseWatch`.
     """
     if not isinstance(storage, ObjectStorage):
-        with hold(storage.directory(key), what) as local:
+        with hold(storage.directory(key), what, brief=brief) as local:
             yield local
         return
     from treadle.core.object_lease import ObjectLease
 
-    lease = ObjectLease(storage, key, what, above=above, seen=seen)
+    lease = ObjectLease(storage, key, what, above=above, seen=seen, brief=brief)
     try:
         lease.keep_renewing()
         yield lease

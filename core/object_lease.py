@@ -75,6 +75,7 @@ class ObjectLease:
         *,
         above: int = 0,
         seen: tuple[bytes, float] | None = None,
+        brief: bool = False,
         times: LeaseTimes | None = None,
     ) -> None:
         """Take the lease `key` for the thing named `what`, with a token greater than `above`.
@@ -90,7 +91,7 @@ class ObjectLease:
         self._valid_until = -1.0
         self._lost = False
         self._trouble = "it could not be renewed in time"
-        self._local = FileLease(storage.directory(key), what)
+        self._local = FileLease(storage.directory(key), what, brief=brief)
         try:
             self._state, self._content = self._acquire(above, seen)
         except BaseException:

@@ -177,6 +177,12 @@ class ObjectStorage:
             batches = _obstore().list(self._store, self._name(prefix))
             return {entry["path"]: entry["size"] for batch in batches for entry in batch}
 
+    def listed(self, prefix: str) -> Iterator[tuple[str, int, float]]:
+        """Keys of all objects below a prefix, with their lengths in bytes and when they were put (Unix time)."""
+        with self._errors("list", prefix):
+            for batch in _obstore().list(self._store, self._name(prefix)):
+                yield from ((item["path"], item["size"], item["last_modified"].timestamp()) for item in batch)
+
     def names(self, prefix: str) -> list[str]:
         """See `Storage.names`."""
         with self._errors("list", prefix):

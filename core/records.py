@@ -74,8 +74,21 @@ class StageRecord(StoredRecord):
     started_at: str
     finished_at: str
     versions: dict[str, str]
+    same_as: str = ""
+    """Address of an earlier iteration whose result this is: what would have been done was the same. `attempt` is 0, and
+    telemetry and metrics are those of that result, so that sums over a run leave this one out."""
     reused: bool = False
     """Set on the copy that `execute` returns when nothing had to be done; never stored."""
+
+    def outputs_in_words(self) -> str:
+        """Its artifacts with their numbers of rows, for a log."""
+        return ", ".join(f"{ref.folder} ({ref.num_rows} rows)" for ref in self.outputs.values())
+
+    @property
+    def imported_from(self) -> str | None:
+        """Name of the file of another program that the result was read from; None where the stage made it."""
+        name = self.metrics.get("imported_from")
+        return name if isinstance(name, str) else None
 
 
 class AttemptRecord(StoredRecord):
@@ -89,6 +102,8 @@ class AttemptRecord(StoredRecord):
     """Name of its journal, where that is not the fingerprint's."""
     fills_gaps: bool = False
     """Whether it is to make up for what was accepted as missing in the result in force."""
+    inputs: dict[str, tuple[InputRef, ...]] | None = None
+    """What it reads; None where an earlier version wrote this."""
     forced: bool
     pid: int
     host: str
@@ -121,6 +136,14 @@ class InstanceStatus(_Record):
     """How a later, forced attempt at the result in force ended, where it did not complete."""
     gaps_state: InstanceState | None = None
     """The same of a later attempt to fill the gaps that were accepted in it."""
+    same_as: str = ""
+    """Address of an earlier iteration that has the same result; empty where it was made here, or is only here now."""
+    was_same_as: str = ""
+    """Address of the earlier iteration that it was taken over from, where that has been made anew since."""
+    imported_from: str = ""
+    """Name of the file of another program that the result was read from; empty where a stage made it."""
+    waits_for: str = ""
+    """The GPU that a process of this machine, which is about to make it, waits for."""
     log: str | None
     """Log of the last attempt, below the root."""
     started_at: str | None

@@ -15,22 +15,21 @@ Everything is readable without this program, and paths inside are relative to th
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import orjson
-from pydantic import BaseModel
 
-from treadle.core.artifacts import ArtifactReader, ArtifactRef, verify_artifact
-from treadle.core.config import differing_keys
+from treadle.core.artifact_reader import ArtifactReader
+from treadle.core.artifacts import ArtifactRef, verify_artifact
 from treadle.core.errors import ConfigError, RunError
 from treadle.core.keyed_store import KeyedStore
-from treadle.core.locks import Lease, hold_key, holder_of, write_fenced
+from treadle.core.locks import Lease, hold_key, holder_of, living_holder, write_fenced
 from treadle.core.provenance import git_state, package_versions
-from treadle.core.record_files import as_json, as_read_back, load_record, parse_record
+from treadle.core.record_files import as_json, load_record
 from treadle.core.records import (
     AttemptRecord,
     InstanceState,
@@ -41,15 +40,15 @@ from treadle.core.records import (
 from treadle.core.shards import Shards
 from treadle.core.stage import Address
 from treadle.core.storage import LocalStorage, Storage, open_storage
+from treadle.core.taken_over import shown_at
 
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-_SHOWN_DIFFERENCES = 20
 _CUT_OFF = ("failed", "interrupted", "crashed")
 FINGERPRINT_DIGITS = 12
 
 
 class Run:
-    """A run on a root; get one with `create`, `open` or `create_or_open`."""
+    """A run on a root; get one with `create`, `open` or `core.locked_config.create_or_open_run`."""
 
     def __init__(self, storage: Storage, info: RunInfo) -> None:
         self.storage = storage
@@ -78,7 +77,7 @@ class Run:
         """
         storage = open_storage(root)
         info = RunInfo(
-            run_id=_checked_id(run_id),
+            run_id=checked_id(run_id),
             created_at=utc_now(),
             seed=seed,
             treadle_version=package_versions(("treadle",)).get("treadle", "unknown"),
@@ -92,7 +91,7 @@ class Run:
         with hold_key(storage, run.key("locks/run.lock"), f"the creation of run {run_id}") as lease:
             if storage.exists(run.key("run.json")):
                 raise taken
-            run._write_config(config_json, config_input)
+            run.write_config(config_json, config_input)
             lease.check()
             if not storage.put_if(run.key("run.json"), as_json(info), None):
                 raise taken
@@ -102,77 +101,11 @@ class Run:
     def open(cls, root: str | Path, run_id: str) -> Run:
         """Open a run; raises RunError where there is none."""
         storage = open_storage(root)
-        info = load_record(storage, f"runs/{_checked_id(run_id)}/run.json", RunInfo)
+        info = load_record(storage, f"runs/{checked_id(run_id)}/run.json", RunInfo)
         if info is None:
             known = ", ".join(list_runs(root)) or "none"
             raise RunError(f"there is no run {run_id} in {root}; runs there: {known}")
         return cls(storage, info)
-
-    @classmethod
-    def create_or_open(
-        cls,
-        root: str | Path,
-        run_id: str,
-        config_json: Mapping[str, Any],
-        semantic_json: Mapping[str, Any],
-        config_input: str = "",
-        *,
-        seed: int | None = None,
-        schema: type[BaseModel] | None = None,
-    ) -> Run:
-        """Create a run, or resume one made with the same semantic configuration; `schema` is that of both.
-
-        Raises RunError listing the keys that differ, unless nothing has been made yet: then the run takes the new ones.
-        Taken over are operational differences, those of revisable sections, and what growing lists and tables have
-        gained; the user's file is replaced by a newer one only.
-        """
-        storage, key = open_storage(root), f"runs/{_checked_id(run_id)}/run.json"
-        before = storage.get(key)
-        if before is None:
-            try:
-                return cls.create(root, run_id, config_json, semantic_json, config_input, seed=seed)
-            except RunError:
-                if (before := storage.get(key)) is None:
-                    raise
-        run = cls(storage, parse_record(before, key, RunInfo))
-        semantic = as_read_back(semantic_json)
-        differences = differing_keys(run.info.semantic, semantic, schema)
-        if differences and not run.is_untouched():
-            raise run._refusal(differences)
-        if run.info.semantic != semantic:
-            run._refuse_while_running(semantic)
-            run.info = run.info.model_copy(update={"semantic": semantic, "seed": seed})
-            # Of two at once with different configurations one gets the run; the other is told what differs.
-            if not storage.put_if(key, as_json(run.info), before):
-                return cls.create_or_open(
-                    root, run_id, config_json, semantic_json, config_input, seed=seed, schema=schema
-                )
-        if run.config() != as_read_back(config_json):
-            run._write_config(config_json, config_input)
-        return run
-
-    def check_config(self, semantic_json: Mapping[str, Any], schema: type[BaseModel] | None = None) -> None:
-        """Raise RunError, listing the keys, where a configuration of a schema would not give this run's results."""
-        if differences := differing_keys(self.info.semantic, as_read_back(semantic_json), schema):
-            raise self._refusal(differences)
-
-    def _refuse_while_running(self, semantic: Mapping[str, Any]) -> None:
-        """Raise RunError where somebody works by the settings that are to change."""
-        busy = [status.address for status in self.statuses() if status.state == "running"]
-        if busy:
-            changed = "; ".join(differing_keys(self.info.semantic, semantic)[:_SHOWN_DIFFERENCES])
-            raise RunError(
-                f"run {self.run_id} is being worked at with other settings ({changed}); wait until {busy[0]} has "
-                "ended, then run this again"
-            )
-
-    def _refusal(self, differences: Sequence[str]) -> RunError:
-        more = len(differences) - _SHOWN_DIFFERENCES
-        shown = "; ".join(differences[:_SHOWN_DIFFERENCES]) + (f"; and {more} more" if more > 0 else "")
-        return RunError(
-            f"run {self.run_id} was made with another configuration ({shown}); "
-            f"choose a new run id, or resume with the configuration in {self.key('config.json')}"
-        )
 
     def key(self, name: str) -> str:
         """Key of something that belongs to this run, relative to the root."""
@@ -274,15 +207,24 @@ class Run:
             what=f"{address} of run {self.run_id}",
         )
 
-    def lease(self, address: Address) -> AbstractContextManager[Lease]:
-        """Hold a stage instance for the length of a block; raises RunError where a living process has it."""
+    def lease(self, address: Address, *, brief: bool = False) -> AbstractContextManager[Lease]:
+        """Hold a stage instance for the length of a block; raises RunError where a living process has it.
+
+        Processes of this machine that want it meanwhile wait for one who has it only briefly.
+        """
         # A lock object may have been deleted by hand; tokens grow all the same.
         above = 0 if isinstance(self.storage, LocalStorage) else self._last_token(address)
-        return hold_key(self.storage, self._lock_key(address), f"{address} of run {self.run_id}", above=above)
+        return hold_key(
+            self.storage, self._lock_key(address), f"{address} of run {self.run_id}", above=above, brief=brief
+        )
 
     def lock_path(self, address: Address) -> Path:
         """File of the lease of a stage instance on this machine."""
         return self.storage.directory(self._lock_key(address))
+
+    def waiting_path(self, address: Address) -> Path:
+        """File on this machine; the holder of its lease says by `doing` what a stage instance waits for."""
+        return self.storage.directory(self.key(f"locks/waiting/{address}.lock"))
 
     def _lock_key(self, address: Address) -> str:
         return self.key(f"locks/{address}.lock")
@@ -319,7 +261,7 @@ class Run:
         state: InstanceState = "completed" if record else "absent"
         if last is not None:
             state = last.state
-            if record and record.attempt == last.number:
+            if record and (record.attempt == last.number or (record.same_as and record.token > last.token)):
                 # Also where it was stopped between its record and its last word.
                 state = "completed"
             elif state == "running" and holder_of(self.storage, self._lock_key(address)) is None:
@@ -335,6 +277,7 @@ class Run:
         num_finished = 0
         if last is not None and unfinished:
             num_finished = self.shards(address, last.journal_name).count_finished()
+        same_as = shown_at(record, self.record) if record else ""
         return InstanceStatus(
             address=str(address),
             state=state,
@@ -344,17 +287,14 @@ class Run:
             error=last.error if last and unfinished else None,
             forced_state=forced_state,
             gaps_state=gaps_state,
+            same_as=same_as,
+            was_same_as=record.same_as if record and not same_as else "",
+            waits_for=waiting.doing if (waiting := living_holder(self.waiting_path(address))) else "",
+            imported_from=(record.imported_from if record else None) or "",
             log=self.attempt_key(address, last.number, "log.txt") if last else None,
             started_at=last.started_at if last else None,
             finished_at=last.finished_at if last else record.finished_at if record else None,
         )
-
-    def is_untouched(self) -> bool:
-        """Whether nothing has been made yet, and nobody is at it: no record, nothing in a journal or a store."""
-        # Beside its segments the journal of an object root has lists of them.
-        recorded = (key for key in self.storage.keys(self.key("journal")) if key.endswith(".journal"))
-        made = any(self.storage.keys(self.key("records"))) or any(recorded) or any(self.storage.keys(self.key("store")))
-        return not made and not any(status.state == "running" for status in self.statuses())
 
     def _addresses(self, name: str) -> Iterator[Address]:
         """Addresses below `records` or `attempts`, in order; files of other origin are passed over."""
@@ -371,7 +311,8 @@ class Run:
                 continue
         yield from sorted(found, key=lambda address: (address.iteration, address.stage, address.qualifier or ""))
 
-    def _write_config(self, config_json: Mapping[str, Any], config_input: str) -> None:
+    def write_config(self, config_json: Mapping[str, Any], config_input: str) -> None:
+        """Write the resolved configuration, and the file as the user wrote it unless that is empty."""
         self.storage.put(self.key("config.json"), as_json(dict(config_json)))
         if config_input:
             self.storage.put(self.key("config.input.toml"), config_input.encode())
@@ -397,7 +338,8 @@ def utc_now() -> str:
     return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
-def _checked_id(run_id: str) -> str:
+def checked_id(run_id: str) -> str:
+    """The id itself; raises RunError for what cannot be one."""
     if not _RUN_ID.fullmatch(run_id):
         raise RunError(
             f"{run_id[:100]!r} cannot be a run id; use 1 to 100 letters, digits, dots, dashes and underscores, "

@@ -26,7 +26,7 @@ from treadle.core.errors import RunError, StorageError
 from treadle.core.journal import Journal, finished_rows
 from treadle.core.journal_format import segments
 from treadle.core.journal_upload import count_recorded, fetch_journal, last_token, open_journal
-from treadle.core.locks import Lease, hold_key, watch_leases, write_fenced
+from treadle.core.locks import Lease, LeaseWatch, hold_key, watch_leases, write_fenced
 from treadle.core.stage import JournalView, Worked
 from treadle.core.storage import Storage, storage_errors
 
@@ -121,13 +121,36 @@ class Shards:
         write_fenced(self.storage, f"{self.key}/shards.json", _as_json(plan), lease.token, lease)
         return plan
 
-    def work(self, work: Work, *, wait: bool, growing: Sequence[str] = (), tell: Tell | None = None) -> int:
+    def work(
+        self,
+        work: Work,
+        *,
+        wait: bool,
+        growing: Sequence[str] = (),
+        tell: Tell | None = None,
+        watch: LeaseWatch | None = None,
+    ) -> int:
         """Work at open shards, one after the other, until none is left; returns how many were worked through here.
 
         Where all that are left are held by living processes: with `wait` they are waited for, a dead one's shard is
-        taken over, and all are worked through at the end. Otherwise this ends. `growing`: see `open_journal`.
+        taken over, and all are worked through at the end. Otherwise this ends. `growing`: see `open_journal`. `watch`:
+        one that has looked at leases of these shards already.
         """
-        return _Round(self, work, growing).run(wait, tell or _silent)
+        return _Round(self, work, growing, watch or watch_leases(self.storage)).run(wait, tell or _silent)
+
+    def open(self, plan: ShardPlan) -> Iterator[int]:
+        """Indices of the shards that are not worked through; each is looked up when it is reached."""
+        return (index for index in range(plan.num_shards) if self.result(plan, index) is None)
+
+    def any_free(self, plan: ShardPlan, watch: LeaseWatch) -> bool:
+        """Whether a process may claim an open shard now; of a lease of another machine that takes a while to tell."""
+        left = list(self.open(plan))
+        while left:
+            looks = {watch.look(self.lock_key(index)) for index in left}
+            if "unknown" not in looks or "free" in looks:
+                return "free" in looks
+            time.sleep(POLL_S)
+        return False
 
     def result(self, plan: ShardPlan, index: int) -> ShardResult | None:
         """How a shard was worked through: in the plan's attempt, or earlier with nothing owed; None if open."""
@@ -210,9 +233,8 @@ def _silent(num_through: int, num_shards: int) -> None:
 class _Round:
     """One process at the shards of an instance."""
 
-    def __init__(self, shards: Shards, work: Work, growing: Sequence[str]) -> None:
-        self._shards, self._work, self._growing = shards, work, growing
-        self._watch = watch_leases(shards.storage)
+    def __init__(self, shards: Shards, work: Work, growing: Sequence[str], watch: LeaseWatch) -> None:
+        self._shards, self._work, self._growing, self._watch = shards, work, growing, watch
         self._through: set[int] = set()
         self._plan: ShardPlan | None = None
         self._num_done = 0

@@ -123,6 +123,9 @@ class StageContext(Protocol):
     attempt: int
     settings: Any
     inputs: Mapping[str, tuple[Rows, ...]]
+    producers: Mapping[str, tuple[Address, ...]]
+    """Of each input that is bound the instances that its tables are from, in their order. They are no part of the
+    fingerprint: a stage whose results tell of them says so, by `Stage.names_itself`."""
     journal: JournalView
     progress: Progress
     accept_failures: bool
@@ -206,6 +209,8 @@ class Stage:
     """Whether the journal of an instance outlives its results, and changes of settings and inputs, until it is begun
     from nothing. For a stage whose owners are named by digests of all that they depend on, and cost money. Such a stage
     is not divided into shards."""
+    names_itself: bool = False
+    """Whether results say of which instance they are, or are made, so that none can stand for that of another."""
     is_whole: Callable[[Mapping[str, Any]], bool] = _always
     """Metrics -> whether the result lacks nothing. One that does, because that was accepted, is made again whenever the
     instance is run, so that its gaps are filled."""

@@ -229,7 +229,7 @@ class LocalStorage:
                 shutil.rmtree(doomed)
             else:
                 path.unlink(missing_ok=True)
-            _remove_abandoned(path.parent)
+            remove_abandoned(path.parent)
 
     def prepare(self, prefix: str) -> Path:
         """See `Storage.prepare`."""
@@ -314,7 +314,7 @@ def _write_atomically(target: Path, data: bytes) -> None:
     finally:
         os.close(descriptor)
     force_to_disk(target.parent)
-    _remove_abandoned(target.parent)
+    remove_abandoned(target.parent)
 
 
 def _locked_temporary(folder: Path) -> tuple[Path, int]:
@@ -334,7 +334,7 @@ def _locked_temporary(folder: Path) -> tuple[Path, int]:
         os.close(descriptor)  # Taken for abandoned by another process, in the instant before it was locked.
 
 
-def _remove_abandoned(folder: Path) -> None:
+def remove_abandoned(folder: Path) -> None:
     """Remove the temporary files of killed writers from a folder; what cannot be removed stays."""
     with contextlib.suppress(OSError):
         for path in folder.glob(f"{_TEMPORARY}*"):

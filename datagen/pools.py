@@ -35,6 +35,7 @@ from treadle.core.stage import Stage, StageContext, Worked
 from treadle.datagen.evolution import Evolution
 from treadle.datagen.kit import Kit, Nobody
 from treadle.datagen.operators import load_operators
+from treadle.datagen.pool_exit import PoolExit
 from treadle.datagen.pool_report import PoolReport
 from treadle.datagen.pool_rows import event_rows, failed_question_row, pool_rows, question_row
 from treadle.datagen.pools_settings import PoolsSettings
@@ -226,18 +227,21 @@ class PoolsRun:
             return await self._write()
 
     async def _write(self) -> dict[str, Any]:
-        report = PoolReport([operator.name for operator in self._operators])
+        report, exit_check = PoolReport([operator.name for operator in self._operators]), PoolExit()
         tables: dict[str, list[dict[str, Any]]] = {"pool": [], "events": [], "question": [], "telemetry": []}
         for number, job in enumerate(self._jobs(), 1):
             finished = self._journal.is_finished(job.key)
             stored = self._stored(job.key) if finished else await self._from_memory(job)
             report.add(stored["question"], stored["pool"], stored["events"])
+            exit_check.add(stored["question"], stored["pool"])
             tables["question"].append(stored["question"])
             for name in ("pool", "events", "telemetry"):
                 tables[name] += stored[name]
             if number % _WRITE_BATCH == 0:
                 self._flush(tables)
         self._flush(tables)
+        if not self._context.accept_failures:
+            exit_check.check(self._context.address)
         self._context.add_file(schemas.POOLS.kind, "report.md", report.markdown().encode())
         return {**report.metrics(), **self._context.worked.facts.get("sandbox", {})}
 

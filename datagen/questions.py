@@ -226,6 +226,7 @@ def run_questions(context: StageContext) -> Mapping[str, Any]:
     intake.flush()
     _note_unused_routes(settings, intake.datasets)
     _check_error_rate(tallies, settings, context.accept_failures, intake.unusable.close())
+    _check_any_left(tallies)
     return _metrics(intake, tallies)
 
 
@@ -264,6 +265,18 @@ def _check_error_rate(
             f"{settings.max_error_rate:g}; most in {worst}: {tallies[worst]}; all of them: {unusable}; "
             "correct the file, or write all bad rows to quarantine with --accept-failures"
         )
+
+
+def _check_any_left(tallies: Mapping[str, _Tally]) -> None:
+    """Raise StageFailed where every row was left out; which is possible though none of the sources is unusable."""
+    if any(tally.kept for tally in tallies.values()):
+        return
+    reasons = sum((tally.reasons for tally in tallies.values()), Counter[str]())
+    told = ", ".join(f"{reason} {count:,}" for reason, count in reasons.most_common())
+    raise StageFailed(
+        f"no question is left of {reasons.total():,} rows ({told}); give other questions, or look at "
+        "questions.decontaminate"
+    )
 
 
 def _metrics(intake: _Intake, tallies: Mapping[str, _Tally]) -> dict[str, Any]:

@@ -1,14 +1,19 @@
-"""What the demo's models came to on the held-out questions, side by side, and what training did in between."""
+"""What the demo's models came to on the held-out questions, and what each training changed, told apart from chance."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
+from statistics import fmean
 from typing import Any
 
 from treadle.core.figures import Figures
 from treadle.core.runs import Run
 from treadle.core.stage import Address
+from treadle.core.taken_over import shown_at
+from treadle.eval.comparison import Comparison, Pairs, compared
 from treadle.eval.statistics import wilson_interval
 
 _WHAT = {
@@ -17,6 +22,8 @@ _WHAT = {
     "tuned": "tuned (the same, fine-tuned)",
     "reinforced": "reinforced (tuned, then GRPO)",
 }
+_WEIGHTS = ("base", "tuned", "reinforced")
+"""Those that come of each other by training, in this order."""
 
 
 @dataclass
@@ -61,22 +68,40 @@ class Tally:
         return right, f"{self.num_valid} of {self.num_rollouts}", calls
 
 
-def tallies(run: Run, models: Iterable[str]) -> dict[str, Tally]:
-    """Model -> its counts, for the models that have scores."""
-    found = {}
-    for model in models:
-        record = run.record(Address(1, "scores", model))
-        if record is not None:
-            found[model] = Tally.of(run.rows(record.outputs["scores"]).rows())
-    return found
+def tallies(run: Run, models: Iterable[str], iteration: int = 1) -> dict[str, Tally]:
+    """Model -> its counts in an iteration, for the models that have scores of their own there."""
+    return {model: Tally.of(rows) for model, rows in _scores(run, models, iteration).items()}
 
 
 def outcome(run: Run, models: Iterable[str]) -> Figures:
-    """A table with one row per model."""
+    """A table with one row per model, and one more for what an iteration after the first made of it."""
+    names = list(models)
     header = ("held-out questions", "right answers (95 %)", "ended with an answer", "calls without an error")
-    rows = tuple((_WHAT.get(model, model), *tally.cells()) for model, tally in tallies(run, models).items())
+    rows = tuple(
+        (_named(_WHAT.get(model, model), number), *tally.cells())
+        for number in range(1, _num_iterations(run) + 1)
+        for model, tally in tallies(run, names, number).items()
+    )
     sentences = " ".join(filter(None, (training_sentence(run), reinforcement_sentence(run))))
     return Figures("What it came to", header, rows, sentences)
+
+
+def differences(run: Run, models: Iterable[str]) -> Figures:
+    """A table with one row per training: what it changed, over the questions that were asked before and after it."""
+    names = [model for model in _WEIGHTS if model in set(models)]
+    answers = [
+        (_named(model, number), _right_by_question(rows))
+        for number in range(1, _num_iterations(run) + 1)
+        for model, rows in _scores(run, names, number).items()
+    ]
+    rows = tuple(
+        (f"{before} to {after}", *_cells(_compared(first, second)))
+        for (before, first), (after, second) in pairwise(answers)
+        if first.keys() & second.keys()
+    )
+    header = ("question by question", "difference in points (95 %)", "newly right", "no longer right", "p")
+    note = "Where the interval reaches 0, chance alone may have done it; other seeds or more questions would tell."
+    return Figures("What each training changed", header, rows, note if rows else "")
 
 
 def training_sentence(run: Run) -> str:
@@ -98,7 +123,74 @@ def reinforcement_sentence(run: Run) -> str:
     if record is None:
         return ""
     metrics = record.metrics
-    return (
+    said = (
         f"Reinforcement: {metrics['steps']:,} steps with {metrics['rollouts']:,} rollouts of {metrics['rows']:,} "
-        f"training questions in {metrics['seconds']:.0f} s."
+        f"training questions in {metrics['seconds']:.0f} s"
     )
+    if not (ends := first_and_last_rewards(run.rows(record.outputs["rl_rollouts"]).rows())):
+        return f"{said}."
+    first, last = (fmean(rewards) for rewards in zip(*ends, strict=True))
+    return f"{said}; mean reward of a question {first:.2f} when it was trained on first, {last:.2f} when last."
+
+
+def first_and_last_rewards(rows: Iterable[Mapping[str, Any]]) -> list[tuple[float, float]]:
+    """Per question that was trained on more than once: the mean reward of its first and of its last group.
+
+    Unlike means of single steps this does not hang on which questions a step had. `rows` are those of `rl_rollouts`.
+    """
+    steps: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for row in rows:
+        if row["reward"] is not None:
+            steps[row["question_key"]][row["step"]].append(row["reward"])
+    return [
+        (fmean(rewards[min(rewards)]), fmean(rewards[max(rewards)])) for rewards in steps.values() if len(rewards) > 1
+    ]
+
+
+def _scores(run: Run, models: Iterable[str], iteration: int) -> dict[str, Iterable[dict[str, Any]]]:
+    """Model -> rows of its scores, for the models that have scores of their own in an iteration."""
+    records = ((model, run.record(Address(iteration, "scores", model))) for model in models)
+    return {
+        model: run.rows(record.outputs["scores"]).rows()
+        for model, record in records
+        if record is not None and not shown_at(record, run.record)
+    }
+
+
+def _right_by_question(rows: Iterable[Mapping[str, Any]]) -> dict[str, list[float]]:
+    right: dict[str, list[float]] = defaultdict(list)
+    for row in rows:
+        right[row["question_key"]].append(float(bool(row["correct"])))
+    return right
+
+
+def _compared(first: Mapping[str, list[float]], second: Mapping[str, list[float]]) -> Comparison:
+    """Right answers of all domains together; with one answer per question by Tango and McNemar."""
+    keys = sorted(first.keys() & second.keys())
+    before, after = ({key: fmean(given[key]) for key in keys} for given in (first, second))
+    pairs = Pairs(
+        figure="accuracy",
+        first=before,
+        second=after,
+        is_binary=all(len(given[key]) == 1 for given in (first, second) for key in keys),
+        num_dropped=len(first.keys() ^ second.keys()),
+        num_dropped_rollouts=0,
+        gained=tuple(key for key in keys if before[key] <= 0.5 < after[key]),
+        lost=tuple(key for key in keys if after[key] <= 0.5 < before[key]),
+    )
+    return compared(pairs)
+
+
+def _cells(comparison: Comparison) -> tuple[str | int, ...]:
+    low, high = ("?" if end is None else f"{100 * end:+.0f}" for end in comparison.difference.ends)
+    points = f"{100 * comparison.difference.mean:+.0f} ({low} to {high})"
+    p_value = "< 0.001" if comparison.p_value < 0.001 else f"{comparison.p_value:.3f}"
+    return points, len(comparison.gained), len(comparison.lost), p_value
+
+
+def _named(model: str, iteration: int) -> str:
+    return model + (f", iteration {iteration}" if iteration > 1 else "")
+
+
+def _num_iterations(run: Run) -> int:
+    return max((Address.parse(record.address).iteration for record in run.records()), default=1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,41 +12,23 @@ from treadle.core.config import load_config
 from treadle.core.engines.cache import Notify, cache_root
 from treadle.core.engines.environments import SIZES, choose_variant, install, is_installed
 from treadle.core.runs import list_runs
-from treadle.core.stage import Address
 from treadle.demo.byte_tokenizer import write_byte_tokenizer
 from treadle.demo.embedded_model import embedded_tokenizer
 from treadle.demo.world import write_world
 from treadle.tasks.config import TreadleConfig
+from treadle.tasks.pace import duration
 
 NUM_DOCUMENTS = 1_000
 TIERS = (0,)
 """Questions that one call answers: what a model of 135 million weights learns in minutes on two cores."""
-ENGINES = {
-    "serve": "vLLM, about 2 minutes",
-    "sft": "LLaMA-Factory, about 6 minutes",
-    "trl": "TRL, about 4 minutes",
-}
-"""What the demo needs besides Treadle, and how long it took to install."""
+ENGINES = {"serve": ("vLLM", 3), "sft": ("LLaMA-Factory", 4), "trl": ("TRL", 2)}
+"""What the demo needs besides Treadle, and how many minutes it took to install on a machine with other work."""
 _CONFIG = Path(__file__).with_name("demo.toml")
 _TUTOR_ONLY: dict[str, Any] = {
     "pools": {"max_questions": 60},
     "flow": {"stages": ["pools", "sft_rows", "rollouts", "scores", "report"], "models": ["tutor"]},
     "rollouts": {"sampling": {"max_tokens": 384}},  # bytes, with its own tokenizer
 }
-_STEPS = {
-    "pools": "the tutor answers questions to train on and mends what went wrong, with real search and Python",
-    "sft_rows": "what is right and well formed becomes rows to train on, results of tools masked",
-    "sft": "LLaMA-Factory trains SmolLM2-135M on them; about 2 minutes on 2 cores, a line per 10 s",
-    "rollouts@phase-1": "the trained model answers training questions, eight times each",
-    "selection@phase-1": "group-wise Pareto: the questions whose answers differ most are worth reinforcement",
-    "rl@phase-1": "TRL reinforces the trained model on them, with real tools; a line per step",
-    "rollouts@tutor": "the tutor answers held-out questions about things that no row names",
-    "rollouts@base": "SmolLM2-135M as it came answers them, on vLLM; about a minute",
-    "rollouts@tuned": "SmolLM2-135M as it was fine-tuned answers them; about a minute",
-    "rollouts@reinforced": "SmolLM2-135M as it was reinforced answers them; about a minute",
-    "report": "tables and pictures",
-}
-"""What a step does, by stage and model, where it is worth a line."""
 
 
 def demo_configuration(
@@ -75,20 +58,33 @@ def demo_configuration(
     return _run_name(root, "demo-tutor" if tutor_only else "demo", fresh), config
 
 
-def step_words(address: Address) -> str:
-    """What the step of the demo at this address does, for people; empty where it is over in a moment."""
-    stage = f"{address.stage}@{address.qualifier}" if address.qualifier else address.stage
-    return _STEPS.get(stage, "")
-
-
 def _install_engines(notify: Notify) -> None:
     """Install what is missing, having said beforehand what all of it comes to."""
     missing = [engine for engine in ENGINES if not is_installed(engine)]
     if missing:
-        parts = [f"{ENGINES[engine]} and {SIZES[f'{engine}-{choose_variant(engine)}']}" for engine in missing]
+        named = [(*ENGINES[engine], SIZES[f"{engine}-{choose_variant(engine)}"]) for engine in missing]
+        parts = [f"{name}, about {minutes} minutes and {size}" for name, minutes, size in named]
         notify(f"the demo installs, once, into {cache_root()}: {'; '.join(parts)}")
-    for engine in missing:
-        install(engine, notify=notify)
+    for place, engine in enumerate(missing):
+        after = sum(ENGINES[later][1] for later in missing[place + 1 :])
+        install(engine, notify=_timed(notify, ENGINES[engine][1], after))
+
+
+def _timed(notify: Notify, usual_minutes: int, minutes_after: int) -> Notify:
+    """The same, with the time so far, and what is usually left of this installation and those after it, behind what is
+    told of a step under way."""
+    began = time.monotonic()
+
+    def tell(line: str) -> None:
+        if not line.startswith("  "):
+            notify(line)
+            return
+        so_far_s = time.monotonic() - began
+        left_s = max(0.0, 60.0 * usual_minutes - so_far_s) + 60.0 * minutes_after
+        told = f"; usually about {duration(left_s)} left of all installations" if left_s else ""
+        notify(f"{line}, {duration(so_far_s)} so far{told}")
+
+    return tell
 
 
 def _run_name(root: Path, name: str, fresh: bool) -> str:

@@ -9,7 +9,8 @@ from typing import Any
 
 from treadle.eval.comparison import Comparison, Pairs, compared, compared_average, pair
 from treadle.eval.config import ReportSettings
-from treadle.eval.metrics import areas_of, by_dataset, says_something
+from treadle.eval.dataset_figures import areas_of, by_dataset
+from treadle.eval.metrics import says_something
 from treadle.eval.scored_rollout import ScoredRollout
 from treadle.eval.scoring import judged_unlike
 from treadle.eval.statistics import holm

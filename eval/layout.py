@@ -11,18 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from treadle.core.figures import Figures, plain
-from treadle.eval.metrics import (
-    ALL,
-    AVERAGES,
-    EVERY,
-    heading_of,
-    is_figure,
-    is_share,
-    needs,
-    of_headline,
-    placed,
-    title_of,
-)
+from treadle.eval.averages import ALL, AVERAGES, EVERY, of_headline
+from treadle.eval.metrics import PASS_AT, heading_of, is_figure, is_share, needs, placed, title_of
 
 _INTERVALS = ("accuracy", "score")
 """Columns of the headline with room for intervals."""
@@ -216,8 +206,8 @@ def behaviour_cells(line: Line) -> list[str]:
 
 def pass_names(given: Iterable[Line]) -> list[str]:
     """Names of pass@k that any line has, by k."""
-    found = {name for line in given for name in line.figures if name.startswith("pass@")}
-    return sorted(found, key=lambda name: int(name.removeprefix("pass@")))
+    found = {name for line in given for name in line.figures if name.startswith(PASS_AT)}
+    return sorted(found, key=lambda name: int(name.removeprefix(PASS_AT)))
 
 
 def passes(given: Iterable[Line]) -> tuple[list[str], list[list[str]]]:

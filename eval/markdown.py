@@ -7,6 +7,7 @@ from itertools import groupby
 from typing import Any
 
 from treadle.core.figures import cell_text, escape
+from treadle.eval.averages import ALL, EVERY
 from treadle.eval.config import ReportSettings
 from treadle.eval.layout import (
     AGREEMENT,
@@ -27,7 +28,6 @@ from treadle.eval.layout import (
     summary_lines,
     widths,
 )
-from treadle.eval.metrics import ALL, EVERY
 
 Row = Mapping[str, Any]
 

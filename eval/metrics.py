@@ -1,37 +1,23 @@
-"""Figures of one model's scored rollouts, per data set and over data sets. Pure: records in, numbers out.
+"""Which figures of scored rollouts there are: what each is made of, and how it is called and shown.
 
-Documented in docs/behaviour/metrics.md; efficiency and the behaviour figures follow ET-Agent (arXiv 2601.06860). Sums
-are exact before they are rounded (`math.fsum`), first over each question's rollouts and then over questions, so that no
-figure depends on the order of records.
+Documented in docs/behaviour/metrics.md; efficiency and the behaviour figures follow ET-Agent (arXiv 2601.06860).
 """
 
 from __future__ import annotations
 
-import math
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
 
 from treadle.eval.conciseness import is_redundant
 from treadle.eval.scored_rollout import ScoredRollout
-from treadle.eval.statistics import pass_at_k
 
 PER_THOUSAND = 1_000
 """Correctness per token of reasoning is a small number; it is given per thousand tokens, as published."""
 
-MATH = "math"
-KNOWLEDGE = "knowledge"
-MIXED = "mixed"
-ALL = "all"
-"""The average over the headline data sets, or over all where there are none of these."""
-EVERY = "every"
-"""The average over all data sets, where that is another."""
-AVERAGES = (ALL, EVERY, MATH, KNOWLEDGE)
-"""Names of averages over data sets, the one that models are told apart by first."""
-
-_PASS_AT = "pass@"
+PASS_AT = "pass@"
+"""The name of pass@k without the k; it is no figure of single rollouts."""
 
 Place = Literal["headline", "behaviour", "detail"]
 
@@ -60,45 +46,6 @@ class Figure:
     """What there has to be some of among a model's rollouts for this to be a figure at all."""
     place: Place = "detail"
     """The table that it is a column of; all stand in the table of all figures."""
-
-
-@dataclass(frozen=True, slots=True)
-class FigureSums:
-    """A figure's terms, summed up by question; what its mean and its interval are made from."""
-
-    questions: dict[str, tuple[float, float]]
-    """Question key -> sums of both parts; questions of which no rollout says anything are absent."""
-    is_binary: bool
-    """Whether every rollout counts once, as 0 or 1."""
-    num_undecided: int
-    """Rollouts that say nothing."""
-
-    @property
-    def value(self) -> float | None:
-        """The figure; None where there is nothing to divide by."""
-        total = math.fsum(count for _, count in self.questions.values())
-        return math.fsum(amount for amount, _ in self.questions.values()) / total if total else None
-
-
-@dataclass(frozen=True, slots=True)
-class DatasetFigures:
-    """One model on one data set."""
-
-    dataset: str
-    area: str
-    """math; knowledge, for qa and choice; mixed, where rows of both are in a data set that nothing is said of."""
-    num_rollouts: int
-    num_questions: int
-    sums: dict[str, FigureSums]
-    """Name of a figure, in `FIGURES` or pass@k -> what it is made from."""
-    counts: dict[str, int]
-    """Numbers of rollouts: num_failed (ended by infrastructure, accepted by the user; they count as wrong), num_valid
-    (ended with an answer), and how many by status:, scorer: (who decided), judge_status: and tools_used:."""
-
-    judges: tuple[str, ...]
-    """Everybody who was asked about an answer."""
-    joint_verdicts: tuple[tuple[bool, ...], ...]
-    """Of the rollouts on which all of several judges have one, in the order of `judges`."""
 
 
 def efficiency(score: float, calls_requested: int) -> float:
@@ -131,6 +78,11 @@ def _once(value: float | None) -> tuple[float, float] | None:
 def _mean(value: Callable[[ScoredRollout], float | None]) -> Term:
     """Every rollout with a value counts once."""
     return lambda rollout: _once(value(rollout))
+
+
+def _mean_if_counted(value: Callable[[ScoredRollout], float]) -> Term:
+    """The same of numbers of tokens, where they were counted."""
+    return lambda rollout: (value(rollout), 1.0) if rollout.has_known_tokens else None
 
 
 def _mean_by_score(value: Callable[[ScoredRollout, float], float]) -> Term:
@@ -223,9 +175,9 @@ FIGURES: Mapping[str, Figure] = MappingProxyType(
             place="behaviour",
         ),
         "completion_tokens": Figure(
-            "sampled tokens", "tokens", _mean(lambda rollout: rollout.completion_tokens), place="headline"
+            "sampled tokens", "tokens", _mean_if_counted(lambda rollout: rollout.completion_tokens), place="headline"
         ),
-        "prompt_tokens": Figure("prompt tokens", "prompts", _mean(lambda rollout: rollout.prompt_tokens)),
+        "prompt_tokens": Figure("prompt tokens", "prompts", _mean_if_counted(lambda rollout: rollout.prompt_tokens)),
         "reasoning_tokens": Figure(
             "tokens without results", "L", _mean(lambda rollout: rollout.reasoning_tokens), place="behaviour"
         ),
@@ -238,7 +190,7 @@ those without a verdict too, where the figure needs none."""
 
 def is_figure(name: str) -> bool:
     """Whether a name of the summary is that of a figure, one of `FIGURES` or pass@k, and no number of rollouts."""
-    return name in FIGURES or name.startswith(_PASS_AT)
+    return name in FIGURES or name.startswith(PASS_AT)
 
 
 def placed(place: Place) -> tuple[str, ...]:
@@ -271,140 +223,6 @@ def says_something(name: str, num_calls: float) -> bool:
     return num_calls > 0 or not needs(name, "calls")
 
 
-def figure_sums(rollouts: Iterable[ScoredRollout], name: str) -> FigureSums:
-    """Sums of one of `FIGURES` over one model's rollouts on one data set, by question, in the order of their keys."""
-    given = list(rollouts)
-    figure = FIGURES[name]
-    terms: dict[str, list[tuple[float, float]]] = {}
-    is_binary, num_undecided = True, 0
-    for rollout in given:
-        term = figure.term(rollout)
-        if term is None:
-            num_undecided += 1
-        elif term[1]:
-            is_binary = is_binary and term[1] == 1 and term[0] in (0, 1)
-            terms.setdefault(rollout.question_key, []).append(term)
-    if figure.rests_on and num_undecided and figure_sums(given, figure.rests_on).value is None:
-        return FigureSums({}, False, len(given))
-    return FigureSums({key: _sum(terms[key]) for key in sorted(terms)}, is_binary, num_undecided)
-
-
-def _sum(terms: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    return math.fsum(amount for amount, _ in terms), math.fsum(count for _, count in terms)
-
-
-def pass_at_sums(rollouts: Iterable[ScoredRollout], k: int) -> FigureSums:
-    """pass@k of each question by the rollouts with a verdict; questions with fewer than k of them are left out."""
-    given = list(rollouts)
-    verdicts: dict[str, list[bool]] = {}
-    for rollout in given:
-        if rollout.correct is not None:
-            verdicts.setdefault(rollout.question_key, []).append(rollout.correct)
-    kept = {key: verdicts[key] for key in sorted(verdicts) if len(verdicts[key]) >= k}
-    chances = {key: (pass_at_k(len(ours), sum(ours), k), 1.0) for key, ours in kept.items()}
-    is_binary = all(chance in (0.0, 1.0) for chance, _ in chances.values())
-    return FigureSums(chances, is_binary, len(given) - sum(map(len, kept.values())))
-
-
-def sums_of(rollouts: Iterable[ScoredRollout], name: str) -> FigureSums:
-    """Sums of a figure by its name: one of `FIGURES`, or pass@k."""
-    if name.startswith(_PASS_AT):
-        return pass_at_sums(rollouts, int(name.removeprefix(_PASS_AT)))
-    return figure_sums(rollouts, name)
-
-
 def bounds_of(name: str) -> tuple[float, float] | None:
     """Where all values of a figure lie, by its name."""
-    return _SHARE if name.startswith(_PASS_AT) else FIGURES[name].bounds
-
-
-def pass_at_ks(rollouts: Iterable[ScoredRollout]) -> list[int]:
-    """2, 4, 8, … up to the number of rollouts that every question has, and that number; none where it is 1."""
-    least = min(Counter(rollout.question_key for rollout in rollouts).values(), default=1)
-    powers = [1 << exponent for exponent in range(1, least.bit_length())]
-    return sorted({*powers, least} - {1})
-
-
-def by_dataset(rollouts: Iterable[ScoredRollout]) -> dict[str, list[ScoredRollout]]:
-    """One model's rollouts by data set, in the order of names."""
-    groups: dict[str, list[ScoredRollout]] = {}
-    for rollout in rollouts:
-        groups.setdefault(rollout.dataset, []).append(rollout)
-    return {dataset: groups[dataset] for dataset in sorted(groups)}
-
-
-def dataset_figures(
-    rollouts: Iterable[ScoredRollout], areas: Mapping[str, str] = MappingProxyType({})
-) -> list[DatasetFigures]:
-    """Figures of one model per data set, by name; `areas` says what a data set is of, else its rows' domains do."""
-    groups = by_dataset(rollouts)
-    found = areas_of(groups, areas)
-    return [_figures(dataset, group, found[dataset]) for dataset, group in groups.items()]
-
-
-def areas_of(datasets: Mapping[str, Iterable[ScoredRollout]], areas: Mapping[str, str]) -> dict[str, str]:
-    """What each data set is of: by `areas`, else by the domains of its rollouts."""
-    return {
-        dataset: areas.get(dataset) or _area({rollout.domain for rollout in rollouts})
-        for dataset, rollouts in datasets.items()
-    }
-
-
-def _figures(dataset: str, rollouts: Sequence[ScoredRollout], area: str) -> DatasetFigures:
-    sums = {name: figure_sums(rollouts, name) for name in FIGURES}
-    judges = tuple(sorted({judge for rollout in rollouts for judge, _ in rollout.opinions}))
-    sums |= {f"{_PASS_AT}{k}": pass_at_sums(rollouts, k) for k in pass_at_ks(rollouts)}
-    return DatasetFigures(
-        dataset=dataset,
-        area=area,
-        num_rollouts=len(rollouts),
-        num_questions=len({rollout.question_key for rollout in rollouts}),
-        sums=sums,
-        counts=_counts(rollouts),
-        judges=judges,
-        joint_verdicts=_joint_verdicts(rollouts, judges),
-    )
-
-
-def _joint_verdicts(rollouts: Sequence[ScoredRollout], judges: Sequence[str]) -> tuple[tuple[bool, ...], ...]:
-    if len(judges) < 2:
-        return ()
-    found = []
-    for rollout in rollouts:
-        verdicts = [verdict for _, verdict in rollout.opinions if verdict is not None]
-        if len(verdicts) == len(judges):
-            found.append(tuple(verdicts))
-    return tuple(found)
-
-
-def _area(domains: set[str]) -> str:
-    if domains == {MATH}:
-        return MATH
-    return MIXED if MATH in domains else KNOWLEDGE
-
-
-def _counts(rollouts: Sequence[ScoredRollout]) -> dict[str, int]:
-    kinds = Counter(kind for rollout in rollouts for kind in rollout.kinds())
-    return {
-        "num_failed": kinds["status:failed"],
-        "num_valid": sum(rollout.is_valid_answer for rollout in rollouts),
-        **{kind: kinds[kind] for kind in sorted(kinds)},
-    }
-
-
-def of_headline(datasets: Sequence[str], headline: Collection[str]) -> list[str]:
-    """The data sets that `all` is over: those of the headline, or all where there are none of these."""
-    return [dataset for dataset in datasets if dataset in headline] or list(datasets)
-
-
-def averaged(areas: Mapping[str, str], headline: Collection[str] = ()) -> dict[str, list[str]]:
-    """Name of an average -> the data sets that it is over, from what each data set is of.
-
-    `all`, and `math` and `knowledge` where they occur, are over those of the headline (`of_headline`); `every` is over
-    all, where that is another. A data set of mixed area counts in `all` and `every` alone.
-    """
-    chosen = of_headline(list(areas), headline)
-    groups = {ALL: chosen} | {area: [one for one in chosen if areas[one] == area] for area in (MATH, KNOWLEDGE)}
-    if len(chosen) < len(areas):
-        groups[EVERY] = list(areas)
-    return {name: group for name, group in groups.items() if group}
+    return _SHARE if name.startswith(PASS_AT) else FIGURES[name].bounds

@@ -10,14 +10,15 @@ from typing import Any
 
 import orjson
 
-from treadle.core.errors import ConfigError
+from treadle.core.errors import ConfigError, StageFailed
 from treadle.core.schemas import COMPARISONS, SUMMARY
 from treadle.core.stage import Rows, Stage, StageContext
 from treadle.eval.comparison_rows import comparison_rows
 from treadle.eval.config import ReportSettings
+from treadle.eval.dataset_figures import dataset_figures
+from treadle.eval.labels import label_prefixes
 from treadle.eval.layout import by_model, main_line, summary_lines
 from treadle.eval.markdown import render_report
-from treadle.eval.metrics import dataset_figures
 from treadle.eval.radar import radar_axes
 from treadle.eval.radar_picture import draw_radar
 from treadle.eval.scored_rollout import COLUMNS, ScoredRollout
@@ -32,11 +33,14 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
 
 
 def run_report(context: StageContext) -> Mapping[str, Any]:
-    """Sum up the scores; returns counts. Raises ConfigError for a data set with the name of an average."""
+    """Sum up the scores; returns counts. Raises ConfigError for a data set with the name of an average, StageFailed
+    where there is no score at all."""
     settings: ReportSettings = context.settings
     tables = context.inputs["scores"]
     context.progress.start(sum(table.num_rows for table in tables), 0, "rollouts")
     models = _collect(tables, context)
+    if not models:
+        raise StageFailed(f"{context.address}: there is no score to sum up; name models in flow.models")
     datasets = sorted({rollout.dataset for rollouts in models.values() for rollout in rollouts})
     check_names(datasets)
     rows = [
@@ -60,10 +64,14 @@ def run_report(context: StageContext) -> Mapping[str, Any]:
 
 def _collect(tables: Sequence[Rows], context: StageContext) -> dict[str, list[ScoredRollout]]:
     models: dict[str, list[ScoredRollout]] = {}
-    for table in tables:
+    places = zip(context.producers["scores"], (table.digest for table in tables), strict=True)
+    for table, prefix in zip(tables, label_prefixes(list(places)), strict=True):
+        if prefix is None:
+            context.progress.advance(table.num_rows)
+            continue
         for batch in table.batches([*COLUMNS, "model"]):
             for row in batch.to_pylist():
-                models.setdefault(row["model"], []).append(ScoredRollout.from_row(row))
+                models.setdefault(prefix + row["model"], []).append(ScoredRollout.from_row(row))
             context.progress.advance(batch.num_rows)
     return models
 
@@ -120,4 +128,5 @@ REPORT = Stage(
     consumes={"scores": "scores"},
     produces=(SUMMARY, COMPARISONS),
     run=run_report,
+    names_itself=True,  # By the iterations of models that have several.
 )

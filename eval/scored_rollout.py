@@ -64,6 +64,11 @@ class ScoredRollout:
         fields |= {name: sys.intern(fields[name]) for name in _REPEATED}
         return cls(**fields, votes=votes, opinions=_opinions(row["judges"]))
 
+    @property
+    def has_known_tokens(self) -> bool:
+        """Whether its tokens were counted; those of a rollout that was imported were not: it has text, and none."""
+        return self.prompt_tokens > 0 or not self.output_chars
+
     def kinds(self) -> Iterator[str]:
         """What it is counted among, as <what>:<which>."""
         yield f"status:{self.status}"

@@ -24,7 +24,16 @@ from treadle.eval.docket import Judgement
 from treadle.eval.judging import Judging, work
 from treadle.eval.lengths import Encoder, load_tokenizer, own_text, reasoning_tokens
 from treadle.eval.metrics import efficiency
-from treadle.eval.verdicts import Agreement, Opinion, agreement, as_verdict, decide, joint_verdicts
+from treadle.eval.verdicts import FAILED as UNREADABLE
+from treadle.eval.verdicts import (
+    FALLBACK_RULE,
+    Agreement,
+    Opinion,
+    agreement,
+    as_verdict,
+    decide,
+    joint_verdicts,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +78,8 @@ class _ScoresRun:
                 )
                 self._write(batch, list(rules))
         self._tally.check(options.max_error_rate)
+        if not self._context.accept_failures:
+            self._tally.check_judges()
         return self._tally.metrics(num_missing if is_judged else None)
 
     def _write(self, batch: Sequence[Answer], rules: Sequence[Score]) -> None:
@@ -121,6 +132,9 @@ _REMEDY_OF_JUDGES = (
 )
 
 
+_VOTES = ("votes_yes", "votes_no", "votes_abstained")
+
+
 @dataclass(slots=True)
 class _Tally:
     """What is counted for the metrics of the stage."""
@@ -131,6 +145,12 @@ class _Tally:
     errors_of_judges: set[str] = field(default_factory=set)
     usage: dict[str, Counter[str]] = field(default_factory=dict)
     joint: list[list[bool]] = field(default_factory=list)
+    asked: Counter[str] = field(default_factory=Counter)
+    """Judge -> answers that it said something of."""
+    unread: Counter[str] = field(default_factory=Counter)
+    """Judge -> those of which it said nothing that can be read."""
+    votes: Counter[str] = field(default_factory=Counter)
+    """Column of votes -> their number."""
 
     def count(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Count rows of `scores`."""
@@ -143,6 +163,10 @@ class _Tally:
             counts[f"scorer_{row['scorer']}"] += 1
             if row["judge_status"] is not None:
                 counts[f"judge_{row['judge_status']}"] += 1
+                for judge, opinion in orjson.loads(row["judges"]).items():
+                    self.asked[judge] += opinion["status"] != FALLBACK_RULE
+                    self.unread[judge] += opinion["status"] == UNREADABLE
+            self.votes.update({name: row[name] or 0 for name in _VOTES})
             if row["error"] is not None:
                 self.errors[row["error"]] += 1
                 self.errors_of_judges |= {row["error"]} if row["scorer"] == "judge" else set()
@@ -165,6 +189,25 @@ class _Tally:
             raise StageFailed(
                 f"{failed} of {total} rollouts have no verdict, more than scores.max_error_rate = {max_error_rate:g} "
                 f"allows; most often ({times} times): {cause}{remedy}"
+            )
+
+    def check_judges(self) -> None:
+        """Raise StageFailed where one of several judges, or the voter, mostly says what cannot be read.
+
+        What the only judge fails to decide, `check` and `on_failed` are about.
+        """
+        for judge, failed in self.unread.items():
+            if len(self.judges) > 1 and 2 * failed > self.asked[judge]:
+                raise StageFailed(
+                    f"judge {judge} said nothing that can be read of {failed:,} of {self.asked[judge]:,} answers; "
+                    f"leave it out of scores.judges.models{_REMEDY_OF_JUDGES}"
+                )
+        votes, abstained = self.votes.total(), self.votes["votes_abstained"]
+        if 2 * abstained > votes:
+            raise StageFailed(
+                f"{abstained:,} of {votes:,} votes on wasted calls cannot be read; name another model as "
+                "scores.redundancy.model, or give it more room with scores.redundancy.sampling.max_tokens: the stage "
+                "asks only what is new"
             )
 
     def progress(self) -> dict[str, int]:

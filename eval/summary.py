@@ -7,18 +7,10 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from treadle.core.errors import ConfigError
+from treadle.eval.averages import ALL, EVERY, KNOWLEDGE, MATH, averaged
 from treadle.eval.config import ReportSettings
-from treadle.eval.metrics import (
-    ALL,
-    EVERY,
-    KNOWLEDGE,
-    MATH,
-    DatasetFigures,
-    FigureSums,
-    averaged,
-    bounds_of,
-    says_something,
-)
+from treadle.eval.dataset_figures import DatasetFigures, FigureSums
+from treadle.eval.metrics import bounds_of, says_something
 from treadle.eval.statistics import Interval, average_interval, ratio_interval, share_interval
 from treadle.eval.verdicts import agreement
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from treadle.core.figures import plain
 from treadle.core.harmless import harmless
+from treadle.eval.averages import EVERY
 from treadle.eval.layout import (
     AGREEMENT,
     COMPARISON,
@@ -27,7 +28,7 @@ from treadle.eval.layout import (
     short_interval_cell,
     summary_lines,
 )
-from treadle.eval.metrics import EVERY, FIGURES, heading_of, placed
+from treadle.eval.metrics import FIGURES, heading_of, placed
 
 if TYPE_CHECKING:
     from rich.table import Table

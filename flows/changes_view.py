@@ -8,7 +8,7 @@ from rich.console import Group
 from rich.text import Text
 
 from treadle.core.harmless import harmless, one_line
-from treadle.tasks.trajectory_changes import Changes, Piece, folded
+from treadle.tasks.inspection.trajectory_changes import Changes, Piece, folded
 
 _MARKS = {"removed": ("- ", "red"), "added": ("+ ", "green")}
 

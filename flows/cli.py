@@ -18,11 +18,14 @@ import click
 
 from treadle.core.errors import TreadleError
 from treadle.core.harmless import one_line
+from treadle.flows.cli_diff import diff
 from treadle.flows.cli_engines import doctor, env, serve, tutor
 from treadle.flows.cli_eval import evaluate
 from treadle.flows.cli_export import export
+from treadle.flows.cli_gc import gc
 from treadle.flows.cli_import import import_
 from treadle.flows.cli_inspect import lineage, show, status, verify
+from treadle.flows.cli_prefect import prefect
 from treadle.flows.cli_report import report
 from treadle.flows.cli_retriever import retriever
 from treadle.flows.cli_run import demo, run, stage
@@ -71,9 +74,9 @@ def cli() -> None:
     """
 
 
-for command in (demo, run, evaluate, stage, work, status, show, view, lineage, verify, report, export, import_):
+for command in (demo, run, evaluate, stage, work, status, show, view, lineage, diff, verify, report, export, import_):
     cli.add_command(command)
-for command in (web, doctor, env, serve, tutor, retriever):
+for command in (gc, prefect, web, doctor, env, serve, tutor, retriever):
     cli.add_command(command)
 
 

@@ -72,7 +72,7 @@ def list_environments(as_json: bool) -> None:
 def serve(model: str, port: int, max_model_len: int) -> None:
     """Serve MODEL with vLLM: `embedded`, a folder, or a hub id. Stops with Ctrl-C."""
     from treadle.core.engines.config import VllmServer
-    from treadle.tasks.running import serve_until_interrupted
+    from treadle.tasks.serving.servers import serve_until_interrupted
 
     serve_until_interrupted(
         VllmServer(type="vllm", model=model, port=port, max_model_len=max_model_len),

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from treadle.flows.cli_run import Command, dry_run_option, run_flow, work_options
-from treadle.flows.options import say
+from treadle.flows.cli_run import dry_run_option, run_flow, work_options
+from treadle.flows.options import say, together
 
 if TYPE_CHECKING:
     from treadle.tasks.evaluation import Asked
@@ -54,7 +54,7 @@ class PricesType(click.ParamType[Any]):
 
 
 _file = click.Path(path_type=Path)
-_OPTIONS = (
+_asked_options = together(
     click.option("--model", metavar="NAME", help="The model, by its name in requests."),
     click.option("--endpoint", "endpoints", multiple=True, metavar="URL", help="Its server, up to /v1; repeatable."),
     click.option("--api-key-env", metavar="VARIABLE", help="Environment variable that holds the server's key."),
@@ -103,12 +103,6 @@ _OPTIONS = (
     click.option("--judge-key-env", metavar="VARIABLE", help="Environment variable that holds its server's key."),
     click.option("--run", "run_id", metavar="NAME", help="Name of the run. [default: of model and benchmarks]"),
 )
-
-
-def _asked_options(command: Command) -> Command:
-    for option in reversed(_OPTIONS):
-        command = option(command)
-    return command
 
 
 @click.command(

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
 from treadle.core.harmless import harmless, harmless_json
-from treadle.flows.options import json_option, root_option, say
+from treadle.flows.options import Decorator, gathered, json_option, root_option, run_option, say
 
 if TYPE_CHECKING:
     from treadle.core.records import StageRecord
     from treadle.core.runs import Run
-    from treadle.core.stage import Address
 
 ROW_FORMATS = ("sharegpt", "alpaca", "openai", "hf")
 """Names of `sft.exporters.FORMATS`, known without importing what writes them; a test compares them."""
 
 REPORT_FORMATS = ("json", "csv", "comparisons", "md", "legacy")
-"""Formats of `tasks.report_export`."""
+"""Formats of `tasks.exchange.report_export`."""
 
 
 @click.group(
@@ -30,12 +31,51 @@ def export() -> None:
     """Write what a run made for other programs."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """Which result of a run is to be written, and where to."""
+
+    run_id: str
+    instance: str | None
+    out: Path
+    force: bool
+    root: str | Path
+    as_json: bool
+
+    def found(self, kind: str) -> tuple[Run, StageRecord]:
+        """The run, and the record that has the table of this kind."""
+        from treadle.core.runs import Run
+
+        run = Run.open(self.root, self.run_id)
+        return run, _record_with(run, kind, self.instance)
+
+    def tell(self, facts: Mapping[str, Any], line: str) -> None:
+        """Say what was written: to a script in facts, to people in a line."""
+        click.echo(harmless_json(facts) if self.as_json else harmless(line))
+
+
+def _of_run(
+    instance: str,
+    out: str = "Folder to write; it must not exist yet.",
+    force: str = "Replace an earlier export in that folder.",
+) -> Decorator:
+    """Options of commands that write one result of a run, given to them as `_Wanted`; the help on three of them."""
+    return gathered(
+        _Wanted,
+        run_option,
+        click.option("--out", required=True, type=click.Path(path_type=Path), help=out),
+        click.option("--instance", help=instance),
+        click.option("--force", is_flag=True, help=force),
+        root_option,
+        json_option,
+    )
+
+
 @export.command(
     "sft_rows",
     short_help="Fine-tuning rows for other trainers.",
     epilog="Example:  treadle export sft_rows --run first --format sharegpt --out rows",
 )
-@click.option("--run", "run_id", required=True, help="Name of the run.")
 @click.option(
     "--format",
     "format_name",
@@ -43,53 +83,34 @@ def export() -> None:
     type=click.Choice(ROW_FORMATS),
     help="LLaMA-Factory's sharegpt or alpaca, OpenAI's messages, or a Hugging Face data set (the only one with masks).",
 )
-@click.option("--out", required=True, type=click.Path(path_type=Path), help="Folder to write; it must not exist yet.")
-@click.option("--instance", help="Which rows, as in 1/sft_rows; without it, those of the last iteration.")
-@click.option("--force", is_flag=True, help="Replace an earlier export in that folder.")
-@root_option
-@json_option
-def sft_rows(
-    run_id: str,
-    format_name: str,
-    out: Path,
-    instance: str | None,
-    force: bool,
-    root: str | Path,
-    as_json: bool,
-) -> None:
+@_of_run("Which rows, as in 1/sft_rows; without it, those of the last iteration.")
+def sft_rows(wanted: _Wanted, format_name: str) -> None:
     """Write the rows of the stage `sft_rows` for other trainers.
 
     Formats of text (sharegpt, alpaca, openai) carry no masks and no token ids: a trainer that reads them learns to
     write results of tools too. Beside the rows stand rows.jsonl, which says in the same order where each comes from,
     and export.json. The folder appears whole or not at all.
     """
-    from treadle.core.runs import Run
     from treadle.sft.exporters import export_rows
 
-    run = Run.open(root, run_id)
-    record = _record_with(run, "sft_rows", instance)
+    run, record = wanted.found("sft_rows")
     rows = run.rows(record.outputs["sft_rows"])
-    done = export_rows(rows, format_name, out, origin={"run": run_id, "instance": record.address}, replace=force)
+    origin = {"run": run.run_id, "instance": record.address}
+    done = export_rows(rows, format_name, wanted.out, origin=origin, replace=wanted.force)
     for loss in done.format.loses:
         say(f"{format_name} has {loss}")
     if done.num_text_mode:
         say(f"{done.num_text_mode:,} of {done.num_rows:,} rows have no token ids, as they were made in text mode")
-    if as_json:
-        click.echo(
-            harmless_json(
-                {
-                    "folder": str(done.folder),
-                    "format": format_name,
-                    "instance": record.address,
-                    "digest": rows.digest,
-                    "num_rows": done.num_rows,
-                    "num_text_mode": done.num_text_mode,
-                    "loses": done.format.loses,
-                }
-            )
-        )
-    else:
-        click.echo(f"{done.num_rows:,} rows of {record.address} as {format_name}: {harmless(str(done.folder))}")
+    facts = {
+        "folder": str(done.folder),
+        "format": format_name,
+        "instance": record.address,
+        "digest": rows.digest,
+        "num_rows": done.num_rows,
+        "num_text_mode": done.num_text_mode,
+        "loses": done.format.loses,
+    }
+    wanted.tell(facts, f"{done.num_rows:,} rows of {record.address} as {format_name}: {done.folder}")
 
 
 @export.command(
@@ -97,67 +118,122 @@ def sft_rows(
     short_help="Rows for reinforcement learning, for trainers that read verl's parquet.",
     epilog="Example:  treadle export rl_rows --run first --instance 1/selection@phase-2 --out rows",
 )
-@click.option("--run", "run_id", required=True, help="Name of the run.")
-@click.option("--out", required=True, type=click.Path(path_type=Path), help="Folder to write; it must not exist yet.")
-@click.option("--instance", help="Which rows, as in 1/selection@phase-2; without it, those of the last phase.")
-@click.option("--force", is_flag=True, help="Replace an earlier export in that folder.")
-@root_option
-@json_option
-def rl_rows(run_id: str, out: Path, instance: str | None, force: bool, root: str | Path, as_json: bool) -> None:
+@_of_run("Which rows, as in 1/selection@phase-2; without it, those of the last phase.")
+def rl_rows(wanted: _Wanted) -> None:
     """Write the rows of a stage `selection` as train.parquet in verl's schema.
 
     Beside it stands export.json. The folder appears whole or not at all.
     """
-    from treadle.core.runs import Run
     from treadle.rl.verl_exchange import export_verl
 
-    run = Run.open(root, run_id)
-    record = _record_with(run, "rl_rows", instance)
+    run, record = wanted.found("rl_rows")
     rows = run.rows(record.outputs["rl_rows"])
-    num_rows = export_verl(rows, out, origin={"run": run_id, "instance": record.address}, replace=force)
-    if as_json:
-        facts = {"folder": str(out), "instance": record.address, "digest": rows.digest, "num_rows": num_rows}
-        click.echo(harmless_json(facts))
-    else:
-        click.echo(f"{num_rows:,} rows of {record.address} in verl's schema: {harmless(str(out))}")
+    origin = {"run": run.run_id, "instance": record.address}
+    num_rows = export_verl(rows, wanted.out, origin=origin, replace=wanted.force)
+    facts = {"folder": str(wanted.out), "instance": record.address, "digest": rows.digest, "num_rows": num_rows}
+    wanted.tell(facts, f"{num_rows:,} rows of {record.address} in verl's schema: {wanted.out}")
+
+
+@export.command(
+    "model",
+    short_help="A trained model, ready for transformers, vLLM or a hub, with its card.",
+    epilog="Example:  treadle export model --run first --instance 1/rl@phase-2 --out model",
+)
+@_of_run("Whose model, as in 1/sft or 1/rl@phase-2; without it, the last one trained.")
+def model(wanted: _Wanted) -> None:
+    """Write a checkpoint as a folder in Hugging Face format: weights, tokenizer, and a card.
+
+    The card names the base model and its licence where that is known, all data by digests, the settings of the
+    training, and the scores of this very checkpoint where the run has them; export.json has the same for programs. Of
+    paths on this machine only the last part is told. The folder appears whole or not at all.
+    """
+    from treadle.tasks.exchange.model_export import export_model
+
+    facts = export_model(*wanted.found("checkpoint"), wanted.out, replace=wanted.force)
+    for note in facts["notes"]:
+        say(f"note: {note}")
+    base, licence = facts["base_model"], facts["license"] or "not known here, look it up before you pass it on"
+    line = f"the model of {facts['instance']}: {wanted.out}; it derives from {base}, licence: {licence}"
+    wanted.tell(facts, line)
+
+
+@export.command(
+    "dataset",
+    short_help="Any table of a run as a data set of its own, with its card.",
+    epilog="Example:  treadle export dataset rollouts --run first --instance 1/rollouts@base --out rollouts",
+)
+@click.argument("kind")
+@_of_run("Whose table, as in 1/scores@base; without it, the only one of the last iteration and phase.")
+def dataset(wanted: _Wanted, kind: str) -> None:
+    """Write the table KIND (questions, pools, sft_rows, rollouts, scores, rl_rows, ...) as a data set of its own.
+
+    It is parquet that `datasets`, pandas, polars and DuckDB read; its card says what the columns mean, what it was made
+    of, by digests, and with which settings; export.json has the same for programs. The folder appears whole or not at
+    all.
+    """
+    from treadle.tasks.exchange.dataset_export import export_dataset
+
+    facts = export_dataset(*wanted.found(kind), kind, wanted.out, replace=wanted.force)
+    wanted.tell(facts, f"{facts['num_rows']:,} rows {kind} of {facts['instance']}: {wanted.out}")
+
+
+@export.command(
+    "flywheel",
+    short_help="Pools as the program published with arXiv 2601.06860 writes them.",
+    epilog="Example:  treadle export flywheel --run first --out pools",
+)
+@_of_run("Which pools, as in 1/pools; without it, those of the last iteration.")
+def flywheel(wanted: _Wanted) -> None:
+    """Write pools as pools.json, an object per question, which `treadle import flywheel` reads too.
+
+    That form has no operators, parents, token ids and outcomes of calls. The folder appears whole or not at all.
+    """
+    _export_records("pools", wanted)
+
+
+@export.command(
+    "rollouts",
+    short_help="Rollouts as the program published with arXiv 2601.06860 writes them.",
+    epilog="Example:  treadle export rollouts --run first --instance 1/rollouts@base --out rollouts",
+)
+@_of_run("Which rollouts, as in 1/rollouts@base; without it, the only ones of the last iteration and phase.")
+def rollouts(wanted: _Wanted) -> None:
+    """Write rollouts as rollouts.json, an object per question, which `treadle import rollouts` reads too.
+
+    Where the run has scored them, predictions and correctness stand beside. The folder appears whole or not at all.
+    """
+    _export_records("rollouts", wanted)
 
 
 @export.command(
     "report",
     short_help="Figures of evaluation and comparisons, as JSON, CSV or markdown.",
-    epilog="Example:  treadle export report --run first --format csv --out summary.csv",
+    epilog="Example:  treadle export report --run first --out summary.csv",
 )
-@click.option("--run", "run_id", required=True, help="Name of the run.")
 @click.option(
     "--format",
     "format_name",
-    required=True,
     type=click.Choice(REPORT_FORMATS),
     help="json: both tables; csv: the figures; comparisons: these as CSV; md: the page; legacy: the figures as the "
-    "program published with arXiv 2601.06860 makes them, as JSON, to be held beside published ones.",
+    "program published with arXiv 2601.06860 makes them, as JSON, to be held beside published ones. Without it, json, "
+    "csv or md as --out ends.",
 )
-@click.option("--out", required=True, type=click.Path(path_type=Path), help="File to write.")
-@click.option("--instance", help="Which report, as in 1/report; without it, that of the last iteration.")
-@click.option("--force", is_flag=True, help="Replace the file if it is there.")
-@root_option
-@json_option
-def report(
-    run_id: str, format_name: str, out: Path, instance: str | None, force: bool, root: str | Path, as_json: bool
-) -> None:
+@_of_run(
+    "Which report, as in 1/report; without it, that of the last iteration.",
+    out="File to write.",
+    force="Replace the file if it is there.",
+)
+def report(wanted: _Wanted, format_name: str | None) -> None:
     """Write a report of a run for other programs and for people."""
     from treadle.core.export_file import write_file
-    from treadle.core.runs import Run
-    from treadle.tasks.report_export import report_content
+    from treadle.tasks.exchange.report_export import format_by_name, report_content
 
-    run = Run.open(root, run_id)
-    record = _record_with(run, "summary", instance)
+    format_name = format_name or format_by_name(wanted.out)
+    run, record = wanted.found("summary")
     content = report_content(run, record, format_name)
-    write_file(out, content, replace=force)
-    if as_json:
-        facts = {"file": str(out), "format": format_name, "instance": record.address, "bytes": len(content)}
-        click.echo(harmless_json(facts))
-    else:
-        click.echo(f"{record.address} as {format_name}: {harmless(str(out))}")
+    write_file(wanted.out, content, replace=wanted.force)
+    facts = {"file": str(wanted.out), "format": format_name, "instance": record.address, "bytes": len(content)}
+    wanted.tell(facts, f"{record.address} as {format_name}: {wanted.out}")
 
 
 @export.command(
@@ -165,7 +241,7 @@ def report(
     short_help="What a run met of the web, to be met again.",
     epilog="Example:  treadle export web_record --run first",
 )
-@click.option("--run", "run_id", required=True, help="Name of the run.")
+@run_option
 @root_option
 @json_option
 def web_record(run_id: str, root: str | Path, as_json: bool) -> None:
@@ -193,22 +269,35 @@ def web_record(run_id: str, root: str | Path, as_json: bool) -> None:
     say_written(run.storage.location(ref.folder), ref.digest, facts, as_json)
 
 
+def _export_records(kind: Literal["pools", "rollouts"], wanted: _Wanted) -> None:
+    from treadle.tasks.exchange.foreign_export import export_records
+
+    facts = export_records(*wanted.found(kind), kind, wanted.out, replace=wanted.force)
+    counts = f"{facts['num_trajectories']:,} trajectories of {facts['num_records']:,} questions"
+    wanted.tell(facts, f"{counts} of {facts['instance']}: {wanted.out}")
+
+
 def _record_with(run: Run, kind: str, address: str | None) -> StageRecord:
-    """The record of an instance that made tables of a kind: the one named, or that of the last iteration and phase."""
+    """The record of an instance that made tables of a kind: the one named, or that of the last iteration and phase.
+
+    What a model of its own made is neither older nor newer than what a phase made: of these, one has to be named.
+    """
     from treadle.core.errors import RunError
     from treadle.core.stage import Address
+    from treadle.rl.curriculum import phase_of
 
-    records = [record for record in run.records() if kind in record.outputs]
+    found = {Address.parse(record.address): record for record in run.records() if kind in record.outputs}
     if address is not None:
         wanted = Address.parse(address)
-        records = [record for record in records if Address.parse(record.address) == wanted]
-    if not records:
+        found = {at: record for at, record in found.items() if at == wanted}
+    if not found:
         missing = address or kind
         raise RunError(f"run {run.run_id} has no finished {missing}; `treadle status --run {run.run_id}` shows it all")
-    return max(records, key=lambda record: _age(Address.parse(record.address)))
-
-
-def _age(address: Address) -> tuple[int, int]:
-    """Iteration and phase, by which the last of several results is known."""
-    phase = (address.qualifier or "").rpartition("-")[2]
-    return address.iteration, int(phase) if phase.isdecimal() else 0
+    newest = max(at.iteration for at in found)
+    phases = {at: phase_of(at.qualifier) if at.qualifier else 0 for at in found if at.iteration == newest}
+    last_phase = max((phase for phase in phases.values() if phase is not None), default=None)
+    last = [found[at] for at, phase in phases.items() if phase is None or phase == last_phase]
+    if len(last) > 1:
+        several = ", ".join(record.address for record in last)
+        raise RunError(f"run {run.run_id} has several finished {kind}: {several}; name one of them with --instance")
+    return last[0]

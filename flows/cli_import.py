@@ -5,11 +5,17 @@ from __future__ import annotations
 import contextlib
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from treadle.core.harmless import harmless, harmless_json
-from treadle.flows.options import RootType, json_option, root_option, say
+from treadle.core.harmless import harmless, harmless_json, one_line
+from treadle.flows.cli_run import set_option
+from treadle.flows.options import RootType, json_option, root_option, say, together
+
+if TYPE_CHECKING:
+    from treadle.tasks.exchange.foreign_import import Imported
+    from treadle.tasks.exchange.foreign_records import Kind
 
 _DOMAINS = ("math", "qa", "choice")
 
@@ -65,6 +71,131 @@ def verl(source: Path, out: Path, domains: dict[str, str], force: bool, as_json:
         return
     told = ", ".join(f"{count:,} {domain}" for domain, count in counts.items())
     click.echo(f"questions: {told}; read them with {harmless(str(out / SOURCES_FILE))}")
+
+
+_into_run = together(
+    click.argument("source", metavar="FILE", type=click.Path(path_type=Path)),
+    click.argument("configs", nargs=-1, type=click.Path(path_type=Path, dir_okay=False), metavar="[CONFIG.toml]..."),
+    click.option("--run", "run_id", required=True, help="Name of the run; it is made where there is none."),
+    click.option(
+        "--out",
+        type=click.Path(path_type=Path),
+        help="Folder for the questions of the file, from which the run takes them; it must not exist yet. "
+        "Without it, the run's questions are those of its configuration.",
+    ),
+    click.option(
+        "--domain",
+        "domains",
+        multiple=True,
+        metavar="NAME=DOMAIN",
+        callback=_parse_domains,
+        help="With --out: domain (math, qa or choice) of a source that Treadle does not know; can be repeated.",
+    ),
+    click.option(
+        "--force",
+        is_flag=True,
+        help="Replace the result that is there, or what was begun of it, and the folder.",
+    ),
+    set_option,
+    root_option,
+    json_option,
+)
+"""Options of commands that put a file into a run."""
+
+
+@import_.command(
+    "flywheel",
+    short_help="Pools of trajectories that another flywheel has made.",
+    epilog="Example:  treadle import flywheel pools.json run.toml --run imported --out questions",
+)
+@_into_run
+@click.option("--instance", default="1/pools", show_default=True, help="Whose place the pools take.")
+def flywheel(instance: str, **given: Any) -> None:
+    """Put the pools of another flywheel into a run, where `sft_rows` goes on from them.
+
+    FILE (JSON, JSON Lines or parquet) has a row per question: what the program published with arXiv 2601.06860 writes,
+    or rows with a `pool` of objects. Verdicts are those of the file. Rows that cannot be used are left out and told, by
+    line and reason.
+    """
+    _import("pools", instance, **given)
+
+
+@import_.command(
+    "rollouts",
+    short_help="Direct rollouts that another program has made.",
+    epilog="Example:  treadle import rollouts rollouts.json run.toml --run imported --instance 1/rollouts@base "
+    "--out questions",
+)
+@_into_run
+@click.option("--instance", required=True, help="Whose place they take, as in 1/rollouts@base or 1/rollouts@phase-1.")
+def rollouts(instance: str, **given: Any) -> None:
+    """Put direct rollouts of another program into a run, where `scores` and `selection` go on from them.
+
+    FILE (JSON, JSON Lines or parquet) has a row per question with `rollout_outputs` and `tool_counts`. Its predictions
+    and verdicts are not taken: `scores` reads and judges the answers as it does all others. Rows that cannot be used
+    are left out and told, by line and reason.
+    """
+    _import("rollouts", instance, **given)
+
+
+def _import(
+    kind: Kind,
+    instance: str,
+    source: Path,
+    configs: tuple[Path, ...],
+    run_id: str,
+    out: Path | None,
+    domains: dict[str, str],
+    force: bool,
+    overrides: tuple[str, ...],
+    root: str | Path,
+    as_json: bool,
+) -> None:
+    from treadle.core.errors import ConfigError
+    from treadle.core.stage import Address
+    from treadle.flows.render import run_options
+    from treadle.tasks.begin import as_begun, configuration_of, open_run
+    from treadle.tasks.catalog import instance as instance_at
+    from treadle.tasks.exchange.foreign_import import SOURCES_FILE, import_records, write_questions
+    from treadle.tasks.making import run_instance
+
+    address = Address.parse(instance)
+    if domains and out is None:
+        raise ConfigError("--domain is for questions that are written with --out; set questions.domains instead")
+    if out is not None and not configs:
+        raise ConfigError("--out adds questions to a configuration: name its file behind that of the import")
+    config = configuration_of(root, run_id, configs, overrides)
+    if out is not None:
+        num_questions = write_questions(source, kind, config, domains, out, replace_it=force)
+        say(f"{num_questions:,} questions: {out}")
+        configs = (*configs, out / SOURCES_FILE)
+        config = configuration_of(root, run_id, configs, overrides)
+    config = as_begun(config, root, run_id)
+    run = open_run(root, run_id, config, configs, needs_keys=False)
+    run_instance(instance_at(config, Address(address.iteration, "questions")), run)
+    record, found = import_records(source, kind, config, run, address, force=force)
+    if as_json:
+        facts = {"run": run_id, "instance": record.address, "reused": record.reused, **found.as_dict()}
+        click.echo(harmless_json(facts | {"outputs": {name: ref.digest for name, ref in record.outputs.items()}}))
+        return
+    if record.reused:
+        click.echo(f"{record.address} holds this file already")
+    else:
+        _tell(found, record.address)
+    say(f"go on with: treadle run {run_options(run_id, root)}")
+
+
+def _tell(found: Imported, address: str) -> None:
+    """What was taken, and what was not, each reason with its first row."""
+    click.echo(f"{found.num_trajectories:,} trajectories of {found.num_rows:,} rows")
+    if num_missing := found.num_selected - found.num_rows:
+        say(f"{num_missing:,} of the {found.num_selected:,} questions that {address} asks have no row in it")
+    if found.num_other_prompts:
+        say(f"{found.num_other_prompts:,} of these rows were made with another system message than this run's")
+    for reason, number in found.reasons.most_common():
+        first = next((one for one in found.refusals if one.reason == reason), None)
+        where = f"; the first is row {first.number}: {one_line(first.detail)}" if first is not None else ""
+        say(f"{number:,} left out: {reason.replace('_', ' ')}{where}")
 
 
 @import_.command(

@@ -8,12 +8,10 @@ from typing import TYPE_CHECKING
 import click
 
 from treadle.core.harmless import harmless, harmless_json, one_line
-from treadle.flows.options import json_option, root_option, say
+from treadle.flows.options import json_option, root_option, run_option, say
 
 if TYPE_CHECKING:
     from treadle.core.runs import Run
-
-run_option = click.option("--run", "run_id", required=True, help="Name of the run.")
 
 
 @click.command(epilog="Example:  treadle status --run first --json")
@@ -24,8 +22,8 @@ def status(run_id: str | None, root: str | Path, as_json: bool) -> None:
     """What is finished, running, failed or crashed."""
     from treadle.core.runs import Run
     from treadle.flows.render import console, status_table
+    from treadle.tasks.begin import known_addresses
     from treadle.tasks.forced import still_to_make
-    from treadle.tasks.running import known_addresses
 
     if run_id is None:
         _print_runs(root, as_json)
@@ -44,7 +42,7 @@ def _print_runs(root: str | Path, as_json: bool) -> None:
     from datetime import UTC, datetime
 
     from treadle.flows.render import console, runs_table
-    from treadle.tasks.overview import overviews
+    from treadle.tasks.inspection.overview import overviews
 
     runs = overviews(root)
     if as_json:
@@ -64,12 +62,13 @@ def _print_runs(root: str | Path, as_json: bool) -> None:
 @json_option
 def show(key: str, run_id: str, root: str | Path, as_json: bool) -> None:
     """One trajectory, coloured, with its verdict. KEY is the key of a rollout or of a trajectory of `pools`, or an
-    unambiguous beginning of one. Of an edited trajectory, what changed against its parent is shown too."""
+    unambiguous beginning of one; 2/KEY is that of the second iteration, where several have it, and KEY that of the last
+    one. Of an edited trajectory, what changed against its parent is shown too."""
     from treadle.agent.web.run_entries import RunEntries
     from treadle.core.runs import Run
     from treadle.flows.render import console
     from treadle.flows.trajectory_view import trajectory_view
-    from treadle.tasks.lineage import find_rollout
+    from treadle.tasks.inspection.lineage import find_rollout
 
     run = Run.open(root, run_id)
     found = find_rollout(run, key)
@@ -97,7 +96,7 @@ def lineage(key: str, run_id: str, root: str | Path, as_json: bool) -> None:
     from treadle.core.runs import Run
     from treadle.flows.lineage_view import lineage_tree
     from treadle.flows.render import console
-    from treadle.tasks.lineage import trace_back
+    from treadle.tasks.inspection.lineage import trace_back
 
     steps = trace_back(Run.open(root, run_id), key)
     if as_json:
@@ -149,7 +148,7 @@ def verify(run_id: str, root: str | Path, as_json: bool) -> None:
 def _commands(run: Run, artifacts: list[str]) -> list[str]:
     """The commands that make these artifacts again, those of earlier stages first."""
     from treadle.flows.render import run_options
-    from treadle.tasks.running import known_addresses
+    from treadle.tasks.begin import known_addresses
 
     records, _ = run.readable_records()
     makers = {record.address for record in records for ref in record.outputs.values() if ref.folder in artifacts}

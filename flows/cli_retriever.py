@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from treadle.core.errors import ConfigError
 from treadle.core.harmless import harmless, harmless_json
-from treadle.flows.options import json_option, say
+from treadle.flows.options import gathered, json_option, say
 
 if TYPE_CHECKING:
     from treadle.retriever.config import IndexSettings
@@ -33,37 +35,38 @@ def retriever() -> None:
     """
 
 
-def _index_options(command: Callable[..., None]) -> Callable[..., None]:
-    """The options that say which index is meant."""
-    options = (
-        click.option("--config", "files", type=click.Path(path_type=Path), multiple=True, help="TOML file, [index]."),
-        click.option("--corpus", type=click.Path(path_type=Path), multiple=True, help="File of documents; repeatable."),
-        click.option("--engine", type=click.Choice(["bm25", "dense", "hybrid"]), help="How documents are ranked."),
-        click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="As index.dense.type=hnsw."),
-    )
-    for option in reversed(options):
-        command = option(command)
-    return command
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """Which index is meant."""
+
+    files: tuple[Path, ...]
+    corpus: tuple[Path, ...]
+    engine: str | None
+    overrides: tuple[str, ...]
+
+    def configured(self, service: Mapping[str, Any] = MappingProxyType({})) -> RetrieverConfig:
+        """The configuration; `service`: keys of that table, None where they are not given."""
+        from treadle.core.config import load_config
+        from treadle.retriever.service.config import RetrieverConfig
+
+        index: dict[str, Any] = {"corpus": [str(path) for path in self.corpus]} if self.corpus else {}
+        if self.engine is not None:
+            index["engine"] = self.engine
+        given = {name: value for name, value in service.items() if value is not None}
+        config = load_config(RetrieverConfig, self.files, self.overrides, data={"index": index, "service": given})
+        if not config.index.corpus and config.index.index_folder is None:
+            raise ConfigError("no corpus is given; name a file of documents with --corpus, or index.index_folder")
+        return config
 
 
-def _configured(
-    files: tuple[Path, ...],
-    corpus: tuple[Path, ...],
-    engine: str | None,
-    overrides: tuple[str, ...],
-    service: dict[str, Any] | None = None,
-) -> RetrieverConfig:
-    from treadle.core.config import load_config
-    from treadle.retriever.service.config import RetrieverConfig
-
-    index: dict[str, Any] = {"corpus": [str(path) for path in corpus]} if corpus else {}
-    if engine is not None:
-        index["engine"] = engine
-    given = {name: value for name, value in (service or {}).items() if value is not None}
-    config = load_config(RetrieverConfig, files, overrides, data={"index": index, "service": given})
-    if not config.index.corpus and config.index.index_folder is None:
-        raise ConfigError("no corpus is given; name a file of documents with --corpus, or index.index_folder")
-    return config
+_of_index = gathered(
+    _Asked,
+    click.option("--config", "files", type=click.Path(path_type=Path), multiple=True, help="TOML file, [index]."),
+    click.option("--corpus", type=click.Path(path_type=Path), multiple=True, help="File of documents; repeatable."),
+    click.option("--engine", type=click.Choice(["bm25", "dense", "hybrid"]), help="How documents are ranked."),
+    click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="As index.dense.type=hnsw."),
+)
+"""Options of commands about an index, given to them as `_Asked`."""
 
 
 def _open(settings: IndexSettings) -> Index:
@@ -77,13 +80,11 @@ def _open(settings: IndexSettings) -> Index:
 
 
 @retriever.command(epilog="Example:  treadle retriever build --corpus wiki.jsonl --engine hybrid")
-@_index_options
+@_of_index
 @json_option
-def build(
-    files: tuple[Path, ...], corpus: tuple[Path, ...], engine: str | None, overrides: tuple[str, ...], as_json: bool
-) -> None:
+def build(asked: _Asked, as_json: bool) -> None:
     """Build an index, or find it in the cache, and say what it is."""
-    with _open(_configured(files, corpus, engine, overrides).index) as index:
+    with _open(asked.configured().index) as index:
         info = index.info
         facts = {
             "folder": str(index.folder),
@@ -103,22 +104,14 @@ def build(
 
 @retriever.command(epilog='Example:  treadle retriever search --corpus wiki.jsonl "tallest tower" --top-n 3')
 @click.argument("query")
-@_index_options
+@_of_index
 @click.option("--top-n", type=click.IntRange(min=1), default=4, show_default=True, help="Documents.")
 @json_option
-def search(
-    query: str,
-    files: tuple[Path, ...],
-    corpus: tuple[Path, ...],
-    engine: str | None,
-    overrides: tuple[str, ...],
-    top_n: int,
-    as_json: bool,
-) -> None:
+def search(asked: _Asked, query: str, top_n: int, as_json: bool) -> None:
     """Ask an index one QUERY."""
     if not query.strip():
         raise ConfigError("the query is empty")
-    with _open(_configured(files, corpus, engine, overrides).index) as index:
+    with _open(asked.configured().index) as index:
         hits = index.search(query, top_n)
     if as_json:
         click.echo(harmless_json([{"id": hit.id, "score": hit.score, "contents": hit.contents} for hit in hits]))
@@ -133,19 +126,11 @@ def search(
 @retriever.command(
     "eval", epilog="Example:  treadle retriever eval --corpus wiki.jsonl --questions questions.jsonl --k 5"
 )
-@_index_options
+@_of_index
 @click.option("--questions", type=click.Path(path_type=Path), required=True, help="File with question and supports.")
 @click.option("--k", "ks", type=click.IntRange(1, 1000), multiple=True, help="Repeatable. [default: 1, 4, 10, 20]")
 @json_option
-def evaluate(
-    files: tuple[Path, ...],
-    corpus: tuple[Path, ...],
-    engine: str | None,
-    overrides: tuple[str, ...],
-    questions: Path,
-    ks: tuple[int, ...],
-    as_json: bool,
-) -> None:
+def evaluate(asked: _Asked, questions: Path, ks: tuple[int, ...], as_json: bool) -> None:
     """Say how often an index finds what questions need: recall@k.
 
     Each question is asked as it is. `supports` lists the ids of the documents that its answer needs, in the order of
@@ -154,7 +139,7 @@ def evaluate(
     """
     from treadle.retriever.recall import DEFAULT_KS, measure_recall, read_cases
 
-    config = _configured(files, corpus, engine, overrides)
+    config = asked.configured()
     # Before an index is built, which may take hours.
     cases = list(read_cases(questions))
     with _open(config.index) as index:
@@ -192,21 +177,12 @@ def _by_name(shares: Mapping[int, float]) -> dict[str, float]:
 
 
 @retriever.command(epilog="Example:  treadle retriever serve --corpus wiki.jsonl --port 1243")
-@_index_options
+@_of_index
 @click.option("--host", help="Address to listen on; others than loopback need --token-env. [default: 127.0.0.1]")
 @click.option("--port", type=click.IntRange(0, 65535), help="0 takes a free one. [default: 1243]")
 @click.option("--token-env", metavar="NAME", help="Environment variable with the token that callers must send.")
 @click.option("--workers", "num_workers", type=click.IntRange(min=1), help="Searches at once. [default: 2]")
-def serve(
-    files: tuple[Path, ...],
-    corpus: tuple[Path, ...],
-    engine: str | None,
-    overrides: tuple[str, ...],
-    host: str | None,
-    port: int | None,
-    token_env: str | None,
-    num_workers: int | None,
-) -> None:
+def serve(asked: _Asked, **service: Any) -> None:
     """Serve an index over HTTP until Ctrl-C: /search, /batch_search, /health, /info, /metrics, /docs."""
     try:
         from treadle.retriever.service.server import serve as serve_index
@@ -214,8 +190,7 @@ def serve(
         raise ConfigError(
             f"the service needs the package {error.name}; install treadle with its extra retriever-service"
         ) from None
-    given = {"host": host, "port": port, "token_env": token_env, "num_workers": num_workers}
-    config = _configured(files, corpus, engine, overrides, given)
+    config = asked.configured(service)
 
     def opened() -> Index:
         index = _open(config.index)

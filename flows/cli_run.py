@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,12 +12,13 @@ import click
 
 from treadle.flows.options import json_option, root_option, say
 from treadle.flows.warnings import show_warnings
+from treadle.tasks.prefect.settings import as_flow_run
 
 if TYPE_CHECKING:
-    from treadle.core.records import StageRecord
     from treadle.core.runs import Run
-    from treadle.core.stage import Instance
+    from treadle.flows.making_view import MakingView
     from treadle.tasks.config import TreadleConfig
+    from treadle.tasks.making import Turn
 
 Command = Callable[..., Any]
 
@@ -38,7 +41,9 @@ dry_run_option = click.option(
 def work_options(command: Command) -> Command:
     """The options of commands that run stages."""
     for option in (
-        click.option("--force", is_flag=True, help="Run again although nothing changed."),
+        click.option(
+            "--force", is_flag=True, help="Run again although nothing changed (`run`: equal work once, and no imports)."
+        ),
         click.option(
             "--accept-failures",
             is_flag=True,
@@ -56,6 +61,8 @@ def work_options(command: Command) -> Command:
 @click.command(epilog="Example:  treadle run configs/laptop.toml --run first --set rollouts.samples_per_question=2")
 @click.argument("configs", nargs=-1, type=click.Path(path_type=Path, dir_okay=False), metavar="[CONFIG.toml]...")
 @click.option("--run", "run_id", required=True, help="Name of the run; an existing one is resumed.")
+@click.option("--from", "start_from", metavar="INSTANCE", help="Take what comes before as it is, as in 2/sft.")
+@click.option("--without", multiple=True, metavar="INSTANCE", help="Take this one as it is, or leave it out.")
 @dry_run_option
 @work_options
 def run(
@@ -63,6 +70,8 @@ def run(
     run_id: str,
     overrides: tuple[str, ...],
     root: str | Path,
+    start_from: str | None,
+    without: tuple[str, ...],
     dry_run: bool,
     force: bool,
     accept_failures: bool,
@@ -73,7 +82,7 @@ def run(
 
     Several CONFIG files are merged, later ones win. Without one, the run's own configuration is used.
     """
-    from treadle.tasks.running import configuration_of
+    from treadle.tasks.begin import configuration_of
 
     config = configuration_of(root, run_id, configs, overrides)
     run_flow(
@@ -86,6 +95,8 @@ def run(
         accept_failures=accept_failures,
         with_prefect=with_prefect,
         as_json=as_json,
+        start_from=start_from,
+        without=without,
     )
 
 
@@ -100,30 +111,48 @@ def run_flow(
     accept_failures: bool,
     with_prefect: bool,
     as_json: bool,
+    start_from: str | None = None,
+    without: tuple[str, ...] = (),
 ) -> None:
-    """Make all instances of a configuration's flow, or go on where they were, and print what came of it."""
+    """Make all instances of a configuration's flow, or a part of them, or go on where they were, and print what came of
+    it."""
+    from treadle.flows.making_view import MakingView
     from treadle.flows.summary import print_end, print_plan
+    from treadle.tasks.begin import as_begun, open_run
     from treadle.tasks.catalog import flow_instances
-    from treadle.tasks.forced import forced_run
-    from treadle.tasks.running import as_begun, open_run
+    from treadle.tasks.flow_part import flow_part
+    from treadle.tasks.making import making
 
+    as_flow = not dry_run and _prefect_wanted(with_prefect, config)
     config = as_begun(config, root, run_id, ask=not dry_run)
     instances = flow_instances(config)
+    part = flow_part(instances, root, run_id, start_from, without)
     if dry_run:
-        print_plan(config, instances, root, run_id, force, as_json)
+        print_plan(config, instances, root, run_id, force, as_json, part)
         _warn_of_web(config)
         return
-    as_flow = _prefect_wanted(with_prefect)
+    for line in part.lines():
+        say(line)
     opened = open_run(root, run_id, config, configs)
+    view = MakingView(quiet=as_json)
     if as_flow:
-        from treadle.flows.flywheel import flywheel
+        with _shown_flow_run(view):
+            from treadle.flows.flywheel import flywheel
 
-        flywheel(run_id=run_id, config=config, root=str(root), force=force, accept_failures=accept_failures)
-        records = [record for item in instances if (record := opened.record(item.address)) is not None]
+            flywheel(
+                run_id=run_id,
+                config=config,
+                root=str(root),
+                force=force,
+                accept_failures=accept_failures,
+                start_from=start_from,
+                without=without,
+            )
     else:
-        with forced_run(opened, [item.address for item in instances] if force else ()) as again:
-            records = [_execute(item, opened, item.address in again, accept_failures, as_json) for item in instances]
-    print_end(opened, records, as_json)
+        with making(part.instances, opened, config, force=force, is_part=part.is_part, notify=view.tell) as turns:
+            for turn in turns:
+                _execute(turn, opened, view, accept_failures)
+    print_end(opened, view.records, as_json)
 
 
 @click.command(epilog="Example:  treadle stage 1/scores@base --run first --force")
@@ -146,34 +175,38 @@ def stage(
 ) -> None:
     """Run one stage INSTANCE, such as 1/rollouts@base or 1/rl@phase-2, of a run."""
     from treadle.core.stage import Address
+    from treadle.flows.making_view import MakingView
     from treadle.flows.summary import print_end, print_plan
+    from treadle.tasks.begin import as_begun, configuration_of, open_run
     from treadle.tasks.catalog import instance
-    from treadle.tasks.running import as_begun, configuration_of, open_run
+    from treadle.tasks.making import Turn
+    from treadle.tasks.serving.servers import ModelServers
 
     config = configuration_of(root, run_id, configs, overrides)
+    as_flow = not dry_run and _prefect_wanted(with_prefect, config)
     config = as_begun(config, root, run_id, ask=not dry_run)
     wanted = instance(config, Address.parse(address))
     if dry_run:
-        print_plan(config, [wanted], root, run_id, force, as_json)
+        print_plan(config, [wanted], root, run_id, force, as_json, by_name=True)
         return
-    as_flow = _prefect_wanted(with_prefect)
     opened = open_run(root, run_id, config, configs)
+    view = MakingView(quiet=as_json)
     if as_flow:
-        from treadle.flows.flywheel import stage as stage_flow
+        given: dict[str, Any] = {"config": config, "root": str(root)}
+        with _shown_flow_run(view):
+            from treadle.flows.flywheel import stage as stage_flow
 
-        stage_flow(
-            run_id=run_id, instance=address, config=config, root=str(root), force=force, accept_failures=accept_failures
-        )
-        made = opened.record(wanted.address)
-        print_end(opened, [made] if made else [], as_json)
-        return
-    print_end(opened, [_execute(wanted, opened, force, accept_failures, as_json)], as_json)
+            stage_flow(run_id=run_id, instance=address, force=force, accept_failures=accept_failures, **given)
+    else:
+        with ModelServers(opened, wait_s=config.flow.device_wait_s, notify=view.tell) as servers:
+            _execute(Turn(wanted, force, servers), opened, view, accept_failures)
+    print_end(opened, view.records, as_json)
 
 
 def _warn_of_web(config: TreadleConfig) -> None:
     """Say what is missing that a search of the web would need."""
     from treadle.core.errors import ArtifactError, ConfigError
-    from treadle.tasks.running import check_web
+    from treadle.tasks.begin_checks import check_web
 
     try:
         check_web(config)
@@ -181,59 +214,73 @@ def _warn_of_web(config: TreadleConfig) -> None:
         say(f"warning: {problem}")
 
 
-def _prefect_wanted(flag: bool) -> bool:
-    """Whether the work is to be a flow run; raises ConfigError where no server is named."""
-    import os
+def _prefect_wanted(flag: bool, config: TreadleConfig) -> bool:
+    """Whether the work is to be a flow run; then keys that Prefect keeps are in the environment from now on.
 
+    Before the flow run begins, servers of models and searches are asked what they serve, some of which want a key.
+    Raises ConfigError where no server is named.
+    """
     from treadle.core.errors import ConfigError
     from treadle.tasks.doctor import prefect_answers
 
     server = os.environ.get("PREFECT_API_URL")
     if flag and not server:
         raise ConfigError(
-            "--prefect needs PREFECT_API_URL: start `prefect server start` and set it to http://127.0.0.1:4200/api"
+            "--prefect needs PREFECT_API_URL: start `treadle prefect up` and set it to http://127.0.0.1:4200/api"
         )
     if server and not prefect_answers(server):
         raise ConfigError(
             f"the Prefect server of PREFECT_API_URL={server} does not answer; "
             "start it, or unset PREFECT_API_URL to run without Prefect"
         )
-    return bool(server)
+    if not server:
+        return False
+    with as_flow_run():
+        from treadle.tasks.prefect.flow_runs import keys_from_blocks
+
+        keys_from_blocks(config)
+    return True
 
 
-def _execute(instance: Instance, run: Run, force: bool, accept_failures: bool, quiet: bool) -> StageRecord:
+@contextmanager
+def _shown_flow_run(view: MakingView) -> Iterator[None]:
+    """Around a flow that this process calls itself: it is shown as if it were none."""
+    with as_flow_run(view):
+        warnings = show_warnings("prefect", "the flow run's log in Prefect")
+        try:
+            yield
+        finally:
+            warnings.tell_rest()
+
+
+def _execute(turn: Turn, run: Run, view: MakingView, accept_failures: bool = False) -> None:
+    """Make an instance in this process, its progress shown."""
     from treadle.core.parent import end_with_parent, stays_behind
-    from treadle.flows.summary import made_text
-    from treadle.flows.terminal import TerminalProgress
-    from treadle.tasks.running import run_instance
+    from treadle.tasks.making import run_instance
 
     if not stays_behind():
         end_with_parent()
-
-    warnings = show_warnings()
-    try:
-        with TerminalProgress(str(instance.address), quiet=quiet) as progress:
-            record = run_instance(
-                instance,
-                run,
-                force=force,
-                accept_failures=accept_failures,
-                progress=progress,
-                notify=lambda line: None if quiet else say(line),
-            )
-    finally:
-        warnings.tell_rest()
-    if not quiet:
-        click.echo(f"{instance.address}: {made_text(record)}", err=True)
-    return record
+    with view.making(turn.instance, run) as progress:
+        record = run_instance(
+            turn.instance,
+            run,
+            force=turn.force,
+            accept_failures=accept_failures,
+            progress=progress,
+            servers=turn.servers,
+        )
+    view.made(record)
 
 
-@click.command(short_help="See a whole run on this machine alone.", epilog="Example:  treadle demo --fresh")
+@click.command(short_help="See a whole run on this machine alone.", epilog="Example:  treadle demo --prefect")
 @click.option("--fresh", is_flag=True, help="Begin again instead of going on with the last demo run.")
 @click.option("--tutor-only", is_flag=True, help="Without models and training, so without engines (9 GB).")
+@click.option(
+    "--prefect", "with_prefect", is_flag=True, help="To watch in Prefect; without a server, one is started meanwhile."
+)
 @set_option
 @root_option
-def demo(fresh: bool, tutor_only: bool, overrides: tuple[str, ...], root: str | Path) -> None:
+def demo(fresh: bool, tutor_only: bool, with_prefect: bool, overrides: tuple[str, ...], root: str | Path) -> None:
     """Train a small model on what the flywheel makes, and see what it learnt.
 
     Makes a fictional world with questions about it. A rule-based tutor answers some with search and Python, its
@@ -241,13 +288,16 @@ def demo(fresh: bool, tutor_only: bool, overrides: tuple[str, ...], root: str | 
     reinforced, and answers held-out questions before and after each, with the same tools. Killed or stopped, it goes on
     when it is run again.
 
-    Each step shows its progress. vLLM, LLaMA-Factory and TRL are installed once, in 5 to 11 minutes.
+    Each step shows its progress and how long is left. vLLM, LLaMA-Factory and TRL are installed once, in 5 to 9
+    minutes.
     """
     from treadle.core.errors import ConfigError, RunError
     from treadle.demo.quickstart import demo_configuration
+    from treadle.demo.steps import DemoSteps
+    from treadle.flows.making_view import MakingView
     from treadle.flows.summary import print_demo_end
+    from treadle.tasks.begin import open_run
     from treadle.tasks.catalog import flow_instances
-    from treadle.tasks.running import open_run
 
     if not isinstance(root, Path):
         raise ConfigError("the demo keeps its world beside its run: give it a folder as --root")
@@ -257,17 +307,45 @@ def demo(fresh: bool, tutor_only: bool, overrides: tuple[str, ...], root: str | 
         opened = open_run(root, run_id, config)
     except RunError as error:
         raise RunError(f"{error}; or begin again with: treadle demo --fresh") from error
-    records = []
-    for number, instance in enumerate(instances, 1):
-        _announce(instance, opened, f"step {number} of {len(instances)}")
-        records.append(_execute(instance, opened, False, False, False))
-    print_demo_end(opened, records, config.flow.models)
+    view = MakingView(steps=DemoSteps(instances, opened, timed=not (tutor_only or overrides)))
+    with ExitStack() as stack:
+        server = None
+        if with_prefect or os.environ.get("PREFECT_API_URL"):
+            from treadle.tasks.prefect.watched import server_to_watch
+
+            server = stack.enter_context(server_to_watch(say))
+        _make_demo(opened, config, view, as_flow=server is not None)
+        print_demo_end(opened, view.records, config.flow.models)
+        if server is not None and view.url:
+            click.echo(f"the flow run in Prefect: {server.again(view.url)}")
 
 
-def _announce(instance: Instance, run: Run, which: str) -> None:
-    """Say what a step of the demo is about to do, where there is something left to do."""
-    from treadle.core.execute import state_of
-    from treadle.demo.quickstart import step_words
+def _make_demo(run: Run, config: TreadleConfig, view: MakingView, *, as_flow: bool) -> None:
+    """Make all instances of the demo, in a flow run or without."""
+    from treadle.tasks.catalog import flow_instances
+    from treadle.tasks.making import making
 
-    if (words := step_words(instance.address)) and state_of(instance, run) == "run":
-        say(f"{which}: {words}")
+    if as_flow and _made_in_flow_run(run, config, view):
+        return
+    with making(flow_instances(config), run, config, notify=view.tell) as turns:
+        for turn in turns:
+            _execute(turn, run, view)
+
+
+def _made_in_flow_run(run: Run, config: TreadleConfig, view: MakingView) -> bool:
+    """Make all instances of the demo in a flow run; False, having said why, where Prefect failed meanwhile."""
+    from treadle.core.harmless import one_line
+    from treadle.tasks.prefect.watched import is_of_prefect
+
+    try:
+        with _shown_flow_run(view):
+            from treadle.flows.flywheel import flywheel
+
+            flywheel(run_id=run.run_id, config=config, root=run.storage.location())
+    except Exception as error:
+        if not is_of_prefect(error):
+            raise
+        say(f"this goes on without Prefect, which failed: {one_line(str(error) or type(error).__name__)}")
+        view.records.clear()  # what is made is told of again, as reused
+        return False
+    return True

@@ -10,8 +10,7 @@ from pathlib import Path
 import click
 
 from treadle.core.errors import ConfigError
-from treadle.flows.cli_inspect import run_option
-from treadle.flows.options import root_option, say
+from treadle.flows.options import root_option, run_option, say
 
 DEFAULT_PORT = 8484
 
@@ -38,8 +37,8 @@ def view(run_id: str, root: str | Path, port: int, host: str, open_page: bool) -
         from treadle.eval.viewer.server import serve
     except ImportError as error:
         raise ConfigError(f"the viewer needs the package {error.name}; install treadle with its extra viewer") from None
-    from treadle.tasks.lineage import trace_back
-    from treadle.tasks.trajectory_changes import changes_between
+    from treadle.tasks.inspection.lineage import trace_back
+    from treadle.tasks.inspection.trajectory_changes import changes_between
 
     kin = Kin(lambda run, key: [step.as_dict() for step in trace_back(run, key)], changes_between)
     app = make_app(Run.open(root, run_id), kin)

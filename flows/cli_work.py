@@ -1,4 +1,4 @@
-"""The command `work`: one more process at a stage that is under way."""
+"""The command `work`: one more process at stages that are under way."""
 
 from __future__ import annotations
 
@@ -7,41 +7,56 @@ from pathlib import Path
 import click
 
 from treadle.flows.cli_run import set_option
-from treadle.flows.options import json_option, root_option, say
+from treadle.flows.options import json_option, root_option, run_option, say
 from treadle.flows.warnings import show_warnings
 
 
 @click.command(
-    short_help="Help with a stage that another process runs.", epilog="Example:  treadle work 1/pools --run first"
+    short_help="Help with a run that another process is at.", epilog="Example:  treadle work 1/pools --run first"
 )
-@click.argument("address", metavar="INSTANCE")
-@click.option("--run", "run_id", required=True, help="Name of the run.")
+@click.argument("address", metavar="[INSTANCE]", required=False)
+@run_option
+@click.option("--wait", is_flag=True, help="Wait for work, also for the run itself; end when all of it is done.")
 @set_option
 @root_option
 @json_option
-def work(address: str, run_id: str, overrides: tuple[str, ...], root: str | Path, as_json: bool) -> None:
+def work(
+    address: str | None, run_id: str, wait: bool, overrides: tuple[str, ...], root: str | Path, as_json: bool
+) -> None:
     """Help with a stage INSTANCE that `run` or `stage` has begun with `shards` above 1, on this machine or another.
 
     Works at shards that nobody else is at, and ends when none is left. Any number of such processes may help; a killed
     one's shard is taken over by another. The process that began the stage writes its result.
+
+    Without INSTANCE it helps with all instances of the run that are under way.
     """
     import json
 
     from treadle.core.parent import end_with_parent, stays_behind
     from treadle.flows.terminal import TerminalProgress
-    from treadle.tasks.work import open_for_work, work_at
+    from treadle.tasks.work import Helper, shards_text
 
     if not stays_behind():
         end_with_parent()
-    wanted, run = open_for_work(root, run_id, address, overrides)
+    helper = Helper(
+        root=root,
+        run_id=run_id,
+        address=address,
+        overrides=overrides,
+        show=lambda label: TerminalProgress(label, quiet=as_json),
+        notify=say,
+    )
     warnings = show_warnings()
     try:
-        with TerminalProgress(str(wanted.address), quiet=as_json) as progress:
-            count = work_at(wanted, run, progress=progress, notify=lambda line: None if as_json else say(line))
+        helper.help_until_done() if wait else helper.help_now()
     finally:
         warnings.tell_rest()
+    counts = helper.counts or ({address: 0} if address else {})
+    told = [{"address": name, "shards": count} for name, count in counts.items()]
     if as_json:
-        click.echo(json.dumps({"address": str(wanted.address), "shards": count}))
-    else:
-        said = f"{count} shard{'s' * (count != 1)} worked through here" if count else "nothing left to help with"
-        click.echo(f"{wanted.address}: {said}", err=True)
+        click.echo(json.dumps(told[0] if address else told))
+        return
+    for name, count in counts.items():
+        click.echo(f"{name}: {shards_text(count)}", err=True)
+    if not counts:
+        click.echo(f"run {run_id}: nothing to help with", err=True)

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from treadle.core.figures import Figures, cell_text, money
 from treadle.core.harmless import one_line
-from treadle.tasks.estimate import Estimate
+from treadle.tasks.estimate.figures import Estimate
 from treadle.tasks.stage_report import StageReport
 
 
@@ -89,7 +89,7 @@ _GAP = 2
 def _width(figures: Figures, kept: Sequence[int]) -> int:
     """Characters that the columns take at least: names whole, headings word by word."""
     return sum(
-        max(*map(len, figures.header[index].split()), *(len(cell_text(row[index])) for row in figures.rows))
+        max([*map(len, figures.header[index].split()), *(len(cell_text(row[index])) for row in figures.rows)])
         for index in kept
     )
 

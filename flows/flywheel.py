@@ -1,4 +1,4 @@
-"""The Prefect flows: all stages of a run, and one stage of a run.
+"""The Prefect flows: all stages of a run, one stage of a run, and a worker that helps with a stage.
 
 Prefect runs this file as a script under its stem, so it holds flows and nothing else.
 """
@@ -7,13 +7,18 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from prefect import flow, get_run_logger
+from prefect import State, flow, get_run_logger
+from prefect.states import Completed
 
+from treadle.tasks.begin import as_begun, open_run, resolve_config
 from treadle.tasks.catalog import flow_instances
 from treadle.tasks.config import TreadleConfig
-from treadle.tasks.forced import forced_run
-from treadle.tasks.running import as_begun, open_run, resolve_config
-from treadle.tasks.stages import run_stage
+from treadle.tasks.flow_part import flow_part
+from treadle.tasks.making import making
+from treadle.tasks.prefect.flow_runs import begin_flow_run, flow_log, small_events
+from treadle.tasks.prefect.helper_runs import help_from_flow
+from treadle.tasks.prefect.stage_task import run_stage
+from treadle.tasks.serving.servers import ModelServers
 
 
 @flow(name="flywheel", flow_run_name="{run_id}")
@@ -24,20 +29,43 @@ def flywheel(
     root: str = "outputs",
     force: bool = False,
     accept_failures: bool = False,
+    start_from: str | None = None,
+    without: tuple[str, ...] = (),
 ) -> None:
-    """Run every stage of one run, skipping those whose inputs and settings did not change, unless `force` is set.
+    """Run every stage of one run, skipping those whose inputs and settings did not change.
 
-    `config_file` is a TOML file; keys given in `config` win over it. With neither, the run must exist, and its own
-    configuration is used. `root` is a folder, counted from where the flow runs, or `s3://bucket/prefix`.
+    Args:
+        run_id: Name of the run; one that exists is gone on with.
+        config_file: TOML file. With neither this nor `config` the run must exist, and its own configuration is used.
+        config: Keys that win over the file's, or the whole configuration.
+        root: Where runs and data lie: a folder, counted from where the flow runs, or `s3://bucket/prefix`.
+        force: Make all instances again; with `start_from` and `without` only those that are left.
+        accept_failures: Go on with what could not be had counted as failed, up to each stage's `max_error_rate`.
+        start_from: Instance to start from, such as `2/sft`; what comes before it is taken as it is.
+        without: Instances that are left out or taken as they are, such as `1/report`.
     """
-    resolved = as_begun(resolve_config(root, run_id, config_file, config), root, run_id)
+    wanted = resolve_config(root, run_id, config_file, config)
+    begin_flow_run(wanted, run_id)
+    resolved = as_begun(wanted, root, run_id)
     instances = flow_instances(resolved)
+    part = flow_part(instances, root, run_id, start_from, without)
     run = open_run(root, run_id, resolved, (config_file,) if config_file else ())
     get_run_logger().info("run %s in %s", run.run_id, run.storage.location())
-    with forced_run(run, [item.address for item in instances] if force else ()) as again:
-        for item in instances:
+    for line in part.lines():
+        get_run_logger().info(line)
+    with (
+        making(part.instances, run, resolved, force=force, is_part=part.is_part, notify=flow_log) as turns,
+        small_events(),
+    ):
+        for turn in turns:
             run_stage(
-                str(item.address), run_id, root, resolved, force=item.address in again, accept_failures=accept_failures
+                str(turn.instance.address),
+                run_id,
+                root,
+                resolved,
+                force=turn.force,
+                accept_failures=accept_failures,
+                servers=turn.servers,
             )
 
 
@@ -51,7 +79,34 @@ def stage(
     force: bool = False,
     accept_failures: bool = False,
 ) -> None:
-    """Run one stage instance, such as `1/rollouts@base` or `1/rl@phase-2`, of a run."""
-    resolved = as_begun(resolve_config(root, run_id, config_file, config), root, run_id)
-    open_run(root, run_id, resolved, (config_file,) if config_file else ())
-    run_stage(instance, run_id, root, resolved, force=force, accept_failures=accept_failures)
+    """Run one stage instance of a run, unless its inputs and settings did not change.
+
+    Args:
+        run_id: Name of the run; one that exists is gone on with.
+        instance: What to run, such as `1/pools`, `1/rollouts@base` or `2/rl@phase-1`; what it reads must be there.
+        config_file: TOML file. With neither this nor `config` the run must exist, and its own configuration is used.
+        config: Keys that win over the file's, or the whole configuration.
+        root: Where runs and data lie: a folder, counted from where the flow runs, or `s3://bucket/prefix`.
+        force: Make it again although nothing changed.
+        accept_failures: Complete it with what could not be had counted as failed, up to its `max_error_rate`.
+    """
+    wanted = resolve_config(root, run_id, config_file, config)
+    begin_flow_run(wanted, run_id, instance)
+    resolved = as_begun(wanted, root, run_id)
+    run = open_run(root, run_id, resolved, (config_file,) if config_file else ())
+    with ModelServers(run, wait_s=resolved.flow.device_wait_s, notify=flow_log) as servers, small_events():
+        run_stage(instance, run_id, root, resolved, force=force, accept_failures=accept_failures, servers=servers)
+
+
+@flow(name="work", flow_run_name="{run_id} {instance} worker")
+def work(run_id: str, instance: str, root: str) -> State[None]:
+    """Help with a stage instance that another flow run, `treadle run` or `treadle stage` has begun in shards.
+
+    Flow runs with `flow.workers` above 0 start these themselves.
+
+    Args:
+        run_id: Name of the run.
+        instance: The stage instance, such as `1/pools`.
+        root: Where the run lies: an absolute folder or `s3://bucket/prefix`.
+    """
+    return Completed(message=help_from_flow(run_id, instance, root))

@@ -9,8 +9,8 @@ from rich.tree import Tree
 
 from treadle.core.harmless import one_line
 from treadle.flows.trajectory_view import VERDICTS
-from treadle.tasks.lineage import LineageStep
-from treadle.tasks.pool_tree import Barren, Node
+from treadle.tasks.inspection.lineage import LineageStep
+from treadle.tasks.inspection.pool_tree import Barren, Node
 
 CHOSEN = "bold reverse"
 

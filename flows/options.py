@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +13,9 @@ import click
 from treadle.core.harmless import harmless
 
 OBJECT_ROOT = "s3://"
+
+Command = Callable[..., Any]
+Decorator = Callable[[Command], Command]
 
 
 class RootType(click.ParamType[Any]):
@@ -40,7 +46,36 @@ root_option = click.option(
     envvar="TREADLE_ROOT",
     help="Where runs and artifacts are kept.",
 )
+run_option = click.option("--run", "run_id", required=True, help="Name of the run.")
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for scripts.")
+
+
+def together(*options: Decorator) -> Decorator:
+    """One decorator of several options and arguments, which the help shows in this order."""
+
+    def add(command: Command) -> Command:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return add
+
+
+def gathered(kind: type, *options: Decorator) -> Decorator:
+    """The same, with what is given for them handed to the command as one thing, its first argument.
+
+    `kind`: a dataclass with a field for each of the options, by the name of its parameter.
+    """
+    names = [field.name for field in dataclasses.fields(kind)]
+
+    def add(command: Command) -> Command:
+        @functools.wraps(command)
+        def called(**given: Any) -> Any:
+            return command(kind(**{name: given.pop(name) for name in names}), **given)
+
+        return together(*options)(called)
+
+    return add
 
 
 def say(line: str) -> None:

@@ -15,7 +15,7 @@ from rich.text import Text
 from treadle.core.harmless import harmless, one_line
 from treadle.core.records import InstanceStatus
 from treadle.core.runs import Run
-from treadle.tasks.overview import RunOverview
+from treadle.tasks.inspection.overview import RunOverview
 from treadle.tasks.plan import Step
 
 _STATE_STYLES = {"completed": "green", "running": "cyan", "failed": "red", "crashed": "red", "interrupted": "yellow"}
@@ -23,7 +23,7 @@ _STATE_WORDS = {"absent": "not begun"}
 _STATE_CAUSES = {"interrupted": "stopped by Ctrl-C or SIGTERM", "crashed": "its process was killed"}
 _TROUBLES = ("failed", *_STATE_CAUSES)
 _ENDED_WORDS = {"failed": "failed", "interrupted": "was interrupted", "crashed": "crashed"}
-_ACTION_STYLES = {"reuse": "green", "run": "cyan", "missing input": "red"}
+_ACTION_STYLES = {"reuse": "green", "take over": "green", "run": "cyan", "missing input": "red", "refuse": "red"}
 _PIPE_WIDTH = 160
 
 
@@ -96,7 +96,7 @@ def status_table(run: Run, statuses: Sequence[InstanceStatus], *, forced: bool) 
     for status in statuses:
         table.add_row(
             status.address,
-            Text(_STATE_WORDS.get(status.state, status.state), style=_STATE_STYLES.get(status.state, "")),
+            Text(_state_text(status), style=_STATE_STYLES.get(status.state, "")),
             str(status.num_attempts),
             (status.finished_at or status.started_at or "")[:19].replace("T", " "),
             _rows_text(status),
@@ -104,11 +104,21 @@ def status_table(run: Run, statuses: Sequence[InstanceStatus], *, forced: bool) 
     return Group(table, *_troubles(run, statuses), *_cut_off(run, statuses, forced))
 
 
+def _state_text(status: InstanceStatus) -> str:
+    words = _STATE_WORDS.get(status.state, status.state)
+    return f"{words}, waits for {one_line(status.waits_for)}" if status.waits_for else words
+
+
 def _rows_text(status: InstanceStatus) -> str:
     if status.num_rows:
         filled = [kind for kind, count in status.num_rows.items() if count]
         kinds = sorted(filled, key=lambda kind: (kind == "quarantine", kind))
-        return ", ".join(f"{status.num_rows[kind]:,} {kind}" for kind in kinds)
+        rows = ", ".join(f"{status.num_rows[kind]:,} {kind}" for kind in kinds)
+        if status.imported_from:
+            rows += f", imported from {one_line(status.imported_from)}"
+        if status.was_same_as:
+            return f"{rows}, taken over from {status.was_same_as}, which has been made anew since"
+        return f"{rows}, the same as {status.same_as}" if status.same_as else rows
     return f"{status.num_finished:,} finished in the journal" if status.num_finished else ""
 
 

@@ -7,27 +7,32 @@ from pathlib import Path
 from typing import Any
 
 import click
+from rich.text import Text
 
-from treadle.core.harmless import harmless, harmless_json
+from treadle.core.harmless import harmless, harmless_json, one_line
 from treadle.core.records import StageRecord
 from treadle.core.runs import Run, run_exists
 from treadle.core.stage import Instance
 from treadle.flows.figures_view import estimate_view, figures_view, report_view, sentences_view
 from treadle.flows.render import console, plan_table, run_options
+from treadle.tasks.begin import semantic_for
 from treadle.tasks.config import TreadleConfig
-from treadle.tasks.estimate import estimates
+from treadle.tasks.estimate.estimates import estimates
+from treadle.tasks.flow_part import FlowPart
 from treadle.tasks.plan import changed_keys, keys_set, plan
-from treadle.tasks.running import semantic_for
+from treadle.tasks.report_tables import imported_lines
 from treadle.tasks.stage_report import stage_report
 
 
 def made_text(record: StageRecord) -> str:
-    """Rows per table, and why rows are in quarantine."""
+    """Rows per table, why rows are in quarantine, and where a result comes from that was not made here."""
     counts = {kind: ref.num_rows for kind, ref in record.outputs.items() if ref.num_rows}
     tables = ", ".join(f"{kind} {counts[kind]:,}" for kind in sorted(counts, key=lambda k: (k == "quarantine", k)))
     reasons = {name: count for name, count in record.metrics.items() if name.startswith("reason.")}
     why = ", ".join(f"{name.removeprefix('reason.').replace('_', ' ')} {count:,}" for name, count in reasons.items())
-    return f"{tables}{f' ({why})' if why else ''}{' (unchanged, reused)' if record.reused else ''}"
+    taken = f" (the same as {record.same_as})" if record.same_as else ""
+    imported = f" (imported from {one_line(record.imported_from)})" if record.imported_from else ""
+    return f"{tables}{f' ({why})' if why else ''}{imported}{taken}{' (unchanged, reused)' if record.reused else ''}"
 
 
 def print_end(run: Run, records: Sequence[StageRecord], as_json: bool) -> None:
@@ -48,16 +53,20 @@ def print_end(run: Run, records: Sequence[StageRecord], as_json: bool) -> None:
 
 
 def print_demo_end(run: Run, records: Sequence[StageRecord], models: Sequence[str]) -> None:
-    """Print what pools, training and models of the demo came to, and where the data lies."""
-    from treadle.demo.outcome import outcome
+    """Print what pools, training and models of the demo came to, write its page, and print where all lies."""
+    from treadle.demo.outcome import differences, outcome
+    from treadle.tasks.page.build import report_page
+    from treadle.tasks.page.file import write_page
 
     out = console()
     for record in records:
         if (report := stage_report(record, run)) is not None:
             shown = report_view if record.stage == "rl" else sentences_view  # its curves are worth looking at
             out.print("\n", shown(record.address, report), sep="", end="")
-    out.print(figures_view([outcome(run, models)]))
-    click.echo()
+    out.print(figures_view([outcome(run, models), differences(run, models)]))
+    page = Path(run.storage.location()).absolute() / f"{run.run_id}.html"
+    write_page(page, report_page([run]))
+    click.echo(harmless(f"\nreport: {page} (open it in a browser)\n"))
     _print_places(run, records)
 
 
@@ -76,6 +85,8 @@ def _print_summary(run: Run, record: StageRecord) -> None:
     out, rows = console(), list(run.rows(record.outputs["summary"]).rows())
     out.print()
     out.print(summary_table(rows, width=out.width))
+    for line in imported_lines(record, run):
+        out.print(Text(one_line(line)))
     if (judges := judges_table(rows)) is not None:
         out.print()
         out.print(judges)
@@ -136,10 +147,22 @@ _MOST_LOOKED_AT = 1_000
 
 
 def print_plan(
-    config: TreadleConfig, instances: Sequence[Instance], root: str | Path, run_id: str, force: bool, as_json: bool
+    config: TreadleConfig,
+    instances: Sequence[Instance],
+    root: str | Path,
+    run_id: str,
+    force: bool,
+    as_json: bool,
+    part: FlowPart | None = None,
+    *,
+    by_name: bool = False,
 ) -> None:
-    """Print what a run would do: each instance and why, what it may use, and the keys that are set or changed."""
-    steps = plan(instances, root, run_id, force=force)
+    """Print what a run would do: each instance and why, what it may use, and the keys that are set or changed.
+
+    `part`: what of these instances is made, where that is not all of them; `by_name`: see `plan`.
+    """
+    made = part.instances if part is not None else None
+    steps = plan(instances, root, run_id, part=made, force=force, by_name=by_name)
     run = Run.open(root, run_id) if run_exists(root, run_id) else None
     expected = estimates(instances, run, [step.address for step in steps if step.action == "run"], force=force)
     if as_json:
@@ -147,11 +170,17 @@ def print_plan(
             "config": config.model_dump(mode="json"),
             "plan": {step.address: step.action for step in steps},
             "why": {step.address: step.why for step in steps},
+            "kept": part.kept if part is not None else {},
+            "left_out": part.left_out if part is not None else {},
             "estimates": [estimate.as_dict() for estimate in expected],
         }
         click.echo(harmless_json(whole))
         return
     console().print(plan_table(steps))
+    if part is not None and part.kept:
+        click.echo(f"taken as they are: {', '.join(part.kept)}")
+    for line in part.lines() if part is not None else ():
+        click.echo(harmless(line))
     for estimate in expected:
         console().print("\n", estimate_view(estimate), sep="", end="")
     changed, refused = changed_keys(config, semantic_for(run, config) if run else {}, root, run_id)

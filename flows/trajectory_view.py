@@ -15,7 +15,7 @@ from rich.text import Text
 from treadle.agent.web.run_entries import shown_sources
 from treadle.core.harmless import harmless, one_line
 from treadle.flows.changes_view import changes_view
-from treadle.tasks.lineage import FoundRollout
+from treadle.tasks.inspection.lineage import FoundRollout
 
 SEGMENT_STYLES = {"think": "dim", "search": "cyan", "python": "magenta", "result": "yellow", "answer": "bold green"}
 VERDICTS = {True: ("right", "green"), False: ("wrong", "red"), None: ("no verdict", "yellow")}

@@ -40,8 +40,10 @@ class _Kind:
 class TerminalWarnings(logging.Handler):
     """Writes warnings of Treadle as single lines to standard error, above a progress bar where there is one."""
 
-    def __init__(self) -> None:
+    def __init__(self, log: str) -> None:
+        """`log`: where those that are left out can be read."""
         super().__init__(logging.WARNING)
+        self._log = log
         self._kinds: dict[str, _Kind] = {}
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -61,7 +63,7 @@ class TerminalWarnings(logging.Handler):
         count = sum(kind.num_untold for kind in self._kinds.values())
         self._kinds = {}
         if count:
-            self._line(f"{count:,} more like these are in the log of the attempt")
+            self._line(f"{count:,} more like these are in {self._log}")
 
     @staticmethod
     def _line(text: str) -> None:
@@ -70,12 +72,15 @@ class TerminalWarnings(logging.Handler):
         sys.stderr.flush()
 
 
-def show_warnings() -> TerminalWarnings:
-    """Show the warnings of all `treadle` loggers from now on; the same handler for every call."""
-    logger = logging.getLogger("treadle")
+def show_warnings(of: str = "treadle", log: str = "the log of the attempt") -> TerminalWarnings:
+    """Show the warnings of all loggers below one from now on; the same handler for every call.
+
+    `log`: where those that are left out can be read.
+    """
+    logger = logging.getLogger(of)
     for handler in logger.handlers:
         if isinstance(handler, TerminalWarnings):
             return handler
-    handler = TerminalWarnings()
+    handler = TerminalWarnings(log)
     logger.addHandler(handler)
     return handler

@@ -180,6 +180,12 @@ class RlOptions(TrainingOptions):
         return self
 
     @model_validator(mode="after")
+    def _check_nodes(self) -> RlOptions:
+        if self.engine == "verl" and self.num_nodes > 1 and self.devices:
+            raise ValueError("several nodes are joined by Ray, which `devices` does not reach; leave it out")
+        return self
+
+    @model_validator(mode="after")
     def _check_group(self) -> RlOptions:
         if self.initial_rollouts is not None and self.initial_rollouts > self.group_size:
             raise ValueError(f"initial_rollouts {self.initial_rollouts} is more than group_size {self.group_size}")

@@ -11,6 +11,8 @@ from treadle.rl.training_events import RlStep, Validation
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _MEAN_OVER = 8
 """Steps of the moving mean: single steps of small batches say little."""
+_MOST_AT_AN_END = 10
+"""Steps at either end of a training that are told as one mean, at most."""
 
 StepValue = Callable[[RlStep], float | None]
 ValidationValue = Callable[[Validation], float | None]
@@ -53,6 +55,15 @@ def moving_mean(values: Sequence[float | None], width: int = _MEAN_OVER) -> list
         known = [value for value in values[max(0, place - width + 1) : place + 1] if value is not None]
         means.append(sum(known) / len(known) if known else None)
     return means
+
+
+def end_steps(num_steps: int) -> int:
+    """How many of the first steps, and of the last, are told as one mean: a third of all, from 1 to 10.
+
+    Fewer would tell which questions were drawn rather than how the policy changed; the ends do not overlap, but for a
+    single step.
+    """
+    return max(1, min(_MOST_AT_AN_END, num_steps // 3))
 
 
 def unequal_share(step: RlStep) -> float | None:

@@ -15,6 +15,7 @@ from typing import Any
 import orjson
 
 from treadle.core.engines.cache import Notify, quiet
+from treadle.core.engines.devices import VISIBLE, first_gpus
 from treadle.core.engines.environments import python_of
 from treadle.core.engines.events import STATE_MARKER
 from treadle.core.engines.process import Child, log_tail, printable, start_child
@@ -210,8 +211,15 @@ class _Run:
             [str(python_of(engine, options.variant)), "-m", "treadle.rl.engine", command, str(job_path)],
             name=f"reinforcement ({command})",
             log_path=folder.logs / f"{command}.log",
-            env=training_environ(engine, folder, options),
+            env=self._environ(),
         )
+
+    def _environ(self) -> dict[str, str]:
+        machine = self._plan.machine
+        environ = training_environ(self._plan.options.engine, self._folder, self._options)
+        if machine.variant == "cuda" and machine.num_nodes == 1:
+            environ[VISIBLE] = first_gpus(machine.num_devices, environ)
+        return environ
 
     def _describe(self, command: str) -> dict[str, Any]:
         folder = self._folder

@@ -74,7 +74,7 @@ def _check_engine(options: RlOptions) -> None:
     """Generate the engine's configuration on the most lenient machine that was asked for: what it refuses, all do."""
     variant: Literal["cpu", "cuda"] = "cpu" if options.variant == "cpu" else "cuda"
     fewest = options.tensor_parallel if options.engine == "verl" else 1
-    devices = options.num_devices or fewest
+    devices = options.num_devices or len(options.devices) or fewest
     machine = Machine(variant=variant, num_devices=devices, num_nodes=options.num_nodes)
     plan = draft_plan(
         options, num_rows=options.prompts_per_step, num_validation_rows=options.validation_questions, machine=machine

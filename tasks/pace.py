@@ -6,6 +6,9 @@ import time
 
 Fact = str | int | float
 
+_FIRST_UNITS, _FIRST_SHARE = 10, 0.05
+"""Finished before a pace is told, whichever is less: units at work side by side make the very first look slow."""
+
 
 class Pace:
     """Counts finished units since the stage, or this attempt at it, began."""
@@ -32,10 +35,17 @@ class Pace:
 
     def estimate(self) -> str:
         """`about 2 min left`, by the pace of this attempt; empty where there is nothing to go by."""
+        left_s = self.left_s()
+        return "" if left_s is None else f"about {duration(left_s)} left"
+
+    def left_s(self) -> float | None:
+        """Seconds that are left, by the pace of this attempt; None where there is nothing to go by, or nothing left."""
         done_now = self.done - self._done_before
         if done_now <= 0 or self.done >= self.total:
-            return ""
-        return f"about {_duration((self.total - self.done) * (time.monotonic() - self._began) / done_now)} left"
+            return None
+        if done_now < min(_FIRST_UNITS, _FIRST_SHARE * (self.total - self._done_before)):
+            return None
+        return (self.total - self.done) * (time.monotonic() - self._began) / done_now
 
     def facts(self) -> list[str]:
         """`tokens per s 310`, as the stage gave them: not yet made harmless."""
@@ -47,7 +57,8 @@ class Pace:
         ]
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
+    """`40 s`, `7 min`, `2.5 h`."""
     if seconds < 100:
         return f"{seconds:.0f} s"
     minutes = round(seconds / 60)

@@ -14,7 +14,7 @@ from treadle.core.records import StageRecord
 from treadle.core.runs import Run
 from treadle.core.schemas import RL_LOG
 from treadle.rl.curriculum import phase_name
-from treadle.rl.curves import sparkline
+from treadle.rl.curves import end_steps, sparkline
 
 Metrics = Mapping[str, Any]
 
@@ -75,8 +75,8 @@ def rl_sentences(metrics: Metrics) -> list[str]:
 
 
 def rl_figures(log: Sequence[Metrics]) -> list[Figures]:
-    """How figures moved: means over the first and the last tenth of the steps, and the way between as a curve."""
-    span = max(1, len(log) // 10)
+    """How figures moved: means over the first and over the last steps, and the way between as a curve."""
+    span = end_steps(len(log))
     rows = []
     for column, name in _SHOWN.items():
         values = [step[column] for step in log]

@@ -1,4 +1,4 @@
-"""What the phases of the curriculum make of a configuration: policies, who serves them, settings, inputs. Prefect-free.
+"""What the phases of the curriculum make of a configuration: policies, who serves them, settings, inputs.
 
 Documented in docs/behaviour/curriculum.md.
 """
@@ -21,7 +21,7 @@ from treadle.rl.selection_settings import SelectionSettings
 from treadle.rl.sigmas import check_sigmas
 from treadle.rl.stage import local_environment
 from treadle.tasks.config import TreadleConfig, environment_of, overridden
-from treadle.tasks.models import is_hub_id, made_here, pool_models
+from treadle.tasks.models import check_made_here, is_hub_id, made_here, pool_models, with_weights
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)?")
 
@@ -63,17 +63,19 @@ def rl_options(config: TreadleConfig, address: Address) -> RlOptions:
     if options.sigma_tool is None or options.sigma_length is None:
         raise ConfigError(f'overrides."{training}" takes a sigma away; leave it out, or give a number')
     check_sigmas(options.sigma_tool, options.sigma_length, allow_plain=options.allow_plain, where=str(training))
-    _check_start(options, training, phase)
+    _check_start(config, options, training, phase)
     return options.effective()
 
 
-def _check_start(options: RlOptions, training: Address, phase: int) -> None:
+def _check_start(config: TreadleConfig, options: RlOptions, training: Address, phase: int) -> None:
     """Raise ConfigError for a checkpoint that cannot be there before the phase, or a revision of what has none."""
     start = options.start
     earlier = [replace(training, qualifier=phase_name(number)) for number in range(1, phase)]
     known = [Address(training.iteration, "sft"), *earlier]
     for made in made_here(start):
-        if made not in known:
+        if made.iteration < training.iteration:
+            check_made_here(config, made, f"{training}: rl.start")
+        elif made not in known:
             raise ConfigError(
                 f"{training}: rl.start = {start} is not made before this phase; name {' or '.join(map(str, known))}, "
                 "`embedded`, a folder, or a hub id"
@@ -107,11 +109,9 @@ def sampling_model(config: TreadleConfig) -> str:
 
 
 def phase_model(config: TreadleConfig, address: Address) -> ModelSettings:
-    """The model that the trajectories of a phase are sampled from: what its training begins with.
+    """The model that the trajectories of a phase are sampled from: what its training begins with (`with_weights`).
 
-    A server that the run starts loads that policy. Servers of the user's own cannot be told to, so a checkpoint of the
-    run is asked for by its address: they must serve it under that name. The tutor stays what it is. Raises ConfigError
-    as `check_phase` does, and for two revisions of one policy.
+    Raises ConfigError as `check_phase` does, and for two revisions of one policy.
     """
     check_phase(config, address)
     options, name = rl_options(config, address), sampling_model(config)
@@ -123,10 +123,7 @@ def phase_model(config: TreadleConfig, address: Address) -> ModelSettings:
                 f"models.{name}.server.revision = {given} and rl.revision = {options.revision or 'the newest'} are two "
                 f"revisions of {policy}, which is sampled and then trained; set rl.revision = {given}"
             )
-        server = model.server.model_copy(update={"model": policy, "revision": options.revision})
-        # A folder whose files have changed is another policy.
-        return model.model_copy(update={"server": server, "revision": folder_digest(policy) or model.revision})
-    return model.model_copy(update={"model": policy}) if model.server is None and made_here(policy) else model
+    return with_weights(model, policy, options.revision)
 
 
 def phase_policy(config: TreadleConfig, address: Address) -> tuple[Address, ...]:

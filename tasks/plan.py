@@ -1,20 +1,23 @@
-"""What a run would do, and why, without doing it. Prefect-free."""
+"""What a run would do, and why, without doing it."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import orjson
 
 from treadle.core.config import differing_keys, semantic_dump
-from treadle.core.execute import Plan, state_of
+from treadle.core.errors import RunError
+from treadle.core.execute import Plan, counterparts, equal_result, state_of, work_digest
+from treadle.core.locked_config import is_untouched
 from treadle.core.runs import Run, run_exists
-from treadle.core.stage import Instance
+from treadle.core.stage import Address, Instance
 from treadle.tasks.config import TreadleConfig
 from treadle.tasks.forced import still_to_make
+from treadle.tasks.imported import imported_from, refusal, replaces_import
 
 _SHOWN_KEYS = 3
 
@@ -24,34 +27,128 @@ class Step:
     """What would happen to one instance."""
 
     address: str
-    action: Plan
+    action: Plan | Literal["refuse"]
     why: str
 
 
-def plan(instances: Sequence[Instance], root: str | Path, run_id: str, *, force: bool = False) -> list[Step]:
-    """One step per instance, in their order; nothing is changed."""
+def plan(
+    flow: Sequence[Instance],
+    root: str | Path,
+    run_id: str,
+    *,
+    part: Sequence[Instance] | None = None,
+    force: bool = False,
+    by_name: bool = False,
+) -> list[Step]:
+    """One step per instance of a flow, or of the part of it that is made, in their order; nothing is changed.
+
+    `by_name`: what is forced was named, and is made also where it was imported.
+    """
+    equals, wanted = equal_work(flow), flow if part is None else part
     if not run_exists(root, run_id):
-        return [Step(str(item.address), "run", "the run is new") for item in instances]
-    run = Run.open(root, run_id)
-    forced = (still_to_make(run, [item.address for item in instances]) if force else None) or ()
-    cut_off = bool(forced)
-    steps: dict[str, Step] = {}
+        made = {str(item.address) for item in wanted}
+        return [
+            Step(text, "take over", f"the same as {equals[text]}")
+            if equals.get(text) in made
+            else Step(text, "run", "the run is new")
+            for text in (str(item.address) for item in wanted)
+        ]
+    planner = _Planner(flow, equals, Run.open(root, run_id))
+    return planner.steps(wanted, force=force, by_name=by_name)
+
+
+class _Planner:
+    """Takes the instances of a part of a flow in their order, each by what becomes of those before it."""
+
+    def __init__(self, flow: Sequence[Instance], equals: Mapping[str, str], run: Run) -> None:
+        self._flow = {str(item.address): item for item in flow}
+        self._equals, self._run = equals, run
+        self._steps: dict[str, Step] = {}
+
+    def steps(self, wanted: Sequence[Instance], *, force: bool, by_name: bool) -> list[Step]:
+        addresses = [item.address for item in wanted]
+        left = still_to_make(self._run, addresses) if force and not by_name else None
+        for item in wanted:
+            file = imported_from(item.address, self._run) if force else None
+            is_forced = force and (left is None or item.address in left) and (by_name or not file)
+            self._steps[str(item.address)] = self._step(item, is_forced, left is not None, file)
+        return list(self._steps.values())
+
+    def _step(self, item: Instance, is_forced: bool, cut_off: bool, kept_file: str | None) -> Step:
+        """What becomes of an instance; `kept_file`: what it was imported from, where a forced run leaves it."""
+        address, record = str(item.address), self._run.record(item.address)
+        made = {step.address for step in self._steps.values() if step.action in ("run", "take over")}
+        first = made.intersection(str(producer) for producers in item.inputs.values() for producer in producers)
+        same = self._equals.get(address) if record is None or record.same_as else None
+        if same is not None and (same in made or ((is_forced or first) and self._is_kept(same))):
+            return Step(address, "take over", f"the same as {same}")
+        if is_forced:
+            return Step(address, "run", "--force" + (", going on where it was cut off" if cut_off else ""))
+        if kept_file and first and all(map(self._is_current, first)):
+            return Step(address, "reuse", f"imported from {kept_file}; refused unless {min(first)} comes out as it was")
+        if first:
+            run_before = [one for one in first if self._steps[one].action == "run"]
+            why = f"{min(run_before)} is run before it" if run_before else f"{min(first)} is taken over before it"
+            return _unless_imported(Step(address, "run", why), item, self._run)
+        action = state_of(item, self._run)
+        if kept_file and action == "reuse":
+            return Step(address, "reuse", f"imported from {kept_file}")
+        return _unless_imported(Step(address, action, _why(item, self._run, action, cut_off)), item, self._run)
+
+    def _is_kept(self, address: str) -> bool:
+        """Whether the result of an instance is there, and stays."""
+        return self._steps[address].action == "reuse" if address in self._steps else self._is_current(address)
+
+    def _is_current(self, address: str) -> bool:
+        """Whether nothing but being forced makes an instance anew."""
+        return state_of(self._flow[address], self._run) == "reuse"
+
+
+def _unless_imported(step: Step, item: Instance, run: Run) -> Step:
+    """The step, or the refusal that it comes to where the result in force was imported."""
+    if not replaces_import(item.address, run, step.action):
+        return step
+    return Step(step.address, "refuse", refusal(item.address, run, step.why))
+
+
+def equal_work(instances: Sequence[Instance]) -> dict[str, str]:
+    """Address -> the instance of an earlier iteration among these that does the same, as far as that is known now.
+
+    By settings and inputs alone; results that only turn out to be equal are found when they are there.
+    """
+    works: dict[Address, str] = {}
+    equals: dict[str, str] = {}
     for item in instances:
-        address, running = str(item.address), {step.address for step in steps.values() if step.action == "run"}
-        producers = [str(producer) for producers in item.inputs.values() for producer in producers]
-        if force and (not cut_off or item.address in forced):
-            steps[address] = Step(address, "run", "--force" + (", going on where it was cut off" if cut_off else ""))
-        elif first := running.intersection(producers):
-            steps[address] = Step(address, "run", f"{min(first)} is run before it")
-        else:
-            action = state_of(item, run)
-            steps[address] = Step(address, action, _why(item, run, action, cut_off))
-    return list(steps.values())
+        inputs = {
+            name: [equals.get(str(producer), str(producer)) for producer in producers]
+            for name, producers in item.inputs.items()
+        }
+        works[item.address] = work_digest(item, inputs)
+        for earlier in counterparts(item):
+            if works.get(earlier) == works[item.address]:
+                equals[str(item.address)] = str(earlier)
+                break
+    return equals
+
+
+def why_not_reused(item: Instance, run: Run) -> str:
+    """Why an instance would be made anew; empty where it would not."""
+    action = state_of(item, run)
+    return "" if action == "reuse" else _why(item, run, action, cut_off=False)
+
+
+def check_import(item: Instance, run: Run) -> None:
+    """Raise RunError where a result that was imported would be replaced by what models are asked or paid for."""
+    action = state_of(item, run)
+    if replaces_import(item.address, run, action):
+        raise RunError(f"{item.address} {refusal(item.address, run, _why(item, run, action, cut_off=False))}")
 
 
 def _why(item: Instance, run: Run, action: Plan, cut_off: bool) -> str:
     if action == "reuse":
         return "made again already by the forced run that was cut off" if cut_off else "nothing changed"
+    if action == "take over" and (same := equal_result(item, run)) is not None:
+        return f"the same as {same.address}"
     record = run.record(item.address)
     if action == "missing input":
         producers = [str(producer) for producers in item.inputs.values() for producer in producers]
@@ -59,7 +156,7 @@ def _why(item: Instance, run: Run, action: Plan, cut_off: bool) -> str:
     if record is None:
         status = run.status(item.address)
         if status.num_finished:
-            return f"goes on: {status.num_finished:,} finished in the journal of an attempt that {status.state}"
+            return f"goes on: {status.num_finished:,} finished in the journal of an attempt ({status.state})"
         return "not made yet" if status.state == "absent" else f"not made yet: its last attempt {status.state}"
     if changed := differing_keys(record.settings, semantic_dump(item.settings)):
         keys = [line.split(": ", 1)[0] for line in changed]
@@ -98,7 +195,7 @@ def changed_keys(
         now["flow"]["models"] = []  # They were found then, and are the same: see `as_begun`.
     changed = differing_keys(before, now)
     locked = differing_keys(run.info.semantic, orjson.loads(orjson.dumps(semantic, default=str)), TreadleConfig)
-    return changed, bool(locked) and not run.is_untouched()
+    return changed, bool(locked) and not is_untouched(run)
 
 
 def _flat(tree: Any, prefix: str) -> Iterator[str]:

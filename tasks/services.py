@@ -1,4 +1,4 @@
-"""Asking search services which index they hold: what a run is begun with, it is locked to. Prefect-free."""
+"""Asking search services which index they hold: what a run is begun with, it is locked to."""
 
 from __future__ import annotations
 

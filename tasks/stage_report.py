@@ -68,8 +68,9 @@ def _pools(record: StageRecord, run: Run) -> StageReport:
     gate = next((one for one in run.records() if one.stage == "sft_rows" and _reads(one, record)), None)
     accepted = _group(gate.metrics, "accepted.") if gate is not None else None
     metrics, costs = record.metrics, role_costs(record, run)
+    imported = [f"Imported from {record.imported_from}."] if record.imported_from is not None else []
     return StageReport(
-        [*pool_sentences(metrics), *_projection(record, run, metrics["num_correct"], "right")],
+        [*imported, *pool_sentences(metrics), *_projection(record, run, metrics["num_correct"], "right")],
         pool_figures(metrics, accepted, costs),
     )
 
@@ -159,7 +160,10 @@ def role_costs(record: StageRecord, run: Run) -> dict[str, float | None]:
 
 
 def _projection(pools: StageRecord, run: Run, num_good: int, adjective: str) -> list[str]:
-    """What one good trajectory cost, and what all questions would give and cost at this rate."""
+    """What one good trajectory cost, and what all questions would give and cost at this rate; nothing of imported ones,
+    of which nobody knows."""
+    if pools.imported_from is not None:
+        return []
     metrics = pools.metrics
     tokens, num_questions = tokens_of(metrics["usage"]), metrics["num_questions"]
     costs = list(role_costs(pools, run).values())

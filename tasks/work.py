@@ -1,38 +1,159 @@
-"""Helping with a stage instance that another process runs: what `treadle work` does. Prefect-free."""
+"""Helping with stage instances that another process runs: what `treadle work` does."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from treadle.core.config import load_config
 from treadle.core.engines.cache import Notify, quiet
-from treadle.core.runs import Run
+from treadle.core.execute import state_of
+from treadle.core.helping import NotUnderWay, check_shared, has_free_shards, help_instance
+from treadle.core.locked_config import check_config
+from treadle.core.locks import watch_leases
+from treadle.core.runs import Run, run_exists
 from treadle.core.stage import Address, Instance, Progress
-from treadle.core.worker import has_open_shards, help_instance
-from treadle.tasks.catalog import instance
+from treadle.tasks.begin import as_begun, semantic_for
+from treadle.tasks.catalog import STAGES, flow_addresses, instance
 from treadle.tasks.config import TreadleConfig
-from treadle.tasks.running import as_begun, semantic_for, with_servers
+from treadle.tasks.serving.servers import ModelServers
+
+LOOK_S = 5.0
+"""How often a process that waits for work looks for some."""
+
+ShowProgress = Callable[[str], AbstractContextManager[Progress]]
+"""Label -> a listener for the length of a block."""
 
 
-def open_for_work(root: str | Path, run_id: str, address: str, overrides: Sequence[str]) -> tuple[Instance, Run]:
-    """A run and one of its instances, with operational keys of this process's own; nothing is written.
+def configuration_for_work(run: Run, root: str | Path, overrides: Sequence[str]) -> TreadleConfig:
+    """The run's configuration, with operational keys of this process's own; nothing is written.
 
-    Raises RunError where there is no such run, or the configuration would give other results than the run's.
+    Raises RunError where it would give other results than the run's.
     """
-    run = Run.open(root, run_id)
     config = load_config(TreadleConfig, (), overrides, base=run.config())
-    config = as_begun(config, root, run_id)
-    run.check_config(semantic_for(run, config), TreadleConfig)
-    return instance(config, Address.parse(address)), run
+    config = as_begun(config, root, run.run_id)
+    check_config(run, semantic_for(run, config), TreadleConfig)
+    return config
 
 
-def work_at(wanted: Instance, run: Run, *, progress: Progress | None = None, notify: Notify = quiet) -> int:
+def open_for_work(
+    root: str | Path, run_id: str, address: str, overrides: Sequence[str] = ()
+) -> tuple[Instance, Run, TreadleConfig]:
+    """One instance, its run and the configuration; raises RunError where there is no such run, and as
+    `configuration_for_work`."""
+    run = Run.open(root, run_id)
+    config = configuration_for_work(run, root, overrides)
+    return instance(config, Address.parse(address)), run, config
+
+
+def work_at(
+    wanted: Instance,
+    run: Run,
+    *,
+    device_wait_s: float,
+    progress: Progress | None = None,
+    notify: Notify = quiet,
+) -> int:
     """Work at shards of an instance until none is left to claim; returns how many were worked through here.
 
-    Models that the configuration wants served are served by this process too. Errors: see `help_instance`.
+    Models that the configuration wants served are served by this process too; it waits as long as `device_wait_s` for
+    their GPUs. Errors: see `help_instance`, and EngineError as in `ModelServers.around`.
     """
-    if not has_open_shards(wanted, run):
+    watch = watch_leases(run.storage)
+    if not has_free_shards(wanted, run, watch):
         return 0
-    with with_servers(wanted, run, notify) as served:
-        return help_instance(served, run, progress=progress)
+    with (
+        ModelServers(run, wait_s=device_wait_s, notify=notify) as servers,
+        servers.around(wanted, lambda: has_free_shards(wanted, run, watch)) as served,
+    ):
+        return help_instance(served, run, progress=progress, watch=watch)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Helper:
+    """A process that helps with a run, instance after instance.
+
+    Attributes:
+        root: The root, as a folder or URL.
+        run_id: Name of the run.
+        address: The one instance to help with; None for all of the run's flow.
+        overrides: `KEY=VALUE` of operational keys of this process.
+        show: Shows the progress of an instance.
+        notify: Tells what is waited for, and what servers say.
+        counts: Shards worked through here, by instance; grows while it works.
+    """
+
+    root: str | Path
+    run_id: str
+    address: str | None
+    overrides: Sequence[str]
+    show: ShowProgress
+    notify: Notify = quiet
+    counts: dict[str, int] = field(default_factory=dict)
+
+    def help_now(self) -> None:
+        """Help with what is under way in shards; raises NotUnderWay where that is not the instance that was named."""
+        run = Run.open(self.root, self.run_id)
+        items, device_wait_s = self._wanted(run)
+        for item in items:
+            try:
+                self._help(item, run, device_wait_s)
+            except NotUnderWay:
+                if self.address:
+                    raise
+
+    def help_until_done(self) -> None:
+        """Help until there are results of all that can be shared, waiting for the run and for what is not begun yet.
+
+        Raises what a stage raises, and RunError for another configuration than the run's.
+        """
+        told = ""
+        while not run_exists(self.root, self.run_id):
+            told = self._wait(f"waiting for run {self.run_id} in {self.root}", told)
+        run, known, items, device_wait_s = Run.open(self.root, self.run_id), None, list[Instance](), 0.0
+        while True:
+            # Making instances reads corpora for their digests.
+            if known != (known := run.config()):
+                items, device_wait_s = self._wanted(run)
+            left = [item for item in items if state_of(item, run) != "reuse"]
+            if not left:
+                return
+            if not any([self._help_if_begun(item, run, device_wait_s) for item in left]):
+                told = self._wait(f"waiting for shards of {', '.join(str(item.address) for item in left)}", told)
+
+    def _wanted(self, run: Run) -> tuple[list[Instance], float]:
+        """What is helped with, and how long this process waits for GPUs to do so."""
+        config = configuration_for_work(run, self.root, self.overrides)
+        if self.address:
+            named = instance(config, Address.parse(self.address))
+            check_shared(named)
+            return [named], config.flow.device_wait_s
+        shared = [one for one in flow_addresses(config) if STAGES[one.stage].work is not None]
+        return [instance(config, one) for one in shared], config.flow.device_wait_s
+
+    def _help_if_begun(self, item: Instance, run: Run, device_wait_s: float) -> int:
+        try:
+            return self._help(item, run, device_wait_s)
+        except NotUnderWay:
+            return 0
+
+    def _help(self, item: Instance, run: Run, device_wait_s: float) -> int:
+        address = str(item.address)
+        with self.show(address) as progress:
+            count = work_at(item, run, device_wait_s=device_wait_s, progress=progress, notify=self.notify)
+        self.counts[address] = self.counts.get(address, 0) + count
+        return count
+
+    def _wait(self, what: str, told: str) -> str:
+        if what != told:
+            self.notify(what)
+        time.sleep(LOOK_S)
+        return what
+
+
+def shards_text(count: int) -> str:
+    """How many shards were worked through, for people."""
+    return f"{count} shard{'s' * (count != 1)} worked through here" if count else "nothing left to help with"

@@ -11,6 +11,12 @@ import pytest
 hypothesis.settings.register_profile("untimed", deadline=None)
 hypothesis.settings.load_profile("untimed")
 
+# pytest imports readline, which exports the size of a terminal to all children, pytest's own workers included: views
+# would be cut to 80 columns there, and not where tests run in one process.
+for name in ("COLUMNS", "LINES"):
+    os.environ.pop(name, None)
+    os.unsetenv(name)
+
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """With TREADLE_FAIL_ON_SKIP set, a skipped test fails the whole run: nothing may go unchecked in CI."""

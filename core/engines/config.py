@@ -5,12 +5,22 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from treadle.core.config import Operational, Section, with_preset
 
 EMBEDDED = "embedded"
 """The name that stands for SmolLM2-135M-Instruct, the model that needs no hub."""
+
+
+def _check_devices(devices: tuple[int, ...]) -> tuple[int, ...]:
+    if len(set(devices)) < len(devices) or min(devices, default=0) < 0:
+        raise ValueError("name each GPU once, by its place from 0")
+    return devices
+
+
+Devices = Annotated[tuple[int, ...], AfterValidator(_check_devices)]
+"""Places of GPUs, see `core.engines.devices`."""
 
 
 class VllmServer(Section):
@@ -24,8 +34,11 @@ class VllmServer(Section):
     """Commit or tag of a hub id; empty takes the newest."""
     variant: Operational[Literal["auto", "cpu", "cuda"]] = "auto"
     """Build of vLLM; `auto` takes cuda where an NVIDIA GPU answers."""
+    devices: Operational[Devices] = ()
+    """GPUs that it runs on, by their places among those that can be seen, as in [0, 1]; it is spread over them
+    (`--tensor-parallel-size`) unless `extra_args` say how. Empty: it has all of them to itself. A CPU needs none."""
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
-    """Number type of the weights; `auto` is the checkpoint's own."""
+    """Number type of the weights; `auto` is the checkpoint's own, but 16 bits on a GPU for one in fp32."""
     max_model_len: int = Field(default=2048, ge=16)
     """Window in tokens, prompt and completion together."""
     kv_cache_gb: Operational[int] = Field(default=1, ge=1)
@@ -99,8 +112,11 @@ class TrainingOptions(Section):
     """Number type of the computation; `auto` is bf16 on a GPU and fp32 on a CPU."""
     variant: Operational[Literal["auto", "cpu", "cuda"]] = "auto"
     """Build of the engine; `auto` takes cuda where an NVIDIA GPU answers."""
+    devices: Operational[Devices] = ()
+    """GPUs that it runs on, by their places among those that can be seen, as in [2, 3]; on every node the same. Empty:
+    all of them. A CPU needs none."""
     num_devices: Operational[int | None] = Field(default=None, ge=1)
-    """GPUs of each node; none means all that are visible. A CPU counts as one."""
+    """How many of them take part, the first ones; none means all. A CPU counts as one."""
     gradient_checkpointing: Operational[bool | None] = None
     """Whether activations are computed twice instead of kept; none means on a GPU only."""
     threads: Operational[int] = Field(default=0, ge=0)
@@ -115,6 +131,12 @@ class TrainingOptions(Section):
     @classmethod
     def _apply_preset(cls, data: Any) -> Any:
         return with_preset(cls.PRESETS, data)
+
+    @model_validator(mode="after")
+    def _check_num_devices(self) -> Self:
+        if self.devices and (self.num_devices or 0) > len(self.devices):
+            raise ValueError(f"num_devices {self.num_devices} is more than the {len(self.devices)} of `devices`")
+        return self
 
     def effective(self) -> Self:
         """Keys of adapters are at their defaults without any: they would tell trainings apart that are the same.

@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import Literal
 
 from treadle.core.engines.cache import cache_root
+from treadle.core.engines.devices import visible_gpus
 from treadle.core.engines.environments import choose_variant, engine_environ, environment_path, is_installed, python_of
+from treadle.core.engines.gpu_claims import occupied_gpus
 from treadle.core.errors import TreadleError
 
 Status = Literal["ok", "warn", "fail"]
@@ -130,7 +132,8 @@ def _gpu() -> Check:
     done = subprocess.run(query, capture_output=True, text=True, timeout=20, check=False)
     if done.returncode:
         return Check("gpu", "fail", done.stderr.strip().split("\n")[0] or "nvidia-smi failed", "check the driver")
-    return Check("gpu", "ok", "; ".join(line.strip() for line in done.stdout.strip().split("\n")))
+    found = [line.strip() for line in done.stdout.strip().split("\n")]
+    return Check("gpu", "ok", "; ".join([*found, *map(str, occupied_gpus(visible_gpus() or ()))]))
 
 
 def _engine(engine: str, modules: str) -> Check:

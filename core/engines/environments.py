@@ -96,7 +96,14 @@ def python_of(engine: str, variant: str = "auto") -> Path:
 def engine_environ(extra: Mapping[str, str] | None = None) -> dict[str, str]:
     """Environment variables for an engine: ours, without what would leak Python paths, and with Treadle's code."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL_ENV"))}
-    return {**kept, "PYTHONPATH": str(own_code()), "PYTHONUNBUFFERED": "1", **(extra or {})}
+    # GPUs are counted as `nvidia-smi` counts them.
+    return {
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+        **kept,
+        "PYTHONPATH": str(own_code()),
+        "PYTHONUNBUFFERED": "1",
+        **(extra or {}),
+    }
 
 
 def install(engine: str, variant: str = "auto", *, notify: Notify = quiet) -> Path:

@@ -25,6 +25,7 @@ import orjson
 
 from treadle.core.engines.cache import Notify, cache_root, quiet
 from treadle.core.engines.config import EMBEDDED, TutorServer, VllmServer
+from treadle.core.engines.devices import only_gpus
 from treadle.core.engines.environments import choose_variant, engine_environ, python_of
 from treadle.core.engines.process import Child, start_child
 from treadle.core.errors import ConfigError, EngineError
@@ -33,6 +34,8 @@ HOST = "127.0.0.1"
 TUTOR_MODEL = "treadle-tutor"
 """Name that the tutor serves."""
 _EMBEDDED_MODULE = "treadle.demo.embedded_model"
+_SPREADING = {"--tensor-parallel-size", "-tp", "--pipeline-parallel-size", "-pp", "--data-parallel-size", "-dp"}
+"""Arguments of vLLM that say how several GPUs are used."""
 _PROGRESS_S = 10.0
 _PROBE_S = 60.0
 _USUAL_START = {"cpu": "usually half a minute on CPU", "cuda": "usually one to three minutes"}
@@ -94,7 +97,7 @@ def vllm_arguments(settings: VllmServer, model: str, name: str, port: int, varia
     arguments = ["--model", model, "--served-model-name", name, "--host", HOST, "--port", str(port)]
     # Without this the model's own generation_config.json would change sampling behind the requests.
     arguments += ["--generation-config", "vllm"]
-    arguments += ["--dtype", settings.dtype, "--max-model-len", str(settings.max_model_len)]
+    arguments += ["--dtype", _number_type(settings, model, variant), "--max-model-len", str(settings.max_model_len)]
     arguments += ["--disable-uvicorn-access-log"]
     if settings.revision:
         arguments += ["--revision", settings.revision]
@@ -104,9 +107,28 @@ def vllm_arguments(settings: VllmServer, model: str, name: str, port: int, varia
         arguments += ["--no-enable-chunked-prefill", "--max-num-batched-tokens", str(max(8192, settings.max_model_len))]
     else:
         arguments += ["--gpu-memory-utilization", str(settings.gpu_memory_share)]
+        arguments += _spread(settings)
     if not (settings.compile if settings.compile is not None else variant == "cuda"):
         arguments += ["--enforce-eager"]
     return [*arguments, *settings.extra_args]
+
+
+def _number_type(settings: VllmServer, model: str, variant: str) -> str:
+    """What vLLM is told. Its own `auto` rounds fp32 to 16 bits, and with that most of a short reinforcement away."""
+    if settings.dtype != "auto" or variant != "cpu":
+        return settings.dtype
+    try:
+        config = orjson.loads((Path(model) / "config.json").read_bytes())
+    except (OSError, ValueError):
+        return "auto"
+    stored = config.get("dtype", config.get("torch_dtype")) if isinstance(config, dict) else None
+    return "float32" if stored == "float32" else "auto"
+
+
+def _spread(settings: VllmServer) -> list[str]:
+    """One model over all GPUs that are named for it, unless somebody has said otherwise."""
+    said = any(part.partition("=")[0] in _SPREADING for part in settings.extra_args)
+    return [] if said or len(settings.devices) < 2 else ["--tensor-parallel-size", str(len(settings.devices))]
 
 
 def embedded_folder(part: str, notify: Notify = quiet) -> Path:
@@ -164,6 +186,8 @@ def _vllm_command(
             # Threads that spin at barriers wait for each other's time slices as soon as anything else wants the cores.
             "OMP_WAIT_POLICY": "passive",
         }
+    else:
+        extra |= only_gpus(settings.devices)
     environ = engine_environ(extra)
     # Set by the user for a server of their own, it would make ours ask for a key.
     environ.pop("VLLM_API_KEY", None)
@@ -238,6 +262,11 @@ def _wait_until_it_answers(child: Child, url: str, model: str, timeout_s: float,
         if _answers(url, model, timeout_s=min(_PROBE_S, max(1.0, timeout_s - (now - started)))):
             return
         child.wait(0.25)
+
+
+def still_answers(served: ServedModel) -> bool:
+    """Whether a server that was ready still is; raises EngineError where it refuses what it answered before."""
+    return _answers(served.url, served.model, _PROBE_S)
 
 
 def _answers(url: str, model: str, timeout_s: float) -> bool:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from treadle.core.engines.devices import VISIBLE, only_gpus
 from treadle.core.engines.environments import choose_variant, engine_environ
 from treadle.core.engines.event_log import EventLog
 from treadle.core.engines.events import STATE_MARKER
@@ -24,8 +25,6 @@ from treadle.core.errors import ConfigError
 
 _STATE = re.compile(r"(?:checkpoint-|global_step_)(\d+)")
 _POLL_S = 0.25
-_GPUS = Path("/proc/driver/nvidia/gpus")
-"""A folder per GPU of the machine, by the driver."""
 _NO_MEMORY = re.compile(r"OutOfMemoryError|out of memory|can't allocate memory|Cannot allocate memory")
 _KILLED = re.compile(r"Signal 9 \(SIGKILL\)")
 
@@ -98,6 +97,8 @@ class EngineOptions:
     """Compute threads on a CPU; 0 takes all cores that this process may use."""
     offline: bool = True
     """Whether the model hub is out of reach; false where the base model is a hub id."""
+    devices: tuple[int, ...] = ()
+    """Places of the GPUs that are seen, see `core.engines.devices`; none means all."""
     stall_timeout_s: float = 3600.0
     """How long nothing may be heard before a process counts as hung."""
     num_greedy_tokens: int = 16
@@ -188,29 +189,6 @@ def explain_failure(child: Child, code: int, error: Mapping[str, Any] | None, ad
     return child.failure(f"failed with code {code}" + (f" ({message})" if message else ""))
 
 
-def num_devices(wanted: int | None, variant: str) -> int:
-    """Devices of this node: the GPUs that are wanted, else all that can be seen; a CPU counts as one.
-
-    Raises ConfigError where they cannot be counted.
-    """
-    if wanted is not None or variant == "cpu":
-        return wanted or 1
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None:
-        return max(1, len([part for part in visible.split(",") if part.strip()]))
-    if not _GPUS.is_dir():
-        raise ConfigError(
-            f'the GPUs of this machine cannot be counted ({_GPUS} is missing); set num_devices, or variant to "cpu"'
-        )
-    return max(1, sum(1 for _ in _GPUS.iterdir()))
-
-
-def first_gpus(count: int) -> str:
-    """`CUDA_VISIBLE_DEVICES` of processes that are to see so many GPUs of this node, the first of those seen here."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(count))))
-    return ",".join([device.strip() for device in visible.split(",")][:count])
-
-
 def error_text(error: Mapping[str, Any] | None) -> str:
     """What an engine said of its failure, on one line that is safe to print; empty where it said nothing."""
     return printable(" ".join(str(error["message"]).split()))[:1000] if error else ""
@@ -233,7 +211,9 @@ def training_environ(
     if choose_variant(engine, options.variant) == "cpu":
         threads = options.threads or len(os.sched_getaffinity(0))
         # Threads that spin at barriers wait for each other's time slices as soon as anything else wants the cores.
-        extra |= {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "passive"}
+        extra |= {VISIBLE: "", "OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "passive"}
+    else:
+        extra |= only_gpus(options.devices)
     environ = engine_environ(extra)
     for name in without:
         environ.pop(name, None)

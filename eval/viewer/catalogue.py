@@ -10,11 +10,13 @@ from dataclasses import dataclass
 
 import pyarrow.compute as pc
 
-from treadle.core.artifacts import ArtifactReader, ArtifactRef
+from treadle.core.artifact_reader import ArtifactReader
+from treadle.core.artifacts import ArtifactRef
 from treadle.core.errors import ConfigError
 from treadle.core.records import StageRecord
 from treadle.core.runs import Run
 from treadle.core.stage import Address
+from treadle.core.taken_over import own_results
 from treadle.eval.viewer.index import Index
 from treadle.eval.viewer.parts import Part, Questions
 from treadle.eval.viewer.search import TextSearch
@@ -96,12 +98,12 @@ class Catalogue:
     def _look(self) -> None:
         records, damaged = self._run.readable_records()
         unfinished = self._unfinished(records)
-        state = ([(record.address, record.outputs) for record in records], damaged, unfinished)
+        state = ([(record.address, record.outputs, record.same_as) for record in records], damaged, unfinished)
         if state == self._state and self._snapshot is not None:
             return
         problems: list[str] = []
         run = OpenRun(self._run, records, self._snapshot.run if self._snapshot is not None else None)
-        parts = [part for record in records for part in self._parts_of(run, record, problems)]
+        parts = [part for record in own_results(records) for part in self._parts_of(run, record, problems)]
         questions = self._questions(run, problems)
         index = Index(
             [part.facts for part in parts],

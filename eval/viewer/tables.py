@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from treadle.core.artifacts import ArtifactReader
+from treadle.core.artifact_reader import ArtifactReader
 from treadle.core.errors import ArtifactError, StorageError
 from treadle.core.schemas import TABLES
 

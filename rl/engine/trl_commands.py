@@ -13,9 +13,9 @@ from typing import Any
 
 from treadle.agent.config import EnvironmentSettings
 from treadle.core.chat import ChatTokenizer
+from treadle.core.engines.devices import first_gpus
 from treadle.core.engines.events import EventFile
 from treadle.core.engines.hand_over import greedy_ids, write_model
-from treadle.core.engines.training import first_gpus
 from treadle.rl.engine.errors import BadEnvironment, BadPlan
 from treadle.rl.engine.rows import first_prompt
 from treadle.rl.plan import RlPlan

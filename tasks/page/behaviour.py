@@ -26,17 +26,27 @@ def behaviour_section(models: Sequence[Model]) -> list[Section]:
         last = min(most, _MOST_CALLS_DRAWN)
         shares = {(model.label, model.series): _call_shares(model, last) for model in known}
         parts.append(calls_chart("Calls in a rollout", shares, and_more=most > last))
-    spreads = [
-        Spread.of(model.label, model.series, [rollout.completion_tokens for rollout in model.rollouts])
-        for model in known
-    ]
-    parts.append(spread_chart("Sampled tokens of a rollout", "tokens", spreads))
+    spreads = [Spread.of(model.label, model.series, tokens) for model in known if (tokens := _sampled_tokens(model))]
+    if spreads:
+        parts.append(spread_chart("Sampled tokens of a rollout", "tokens", spreads))
     parts.append(_calls_and_lengths(known))
     reading = (
         "Bars show how many rollouts made so many calls; a box holds the middle half of the rollouts, its line the "
         "median, the thin line all but the shortest and the longest twentieth."
     )
     return [Section("behaviour", "Calls and lengths", reading, parts)]
+
+
+def _sampled_tokens(model: Model) -> list[int]:
+    """Of its rollouts, as far as they were counted."""
+    return [rollout.completion_tokens for rollout in model.rollouts if rollout.has_known_tokens]
+
+
+def _spread_cells(tokens: Sequence[int]) -> tuple[str, str, str]:
+    """Mean, median and most."""
+    if not tokens:
+        return "-", "-", "-"
+    return f"{sum(tokens) / len(tokens):,.0f}", f"{statistics.median(tokens):,.0f}", f"{max(tokens):,}"
 
 
 def _call_shares(model: Model, last: int) -> list[float]:
@@ -50,7 +60,7 @@ def _calls_and_lengths(models: Sequence[Model]) -> Figures:
     rows = []
     for model in models:
         count, sums = len(model.rollouts), model.behaviour.sums
-        tokens = [rollout.completion_tokens for rollout in model.rollouts]
+        tokens = _sampled_tokens(model)
         failed = f"{sums['failed_calls'] / sums['calls_executed']:.1%}" if sums["calls_executed"] else "-"
         reasoning = [one for rollout in model.rollouts if (one := rollout.reasoning_tokens) is not None]
         rows.append(
@@ -61,9 +71,7 @@ def _calls_and_lengths(models: Sequence[Model]) -> Figures:
                 f"{sums['python_calls'] / count:.2f}",
                 f"{sums['search_calls'] / count:.2f}",
                 failed,
-                f"{sum(tokens) / count:,.0f}",
-                f"{statistics.median(tokens):,.0f}",
-                f"{max(tokens):,}",
+                *_spread_cells(tokens),
                 f"{sum(reasoning) / len(reasoning):,.0f}" if reasoning else "-",
             )
         )

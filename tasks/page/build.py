@@ -18,6 +18,7 @@ from treadle.tasks.page.manifest import manifest_section
 from treadle.tasks.page.models import Model, evaluated_models
 from treadle.tasks.page.sources import Source
 from treadle.tasks.page.training import pools_section, rl_section, selection_section, sft_section
+from treadle.tasks.report_tables import imported_lines
 
 
 def report_page(runs: Sequence[Run]) -> bytes:
@@ -40,11 +41,17 @@ def report_page(runs: Sequence[Run]) -> bytes:
         *manifest_section(sources),
     ]
     notes = [note for source in sources for note in source.notes()]
+    notes += dict.fromkeys(note for model in models for note in _imported(model))
     if not models and not notes:
         notes = ["Nothing was evaluated yet, so that there are no figures of models."]
     if len(models) > len(SERIES):
         notes.append(f"There are {len(SERIES)} colours for {len(models)} models: the further ones have them again.")
     return render_page(Page(_title(runs), _facts(runs, models), sections, notes))
+
+
+def _imported(model: Model) -> list[str]:
+    lines = imported_lines(model.report, model.source.run)
+    return [f"{line} ({model.source.label})" if model.source.label else line for line in lines]
 
 
 def _labels(runs: Sequence[Run]) -> list[str]:

@@ -8,10 +8,10 @@ from typing import Any
 
 from treadle.core.figures import Cell, Figures
 from treadle.core.harmless import one_line
+from treadle.eval.averages import AVERAGES
 from treadle.eval.comparison_rows import Side, adjusted, pair_rows
 from treadle.eval.config import ReportSettings
 from treadle.eval.layout import compared_texts, figure_heading, p_text
-from treadle.eval.metrics import AVERAGES
 from treadle.eval.page.charts import Estimate, interval_chart
 from treadle.eval.page.document import Fold, Part, Section
 from treadle.tasks.page.flips import flips

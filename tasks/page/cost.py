@@ -11,6 +11,7 @@ from treadle.core.errors import ConfigError
 from treadle.core.figures import Cell, Figures, money
 from treadle.core.llm.config import ModelSettings
 from treadle.core.records import StageRecord
+from treadle.core.taken_over import own_results
 from treadle.eval.page.document import Part, Section
 from treadle.tasks.config import TreadleConfig
 from treadle.tasks.page.sources import Source
@@ -35,8 +36,9 @@ def cost_section(sources: Sequence[Source]) -> list[Section]:
     """Tokens and money of the stages that asked models."""
     tables: list[Part] = []
     for source in sources:
-        if uses := [use for record in source.by_time() for use in _uses(source, record)]:
-            tables += source.named_parts([_table(uses)])
+        # What an earlier iteration has used is not used again by the one that took it over.
+        if uses := [use for record in own_results(source.by_time()) for use in uses_of(source, record)]:
+            tables += source.named_parts([use_table(uses)])
     return [Section("cost", "Cost", _READING, tables)] if tables else []
 
 
@@ -46,7 +48,8 @@ _READING = (
 )
 
 
-def _table(uses: Sequence[Use]) -> Figures:
+def use_table(uses: Sequence[Use]) -> Figures:
+    """A row for each use and one for all; with money where a model has prices."""
     is_priced = any(use.cost is not None for use in uses)
     header: tuple[str, ...] = ("stage", "role", "model", "requests", "prompt tokens", "sampled tokens")
     rows: list[tuple[Cell, ...]] = [
@@ -71,7 +74,8 @@ def _cost(cost: float | None) -> str:
     return "?" if cost is None else money(cost)
 
 
-def _uses(source: Source, record: StageRecord) -> Iterator[Use]:
+def uses_of(source: Source, record: StageRecord) -> Iterator[Use]:
+    """What the roles of one stage instance used; nothing of one that asked no model."""
     metrics = record.metrics
     models = role_models(record, source.run) if record.stage != "scores" else _judges(source, metrics.get("usage", {}))
     if isinstance(usage := metrics.get("usage"), dict):

@@ -12,6 +12,7 @@ from treadle.eval.page.document import Fold, Part, Section
 from treadle.eval.verdicts import FAILED, FALLBACK_RULE, PARSED
 from treadle.tasks.page.models import Model, enumerated
 from treadle.tasks.page.sources import Source
+from treadle.tasks.report_tables import report_tables
 
 _READING = (
     "An answer is right by the rule or by judges, who are asked about what the rule does not call right: the more that "
@@ -135,10 +136,11 @@ def _agreement(models: Sequence[Model]) -> list[Part]:
     rows: list[tuple[Cell, ...]] = []
     for source in dict.fromkeys(model.source for model in models):
         report = next(model.report for model in models if model.source is source)
-        for given in report.inputs["scores"]:
+        for given, prefix in report_tables(report):
             record = source.maker(given)
             if record is not None and "num_judged_jointly" in record.metrics:
-                names = [one.label for one in models if one.source is source and one.name in _scored(source, record)]
+                scored = {prefix + name for name in _scored(source, record)}
+                names = [one.label for one in models if one.source is source and one.name in scored]
                 rows.append((enumerated(names) or record.address, *_agreement_cells(record)))
     header = ("model", "judges", "answers", "agreement", "kappa")
     return [Figures("Judges' agreement", header, tuple(rows), _AGREEMENT)] if rows else []

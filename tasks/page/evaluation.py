@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from treadle.core.figures import Cell, Figures
+from treadle.eval.averages import AVERAGES
 from treadle.eval.layout import Line, all_figures, figure_cell, figure_heading, pass_names
-from treadle.eval.metrics import AVERAGES, FIGURES, placed
+from treadle.eval.metrics import FIGURES, placed
 from treadle.eval.page.charts import Estimate, interval_chart, radar_chart
 from treadle.eval.page.document import Fold, Part, Section, Tile, Tiles
 from treadle.eval.radar import AXES, radar_axes

@@ -8,9 +8,10 @@ from typing import Any
 from treadle.core.figures import Figures
 from treadle.core.harmless import one_line
 from treadle.core.stage import Address
-from treadle.eval.metrics import AVERAGES
+from treadle.eval.averages import AVERAGES
 from treadle.eval.page.document import Fold, Part
 from treadle.tasks.page.models import Model
+from treadle.tasks.report_tables import report_tables
 
 Row = dict[str, Any]
 Answers = Mapping[tuple[str, bool], str]
@@ -91,9 +92,9 @@ def _answers(model: Model, keys: set[str]) -> Answers:
     """What the model answered to questions: its first right answer, and its first wrong one."""
     found: dict[tuple[str, bool], tuple[int, str]] = {}
     columns = ("model", "question_key", "sample_index", "prediction", "correct")
-    for given in model.report.inputs["scores"]:
+    for given, prefix in report_tables(model.report):
         for row in model.source.rows(given.artifact, given.address, columns):
-            if row["model"] == model.name and row["question_key"] in keys and row["correct"] is not None:
+            if prefix + row["model"] == model.name and row["question_key"] in keys and row["correct"] is not None:
                 kind, answer = (row["question_key"], row["correct"]), (row["sample_index"], row["prediction"])
                 found[kind] = min(found.get(kind, answer), answer)
     return {kind: prediction for kind, (_, prediction) in found.items()}

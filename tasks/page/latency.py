@@ -19,6 +19,7 @@ from treadle.eval.page.charts import Parts, brief, parts_chart
 from treadle.eval.page.document import Fold, Part, Section
 from treadle.tasks.page.models import Model
 from treadle.tasks.page.sources import Row, Source
+from treadle.tasks.report_tables import report_tables
 
 _READING = (
     "How long an agent takes with a question, from its first request to its end: seconds depend on the machines and on "
@@ -105,10 +106,10 @@ def latency_section(models: Sequence[Model]) -> list[Section]:
 def _measured(source: Source, report: StageRecord) -> dict[str, dict[str, Measured]]:
     """Model -> data set -> times of the rollouts that a report is about."""
     found: dict[str, dict[str, Measured]] = {}
-    for given in report.inputs["scores"]:
+    for given, prefix in report_tables(report):
         times = _times(source, source.maker(given))
         for row in source.rows(given.artifact, given.address, ("rollout_key", "model", "dataset")):
-            datasets = found.setdefault(row["model"], {})
+            datasets = found.setdefault(prefix + row["model"], {})
             datasets.setdefault(row["dataset"], Measured()).add(times.get(row["rollout_key"]))
     return found
 

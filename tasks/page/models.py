@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from treadle.core.harmless import one_line
 from treadle.core.records import StageRecord
 from treadle.core.stage import Address
+from treadle.eval.averages import AVERAGES, EVERY, KNOWLEDGE, MATH
 from treadle.eval.layout import Line, by_model, datasets_of, main_line, members, summary_lines
-from treadle.eval.metrics import AVERAGES, EVERY, KNOWLEDGE, MATH
 from treadle.eval.scored_rollout import COLUMNS, ScoredRollout
 from treadle.eval.scoring import Scoring
 from treadle.tasks.page.sources import Source
+from treadle.tasks.report_tables import report_tables
 
 _AREAS = {MATH: "mathematics", KNOWLEDGE: "knowledge"}
 _MOST_NAMED = 8
@@ -119,12 +120,13 @@ def _scored(source: Source, report: StageRecord) -> tuple[dict[str, list[ScoredR
     """Model -> what the report was made from, and how that was scored."""
     found: dict[str, list[ScoredRollout]] = {}
     scorings: dict[str, Scoring] = {}
-    for given in report.inputs["scores"]:
+    for given, prefix in report_tables(report):
         maker = source.run.record(Address.parse(given.address))
         is_maker = maker is not None and maker.outputs.get(given.artifact.kind) == given.artifact
         scoring = Scoring.of(maker.version, maker.settings) if maker is not None and is_maker else None
         for row in source.rows(given.artifact, given.address, [*COLUMNS, "model"]):
-            found.setdefault(row["model"], []).append(ScoredRollout.from_row(row))
+            name = prefix + row["model"]
+            found.setdefault(name, []).append(ScoredRollout.from_row(row))
             if scoring is not None:
-                scorings.setdefault(row["model"], scoring)
+                scorings.setdefault(name, scoring)
     return found, scorings

@@ -8,7 +8,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from treadle.core.artifacts import ArtifactReader, ArtifactRef
+from treadle.core.artifact_reader import ArtifactReader
+from treadle.core.artifacts import ArtifactRef
 from treadle.core.errors import ArtifactError, StorageError
 from treadle.core.figures import Figures
 from treadle.core.records import InputRef, StageRecord

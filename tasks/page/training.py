@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from treadle.core.figures import Figures
 from treadle.core.records import StageRecord
+from treadle.core.taken_over import own_results
 from treadle.eval.page.charts import Yield, loss_chart, yields_chart
 from treadle.eval.page.document import Chart, Fold, Part, Section, Text
 from treadle.tasks.page.sources import Source
@@ -60,7 +61,7 @@ def _section(
         part
         for source in sources
         for stage in stages
-        for record in source.of_stage(stage)
+        for record in own_results(source.of_stage(stage))
         for part in source.named_parts(make(source, record))
     ]
     return [Section(name, title, reading, parts)] if parts else []

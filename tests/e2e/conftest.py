@@ -7,10 +7,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.small_demo import demo_run
 
 from treadle.core.engines.config import VllmServer
 from treadle.core.engines.environments import install
 from treadle.core.engines.serving import ServedModel, serve
+
+__all__ = ["demo_run"]
 
 
 def _say(line: str) -> None:

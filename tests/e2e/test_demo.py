@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from support.processes import end_family, kill_alone, remaining, until
 from support.served_ids import check_served_ids
+from support.small_demo import DEMO, GROUP_SIZE, NUM_QUESTIONS, NUM_ROWS, NUM_STEPS, finish
 
 from treadle.core.chat import ChatTokenizer
-from treadle.core.journal import count_finished
 from treadle.core.runs import Run
 from treadle.core.schemas import MODEL_FOLDER
 from treadle.core.stage import Address
@@ -21,63 +18,6 @@ from treadle.demo.outcome import tallies
 from treadle.rl.handover import tensors
 
 MODELS = ("tutor", "base", "tuned", "reinforced")
-NUM_ROWS, NUM_QUESTIONS = 48, 16
-NUM_STEPS, GROUP_SIZE = 2, 4
-SMALL = (
-    "pools.max_questions=80", f"sft.max_rows={NUM_ROWS}", f"rollouts.max_questions={NUM_QUESTIONS}",
-    "curriculum.rollouts.max_questions=8", "curriculum.rollouts.samples_per_question=4", "selection.max_questions=4",
-    f"rl.group_size={GROUP_SIZE}", "rl.prompts_per_step=2", "rl.mini_batch_prompts=2", f"rl.max_steps={NUM_STEPS}",
-)  # fmt: skip
-DEMO = ("demo", *(part for key in SMALL for part in ("--set", key)))
-TREADLE = Path(sys.executable).with_name("treadle")
-
-
-def start(root: Path, said: Path) -> subprocess.Popen[bytes]:
-    """The demo in a session of its own; what it prints goes into `said`, what it reports into `said` with `.err`."""
-    command = [str(TREADLE), *DEMO, "--root", str(root)]
-    with said.open("wb") as out, said.with_suffix(".err").open("wb") as err:
-        return subprocess.Popen(command, stdout=out, stderr=err, start_new_session=True)
-
-
-def finish(root: Path, said: Path, limit_s: float) -> tuple[str, str]:
-    """Run the demo to its end; returns what it printed and reported."""
-    child = start(root, said)
-    try:
-        child.wait(limit_s)
-    finally:
-        end_family(child)
-    out, err = said.read_text(), said.with_suffix(".err").read_text()
-    assert child.returncode == 0, err
-    return out, err
-
-
-@pytest.fixture(scope="module")
-def demo_run(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """A small demo that was killed while the untrained model answered, and run again."""
-    root = tmp_path_factory.mktemp("demo")
-    journal = root / "runs" / "demo" / "journal" / "1" / "rollouts@base"
-    said = tmp_path_factory.mktemp("said")
-    child = start(root, said / "first")
-
-    def answered() -> bool:
-        assert child.poll() is None, (said / "first.err").read_text()
-        return any(count_finished(folder) for folder in journal.glob("*"))
-
-    try:
-        until(answered, "the untrained model answers", limit_s=1500, pause_s=0.2)
-        orphans = kill_alone(child)
-        assert orphans, "it was over before it was killed"
-        until(lambda: not remaining(orphans), "all that the demo started has ended with it")
-    finally:
-        end_family(child)
-    before = sum(count_finished(folder) for folder in journal.glob("*"))
-    out, err = finish(root, said / "second", limit_s=1500)
-    assert "Traceback" not in err
-    assert "1/sft: checkpoint 1 (unchanged, reused)" in err
-    assert f"{before} of {NUM_QUESTIONS} rollouts were finished before" in err
-    assert "tutor (rules" in out and "base (SmolLM2" in out and "tuned (the same" in out and "loss" in out
-    assert "reinforced (tuned" in out and f"Reinforcement: {NUM_STEPS} steps" in out and "Rollouts in training" in out
-    return Run.open(root, "demo")
 
 
 def rows(run: Run, address: str, kind: str) -> list[dict]:
@@ -146,5 +86,5 @@ def test_the_ids_of_a_row_are_its_text(demo_run: Run, model: str) -> None:
 
 
 def test_a_finished_demo_is_not_run_again(demo_run: Run, tmp_path: Path) -> None:
-    _, err = finish(Path(demo_run.storage.directory("")), tmp_path / "again", limit_s=120)
+    _, err = finish((*DEMO, "--root", str(demo_run.storage.directory(""))), tmp_path / "again", limit_s=120)
     assert err.count("(unchanged, reused)") == 17

@@ -28,7 +28,7 @@ class PrefectHome:
     env: dict[str, str]
     logs: Path
 
-    def run(self, *argv: str, timeout_s: float = 180) -> subprocess.CompletedProcess[str]:
+    def run(self, *argv: str, timeout_s: float = 600) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [str(BIN / argv[0]), *argv[1:]],
             env=self.env, cwd=ROOT, capture_output=True, text=True, timeout=timeout_s,
@@ -51,6 +51,7 @@ def prefect_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PrefectHo
         "PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW": "ignore",
         "DO_NOT_TRACK": "1",
         "PREFECT_LOGGING_COLORS": "false",
+        "PREFECT_WORKER_QUERY_SECONDS": "1",
         "COLUMNS": "200",
         **install_scripted_engine(home / "engines"),
     }
@@ -103,7 +104,7 @@ def answers(url: str) -> bool:
         return False
 
 
-def wait_until(condition, what: str, log: Path, timeout_s: float = 120) -> None:
+def wait_until(condition, what: str, log: Path, timeout_s: float = 300) -> None:
     """Poll until something holds; the bound only ends a test that hangs."""
     ends = time.monotonic() + timeout_s
     while not condition():

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
+from urllib.parse import unquote
 
 import pytest
 import yaml
+from support.prefect_api import ask
 
 from treadle.tasks.catalog import STAGES
+
+from .conftest import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_every_stage_has_a_deployment() -> None:
     deployments = yaml.safe_load((ROOT / "prefect.yaml").read_text())["deployments"]
-    assert {item["name"] for item in deployments} == {"full", *STAGES}
+    assert {item["name"] for item in deployments} == {"full", "full-on-gpu", "shards", *STAGES}
 
 
 @pytest.fixture(scope="module")
@@ -49,6 +54,26 @@ def test_a_stage_deployment_runs_one_stage_again(prefect_home, deployed_run) -> 
     assert attempts["1/rollouts@tutor"] == 1
 
 
+def test_the_stages_of_a_flow_share_a_model_server(prefect_home, sample_run_config, tmp_path) -> None:
+    import httpx
+
+    config = tmp_path / "run.toml"
+    judges = '[scores.judges]\nmodels = ["tutor"]\ndomains = ["math"]\n'
+    config.write_text(f'flow.models = ["tutor"]\n{sample_run_config.read_text()}\n{judges}')
+    done = prefect_home.run(
+        "prefect", "deployment", "run", "flywheel/full", "--watch", "--param", "run_id=shared",
+        "--param", f"config_file={config}", "--param", f"root={tmp_path}",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    (flow_run,) = httpx.post(
+        f"{prefect_home.url}/flow_runs/filter", json={"flow_runs": {"name": {"any_": ["shared"]}}}
+    ).json()
+    logs = httpx.post(
+        f"{prefect_home.url}/logs/filter", json={"logs": {"flow_run_id": {"any_": [flow_run["id"]]}}, "limit": 200}
+    ).json()
+    assert [log["message"].startswith("starting tutor server") for log in logs].count(True) == 1, logs
+
+
 def test_an_unknown_config_key_is_refused_at_submission(prefect_home, tmp_path) -> None:
     done = prefect_home.run(
         "prefect", "deployment", "run", "flywheel/full", "--param", "run_id=wrong",
@@ -66,6 +91,72 @@ def test_the_ui_shows_progress_and_a_table_for_the_run(prefect_home, deployed_ru
     assert ("progress", "progress-deployed-1-rollouts-tutor") in kinds
     assert ("table", "table-deployed-1-report") in kinds
     assert ("markdown", "stage-deployed-1-rollouts-tutor") in kinds
+    links = next(item["data"] for item in found if item["key"] == "link-deployed-1-report")
+    files = [unquote(address) for address in re.findall(r"\]\(file://(.+)\)$", links, re.M)]
+    assert [Path(file).name for file in files if Path(file).is_file()] == ["report.md", "summary.csv"]
+
+
+def test_a_task_run_costs_three_short_events_and_few_artifacts(prefect_home, deployed_run) -> None:
+    """Nine tenths of what the server's database grows by; `benchmarks/orchestration.py` has the bytes."""
+    import httpx
+
+    api = httpx.Client(base_url=prefect_home.url)
+    wanted = {"flow_runs": {"name": {"any_": ["deployed"]}}, "sort": "START_TIME_ASC", "limit": 1}
+    (flow_run,) = api.post("/flow_runs/filter", json=wanted).json()
+    ours = {"flow_runs": {"id": {"any_": [flow_run["id"]]}}}
+    num_task_runs = api.post("/task_runs/count", json=ours).json()
+    of_task_runs = {
+        "event": {"prefix": ["prefect.task-run."]}, "any_resource": {"id": [f"prefect.flow-run.{flow_run['id']}"]},
+    }  # fmt: skip
+
+    def events():
+        return api.post("/events/filter", json={"filter": of_task_runs, "limit": 50}).json()["events"]
+
+    wait_until(lambda: len(events()) >= 3 * num_task_runs, "events", prefect_home.logs / "prefect-server.log")
+    assert len(events()) == 3 * num_task_runs == 12
+    for event in events():
+        related = {
+            (resource["prefect.resource.role"], resource["prefect.resource.id"]) for resource in event["related"]
+        }
+        assert {role for role, _ in related} == {"flow-run", "flow", "tag"}
+        assert ("tag", "prefect.tag.treadle") in related
+        assert len(related) == 3
+    artifacts = api.post("/artifacts/filter", json={**ours, "limit": 200}).json()
+    keys = [item["key"] for item in artifacts]
+    assert len(keys) == len(set(keys)) <= 3 * num_task_runs, keys
+
+
+def test_a_deployment_starts_from_any_instance(prefect_home, deployed_run) -> None:
+    options = ("treadle", "status", "--run", "deployed", "--root", str(deployed_run), "--json")
+    before = {item["address"]: item["num_attempts"] for item in json.loads(prefect_home.run(*options).stdout)}
+    done = prefect_home.run(
+        "prefect", "deployment", "run", "flywheel/full", "--watch", "--param", "run_id=deployed",
+        "--param", f"root={deployed_run}", "--param", "force=true", "--param", "start_from=1/scores@tutor",
+        "--param", 'without=["1/report"]',
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    after = {item["address"]: item["num_attempts"] for item in json.loads(prefect_home.run(*options).stdout)}
+    assert after == {**before, "1/scores@tutor": before["1/scores@tutor"] + 1}
+
+
+def test_a_later_flow_run_tells_of_task_runs_that_ended_with_their_process(prefect_home, deployed_run) -> None:
+    def api(method: str, path: str, body: dict[str, object] | None = None):
+        return ask(method, f"{prefect_home.url}/{path}", body)
+
+    flow = api("GET", "flows/name/flywheel")["id"]
+    states = {}
+    for tag, state in (("run:deployed", "CRASHED"), ("run:deployed", "RUNNING"), ("run:other", "CRASHED")):
+        body = {"flow_id": flow, "tags": [tag], "state": {"type": state}}
+        flow_run = api("POST", "flow_runs/", body)["id"]
+        body = {"flow_run_id": flow_run, "task_key": "run_stage", "dynamic_key": "0", "state": {"type": "RUNNING"}}
+        states[tag, state] = api("POST", "task_runs/", body)["id"]
+    done = prefect_home.run("treadle", "stage", "1/report", "--run", "deployed", "--root", str(deployed_run))
+    assert done.returncode == 0, done.stdout + done.stderr
+    told = {key: api("GET", f"task_runs/{task_run}")["state"]["type"] for key, task_run in states.items()}
+    assert told == {
+        ("run:deployed", "CRASHED"): "CRASHED", ("run:deployed", "RUNNING"): "RUNNING",
+        ("run:other", "CRASHED"): "RUNNING",
+    }  # fmt: skip
 
 
 def test_a_forced_run_on_the_server_makes_every_stage_again(prefect_home, deployed_run) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 import httpx
 import pytest
 from support.endless_agent import NAME
+from support.prefect_api import ask
 from support.processes import Seen, family, remaining, until
 
 from treadle.core.llm.client import KEY_MARK
@@ -104,17 +105,7 @@ def submit(prefect_home, deployment: str, folder: Path, model: str) -> str:
     (folder / "run.toml").write_text(CONFIG.format(folder=folder, model=model))
     parameters = {"run_id": "r", "config_file": str(folder / "run.toml"), "root": str(folder / "outputs")}
     asked = {"parameters": parameters, "state": {"type": "SCHEDULED"}}
-    answers: list[httpx.Response] = []
-
-    def taken() -> bool:
-        # As Prefect's own client does: the server says 503 while its database is locked, and has then done nothing.
-        answers.append(httpx.post(f"{prefect_home.url}/deployments/{deployment}/create_flow_run", json=asked))
-        return answers[-1].status_code != 503
-
-    until(taken, "the server takes the flow run")
-    created = answers[-1]
-    assert created.status_code < 300, created.text
-    return str(created.json()["id"])
+    return str(ask("POST", f"{prefect_home.url}/deployments/{deployment}/create_flow_run", asked)["id"])
 
 
 def test_no_secret_reaches_prefect_or_the_root(prefect_home, deployment, worker, echo: str, tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ def runner() -> ModuleType:
 
 RUN = runner()
 # `chaos` runs in test_chaos.py. The longest come first, for two at a time end sooner so.
-LONGEST = ("sandbox", "resume", "index_memory", "dense_search", "flat", "held", "flywheel")
+LONGEST = ("orchestration", "sandbox", "resume", "index_memory", "dense_search", "flat", "held", "flywheel")
 NAMES = sorted(set(RUN.BENCHMARKS) - {"chaos"}, key=lambda name: (name not in LONGEST, name))
 
 

@@ -67,9 +67,10 @@ def test_a_run_with_nothing_to_do_reuses_everything(desk: Desk) -> None:
 
 
 def test_a_report_is_written_for_others_and_replaced_only_by_force(desk: Desk) -> None:
-    made = desk.treadle("export", "report", "--run", "first", "--format", "csv", "--out", "figures.csv", "--json")
+    made = desk.treadle("export", "report", "--run", "first", "--out", "figures.csv", "--json")
     facts = made.succeeded().json()
-    assert facts["instance"] == "1/report" and facts["bytes"] == (desk.folder / "figures.csv").stat().st_size
+    assert (facts["instance"], facts["format"]) == ("1/report", "csv")
+    assert facts["bytes"] == (desk.folder / "figures.csv").stat().st_size
     assert (desk.folder / "figures.csv").read_text().startswith("model,dataset,figure,value,low,high,method,")
     again = ("export", "report", "--run", "first", "--format", "legacy", "--out", "figures.csv")
     desk.treadle(*again).failed("figures.csv is there already", "--force", code=2)

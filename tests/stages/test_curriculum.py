@@ -10,25 +10,24 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from support.command_line import tutor
 from support.rl_tables import scripted, write_policy
+from support.stubbed_servers import model_folder, stubbed_servers
 
 from treadle.core.config import load_config
-from treadle.core.engines.config import VllmServer
 from treadle.core.errors import EngineError, RunError, TreadleError
 from treadle.core.execute import state_of
 from treadle.core.records import StageRecord
 from treadle.core.runs import Run
 from treadle.core.stage import Address, Instance
 from treadle.demo.world import write_world
-from treadle.tasks import running
+from treadle.tasks.begin import open_run
 from treadle.tasks.catalog import flow_addresses, flow_instances, instance
 from treadle.tasks.config import TreadleConfig
-from treadle.tasks.running import open_run, run_instance
+from treadle.tasks.making import making, run_instance
 
 CONFIG: dict[str, Any] = {
     "flow": {"stages": ["rl", "rollouts", "scores", "report"], "models": ["reinforced"]},
@@ -61,15 +60,15 @@ class Curriculum:
 
     def make(self, script: dict[str, Any] | None = None) -> dict[str, StageRecord]:
         """Run the whole flow, or go on with it; records by address."""
-        made = {}
-        with scripted(self.start.parent, **(script or {})):
-            for item in flow_instances(self.config):
-                made[str(item.address)] = run_instance(item, self.run)
+        made, items = {}, flow_instances(self.config)
+        with scripted(self.start.parent, **(script or {})), making(items, self.run, self.config) as turns:
+            for turn in turns:
+                made[str(turn.instance.address)] = run_instance(turn.instance, self.run, servers=turn.servers)
         return made
 
     def policy(self, address: str) -> Path:
         """Folder of the model that an instance made."""
-        return running.checkpoint_folder(self.run, Address.parse(address))
+        return model_folder(self.run, address)
 
     def instance(self, address: str) -> Instance:
         return instance(self.config, Address.parse(address))
@@ -113,17 +112,8 @@ def begun(world: World, root: Path, **models: Any) -> Iterator[Curriculum]:
     data, url, start = world
     config = load_config(TreadleConfig, data={**data, "models": models})
     made = Curriculum(config, open_run(root, "r", config), start)
-
-    @contextmanager
-    def serve(server: VllmServer, **more: Any) -> Iterator[SimpleNamespace]:
-        made.served.append(server.model)
-        yield SimpleNamespace(url=url, tokenizer_folder=None)
-
-    real, running.serve = running.serve, serve  # type: ignore[assignment]
-    try:
+    with stubbed_servers(lambda server: url) as made.served:
         yield made
-    finally:
-        running.serve = real
 
 
 SERVED = {

@@ -17,7 +17,7 @@ from pathlib import Path
 import pyarrow as pa
 from treadle.core.config import Section
 from treadle.core.execute import execute
-from treadle.core.runs import Run
+from treadle.core.locked_config import create_or_open_run
 from treadle.core.schemas import Table
 from treadle.core.stage import Address, Instance, Stage
 
@@ -35,14 +35,14 @@ def square(context):
     return {}
 
 stage = Stage(name="square", version=1, settings=Section, produces=(SQUARES,), run=square)
-run = Run.create_or_open(Path(sys.argv[1]), "r1", {}, {})
+run = create_or_open_run(Path(sys.argv[1]), "r1", {}, {})
 execute(Instance(address=Address(1, "square"), stage=stage, settings=Section()), run)
 print("done", flush=True)
 """
 ADDRESS = Address(1, "square")
 
 
-STARTED_TOGETHER = PROGRAM.replace("run = Run", "sys.stdin.readline()\nrun = Run")
+STARTED_TOGETHER = PROGRAM.replace("run = create", "sys.stdin.readline()\nrun = create")
 
 
 def test_of_processes_that_start_together_one_does_the_work(tmp_path: Path, undisturbed: str) -> None:

@@ -25,6 +25,7 @@ from treadle.core.config import Section
 from treadle.core.errors import StorageError, TreadleError
 from treadle.core.execute import execute, fingerprint_of
 from treadle.core.journal import Journal
+from treadle.core.locked_config import create_or_open_run
 from treadle.core.runs import FINGERPRINT_DIGITS, Run, list_runs
 from treadle.core.schemas import Table
 from treadle.core.stage import Address, Instance, Stage, StageContext
@@ -86,7 +87,7 @@ def counting(number: int) -> Instance:
 
 def work(root: Path) -> None:
     """The whole small run: two stages, then the first once more with another setting, and again from nothing."""
-    run = Run.create_or_open(root, "r1", {"count": 5}, {"count": 5}, "count = 5\n")
+    run = create_or_open_run(root, "r1", {"count": 5}, {"count": 5}, "count = 5\n")
     squares = Instance(address=SQUARING, stage=SQUARE, settings=Section(), inputs={"numbers": (COUNTING,)})
     execute(counting(2), run)
     execute(squares, run)

@@ -23,6 +23,7 @@ from treadle.core.config import Section
 from treadle.core.errors import RolloutsOwed
 from treadle.core.execute import execute, fingerprint_of
 from treadle.core.journal import Journal
+from treadle.core.locked_config import create_or_open_run
 from treadle.core.runs import Run
 from treadle.core.schemas import Table
 from treadle.core.stage import Address, Instance, Stage, StageContext
@@ -179,7 +180,7 @@ def instance(count: int, steps: Steps | None = None) -> Instance:
 
 def live(root: Path, life: Life, serial: Iterator[int], *, torn: bool) -> None:
     """Live it on the disk. A crash leaves what was there in that moment, the last record cut."""
-    run, steps = Run.create_or_open(root, "r1", {}, {}), Steps(life, serial, root)
+    run, steps = create_or_open_run(root, "r1", {}, {}), Steps(life, serial, root)
     what = instance(life.count, steps)
     try:
         execute(what, run, force=life.force)

@@ -94,7 +94,7 @@ def test_a_forced_attempt_that_was_killed_at_its_beginning_finds_nothing(
 
     execute(keeping(count=2), run)
     with monkeypatch.context() as patch:
-        patch.setattr("treadle.core.execute.open_journal", killed)
+        patch.setattr("treadle.core.attempt.open_journal", killed)
         with pytest.raises(KeyboardInterrupt):
             execute(keeping(count=2), run, force=True)
     execute(keeping(count=2), run, force=True)

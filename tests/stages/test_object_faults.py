@@ -20,6 +20,7 @@ from support.processes import until
 
 from treadle.core.errors import RunError, StageFailed, StorageError, TreadleError
 from treadle.core.execute import execute
+from treadle.core.locked_config import create_or_open_run
 from treadle.core.object_lease import LeaseTimes
 from treadle.core.runs import Run, list_runs
 from treadle.core.stage import StageContext
@@ -136,7 +137,7 @@ def test_a_fault_at_any_request_leaves_the_old_state_or_the_new(
 
 def stumbles(root: str) -> bool:
     try:
-        execute(counting(), Run.create_or_open(root, "r1", {}, {}))
+        execute(counting(), create_or_open_run(root, "r1", {}, {}))
     except TreadleError as error:
         assert isinstance(error, (StorageError, RunError)) and not isinstance(error, StageFailed)
         assert "\n" not in str(error)

@@ -26,7 +26,7 @@ from support.rl_tables import (
 )
 from support.score_tables import question
 
-from treadle.core.artifacts import ArtifactReader
+from treadle.core.artifact_reader import ArtifactReader
 from treadle.core.errors import ConfigError, EngineError, StageFailed
 from treadle.core.execute import execute, state_of
 from treadle.core.records import StageRecord

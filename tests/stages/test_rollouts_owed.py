@@ -72,7 +72,9 @@ async def test_an_outage_is_waited_out_in_further_passes(bench: Bench) -> None:
 
     async with server(faulty) as scripted:
         record = await bench.make(
-            scripted.url, options={"owed_retries": 3, "max_concurrent": 1}, model={"retry_limit": 0}
+            scripted.url,
+            options={"owed_retries": 3, "max_concurrent": 1},
+            model={"retry_limit": 0, "outage_wait_s": 60.0},
         )
     assert record.metrics["status_answered"] == 6
 
@@ -151,6 +153,7 @@ async def test_a_cancelled_stage_leaves_its_journal_in_order_and_nothing_running
                 attempt=1,
                 settings=bench.instance(scripted.url, options={"max_concurrent": 2}).settings,
                 inputs={"questions": (bench.run.rows(questions.outputs["questions"]),)},
+                producers={"questions": (Address.parse("1/questions"),)},
                 journal=journal,
                 progress=NullProgress(),
                 accept_failures=False,

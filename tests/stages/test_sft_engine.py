@@ -160,6 +160,14 @@ def test_processes_see_the_gpus_that_take_part_and_prepare_counts_as_one_of_torc
     assert ("RANK=0 WORLD_SIZE=1" in prepared) == (torchrun is not None) and "RANK=None" in trained
 
 
+def test_a_training_sees_the_gpus_that_its_configuration_names(
+    folder: TrainingFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
+    run(folder, EngineOptions(variant="cuda", stall_timeout_s=60.0, devices=(3, 1)))
+    assert "CUDA_VISIBLE_DEVICES=7 " in (folder.logs / "train.log").read_text()
+
+
 @pytest.mark.parametrize(
     ("script", "said"),
     [

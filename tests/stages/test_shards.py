@@ -190,7 +190,7 @@ PROGRAM = """
 import sys
 from treadle.core import journal_upload, object_lease, shards
 from treadle.core.runs import Run
-from treadle.core.worker import help_instance
+from treadle.core.helping import help_instance
 from unit.test_shards import Counting
 journal_upload.SEAL_INTERVAL_S = 0.05
 object_lease.TIMES = object_lease.LeaseTimes(length_s=2.0, renew_s=0.2, safety_s=0.3)

@@ -118,11 +118,12 @@ class FailingDisk:
 
 def namespaces() -> str:
     """Why this system gives us no mount namespace; empty where it does."""
-    tried = subprocess.run([*_unshare(), "mount", "-t", "tmpfs", "none", "/mnt"], capture_output=True, text=True)
+    tried = subprocess.run([*unshare(), "mount", "-t", "tmpfs", "none", "/mnt"], capture_output=True, text=True)
     return tried.stderr.strip()
 
 
-def _unshare() -> list[str]:
+def unshare() -> list[str]:
+    """What to put before a command that gets a mount namespace of its own."""
     return ["unshare", "--mount"] if os.geteuid() == 0 else ["unshare", "--map-root-user", "--mount"]
 
 
@@ -133,7 +134,7 @@ def in_memory() -> Iterator[FailingDisk]:
     In memory where that can be: forcing thousands of files to a real disk takes long, and shows nothing more.
     """
     command = [
-        *([] if namespaces() else _unshare()),
+        *([] if namespaces() else unshare()),
         sys.executable,
         str(Path(__file__).with_name("faulty_treadle.py")),
     ]

@@ -21,7 +21,8 @@ from warm_treadle import command
 _IMPORTED = (
     "datasketch", "jinja2.sandbox", "numpy", "pandas", "pyarrow.parquet", "rich.table", "Stemmer", "tantivy",
     "tokenizers", "treadle.agent.rollouts", "treadle.core.llm.pool", "treadle.eval.terminal",
-    "treadle.flows.cli", "treadle.flows.summary", "treadle.retriever.bm25", "treadle.tasks.running",
+    "treadle.flows.cli", "treadle.flows.summary", "treadle.retriever.bm25", "treadle.tasks.begin",
+    "treadle.tasks.making",
 )  # fmt: skip
 _SEGMENT_BYTES = 6000
 

@@ -45,8 +45,10 @@ def _write(context: StageContext) -> Mapping[str, Any]:
     return {}
 
 
-def give_questions(run: Run, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Make the instance `GIVEN` with these rows; columns that are missing are filled in."""
+def give_questions(run: Run, rows: Sequence[Mapping[str, Any]]) -> Instance:
+    """Make the instance `GIVEN` with these rows, and return it; columns that are missing are filled in."""
     stage = Stage(name="questions", version=1, settings=_Rows, produces=(QUESTIONS,), run=_write)
     settings = _Rows(rows=tuple(dict(row) for row in rows))
-    execute(Instance(address=GIVEN, stage=stage, settings=settings), run)
+    given = Instance(address=GIVEN, stage=stage, settings=settings)
+    execute(given, run)
+    return given

@@ -9,6 +9,7 @@ import sys
 import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from unittest.mock import patch
 
 # moto looks at the condition of a put and then stores it, with other requests in between: one at a time.
 _PROGRAM = """
@@ -68,13 +69,5 @@ def object_server() -> Iterator[ObjectServer]:
 @contextmanager
 def in_environment(values: Mapping[str, str]) -> Iterator[None]:
     """Set environment variables of this process for the length of a block."""
-    before = {name: os.environ.get(name) for name in values}
-    os.environ.update(values)
-    try:
+    with patch.dict(os.environ, values):
         yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value

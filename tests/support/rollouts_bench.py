@@ -35,7 +35,7 @@ class Bench:
 
     def __init__(self, root: Path, questions: Sequence[str]) -> None:
         self.run = Run.create(root, "r", {}, {})
-        give_questions(self.run, [_row(number, text) for number, text in enumerate(questions)])
+        self.questions = give_questions(self.run, [_row(number, text) for number, text in enumerate(questions)])
 
     @classmethod
     def of(cls, run: Run) -> Bench:

@@ -7,8 +7,9 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+from treadle.eval.averages import AVERAGES
 from treadle.eval.config import ReportSettings
-from treadle.eval.metrics import AVERAGES, DatasetFigures
+from treadle.eval.dataset_figures import DatasetFigures
 from treadle.eval.scored_rollout import ScoredRollout
 from treadle.eval.summary import model_rows
 

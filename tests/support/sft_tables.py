@@ -9,7 +9,7 @@ from typing import Any
 from support.score_tables import new_run, put_rows
 
 from treadle.core import schemas
-from treadle.core.artifacts import ArtifactReader
+from treadle.core.artifact_reader import ArtifactReader
 from treadle.core.runs import Run
 
 

@@ -16,8 +16,8 @@ from treadle.core.execute import execute
 from treadle.core.runs import Run
 from treadle.core.stage import Address, Instance, Stage, StageContext
 from treadle.eval.viewer.kin import Kin
-from treadle.tasks.lineage import trace_back
-from treadle.tasks.trajectory_changes import changes_between
+from treadle.tasks.inspection.lineage import trace_back
+from treadle.tasks.inspection.trajectory_changes import changes_between
 
 KIN = Kin(lambda run, key: [step.as_dict() for step in trace_back(run, key)], changes_between)
 _EMPTY: dict[str, Any] = {"string": "", "bool": False, "double": 0.0}

@@ -39,7 +39,8 @@ def serve() -> None:
     """Fork for every line until the input ends."""
     import treadle.eval.terminal
     import treadle.flows.render
-    import treadle.tasks.running  # noqa: F401
+    import treadle.tasks.begin
+    import treadle.tasks.making  # noqa: F401
 
     for line in sys.stdin:
         request = json.loads(line)

@@ -15,8 +15,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from treadle.core import artifacts, parquet
-from treadle.core.artifacts import ArtifactReader, ArtifactRef, ArtifactWriter, verify_artifact
+from treadle.core import parquet
+from treadle.core.artifact_reader import ArtifactReader
+from treadle.core.artifacts import ArtifactRef, ArtifactWriter, verify_artifact
 from treadle.core.errors import ArtifactError
 from treadle.core.schemas import QUESTIONS, ROLLOUTS, TABLES, Table
 from treadle.core.storage import LocalStorage, open_storage
@@ -313,11 +314,11 @@ def test_a_table_of_an_earlier_version_that_lacks_columns_is_read_with_nulls(
     grown = replace(
         THINGS, version=2, schema=THINGS.schema.append(pa.field("later", pa.int64())), also_reads=frozenset({1})
     )
-    monkeypatch.setitem(artifacts.TABLES, THINGS.kind, grown)
+    monkeypatch.setitem(TABLES, THINGS.kind, grown)
     reader = ArtifactReader(open_storage(tmp_path), ref)
     assert list(reader.rows()) == [{**thing(0), "later": None}, {**thing(1), "later": None}]
     name = THINGS.schema.names[0]
     assert list(reader.rows(["later", name])) == [{"later": None, name: thing(index)[name]} for index in range(2)]
-    monkeypatch.setitem(artifacts.TABLES, THINGS.kind, replace(grown, also_reads=frozenset()))
+    monkeypatch.setitem(TABLES, THINGS.kind, replace(grown, also_reads=frozenset()))
     with pytest.raises(ArtifactError, match="in version 1; this Treadle reads version 2"):
         ArtifactReader(open_storage(tmp_path), ref)

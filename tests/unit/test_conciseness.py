@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from support.scored_rollouts import averages, scored
 
 from treadle.eval.conciseness import Votes, is_redundant
-from treadle.eval.metrics import DatasetFigures, dataset_figures
+from treadle.eval.dataset_figures import DatasetFigures, dataset_figures
 from treadle.eval.scored_rollout import ScoredRollout
 
 COUNTS = st.tuples(st.integers(0, 10), st.integers(0, 10), st.integers(0, 10), st.integers(0, 3))

@@ -24,9 +24,9 @@ from treadle.core.record_files import as_read_back
 from treadle.core.runs import Run
 from treadle.core.storage import LocalStorage
 from treadle.demo.byte_tokenizer import write_byte_tokenizer
+from treadle.tasks.begin import open_run
 from treadle.tasks.catalog import flow_instances, semantic_of
 from treadle.tasks.config import TreadleConfig
-from treadle.tasks.running import open_run
 
 REVISABLE = (("scores", "judges"), ("scores", "redundancy"), ("scores", "max_error_rate"), ("report",))
 
@@ -37,7 +37,8 @@ FetchSettings.allowed_networks FetchSettings.attempts FetchSettings.connect_time
 FetchSettings.max_per_host FetchSettings.max_per_query FetchSettings.reader_processes FetchSettings.user_agent
 ProviderSettings.api_key_envs ProviderSettings.max_queries_per_s ProviderSettings.request_timeout_s
 ProviderSettings.retry_limit ProviderSettings.url ProviderSettings.zone
-CurriculumSettings.phases EnvironmentSettings.preset
+CurriculumSettings.phases EnvironmentSettings.preset FlowSettings.device_wait_s FlowSettings.iterations
+FlowSettings.workers
 ModelSettings.backoff_base_s ModelSettings.backoff_max_s ModelSettings.completion_price_per_million
 ModelSettings.connect_timeout_s ModelSettings.endpoints
 ModelSettings.hedge_floor_s ModelSettings.max_in_flight ModelSettings.max_response_bytes ModelSettings.outage_wait_s
@@ -48,7 +49,7 @@ PoolOptions.max_concurrent PoolOptions.max_cost PoolOptions.max_total_tokens Poo
 PoolOptions.owed_retries PoolOptions.prompts PoolOptions.shards
 PhaseRollouts.max_concurrent PhaseRollouts.max_cost PhaseRollouts.max_total_tokens
 PhaseRollouts.owed_pause_s PhaseRollouts.owed_retries PhaseRollouts.shards
-RlOptions.gpu_memory_share RlOptions.gradient_checkpointing RlOptions.num_devices RlOptions.num_nodes
+RlOptions.devices RlOptions.gpu_memory_share RlOptions.gradient_checkpointing RlOptions.num_devices RlOptions.num_nodes
 RlOptions.per_device_batch_size RlOptions.preset RlOptions.stall_timeout_s RlOptions.tensor_parallel RlOptions.threads
 RlOptions.trackers RlOptions.variant
 RolloutOptions.max_concurrent RolloutOptions.max_cost RolloutOptions.max_total_tokens
@@ -59,18 +60,19 @@ ScoresOptions.owed_pause_s ScoresOptions.owed_retries ScoresOptions.symbolic_wor
 SearchSettings.cache_folder SearchSettings.corpus SearchSettings.index_folder SearchSettings.num_threads
 ServiceClientSettings.connect_timeout_s ServiceClientSettings.endpoints ServiceClientSettings.max_response_bytes
 ServiceClientSettings.request_timeout_s ServiceClientSettings.retry_limit ServiceClientSettings.start_wait_s
-SftOptions.ddp_timeout_s SftOptions.gradient_checkpointing SftOptions.main_address SftOptions.main_port
-SftOptions.num_devices SftOptions.num_nodes SftOptions.per_device_batch_size SftOptions.plot_loss SftOptions.preset
-SftOptions.save_steps SftOptions.stall_timeout_s SftOptions.threads SftOptions.trackers SftOptions.variant
+SftOptions.ddp_timeout_s SftOptions.devices SftOptions.gradient_checkpointing SftOptions.main_address
+SftOptions.main_port SftOptions.num_devices SftOptions.num_nodes SftOptions.per_device_batch_size
+SftOptions.plot_loss SftOptions.preset SftOptions.save_steps SftOptions.stall_timeout_s SftOptions.threads
+SftOptions.trackers SftOptions.variant
 SourceSettings.path
 TutorServer.module TutorServer.port TutorServer.startup_timeout_s TutorServer.tokenizer
-VllmServer.compile VllmServer.gpu_memory_share VllmServer.kv_cache_gb VllmServer.port VllmServer.startup_timeout_s
-VllmServer.threads VllmServer.variant
+VllmServer.compile VllmServer.devices VllmServer.gpu_memory_share VllmServer.kv_cache_gb VllmServer.port
+VllmServer.startup_timeout_s VllmServer.threads VllmServer.variant
 WebSettings.cache_mb WebSettings.recorded_in
 """
 """Keys that may change between resumes. A key that is not here changes results, and a run is locked to it."""
 
-FIXED = {"FlowSettings.iterations", "TutorServer.type", "VllmServer.type"}
+FIXED = {"TutorServer.type", "VllmServer.type"}
 """Keys with one possible value. The type of a server changes with the whole of it."""
 
 PROVIDER = {"type": "bright_data", "api_key_envs": ["ONE_KEY", "OTHER_KEY"], "zone": "z", "url": "http://127.0.0.1:9"}
@@ -83,6 +85,9 @@ BY_HAND: dict[str, tuple[Any, ...]] = {
     "EnvironmentSettings.format_prompts": ({"assertion": "Yes or no?"},),
     "SftOptions.preset": ("et-agent-7b",),
     "RlOptions.preset": ("et-agent-7b",),
+    "RlOptions.devices": ([1],),
+    "SftOptions.devices": ([1],),
+    "VllmServer.devices": ([1],),
     "RlOptions.num_devices": (2,),
     "RlOptions.prompts_per_step": (8,),
     "RlOptions.variant": ("cuda",),
@@ -295,7 +300,9 @@ def try_keys(tmp_path: Path, run_id: str, base: TreadleConfig, tried: dict[str, 
             assert run.config() == Run.open(tmp_path / "root", run_id).config() == in_force
             assert run.info.semantic == as_read_back(semantic_of(config))
             made = fingerprints(config)
-            changed_here = {address.split("@")[0] for address in made if made[address] != usual[address]}
+            # An iteration more makes further instances, and none otherwise.
+            both = usual.keys() & made.keys()
+            changed_here = {address.split("@")[0] for address in both if made[address] != usual[address]}
             if any(key.place[: len(place)] == place for place in REVISABLE) and not is_operational(key.field):
                 tried[key.name] = "revised"
                 # Without judges their settings decide nothing.

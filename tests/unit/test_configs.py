@@ -9,18 +9,21 @@ from typing import Any
 
 import pytest
 
-from treadle.core.config import load_config
+from treadle.core.config import load_config, semantic_dump
 from treadle.core.errors import ConfigError
 from treadle.core.execute import fingerprint_of
 from treadle.core.stage import Address
+from treadle.datagen.pools_settings import PYTHON_HINTS, SEARCH_HINTS, PolicySampling, PoolOptions, PoolRoles
 from treadle.demo.byte_tokenizer import write_byte_tokenizer
 from treadle.retriever.service.config import RetrieverConfig
 from treadle.tasks.catalog import STAGES, flow_addresses, instance
 from treadle.tasks.config import TreadleConfig
+from treadle.tasks.iterations import pool_roles
 from treadle.tasks.reference import pages
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIGS = sorted((ROOT / "configs").glob("*.toml"))
+PAPER = ROOT / "configs" / "et-agent-7b.toml"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCKS = [
     (page, text)
@@ -35,6 +38,31 @@ def test_a_shipped_configuration_loads_and_makes_a_flow(path: Path) -> None:
     config = load_config(TreadleConfig, (path,))
     stages = {address.stage for address in flow_addresses(config)}
     assert stages == {"questions", *config.flow.stages} <= set(STAGES)
+
+
+def test_each_value_of_the_paper_s_setting_says_where_it_comes_from() -> None:
+    lines = [line for line in PAPER.read_text().splitlines() if re.match(r"\s*[\w.-]+ *=", line)]
+    assert len(lines) > 150
+    assert [line for line in lines if not re.search(r"# (paper|program|published|here)\b", line)] == []
+
+
+def test_the_paper_s_setting_writes_out_how_pools_are_made() -> None:
+    written = tomllib.loads(PAPER.read_text())["pools"]
+    decides = semantic_dump(PoolOptions())
+    assert written.keys() >= {key for key, value in decides.items() if value is not None}
+    assert {role: set(table["sampling"]) for role, table in written["roles"].items()} == {
+        role: set(PolicySampling.model_fields) for role in PoolRoles.model_fields
+    }
+    made_so = {key: written[key] for key in ("rounds", "initial_rollouts", "selection", "f1_threshold")}
+    assert made_so == {"rounds": 3, "initial_rollouts": 1, "selection": "best_unexpanded", "f1_threshold": 0.8}
+    assert (written["hints"]["math"], written["hints"]["qa"]) == ([*PYTHON_HINTS], [*SEARCH_HINTS])
+
+
+def test_one_model_plays_all_roles_of_the_paper_s_setting_in_later_turns_too() -> None:
+    config = load_config(TreadleConfig, (PAPER,), ("flow.iterations=2",))
+    played = pool_roles(config, 2)
+    assert len(played) == len(PoolRoles.model_fields)
+    assert {(name, settings.model) for name, settings in played.values()} == {("policy", "1/rl@phase-3")}
 
 
 @pytest.mark.parametrize(("page", "text"), BLOCKS, ids=lambda value: getattr(value, "name", "block"))

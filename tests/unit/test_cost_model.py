@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -17,7 +18,7 @@ from treadle.datagen.pools_settings import PoolOptions
 from treadle.eval.config import ScoresOptions
 from treadle.flows.figures_view import estimate_view
 from treadle.rl.config import RlOptions
-from treadle.tasks.cost_model import (
+from treadle.tasks.estimate.cost_model import (
     PhaseSize,
     phase_size,
     pool_cost,
@@ -26,7 +27,8 @@ from treadle.tasks.cost_model import (
     scores_cost,
     web_searches,
 )
-from treadle.tasks.estimate import _of_record, estimates
+from treadle.tasks.estimate.estimates import estimates
+from treadle.tasks.estimate.measured import mean_of_records
 
 ENVIRONMENT = EnvironmentSettings()
 
@@ -114,6 +116,17 @@ def test_an_estimate_tells_of_searches_and_pages(tmp_path: Path) -> None:
     assert "The web" not in told(mode="replay", recorded_in="record")
 
 
+def test_questions_that_an_iteration_takes_over_are_counted_where_they_were_made(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, ["Who?", "Where?"])
+    first = bench.instance("http://127.0.0.1:9")
+    (made,) = first.inputs["questions"]
+    taken = replace(made, iteration=2)
+    later = replace(first, address=replace(first.address, iteration=2), inputs={**first.inputs, "questions": (taken,)})
+    asked = replace(bench.questions, address=taken)
+    (estimate,) = estimates([asked, later], bench.run, [str(later.address)], force=False)
+    assert (estimate.num_units, estimate.counted) == (2, f"counted in {taken}")
+
+
 def test_a_phase_of_the_paper_rolls_out_a_thousand_trajectories_a_step() -> None:
     paper = RlOptions.model_validate({"preset": "et-agent-7b"})
     assert phase_size(paper, 8000) == PhaseSize(375, 375 * 64 * 16, 38 * 160)
@@ -128,16 +141,20 @@ def test_of_a_phase_that_goes_on_only_what_is_left_is_counted() -> None:
     assert phase_size(paper, 8000, steps_done=375) == PhaseSize(0, 0, 0)
 
 
+def made(address: str, stage: str, metrics: dict[str, Any], imported_from: str | None = None) -> SimpleNamespace:
+    return SimpleNamespace(address=address, stage=stage, metrics=metrics, imported_from=imported_from)
+
+
 def record(address: str, calls: int) -> SimpleNamespace:
     counts = {"num_rollouts": 10, "num_turns": 10 * calls, "prompt_tokens": 100, "completion_tokens": 10}
-    return SimpleNamespace(address=address, stage="rollouts", metrics=counts)
+    return made(address, "rollouts", counts)
 
 
 def test_a_training_is_estimated_by_rollouts_of_phases_the_nearest_first() -> None:
     def measured(address: str, *records: SimpleNamespace) -> float | None:
         place = Address.parse(address)
         item: Any = SimpleNamespace(address=place, stage=SimpleNamespace(name=place.stage))
-        mean = _of_record(item, cast(Run, SimpleNamespace(records=lambda: list(records))))
+        mean = mean_of_records(item, cast(Run, SimpleNamespace(records=lambda: list(records))))
         return mean.roles["policy"]["calls"] if mean else None
 
     base, first, third = record("1/rollouts@base", 1), record("1/rollouts@phase-1", 2), record("1/rollouts@phase-3", 4)
@@ -165,10 +182,9 @@ def test_judges_are_estimated_by_scores_that_paid_for_all_their_judgements() -> 
 
     def measured(missing: int = 0) -> Any:
         metrics = {"num_rollouts": 8, "num_judgements_missing": missing, "usage": used}
-        scores = SimpleNamespace(address="1/scores@b", stage="scores", metrics=metrics)
-        rules = SimpleNamespace(address="1/scores@a", stage="scores", metrics={"num_rollouts": 8})
+        scores, rules = made("1/scores@b", "scores", metrics), made("1/scores@a", "scores", {"num_rollouts": 8})
         item: Any = SimpleNamespace(address=Address.parse("1/scores@a"), stage=SimpleNamespace(name="scores"))
-        return _of_record(item, cast(Run, SimpleNamespace(records=lambda: [rules, scores])))
+        return mean_of_records(item, cast(Run, SimpleNamespace(records=lambda: [rules, scores])))
 
     assert measured().roles["correctness:a"] == {"calls": 0.5, "prompt_tokens": 50, "completion_tokens": 5}
     assert measured(missing=1) is None

@@ -18,6 +18,7 @@ from support.crash_bench import artifact_files
 from treadle.core.config import Section
 from treadle.core.errors import TreadleError
 from treadle.core.execute import execute
+from treadle.core.locked_config import create_or_open_run
 from treadle.core.runs import Run, list_runs
 from treadle.core.schemas import Table
 from treadle.core.stage import Address, Instance, Stage, StageContext
@@ -44,7 +45,7 @@ COUNTING, ADDING = Address(1, "count"), Address(1, "add")
 
 
 def work(root: Path) -> None:
-    run = Run.create_or_open(root, "r1", CONFIG, {"count": 3}, "count = 3\n", seed=1)
+    run = create_or_open_run(root, "r1", CONFIG, {"count": 3}, "count = 3\n", seed=1)
     execute(Instance(address=COUNTING, stage=COUNT, settings=Section()), run)
     execute(Instance(address=ADDING, stage=ADD, settings=Section(), inputs={"numbers": (COUNTING,)}), run)
 

@@ -9,8 +9,9 @@ import pytest
 
 from treadle.core.errors import ConfigError
 from treadle.demo import quickstart
-from treadle.demo.outcome import Tally
-from treadle.demo.quickstart import demo_configuration, step_words
+from treadle.demo.outcome import Tally, first_and_last_rewards
+from treadle.demo.quickstart import demo_configuration
+from treadle.demo.steps import step_of
 from treadle.tasks.catalog import flow_addresses
 
 TUTOR_STAGES = ["1/questions", "1/pools", "1/sft_rows", "1/rollouts@tutor", "1/scores@tutor", "1/report"]
@@ -39,8 +40,8 @@ def test_missing_engines_are_told_with_their_size_and_time_before_they_are_insta
     name, config = demo_configuration(tmp_path, fresh=False, tutor_only=False, notify=said.append)
     assert name == "demo" and engines == {"serve", "sft", "trl"}
     assert said[0] == (
-        f"the demo installs, once, into {tmp_path / 'cache'}: vLLM, about 2 minutes and 2.5 GB; "
-        "LLaMA-Factory, about 6 minutes and 5.2 GB; TRL, about 4 minutes and 1.5 GB"
+        f"the demo installs, once, into {tmp_path / 'cache'}: vLLM, about 3 minutes and 2.5 GB; "
+        "LLaMA-Factory, about 4 minutes and 5.2 GB; TRL, about 2 minutes and 1.5 GB"
     )
     assert config.flow.models == ("tutor", "base", "tuned", "reinforced")
     told = len(said)
@@ -83,7 +84,7 @@ def test_keys_can_be_overridden(engines: set[str], tmp_path: Path) -> None:
 
 def test_every_step_that_takes_long_is_explained(engines: set[str], tmp_path: Path) -> None:
     _, config = demo_configuration(tmp_path, fresh=False, tutor_only=False, notify=lambda line: None)
-    silent = [str(address) for address in flow_addresses(config) if not step_words(address)]
+    silent = [str(address) for address in flow_addresses(config) if not step_of(address).words]
     scored = ("phase-1", "tutor", "base", "tuned", "reinforced")
     assert silent == ["1/questions", *(f"1/scores@{model}" for model in scored)]
 
@@ -98,3 +99,9 @@ def test_rollouts_are_counted_by_what_became_of_them() -> None:
     assert Tally.of(rows).cells() == ("1 of 4 (5% to 70%)", "2 of 4", "2 of 3")
     assert Tally.of([score()]).cells()[2] == "none made"
     assert Tally.of(rows[:2]) + Tally.of(rows[2:]) == Tally.of(rows)
+
+
+def test_rewards_are_told_by_the_first_and_the_last_group_of_a_question() -> None:
+    rewards = (("a", 1, 0.0), ("a", 1, 1.0), ("b", 2, 0.5), ("a", 3, None), ("a", 5, 2.0), ("a", 4, 9.0))
+    rows = [{"question_key": key, "step": step, "reward": reward} for key, step, reward in rewards]
+    assert first_and_last_rewards(rows) == [(0.5, 2.0)], "b was trained on once"

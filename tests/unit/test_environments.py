@@ -133,6 +133,17 @@ def test_the_cpu_build_prefills_whole_prompts_and_the_gpu_build_compiles() -> No
     assert cpu[cpu.index("--generation-config") + 1] == "vllm" and cpu[cpu.index("--host") + 1] == "127.0.0.1"
 
 
+def test_a_policy_in_fp32_is_not_rounded_on_a_cpu(tmp_path: Path) -> None:
+    def told(config: str, variant: str = "cpu", **keys: str) -> str:
+        (tmp_path / "config.json").write_text(config)
+        arguments = vllm_arguments(VllmServer(**keys), str(tmp_path), "name", 8000, variant)
+        return arguments[arguments.index("--dtype") + 1]
+
+    assert told('{"dtype": "float32"}') == told('{"torch_dtype": "float32"}') == "float32"
+    assert told('{"dtype": "float32"}', "cuda") == told('{"dtype": "bfloat16"}') == told("[]") == told("{") == "auto"
+    assert told('{"dtype": "float32"}', dtype="bfloat16") == "bfloat16"
+
+
 def test_serving_without_the_engine_names_the_command_that_installs_it(tmp_path: Path) -> None:
     with pytest.raises(EngineError, match="treadle env install serve"), serve(VllmServer(model=str(tmp_path))):
         pass

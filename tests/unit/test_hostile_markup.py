@@ -26,7 +26,7 @@ from treadle.eval.markdown import escape
 from treadle.eval.report import REPORT
 from treadle.eval.terminal import summary_table
 from treadle.flows.terminal import TerminalProgress
-from treadle.tasks.stage_card import stage_card
+from treadle.tasks.prefect.stage_card import stage_card
 
 PARTS = [
     "\x1b[31mred\x1b[0m", "[red]x[/red]", "[/]", "[link=http://evil.test]x[/link]", "<script>alert(1)</script>",

@@ -18,6 +18,7 @@ from treadle.core.errors import ArtifactError, RunError, StorageError
 from treadle.core.execute import execute
 from treadle.core.journal import Journal
 from treadle.core.keyed_store import KeyedStore
+from treadle.core.locked_config import create_or_open_run
 from treadle.core.runs import Run
 from treadle.core.stage import Address, StageContext
 from treadle.core.storage import LocalStorage
@@ -129,6 +130,7 @@ def test_a_context_apart_from_a_run_has_no_store(tmp_path: Path) -> None:
             attempt=1,
             settings=None,
             inputs={},
+            producers={},
             journal=journal,
             progress=NullProgress(),
             accept_failures=False,
@@ -142,4 +144,4 @@ def test_a_context_apart_from_a_run_has_no_store(tmp_path: Path) -> None:
 def test_a_run_that_has_met_something_takes_no_other_configuration(tmp_path: Path) -> None:
     Run.create(tmp_path, "r1", {"a": 1}, {"a": 1}).store("web").add(KEY, b"met")
     with pytest.raises(RunError, match="a: 1 -> 2"):
-        Run.create_or_open(tmp_path, "r1", {"a": 2}, {"a": 2})
+        create_or_open_run(tmp_path, "r1", {"a": 2}, {"a": 2})

@@ -13,6 +13,7 @@ from support.scored_rollouts import scored
 from treadle.core.answers.score import score_answer
 from treadle.core.errors import DataError
 from treadle.eval.conciseness import Votes
+from treadle.eval.dataset_figures import dataset_figures, figure_sums
 from treadle.eval.legacy_metrics import (
     LegacySample,
     legacy_conciseness,
@@ -35,7 +36,6 @@ from treadle.eval.legacy_metrics import (
     legacy_vote,
 )
 from treadle.eval.legacy_report import legacy_report
-from treadle.eval.metrics import dataset_figures, figure_sums
 
 
 def sample(score: float, calls: int, domain: str = "qa", llm_equal: float = 0.0) -> LegacySample:

@@ -19,7 +19,7 @@ from treadle.core.schemas import QUESTIONS, ROLLOUTS
 from treadle.core.stage import Address
 from treadle.flows.lineage_view import lineage_tree
 from treadle.flows.trajectory_view import trajectory_view
-from treadle.tasks.lineage import find_rollout, trace_back
+from treadle.tasks.inspection.lineage import find_rollout, trace_back
 
 EVIL = "\x1b]0;owned\x07[blink]\u202e"
 
@@ -206,3 +206,18 @@ def test_a_question_says_which_phases_selected_it_and_were_trained_on_it(tmp_pat
     ]
     assert trace_back(run, "r1")[-1].label.startswith("selected by 1/selection@phase-1: front 2")
     assert not trace_back(run, "r2")[-1].label.startswith("selected")
+
+
+def test_a_key_that_several_iterations_have_is_that_of_the_last_one_or_of_the_one_named(tmp_path: Path) -> None:
+    run = new_run(tmp_path)
+    for iteration, text, correct in ((1, "one", False), (2, "two", True)):
+        put_rows(run, f"{iteration}/questions", QUESTIONS, [question("q1", ["two"])])
+        put_rows(run, f"{iteration}/rollouts@m", ROLLOUTS, [rollout("r1", "q1", [("text", text)])])
+        put_rows(run, f"{iteration}/scores@m", schemas.SCORES, [score("r1", "q1", correct)])
+    for key, address, correct in (("r1", "2/rollouts@m", True), ("1/r", "1/rollouts@m", False)):
+        found = find_rollout(run, key)
+        assert found.score is not None
+        assert (str(found.address), found.score["correct"]) == (address, correct)
+    assert [step.label for step in trace_back(run, "1/r1")][-1].endswith("wrong")
+    with pytest.raises(DataError, match="no trajectory begins with 'r1'"):
+        find_rollout(run, "3/r1")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from treadle.core import locks
 from treadle.core.errors import RunError, StorageError
 from treadle.core.locks import FileLease, hold, living_holder
 
@@ -19,6 +20,20 @@ def test_a_second_holder_is_told_who_has_it(tmp_path: Path) -> None:
         hold(path, "1/rollouts@base"),
     ):
         pass
+
+
+def test_who_holds_briefly_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, num_pauses = tmp_path / "1.lock", 20
+    holder = FileLease(path, "1/pools", brief=True)
+    pauses = iter(range(num_pauses))
+    monkeypatch.setattr(locks.time, "sleep", lambda _: holder.release() if next(pauses) == num_pauses - 1 else None)
+    with hold(path, "1/pools") as lease:
+        assert lease.is_held()
+        # Who works at it is not: far fewer pauses than there were.
+        pauses = iter(range(num_pauses))
+        with pytest.raises(RunError, match="1/pools is being run by process"), hold(path, "1/pools"):
+            pass
+        assert next(pauses) < num_pauses - 1
 
 
 def test_each_holder_gets_a_higher_token(tmp_path: Path) -> None:

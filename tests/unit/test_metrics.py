@@ -12,16 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.scored_rollouts import averages, rollouts, scored
 
-from treadle.eval.metrics import (
-    FIGURES,
-    DatasetFigures,
-    FigureSums,
-    averaged,
-    dataset_figures,
-    figure_sums,
-    pass_at_ks,
-    reasoning_length,
-)
+from treadle.eval.averages import averaged
+from treadle.eval.dataset_figures import DatasetFigures, FigureSums, dataset_figures, figure_sums, pass_at_ks
+from treadle.eval.metrics import FIGURES, reasoning_length
 from treadle.eval.scored_rollout import ScoredRollout
 
 SUITE = ("aime24", "amc23", "math500", "2wiki", "bamboogle", "musique")

@@ -17,7 +17,8 @@ from treadle.core.llm.config import ModelSettings
 from treadle.core.runs import Run
 from treadle.core.stage import Address, Instance, Stage, StageContext
 from treadle.eval.config import JudgesOptions, RedundancyOptions, ReportSettings, ScoresOptions, ScoresSettings
-from treadle.eval.metrics import FIGURES, by_dataset, title_of
+from treadle.eval.dataset_figures import by_dataset
+from treadle.eval.metrics import FIGURES, title_of
 from treadle.eval.report import REPORT
 from treadle.eval.scored_rollout import ScoredRollout
 from treadle.eval.scoring import Scoring

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
+from treadle.rl.curves import end_steps
+from treadle.rl.report import render_report
+from treadle.rl.training_events import RlStep
 from treadle.tasks.phase_report import rl_figures, rl_sentences, rl_steps, selection_figures, selection_sentences
 
 LOG: list[dict[str, Any]] = [
@@ -19,12 +23,37 @@ TRAINED = {
 def test_figures_of_a_training_are_told_by_both_ends_and_a_curve_over_all_steps() -> None:
     (figures,) = rl_figures(LOG)
     rows = {row[0]: row[1:] for row in figures.rows}
-    assert figures.header == ("mean of", "first 4 steps", "last 4 steps", "curve")
-    assert rows["reward"][:2] == ("0.062", "0.963")
+    assert figures.header == ("mean of", "first 10 steps", "last 10 steps", "curve")
+    assert rows["reward"][:2] == ("0.138", "0.887")
     curve = str(rows["reward"][2])
     assert len(curve) == 24 and curve[0] == "▁" and curve[-1] == "█" and sorted(curve) == list(curve)
     assert rows["correctness"] == ("-", "-", "") and rows["length in tokens"][:2] == ("120.0", "120.0")
     assert rl_figures([]) == []
+
+
+def test_means_at_the_ends_are_over_as_many_steps_as_tell_something() -> None:
+    spans = {steps: end_steps(steps) for steps in (1, 2, 3, 12, 20, 30, 1000)}
+    assert spans == {1: 1, 2: 1, 3: 1, 12: 4, 20: 6, 30: 10, 1000: 10}
+
+
+def test_the_page_in_the_artifact_tells_the_same_means_as_terminal_and_ui() -> None:
+    unknown = dict.fromkeys(RlStep.__slots__)
+    counts = {"num_rollouts": 8, "num_groups": 2, "num_equal_groups": 0, "seconds": 1.0}
+    steps = [RlStep(**{**unknown, **counts, **step}) for step in LOG[:20]]
+    options = SimpleNamespace(
+        checkpoint_rule="last", sigma_decay="none", engine="trl", max_prompt_tokens=9, group_size=4,
+        sigma_tool=0.1, sigma_length=0.1,
+    )  # fmt: skip
+    plan = SimpleNamespace(
+        options=options, machine=SimpleNamespace(variant="cpu"), phase=1, phases=1, start="1/sft", num_rows=4,
+        num_validation_rows=0,
+    )  # fmt: skip
+    done = SimpleNamespace(steps=steps, num_steps=20, chosen_step=20, versions={}, validations=[])
+    page = render_report(cast(Any, plan), cast(Any, done), num_too_long=0, num_held_out=0)
+    (figures,) = rl_figures(LOG[:20])
+    assert figures.header[1:3] == ("first 6 steps", "last 6 steps")
+    told_there = {tuple(cell.strip() for cell in line.split("|")[1:-1]) for line in page.splitlines()}
+    assert {figures.header[:3], *(row[:3] for row in figures.rows)} <= told_there
 
 
 def test_the_table_of_the_ui_has_a_row_per_step() -> None:

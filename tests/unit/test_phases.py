@@ -12,15 +12,16 @@ from treadle.agent.config import ET_AGENT_RL
 from treadle.core.config import differing_keys, load_config
 from treadle.core.errors import ConfigError, RunError
 from treadle.core.execute import fingerprint_of
+from treadle.core.locked_config import create_or_open_run
 from treadle.core.runs import Run
 from treadle.core.stage import Address, Instance
 from treadle.rl.config import ET_AGENT_7B, RlOptions
 from treadle.sft.config import ET_AGENT_7B as SFT_ET_AGENT_7B
+from treadle.tasks.begin import open_run
 from treadle.tasks.catalog import flow_addresses, flow_instances, instance, semantic_of
 from treadle.tasks.config import TreadleConfig
 from treadle.tasks.phases import rl_options
 from treadle.tasks.plan import changed_keys
-from treadle.tasks.running import open_run
 from treadle.tasks.work import open_for_work
 
 ENDPOINTS = [{"url": "http://127.0.0.1:1/v1"}]
@@ -353,7 +354,7 @@ def test_a_run_may_get_further_phases_and_is_locked_to_the_sigmas_that_it_has(tm
     def opened(*sigmas: float) -> Run:
         given = config(curriculum={"phases": len(sigmas), "sigma_tool": sigmas, "sigma_length": [0.1] * 5})
         resolved = given.model_dump(mode="json")
-        return Run.create_or_open(tmp_path, "r", resolved, semantic_of(given), schema=TreadleConfig)
+        return create_or_open_run(tmp_path, "r", resolved, semantic_of(given), schema=TreadleConfig)
 
     run = opened(0.1, 0.05)
     run.storage.put(run.key("journal/1/rollouts@phase-1/f/00000001.journal"), b"")  # the lock begins with work
@@ -375,7 +376,7 @@ def test_a_run_of_an_older_version_grows_too_and_is_told_only_what_differs(tmp_p
     def opened(*sigma_tool: float, **more: Any) -> Run:
         curriculum = {"phases": len(sigma_tool), "sigma_tool": sigma_tool, "sigma_length": (0.1, 0.05, 0.025, 0.01)}
         given = config(curriculum=curriculum, **more)
-        return Run.create_or_open(tmp_path, "r", {}, semantic_of(given), schema=TreadleConfig)
+        return create_or_open_run(tmp_path, "r", {}, semantic_of(given), schema=TreadleConfig)
 
     with pytest.raises(RunError, match=r"\(curriculum\.sigma_tool\[2\]: 0\.025 -> 0\.5\);"):
         opened(0.1, 0.05, 0.5, 0.01)

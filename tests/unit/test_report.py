@@ -13,7 +13,7 @@ import pytest
 from support.score_tables import new_run, put_rows, question, rollout, score
 
 from treadle.core import schemas
-from treadle.core.artifacts import ArtifactReader
+from treadle.core.artifact_reader import ArtifactReader
 from treadle.core.errors import ConfigError
 from treadle.core.execute import execute
 from treadle.core.export_file import write_file
@@ -27,7 +27,7 @@ from treadle.eval.scores import SCORES
 from treadle.eval.statistics import holm
 from treadle.eval.terminal import comparison_table, judges_table, summary_table
 from treadle.flows.cli_export import REPORT_FORMATS
-from treadle.tasks.report_export import report_content
+from treadle.tasks.exchange.report_export import format_by_name, report_content
 
 SETTINGS = ScoresSettings(options=ScoresOptions(symbolic=False))
 
@@ -451,6 +451,21 @@ def test_a_report_is_exported_in_every_format(tmp_path: Path) -> None:
     assert contents["comparisons"].decode().split(",")[:3] == ["first", "second", "dataset"]
     figures = json.loads(contents["legacy"])["base"]["world"]
     assert (figures["average_search_calls"], figures["num_valid_answer"]) == (0.5, "2 of 2")
+
+
+@pytest.mark.parametrize(
+    ("name", "wanted"),
+    [("a.json", "json"), ("a.CSV", "csv"), ("a.md", "md"), ("figures", "md"), ("figures.1.csv", "csv")],
+)
+def test_without_a_format_the_name_of_the_file_says_it(name: str, wanted: str) -> None:
+    assert format_by_name(Path(name)) == wanted
+
+
+def test_a_name_that_says_no_format_is_refused_with_those_that_do() -> None:
+    with pytest.raises(
+        ConfigError, match=r"a.html: no format has names that end in .html; .*\.csv or \.md; `treadle report`"
+    ):
+        format_by_name(Path("a.html"))
 
 
 def test_a_file_takes_the_place_of_another_where_that_is_wanted_alone(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from support.tiny_bert import write_tiny_bert
 
 import treadle.retriever.embedding as embedding
 import treadle.retriever.opening as opening
-from treadle.core.artifacts import ArtifactReader
+from treadle.core.artifact_reader import ArtifactReader
 from treadle.core.errors import ConfigError, DataError, ModelError
 from treadle.core.execute import execute
 from treadle.core.records import StageRecord

@@ -9,9 +9,11 @@ from typing import Any
 import orjson
 import pytest
 
+from treadle.core import locked_config
 from treadle.core.artifacts import ArtifactRef
 from treadle.core.errors import RunError, StorageError
 from treadle.core.journal import Journal
+from treadle.core.locked_config import create_or_open_run
 from treadle.core.locks import hold
 from treadle.core.records import AttemptRecord, AttemptState, StageRecord
 from treadle.core.runs import Run, list_runs
@@ -38,7 +40,7 @@ def test_a_run_that_another_process_is_creating_is_left_alone(tmp_path: Path) ->
     ):
         Run.create(tmp_path, "r1", {"a": 2}, {"a": 2})
     assert not (tmp_path / "runs/r1/config.json").exists()
-    assert Run.create_or_open(tmp_path, "r1", {"a": 1}, {"a": 1}).config() == {"a": 1}
+    assert create_or_open_run(tmp_path, "r1", {"a": 1}, {"a": 1}).config() == {"a": 1}
 
 
 def test_an_unknown_run_is_answered_with_the_known_ones(tmp_path: Path) -> None:
@@ -59,7 +61,7 @@ def test_another_semantic_configuration_is_refused_with_the_keys(tmp_path: Path)
     run = Run.create(tmp_path, "r1", {}, {"rollouts": {"seed": 1, "k": 2}, "x": (1, 2)})
     run.write_record(record_of("1/scores"))
     with pytest.raises(RunError, match=r"\(rollouts.seed: 1 -> 3; y: None -> 4\); choose a new run id"):
-        Run.create_or_open(tmp_path, "r1", {}, {"rollouts": {"seed": 3, "k": 2}, "x": (1, 2), "y": 4})
+        create_or_open_run(tmp_path, "r1", {}, {"rollouts": {"seed": 3, "k": 2}, "x": (1, 2), "y": 4})
 
 
 @pytest.mark.parametrize("made", ["nothing", "a failed attempt", "a journal", "a record", "a living attempt"])
@@ -82,7 +84,7 @@ def test_a_run_takes_another_configuration_until_something_is_made(tmp_path: Pat
             lease.release()
 
         def resume() -> Run:
-            return Run.create_or_open(tmp_path, "r1", {"a": 2}, {"a": 2}, "second", seed=2)
+            return create_or_open_run(tmp_path, "r1", {"a": 2}, {"a": 2}, "second", seed=2)
 
         if made in ("nothing", "a failed attempt"):
             assert resume().info == Run.open(tmp_path, "r1").info
@@ -99,31 +101,31 @@ def test_a_configuration_that_another_process_gave_meanwhile_is_compared_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Run.create(tmp_path, "r1", {}, {"a": 1})
-    is_untouched = Run.is_untouched
+    is_untouched = locked_config.is_untouched
 
     def overtaken(run: Run) -> bool:
-        monkeypatch.setattr(Run, "is_untouched", is_untouched)
-        untouched = run.is_untouched()
-        Run.create_or_open(tmp_path, "r1", {}, {"a": 3}).write_record(record_of("1/scores"))
+        monkeypatch.setattr(locked_config, "is_untouched", is_untouched)
+        untouched = is_untouched(run)
+        create_or_open_run(tmp_path, "r1", {}, {"a": 3}).write_record(record_of("1/scores"))
         return untouched
 
-    monkeypatch.setattr(Run, "is_untouched", overtaken)
+    monkeypatch.setattr(locked_config, "is_untouched", overtaken)
     with pytest.raises(RunError, match=r"\(a: 3 -> 2\)"):
-        Run.create_or_open(tmp_path, "r1", {}, {"a": 2})
+        create_or_open_run(tmp_path, "r1", {}, {"a": 2})
     assert Run.open(tmp_path, "r1").info.semantic == {"a": 3}
 
 
 def test_operational_differences_are_taken_over(tmp_path: Path) -> None:
-    Run.create_or_open(tmp_path, "r1", {"a": 1, "url": "x"}, {"a": 1}, "first")
-    run = Run.create_or_open(tmp_path, "r1", {"a": 1, "url": "y"}, {"a": 1}, "second")
+    create_or_open_run(tmp_path, "r1", {"a": 1, "url": "x"}, {"a": 1}, "first")
+    run = create_or_open_run(tmp_path, "r1", {"a": 1, "url": "y"}, {"a": 1}, "second")
     assert run.config() == {"a": 1, "url": "y"}
     assert orjson.loads((tmp_path / "runs/r1/config.json").read_bytes()) == {"a": 1, "url": "y"}
     assert (tmp_path / "runs/r1/config.input.toml").read_text() == "second"
 
 
 def test_a_changed_key_without_a_file_leaves_the_file_of_the_user(tmp_path: Path) -> None:
-    Run.create_or_open(tmp_path, "r1", {"a": 1, "url": "x"}, {"a": 1}, "first")
-    run = Run.create_or_open(tmp_path, "r1", {"a": 1, "url": "y"}, {"a": 1})
+    create_or_open_run(tmp_path, "r1", {"a": 1, "url": "x"}, {"a": 1}, "first")
+    run = create_or_open_run(tmp_path, "r1", {"a": 1, "url": "y"}, {"a": 1})
     assert run.config() == {"a": 1, "url": "y"}
     assert (tmp_path / "runs/r1/config.input.toml").read_text() == "first"
 

@@ -14,7 +14,8 @@ from treadle.core.execute import fingerprint_of
 from treadle.core.stage import Address, Instance
 from treadle.tasks.catalog import flow_addresses, instance, semantic_of
 from treadle.tasks.config import TreadleConfig
-from treadle.tasks.estimate import Estimate, estimates
+from treadle.tasks.estimate.estimates import estimates
+from treadle.tasks.estimate.figures import Estimate
 from treadle.tasks.models import flow_models
 
 AT = [{"url": "http://127.0.0.1:1/v1"}]

@@ -10,10 +10,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from treadle.core.engines import training
+from treadle.core.engines import devices
+from treadle.core.engines.devices import num_devices
 from treadle.core.engines.environments import lock_text
 from treadle.core.engines.events import STATE_MARKER, EventFile
-from treadle.core.engines.training import num_devices
 from treadle.core.errors import ConfigError, StorageError
 from treadle.sft.launch import TrainingFolder, store_rows
 from treadle.sft.training_events import TrainingEvents
@@ -93,14 +93,14 @@ def test_a_torn_line_neither_counts_nor_swallows_the_next_one(tmp_path: Path) ->
 
 
 def test_gpus_that_cannot_be_counted_have_to_be_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(training, "_GPUS", tmp_path / "gpus")
+    monkeypatch.setattr(devices, "_GPUS", tmp_path / "gpus")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    with pytest.raises(ConfigError, match="set num_devices"):
+    with pytest.raises(ConfigError, match="set `devices` or `num_devices`"):
         num_devices(None, "cuda")
     assert num_devices(3, "cuda") == 3 and num_devices(None, "cpu") == 1
     for name in ("a", "b"):
         (tmp_path / "gpus" / name).mkdir(parents=True)
-    assert num_devices(None, "cuda") == 2
+    assert num_devices(None, "cuda") == 2 and num_devices(None, "cuda", (1,)) == 1
 
 
 @pytest.mark.parametrize("variant", ["cpu", "cuda"])

@@ -16,11 +16,11 @@ from treadle.agent.metering import TokenBudget
 from treadle.core.config import Operational, Section
 from treadle.core.errors import ArtifactError, BudgetExceeded, RolloutsOwed, RunError
 from treadle.core.execute import execute
+from treadle.core.helping import help_instance
 from treadle.core.locks import hold
 from treadle.core.runs import Run
 from treadle.core.shards import ShardPlan, shard_of
 from treadle.core.stage import Address, Instance, Stage, StageContext, Worked
-from treadle.core.worker import help_instance
 
 ADDRESS = Address(1, "count")
 

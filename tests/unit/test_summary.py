@@ -8,7 +8,7 @@ from support.scored_rollouts import scored
 from treadle.eval.comparison_rows import comparison_rows
 from treadle.eval.conciseness import Votes
 from treadle.eval.config import ReportSettings
-from treadle.eval.metrics import dataset_figures
+from treadle.eval.dataset_figures import dataset_figures
 from treadle.eval.scored_rollout import ScoredRollout
 from treadle.eval.statistics import Interval
 from treadle.eval.summary import averages_shown, figure_interval, model_rows

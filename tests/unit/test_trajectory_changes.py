@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rich.console import Console
 
 from treadle.flows.changes_view import changes_view
-from treadle.tasks.trajectory_changes import Changes, Piece, changes_between
+from treadle.tasks.inspection.trajectory_changes import Changes, Piece, changes_between
 
 
 def segments(*pairs: tuple[str, str]) -> list[dict[str, str]]:

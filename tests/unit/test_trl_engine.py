@@ -17,17 +17,19 @@ from support import trl_jobs
 from treadle.agent.environment import opening_messages
 from treadle.core.chat import ChatTokenizer
 from treadle.core.engines.events import EventFile
-from treadle.core.engines.training import Advice, explain_failure
+from treadle.core.engines.training import Advice, EngineOptions, explain_failure
 from treadle.core.errors import ConfigError, EndpointUnavailable, EngineError, ToolError
 from treadle.core.llm.config import Sampling
 from treadle.core.llm.types import CompletionRequest
 from treadle.demo.byte_tokenizer import write_byte_tokenizer
+from treadle.rl import launch
 from treadle.rl.engine import trl_commands
 from treadle.rl.engine.__main__ import main
 from treadle.rl.engine.errors import BadEnvironment, BadPlan, Diverged, Unmoved, kind_of
 from treadle.rl.engine.rows import check_rows, first_prompt, read_rows
 from treadle.rl.engine.trl_commands import check, environment_of, train
 from treadle.rl.engine.vllm_generation import VllmGenerator
+from treadle.rl.launch import Job, Listener, RlFolder
 from treadle.rl.plan import Machine, RlPlan
 from treadle.rl.training_events import RlEvents
 from treadle.rl.trl_config import trl_arguments
@@ -124,6 +126,15 @@ def test_training_sees_the_gpus_of_its_plan_and_no_others(
     job = {"plan": json.loads(plan.to_json()), "path": "job.json", **environment}
     train(job, EventFile(tmp_path / "events.jsonl"))
     assert trained[0] == seen
+
+
+def test_the_engine_sees_the_gpus_that_the_configuration_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
+    job = Job(model="m", environment={}, interpreter="python")
+    for named, seen in (((3, 1), "7,5"), ((), "4,5")):
+        options = EngineOptions(variant="cuda", devices=named)
+        engine = launch._Run(RlFolder(tmp_path), _for_gpus(2), job, options, Listener())
+        assert engine._environ()["CUDA_VISIBLE_DEVICES"] == seen
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from support.score_tables import new_run, put_rows, put_tables, score
 from support.viewer_run import agent_row, example_run, filled, put_from, question_row
 
 from treadle.core import schemas
-from treadle.core.artifacts import ArtifactReader
+from treadle.core.artifact_reader import ArtifactReader
 from treadle.core.errors import ArtifactError
 from treadle.core.runs import Run
 from treadle.eval.viewer import tables

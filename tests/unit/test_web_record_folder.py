@@ -25,7 +25,8 @@ from treadle.agent.web.record_folder import KEPT_RECORDS, RecordFolder, open_rec
 from treadle.agent.web.record_table import entry_of, row_of, write_record
 from treadle.agent.web.stored_entries import MAX_HITS, MAX_TEXT_CHARS, bounded, entries_of, packed, unpacked
 from treadle.agent.web.types import Entry, PageEntry, SearchEntry, WebHit
-from treadle.core.artifacts import ArtifactReader, ArtifactWriter, Manifest, verify_artifact
+from treadle.core.artifact_reader import ArtifactReader
+from treadle.core.artifacts import ArtifactWriter, Manifest, verify_artifact
 from treadle.core.errors import ArtifactError
 from treadle.core.runs import Run
 from treadle.core.schemas import WEB_RECORD, Table

@@ -1,0 +1,55 @@
+"""The artifacts behind the inputs of a stage instance: those of the results in force of what it reads."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+
+from treadle.core.errors import ConfigError, RunError
+from treadle.core.records import InputRef
+from treadle.core.runs import Run
+from treadle.core.stage import Address, Instance, Rows
+
+_log = logging.getLogger(__name__)
+
+
+def bind_inputs(instance: Instance, run: Run) -> dict[str, tuple[InputRef, ...]]:
+    """The artifacts behind the instance's inputs; raises RunError naming the instance to run first."""
+    stage, given = instance.stage, instance.inputs
+    if not stage.consumes.keys() - stage.optional <= given.keys() <= stage.consumes.keys():
+        raise ConfigError(
+            f"{instance.address}: stage {stage.name} reads {sorted(stage.consumes)}, bound are {sorted(given)}"
+        )
+    bound = {}
+    for name, kind in stage.consumes.items():
+        refs = []
+        for producer in given.get(name, ()):
+            record = run.record(producer)
+            if record is None:
+                raise RunError(
+                    f"{instance.address} reads {kind} of {producer}, which has not been run; run {producer} first"
+                )
+            if kind not in record.outputs:
+                raise RunError(
+                    f"{instance.address} reads {kind} of {producer}, which makes only {', '.join(record.outputs)}"
+                )
+            refs.append(InputRef(address=str(producer), artifact=record.outputs[kind]))
+        bound[name] = tuple(refs)
+    return bound
+
+
+def open_inputs(run: Run, bound: Mapping[str, tuple[InputRef, ...]]) -> dict[str, tuple[Rows, ...]]:
+    """The artifacts that an instance reads, for its context."""
+    return {name: tuple(run.rows(ref.artifact) for ref in refs) for name, refs in bound.items()}
+
+
+def warn_of_stale(bound: Mapping[str, tuple[InputRef, ...]], run: Run) -> None:
+    """Say so if what a producer read has been made anew since; its result is used all the same."""
+    for producer in dict.fromkeys(ref.address for refs in bound.values() for ref in refs):
+        record = run.record(Address.parse(producer))
+        for ref in (ref for refs in record.inputs.values() for ref in refs) if record is not None else ():
+            upstream = run.record(Address.parse(ref.address))
+            if upstream is not None and upstream.outputs.get(ref.artifact.kind) != ref.artifact:
+                _log.warning(
+                    "%s was made from an older %s; run %s again to bring it up to date", producer, ref.address, producer
+                )

@@ -1,0 +1,1 @@
+"""Garbage of a root: found, judged, and removed beside processes at work."""

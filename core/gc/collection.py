@@ -1,0 +1,131 @@
+"""Removing what `core.gc.garbage` finds beside processes at work: each thing is looked at again when it is ours."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from treadle.core.errors import RunError
+from treadle.core.gc.commit_gate import PATIENCE_S, collecting
+from treadle.core.gc.garbage import Garbage, Plan, needs_of, plan_collection
+from treadle.core.gc.reach import opened, reach
+from treadle.core.locks import hold, hold_key, watch_leases
+from treadle.core.object_storage import ObjectStorage
+from treadle.core.stage import Address
+from treadle.core.storage import Storage, remove_abandoned
+
+
+@dataclass(slots=True)
+class Collected:
+    """What has gone, and what was left after all, with the reasons."""
+
+    plan: Plan
+    removed: list[Garbage] = field(default_factory=list)
+    left: list[tuple[Garbage, str]] = field(default_factory=list)
+
+    @property
+    def num_bytes(self) -> int:
+        """All that was freed."""
+        return sum(item.num_bytes for item in self.removed)
+
+
+def collect(storage: Storage, min_age_s: float, *, patience_s: float = PATIENCE_S) -> Collected:
+    """Remove what nobody needs and nobody has touched for `min_age_s`.
+
+    What somebody has begun to need meanwhile is left. Raises StorageError; what is removed by then stays removed, and
+    the next collection finds the rest.
+    """
+    watch = watch_leases(storage)
+    done = Collected(plan_collection(storage, min_age_s, watch=watch))
+    artifacts = [item for item in done.plan.garbage if item.what == "artifact"]
+    if artifacts:
+        try:
+            with collecting(storage, patience_s=patience_s) as check:
+                again = reach(storage, watch)
+                for item in artifacts:
+                    check()
+                    _remove_unless(done, item, storage, _why_wanted(item, again.folders, again.problems))
+        except RunError as error:
+            gone = {item.key for item in done.removed}
+            done.left += [(item, str(error)) for item in artifacts if item.key not in gone]
+    others = [item for item in done.plan.garbage if item.what != "artifact"]
+    for (run_id, address), items in itertools.groupby(sorted(others, key=_owner), key=_owner):
+        if address:
+            _of_instance(done, storage, run_id, address, list(items))
+        elif run_id:
+            _of_run(done, storage, run_id, list(items))
+        else:
+            for item in items:
+                _remove(done, item, storage)
+    return done
+
+
+def _owner(item: Garbage) -> tuple[str, str]:
+    return item.run_id, item.address
+
+
+def _why_wanted(item: Garbage, folders: Iterable[str], problems: list[str]) -> str:
+    if problems:
+        return problems[0]
+    return "a record has come to name it" if item.key in folders else ""
+
+
+def _of_instance(done: Collected, storage: Storage, run_id: str, address: str, items: list[Garbage]) -> None:
+    """Leftovers of an instance, with its lease, so that no attempt begins or goes on meanwhile."""
+    run = opened(storage, run_id)
+    if run is None:
+        done.left += [(item, f"run {run_id} cannot be opened any more") for item in items]
+        return
+    try:
+        with run.lease(Address.parse(address), brief=True) as lease:
+            needs = needs_of(run, Address.parse(address))
+            for item in items:
+                lease.check()
+                name = item.key.rsplit("/", 1)[-1]
+                _remove_unless(done, item, storage, "" if needs.why_not(item.what, name) else "it is needed again")
+    except RunError as error:
+        done.left += [(item, str(error)) for item in _not_done(done, items)]
+
+
+def _of_run(done: Collected, storage: Storage, run_id: str, items: list[Garbage]) -> None:
+    """What is left of a run, with the lease of its making."""
+    key, what = f"runs/{run_id}/locks/run.lock", f"the creation of run {run_id}"
+    # Of what lies on this machine alone nothing is to appear on the root.
+    is_here = all(item.here for item in items)
+    try:
+        with hold(storage.directory(key), what, brief=True) if is_here else hold_key(storage, key, what, brief=True):
+            there = storage.exists(f"runs/{run_id}/run.json")
+            for item in items:
+                _remove_unless(done, item, storage, "there is such a run again" if there else "")
+    except RunError as error:
+        done.left += [(item, str(error)) for item in _not_done(done, items)]
+
+
+def _not_done(done: Collected, items: Iterable[Garbage]) -> Iterator[Garbage]:
+    seen = {id(item) for item in (*done.removed, *(item for item, _ in done.left))}
+    return (item for item in items if id(item) not in seen)
+
+
+def _remove_unless(done: Collected, item: Garbage, storage: Storage, why: str) -> None:
+    if why:
+        done.left.append((item, why))
+    else:
+        _remove(done, item, storage)
+
+
+def _remove(done: Collected, item: Garbage, storage: Storage) -> None:
+    path = storage.directory(item.key)
+    if item.what == "temporary" and path.is_file():
+        remove_abandoned(path.parent)
+        if path.exists():
+            done.left.append((item, "a process is writing it"))
+            return
+    elif item.here or item.what == "temporary":
+        storage.discard(item.key)
+    else:
+        if item.what == "artifact" and isinstance(storage, ObjectStorage):
+            # First: what is removed half way is no artifact any more. A folder goes by one rename.
+            storage.delete(f"{item.key}/artifact.json")
+        storage.delete(item.key)
+    done.removed.append(item)

@@ -1,0 +1,287 @@
+"""What lies on a root that nobody needs any more, and why: found, not touched.
+
+Beside artifacts that nothing reaches these are leftovers of stage instances (journals, workspaces, work folders),
+temporary files of killed writers, and what deletions of runs have left. On an object root the working folder of this
+machine is looked through as well. The rules: `docs/behaviour/gc.md`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from treadle.core.artifacts import parse_manifest
+from treadle.core.errors import ArtifactError, RunError
+from treadle.core.gc.reach import Reach, is_address, opened, reach
+from treadle.core.locks import LeaseWatch, watch_leases
+from treadle.core.object_storage import ObjectStorage
+from treadle.core.runs import FINGERPRINT_DIGITS, Run
+from treadle.core.stage import Address
+from treadle.core.storage import Storage, storage_errors
+
+What = Literal["artifact", "journal", "workspace", "work folder", "temporary", "remains of a run"]
+
+_ARTIFACT = re.compile(r"(artifacts/[^/]+/[^/.][^/]*)/.+")
+_OF_INSTANCE = re.compile(r"runs/([^/]+)/(journal|workspaces|attempts)/([^/]+/[^/]+)/([^/]+)/(.+)")
+_TEMPORARY = re.compile(r"(?:.*/)?\.tmp-(?:[0-9a-f]{32}|deleted-[^/]*)(?=/|$)")
+_OF_RUN = re.compile(r"(runs/([^/]+))/.+")
+_FINGERPRINT = re.compile(r"[0-9a-f]{64}")
+_SECTIONS: dict[str, What] = {"journal": "journal", "workspaces": "workspace", "attempts": "work folder"}
+_WORK = "work/"
+
+
+class Seen(NamedTuple):
+    """A file or an object."""
+
+    key: str
+    num_bytes: int
+    changed_at: float
+    """Unix time."""
+
+
+@dataclass(slots=True)
+class _Heap:
+    """What belongs together, summed up: a root may hold millions of files."""
+
+    num_bytes: int = 0
+    num_files: int = 0
+    changed_at: float = 0.0
+    has_results: bool = False
+    """Of a run: whether there is a file below `records`."""
+
+    def add(self, seen: Seen) -> None:
+        """Count one more."""
+        self.num_bytes += seen.num_bytes
+        self.num_files += 1
+        self.changed_at = max(self.changed_at, seen.changed_at)
+
+
+@dataclass(frozen=True, slots=True)
+class Garbage:
+    """Something that can go."""
+
+    key: str
+    """Of the file or folder, relative to the root."""
+    what: What
+    why: str
+    num_bytes: int
+    num_files: int
+    here: bool = False
+    """Whether it lies in this machine's working folder for an object root, and not on the root itself."""
+    run_id: str = ""
+    address: str = ""
+    """Of the stage instance whose lease is to be held."""
+
+
+@dataclass(slots=True)
+class Plan:
+    """What can go, and what is worth knowing of what stays."""
+
+    garbage: list[Garbage] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    num_artifacts_kept: int = 0
+    bytes_kept: int = 0
+    """Of these artifacts."""
+    num_young: int = 0
+    """Things that would be garbage, were they not so young."""
+    bytes_young: int = 0
+
+    @property
+    def num_bytes(self) -> int:
+        """All that would be freed."""
+        return sum(item.num_bytes for item in self.garbage)
+
+
+def plan_collection(storage: Storage, min_age_s: float, *, watch: LeaseWatch | None = None) -> Plan:
+    """What nobody needs and nobody has touched for `min_age_s`. Raises StorageError."""
+    plan, reached = Plan(), reach(storage, watch or watch_leases(storage))
+    before = time.time() - min_age_s
+    for files, here in _sources(storage):
+        _Look(storage, plan, reached, before, here).at(files)
+    if reached.problems:
+        plan.notes.append(f"no artifact is touched, as any might be wanted: {reached.problems[0]}")
+    plan.garbage.sort(key=lambda item: (-item.num_bytes, item.key, item.here))
+    return plan
+
+
+def _sources(storage: Storage) -> Iterator[tuple[Iterator[Seen], bool]]:
+    """What lies on the root; and in this machine's working folder, where there is one."""
+    if isinstance(storage, ObjectStorage):
+        yield (Seen(*entry) for entry in storage.listed("")), False
+        yield _walk(storage.work), True
+    else:
+        yield _walk(storage.directory("")), False
+
+
+def _walk(root: Path) -> Iterator[Seen]:
+    """Files below a folder, and the temporary folders among them; what goes away meanwhile is passed over."""
+    with storage_errors("list", root):
+        for folder, folders, files in os.walk(root):
+            temporary = [name for name in folders if _TEMPORARY.fullmatch(name)]
+            for name in (*files, *temporary):
+                path = Path(folder, name)
+                try:
+                    status = path.lstat()
+                except FileNotFoundError:
+                    continue
+                size = status.st_size if name not in temporary else 0
+                yield Seen(path.relative_to(root).as_posix(), size, status.st_mtime)
+
+
+class _Look:
+    """A look at one source."""
+
+    def __init__(self, storage: Storage, plan: Plan, reached: Reach, before: float, here: bool) -> None:
+        self._storage, self._plan, self._reached, self._before, self._here = storage, plan, reached, before, here
+        self._needs: dict[tuple[str, str], Needs | None] = {}
+
+    def at(self, files: Iterable[Seen]) -> None:
+        """Sort files into what they belong to, and judge that."""
+        groups: defaultdict[tuple[What, str], _Heap] = defaultdict(_Heap)
+        runs: defaultdict[str, _Heap] = defaultdict(_Heap)
+        for seen in files:
+            if match := _OF_RUN.fullmatch(seen.key):
+                runs[match[2]].add(seen)
+                runs[match[2]].has_results |= seen.key.startswith(f"{match[1]}/records/")
+            if (group := _group_of(seen.key)) is not None:
+                groups[group].add(seen)
+        gone = {run_id for run_id in runs if not self._storage.exists(f"runs/{run_id}/run.json")}
+        for run_id in sorted(gone):
+            self._remains(run_id, runs[run_id])
+        for (what, key), heap in groups.items():
+            if (match := _OF_RUN.fullmatch(key)) is None or match[2] not in gone:
+                self._judge(what, key, heap)
+
+    def _judge(self, what: What, key: str, heap: _Heap) -> None:
+        if what == "artifact":
+            self._artifact(key, heap)
+        elif what == "temporary":
+            self._add(key, what, "left by a process that was killed", heap)
+        else:
+            self._of_instance(key, what, heap)
+
+    def _artifact(self, key: str, heap: _Heap) -> None:
+        if self._reached.problems:
+            return
+        if key in self._reached.folders:
+            if not self._here:
+                self._plan.num_artifacts_kept += 1
+                self._plan.bytes_kept += heap.num_bytes
+        elif self._here:
+            self._add(key, "artifact", "copy of an artifact that nothing reaches", heap)
+        elif (maker := self._maker(key)) is not None and not _FINGERPRINT.fullmatch(maker):
+            self._plan.notes.append(f"{key} was made on request ({maker}) and stays; delete it yourself")
+        else:
+            self._add(key, "artifact", "no record and no attempt at work reaches it", heap)
+
+    def _maker(self, key: str) -> str | None:
+        """Who made an artifact; None where it has no sound manifest."""
+        try:
+            content = self._storage.get(f"{key}/artifact.json")
+            return None if content is None else parse_manifest(content, key).made_by
+        except ArtifactError:
+            return None
+
+    def _of_instance(self, key: str, what: What, heap: _Heap) -> None:
+        match = _OF_INSTANCE.fullmatch(f"{key}/.")
+        assert match is not None
+        run_id, address, name = match[1], match[3], match[4]
+        if f"runs/{run_id}/{address}" in self._reached.at_work or not is_address(address):
+            return
+        if (run_id, address) not in self._needs:
+            self._needs[run_id, address] = self._needs_of(run_id, address)
+        needs = self._needs[run_id, address]
+        if needs is not None and (why := needs.why_not(what, name)):
+            self._add(key, what, why, heap, run_id=run_id, address=address)
+
+    def _needs_of(self, run_id: str, address: str) -> Needs | None:
+        run = opened(self._storage, run_id)
+        if run is None:
+            self._plan.notes.append(f"what {address} of run {run_id} left is not touched: its run.json cannot be read")
+            return None
+        try:
+            return needs_of(run, Address.parse(address))
+        except RunError as error:
+            self._plan.notes.append(f"what {address} of run {run_id} left is not touched: {error}")
+            return None
+
+    def _remains(self, run_id: str, heap: _Heap) -> None:
+        prefix = f"runs/{run_id}/"
+        if heap.has_results:
+            self._plan.notes.append(
+                f"{prefix}run.json is missing, but there are results: restore it, or delete {prefix}"
+            )
+        else:
+            self._add(prefix.rstrip("/"), "remains of a run", "there is no such run", heap, run_id=run_id)
+
+    def _add(self, key: str, what: What, why: str, heap: _Heap, *, run_id: str = "", address: str = "") -> None:
+        if heap.changed_at > self._before:
+            self._plan.num_young += 1
+            self._plan.bytes_young += heap.num_bytes
+            return
+        size, files = heap.num_bytes, heap.num_files
+        self._plan.garbage.append(Garbage(key, what, why, size, files, self._here, run_id=run_id, address=address))
+
+
+def _group_of(key: str) -> tuple[What, str] | None:
+    """What a file belongs to, where that may be garbage: its kind, and the key of all of it."""
+    if match := _OF_INSTANCE.fullmatch(key):
+        section, rest = match[2], match[5]
+        key_of = f"runs/{match[1]}/{section}/{match[3]}/{match[4]}"
+        if section != "attempts":
+            return _SECTIONS[section], key_of
+        if rest.startswith(_WORK):
+            return _SECTIONS[section], f"{key_of}/{_WORK.rstrip('/')}"
+    if match := _TEMPORARY.match(key):
+        return "temporary", _outermost(match[0])
+    if match := _ARTIFACT.fullmatch(key):
+        return "artifact", match[1]
+    return None
+
+
+def _outermost(key: str) -> str:
+    """The key up to its first temporary part."""
+    parts = key.split("/")
+    first = next(index for index, part in enumerate(parts) if _TEMPORARY.fullmatch(part))
+    return "/".join(parts[: first + 1])
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What an instance at which nobody is may still want of what it left."""
+
+    journals: frozenset[str] | None
+    """Names; None: all that there are."""
+    workspaces: frozenset[str]
+
+    def why_not(self, what: What, name: str) -> str:
+        """Why this is not needed; empty where it is."""
+        if what == "journal":
+            if self.journals is None or name in self.journals:
+                return ""
+            return "of an attempt before the result in force"
+        if what == "workspace":
+            return "" if name in self.workspaces else "nothing goes on with it"
+        return "of an attempt that has ended"
+
+
+def needs_of(run: Run, address: Address) -> Needs:
+    """What the next attempt at an instance may go on with; raises RunError for a damaged file.
+
+    Without a result all journals stay: what was paid for is in them, and an earlier input may come back.
+    """
+    record, attempts = run.record(address), run.attempts(address)
+    last = attempts[-1] if attempts else None
+    workspaces = {last.fingerprint[:FINGERPRINT_DIGITS]} if last is not None and last.state != "completed" else set()
+    own = next((attempt for attempt in attempts if record is not None and attempt.number == record.attempt), None)
+    if record is None or own is None:
+        return Needs(None, frozenset(workspaces))
+    needed = [attempt.journal_name for attempt in attempts if attempt.number > own.number]
+    needed += [own.journal] if own.journal else []
+    return Needs(frozenset(name[:FINGERPRINT_DIGITS] for name in needed), frozenset(workspaces))

@@ -1,0 +1,92 @@
+"""The configuration of a run: free until something has been made, then locked, but for what may change or grow."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+
+from treadle.core.config import differing_keys
+from treadle.core.errors import RunError
+from treadle.core.record_files import as_json, as_read_back, parse_record
+from treadle.core.records import RunInfo
+from treadle.core.runs import Run, checked_id
+from treadle.core.storage import open_storage
+
+_SHOWN_DIFFERENCES = 20
+
+
+def create_or_open_run(
+    root: str | Path,
+    run_id: str,
+    config_json: Mapping[str, Any],
+    semantic_json: Mapping[str, Any],
+    config_input: str = "",
+    *,
+    seed: int | None = None,
+    schema: type[BaseModel] | None = None,
+) -> Run:
+    """Create a run, or resume one made with the same semantic configuration; `schema` is that of both.
+
+    Raises RunError listing the keys that differ, unless nothing has been made yet: then the run takes the new ones.
+    Taken over are operational differences, those of revisable sections, and what growing lists and tables have
+    gained; the user's file is replaced by a newer one only.
+    """
+    storage, key = open_storage(root), f"runs/{checked_id(run_id)}/run.json"
+    before = storage.get(key)
+    if before is None:
+        try:
+            return Run.create(root, run_id, config_json, semantic_json, config_input, seed=seed)
+        except RunError:
+            if (before := storage.get(key)) is None:
+                raise
+    run = Run(storage, parse_record(before, key, RunInfo))
+    semantic = as_read_back(semantic_json)
+    differences = differing_keys(run.info.semantic, semantic, schema)
+    if differences and not is_untouched(run):
+        raise _refusal(run, differences)
+    if run.info.semantic != semantic:
+        _refuse_while_running(run, semantic)
+        run.info = run.info.model_copy(update={"semantic": semantic, "seed": seed})
+        # Of two at once with different configurations one gets the run; the other is told what differs.
+        if not storage.put_if(key, as_json(run.info), before):
+            return create_or_open_run(root, run_id, config_json, semantic_json, config_input, seed=seed, schema=schema)
+    if run.config() != as_read_back(config_json):
+        run.write_config(config_json, config_input)
+    return run
+
+
+def check_config(run: Run, semantic_json: Mapping[str, Any], schema: type[BaseModel] | None = None) -> None:
+    """Raise RunError, listing the keys, where a configuration of a schema would not give this run's results."""
+    if differences := differing_keys(run.info.semantic, as_read_back(semantic_json), schema):
+        raise _refusal(run, differences)
+
+
+def is_untouched(run: Run) -> bool:
+    """Whether nothing has been made yet, and nobody is at it: no record, nothing in a journal or a store."""
+    # Beside its segments the journal of an object root has lists of them.
+    recorded = (key for key in run.storage.keys(run.key("journal")) if key.endswith(".journal"))
+    made = any(run.storage.keys(run.key("records"))) or any(recorded) or any(run.storage.keys(run.key("store")))
+    return not made and not any(status.state == "running" for status in run.statuses())
+
+
+def _refuse_while_running(run: Run, semantic: Mapping[str, Any]) -> None:
+    """Raise RunError where somebody works by the settings that are to change."""
+    busy = [status.address for status in run.statuses() if status.state == "running"]
+    if busy:
+        changed = "; ".join(differing_keys(run.info.semantic, semantic)[:_SHOWN_DIFFERENCES])
+        raise RunError(
+            f"run {run.run_id} is being worked at with other settings ({changed}); wait until {busy[0]} has "
+            "ended, then run this again"
+        )
+
+
+def _refusal(run: Run, differences: Sequence[str]) -> RunError:
+    more = len(differences) - _SHOWN_DIFFERENCES
+    shown = "; ".join(differences[:_SHOWN_DIFFERENCES]) + (f"; and {more} more" if more > 0 else "")
+    return RunError(
+        f"run {run.run_id} was made with another configuration ({shown}); "
+        f"choose a new run id, or resume with the configuration in {run.key('config.json')}"
+    )

@@ -1,0 +1,167 @@
+"""Figures of one model's scored rollouts per data set. Pure: records in, numbers out.
+
+Sums are exact before they are rounded (`math.fsum`), first over each question's rollouts and then over questions, so
+that no figure depends on the order of records.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from treadle.eval.averages import area_of
+from treadle.eval.metrics import FIGURES, PASS_AT
+from treadle.eval.scored_rollout import ScoredRollout
+from treadle.eval.statistics import pass_at_k
+
+
+@dataclass(frozen=True, slots=True)
+class FigureSums:
+    """A figure's terms, summed up by question; what its mean and its interval are made from."""
+
+    questions: dict[str, tuple[float, float]]
+    """Question key -> sums of both parts; questions of which no rollout says anything are absent."""
+    is_binary: bool
+    """Whether every rollout counts once, as 0 or 1."""
+    num_undecided: int
+    """Rollouts that say nothing."""
+
+    @property
+    def value(self) -> float | None:
+        """The figure; None where there is nothing to divide by."""
+        total = math.fsum(count for _, count in self.questions.values())
+        return math.fsum(amount for amount, _ in self.questions.values()) / total if total else None
+
+
+@dataclass(frozen=True, slots=True)
+class DatasetFigures:
+    """One model on one data set."""
+
+    dataset: str
+    area: str
+    """math; knowledge, for qa and choice; mixed, where rows of both are in a data set that nothing is said of."""
+    num_rollouts: int
+    num_questions: int
+    sums: dict[str, FigureSums]
+    """Name of a figure, in `FIGURES` or pass@k -> what it is made from."""
+    counts: dict[str, int]
+    """Numbers of rollouts: num_failed (ended by infrastructure, accepted by the user; they count as wrong), num_valid
+    (ended with an answer), and how many by status:, scorer: (who decided), judge_status: and tools_used:."""
+
+    judges: tuple[str, ...]
+    """Everybody who was asked about an answer."""
+    joint_verdicts: tuple[tuple[bool, ...], ...]
+    """Of the rollouts on which all of several judges have one, in the order of `judges`."""
+
+
+def figure_sums(rollouts: Iterable[ScoredRollout], name: str) -> FigureSums:
+    """Sums of one of `FIGURES` over one model's rollouts on one data set, by question, in the order of their keys."""
+    given = list(rollouts)
+    figure = FIGURES[name]
+    terms: dict[str, list[tuple[float, float]]] = {}
+    is_binary, num_undecided = True, 0
+    for rollout in given:
+        term = figure.term(rollout)
+        if term is None:
+            num_undecided += 1
+        elif term[1]:
+            is_binary = is_binary and term[1] == 1 and term[0] in (0, 1)
+            terms.setdefault(rollout.question_key, []).append(term)
+    if figure.rests_on and num_undecided and figure_sums(given, figure.rests_on).value is None:
+        return FigureSums({}, False, len(given))
+    return FigureSums({key: _sum(terms[key]) for key in sorted(terms)}, is_binary, num_undecided)
+
+
+def _sum(terms: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    return math.fsum(amount for amount, _ in terms), math.fsum(count for _, count in terms)
+
+
+def pass_at_sums(rollouts: Iterable[ScoredRollout], k: int) -> FigureSums:
+    """pass@k of each question by the rollouts with a verdict; questions with fewer than k of them are left out."""
+    given = list(rollouts)
+    verdicts: dict[str, list[bool]] = {}
+    for rollout in given:
+        if rollout.correct is not None:
+            verdicts.setdefault(rollout.question_key, []).append(rollout.correct)
+    kept = {key: verdicts[key] for key in sorted(verdicts) if len(verdicts[key]) >= k}
+    chances = {key: (pass_at_k(len(ours), sum(ours), k), 1.0) for key, ours in kept.items()}
+    is_binary = all(chance in (0.0, 1.0) for chance, _ in chances.values())
+    return FigureSums(chances, is_binary, len(given) - sum(map(len, kept.values())))
+
+
+def sums_of(rollouts: Iterable[ScoredRollout], name: str) -> FigureSums:
+    """Sums of a figure by its name: one of `FIGURES`, or pass@k."""
+    if name.startswith(PASS_AT):
+        return pass_at_sums(rollouts, int(name.removeprefix(PASS_AT)))
+    return figure_sums(rollouts, name)
+
+
+def pass_at_ks(rollouts: Iterable[ScoredRollout]) -> list[int]:
+    """2, 4, 8, … up to the number of rollouts that every question has, and that number; none where it is 1."""
+    least = min(Counter(rollout.question_key for rollout in rollouts).values(), default=1)
+    powers = [1 << exponent for exponent in range(1, least.bit_length())]
+    return sorted({*powers, least} - {1})
+
+
+def by_dataset(rollouts: Iterable[ScoredRollout]) -> dict[str, list[ScoredRollout]]:
+    """One model's rollouts by data set, in the order of names."""
+    groups: dict[str, list[ScoredRollout]] = {}
+    for rollout in rollouts:
+        groups.setdefault(rollout.dataset, []).append(rollout)
+    return {dataset: groups[dataset] for dataset in sorted(groups)}
+
+
+def dataset_figures(
+    rollouts: Iterable[ScoredRollout], areas: Mapping[str, str] = MappingProxyType({})
+) -> list[DatasetFigures]:
+    """Figures of one model per data set, by name; `areas` says what a data set is of, else its rows' domains do."""
+    groups = by_dataset(rollouts)
+    found = areas_of(groups, areas)
+    return [_figures(dataset, group, found[dataset]) for dataset, group in groups.items()]
+
+
+def areas_of(datasets: Mapping[str, Iterable[ScoredRollout]], areas: Mapping[str, str]) -> dict[str, str]:
+    """What each data set is of: by `areas`, else by the domains of its rollouts."""
+    return {
+        dataset: areas.get(dataset) or area_of({rollout.domain for rollout in rollouts})
+        for dataset, rollouts in datasets.items()
+    }
+
+
+def _figures(dataset: str, rollouts: Sequence[ScoredRollout], area: str) -> DatasetFigures:
+    sums = {name: figure_sums(rollouts, name) for name in FIGURES}
+    judges = tuple(sorted({judge for rollout in rollouts for judge, _ in rollout.opinions}))
+    sums |= {f"{PASS_AT}{k}": pass_at_sums(rollouts, k) for k in pass_at_ks(rollouts)}
+    return DatasetFigures(
+        dataset=dataset,
+        area=area,
+        num_rollouts=len(rollouts),
+        num_questions=len({rollout.question_key for rollout in rollouts}),
+        sums=sums,
+        counts=_counts(rollouts),
+        judges=judges,
+        joint_verdicts=_joint_verdicts(rollouts, judges),
+    )
+
+
+def _joint_verdicts(rollouts: Sequence[ScoredRollout], judges: Sequence[str]) -> tuple[tuple[bool, ...], ...]:
+    if len(judges) < 2:
+        return ()
+    found = []
+    for rollout in rollouts:
+        verdicts = [verdict for _, verdict in rollout.opinions if verdict is not None]
+        if len(verdicts) == len(judges):
+            found.append(tuple(verdicts))
+    return tuple(found)
+
+
+def _counts(rollouts: Sequence[ScoredRollout]) -> dict[str, int]:
+    kinds = Counter(kind for rollout in rollouts for kind in rollout.kinds())
+    return {
+        "num_failed": kinds["status:failed"],
+        "num_valid": sum(rollout.is_valid_answer for rollout in rollouts),
+        **{kind: kinds[kind] for kind in sorted(kinds)},
+    }

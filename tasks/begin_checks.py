@@ -1,0 +1,123 @@
+"""What is looked at before a run is made: the models that it asks, the web that it searches, the keys it needs."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
+from typing import Any
+
+from treadle.core.errors import EndpointUnavailable
+from treadle.core.llm.config import ModelSettings
+from treadle.core.secrets import refuse_secrets
+from treadle.core.stage import Address
+from treadle.core.storage import open_storage
+from treadle.tasks.config import TreadleConfig, overridden
+from treadle.tasks.models import flow_models, pool_models, score_models
+from treadle.tasks.phases import flow_phases, sampling_model
+
+_CHECK_S = 30.0
+"""How long a server may take to answer before a run is made; a slow one is met again in the stage."""
+
+
+def key_variables(config: TreadleConfig) -> set[str]:
+    """Environment variables that the configuration expects keys in."""
+    endpoints = [endpoint for model in config.models.values() for endpoint in model.endpoints]
+    search = config.environment.search
+    endpoints += [*search.encoder.endpoints, *(search.service.endpoints if search.service else ())]
+    named = {endpoint.api_key_env for endpoint in endpoints if endpoint.api_key_env}
+    if search.web is not None and search.web.provider is not None:
+        named.update(search.web.provider.api_key_envs)
+    return named
+
+
+def check_secrets(config: TreadleConfig, *data: Any) -> None:
+    """Raise ConfigError where JSON-able data holds a secret of the environment."""
+    refuse_secrets(_texts(list(data)), named=key_variables(config))
+
+
+def _texts(tree: Any) -> Iterator[str]:
+    """All texts in JSON-able data, keys included."""
+    if isinstance(tree, Mapping):
+        tree = [*tree.keys(), *tree.values()]
+    if isinstance(tree, list):
+        for item in tree:
+            yield from _texts(item)
+    elif isinstance(tree, str):
+        yield tree
+
+
+def check_web(config: TreadleConfig) -> None:
+    """Look for what is needed where the web is searched.
+
+    Raises ConfigError naming a variable that should hold a key of the search provider, ArtifactError where there is no
+    record to take searches from.
+    """
+    from treadle.agent.web.key_ring import KeyRing
+    from treadle.agent.web.record_folder import record_manifest
+
+    web = config.environment.search.web
+    if web is None or not config.environment.searches_web:
+        return
+    if web.provider is not None and web.mode != "replay":
+        KeyRing(web.provider.api_key_envs, os.environ, clock=time.monotonic)
+    if web.record_used is not None:
+        record_manifest(open_storage(web.record_used))
+
+
+def check_roles(config: TreadleConfig) -> None:
+    """Raise ConfigError for a model that cannot play a role it has, whatever its server says."""
+    from treadle.agent.opening import check_api
+
+    sampled = [("policy", sampling_model(config))] if flow_phases(config, 1) else []
+    for role, name in (*sampled, *_players(config)):
+        check_api(role, name, config.models[name])
+
+
+def _players(config: TreadleConfig) -> list[tuple[str, str]]:
+    """Roles of `pools` and the models that play them in any iteration, each pair once."""
+    if "pools" not in config.flow.stages:
+        return []
+    iterations = range(1, config.flow.iterations + 1)
+    played = (pool_models(config, Address(number, "pools")).items() for number in iterations)
+    return list(dict.fromkeys(pair for pairs in played for pair in pairs))
+
+
+def check_models(config: TreadleConfig, known: Collection[str]) -> None:
+    """Raise ConfigError where a server that answers does not serve its model as configured; others may come up.
+
+    Servers of models that the run knows are not asked again.
+    """
+    import asyncio
+
+    from treadle.agent.opening import AGENT, check_sampling
+    from treadle.core.llm.pool import ModelPool
+
+    async def check(name: str, settings: ModelSettings) -> None:
+        limits = {"retry_limit": 0, "request_timeout_s": min(settings.request_timeout_s, _CHECK_S)}
+        async with ModelPool(name, settings.model_copy(update=limits)) as pool:
+            with suppress(EndpointUnavailable):
+                facts = await pool.check()
+                if name in agents:
+                    options = overridden(config, Address(1, "rollouts", name), config.rollouts)
+                    check_sampling(AGENT, name, options.sampling, facts)
+
+    policies = flow_models(config)
+    agents = policies if "rollouts" in config.flow.stages else ()
+    measured = [Address(1, "scores", name) for name in policies] if "scores" in config.flow.stages else []
+    used = [
+        *policies,
+        *(name for _, name in _players(config)),
+        *(judge for address in measured for judge in score_models(config, address)),
+    ]
+    helper = config.environment.summarizer
+    for name in dict.fromkeys((*used, *((helper,) if helper else ()))):
+        if name not in known and (settings := config.models[name]).endpoints:
+            asyncio.run(check(name, settings))
+
+
+def has_keys(settings: ModelSettings) -> bool:
+    """Whether the environment has all keys that a model's endpoints want."""
+    named = (endpoint.api_key_env for endpoint in settings.endpoints)
+    return all(os.environ.get(name) for name in named if name)

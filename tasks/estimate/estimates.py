@@ -1,0 +1,35 @@
+"""The estimates of all instances of a flow that ask models, each by the module of its kind."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from treadle.agent.rollout_settings import RolloutsSettings
+from treadle.core.runs import Run
+from treadle.core.stage import Instance
+from treadle.datagen.pools_settings import PoolsSettings
+from treadle.eval.config import ScoresSettings
+from treadle.rl.config import RlSettings
+from treadle.tasks.estimate.figures import Estimate
+from treadle.tasks.estimate.judges import estimate_of_judges
+from treadle.tasks.estimate.outlook import Outlook
+from treadle.tasks.estimate.phases import estimate_of_phase
+from treadle.tasks.estimate.trajectories import estimate_of_trajectories
+
+
+def estimates(instances: Sequence[Instance], run: Run | None, to_run: Sequence[str], *, force: bool) -> list[Estimate]:
+    """Estimates of those instances that would be run and ask models; `run`: None where there is none yet."""
+    outlook = Outlook(instances, run, frozenset(to_run), force)
+    wanted = [item for item in instances if str(item.address) in outlook.to_run]
+    return [found for item in wanted if (found := _estimate(item, outlook)) is not None]
+
+
+def _estimate(item: Instance, outlook: Outlook) -> Estimate | None:
+    settings = item.settings
+    if isinstance(settings, PoolsSettings | RolloutsSettings):
+        return estimate_of_trajectories(item, settings, outlook)
+    if isinstance(settings, RlSettings):
+        return estimate_of_phase(item, settings, outlook)
+    if isinstance(settings, ScoresSettings) and (settings.judges or settings.redundancy):
+        return estimate_of_judges(item, settings, outlook)
+    return None

@@ -1,0 +1,71 @@
+"""Estimates of judges: what `scores` asks models about rollouts."""
+
+from __future__ import annotations
+
+from treadle.agent.rollout_settings import RolloutsSettings
+from treadle.core.runs import Run
+from treadle.core.stage import Instance
+from treadle.eval.config import ScoresSettings
+from treadle.tasks.estimate.cost_model import ASSUMED, scores_cost
+from treadle.tasks.estimate.figures import Estimate, RoleEstimate
+from treadle.tasks.estimate.measured import Mean, measured
+from treadle.tasks.estimate.outlook import Outlook
+from treadle.tasks.estimate.units import NUM_WHERE_UNKNOWN, questions_of
+
+
+def estimate_of_judges(item: Instance, settings: ScoresSettings, outlook: Outlook) -> Estimate:
+    """Of the judges of one model's rollouts."""
+    (producer,) = item.inputs["rollouts"]
+    rollouts = next(one for one in outlook.instances if one.address == producer)
+    made = rollouts.settings
+    assert isinstance(made, RolloutsSettings)
+    questions = questions_of(rollouts, made, outlook)
+    num_rollouts = None if questions.number is None else questions.number * made.options.samples_per_question
+    counted = questions.source
+    if (record := outlook.kept(producer)) is not None:
+        num_rollouts = record.outputs["rollouts"].num_rows
+        counted = f"{num_rollouts:,} rollouts in {producer}"
+    reckoned = scores_cost(settings.options, made.environment, questions.share_math).roles
+    mean = measured(item, outlook.run)
+    if mean is None:
+        mean = Mean(reckoned, "nothing measured yet: a model of a judgement", measured=False)
+    models = {f"correctness:{name}": role for name, role in settings.judges.items()}
+    if settings.redundancy is not None:
+        models[f"redundancy:{settings.redundancy.name}"] = settings.redundancy
+    factor = num_rollouts if num_rollouts is not None else NUM_WHERE_UNKNOWN * made.options.samples_per_question
+    # Another model's scores, or those of other settings, need not have asked everybody.
+    lacking = {name: reckoned[name] for name in models if name in reckoned and name not in mean.roles}
+    used = {**mean.roles, **lacking}
+    assumptions = _assumptions(settings) if lacking or not mean.measured else []
+    if lacking:
+        assumptions.insert(0, f"reckoned by a model, as it was not measured there: {', '.join(lacking)}")
+    if outlook.run is not None and (known := _judged_before(item, outlook.run)):
+        assumptions.append(f"{known:,} judgements are there already; those among them are not asked for again")
+    return Estimate(
+        address=str(item.address),
+        unit="rollout",
+        num_units=num_rollouts,
+        counted=counted,
+        basis=mean.basis,
+        assumptions=assumptions,
+        roles=[
+            RoleEstimate.of_units(name, role.name, role.model, used[name], factor)
+            for name, role in models.items()
+            if name in used
+        ],
+    )
+
+
+def _assumptions(settings: ScoresSettings) -> list[str]:
+    lines = []
+    if settings.judges:
+        lines.append(f"rules call {ASSUMED.share_right:.0%} of the answers right, and every answer is another one")
+    if settings.redundancy is not None:
+        lines.append("every rollout with tools calls one, and no trajectory comes twice")
+    return lines
+
+
+def _judged_before(item: Instance, run: Run) -> int:
+    """Judgements that the instance has, of whatever settings: a killed attempt's, and those behind earlier results."""
+    attempts = run.attempts(item.address)
+    return run.shards(item.address, attempts[-1].journal_name).count_finished() if attempts else 0

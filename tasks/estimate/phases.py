@@ -1,0 +1,58 @@
+"""Estimates of phases of reinforcement learning, whose rollouts are like those that selected their questions."""
+
+from __future__ import annotations
+
+from treadle.core.stage import Instance
+from treadle.rl.config import RlSettings
+from treadle.rl.launch import RlFolder, saved_step
+from treadle.tasks.estimate.cost_model import PhaseSize, phase_size, rollout_cost
+from treadle.tasks.estimate.figures import Estimate, RoleEstimate
+from treadle.tasks.estimate.measured import Mean, measured
+from treadle.tasks.estimate.outlook import Outlook
+from treadle.tasks.estimate.trajectories import ROLLOUT_ASSUMPTIONS
+from treadle.tasks.estimate.units import training_rows
+
+
+def estimate_of_phase(item: Instance, settings: RlSettings, outlook: Outlook) -> Estimate:
+    """Of the rollouts of a training."""
+    num_rows, counted = training_rows(item, outlook)
+    done = _steps_done(item, outlook)
+    if done:
+        counted += f"; {done:,} steps are done"
+    size = phase_size(settings.options, num_rows, done)
+    mean = measured(item, outlook.run)
+    if mean is None:
+        roles = rollout_cost(settings.environment).roles
+        mean = Mean(roles, "nothing measured yet: a model of a rollout", measured=False)
+    counts = {"training": size.num_rollouts, "validation": size.num_validation_rollouts}
+    return Estimate(
+        address=str(item.address),
+        unit="rollout",
+        num_units=size.num_rollouts + size.num_validation_rollouts,
+        counted=counted,
+        basis=mean.basis,
+        assumptions=[*_size_lines(settings, size), *(() if mean.measured else ROLLOUT_ASSUMPTIONS)],
+        roles=[
+            RoleEstimate.of_units(what, settings.options.start, None, mean.roles["policy"], count)
+            for what, count in counts.items()
+            if count
+        ],
+    )
+
+
+def _steps_done(item: Instance, outlook: Outlook) -> int:
+    """Steps of the last attempt that are saved, if this one would go on from them."""
+    run, fingerprint = outlook.run, outlook.goes_on(item)
+    if run is None or not fingerprint:
+        return 0
+    return saved_step(RlFolder(run.storage.directory(run.workspace_key(item.address, fingerprint))))
+
+
+def _size_lines(settings: RlSettings, size: PhaseSize) -> list[str]:
+    options = settings.options
+    lines = [
+        f"{size.num_steps:,} steps of {options.prompts_per_step:,} questions with {options.group_size} rollouts each"
+    ]
+    if size.num_validation_rollouts:
+        lines.append(f"{options.validation_questions:,} held-out questions every {options.validation_steps:,} steps")
+    return lines

@@ -1,0 +1,73 @@
+"""Estimates of stages that ask a policy for trajectories, `pools` and `rollouts`."""
+
+from __future__ import annotations
+
+from treadle.agent.rollout_settings import RolloutsSettings
+from treadle.core.llm.config import ModelSettings
+from treadle.core.stage import Instance
+from treadle.datagen.pools_settings import PoolsSettings
+from treadle.tasks.estimate.cost_model import ASSUMED, pool_cost, rollout_cost, web_searches
+from treadle.tasks.estimate.figures import Estimate, RoleEstimate
+from treadle.tasks.estimate.measured import Mean, measured
+from treadle.tasks.estimate.outlook import Outlook
+from treadle.tasks.estimate.units import NUM_WHERE_UNKNOWN, Questions, questions_of
+
+ROLLOUT_ASSUMPTIONS = (
+    f"a rollout has {ASSUMED.turns:g} turns of {ASSUMED.sampled_per_turn} sampled tokens; results of tools are as "
+    "long as the environment allows, programs a quarter of that",
+    "every turn sends all that stands before it: caches of servers are not taken into account",
+)
+_POOL_ASSUMPTIONS = (
+    *ROLLOUT_ASSUMPTIONS,
+    f"{ASSUMED.share_right:.0%} of what is taken up is right; all rounds are made; after an edit come "
+    f"{ASSUMED.turns_after_edit:g} turns; {ASSUMED.yielded:.0%} of the applications give a trajectory",
+    "the judge is asked once about every answer to a math question, though rules decide some of them",
+    "an operator of your own asks once and goes on from an edit",
+)
+
+
+def estimate_of_trajectories(item: Instance, settings: PoolsSettings | RolloutsSettings, outlook: Outlook) -> Estimate:
+    """Of an instance that makes pools, or rollouts."""
+    samples = settings.options.samples_per_question if isinstance(settings, RolloutsSettings) else 1
+    questions = questions_of(item, settings, outlook)
+    mean = measured(item, outlook.run) or _reckoned(settings, questions)
+    num_units, source = questions.number, questions.source
+    if num_units is not None:
+        num_units *= samples
+        if done := outlook.num_finished(item):
+            num_units, source = max(num_units - done, 0), f"{source}; {done:,} are finished"
+    factor = num_units if num_units is not None else NUM_WHERE_UNKNOWN * samples
+    models = _models(settings)
+    policy = mean.roles.get("policy", {}).get("calls", 0.0)
+    num_searches, web = round(web_searches(settings.environment, policy) * factor), settings.environment.search.web
+    assumptions = _POOL_ASSUMPTIONS if isinstance(settings, PoolsSettings) else ROLLOUT_ASSUMPTIONS
+    return Estimate(
+        address=str(item.address),
+        unit="rollout" if isinstance(settings, RolloutsSettings) else "question",
+        num_units=num_units,
+        counted=source,
+        basis=mean.basis,
+        assumptions=[] if mean.measured else list(assumptions),
+        roles=[
+            RoleEstimate.of_units(role, *models.get(role, ("?", None)), used, factor)
+            for role, used in mean.roles.items()
+            if used["calls"]
+        ],
+        num_searches=num_searches,
+        num_pages=num_searches * web.top_n if web is not None and web.pages else 0,
+    )
+
+
+def _models(settings: PoolsSettings | RolloutsSettings) -> dict[str, tuple[str, ModelSettings | None]]:
+    """Role -> name and settings of its model."""
+    if isinstance(settings, PoolsSettings):
+        return {role: (one.name, one.model) for role, one in settings.roles.items()}
+    helper = settings.environment.summarizer or "?"
+    return {"policy": (settings.model_name, settings.model), "summarizer": (helper, settings.summarizer)}
+
+
+def _reckoned(settings: PoolsSettings | RolloutsSettings, questions: Questions) -> Mean:
+    if isinstance(settings, PoolsSettings):
+        roles = pool_cost(settings.options, settings.environment, questions.share_math).roles
+        return Mean(roles, "nothing measured yet: a model of the flywheel", measured=False)
+    return Mean(rollout_cost(settings.environment).roles, "nothing measured yet: a model of a rollout", measured=False)

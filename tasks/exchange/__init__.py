@@ -1,0 +1,1 @@
+"""Results that leave a run for other programs, and those of other programs that enter one."""

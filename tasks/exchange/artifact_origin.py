@@ -1,0 +1,117 @@
+"""What an artifact was made of, for those who get it without its run: instances, digests, settings, sources.
+
+What tells of the machine that made it stays behind: of a path nothing but its last part goes into an export.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from treadle.core.artifacts import ArtifactRef
+from treadle.core.figures import Figures, escape, plain, render_figures
+from treadle.core.records import StageRecord
+from treadle.core.runs import Run
+
+_PATH = re.compile(r"(?:~|\.{1,2}|[A-Za-z]:)?[/\\].*|s3://.*|file:.*")
+_FENCE = re.compile(r"`{3,}")
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """An artifact on the way back from another."""
+
+    address: str
+    """Instance that made it."""
+    artifact: ArtifactRef
+    record: StageRecord | None
+    """Its record; None where that instance has been made anew since."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON-able form, without what tells of the machine."""
+        found: dict[str, Any] = {
+            "instance": self.address,
+            "kind": self.artifact.kind,
+            "digest": self.artifact.digest,
+            "num_rows": self.artifact.num_rows,
+        }
+        if self.record is not None:
+            found |= {
+                "fingerprint": self.record.fingerprint,
+                "stage_version": self.record.version,
+                "settings": without_places(self.record.settings),
+                "versions": self.record.versions,
+                "finished_at": self.record.finished_at,
+            }
+        return found
+
+
+def origins(run: Run, record: StageRecord, kind: str) -> list[Origin]:
+    """A table of a result, and all that it was made of, each once, nearest first."""
+    records = {made.address: made for made in run.records()}
+    found: dict[tuple[str, str], Origin] = {}
+    ahead = [Origin(record.address, record.outputs[kind], record)]
+    while ahead:
+        origin = ahead.pop(0)
+        key = origin.artifact.kind, origin.artifact.digest
+        if key in found:
+            continue
+        found[key] = origin
+        for refs in (origin.record.inputs if origin.record is not None else {}).values():
+            for ref in refs:
+                made = records.get(ref.address)
+                in_force = made is not None and made.outputs.get(ref.artifact.kind) == ref.artifact
+                ahead.append(Origin(ref.address, ref.artifact, made if in_force else None))
+    return list(found.values())
+
+
+def without_places(value: Any) -> Any:
+    """JSON-able data with nothing but the last part of each path in it, in texts that are paths as a whole."""
+    if isinstance(value, Mapping):
+        return {str(key): without_places(item) for key, item in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [without_places(item) for item in value]
+    if isinstance(value, str) and "\n" not in value and _PATH.fullmatch(value):
+        return re.split(r"[/\\]", value.rstrip("/\\"))[-1] or value
+    return value
+
+
+def origin_text(way: Sequence[Origin], *, level: int = 2) -> str:
+    """Markdown: what it was made of, and where the questions came from."""
+    rows = tuple(
+        (origin.address, origin.artifact.kind, f"{origin.artifact.num_rows:,}", origin.artifact.digest)
+        for origin in way
+    )
+    note = (
+        ""
+        if all(origin.record for origin in way)
+        else "Of an instance made anew since, what it was made of is unknown."
+    )
+    table = Figures("Made of", ("instance", "table", "rows", "digest"), rows, note)
+    sources = list(dict.fromkeys(source for origin in way for source in _sources(origin)))
+    text = render_figures([table], level=level)
+    if sources:
+        text += "\n\nQuestions from: " + ", ".join(map(escape, sources)) + "."
+    return text
+
+
+def _sources(origin: Origin) -> Iterator[str]:
+    """Data sets that a stage `questions` read."""
+    settings = origin.record.settings if origin.record is not None and origin.record.stage == "questions" else {}
+    for source in settings.get("sources", ()) if isinstance(settings, Mapping) else ():
+        name = source.get("hub") or source.get("name") or source.get("dataset")
+        if isinstance(name, str) and name:
+            revision = source.get("revision")
+            yield str(without_places(name)) + (f" at {revision}" if revision else "")
+
+
+def json_block(value: Any) -> str:
+    """JSON in a fence that nothing in it can close."""
+    text = orjson.dumps(value, option=orjson.OPT_INDENT_2).decode()
+    text = "\n".join(map(plain, text.split("\n")))
+    fence = "`" * max([3, *(len(match[0]) + 1 for match in _FENCE.finditer(text))])
+    return f"{fence}json\n{text}\n{fence}"

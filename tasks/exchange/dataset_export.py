@@ -1,0 +1,104 @@
+"""Any table of a run as a data set of its own: its files, and a card that says what it is and what it was made of."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from treadle.core.artifact_reader import ArtifactReader
+from treadle.core.errors import ArtifactError, RunError
+from treadle.core.export_folder import EXPORT_FILE, new_folder
+from treadle.core.records import StageRecord
+from treadle.core.runs import Run
+from treadle.core.schemas import CHECKPOINTS
+from treadle.tasks.exchange.artifact_origin import json_block, origin_text, origins, without_places
+
+CARD = "README.md"
+_LICENCE = (
+    "## Licence\n\nNone is given here. Questions come from the data sets named above, and text in results of tools "
+    "from what was searched; models wrote the rest. The licences of all three decide how this may be passed on."
+)
+
+
+def export_dataset(run: Run, record: StageRecord, kind: str, target: Path, *, replace: bool = False) -> dict[str, Any]:
+    """Write a table of a result into a new folder that `datasets.load_dataset` reads; returns what was written.
+
+    Raises RunError for a kind that it did not make, ArtifactError for a file that has changed, ConfigError where
+    `target` cannot be taken (see `new_folder`), StorageError.
+    """
+    if kind not in record.outputs:
+        raise RunError(f"{record.address} made no {kind}; it made {', '.join(record.outputs)}")
+    if kind == CHECKPOINTS.kind:
+        raise RunError(f"{record.address} made a model; write it with `treadle export model`")
+    rows = run.rows(record.outputs[kind])
+    way = origins(run, record, kind)
+    facts: dict[str, Any] = {
+        "kind": kind,
+        "run": run.run_id,
+        "instance": record.address,
+        "digest": rows.digest,
+        "num_rows": rows.num_rows,
+    }
+    with new_folder(target, replace=replace) as folder:
+        for entry in rows.manifest.files:
+            copy_checked(run, rows, entry.name, folder / entry.name)
+        card = run.storage.get(f"{record.outputs[kind].folder}/{CARD}") or b""
+        parts = [
+            card.decode("utf-8", "replace").rstrip(),
+            origin_text(way),
+            "## Settings\n\n" + json_block(without_places(record.settings)),
+            _LICENCE,
+        ]
+        (folder / CARD).write_text("\n\n".join(parts) + "\n", encoding="utf-8")
+        write_facts(folder, {**facts, "made_of": [origin.as_dict() for origin in way]})
+    return {**facts, "folder": str(target), "num_files": len(rows.manifest.files)}
+
+
+def copy_checked(run: Run, rows: ArtifactReader, name: str, target: Path) -> None:
+    """Copy a data file of an artifact, hashing it on the way; raises ArtifactError for one that has changed."""
+    entry = next(entry for entry in rows.manifest.files if entry.name == name)
+    key = f"artifacts/{rows.kind}/{rows.digest}/{name}"
+    if ".." in Path(name).parts or Path(name).is_absolute():
+        raise ArtifactError(f"{key} is no name of a file of an artifact")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with run.storage.open(key) as source, target.open("wb") as file:
+        shutil.copyfileobj(source, file, 1 << 20)
+    with target.open("rb") as file:
+        if hashlib.file_digest(file, "sha256").hexdigest() != entry.sha256:
+            raise ArtifactError(f"{key} has changed since it was written; `treadle verify` shows what else has")
+
+
+def write_facts(folder: Path, facts: dict[str, Any]) -> None:
+    """Write `export.json`, by which an export is known."""
+    content = orjson.dumps({"version": 1, **facts}, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
+    (folder / EXPORT_FILE).write_bytes(content)
+
+
+def front_matter(fields: dict[str, str | list[str]]) -> str:
+    """YAML head of a card; values are quoted where they are not plain words."""
+    lines = ["---"]
+    for name, value in fields.items():
+        if isinstance(value, list):
+            lines += [f"{name}:", *(f"- {_scalar(item)}" for item in value)]
+        else:
+            lines.append(f"{name}: {_scalar(value)}")
+    return "\n".join([*lines, "---"])
+
+
+def _scalar(text: str) -> str:
+    if re.fullmatch(r"[A-Za-z][A-Za-z0-9._/-]*", text) and text.lower() not in (
+        "yes",
+        "no",
+        "true",
+        "false",
+        "null",
+        "on",
+        "off",
+    ):
+        return text
+    return orjson.dumps(text).decode()

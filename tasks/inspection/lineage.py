@@ -1,0 +1,251 @@
+"""Where a row comes from: the way from a trajectory back to the row of the user's file, and on to its verdicts.
+
+What the flywheel made of a question is a tree of its own: see `tasks/inspection/pool_tree.py`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+
+from treadle.core.errors import ArtifactError, DataError
+from treadle.core.runs import Run
+from treadle.core.stage import Address
+from treadle.tasks.inspection.pool_tree import PoolTree, pool_trees
+from treadle.tasks.inspection.rows import full_key, rows_with
+from treadle.tasks.inspection.trajectory_changes import Changes, changes_between
+
+_KEY_OF_ITERATION = re.compile(r"([1-9]\d{0,3})/(.*)")
+_ROLLOUTS = ("rollouts", "rollout_key")
+_POOLS = ("pools", "rollout_key")
+_QUESTIONS = ("questions", "question_key")
+
+
+@dataclass(frozen=True, slots=True)
+class FoundRollout:
+    """A trajectory with all that belongs to it."""
+
+    address: Address
+    rollout: dict[str, Any]
+    question: dict[str, Any]
+    score: dict[str, Any] | None
+    """The row of `scores`; None where there is none, and for trajectories of a pool, which hold their verdicts."""
+    segments: list[dict[str, Any]]
+    tool_calls: list[dict[str, Any]]
+    parent: dict[str, Any] | None = None
+    """The row of the trajectory that it was made from, segments unpacked."""
+    unread: tuple[str, ...] = ()
+    """Why tables that may hold its score could not be read: of another version, or damaged."""
+
+    @property
+    def is_of_pool(self) -> bool:
+        """Whether the flywheel made it."""
+        return "edit_step" in self.rollout
+
+    @property
+    def changes(self) -> Changes | None:
+        """What differs from the parent; None without one."""
+        return changes_between(self.parent["segments"], self.segments) if self.parent else None
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON-able form."""
+        rollout = {**self.rollout, "segments": self.segments, "tool_calls": self.tool_calls}
+        for name in ("judge", "prompts", "models", "usage"):
+            if self.is_of_pool:
+                rollout[name] = orjson.loads(rollout[name])
+        changes = self.changes
+        more = {"parent": self.parent, "changes": changes and changes.as_dict()} if self.is_of_pool else {}
+        return {
+            "instance": str(self.address),
+            "rollout": rollout,
+            "question": self.question,
+            "score": self.score,
+        } | more
+
+
+@dataclass(frozen=True, slots=True)
+class LineageStep:
+    """One step of the way: a row of a table, the artifact that holds it, or all that became of a question."""
+
+    label: str
+    facts: dict[str, Any] = field(default_factory=dict)
+    tree: PoolTree | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON-able form."""
+        tree = {"pool": self.tree.as_dict()} if self.tree else {}
+        return {"label": self.label, **self.facts, **tree}
+
+
+def find_rollout(run: Run, key: str) -> FoundRollout:
+    """Find a rollout, or a trajectory of a pool, by its key or an unambiguous beginning; raises DataError.
+
+    What iterations made with one seed has one key in all of them: `2/<key>` is that of the second one, and a key alone
+    that of the last one which has it.
+    """
+    iteration, key = _parted(key)
+    kind, whole = full_key(run, (_ROLLOUTS, _POOLS), key, "trajectory", iteration)
+    return _found(run, kind, whole, iteration)
+
+
+def _parted(text: str) -> tuple[int | None, str]:
+    """The iteration that a key is looked for in, where it names one, and the key."""
+    match = _KEY_OF_ITERATION.fullmatch(text)
+    return (int(match[1]), match[2]) if match else (None, text)
+
+
+def _found(run: Run, kind: str, key: str, iteration: int | None) -> FoundRollout:
+    made = rows_with(run, kind, "rollout_key", key, iteration=iteration)
+    address, row = max(made, key=lambda found: found[0].iteration)
+    score, unread = _score(run, key, address.iteration) if kind == "rollouts" else (None, ())
+    parent = None
+    if kind == "pools" and row["parents"]:
+        parents = rows_with(run, kind, "rollout_key", row["parents"][0], _PARENT, iteration=address.iteration)
+        found = (row for _, row in parents)
+        parent = next(({**one, "segments": orjson.loads(one["segments"])} for one in found), None)
+    return FoundRollout(
+        address=address,
+        rollout=row,
+        question=_question(run, row["question_key"]),
+        score=score,
+        segments=orjson.loads(row["segments"]),
+        tool_calls=orjson.loads(row["tool_calls"]),
+        parent=parent,
+        unread=unread,
+    )
+
+
+def _score(run: Run, key: str, iteration: int) -> tuple[dict[str, Any] | None, tuple[str, ...]]:
+    """The row of `scores` of a rollout; without one, why tables of scores could not be read."""
+    import pyarrow.compute as pc
+
+    unread = []
+    for record in run.records():
+        if "scores" in record.outputs and Address.parse(record.address).iteration == iteration:
+            try:
+                table = run.rows(record.outputs["scores"])
+                for batch in table.matching("rollout_key", lambda values: pc.equal(values, key)):
+                    for row in batch.to_pylist():
+                        return row, ()
+            except ArtifactError as error:
+                unread.append(f"{record.address}: {error}")
+    return None, tuple(unread)
+
+
+_PARENT = ("rollout_key", "operator", "round", "status", "correct", "prediction", "calls_requested", "text", "segments")
+
+
+def _question(run: Run, key: str) -> dict[str, Any]:
+    row = next((row for _, row in rows_with(run, "questions", "question_key", key)), None)
+    if row is None:
+        raise DataError(
+            f"question {key} is in no table of questions of run {run.run_id}, so its source is not known; "
+            "`treadle verify` shows what else is missing"
+        )
+    return row
+
+
+def trace_back(run: Run, key: str) -> list[LineageStep]:
+    """The way of a trajectory or a question, from its source on; raises DataError for an unknown key."""
+    iteration, key = _parted(key)
+    kind, whole = full_key(run, (_ROLLOUTS, _POOLS, _QUESTIONS), key, "trajectory or question", iteration)
+    if kind == "rollouts":
+        found = _found(run, kind, whole, iteration)
+        steps = [*_question_steps(run, found.question), *_rollout_steps(run, found)]
+        return [*steps, *_selections(run, found.question["question_key"], of_rollout=found)]
+    if kind == "pools":
+        columns = ("rollout_key", "question_key")
+        _, row = next(rows_with(run, "pools", "rollout_key", whole, columns))
+        question = _question(run, row["question_key"])
+        return [*_question_steps(run, question), *_pool_steps(run, question, chosen=whole)]
+    question = _question(run, whole)
+    rollouts = rows_with(run, "rollouts", "question_key", whole, ("rollout_key", "status"))
+    return [
+        *_question_steps(run, question),
+        *(
+            LineageStep(f"rollout {row['rollout_key']} by {address}: {row['status']}", {"rollout": row["rollout_key"]})
+            for address, row in rollouts
+        ),
+        *_selections(run, whole),
+        *_trainings(run, whole),
+        *_pool_steps(run, question, chosen=None),
+    ]
+
+
+def _question_steps(run: Run, question: dict[str, Any]) -> list[LineageStep]:
+    source = {"file": question["source_file"], "row": question["source_row"]}
+    return [
+        LineageStep(f"source {source['file']}, row {source['row']}", source),
+        LineageStep(
+            f"question {question['question_key']} ({question['dataset']}, {question['split']}): {question['question']}",
+            {"question": question["question_key"], "artifacts": _artifacts(run, "questions")},
+        ),
+    ]
+
+
+def _pool_steps(run: Run, question: dict[str, Any], chosen: str | None) -> list[LineageStep]:
+    return [
+        LineageStep(
+            tree.label,
+            {"instance": str(tree.address), "artifacts": _artifacts(run, "pools", tree.address)},
+            tree,
+        )
+        for tree in pool_trees(run, question["question_key"], chosen)
+    ]
+
+
+def _rollout_steps(run: Run, found: FoundRollout) -> list[LineageStep]:
+    row = found.rollout
+    steps = [LineageStep(f"parent {parent}", {"parent": parent}) for parent in row["parents"]]
+    made = f"operator {row['operator']}, round {row['round']}, model {row['model']}, seed {row['seed']}"
+    steps.append(
+        LineageStep(
+            f"rollout {row['rollout_key']} by {found.address} ({made}): {row['status']}",
+            {"rollout": row["rollout_key"], "artifacts": _artifacts(run, "rollouts", found.address)},
+        )
+    )
+    if found.score is not None:
+        verdict = {True: "correct", False: "wrong", None: "no verdict"}[found.score["correct"]]
+        steps.append(LineageStep(f"verdict by {found.score['scorer']}: {verdict}", {"score": found.score}))
+    steps += [LineageStep(f"verdict not read: {problem}") for problem in found.unread]
+    return steps
+
+
+def _selections(run: Run, question_key: str, *, of_rollout: FoundRollout | None = None) -> list[LineageStep]:
+    """Phases that a question was selected for, of all or of those that a rollout had a part in."""
+    columns = ("question_key", "rank", "score_tool", "score_corr", "parents")
+    iteration, key = (of_rollout.address.iteration, of_rollout.rollout["rollout_key"]) if of_rollout else (None, "")
+    return [
+        LineageStep(
+            f"selected by {address}: front {row['rank']}, spread of calls {row['score_tool']:.3g}, of scores "
+            f"{row['score_corr']:.3g}",
+            {"question": question_key, "artifacts": _artifacts(run, "rl_rows", address)},
+        )
+        for address, row in rows_with(run, "rl_rows", "question_key", question_key, columns, iteration=iteration)
+        if of_rollout is None or key in row["parents"]
+    ]
+
+
+def _trainings(run: Run, question_key: str) -> list[LineageStep]:
+    """Phases that were trained on a question, a step of the way for each."""
+    steps: dict[Address, Counter[int]] = {}
+    for address, row in rows_with(run, "rl_rollouts", "question_key", question_key, ("question_key", "step")):
+        steps.setdefault(address, Counter())[row["step"]] += 1
+    return [
+        LineageStep(
+            f"trained on by {address}: "
+            + ", ".join(f"{count:,} trajectories in step {step:,}" for step, count in sorted(counts.items())),
+            {"question": question_key, "steps": sorted(counts), "artifacts": _artifacts(run, "rl_rollouts", address)},
+        )
+        for address, counts in steps.items()
+    ]
+
+
+def _artifacts(run: Run, kind: str, address: Address | None = None) -> list[str]:
+    """Digests of the tables of a kind: that of one instance, or of all."""
+    records = [record for record in run.records() if address in (None, Address.parse(record.address))]
+    return sorted({record.outputs[kind].digest for record in records if kind in record.outputs})

@@ -1,0 +1,57 @@
+"""All runs of a root at one glance."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from treadle.core.errors import RunError
+from treadle.core.runs import Run, list_runs
+from treadle.tasks.begin import known_addresses
+
+_GRAVEST_FIRST = ("running", "failed", "crashed", "interrupted")
+
+
+@dataclass(frozen=True, slots=True)
+class RunOverview:
+    """One run."""
+
+    run_id: str
+    state: str
+    """That of an instance which runs or did not complete, else `completed`, `unfinished`, `not begun`, `unreadable`."""
+    num_completed: int = 0
+    num_instances: int = 0
+    created_at: str | None = None
+    """UTC, ISO 8601."""
+    changed_at: str | None = None
+    """When an attempt last began or ended."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON-able form."""
+        return asdict(self)
+
+
+def overviews(root: str | Path) -> list[RunOverview]:
+    """All runs of a root, by name; one that cannot be read is said to be so."""
+    return [_overview(root, run_id) for run_id in list_runs(root)]
+
+
+def _overview(root: str | Path, run_id: str) -> RunOverview:
+    try:
+        run = Run.open(root, run_id)
+        statuses = run.statuses(known_addresses(run))
+    except RunError:
+        return RunOverview(run_id, "unreadable")
+    states = [status.state for status in statuses]
+    num_completed = states.count("completed")
+    if num_completed == len(states) and states:
+        state = "completed"
+    elif any(one != "absent" for one in states):
+        state = next((one for one in _GRAVEST_FIRST if one in states), "unfinished")
+    else:
+        state = "not begun"
+    changes = [time for status in statuses if (time := status.finished_at or status.started_at)]
+    return RunOverview(
+        run_id, state, num_completed, len(states), run.info.created_at, max(changes, default=run.info.created_at)
+    )

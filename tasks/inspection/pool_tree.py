@@ -1,0 +1,183 @@
+"""What the flywheel made of one question, as a tree: initial rollouts, what operators made of them, what came of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+
+from treadle.core.runs import Run
+from treadle.core.stage import Address
+from treadle.tasks.inspection.rows import rows_with
+
+_TRAJECTORY = (
+    "rollout_key", "sample_index", "operator", "round", "parents", "edit_step", "edit_text", "status", "correct",
+    "score", "prediction", "judge", "calls_requested", "num_turns", "model", "models", "seed", "usage",
+)  # fmt: skip
+_EVENT = ("event_index", "round", "operator", "parent", "outcome", "reason", "reply", "error", "rollout_key", "usage")
+_COPIED = (
+    "round", "operator", "edit_step", "edit_text", "status", "correct", "score", "prediction", "calls_requested",
+    "num_turns", "model", "seed",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Barren:
+    """An operator, or a finding for several of them, that gave no trajectory."""
+
+    round: int
+    operator: str
+    outcome: str
+    """found, duplicate, rejected or failed."""
+    reason: str
+    reply: str
+    """The model's reply that was rejected."""
+    error: str | None
+    twin: str | None
+    """The trajectory that it repeated."""
+    num_tokens: int
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON-able form."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
+@dataclass(frozen=True, slots=True)
+class Fate:
+    """What `sft_rows` made of a trajectory."""
+
+    is_row: bool
+    reasons: tuple[str, ...] = ()
+    """Codes of all rules that it breaks, or why it was not selected."""
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A trajectory, and what was tried with it."""
+
+    key: str
+    facts: dict[str, Any]
+    """Columns of its row."""
+    method: str
+    """What decided the verdict."""
+    usage: dict[str, Any]
+    fate: Fate | None
+    """None where `sft_rows` did not see it."""
+    chosen: bool
+    edits: list[Node] = field(default_factory=list)
+    barren: list[Barren] = field(default_factory=list)
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt and sampled tokens of all roles that making and judging it took."""
+        return _tokens(self.usage)
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON-able form."""
+        fate = None if self.fate is None else {"row": self.fate.is_row, "reasons": list(self.fate.reasons)}
+        return {
+            "key": self.key,
+            **self.facts,
+            "method": self.method,
+            "usage": self.usage,
+            "sft": fate,
+            "chosen": self.chosen,
+            "edits": [node.as_dict() for node in self.edits],
+            "without_result": [one.as_dict() for one in self.barren],
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class PoolTree:
+    """The pool of one question in one instance of `pools`."""
+
+    address: Address
+    outcome: dict[str, Any]
+    """The row of `pool_questions`, usage unpacked."""
+    roots: list[Node]
+    barren: list[Barren]
+    """Initial rollouts that gave no trajectory."""
+
+    @property
+    def label(self) -> str:
+        """One line that sums it up."""
+        row, tokens = self.outcome, _tokens(self.outcome["usage"])
+        error = f" ({row['error']})" if row["error"] else ""
+        return (
+            f"pool by {self.address}: {row['status']}{error}; {row['num_rounds']} rounds, "
+            f"{row['num_trajectories']} trajectories, {row['num_correct']} right; {tokens:,} tokens"
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON-able form."""
+        return {
+            **self.outcome,
+            "trajectories": [node.as_dict() for node in self.roots],
+            "without_result": [one.as_dict() for one in self.barren],
+        }
+
+
+def pool_trees(run: Run, question_key: str, chosen: str | None = None) -> Iterator[PoolTree]:
+    """The tree of a question in each instance of `pools` that took it up; `chosen`: a trajectory to be marked."""
+    outcomes = dict(rows_with(run, "pool_questions", "question_key", question_key))
+    if not outcomes:
+        return
+    trajectories = _by_address(rows_with(run, "pools", "question_key", question_key, _TRAJECTORY))
+    events = _by_address(rows_with(run, "pool_events", "question_key", question_key, _EVENT))
+    for address, outcome in outcomes.items():
+        outcome = {**outcome, "usage": orjson.loads(outcome["usage"])}
+        fates = _fates(run, question_key, address.iteration)
+        roots, barren = _grown(trajectories.get(address, []), events.get(address, []), fates, chosen)
+        yield PoolTree(address, outcome, roots, barren)
+
+
+def _grown(
+    rows: list[dict[str, Any]], events: list[dict[str, Any]], fates: Mapping[str, Fate], chosen: str | None
+) -> tuple[list[Node], list[Barren]]:
+    nodes: dict[str, Node] = {}
+    roots: list[Node] = []
+    barren: list[Barren] = []
+    for row in sorted(rows, key=lambda row: row["sample_index"]):
+        key = row["rollout_key"]
+        facts = {name: row[name] for name in _COPIED} | {"models": orjson.loads(row["models"])}
+        method = orjson.loads(row["judge"])["method"]
+        node = Node(key, facts, method, orjson.loads(row["usage"]), fates.get(key), key == chosen)
+        parent = next((nodes[one] for one in row["parents"] if one in nodes), None)
+        (parent.edits if parent else roots).append(node)
+        nodes[key] = node
+    for event in sorted(events, key=lambda event: event["event_index"]):
+        if event["outcome"] != "produced":
+            parent = nodes.get(event["parent"])
+            (parent.barren if parent else barren).append(_barren(event))
+    return roots, barren
+
+
+def _barren(event: Mapping[str, Any]) -> Barren:
+    names = ("round", "operator", "outcome", "reason", "reply", "error")
+    return Barren(
+        **{name: event[name] for name in names},
+        twin=event["rollout_key"],
+        num_tokens=_tokens(orjson.loads(event["usage"])),
+    )
+
+
+def _fates(run: Run, question_key: str, iteration: int) -> dict[str, Fate]:
+    """Trajectory -> what `sft_rows` of its iteration made of it."""
+    columns = ("rollout_key", "reason", "reasons")
+    rejected = rows_with(run, "sft_rejections", "question_key", question_key, columns, iteration=iteration)
+    fates = {row["rollout_key"]: Fate(False, tuple(row["reasons"]) or (row["reason"],)) for _, row in rejected}
+    taken = rows_with(run, "sft_rows", "question_key", question_key, ("rollout_key",), iteration=iteration)
+    return fates | {row["rollout_key"]: Fate(True) for _, row in taken}
+
+
+def _by_address(rows: Iterator[tuple[Address, dict[str, Any]]]) -> dict[Address, list[dict[str, Any]]]:
+    found: dict[Address, list[dict[str, Any]]] = {}
+    for address, row in rows:
+        found.setdefault(address, []).append(row)
+    return found
+
+
+def _tokens(usage: Mapping[str, Any]) -> int:
+    return sum(used["prompt_tokens"] + used["completion_tokens"] for used in usage.values())

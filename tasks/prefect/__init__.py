@@ -1,0 +1,1 @@
+"""Treadle under Prefect: task runs, helpers, what the UI shows, and setting a server up."""

@@ -1,0 +1,172 @@
+"""Automations of the Prefect server: telling that a flow run is dead, and telling somebody.
+
+Nothing in Prefect marks a flow run Crashed whose process is gone together with its worker, or that was started from a
+command line: it stays Running for ever, or Submitting where it had not begun. The first automation looks for silence,
+the second for flow runs that never begin; the third sends a message.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from treadle.core.errors import ConfigError
+from treadle.tasks.prefect.settings import BEGIN_S, SILENCE_S, TAG
+
+if TYPE_CHECKING:
+    from uuid import UUID
+
+    from prefect.events.schemas.automations import Automation, AutomationCore
+
+SILENT = "treadle: flow runs that have gone silent"
+STUCK = "treadle: flow runs that never begin"
+FAILED = "treadle: tell of failed flow runs"
+_HEARTBEAT = "prefect.flow-run.heartbeat"
+_STILL = ("Completed", "Failed", "Cancelled", "Crashed", "TimedOut", "Suspended", "AwaitingRetry")
+"""States in which no process has to give a sign."""
+_TAKEN = ("Pending", "Submitting")
+"""States of a flow run whose process is being started."""
+_WAITING = ("Scheduled", "Late", "AwaitingConcurrencySlot", "Paused", "Cancelling")
+"""Further states of one that no process is being started for."""
+_BODY = """{{ flow_run.name }} of flow {{ flow.name }} is {{ flow_run.state.name }}: {{ flow_run.state.message }}
+{{ flow_run|ui_url }}"""
+
+
+def install_automations(block: str | None = None, *, silence_s: float = SILENCE_S) -> list[str]:
+    """Install or renew the automations; returns one line about each.
+
+    `block` names a notification block of the server, as in `slack-webhook/my-hook`. Raises ConfigError where there is
+    none of that name.
+    """
+    _install(_silent(silence_s))
+    _install(_stuck())
+    lines = [f"a flow run without a sign of life for {silence_s:g} s becomes Crashed"]
+    if block is not None:
+        _install(_failed(_block(block)))
+        lines.append(f"failed and crashed flow runs are told to {block}")
+    elif _find(FAILED) is None:
+        lines.append("nobody is told of failed flow runs; --notify-block names a notification block for that")
+    return lines
+
+
+def _ours() -> dict[str, Any]:
+    return {"prefect.resource.role": "tag", "prefect.resource.id": f"prefect.tag.{TAG}"}
+
+
+def _silent(silence_s: float) -> AutomationCore:
+    from prefect.automations import AutomationCore, ChangeFlowRunState, EventTrigger, Posture
+    from prefect.client.schemas.objects import StateType
+
+    return AutomationCore(
+        name=SILENT,
+        description="Marks flow runs Crashed whose process is gone without a word.",
+        trigger=EventTrigger(
+            after={_HEARTBEAT},
+            expect={_HEARTBEAT, *(f"prefect.flow-run.{name}" for name in _STILL)},
+            match={"prefect.resource.id": ["prefect.flow-run.*"]},
+            match_related=_ours(),
+            for_each={"prefect.resource.id"},
+            posture=Posture.Proactive,
+            threshold=1,
+            within=timedelta(seconds=silence_s),
+        ),
+        actions=[
+            ChangeFlowRunState(
+                state=StateType.CRASHED,
+                message=f"No sign of life for {silence_s:g} s: the process is gone. "
+                "What it had finished is kept; run it again, and it goes on.",
+            )
+        ],
+    )
+
+
+def _stuck() -> AutomationCore:
+    from prefect.automations import AutomationCore, ChangeFlowRunState, EventTrigger, Posture
+    from prefect.client.schemas.objects import StateType
+
+    return AutomationCore(
+        name=STUCK,
+        description="Marks flow runs Crashed that a worker took and that never began.",
+        trigger=EventTrigger(
+            after={f"prefect.flow-run.{name}" for name in _TAKEN},
+            expect={_HEARTBEAT, *(f"prefect.flow-run.{name}" for name in (*_STILL, *_WAITING, "Running"))},
+            match={"prefect.resource.id": ["prefect.flow-run.*"]},
+            match_related=_ours(),
+            for_each={"prefect.resource.id"},
+            posture=Posture.Proactive,
+            threshold=1,
+            within=timedelta(seconds=BEGIN_S),
+        ),
+        actions=[
+            ChangeFlowRunState(
+                state=StateType.CRASHED,
+                message=f"Not begun {BEGIN_S:g} s after a worker took it: the worker is gone. Run it again.",
+            )
+        ],
+    )
+
+
+def _failed(block_id: UUID) -> AutomationCore:
+    from prefect.automations import AutomationCore, EventTrigger, Posture, SendNotification
+
+    return AutomationCore(
+        name=FAILED,
+        description="Sends a message for each flow run that failed or crashed.",
+        trigger=EventTrigger(
+            expect={"prefect.flow-run.Failed", "prefect.flow-run.Crashed", "prefect.flow-run.TimedOut"},
+            match={"prefect.resource.id": ["prefect.flow-run.*"]},
+            match_related=_ours(),
+            for_each={"prefect.resource.id"},
+            posture=Posture.Reactive,
+            threshold=1,
+        ),
+        actions=[
+            SendNotification(
+                block_document_id=block_id, subject="Treadle: {{ flow_run.name }} {{ flow_run.state.name }}", body=_BODY
+            )
+        ],
+    )
+
+
+def _install(automation: AutomationCore) -> None:
+    """Make it, or change it where it says something else: an update forgets which flow runs are being waited for."""
+    from prefect.client.orchestration import get_client
+
+    with get_client(sync_client=True) as client:
+        found = _find(automation.name)
+        if found is None:
+            client.create_automation(automation)
+        elif _said(found) != _said(automation):
+            client.update_automation(found.id, automation.model_copy(update={"enabled": found.enabled}))
+
+
+def _said(automation: AutomationCore) -> dict[str, Any]:
+    dumped = automation.model_dump(mode="json", include={"description", "trigger", "actions"})
+    trigger = {
+        name: sorted(v) if isinstance(v, list) and name != "match" else v for name, v in dumped["trigger"].items()
+    }
+    return {**dumped, "trigger": {name: value for name, value in trigger.items() if name != "id"}}
+
+
+def _find(name: str) -> Automation | None:
+    from prefect.client.orchestration import get_client
+
+    with get_client(sync_client=True) as client:
+        found = client.read_automations_by_name(name)
+    return found[0] if found else None
+
+
+def _block(name: str) -> UUID:
+    """The id of a block document given as `type/name`."""
+    from prefect.client.orchestration import get_client
+    from prefect.exceptions import ObjectNotFound
+
+    kind, _, document = name.partition("/")
+    try:
+        with get_client(sync_client=True) as client:
+            return client.read_block_document_by_name(document, kind, include_secrets=False).id
+    except ObjectNotFound:
+        raise ConfigError(
+            f"the Prefect server has no block {name!r}; make one in the UI under Blocks, or name another as TYPE/NAME, "
+            "such as slack-webhook/my-hook"
+        ) from None

@@ -1,0 +1,161 @@
+"""What Treadle sets up on a Prefect server: a pool with its queues, and the deployments of its flows.
+
+`prefect.yaml` says the same for `prefect deploy` in a checkout; a test compares the two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from treadle.tasks.prefect.settings import OF_FLOW_RUNS, TAG
+
+if TYPE_CHECKING:
+    from uuid import UUID
+
+    from prefect.client.orchestration import SyncPrefectClient
+    from prefect.flows import Flow
+
+POOL = "local-process"
+GPU_QUEUE = "gpu"
+QUEUES = {
+    "default": "Whole flows, and stages that need no device.",
+    GPU_QUEUE: "Stages that train or serve a model; let workers on machines with a GPU take these.",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class FlowDeployment:
+    """One entry in the list of deployments."""
+
+    name: str
+    description: str
+    flow: str = "stage"
+    queue: str = "default"
+    parameters: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def entrypoint(self) -> str:
+        """The flow as a name to import: flow runs need the installed package, and no checkout."""
+        return f"treadle.flows.flywheel.{self.flow}"
+
+
+def _stage(name: str, description: str, instance: str = "", queue: str = "default") -> FlowDeployment:
+    return FlowDeployment(name, description, queue=queue, parameters={"instance": instance or f"1/{name}"})
+
+
+DEPLOYMENTS = (
+    FlowDeployment("full", "All stages of a run; what is finished and unchanged is skipped.", flow="flywheel"),
+    FlowDeployment(
+        "full-on-gpu",
+        "The same, by a worker that takes from the queue gpu.",
+        flow="flywheel",
+        queue=GPU_QUEUE,
+    ),
+    FlowDeployment(
+        "shards",
+        "Help with a stage that is under way in shards; flow runs with flow.workers above 0 ask for it.",
+        flow="work",
+    ),
+    _stage("questions", "Read, check and deduplicate the questions."),
+    _stage("index", "Build the search index on the machine of this worker; rollouts there find it."),
+    _stage(
+        "pools",
+        "Make pools of trajectories from the training questions, repaired and condensed over rounds.",
+        queue=GPU_QUEUE,
+    ),
+    _stage("sft_rows", "Let trajectories through the quality gate and write the fine-tuning rows."),
+    _stage(
+        "sft",
+        "Fine-tune a model on the rows with LLaMA-Factory; a worker with the engine sft takes it.",
+        queue=GPU_QUEUE,
+    ),
+    _stage(
+        "rollouts",
+        "Roll the agent out over the questions; give the instance, as 1/rollouts@base or 1/rollouts@phase-2.",
+        "1/rollouts@base",
+        GPU_QUEUE,
+    ),
+    _stage("scores", "Score rollouts; give the instance, as 1/scores@base or 1/scores@phase-2.", "1/scores@base"),
+    _stage(
+        "selection",
+        "Choose the questions that a phase is trained on; give its instance, as 1/selection@phase-2.",
+        "1/selection@phase-1",
+    ),
+    _stage(
+        "rl",
+        "Reinforce a policy over a phase, given as 1/rl@phase-2; a worker with the engine trl or verl takes it.",
+        "1/rl@phase-1",
+        GPU_QUEUE,
+    ),
+    _stage("report", "Tables of all scores."),
+)
+
+
+def deploy(folder: Path, pool: str = POOL, deployments: Sequence[FlowDeployment] = DEPLOYMENTS) -> None:
+    """Make the pool, its queues and the deployments on the server of PREFECT_API_URL, or bring them up to date.
+
+    Flow runs work in `folder`: a relative root or configuration file counts from there.
+    """
+    from prefect.client.orchestration import get_client
+    from prefect.flows import load_flow_from_entrypoint
+    from prefect.utilities.callables import parameter_schema
+
+    # Prefect copies the folder of a deployment that has no such step into each flow run's.
+    steps = [{"prefect.deployments.steps.set_working_directory": {"directory": str(folder)}}]
+    with get_client(sync_client=True) as client:
+        _make_pool(client, pool)
+        for name, description in QUEUES.items():
+            _make_queue(client, pool, name, description)
+        made: dict[str, tuple[UUID, dict[str, Any]]] = {}
+        for entrypoint in dict.fromkeys(item.entrypoint for item in deployments):
+            flow: Flow[..., Any] = load_flow_from_entrypoint(entrypoint)
+            made[entrypoint] = client.create_flow(flow), parameter_schema(flow).model_dump_for_openapi()
+        for item in deployments:
+            flow_id, schema = made[item.entrypoint]
+            client.create_deployment(
+                flow_id,
+                item.name,
+                description=item.description,
+                entrypoint=item.entrypoint,
+                parameters=item.parameters,
+                parameter_openapi_schema=schema,
+                enforce_parameter_schema=True,
+                pull_steps=steps,
+                tags=[TAG],
+                work_pool_name=pool,
+                work_queue_name=item.queue,
+                job_variables={"env": dict(OF_FLOW_RUNS)},
+            )
+
+
+def _make_pool(client: SyncPrefectClient, name: str) -> None:
+    from prefect.client.schemas.actions import WorkPoolCreate
+    from prefect.exceptions import ObjectNotFound
+
+    from treadle.core.errors import ConfigError
+
+    try:
+        found = client.read_work_pool(name)
+    except ObjectNotFound:
+        client.create_work_pool(WorkPoolCreate(name=name, type="process", description="Flow runs of Treadle."))
+        return
+    if found.type != "process":
+        raise ConfigError(
+            f"work pool {name!r} is of type {found.type}, and Treadle's flow runs are processes; "
+            "name another one with --pool"
+        )
+
+
+def _make_queue(client: SyncPrefectClient, pool: str, name: str, description: str) -> None:
+    from prefect.exceptions import ObjectNotFound
+
+    try:
+        queue = client.read_work_queue_by_name(name, work_pool_name=pool)
+    except ObjectNotFound:
+        client.create_work_queue(name, description=description, work_pool_name=pool)
+        return
+    if not queue.description:
+        client.update_work_queue(queue.id, description=description)

@@ -1,0 +1,81 @@
+"""Progress of a stage as a live artifact in the Prefect UI."""
+
+from __future__ import annotations
+
+import contextvars
+import logging
+import threading
+from types import TracebackType
+from uuid import UUID
+
+from treadle.core.figures import escape
+from treadle.tasks.pace import Pace
+from treadle.tasks.prefect.ui_artifacts import create_progress, update_progress
+
+logger = logging.getLogger(__name__)
+
+POST_INTERVAL_S = 3.0
+"""How often the artifact is updated: often enough to watch, seldom enough for Prefect's database."""
+
+
+class PrefectProgress:
+    """Posts how far a stage is, from a thread of its own, so that the stage's event loop never waits for Prefect.
+
+    A Prefect server that is gone costs a line in the log, never the stage. Implements
+    `treadle.core.stage.Progress`.
+    """
+
+    def __init__(self, key: str, label: str, *, even_if_brief: bool = True) -> None:
+        """`even_if_brief`: whether work that ends before it was first shown is shown at its end."""
+        self._even_if_brief = even_if_brief
+        self._key = key
+        self._label = label
+        self._pace = Pace()
+        self._changed = threading.Event()
+        self._stop = threading.Event()
+        self._artifact: UUID | None = None
+        # The run context decides to which task run the artifact belongs.
+        self._thread = threading.Thread(target=contextvars.copy_context().run, args=(self._post,), daemon=True)
+
+    def __enter__(self) -> PrefectProgress:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop.set()
+        self._thread.join(timeout=2 * POST_INTERVAL_S)
+
+    def start(self, total: int, done: int, unit: str) -> None:
+        """Begin, or begin again with another total."""
+        self._pace.start(total, done, unit)
+        self._changed.set()
+
+    def advance(self, count: int = 1, **facts: str | int | float) -> None:
+        """Count finished units; facts stand in the description."""
+        self._pace.advance(count, facts)
+        self._changed.set()
+
+    def _post(self) -> None:
+        while not self._stop.wait(POST_INTERVAL_S):
+            self._post_once()
+        if self._artifact is not None or self._even_if_brief:
+            self._post_once()
+
+    def _post_once(self) -> None:
+        if not self._changed.is_set() or not self._pace.total:
+            return
+        self._changed.clear()
+        percent = 100.0 * min(self._pace.done / self._pace.total, 1.0)
+        try:
+            if self._artifact is None:
+                self._artifact = create_progress(self._key, percent, self._text())
+            else:
+                update_progress(self._artifact, percent, self._text())
+        except Exception as error:  # noqa: BLE001 - whatever Prefect's client raises, the stage goes on
+            logger.warning("progress of %s could not be shown in Prefect: %s", self._label, error)
+
+    def _text(self) -> str:
+        parts = [self._pace.counts(), self._pace.estimate(), *map(escape, self._pace.facts())]
+        return f"{self._label}: " + ", ".join(part for part in parts if part)

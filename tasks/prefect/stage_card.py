@@ -1,0 +1,136 @@
+"""A finished stage as the Prefect UI shows it."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from treadle.core.artifacts import ArtifactRef
+from treadle.core.figures import escape, render_figures
+from treadle.core.records import StageRecord
+from treadle.core.runs import Run
+from treadle.core.taken_over import shown_at
+from treadle.eval.layout import HEADLINE, headline_cells, summary_lines
+from treadle.tasks.pace import duration
+from treadle.tasks.page.cost import seconds_of, use_table, uses_of
+from treadle.tasks.page.sources import Source
+from treadle.tasks.report_tables import imported_lines
+from treadle.tasks.stage_report import stage_report
+
+_FILES = {"report": "report.md", "figures": "summary.csv"}
+
+
+@dataclass(frozen=True, slots=True)
+class StageCard:
+    """A finished stage for the Prefect UI."""
+
+    markdown: str
+    rows: list[dict[str, Any]]
+    """Rows of a table of its own: scores, or the yield of operators; empty for other stages."""
+    links: str = ""
+    """Where the report's text and figures lie, as markdown; empty for other stages. Each link says its whole address:
+    Prefect's pages show a link to a file or a bucket as text alone."""
+
+
+def stage_card(record: StageRecord, run: Run) -> StageCard:
+    """What a finished stage read, made, used and came to, with digests and places, as markdown; and its main table."""
+    lines = [f"**{record.address}** of run `{run.run_id}`, {_made(record, run)}", ""]
+    lines += ["| read or made | of | rows | digest |", "|---|---|---|---|"]
+    read = [(kind, ref) for kind, refs in sorted(record.inputs.items()) for ref in refs]
+    lines += [_row(f"read {kind}", ref.address, ref.artifact) for kind, ref in read]
+    lines += [_row(f"made {kind}", record.address, ref) for kind, ref in sorted(record.outputs.items())]
+    report = stage_report(record, run)
+    lines += ["", report.markdown()] if report is not None else _metrics(record.metrics)
+    if report is None or not any("sampled tokens" in table.header for table in report.figures):
+        lines += _used(record, run)
+    lines += ["", _times(record)]
+    lines += [f"Data: {escape(run.storage.location(ref.folder))}" for _, ref in sorted(record.outputs.items())]
+    lines += _commands(record, run)
+    if report is not None:
+        return StageCard("\n".join(lines), [_cells(row) for row in report.main_rows()])
+    if (summary := record.outputs.get("summary")) is None:
+        return StageCard("\n".join(lines), [])
+    lines += map(escape, imported_lines(record, run))
+    rows = [dict(zip(HEADLINE, headline_cells(line), strict=True)) for line in summary_lines(run.rows(summary).rows())]
+    return StageCard("\n".join(lines), rows, _links(run.storage.location(summary.folder)))
+
+
+def _row(what: str, address: str, ref: ArtifactRef) -> str:
+    return f"| {escape(what)} | {escape(address)} | {ref.num_rows:,} | `{ref.digest}` |"
+
+
+def _used(record: StageRecord, run: Run) -> list[str]:
+    """Requests, tokens and money by role; nothing where no model was asked, or where the result was taken over."""
+    try:
+        uses = [] if record.same_as else list(uses_of(Source(run), record))
+    except (KeyError, TypeError):
+        return []  # Metrics that another version wrote: the card shows them as they are.
+    return ["", render_figures([use_table(uses)], level=3)] if uses else []
+
+
+def _times(record: StageRecord) -> str:
+    """How long the attempt that completed it took, and when."""
+    span = f"from {record.started_at} to {record.finished_at}"
+    return f"Took {duration(seconds_of(record))}, {span}; fingerprint `{record.fingerprint[:12]}`."
+
+
+def _made(record: StageRecord, run: Run) -> str:
+    imported = f"imported from {escape(record.imported_from)}, " if record.imported_from else ""
+    return imported + _origin(record, run)
+
+
+def _origin(record: StageRecord, run: Run) -> str:
+    if not record.same_as:
+        return f"attempt {record.attempt}"
+    if address := shown_at(record, run.record):
+        return f"the same as {address}"
+    return f"taken over from {record.same_as}, which has been made anew since"
+
+
+def _commands(record: StageRecord, run: Run) -> list[str]:
+    """What to type to look further."""
+    options = shlex.join(["--run", run.run_id, "--root", run.storage.location()])
+    commands = []
+    if record.outputs.keys() & {"rollouts", "pools", "scores"}:
+        commands.append(f"Rows, one by one: treadle view {options}")
+    if "summary" in record.outputs:
+        commands.append(f"As a page: treadle report {options} --out report.html --open")
+    return [escape(command) for command in commands]
+
+
+def _cells(row: dict[str, Any]) -> dict[str, Any]:
+    """A row whose cells the UI, which takes them for markdown, does not show as the beginning of a list."""
+    return {name: "–" if cell == "-" else cell for name, cell in row.items()}
+
+
+def _links(folder: str) -> str:
+    return "\n".join(f"- {what}: {_link(f'{folder}/{name}')}" for what, name in _FILES.items())
+
+
+def _link(location: str) -> str:
+    if "://" in location:
+        return f"[{escape(location)}]({quote(location, safe=':/')})"
+    path = Path(location).absolute()
+    return f"[{escape(str(path))}]({path.as_uri()})"
+
+
+def _metrics(metrics: Mapping[str, Any]) -> list[str]:
+    rows = [f"| {escape(name)} | {_plain(value)} |" for name, value in _flat(metrics)]
+    return ["", "| metric | value |", "|---|---|", *rows]
+
+
+def _flat(metrics: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    found: list[tuple[str, Any]] = []
+    for name, value in metrics.items():
+        found += _flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else [(prefix + name, value)]
+    return found
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:,.4g}"
+    return f"{value:,}" if isinstance(value, int) else escape(str(value))

@@ -1,0 +1,117 @@
+"""The Prefect task that runs a stage instance.
+
+Skipping finished work and resuming are `execute`'s business, so Prefect's caching and result storage are off, and a
+run that was made here is recognised by the command line and the other way round.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from prefect import task
+from prefect.cache_policies import NO_CACHE
+from prefect.client.schemas.objects import State, TaskRun
+from prefect.context import TaskRunContext
+
+from treadle.core.errors import TreadleError
+from treadle.core.harmless import one_line
+from treadle.core.records import StageRecord
+from treadle.core.runs import Run
+from treadle.core.stage import Address
+from treadle.tasks.catalog import instance
+from treadle.tasks.config import TreadleConfig
+from treadle.tasks.making import run_instance
+from treadle.tasks.prefect.audience import BothProgress, audience
+from treadle.tasks.prefect.helper_runs import artifact_key, end_with_worker, helped_by_workers, orderly_end
+from treadle.tasks.prefect.progress import PrefectProgress
+from treadle.tasks.prefect.stage_card import stage_card
+from treadle.tasks.prefect.ui_artifacts import create_markdown, create_table
+from treadle.tasks.serving.servers import ModelServers
+
+logger = logging.getLogger(__name__)
+
+_RETRIES, _RETRY_DELAY_S = 2, 30
+
+
+def _is_retryable(task: Any, task_run: TaskRun, state: State[Any]) -> bool:
+    """Retry what may pass by itself (an endpoint that is down), never a wrong configuration."""
+    try:
+        state.result()
+    except TreadleError as error:
+        return error.retryable
+    except Exception:  # noqa: BLE001 - any other failure is a bug, which a retry would only repeat
+        return False
+    return False
+
+
+@task(
+    task_run_name="{address}",
+    cache_policy=NO_CACHE,
+    persist_result=False,
+    retries=_RETRIES,
+    retry_delay_seconds=_RETRY_DELAY_S,
+    retry_condition_fn=_is_retryable,
+)
+def run_stage(
+    address: str,
+    run_id: str,
+    root: str,
+    config: TreadleConfig,
+    force: bool = False,
+    accept_failures: bool = False,
+    servers: ModelServers | None = None,
+) -> str:
+    """Run one stage instance of an existing run, with the model servers of its flow; returns the fingerprint of its
+    record."""
+    end_with_worker()
+    run, wanted = Run.open(root, run_id), instance(config, Address.parse(address))
+    key = artifact_key(run_id, address)
+    # Each artifact costs some 10 KB of the server's database; what asks no model and trains nothing is mostly brief.
+    is_brief = not wanted.stage.telemetry
+    with (
+        _retries_told(address),
+        PrefectProgress(f"progress-{key}", address, even_if_brief=not is_brief) as posted,
+        audience().making(wanted, run) as shown,
+        orderly_end(),
+    ):
+        record = run_instance(
+            wanted,
+            run,
+            force=force,
+            accept_failures=accept_failures,
+            progress=BothProgress(posted, shown),
+            servers=servers,
+            helped=helped_by_workers(wanted, run, config.flow.workers),
+        )
+    audience().made(record)
+    publish(record, run, key)
+    return record.fingerprint
+
+
+@contextmanager
+def _retries_told(address: str) -> Iterator[None]:
+    """Tell who watches of a failure after which Prefect tries again; the last one is what the command ends with."""
+    try:
+        yield
+    except TreadleError as error:
+        context = TaskRunContext.get()
+        if error.retryable and context is not None and context.task_run.run_count <= _RETRIES:
+            audience().tell(f"{address}: {one_line(str(error))}; tried again in {_RETRY_DELAY_S} s")
+        raise
+
+
+def publish(record: StageRecord, run: Run, key: str) -> None:
+    """Show a finished stage in the UI: a card with counts and digests, and its main table where there is one."""
+    what = f"{record.address} of run {run.run_id}"
+    try:
+        card = stage_card(record, run)
+        create_markdown(f"stage-{key}", card.markdown, what)
+        if card.rows:
+            create_table(f"table-{key}", card.rows, what)
+        if card.links:
+            create_markdown(f"link-{key}", card.links, what)
+    except Exception as error:  # noqa: BLE001 - the stage is done, whatever becomes of its card
+        logger.warning("%s could not be shown in Prefect: %s", what, error)

@@ -1,0 +1,177 @@
+"""A Prefect server to watch a command that does not need one: a server that is there, or one for as long as it runs."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+
+import httpx
+
+from treadle.core.engines.cache import Notify
+from treadle.core.errors import EngineError, TreadleError
+from treadle.core.harmless import one_line
+from treadle.tasks.doctor import prefect_answers
+from treadle.tasks.prefect.server import HOST, prefect_home, running_server
+
+USUAL_PORT = 4200
+_SEND_S = 10.0
+_API_URL = "PREFECT_API_URL"
+
+
+@dataclass(frozen=True, slots=True)
+class WatchedServer:
+    """A server that answers.
+
+    Attributes:
+        is_ours: Whether it ends with this process; its database stays in Prefect's home.
+        port: Where one of ours listens.
+        env: Environment variables with which this process reaches it.
+    """
+
+    api_url: str
+    is_ours: bool
+    env: Mapping[str, str] = field(default_factory=dict)
+    port: int = 0
+
+    def again(self, url: str) -> str:
+        """How the page of a flow run can be seen when the command has ended."""
+        if not self.is_ours:
+            return url
+        option = f" --port {self.port}" if self.port != USUAL_PORT else ""
+        return f"treadle prefect up{option}, then {url}"
+
+
+@contextmanager
+def server_to_watch(notify: Notify, doing: str = "treadle demo") -> Iterator[WatchedServer | None]:
+    """A server for flow runs of this process, for the length of a block; None, having said why, where there is none.
+
+    It is that of PREFECT_API_URL; else the one that `treadle prefect up` runs from Prefect's home on this machine; else
+    one that is started for the block, on the usual port or a free one, and does not outlive this process. `doing` is
+    what others are told that it is there for.
+    """
+    with ExitStack() as stack:
+        server = None
+        try:
+            server = _choose(stack, notify, doing)
+            stack.enter_context(_environment(server.env))
+            _try(server)
+        except TreadleError as error:
+            stack.close()
+            server = None
+            notify(f"this goes on without Prefect, as nothing depends on it: {one_line(str(error).splitlines()[0])}")
+        try:
+            yield server
+        finally:
+            if server is not None and server.is_ours:
+                notify("stopping the Prefect server")
+                _send_rest()
+
+
+def is_of_prefect(error: Exception) -> bool:
+    """Whether a flow run ended because Prefect, its server or the way there failed, and not the work.
+
+    Raises what ended the work (an error that users meet, an interruption) where Prefect failed only after it, as when
+    a server that is gone is told of it.
+    """
+    from prefect.exceptions import CancelledRun, ExternalSignal, PausedRun, PrefectException
+
+    chain = list(_chain(error))
+    for one in chain:
+        if isinstance(one, TreadleError | KeyboardInterrupt | SystemExit | ExternalSignal):
+            raise one
+    if any(isinstance(one, CancelledRun | PausedRun) for one in chain):
+        return False  # somebody wants it to stop
+    return any(isinstance(one, httpx.HTTPError | PrefectException) for one in chain)
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """An error and those from which or in whose handling it came, the latest first."""
+    seen: set[int] = set()
+    one: BaseException | None = error
+    while one is not None and id(one) not in seen:
+        seen.add(id(one))
+        yield one
+        one = one.__cause__ or one.__context__
+
+
+def _choose(stack: ExitStack, notify: Notify, doing: str) -> WatchedServer:
+    if find_spec("prefect") is None:
+        raise EngineError("Prefect is not installed (pip install 'treadle[orchestration]')")
+    if named := os.environ.get(_API_URL):
+        if not prefect_answers(named):
+            raise EngineError(f"the Prefect server of {_API_URL}={named} does not answer")
+        return WatchedServer(named, is_ours=False)
+    home = prefect_home()
+    if (there := home.running()) is not None:
+        if there.doing:
+            raise EngineError(f"process {there.pid} runs the Prefect server of {home.folder} for {there.doing} alone")
+        if not prefect_answers(there.api_url):
+            raise EngineError(f"the Prefect server of process {there.pid} does not answer yet")
+        env = {_API_URL: there.api_url, "PREFECT_HOME": str(home.folder)}
+        return WatchedServer(there.api_url, is_ours=False, env=env)
+    notify("starting a Prefect server to watch this (usually 15 to 30 seconds)")
+    started = stack.enter_context(running_server(home, _free_port(), None, notify, doing=doing))
+    stack.enter_context(started.kept_alive())
+    return WatchedServer(started.api_url, is_ours=True, env=started.env, port=started.port)
+
+
+def _try(server: WatchedServer) -> None:
+    """Talk to it as flow runs will; one of ours learns to tell what became of those whose process was killed.
+
+    Raises EngineError, say where it wants a password.
+    """
+    from treadle.tasks.prefect.settings import as_flow_run
+
+    try:
+        with as_flow_run():
+            if server.is_ours:
+                from treadle.tasks.prefect.automations import install_automations
+
+                install_automations()
+            else:
+                from prefect.client.orchestration import get_client
+
+                with get_client(sync_client=True) as client:
+                    client.read_flow_runs(limit=1)
+    except Exception as error:  # whatever Prefect raises: the work does not depend on it
+        raise EngineError(f"the Prefect server {server.api_url} cannot be used ({one_line(str(error))})") from error
+
+
+def _send_rest() -> None:
+    """Wait until the server has what Prefect's client keeps in its queues: log lines and events."""
+    from prefect.events.worker import EventsWorker
+    from prefect.logging.handlers import APILogWorker
+
+    for queue in (APILogWorker, EventsWorker):
+        queue.drain_all(timeout=_SEND_S)
+
+
+def _free_port() -> int:
+    """The usual port of Prefect, so that addresses stay good, or any free one where that is taken."""
+    for port in (USUAL_PORT, 0):
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((HOST, port))
+            except OSError:
+                continue
+            return int(probe.getsockname()[1])
+    raise EngineError("no port is free for a Prefect server")
+
+
+@contextmanager
+def _environment(values: Mapping[str, str]) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value

@@ -1,0 +1,83 @@
+"""What servers and trainings take of which devices, and whether that is there at once."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from treadle.core.engines.config import TutorServer, VllmServer
+from treadle.core.engines.devices import chosen_gpus
+from treadle.core.engines.environments import choose_variant
+from treadle.core.errors import ConfigError
+from treadle.core.stage import Instance
+from treadle.rl.config import RlSettings
+from treadle.sft.config import SftSettings
+from treadle.sft.launch import ENGINE as SFT_ENGINE
+from treadle.tasks.serving.served_models import served_models
+
+CPU = "cpu"
+"""The one device that any number may share."""
+
+Shares = Mapping[str, float]
+"""Device -> which share of it something takes; what comes to more than 1 in sum cannot be there at once."""
+
+
+def server_shares(server: VllmServer | TutorServer) -> Shares:
+    """What a server takes of which devices; raises ConfigError for a GPU that is not there."""
+    if isinstance(server, TutorServer):
+        return {}
+    if choose_variant("serve", server.variant) == "cpu":
+        return {CPU: 1.0}
+    return dict.fromkeys(chosen_gpus(server.devices), server.gpu_memory_share)
+
+
+def training_shares(settings: Any) -> Shares:
+    """The devices that an instance trains on; raises ConfigError likewise."""
+    if not isinstance(settings, SftSettings | RlSettings):
+        return {}
+    options = settings.options
+    engine = SFT_ENGINE if isinstance(settings, SftSettings) else settings.options.engine
+    if choose_variant(engine, options.variant) == "cpu":
+        return {CPU: 1.0}
+    return dict.fromkeys(chosen_gpus(options.devices)[: options.num_devices], 1.0)
+
+
+def check_room(instance: Instance) -> None:
+    """Raise ConfigError where an instance's servers have no room beside each other, or beside its training."""
+    models = served_models(instance.settings)
+    shares = [server_shares(model.server) for model in models if model.server is not None]
+    training = training_shares(instance.settings)
+    total = sum_of([*shares, training])
+    full = overfull(total) - {CPU}  # Several on one CPU are slow, and no more than that.
+    if not full:
+        return
+    names = ", ".join(model.model for model, taken in zip(models, shares, strict=True) if full & taken.keys())
+    if full & training.keys():
+        raise ConfigError(
+            f"{instance.address} trains on {device_names(full & training.keys())}, and the servers of {names}, which "
+            "it asks meanwhile, would be there too; give them and the training `devices` of their own"
+        )
+    raise ConfigError(
+        f"{instance.address}: the servers of {names} would share {device_names(full)}, and their gpu_memory_share "
+        f"come to {max(total[gpu] for gpu in full):g}; lower them to 1 in sum, or give each `devices` of its own"
+    )
+
+
+def sum_of(shares: Sequence[Shares]) -> dict[str, float]:
+    """What all of these take together."""
+    total: dict[str, float] = {}
+    for one in shares:
+        for device, share in one.items():
+            total[device] = total.get(device, 0.0) + share
+    return total
+
+
+def overfull(total: Shares) -> set[str]:
+    """Devices of which more is taken than there is."""
+    return {device for device, share in total.items() if share > 1.0 + 1e-9}
+
+
+def device_names(devices: Collection[str]) -> str:
+    """These, for people."""
+    gpus = sorted(set(devices) - {CPU})
+    return ("GPU " if gpus else "") + " and ".join([", ".join(gpus)] * bool(gpus) + ["the CPU"] * (CPU in devices))

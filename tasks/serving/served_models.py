@@ -1,0 +1,95 @@
+"""The models in an instance's settings that a run serves itself, and what tells their servers apart."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from treadle.core.artifacts import ArtifactRef
+from treadle.core.config import Section
+from treadle.core.engines.config import TutorServer, VllmServer
+from treadle.core.errors import RunError
+from treadle.core.llm.config import ModelSettings
+from treadle.core.runs import Run
+from treadle.core.schemas import CHECKPOINTS, MODEL_FOLDER
+from treadle.core.stage import Address, Instance
+from treadle.tasks.models import checkpoint_of
+
+
+@dataclass(frozen=True, slots=True)
+class ServerSpec:
+    """What tells one server from another."""
+
+    server: VllmServer | TutorServer
+    """Without its model where that is a checkpoint of this run."""
+    checkpoint: ArtifactRef | None
+    model: str
+    """Its name in requests."""
+    revision: str
+
+    def settings(self, run: Run) -> VllmServer | TutorServer:
+        """What is started."""
+        if self.checkpoint is None:
+            return self.server
+        return self.server.model_copy(update={"model": str(run.rows(self.checkpoint).folder(MODEL_FOLDER))})
+
+
+def served_models(settings: Any) -> list[ModelSettings]:
+    """The models in an instance's settings that the run serves itself; one in several roles counts once."""
+    found: list[ModelSettings] = []
+    for model in _models_in(settings):
+        if model.server is not None and model not in found:
+            found.append(model)
+    return found
+
+
+def server_spec(model: ModelSettings, run: Run) -> ServerSpec:
+    """What the server of a model has to be; raises RunError where its checkpoint is not there yet."""
+    server, checkpoint, address = model.server, None, checkpoint_of(model)
+    assert server is not None
+    if address is not None:
+        checkpoint = _checkpoint(run, address)
+        server = server.model_copy(update={"model": ""})
+    return ServerSpec(server, checkpoint, model.model, model.revision)
+
+
+def known_specs(instance: Instance, run: Run) -> Iterator[ServerSpec]:
+    """The servers that an instance needs, without those whose checkpoint is not there yet."""
+    for model in served_models(instance.settings):
+        with suppress(RunError):
+            yield server_spec(model, run)
+
+
+def _checkpoint(run: Run, address: Address) -> ArtifactRef:
+    record = run.record(address)
+    if record is None or CHECKPOINTS.kind not in record.outputs:
+        raise RunError(f"there is no checkpoint of {address} yet; run {address} first")
+    return record.outputs[CHECKPOINTS.kind]
+
+
+def _models_in(settings: Any) -> Iterator[ModelSettings]:
+    """All models that an instance's settings hold."""
+    if isinstance(settings, ModelSettings):
+        yield settings
+    elif isinstance(settings, Section):
+        for name in type(settings).model_fields:
+            yield from _models_in(getattr(settings, name))
+    elif isinstance(settings, Mapping):
+        for value in settings.values():
+            yield from _models_in(value)
+
+
+def with_models(settings: Any, served: Sequence[tuple[ModelSettings, ModelSettings]]) -> Any:
+    """The settings with each model that is served in place of the one that asked for it."""
+    if isinstance(settings, ModelSettings):
+        return next((reachable for model, reachable in served if model == settings), settings)
+    if isinstance(settings, Section):
+        fields = {name: getattr(settings, name) for name in type(settings).model_fields}
+        changed = {name: with_models(value, served) for name, value in fields.items()}
+        return settings.model_copy(update={name: new for name, new in changed.items() if new is not fields[name]})
+    if isinstance(settings, Mapping):
+        changed = {name: with_models(value, served) for name, value in settings.items()}
+        return settings if all(changed[name] is value for name, value in settings.items()) else changed
+    return settings

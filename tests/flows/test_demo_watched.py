@@ -1,0 +1,96 @@
+"""The demo as a flow run: on a server that is named, and on one of its own."""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+import subprocess
+from pathlib import Path
+
+import httpx
+from support.command_line import TREADLE, environment
+from support.processes import end_family, family, remaining, until
+
+from treadle.tasks.prefect.server import PrefectHome
+
+from .conftest import answers
+
+SMALL = ("--set", "pools.max_questions=6", "--set", "rollouts.max_questions=5")
+STAGES = ["1/questions", "1/pools", "1/sft_rows", "1/rollouts@tutor", "1/scores@tutor", "1/report"]
+DEMO = (TREADLE, "demo", "--tutor-only", *SMALL)
+
+
+def watched_at(said: str) -> str:
+    """Id of the flow run whose page was told before the first step."""
+    found = re.search(r"^watch it in Prefect: http://127\.0\.0\.1:\d+/runs/flow-run/([0-9a-f-]{36})$", said, re.M)
+    assert found is not None and found.start() < said.index("step 1 of 4: the tutor answers questions"), said
+    return found[1]
+
+
+def test_on_a_server_that_is_named_the_terminal_shows_steps_and_results(prefect_home, tmp_path: Path) -> None:
+    root = ("--root", str(tmp_path / "outputs"))
+    done = prefect_home.run("treadle", *DEMO[1:], "--prefect", *root)
+    assert done.returncode == 0, done.stderr
+    assert " | " not in done.stderr, "lines of Prefect's own"
+    assert "starting a Prefect server" not in done.stderr
+    flow_run = watched_at(done.stderr)
+    ours = {"flow_runs": {"id": {"any_": [flow_run]}}}
+    (found,) = httpx.post(f"{prefect_home.url}/flow_runs/filter", json=ours).json()
+    assert found["state_name"] == "Completed" and {"treadle", "run:demo-tutor"} == set(found["tags"])
+    assert httpx.post(f"{prefect_home.url}/task_runs/count", json=ours).json() == 6
+
+    steps = re.findall(r"^step (\d) of 4: ", done.stderr, re.M)
+    made = re.findall(r"^(1/\S+): [a-z_]+ \d", done.stderr, re.M)
+    assert steps == ["1", "2", "3", "4"] and made == STAGES
+    assert "tutor server for treadle-tutor answers" in done.stderr
+
+    again = subprocess.run([*DEMO, *root], env=environment(), capture_output=True, text=True, timeout=180)
+    assert re.findall(r"^(1/\S+): .*\(unchanged, reused\)$", again.stderr, re.M) == STAGES
+    assert "watch it" not in again.stderr
+    assert row(again.stdout) == row(done.stdout)
+
+
+def row(printed: str) -> str:
+    """What the tutor came to in the table at the end."""
+    (found,) = [line for line in printed.splitlines() if line.startswith("tutor (rules")]
+    return found
+
+
+def test_without_a_server_it_has_one_of_its_own_that_ends_with_it(tmp_path: Path) -> None:
+    env = environment(PREFECT_HOME=str(tmp_path / "home"))
+    with (tmp_path / "err").open("wb") as err, (tmp_path / "out").open("wb") as out:
+        child = subprocess.Popen([*DEMO, "--prefect"], cwd=tmp_path, env=env, stdout=out, stderr=err)
+        try:
+            said = lambda: (tmp_path / "err").read_text()  # noqa: E731
+            until(lambda: "watch it" in said() or child.poll() is not None, "the server is up", 200.0, 0.1)
+            members = family(child.pid)
+            assert child.wait(timeout=180) == 0, said()
+        finally:
+            end_family(child)
+    flow_run = watched_at(said())
+    url = re.search(r"^watch it in Prefect: (http://127\.0\.0\.1:\d+)", said(), re.M)
+    assert url is not None and not answers(f"{url[1]}/api/health")
+    assert members and not remaining(members), "nothing is left running"
+    assert "Traceback" not in said() and "rror" not in said().replace("result error", ""), said()
+    last = (tmp_path / "out").read_text().splitlines()[-1]
+    assert re.fullmatch(rf"the flow run in Prefect: treadle prefect up.*, then {url[1]}/runs/flow-run/{flow_run}", last)
+    with sqlite3.connect(tmp_path / "home/prefect.db") as database:
+        states = database.execute("select name, state_name from flow_run").fetchall()
+        assert states == [("demo-tutor", "Completed")]
+        (logged,) = database.execute("select count(*) from log").fetchone()
+    assert logged, "what it logged was there before the server ended"
+
+
+def test_killed_it_leaves_no_server_behind(tmp_path: Path) -> None:
+    env = environment(PREFECT_HOME=str(tmp_path / "home"))
+    null = subprocess.DEVNULL
+    child = subprocess.Popen([*DEMO, "--prefect"], cwd=tmp_path, env=env, stdout=null, stderr=null)
+    try:
+        until(lambda: len(family(child.pid)) >= 2 or child.poll() is not None, "the server starts", 120.0, 0.02)
+        members = family(child.pid)
+    finally:
+        child.kill()
+        child.communicate()
+    assert members, "it was over before it was killed"
+    until(lambda: not remaining(members), f"the end of {[seen.name for seen in members]}", 20.0)
+    assert PrefectHome(tmp_path / "home").running() is None

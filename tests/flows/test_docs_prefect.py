@@ -1,0 +1,30 @@
+"""The commands of the documentation that need a Prefect server are run as they stand, page by page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from support.docs_desk import Shell
+from support.docs_pages import PREFECT, Block, blocks, pages
+
+RUNNABLE = [page for page in pages() if any(block.remark == PREFECT for block in blocks(page))]
+ADDRESS = "http://127.0.0.1:4200/api"
+"""Of the server, as the pages say."""
+RUN = "--param run_id="
+
+
+@pytest.mark.parametrize("page", RUNNABLE, ids=lambda page: page.name)
+def test_the_commands_of_a_page_work_as_they_stand(prefect_home, page: Path, tmp_path: Path) -> None:
+    shell = Shell(Path(prefect_home.env["PATH"].partition(":")[0]), prefect_home.env)
+    for block in blocks(page):
+        if block.remark == PREFECT:
+            # Their server is that of the tests, and what they make lies beside no other run.
+            text = block.text.replace(ADDRESS, prefect_home.url)
+            text = text.replace(RUN, f"--param root={tmp_path}/outputs {RUN}")
+            shell.run_block(Block(page, block.line, block.language, text, block.remark), tmp_path)
+    assert (tmp_path / "outputs/runs/first/records/1/report.json").is_file(), "what ran is the run of the page"
+
+
+def test_prefect_pages_are_among_them() -> None:
+    assert {"README.md", "prefect.md"} <= {page.name for page in RUNNABLE}

@@ -1,0 +1,89 @@
+"""Where the commands of a page of the documentation are run: a folder with what a checkout has, and quick commands."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from support.command_line import environment
+from support.docs_pages import ROOT, Block
+
+END_S = 300.0
+"""Only a command that hangs takes longer."""
+STAND_INS = Path(__file__).with_name("docs_stand_ins")
+
+
+@dataclass(frozen=True)
+class Shell:
+    """Runs commands with what is in `bin` first on the path, and with `variables`."""
+
+    bin: Path
+    variables: Mapping[str, str] = field(default_factory=dict)
+
+    def run(self, text: str, folder: Path, what: str) -> str:
+        """Run commands as a shell does that stops at the first failure; returns what they said."""
+        path = os.pathsep.join([str(self.bin), str(Path(sys.executable).parent), os.environ["PATH"]])
+        with (folder / ".said").open("w+") as said:
+            shell = subprocess.Popen(
+                ["bash", "-euo", "pipefail", "-c", text],
+                cwd=folder, env=environment(**{**self.variables, "PATH": path, "PYTHONPATH": str(ROOT / "tests")}),
+                stdin=subprocess.DEVNULL, stdout=said, stderr=said, start_new_session=True,
+            )  # fmt: skip
+            try:
+                code = shell.wait(timeout=END_S)
+            finally:
+                if shell.poll() is None:
+                    os.killpg(shell.pid, signal.SIGKILL)
+                    shell.wait()
+            said.seek(0)
+            output = said.read()
+            assert code == 0, f"{what}, exit code {code}: {output[-3000:]}"
+            return output
+
+    def run_block(self, block: Block, folder: Path) -> str:
+        """Run the commands of a block."""
+        return self.run(block.text, folder, f"{block.page.relative_to(ROOT)}, line {block.line}")
+
+
+def new_folder(folder: Path, shell: Shell) -> Path:
+    """What a checkout has that the commands of the pages name, but for what they leave behind."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "configs").symlink_to(ROOT / "configs")
+    (folder / ".venv").mkdir()
+    (folder / ".venv/bin").symlink_to(shell.bin)
+    return folder
+
+
+def prepared(commands: tuple[str, ...], store: Path, shell: Shell) -> Path:
+    """The folder that commands leave behind, made once for all processes that share `store`: copy it."""
+    folder = store / hashlib.sha256("\n".join(commands).encode()).hexdigest()[:12]
+    with locked(folder.with_suffix(".lock")):
+        if not folder.is_dir():
+            made = folder.with_suffix(".made")
+            shutil.rmtree(made, ignore_errors=True)
+            if len(commands) > 1:
+                shutil.copytree(prepared(commands[:-1], store, shell), made, symlinks=True)
+            else:
+                new_folder(made, shell)
+            if commands:
+                shell.run(commands[-1], made, f"before pages: {commands[-1]}")
+            made.rename(folder)
+    return folder
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Alone among processes."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

@@ -1,0 +1,108 @@
+"""Steps of the demo: their numbers, and the time that is left by what they usually take."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from treadle.core.runs import Run
+from treadle.demo import steps
+from treadle.demo.steps import STEPS, DemoSteps
+from treadle.tasks.catalog import flow_addresses, flow_instances
+from treadle.tasks.config import TreadleConfig
+
+MODELS = {name: {"model": name, "endpoints": [{"url": "http://127.0.0.1:9/v1"}]} for name in ("tutor", "base")}
+CONFIG = TreadleConfig.model_validate({
+    "models": MODELS,
+    "flow": {"stages": ["pools", "rollouts", "scores", "report"], "models": ["tutor", "base"]},
+    "questions": {"sources": [{"path": __file__, "dataset": "d", "domain": "math"}]},
+    "environment": {"search": {"enabled": False}},
+})  # fmt: skip
+ADDRESSES = list(map(str, flow_addresses(CONFIG)))
+
+
+class Clock:
+    """Time that passes when a test says so."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+class Demo:
+    """A demo of which nothing is made at first."""
+
+    def __init__(self, run: Run, *, timed: bool = True) -> None:
+        self.instances = {str(item.address): item for item in flow_instances(CONFIG)}
+        self.steps = DemoSteps(list(self.instances.values()), run, timed=timed)
+        self.run = run
+
+    def begin(self, address: str) -> tuple[str, float | None, float | None]:
+        return self.steps.begin(self.instances[address], self.run)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(steps, "time", made)
+    return made
+
+
+@pytest.fixture
+def states(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """What is there of instances; of the others, that they are to be made."""
+    there: dict[str, str] = {}
+    monkeypatch.setattr(steps, "state_of", lambda item, run: there.get(str(item.address), "run"))
+    return there
+
+
+@pytest.fixture
+def run(tmp_path: Path, clock: Clock, states: dict[str, str]) -> Run:
+    return Run.create(tmp_path, "r", {}, {})
+
+
+def usual_s(*names: str) -> float:
+    return sum(STEPS[name].usual_s for name in names)
+
+
+def test_steps_are_counted_without_those_that_are_over_in_a_moment(run: Run) -> None:
+    demo = Demo(run, timed=False)
+    lines = [line for address in ADDRESSES if (line := demo.begin(address)[0])]
+    assert len(ADDRESSES) == 7
+    assert [line.partition(":")[0] for line in lines] == [f"step {number} of 4" for number in (1, 2, 3, 4)]
+    assert lines[0] == f"step 1 of 4: {STEPS['pools'].words}", "sizes of the user's own have no usual times"
+
+
+def test_what_is_made_already_is_not_told_of_and_not_waited_for(run: Run, states: dict[str, str]) -> None:
+    states |= {"1/questions": "reuse", "1/pools": "reuse", "1/rollouts@tutor": "take over"}
+    states |= {"1/scores@base": "missing input", "1/report": "missing input"}
+    demo = Demo(run)
+    assert demo.begin("1/pools") == ("", None, None)
+    line, this_s, after_s = demo.begin("1/scores@tutor")
+    assert (line, this_s) == ("", 1.0)
+    assert after_s == usual_s("rollouts@base", "report") + 1.0
+
+
+def test_what_is_left_follows_the_pace_of_the_steps_before(run: Run, clock: Clock) -> None:
+    demo = Demo(run)
+    line, this_s, after_s = demo.begin("1/pools")
+    after_pools_s = usual_s("rollouts@tutor", "rollouts@base", "report") + 2.0
+    assert (this_s, after_s) == (usual_s("pools"), after_pools_s)
+    assert line.endswith(f"(about {this_s:.0f} s; of all steps about {this_s + after_pools_s:.0f} s left)")
+    clock.now += 3.0 * usual_s("pools") + 2.0 * 60.0
+    demo.steps.end()
+    # It took 60 s as usual and as long as the pools: three times as long.
+    _, this_s, _ = demo.begin("1/rollouts@tutor")
+    assert this_s == pytest.approx(3.0 * usual_s("rollouts@tutor"))
+
+
+def test_a_step_that_was_made_before_says_nothing_of_the_pace(run: Run, clock: Clock, states: dict[str, str]) -> None:
+    states["1/pools"] = "reuse"
+    demo = Demo(run)
+    demo.begin("1/pools")
+    clock.now += 0.1
+    demo.steps.end()
+    assert demo.begin("1/rollouts@tutor")[1] == usual_s("rollouts@tutor")

@@ -1,0 +1,136 @@
+"""Every `treadle` command of the documentation exists, with its options; TOML can be read; links lead somewhere."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+import click
+import pytest
+from support.docs_pages import (
+    ELSEWHERE,
+    FILE,
+    OBJECTS,
+    ONCE,
+    PREFECT,
+    REASONS,
+    ROOT,
+    RUN,
+    Block,
+    blocks,
+    commands,
+    is_of_commands,
+    pages,
+)
+
+from treadle.flows.cli import cli
+
+_LINK = re.compile(r"\]\((?!https?:|mailto:)(?P<path>[^)#\s]*)(?:#(?P<place>[^)\s]+))?\)")
+
+
+def problem(words: list[str]) -> str:
+    """What is wrong with a command; empty where nothing is."""
+    command: click.Command = cli
+    names: list[str] = []
+    options = {"-h", "--help"}
+    choices: set[str] = set()
+    """What the option before takes, where that is one of few."""
+    for word in words:
+        if word.startswith("<") or command.context_settings.get("ignore_unknown_options"):
+            return ""
+        if choices and word.islower() and word not in choices:
+            return f"treadle {' '.join(names)} does not take {word!r}, but one of {', '.join(sorted(choices))}"
+        choices = set()
+        if isinstance(command, click.Group) and not word.startswith("-"):
+            chosen = command.get_command(click.Context(command), word)
+            if chosen is None:
+                return f"there is no command {' '.join([*names, word])!r}"
+            names.append(word)
+            command = chosen
+        elif word.startswith("-") and re.fullmatch(r"--?[a-z][a-z-]*(=.*)?", word):
+            options |= {name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)}
+            if command is cli:
+                options.add("--version")
+            if word.partition("=")[0] not in options:
+                return f"treadle {' '.join(names)} has no option {word!r}"
+            for parameter in command.params:
+                if word in parameter.opts and isinstance(parameter.type, click.Choice):
+                    choices = set(parameter.type.choices)
+    return ""
+
+
+@pytest.mark.parametrize("page", pages(), ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_command_of_a_page_exists_with_its_options(page: Path) -> None:
+    wrong = {" ".join(words): said for words in commands(page) if (said := problem(words))}
+    assert not wrong
+
+
+def test_a_command_that_does_not_exist_is_told() -> None:
+    assert "no command 'rum'" in problem(["rum", "x.toml"])
+    assert "no option '--rum'" in problem(["run", "x.toml", "--rum"])
+    assert "treadle export report has no option '--gold'" in problem(["export", "report", "--run", "r", "--gold"])
+    assert "'llamafactory', but one of alpaca, hf" in problem(["export", "sft_rows", "--format", "llamafactory"])
+    assert not problem(["run", "x.toml", "--run", "r", "--set", "a=1"])
+
+
+def test_the_commands_are_found() -> None:
+    readme = [" ".join(words) for words in commands(ROOT / "README.md")]
+    assert len(readme) > 10 and any(line.startswith("run ") for line in readme)
+
+
+@pytest.mark.parametrize("page", pages(), ids=lambda page: str(page.relative_to(ROOT)))
+def test_blocks_of_toml_can_be_read(page: Path) -> None:
+    for block in blocks(page):
+        if block.language == "toml":
+            tomllib.loads(block.text)
+
+
+@pytest.mark.parametrize("page", pages(), ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_to_files_and_headings_that_are_there(page: Path) -> None:
+    for link in _LINK.finditer(re.sub(r"```.*?```|`[^`\n]*`", "", page.read_text(encoding="utf-8"), flags=re.S)):
+        target = page.parent / link["path"] if link["path"] else page
+        assert target.exists(), link[0]
+        if link["place"] and target.suffix == ".md":
+            headings = re.findall(r"^#+ (.*)$", target.read_text(encoding="utf-8"), re.M)
+            assert link["place"] in {_anchor(heading) for heading in headings}, link[0]
+
+
+def test_the_list_of_pages_has_each_of_them() -> None:
+    index = ROOT / "docs" / "index.md"
+    listed = {(index.parent / link["path"]).resolve() for link in _LINK.finditer(index.read_text(encoding="utf-8"))}
+    assert {page.resolve() for page in pages()} - listed == {index}
+
+
+def unmarked(block: Block) -> bool:
+    """Whether nothing says that a block of commands is run, or why it is not."""
+    if block.remark.startswith(ELSEWHERE):
+        return not (ROOT / block.remark.removeprefix(ELSEWHERE)).is_file()
+    return is_of_commands(block) and block.remark not in (RUN, ONCE, OBJECTS, PREFECT, *REASONS)
+
+
+@pytest.mark.parametrize("page", pages(), ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_block_of_commands_is_run_or_says_why_not(page: Path) -> None:
+    assert not [f"{page.name}, line {block.line}: {block.remark!r}" for block in blocks(page) if unmarked(block)]
+    remarks = {
+        block.remark for block in blocks(page) if block.remark and not block.remark.startswith((FILE, ELSEWHERE))
+    }
+    assert remarks <= {RUN, ONCE, OBJECTS, PREFECT, *REASONS}
+    indented = re.findall(r"^ +```\w*\n +(?:\S*/)?(?:treadle|prefect) ", page.read_text(encoding="utf-8"), re.M)
+    assert not indented, "no test sees commands in a block that is indented"
+
+
+def test_a_block_of_commands_without_a_remark_is_told() -> None:
+    def block(text: str, remark: str) -> Block:
+        return Block(ROOT / "README.md", 1, "", text, remark)
+
+    assert unmarked(block("treadle gc\n", "")) and unmarked(block("cd x\n.venv/bin/prefect worker start\n", "ruin"))
+    assert unmarked(block("treadle gc\n", "by tests/unit/no_such_test.py"))
+    assert not unmarked(block("treadle gc\n", "run")) and not unmarked(block("treadle gc\n", "gpu"))
+    assert not unmarked(block("ls treadle\n", "")) and not unmarked(block("make demo\n", ""))
+
+
+def _anchor(heading: str) -> str:
+    """As GitHub makes it."""
+    plain = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading).replace("`", "").strip().lower()
+    return re.sub(r"[^\w\- ]", "", plain).replace(" ", "-")
