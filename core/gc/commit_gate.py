@@ -1,8 +1,9 @@
 """Between putting an artifact in place and the record that names it, nobody collects garbage.
 
 Who commits passes the gate for that short while, together with others who do; who collects has it alone, and looks
-again what records reach before anything goes. On a local root this is one lock of the kernel's; on an object root, a
-lease for each commit and one of the collector, each of whom looks for the other's after taking its own.
+again what records reach before anything goes. On a local root these are two locks of the kernel's, since one alone lets
+those who share it pass for ever before who wants it alone; on an object root, a lease for each commit and one of the
+collector, each of whom looks for the other's after taking its own.
 """
 
 from __future__ import annotations
@@ -21,12 +22,14 @@ from treadle.core.storage import Storage, make_folder, storage_errors
 
 _log = logging.getLogger(__name__)
 
-_FILE = ".commits.lock"
+_GATE = ".commits.lock"
+_WAY_IN = ".collection.lock"
+"""Closed by a collector that waits for the gate: who is inside leaves, and nobody comes after."""
 _COMMITS = "locks/commits"
 _COLLECTOR = "locks/gc.lock"
 _POLL_S = 0.2
 _BRIEF_S = 10.0
-"""How long a collector on an object root, for which all wait, waits for a commit that came just before it."""
+"""How long a collector for which all wait waits for a commit that came just before it."""
 PATIENCE_S = 600.0
 """How long a collector waits for commits under way; that of a large model into an object store takes minutes."""
 
@@ -41,8 +44,10 @@ def committing(storage: Storage, name: str) -> Iterator[None]:
         with _committing_objects(storage, name):
             yield
         return
-    with _lock_file(storage) as lock:
-        _share(lock)
+    with _lock_file(storage, _GATE) as gate:
+        with _lock_file(storage, _WAY_IN) as way_in:
+            _share(way_in)
+            _share(gate)
         yield
 
 
@@ -56,18 +61,23 @@ def collecting(storage: Storage, *, patience_s: float = PATIENCE_S) -> Iterator[
         with _collecting_objects(storage, patience_s) as lease:
             yield lease.check
         return
-    with _lock_file(storage) as lock:
-        ends = time.monotonic() + patience_s
-        while not _taken(lock):
-            if time.monotonic() >= ends:
-                raise _given_up("a stage is putting its result in force, or another collection is at work")
-            time.sleep(_POLL_S)
-        yield lambda: None
+    ends = time.monotonic() + patience_s
+    while True:
+        with _lock_file(storage, _WAY_IN) as way_in, _lock_file(storage, _GATE) as gate:
+            brief_ends = min(ends, time.monotonic() + _BRIEF_S)
+            if _taken(way_in, brief_ends) and _taken(gate, brief_ends):
+                yield lambda: None
+                return
+        left_s = ends - time.monotonic()
+        if left_s <= 0:
+            raise _given_up("a stage is putting its result in force, or another collection is at work")
+        # A commit that takes this long is not to hold up all others until it ends.
+        time.sleep(min(_BRIEF_S, left_s))
 
 
 @contextlib.contextmanager
-def _lock_file(storage: Storage) -> Iterator[int]:
-    path = storage.directory(_FILE)
+def _lock_file(storage: Storage, name: str) -> Iterator[int]:
+    path = storage.directory(name)
     with storage_errors("lock", path):
         make_folder(path.parent)
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
@@ -85,12 +95,16 @@ def _share(lock: int) -> None:
         fcntl.flock(lock, fcntl.LOCK_SH)
 
 
-def _taken(lock: int) -> bool:
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
+def _taken(lock: int, ends: float) -> bool:
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= ends:
+                return False
+            time.sleep(_POLL_S)
+        else:
+            return True
 
 
 @contextlib.contextmanager

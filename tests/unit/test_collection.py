@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
@@ -173,6 +174,36 @@ def test_a_commit_waits_for_a_collection(run: Run) -> None:
     assert numbers_of(run) == [0, 1, 2]
     with committing(run.storage, "a"), committing(run.storage, "b"):
         pass
+
+
+def test_commits_that_follow_one_another_closely_let_a_collection_in(run: Run) -> None:
+    order: list[str] = []
+
+    def collected() -> None:
+        with collecting(run.storage):
+            order.append("collection")
+
+    def committed() -> None:
+        with committing(run.storage, "b"):
+            order.append("b")
+
+    with committing(run.storage, "a"):
+        collection = threading.Thread(target=collected)
+        collection.start()
+        way_in = run.storage.directory(".collection.lock")
+        with way_in.open() as lock:
+            while True:
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    break
+                fcntl.flock(lock, fcntl.LOCK_UN)
+        commit = threading.Thread(target=committed)
+        commit.start()
+        assert order == []
+    collection.join()
+    commit.join()
+    assert order == ["collection", "b"]
 
 
 def test_leftovers_of_an_instance_go_and_what_the_next_attempt_wants_stays(run: Run) -> None:
