@@ -29,7 +29,7 @@ STEPS = {
     "pools": Step("the tutor answers questions to train on and mends what went wrong, with real search and Python", 17),
     "sft_rows": Step("what is right and well formed becomes rows to train on, results of tools masked", 1),
     "sft": Step("LLaMA-Factory trains SmolLM2-135M on them", 150),
-    "rollouts@phase-1": Step("the trained model answers training questions, eight times each, on vLLM", 167),
+    "rollouts@phase-1": Step("the trained model answers training questions, four times each, on vLLM", 167),
     "selection@phase-1": Step("group-wise Pareto: the questions whose answers differ most are worth reinforcement", 1),
     "rl@phase-1": Step("TRL reinforces the trained model on them, with real tools", 387),
     "rollouts@tutor": Step("the tutor answers held-out questions about things that no row names", 8),
