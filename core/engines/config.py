@@ -38,7 +38,8 @@ class VllmServer(Section):
     """GPUs that it runs on, by their places among those that can be seen, as in [0, 1]; it is spread over them
     (`--tensor-parallel-size`) unless `extra_args` say how. Empty: it has all of them to itself. A CPU needs none."""
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
-    """Number type of the weights; `auto` is the checkpoint's own, but 16 bits on a GPU for one in fp32."""
+    """Number type of the weights; `auto` is the checkpoint's own, but 16 bits on a GPU for one in fp32. A CPU without
+    instructions for bf16 (`avx512_bf16`, `amx_bf16`) is several times faster with `float32`, in twice the memory."""
     max_model_len: int = Field(default=2048, ge=16)
     """Window in tokens, prompt and completion together."""
     kv_cache_gb: Operational[int] = Field(default=1, ge=1)
