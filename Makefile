@@ -19,7 +19,7 @@ help: ## Show this list
 
 $(INSTALLED): requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11) and "Treadle is tried with Python 3.11; set PYTHON=/path/to/python3.11 (this is " + sys.version.split()[0] + ")")'
-	@echo "==> Installing Treadle and its locked dependencies into $(VENV) (about 1 minute, 1 GB)"
+	@echo "==> Installing Treadle and its locked dependencies into $(VENV) (1 to 3 minutes, 1 GB)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/pip install -q --no-deps -r requirements.lock
 	@$(BIN)/pip install -q --no-deps --no-build-isolation -e .
@@ -30,7 +30,7 @@ install: $(INSTALLED) ## Install Treadle into .venv
 
 demo: $(INSTALLED) ## Fine-tune and reinforce a small real model on a sample world and see what it learnt
 	@echo "make demo: rows by the rule-based tutor, SmolLM2-135M fine-tuned on them, then reinforced, 80 held-out questions before and after, with real tools;"
-	@echo "           less than half an hour on 2 cores, each step shows its progress and how long is left, also in Prefect at the address that is printed;"
+	@echo "           some 20 minutes on 2 cores, each step shows its progress and how long is left, also in Prefect at the address that is printed;"
 	@echo "           the first time it installs vLLM, LLaMA-Factory and TRL (9 GB in the cache, 5 to 9 minutes)"
 	@$(BIN)/treadle demo --prefect
 

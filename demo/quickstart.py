@@ -21,8 +21,8 @@ from treadle.tasks.pace import duration
 NUM_DOCUMENTS = 1_000
 TIERS = (0,)
 """Questions that one call answers: what a model of 135 million weights learns in minutes on two cores."""
-ENGINES = {"serve": ("vLLM", 3), "sft": ("LLaMA-Factory", 4), "trl": ("TRL", 2)}
-"""What the demo needs besides Treadle, and how many minutes it took to install on a machine with other work."""
+ENGINES = {"serve": ("vLLM", 3), "sft": ("LLaMA-Factory", 3), "trl": ("TRL", 2)}
+"""What the demo needs besides Treadle, and how many minutes it took at most to install on two cores."""
 _CONFIG = Path(__file__).with_name("demo.toml")
 _TUTOR_ONLY: dict[str, Any] = {
     "pools": {"max_questions": 60},

@@ -41,7 +41,7 @@ def test_missing_engines_are_told_with_their_size_and_time_before_they_are_insta
     assert name == "demo" and engines == {"serve", "sft", "trl"}
     assert said[0] == (
         f"the demo installs, once, into {tmp_path / 'cache'}: vLLM, about 3 minutes and 2.5 GB; "
-        "LLaMA-Factory, about 4 minutes and 5.2 GB; TRL, about 2 minutes and 1.5 GB"
+        "LLaMA-Factory, about 3 minutes and 5.2 GB; TRL, about 2 minutes and 1.5 GB"
     )
     assert config.flow.models == ("tutor", "base", "tuned", "reinforced")
     told = len(said)

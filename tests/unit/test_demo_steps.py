@@ -11,6 +11,7 @@ from treadle.demo import steps
 from treadle.demo.steps import STEPS, DemoSteps
 from treadle.tasks.catalog import flow_addresses, flow_instances
 from treadle.tasks.config import TreadleConfig
+from treadle.tasks.pace import duration
 
 MODELS = {name: {"model": name, "endpoints": [{"url": "http://127.0.0.1:9/v1"}]} for name in ("tutor", "base")}
 CONFIG = TreadleConfig.model_validate({
@@ -91,7 +92,7 @@ def test_what_is_left_follows_the_pace_of_the_steps_before(run: Run, clock: Cloc
     line, this_s, after_s = demo.begin("1/pools")
     after_pools_s = usual_s("rollouts@tutor", "rollouts@base", "report") + 2.0
     assert (this_s, after_s) == (usual_s("pools"), after_pools_s)
-    assert line.endswith(f"(about {this_s:.0f} s; of all steps about {this_s + after_pools_s:.0f} s left)")
+    assert line.endswith(f"(about {duration(this_s)}; of all steps about {duration(this_s + after_pools_s)} left)")
     clock.now += 3.0 * usual_s("pools") + 2.0 * 60.0
     demo.steps.end()
     # It took 60 s as usual and as long as the pools: three times as long.
