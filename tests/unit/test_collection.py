@@ -6,7 +6,6 @@ import fcntl
 import json
 import os
 import shutil
-import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -28,11 +27,9 @@ from support.counting_stage import (
 
 from treadle.core.artifacts import ArtifactWriter, verify_artifact
 from treadle.core.config import Section
-from treadle.core.errors import RunError
 from treadle.core.execute import execute
 from treadle.core.gc import collection
 from treadle.core.gc.collection import collect
-from treadle.core.gc.commit_gate import collecting, committing
 from treadle.core.gc.garbage import plan_collection
 from treadle.core.runs import Run
 from treadle.core.stage import Address, Instance, Stage, StageContext
@@ -162,50 +159,6 @@ def test_a_collection_looks_again_when_nobody_commits_any_more(run: Run, monkeyp
     assert numbers_of(run) == [0, 1]
 
 
-def test_a_commit_waits_for_a_collection(run: Run) -> None:
-    execute(counting(count=2), run)
-    with collecting(run.storage):
-        thread = threading.Thread(target=execute, args=(counting(count=3), run))
-        thread.start()
-        assert numbers_of(run) == [0, 1]
-        with pytest.raises(RunError, match="putting its result in force"), collecting(run.storage, patience_s=0):
-            pass
-    thread.join()
-    assert numbers_of(run) == [0, 1, 2]
-    with committing(run.storage, "a"), committing(run.storage, "b"):
-        pass
-
-
-def test_commits_that_follow_one_another_closely_let_a_collection_in(run: Run) -> None:
-    order: list[str] = []
-
-    def collected() -> None:
-        with collecting(run.storage):
-            order.append("collection")
-
-    def committed() -> None:
-        with committing(run.storage, "b"):
-            order.append("b")
-
-    with committing(run.storage, "a"):
-        collection = threading.Thread(target=collected)
-        collection.start()
-        way_in = run.storage.directory(".collection.lock")
-        with way_in.open() as lock:
-            while True:
-                try:
-                    fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-                except BlockingIOError:
-                    break
-                fcntl.flock(lock, fcntl.LOCK_UN)
-        commit = threading.Thread(target=committed)
-        commit.start()
-        assert order == []
-    collection.join()
-    commit.join()
-    assert order == ["collection", "b"]
-
-
 def test_leftovers_of_an_instance_go_and_what_the_next_attempt_wants_stays(run: Run) -> None:
     def stopped(context: StageContext) -> Mapping[str, Any]:
         context.workspace.mkdir(parents=True, exist_ok=True)
@@ -257,7 +210,6 @@ def test_temporary_files_of_the_dead_go_and_those_of_the_living_stay(run: Run) -
     doomed = root / "artifacts" / "numbers" / ".tmp-deleted-0123456789abcdef"
     doomed.mkdir()
     (doomed / "part-00000.parquet").write_bytes(b"p")
-    import fcntl
 
     with alive.open("wb") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
