@@ -18,10 +18,10 @@ help: ## Show this list
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
 
 $(INSTALLED): requirements.lock pyproject.toml
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11) and "Treadle is tried with Python 3.11; set PYTHON=/path/to/python3.11 (this is " + sys.version.split()[0] + ")")'
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11) and "requirements.lock is for Python 3.11; set PYTHON=/path/to/python3.11 (this is " + sys.version.split()[0] + ")")'
 	@echo "==> Installing Treadle and its locked dependencies into $(VENV) (1 to 3 minutes, 1 GB)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(BIN)/pip install -q --no-deps -r requirements.lock
+	@$(BIN)/pip install -q --no-deps --require-hashes -r requirements.lock
 	@$(BIN)/pip install -q --no-deps --no-build-isolation -e .
 	@touch $@
 
@@ -71,9 +71,10 @@ test-e2e: $(INSTALLED) ## Tests with real engines on the CPU (vLLM, LLaMA-Factor
 parity: $(INSTALLED) ## FlashRAG's own retriever beside ours (the first use installs it: 1.8 GB in the cache)
 	@$(PYTEST) -s tests/parity
 
-sweep: $(INSTALLED) ## 200 kill points, every fault at every step, 10,000 histories (takes long)
-	@echo "make sweep: a run killed at 200 moments, every fault at every step and every size of a full disk, 10,000 histories"
+sweep: $(INSTALLED) ## 200 kill points of runs, 201 of helpers and trainings, every fault at every step, 10,000 histories (takes long)
+	@echo "make sweep: a run killed at 200 moments, helpers and trainings at 201, every fault at every step and every size of a full disk, 10,000 histories"
 	@TREADLE_KILL_POINTS=200 $(PYTEST) -n 3 tests/stages/test_crash.py tests/stages/test_pools_crash.py
+	@TREADLE_KILL_POINTS=670 $(PYTEST) -n 3 tests/stages/test_work_kill.py tests/stages/test_training_kill.py
 	@TREADLE_KILL_POINTS=50 $(PYTEST) -n 2 tests/stages/test_sandbox_kill.py
 	@TREADLE_FAULT_STRIDE=1 TREADLE_HISTORIES=10000 $(PYTEST) -n 2 --dist worksteal tests/stages/test_faults*.py tests/stages/test_histories.py
 	@TREADLE_FAULT_STRIDE=1 TREADLE_KILL_POINTS=100 $(PYTEST) -n 2 tests/stages/test_object_*.py

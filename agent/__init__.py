@@ -1,1 +1,1 @@
-"""The agent: protocol, environment, rollout engine, tools and sandbox."""
+"""Run tool-using LLM agents: tag dialect, environment, rollout engine, tools, judges and sandbox."""

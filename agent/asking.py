@@ -1,8 +1,8 @@
-"""How one rollout asks its model for the next turn, given the assistant's turn so far: as ids, as text, as messages.
+"""Build the model requests of one rollout: as token ids, as text, or as chat messages.
 
-What stands in the transcript is the same in all three. With ids and text the model goes on from the turn as one growing
-completion. A service that only chats is shown the turn as a conversation: its own text as its messages, each result as
-a message of the user, in which nothing can pass for the model's. Normative: docs/behaviour/agent.md.
+The transcript is the same in all three modes. With ids and with text, the model continues the assistant turn as one
+growing completion. A chat-only service receives the turn as a conversation: the model's own text as assistant messages,
+tool results as user messages. No tool output can end up in an assistant message. Normative: docs/behaviour/agent.md.
 """
 
 from __future__ import annotations
@@ -21,35 +21,35 @@ if TYPE_CHECKING:
     from treadle.agent.rollout import ChatCodec, ChatModel, RolloutEngine
 
 GO_ON = "Go on."
-"""What the user says where the model is to say more and nothing came in between: a conversation cannot end with it."""
+"""Content of the user message that is added if the conversation would otherwise end with an assistant message."""
 
 
 class Asking(Protocol):
-    """The way of one rollout."""
+    """Strategy that builds requests from the transcript of one rollout and adds the completions to it."""
 
     @property
     def prompt_ids(self) -> array[int]:
-        """Ids before the assistant's turn; empty where there are none."""
+        """Token ids before the assistant turn; empty if requests carry no ids."""
         ...
 
     def room(self) -> tuple[int, str]:
-        """Most new tokens of the next turn, and the status if they do not suffice."""
+        """Return the most new tokens of the next turn, and the rollout's status if that number is below 1."""
         ...
 
     async def ask(self, max_tokens: int, seed: int, *, session: str, deadline: float) -> Completion:
-        """The model's next words; raises ModelError and its subclasses."""
+        """Request the next completion from the model. Raises ModelError and its subclasses."""
         ...
 
     def take(self, completion: Completion) -> bool:
-        """Put a new or remembered answer into the transcript; whether it said anything.
+        """Append a new or cached completion to the transcript; return whether it added anything.
 
-        Raises ModelError for an answer of a wrong kind.
+        Raises ModelError if the completion does not fit the mode, for example if it has no token ids.
         """
         ...
 
 
 def asking_of(engine: RolloutEngine, messages: Sequence[Mapping[str, str]], transcript: Transcript) -> Asking:
-    """The way that an engine asks, with the messages before the assistant's turn."""
+    """Return the strategy for an engine; `messages` are those before the assistant turn."""
     if engine.chat is not None:
         return Chat(engine, engine.chat, messages, transcript)
     if engine.codec is not None:
@@ -58,12 +58,13 @@ def asking_of(engine: RolloutEngine, messages: Sequence[Mapping[str, str]], tran
 
 
 class Ids:
-    """The prompt's ids followed by the turn's, all exact."""
+    """Requests as token ids: the prompt's ids followed by those of the turn, exactly as sampled."""
 
     def __init__(
         self, engine: RolloutEngine, codec: ChatCodec, messages: Sequence[Mapping[str, str]], transcript: Transcript
     ) -> None:
         self._engine = engine
+        self._codec = codec
         self._transcript = transcript
         self.prompt_ids = array("i", codec.prompt_ids(messages))
 
@@ -86,12 +87,21 @@ class Ids:
     def take(self, completion: Completion) -> bool:
         """See `Asking`."""
         if completion.token_ids is None:
-            raise ModelError("this rollout was begun in text mode; set token_ids to off, or run the stage anew")
-        return self._transcript.absorb(completion.text, completion.token_ids, completion.completion_tokens)
+            raise ModelError("this rollout was begun in text mode; set token_ids to off, or run the stage with --force")
+        if not completion.stop_dropped:  # the usual case
+            return self._transcript.absorb(completion.text, completion.token_ids, completion.completion_tokens)
+        marker = dropped_stop(self._transcript.open_text, completion, self._engine.protocol)
+        ended = completion.token_ids[-1:] and completion.token_ids[-1] in self._codec.eos_ids
+        if ended and completion.stop_reason != marker:
+            marker = ""  # an end-of-turn id ended the answer, not a stop string
+        return self._transcript.absorb(completion.text, completion.token_ids, completion.completion_tokens, marker)
 
 
 class Text:
-    """The rendered prompt followed by the turn's text. What fits is an estimate: the server has the last word."""
+    """Requests as text: the rendered prompt followed by the text of the turn.
+
+    The room is an estimate. Whether a request fits is decided by the server.
+    """
 
     def __init__(self, engine: RolloutEngine, messages: Sequence[Mapping[str, str]], transcript: Transcript) -> None:
         self._engine = engine
@@ -105,10 +115,14 @@ class Text:
         """See `Asking`."""
         limits, most = self._engine.limits, self._engine.sampling.max_tokens
         window = most if limits.max_model_len is None else limits.max_model_len - self._context_tokens()
+        # An estimate must not end the rollout: the server rejects a prompt that does not fit.
         return max(1, min(most, window)), "context_full"
 
     def _context_tokens(self) -> int:
-        """Length of the context by the tokenizer, or from above by what the server counted last."""
+        """Return the context length in tokens.
+
+        Without a tokenizer this is an upper bound: the server's last count plus one token per character added since.
+        """
         text = self._prompt + self._transcript.text
         if self._engine.renderer is not None:
             return len(self._engine.renderer.encode(text))
@@ -122,15 +136,19 @@ class Text:
     def take(self, completion: Completion) -> bool:
         """See `Asking`."""
         before = len(self._transcript.text)
-        said = self._transcript.absorb(completion.text, None, completion.completion_tokens)
-        after = len(self._transcript.text)
-        self._server_tokens = completion.prompt_tokens + tokens_kept(completion, after - before)
-        self._server_chars = len(self._prompt) + after
+        marker = dropped_stop(self._transcript.open_text, completion, self._engine.protocol)
+        said = self._transcript.absorb(completion.text, None, completion.completion_tokens, marker)
+        kept = min(len(self._transcript.text) - before, len(completion.text))
+        self._server_tokens = completion.prompt_tokens + tokens_kept(completion, kept)
+        self._server_chars = len(self._prompt) + before + kept
         return said
 
 
 class Chat:
-    """The turn as a conversation. Tokens are those that the service counted; a character counts as one until then."""
+    """Requests as chat messages.
+
+    Token counts are those of the service. A character that the service has not counted yet counts as one token.
+    """
 
     def __init__(
         self, engine: RolloutEngine, model: ChatModel, messages: Sequence[Mapping[str, str]], transcript: Transcript
@@ -145,7 +163,7 @@ class Chat:
         self.prompt_ids = array("i")
 
     def room(self) -> tuple[int, str]:
-        """See `Asking`. Results count towards the budget once the service has counted them, with the next prompt."""
+        """See `Asking`. Results count towards the budget once the service has counted them, in the next prompt."""
         limits, most = self._engine.limits, self._engine.sampling.max_tokens
         window = most
         if limits.max_model_len is not None:
@@ -173,9 +191,10 @@ class Chat:
             self._first_prompt_tokens = completion.prompt_tokens
         before = self._num_chars()
         marker = dropped_stop(self._transcript.open_text, completion, self._engine.protocol)
-        said = self._transcript.absorb(completion.text + marker, None, completion.completion_tokens)
+        said = self._transcript.absorb(completion.text, None, completion.completion_tokens, marker)
         kept = min(self._num_chars() - before, len(completion.text))
-        # Thoughts that the service keeps to itself are paid for, but do not come back with the next request.
+        # Hidden reasoning is billed, but it is not sent back with the next request. Hence at most one token per kept
+        # character.
         self._counted_tokens = completion.prompt_tokens + min(tokens_kept(completion, kept), kept)
         self._counted_chars = before + kept
         return said
@@ -185,9 +204,10 @@ class Chat:
 
 
 def conversation(opening: Sequence[Mapping[str, str]], segments: Iterable[Segment]) -> list[dict[str, str]]:
-    """The assistant's turn as messages after those of the opening, which end with one of the user.
+    """Return `opening`, which ends with a user message, followed by the assistant turn as messages.
 
-    What the system wrote (`Transcript.segments` knows, not the text) is the user's, all else the assistant's.
+    Result segments become user messages, all others assistant messages. The author of a segment comes from
+    `Transcript.segments`, never from the text.
     """
     turns: list[dict[str, str]] = []
     for segment in segments:
@@ -202,13 +222,15 @@ def conversation(opening: Sequence[Mapping[str, str]], segments: Iterable[Segmen
 
 
 def dropped_stop(before: str, completion: Completion, tags: Tags) -> str:
-    """The closing marker at which generation stopped, where the service has left it out of the text; else nothing.
+    """Return the closing marker that ended generation if the server left it out of the text; else an empty string.
 
-    It is the one that the service names, or that of the block in which the text ends. `before` is what the model said
-    since the last result.
+    The marker is the one that the server names, else that of the block that is open at the end of the text. `before` is
+    the model text since the last result.
     """
+    if not completion.stop_dropped:
+        return ""
     text = before + completion.text
-    if completion.finish_reason != "stop" or tags.closing_stops.search(text):
+    if tags.closing_stops.search(text):
         return ""
     if completion.stop_reason in tags.stops:
         return str(completion.stop_reason)
@@ -218,7 +240,7 @@ def dropped_stop(before: str, completion: Completion, tags: Tags) -> str:
 
 
 def tokens_kept(completion: Completion, num_chars: int) -> int:
-    """Tokens of the first characters of an answer, the rest of which was cut off: their share, rounded up."""
+    """Return the tokens of the first `num_chars` characters of a truncated completion: their share, rounded up."""
     whole = len(completion.text)
     if num_chars >= whole:
         return completion.completion_tokens
@@ -232,5 +254,5 @@ async def _complete(
         prompt=prompt, max_tokens=max_tokens, sampling=engine.sampling, stop=engine.protocol.stops, seed=seed
     )
     answer = engine.model.complete(request, session=session, deadline=deadline)
-    del request, prompt  # thousands wait at once: while the server thinks, nobody needs the ids
+    del request, prompt  # thousands of requests wait at once: free the ids while the server generates
     return await answer

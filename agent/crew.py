@@ -1,7 +1,7 @@
-"""A crew of workers over a stream of jobs: what infrastructure kept from finishing is tried again, then owed.
+"""Run a stream of jobs with bounded concurrency; retry infrastructure failures, then leave them pending.
 
-Stages of many independent jobs (rollouts, the pools of questions) share it. Memory does not grow with the number of
-jobs: they come from a stream that is read anew in each pass, and only the causes of owed ones are kept.
+Stages with many independent jobs (rollouts, question pools) use it. Memory does not grow with the number of jobs: each
+pass reads the stream of jobs again, and only the errors of pending jobs are kept.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ _log = logging.getLogger(__name__)
 
 
 class Job(Protocol):
-    """One unit of work; `key` is its owner in the journal."""
+    """Unit of work of a stage; `key` owns its records in the journal."""
 
     @property
     def key(self) -> str:
-        """Unique within the stage."""
+        """Key that is unique within the stage."""
         ...
 
 
@@ -31,32 +31,39 @@ T_Job = TypeVar("T_Job", bound=Job)
 
 
 class CrewOptions(Protocol):
-    """The keys of a stage's section that a crew reads."""
+    """Keys of a stage's section that the job runner reads."""
 
     @property
     def max_concurrent(self) -> int:
-        """Jobs in progress at once."""
+        """Number of jobs in progress at once."""
         ...
 
     @property
     def owed_retries(self) -> int:
-        """Further passes over owed jobs."""
+        """Number of further passes over pending jobs."""
         ...
 
     @property
     def owed_pause_s(self) -> float:
-        """Pause before the first such pass; doubled for each further one."""
+        """Seconds before the first of these passes; doubled for each further one."""
         ...
 
     @property
     def max_error_rate(self) -> float:
-        """Largest share of failed jobs with which the stage may end, where failures are accepted."""
+        """Largest share of failed jobs with which the stage may end, if failures are accepted."""
         ...
 
 
 @dataclass(slots=True)
 class Pass:
-    """What one pass over the open jobs came to."""
+    """Result of one pass over the unfinished jobs.
+
+    Attributes:
+        errors: Cause of failure by job key.
+        retryable: Whether any of the errors is retryable.
+        in_a_row: Consecutive failures at the end of the pass so far.
+        first: Cause of the first failure.
+    """
 
     errors: dict[str, str] = field(default_factory=dict)
     retryable: bool = False
@@ -64,7 +71,7 @@ class Pass:
     first: str = ""
 
     def owe(self, key: str, error: Exception) -> None:
-        """Note a job that could not be finished."""
+        """Record a job that could not be finished."""
         cause = cause_of(error)
         self.errors[key] = cause
         self.first = self.first or cause
@@ -73,22 +80,22 @@ class Pass:
 
 
 def cause_of(error: Exception) -> str:
-    """An error in words, with its type where it is nobody's message to a user."""
+    """Return the message of an error, prefixed with its type unless it is a TreadleError."""
     return str(error) if isinstance(error, TreadleError) else f"{type(error).__name__}: {error}"
 
 
 def is_owed(error: Exception) -> bool:
-    """Whether a job is owed for this error; others (a budget, a full disk, a broken tool) stop the stage."""
+    """Return whether a job stays pending after this error; others (budget, full disk, broken tool) stop the stage."""
     if isinstance(error, TreadleError):
         return isinstance(error, ModelError) or (isinstance(error, ToolError) and error.retryable)
     return True
 
 
 class Crew(Generic[T_Job]):
-    """Works through jobs in passes.
+    """Job runner: works through the unfinished jobs in passes, with `max_concurrent` jobs at once.
 
     Attributes:
-        last: The last pass; its errors are the jobs still owed.
+        last: Result of the last pass; its errors are those of the jobs still pending.
     """
 
     def __init__(
@@ -99,7 +106,7 @@ class Crew(Generic[T_Job]):
         *,
         noun: str,
     ) -> None:
-        """`open_jobs` reads the jobs that are not finished, anew for each pass; `make` finishes one, or raises."""
+        """Set up a run; `open_jobs` returns the unfinished jobs once per pass, `make` finishes one job or raises."""
         self._options = options
         self._open_jobs = open_jobs
         self._make = make
@@ -107,11 +114,12 @@ class Crew(Generic[T_Job]):
         self.last = Pass()
 
     async def work(self, num_open: int) -> None:
-        """Pass over the open jobs until none is left, or none of the causes may pass by itself."""
+        """Run passes over the unfinished jobs until no retryable error is left, or `owed_retries` is exhausted."""
         for number in range(self._options.owed_retries + 1):
             if number:
                 pause_s = self._options.owed_pause_s * 2 ** (number - 1)
-                num_open = len(self.last.errors)
+                # A pass that gave up early has no errors of the jobs that it never tried.
+                num_open = sum(1 for _ in self._open_jobs())
                 _log.warning("%d %s are owed, trying again in %g s", num_open, self._noun, pause_s)
                 await asyncio.sleep(pause_s)
             self.last = Pass()
@@ -131,7 +139,7 @@ class Crew(Generic[T_Job]):
             await asyncio.gather(*workers, return_exceptions=True)
 
     async def _take(self, jobs: Iterator[T_Job], give_up_after: int) -> None:
-        """Take jobs from the stream until it ends, or until nothing but failures came for a while."""
+        """Run jobs from the stream until it ends, or until `give_up_after` jobs of this pass failed in a row."""
         for job in jobs:
             try:
                 await self._make(job)
@@ -141,18 +149,19 @@ class Crew(Generic[T_Job]):
                 unforeseen = not isinstance(error, TreadleError)
                 _log.warning("%s %s is owed: %s", self._noun[:-1], job.key, error, exc_info=unforeseen)
                 self.last.owe(job.key, error)
+                # So many failures in a row suggest a common cause: leave the other jobs to the next pass.
                 if self.last.in_a_row >= give_up_after:
                     return
             else:
                 self.last.in_a_row = 0
 
     def worked(self, facts: Mapping[str, Any]) -> Worked:
-        """What the last pass left, for `Stage.run`."""
+        """Return the result of the last pass, for `Stage.run`."""
         return Worked(self.last.errors, self.last.first, self.last.retryable, facts)
 
 
 def begin(context: StageContext, jobs: Iterable[Job], noun: str) -> int:
-    """Number of jobs that are not finished; the progress is told of all."""
+    """Start the progress display over all jobs; return the number of unfinished ones."""
     num_jobs = num_finished = 0
     for job in jobs:
         num_jobs += 1
@@ -163,9 +172,10 @@ def begin(context: StageContext, jobs: Iterable[Job], noun: str) -> int:
 
 
 def settle(context: StageContext, options: CrewOptions, jobs: Iterable[Job], noun: str) -> tuple[int, int]:
-    """Number of all jobs and of those that are owed, where the user accepts that; to be asked when the work is over.
+    """Return the number of all jobs and of pending ones, once the work is over and if the user accepts failures.
 
-    Raises StageFailed where there are no jobs, or more failed than `max_error_rate` allows, and RolloutsOwed.
+    Raises StageFailed if there are no jobs, or if more failed than `max_error_rate` allows. Raises RolloutsOwed if jobs
+    are pending and failures are not accepted.
     """
     num_jobs = num_owed = 0
     for job in jobs:
@@ -190,7 +200,7 @@ def settle(context: StageContext, options: CrewOptions, jobs: Iterable[Job], nou
 
 
 def refuse_silence(address: Address, statuses: Mapping[str, int], noun: str) -> NoReturn:
-    """Raise StageFailed: the policy said nothing in all that was asked of it; `statuses` tells how that ended."""
+    """Raise StageFailed because the model generated no text in any job; `statuses` counts how the jobs ended."""
     told = ", ".join(f"{name} {count:,}" for name, count in sorted(statuses.items()))
     raise StageFailed(
         f"{address}: the model said nothing in any of {sum(statuses.values()):,} {noun} ({told}); look at its server "

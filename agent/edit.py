@@ -1,7 +1,7 @@
-"""Trajectories with something put into them: prefixes that end in given text, and turns put together from pieces.
+"""Edit trajectories: extend a prefix with given text, and assemble a trajectory from pieces.
 
-What is put in gets the ids of its own encoding and the origin of text that nobody sampled here, so that it has no
-log-prob loss in RL; as a target of fine-tuning it counts like all model text.
+Inserted text is encoded on its own, and its ids have origin 2 (not sampled here), so they get no log-prob loss in RL.
+As a target of fine-tuning it counts like all model text.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from treadle.agent.rollout import Trajectory, Usage
 from treadle.agent.transcript import Codec, Prefix, Transcript
 
 Piece = tuple[Literal["model", "system"], str]
-"""Who wrote it, and the text; a system piece is one whole result block."""
+"""Author and text; a system piece is one whole result block."""
 
 
 def extended(prefix: Prefix, text: str, codec: Codec | None, protocol: Protocol = TOOL_PROTOCOL) -> Prefix:
-    """A prefix with model text after it; it is pending where the text ends with a call or an answer.
+    """Return a prefix with model text appended; it is pending if the text ends with a call or an answer.
 
-    Raises ValueError where the prefix itself ends with a call that has no result, or with an answer.
+    Raises ValueError if the prefix itself ends with a call without a result, or with an answer.
     """
     if prefix.pending:
         raise ValueError("a prefix that ends with an open call or an answer cannot be extended")
@@ -32,7 +32,7 @@ def extended(prefix: Prefix, text: str, codec: Codec | None, protocol: Protocol 
 
 
 def empty_prefix() -> Prefix:
-    """The prefix of a rollout in which nothing was said yet."""
+    """Return the prefix of a rollout before its first turn."""
     return Prefix((), (), (), (), 0, False)
 
 
@@ -43,7 +43,7 @@ def assembled(
     codec: Codec | None,
     protocol: Protocol = TOOL_PROTOCOL,
 ) -> Trajectory:
-    """A trajectory put together from pieces in their order, with the prompt and the status of its parent.
+    """Return a trajectory assembled from pieces in order, with the prompt and the status of `parent`.
 
     Nothing is generated and no tool runs; `usage` is empty.
     """

@@ -1,8 +1,8 @@
-"""What a rollout talks to: it turns model text into calls, outcomes and the text that is appended to the context.
+"""Define the environment of a rollout: it turns model text into calls, outcomes and result blocks.
 
-`Environment` is the contract of the engine. `ToolEnvironment` implements it with tools and limits; a dialogue partner
-or a remote service implements it elsewhere. One observation may hold several calls and several blocks, so a protocol
-with more than one call per turn, or a plan of calls, needs no other engine. Limits: docs/behaviour/agent.md.
+`Environment` is the interface that the rollout engine uses. `ToolEnvironment` implements it with tools and limits; a
+simulated user or a remote service can implement it elsewhere. One observation may hold several calls and several
+blocks, so a dialect with more than one call per turn needs no other engine. Limits: docs/behaviour/agent.md.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from treadle.agent.protocol import Call, is_answer, parse_call, result_block
 from treadle.agent.tools.outcome import CallContext, OutcomeStatus, Tool, ToolOutcome
 
 FAILED_STATUSES = frozenset({"error", "timeout", "invalid", "empty"})
-"""Outcomes that count as failed calls; a refused call did not run and is counted apart."""
+"""Outcomes that count as failed calls. A refused call does not run and is counted separately."""
 
 
 QUESTION_COLUMNS = ("question_key", "dataset", "domain", "question", "choices", "format", "scorer", "search")
@@ -28,7 +28,7 @@ QUESTION_COLUMNS = ("question_key", "dataset", "domain", "question", "choices", 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What an environment is reset with: one row of the `questions` table, without its gold answers."""
+    """Question that an environment is reset with: one row of the `questions` table without its gold answers."""
 
     key: str
     text: str
@@ -36,15 +36,15 @@ class Question:
     dataset: str = ""
     domain: str = ""
     format: str | None = None
-    """multiple_choice, assertion, fill_in, open_ended or None; decides the system message."""
+    """multiple_choice, assertion, fill_in, open_ended or None; selects the format paragraph of the system message."""
     scorer: str | None = None
-    """math, qa or choice, where it is not the domain's."""
+    """math, qa, qa_characters or choice; None for the scorer of the domain."""
     search: str | None = None
-    """local, web or both: where its searches go, as far as the environment leaves that to it."""
+    """local, web or both: route of its searches, if the environment leaves that to the question."""
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> Question:
-        """Build from a row with `QUESTION_COLUMNS`; format, scorer and search may be missing."""
+        """Build a question from a row with `QUESTION_COLUMNS`; format, scorer and search may be missing."""
         return cls(
             row["question_key"],
             row["question"],
@@ -58,7 +58,7 @@ class Question:
 
     @property
     def rule(self) -> str:
-        """The domain whose rule says whether an answer is right."""
+        """Name of the rule that scores an answer: `scorer`, or else the domain."""
         return self.scorer or self.domain
 
     @property
@@ -71,16 +71,16 @@ class Question:
 
 
 def _option_letter(index: int) -> str:
-    """A to Z, then AA, AB, ..."""
+    """Return A to Z, then AA, AB, ..."""
     high, low = divmod(index, 26)
     return (_option_letter(high - 1) if high else "") + chr(ord("A") + low)
 
 
 @dataclass(frozen=True, slots=True)
 class CallRecord:
-    """Entry of the ledger: one call, what became of it, and in which turn. `text` is the tool's own text.
+    """Ledger entry: one call, its outcome, and the number of its turn.
 
-    `note`, tokens and `sources` are those of the tool's outcome.
+    `text` is the tool's own text. `note`, tokens and `sources` are those of the tool's outcome.
     """
 
     tool: str
@@ -105,7 +105,7 @@ class CallRecord:
 class Observation:
     """Reaction to one piece of model text.
 
-    `blocks` are appended to the context in order and unchanged. `status` ends the rollout; None lets the model go on.
+    `blocks` are appended to the context in order and unchanged. `status` ends the rollout; with None it continues.
     """
 
     calls: tuple[CallRecord, ...] = ()
@@ -113,22 +113,24 @@ class Observation:
     status: str | None = None
 
     def to_json(self) -> bytes:
-        """Bytes for the journal."""
+        """Return the observation as bytes for the journal."""
         return orjson.dumps(self)
 
     @classmethod
     def from_json(cls, data: bytes) -> Observation:
-        """Read `to_json` back."""
+        """Read the output of `to_json`."""
         raw = orjson.loads(data)
         calls = ({**call, "sources": tuple(call.get("sources", ()))} for call in raw["calls"])
         return cls(tuple(CallRecord(**call) for call in calls), tuple(raw["blocks"]), raw["status"])
 
 
 class Environment(Protocol):
-    """One episode. Made per rollout; `reset`, then `step` or `replay` once per turn, then `close`."""
+    """One episode, made per rollout: `reset`, then `step` or `replay` once per turn, then `close`."""
 
     async def reset(self, question: Question, history: Sequence[CallRecord] = ()) -> list[dict[str, str]]:
-        """Begin, or begin after the calls of a prefix; returns the messages before the assistant's turn."""
+        """Begin an episode, after the calls of a prefix if there are any; return the messages before the assistant
+        turn.
+        """
         ...
 
     async def step(
@@ -141,25 +143,26 @@ class Environment(Protocol):
         seed: int = 0,
         budget_s: float | None = None,
     ) -> Observation:
-        """React to model text since the last block; `deadline` is in the event loop's clock.
+        """React to the model text since the last block.
 
-        `log` is the whole turn so far in pieces, `seed` is for what the reaction draws, `budget_s` is what calls
-        may run, waiting aside; see `CallContext`. Raises ToolError and ModelError only for what is not the agent's
-        doing.
+        `deadline` is a time of the work clock (`treadle.core.work_clock`), `log` holds the whole turn so far in pieces,
+        `seed` is for random draws of the reaction, and `budget_s` limits how long calls may run, waiting excluded; see
+        `CallContext`. Raises ToolError and ModelError only for infrastructure failures, never for a mistake of the
+        agent.
         """
         ...
 
     def replay(self, observation: Observation) -> None:
-        """Take over an earlier observation instead of making it again: no tool runs."""
+        """Apply a recorded observation without running a tool."""
         ...
 
     async def close(self) -> None:
-        """Release what the episode holds; called exactly once, also after errors."""
+        """Release the resources of the episode; called exactly once, also after errors."""
         ...
 
 
 class Ledger:
-    """Counts of one rollout's calls: the only source for limits and metrics, never the text."""
+    """Call counts of one rollout: the only source for limits and metrics. They are never read from the text."""
 
     def __init__(self, calls: Iterable[CallRecord] = ()) -> None:
         self.requested: Counter[str] = Counter()
@@ -175,19 +178,19 @@ class Ledger:
         self.failed += call.status in FAILED_STATUSES
 
     def refused(self, tool: str) -> int:
-        """Calls of a tool that were over its limit."""
+        """Return the number of calls of a tool that were over a limit."""
         return self.requested[tool] - self.executed[tool]
 
 
 def opening_messages(settings: EnvironmentSettings, question: Question) -> list[dict[str, str]]:
-    """What stands before the assistant's turn: the system message, if there is one, and the question."""
+    """Return the messages before the assistant turn: the system message, if there is one, and the question."""
     system = settings.system_text_of(question.format)
     messages = [{"role": "system", "content": system}] if system else []
     return [*messages, {"role": "user", "content": question.user_message}]
 
 
 class ToolEnvironment:
-    """Tools with limits. The tools are shared by all rollouts; the ledger is this rollout's own."""
+    """Environment with tools and limits. All rollouts share the tools; each has a ledger of its own."""
 
     def __init__(self, settings: EnvironmentSettings, tools: Mapping[str, Tool], *, additional_calls: int = 0) -> None:
         self._settings = settings
@@ -198,7 +201,7 @@ class ToolEnvironment:
         self._route: str | None = None
 
     async def reset(self, question: Question, history: Sequence[CallRecord] = ()) -> list[dict[str, str]]:
-        """Take over the calls of a prefix and return the system message (if any) and the question."""
+        """Load the calls of a prefix; return the system message (if any) and the question."""
         self._ledger = Ledger(history)
         self._question = question.user_message
         self._route = question.search
@@ -234,10 +237,10 @@ class ToolEnvironment:
             self._ledger.add(call)
 
     async def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing; an episode holds no resources."""
 
     def _reached(self, tool: str) -> str | None:
-        """The limit that stands in the way of one more call, in words; None if there is room."""
+        """Return the message of the limit that rules out one more call; None if the call is allowed."""
         limit = self._settings.call_limit(tool, self._additional)
         if limit == 0 or tool not in self._tools:
             return f"The {tool} tool is not available here."
@@ -250,6 +253,7 @@ class ToolEnvironment:
 
     def _refuse(self, call: Call, turn: int, reason: str) -> Observation:
         on_limit = self._settings.on_limit
+        # With `notice`, the second refused call of a tool ends the rollout.
         ends = on_limit == "stop" or (on_limit == "notice" and self._ledger.refused(call.tool) >= 1)
         notice = "" if ends or on_limit == "silent" else f"{reason} Go on without it."
         record = CallRecord(call.tool, call.argument, "refused", turn, notice)
@@ -277,5 +281,5 @@ class ToolEnvironment:
 
 
 def _well_formed(text: str) -> str:
-    """Lone surrogates can be neither sent nor stored: they become U+FFFD."""
+    """Replace lone surrogates, which can be neither sent nor stored, with U+FFFD."""
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")

@@ -1,4 +1,4 @@
-"""Memories of rollouts and of what is asked beside them: what was answered before is not asked again."""
+"""Cache the model answers and tool results of rollouts, so that resumed work does not request them again."""
 
 from __future__ import annotations
 
@@ -11,70 +11,70 @@ import orjson
 from treadle.agent.environment import CallRecord, Observation
 from treadle.core.llm.types import Completion
 
-if TYPE_CHECKING:  # an engine's environment plays rollouts without what stages need
+if TYPE_CHECKING:  # RL engines run rollouts without the dependencies of stages
     from treadle.core.stage import JournalView
 
 
 class Memory(Protocol):
-    """Durable memory of one rollout, by the names of its units."""
+    """Durable cache of one rollout, with named entries (units)."""
 
     def get(self, unit: str) -> bytes | None:
-        """A remembered unit, or None."""
+        """Return a cached unit, or None."""
         ...
 
     def append(self, unit: str, value: bytes) -> None:
-        """Remember a unit."""
+        """Store a unit."""
         ...
 
 
 class Forgetful:
-    """A memory for rollouts that need not survive anything."""
+    """Cache that stores nothing, for rollouts that are never resumed."""
 
     def get(self, unit: str) -> bytes | None:
-        """Always None."""
+        """Return None."""
         return None
 
     def append(self, unit: str, value: bytes) -> None:
-        """Does nothing."""
+        """Do nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class JournalMemory:
-    """The units of one owner in the stage's journal."""
+    """Cache in the stage's journal, with the units of one owner."""
 
     journal: JournalView
     owner: str
 
     def get(self, unit: str) -> bytes | None:
-        """A recorded unit, or None."""
+        """Return a recorded unit, or None."""
         return self.journal.get(self.owner, unit)
 
     def append(self, unit: str, value: bytes) -> None:
-        """Record a unit; survives SIGKILL on return."""
+        """Record a unit; once this returns, the unit survives SIGKILL."""
         self.journal.append(self.owner, unit, value)
 
 
 @dataclass(frozen=True, slots=True)
 class Scoped:
-    """A memory whose units begin with a name of their own."""
+    """Cache whose units are prefixed with a scope."""
 
     memory: Memory
     scope: str
 
     def get(self, unit: str) -> bytes | None:
-        """A remembered unit, or None."""
+        """Return a cached unit, or None."""
         return self.memory.get(f"{self.scope}/{unit}")
 
     def append(self, unit: str, value: bytes) -> None:
-        """Remember a unit."""
+        """Store a unit."""
         self.memory.append(f"{self.scope}/{unit}", value)
 
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """A memory that counts the tokens of each answer which an earlier attempt left in it, once.
+    """Cache that counts the tokens of each unit from an earlier attempt, once, when it is first read.
 
-    `count` is given the unit, prompt tokens and sampled tokens.
+    `count` is called with the unit, its prompt tokens and its sampled tokens.
     """
 
     memory: Memory
@@ -82,7 +82,7 @@ class Counted:
     known: set[str] = field(default_factory=set)
 
     def get(self, unit: str) -> bytes | None:
-        """A remembered unit, or None."""
+        """Return a cached unit, or None."""
         value = self.memory.get(unit)
         if value is not None and unit not in self.known:
             self.known.add(unit)
@@ -90,23 +90,23 @@ class Counted:
         return value
 
     def append(self, unit: str, value: bytes) -> None:
-        """Remember a unit."""
+        """Store a unit."""
         self.known.add(unit)
         self.memory.append(unit, value)
 
 
 def answer_unit(turn: int) -> str:
-    """Name of the unit that holds the model's answer in a turn, from 0."""
+    """Return the name of the unit with the model's answer in a turn, counted from 0."""
     return f"llm-{turn}"
 
 
 def call_unit(turn: int) -> str:
-    """Name of the unit that holds the reaction to a turn, from 0."""
+    """Return the name of the unit with the environment's reaction to a turn, counted from 0."""
     return f"tool-{turn}"
 
 
 def remembered_answers(memory: Memory) -> Iterator[Completion]:
-    """The model's answers in the memory of a rollout that began at its start, in the order of its turns."""
+    """Yield the cached model answers of a rollout that began at turn 0, in the order of its turns."""
     turn = 0
     while (known := memory.get(answer_unit(turn))) is not None:
         yield Completion.from_json(known)
@@ -114,15 +114,16 @@ def remembered_answers(memory: Memory) -> Iterator[Completion]:
 
 
 def remembered_calls(memory: Memory, num_turns: int) -> Iterator[CallRecord]:
-    """The calls in the same memory, of its first turns."""
+    """Yield the cached calls of the first `num_turns` turns of the same rollout."""
     for turn in range(num_turns):
         if (known := memory.get(call_unit(turn))) is not None:
             yield from Observation.from_json(known).calls
 
 
 def _tokens_of(value: bytes) -> tuple[int, int]:
-    """Prompt and sampled tokens of a completion, or of the models that the calls of an observation asked; else 0."""
+    """Return prompt and sampled tokens of a completion, or of the models that an observation's calls used; else 0."""
     data = orjson.loads(value)
+    # Scores of rules are cached as lists; they cost no tokens.
     if not isinstance(data, dict):
         return 0, 0
     answers = data.get("calls", [data] if "endpoint" in data else [])

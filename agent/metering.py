@@ -1,4 +1,4 @@
-"""The budget of a stage, in tokens and money, and models that work within it."""
+"""Limit what a stage spends on models, in tokens and in money."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ _REMEDY = "what is finished is kept: raise the budget and run again"
 
 @dataclass(slots=True)
 class TokenBudget:
-    """Prompt and sampled tokens of all models of a stage, and what they cost; without a limit it only counts."""
+    """Budget of all models of a stage: prompt and sampled tokens, and their cost. Without a limit it only counts."""
 
     max_total_tokens: int | None
     max_cost: float | None = None
-    """In the currency of the models' prices."""
+    """Limit in the currency of the models' prices; None for no limit."""
     used_tokens: int = 0
     used_cost: float = 0.0
     num_shards: int = 1
-    """Processes cannot see what others spend: each shard has an equal part, so that together they keep to the whole."""
+    """Number of shards. Processes do not see each other's spending, so each shard gets an equal part of the limits."""
 
     @property
     def is_limited(self) -> bool:
-        """Whether there is anything to keep to, so that what earlier attempts used has to be counted."""
+        """Whether there is a limit, so that the usage of earlier attempts has to be counted too."""
         return self.max_total_tokens is not None or self.max_cost is not None
 
     def check(self) -> None:
-        """Raise BudgetExceeded where nothing is left."""
+        """Raise BudgetExceeded if the budget is used up."""
         part = f" for each of {self.num_shards} shards" if self.num_shards > 1 else ""
         if self.max_total_tokens is not None and self.used_tokens * self.num_shards >= self.max_total_tokens:
             most = f"{self.max_total_tokens // self.num_shards}{part}, by " if part else ""
@@ -43,7 +43,7 @@ class TokenBudget:
             raise BudgetExceeded(f"{self.used_cost:.4g} are spent of {most}max_cost = {self.max_cost:g}; {_REMEDY}")
 
     def check_price(self, name: str, model: ModelSettings) -> None:
-        """Raise ConfigError for a model whose cost cannot be told, where cost is limited."""
+        """Raise ConfigError for a model without prices if cost is limited."""
         if self.max_cost is not None and not model.is_priced:
             raise ConfigError(
                 f"max_cost is set, but models.{name} has no prices: set its prompt_price_per_million and "
@@ -51,23 +51,26 @@ class TokenBudget:
             )
 
     def count(self, model: ModelSettings, prompt_tokens: int, completion_tokens: int) -> None:
-        """Count tokens of a model."""
+        """Add tokens of a model to what is used."""
         self.used_tokens += prompt_tokens + completion_tokens
         self.used_cost += model.cost(prompt_tokens, completion_tokens)
 
 
 @dataclass(frozen=True, slots=True)
 class Meter:
-    """A model with a budget in front of it; both methods raise BudgetExceeded and what the pool raises."""
+    """Model pool with a budget check before each request.
+
+    Both methods raise BudgetExceeded and the errors of the pool.
+    """
 
     pool: ModelPool
     budget: TokenBudget
 
     async def complete(self, request: CompletionRequest, *, session: str, deadline: float) -> Completion:
-        """One completion."""
+        """Return one completion."""
         self.budget.check()
         answer = self.pool.complete(request, session=session, deadline=deadline)
-        del request  # thousands wait at once: while the server thinks, nobody needs the ids
+        del request  # thousands of requests wait at once: free the ids while the server generates
         return self._spend(await answer)
 
     async def chat(
@@ -80,7 +83,7 @@ class Meter:
         deadline: float,
         stop: Sequence[str] = (),
     ) -> Completion:
-        """One answer to messages that the server renders."""
+        """Return one answer to messages that the server renders."""
         self.budget.check()
         answer = self.pool.chat(messages, sampling, seed=seed, session=session, deadline=deadline, stop=stop)
         return self._spend(await answer)

@@ -1,4 +1,4 @@
-"""What stages with an agent open before their first rollout: models, tools, and the engine made of them."""
+"""Open the models and tools of a stage and build its rollout engine."""
 
 from __future__ import annotations
 
@@ -20,14 +20,16 @@ from treadle.core.errors import ConfigError
 from treadle.core.keyed_store import KeyedStore
 from treadle.core.llm.config import ModelSettings, Sampling
 from treadle.core.llm.hosted import FIXED_VALUES
+from treadle.core.llm.oddities import odd_sentences
 from treadle.core.llm.pool import ModelPool
+from treadle.core.llm.stops import DROPPED, IGNORED, UNKNOWN
 from treadle.core.llm.types import ServerFacts
 
 _log = logging.getLogger(__name__)
 
 
 def load_tokenizer(name: str, model: ModelSettings, digest: str) -> ChatTokenizer | None:
-    """The tokenizer of a model, None where it has none; raises ConfigError if it is not the one of this digest."""
+    """Return the tokenizer of a model, or None if it has none. Raises ConfigError if its digest is not `digest`."""
     folder = model.tokenizer
     if folder is None:
         return None
@@ -38,22 +40,22 @@ def load_tokenizer(name: str, model: ModelSettings, digest: str) -> ChatTokenize
 
 
 AGENT = "agent"
-"""The role of a model that makes rollouts which are measured; where they are to be trained on it is the `policy`."""
+"""Role of a model whose rollouts are evaluated; a model that is trained on its rollouts has the role `policy`."""
 CHAT_ROLES = frozenset({AGENT, "judge", "redundancy", "summarizer"})
-"""Roles in which nothing is begun for the model, so that a service with only a chat route will do."""
+"""Roles that need no completion of a given prefix, so that a chat-only service is enough."""
 
 
 def check_api(role: str, name: str, model: ModelSettings) -> None:
-    """Raise ConfigError for a model that is asked over the chat route in a role that needs completions."""
+    """Raise ConfigError for a model with `api = "chat"` in a role that needs completions."""
     if model.api == "chat" and role not in CHAT_ROLES:
         raise ConfigError(
             f'models.{name}: api = "chat" will do for the agent of rollouts, judges and summarizer, but this is the '
-            f"{role}, which goes on from text or token ids; name a model whose server completes prompts, such as vLLM"
+            f"{role}, which continues text or token ids; name a model whose server completes prompts, such as vLLM"
         )
 
 
 def check_sampling(role: str, name: str, sampling: Sampling, facts: ServerFacts) -> None:
-    """Raise ConfigError for sampling in a role that the model's service has said it does not do."""
+    """Raise ConfigError for sampling parameters that the model's service refuses."""
     fixed = {key: value for key, value in FIXED_VALUES.items() if key in facts.refused_keys}
     if all(getattr(sampling, key) == value for key, value in fixed.items()):
         return
@@ -62,15 +64,26 @@ def check_sampling(role: str, name: str, sampling: Sampling, facts: ServerFacts)
     raise ConfigError(f"models.{name}: its service takes {takes}; set that in {where}")
 
 
+def check_stops(role: str, name: str, model: ModelSettings, facts: ServerFacts) -> None:
+    """Raise ConfigError for a role that needs stop strings if a server's stop behaviour could not be determined."""
+    unknown = [url for url, style in facts.stops.items() if style == UNKNOWN]
+    if unknown and (model.api != "chat" and role not in CHAT_ROLES - {AGENT}):
+        raise ConfigError(
+            f"models.{name}: {', '.join(unknown)} does not show whether answers end before or after a stop string: "
+            "asked to continue short texts, it returned nothing, or something else each time. Calls could be lost; "
+            "check that it completes text with this model, or serve the model with vLLM"
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class OpenModel:
-    """A model whose servers answered.
+    """Model whose endpoints passed their checks.
 
     Attributes:
-        name: Its name in the configuration.
-        meter: What completes requests, within the stage's budget.
-        facts: What its servers said.
-        tokenizer: None where it has none.
+        name: Name in the configuration.
+        meter: Completes requests within the stage's budget.
+        facts: What the check of its servers found.
+        tokenizer: None if the model has none.
     """
 
     name: str
@@ -80,14 +93,15 @@ class OpenModel:
 
     @property
     def codec(self) -> ChatTokenizer | None:
-        """The tokenizer where requests carry token ids, else None: text mode."""
+        """Tokenizer if requests carry token ids; None in text mode."""
         return self.tokenizer if self.facts.token_ids else None
 
     def in_role(self, role: str, sampling: Sampling) -> RoleModel:
-        """It as it is asked in a role beside the policy; raises ConfigError where it cannot play it."""
+        """Return the model for a role other than the policy. Raises ConfigError if it cannot take that role."""
         settings = self.meter.pool.settings
         check_api(role, self.name, settings)
         check_sampling(role, self.name, sampling, self.facts)
+        check_stops(role, self.name, settings, self.facts)
         renderer = self.tokenizer if settings.api == "completions" else None
         return RoleModel(
             role,
@@ -108,12 +122,13 @@ class OpenModel:
         additional_calls: int = 0,
         role: str = "policy",
     ) -> RolloutEngine:
-        """A rollout engine with it as policy or agent; `additional_calls` may be made beyond each limit.
+        """Return a rollout engine with this model as policy or agent; `additional_calls` extends each call limit.
 
-        Raises ConfigError for a policy that has no completions, and for sampling that its service does not do.
+        Raises ConfigError if the API, the sampling or the stop strings do not suit the role.
         """
         check_api(role, self.name, self.meter.pool.settings)
         check_sampling(role, self.name, sampling, self.facts)
+        check_stops(role, self.name, self.meter.pool.settings, self.facts)
         limits = RolloutLimits(
             max_turns=environment.turn_limit(additional_calls),
             max_model_len=self.facts.max_model_len,
@@ -131,7 +146,7 @@ class OpenModel:
         )
 
     def check_ids(self) -> None:
-        """Say that it works in text mode, if it does; raises ConfigError where the configuration refuses that."""
+        """Warn if the model works in text mode. Raises ConfigError if the configuration requires token ids."""
         if self.codec is not None or self.meter.pool.settings.api == "chat":
             return
         if self.meter.pool.settings.token_ids == "required":
@@ -139,9 +154,26 @@ class OpenModel:
         _log.warning("models.%s works in text mode: rows have no token ids", self.name)
 
 
+def _warn_of_stops(name: str, facts: ServerFacts) -> None:
+    by_style = {style: [url for url in facts.stops if facts.stops[url] == style] for style in (IGNORED, DROPPED)}
+    if urls := by_style[IGNORED]:
+        _log.warning(
+            "models.%s: %s ignores stop strings: what it writes beyond a call is dropped, and paid for",
+            name,
+            ", ".join(urls),
+        )
+    if urls := by_style[DROPPED]:
+        _log.warning(
+            "models.%s: %s leaves out the stop string that ended an answer and does not name it: a call or an answer "
+            "that is open where the text ends is taken as closed",
+            name,
+            ", ".join(urls),
+        )
+
+
 @dataclass(slots=True)
 class Opening:
-    """Opens what is asked for, each model once, and closes it all at the end of the block."""
+    """Context manager that opens models (each once) and tools, and closes them all at the end of the block."""
 
     budget: TokenBudget
     _stack: contextlib.AsyncExitStack = field(default_factory=contextlib.AsyncExitStack)
@@ -154,10 +186,15 @@ class Opening:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        for pool in self._pools:
+            for sentence in odd_sentences(pool.stats.odd):
+                # The sentence is the log message itself, not an argument, so that no two kinds count as the same
+                # message.
+                _log.warning(f"models.{pool.name}: {sentence}")
         await self._stack.__aexit__(kind, error, trace)
 
     async def model(self, name: str, settings: ModelSettings, tokenizer_digest: str = "") -> OpenModel:
-        """A model whose every endpoint passed its check; raises ConfigError and EndpointUnavailable."""
+        """Open a model and check all its endpoints. Raises ConfigError and EndpointUnavailable."""
         self.budget.check_price(name, settings)
         tokenizer = load_tokenizer(name, settings, tokenizer_digest)
         pool = next((known for known in self._pools if known.settings == settings), None)
@@ -167,6 +204,8 @@ class Opening:
             self._pools.append(pool)
             if dropped := [key for key in ("stop", "seed") if key in facts.refused_keys]:
                 _log.warning("models.%s is asked without %s, which its service refuses", name, " and ".join(dropped))
+            if settings.api == "completions":
+                _warn_of_stops(name, facts)
         assert pool.facts is not None
         return OpenModel(name, Meter(pool, self.budget), pool.facts, tokenizer)
 
@@ -178,10 +217,10 @@ class Opening:
         *,
         misses_are_empty: bool = False,
     ) -> dict[str, Tool]:
-        """The enabled tools, open, by name; `summarizer` reads what searches find. Raises ToolError.
+        """Open the enabled tools and return them by name; `summarizer` summarizes search results. Raises ToolError.
 
-        `store` gives a store of the run by its name; without one, the web can only be replayed. For
-        `misses_are_empty` see `SearchTool`.
+        `store` returns a store of the run by its name; without it, the web can only be replayed. For `misses_are_empty`
+        see `SearchTool`.
         """
         from treadle.agent.tools.summarizer import Summarizer
 

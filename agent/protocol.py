@@ -1,8 +1,8 @@
-"""The tags of an agent's turn: text to typed segments and calls, and back.
+"""Parse the text of an agent's turn into typed segments and calls, and render segments as text again.
 
-Everything the agent writes is one flat text. Tags are data (a `Protocol`), so that a further protocol is a further
-table. This module is pure: no ids, no tools, no limits. It never decides what happened in a rollout (the ledger of the
-environment does); it reads text. Rules: docs/behaviour/agent.md; the five tags are those of arXiv 2601.06860.
+All that the agent writes is one flat text. Tags are data (a `Protocol`), so another dialect is another table. This
+module is pure: no ids, no tools, no limits. It only reads text; what happened in a rollout is recorded in the ledger of
+the environment. Rules: docs/behaviour/agent.md; the five tags are those of arXiv 2601.06860.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
 
+from treadle.core.lookalikes import sub_first
+
 TEXT = "text"
 """Kind of a segment outside all tags."""
 
@@ -22,7 +24,7 @@ RESULT = "result"
 
 @dataclass(frozen=True, slots=True)
 class Tag:
-    """One row of the table: who writes it, whether it calls a tool, whether generation stops at its closing marker."""
+    """Row of the tag table: its author, whether it calls a tool, and whether generation stops at its closing marker."""
 
     name: str
     author: Literal["model", "system"] = "model"
@@ -31,18 +33,18 @@ class Tag:
 
     @property
     def opening(self) -> str:
-        """The marker that begins a block."""
+        """Marker that begins a block."""
         return f"<{self.name}>"
 
     @property
     def closing(self) -> str:
-        """The marker that ends a block."""
+        """Marker that ends a block."""
         return f"</{self.name}>"
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A piece of text with its markers. `start` and `end` are offsets: characters, or token ids where so stated."""
+    """Piece of text with its markers. `start` and `end` are offsets in characters, or in token ids if stated."""
 
     kind: str
     text: str
@@ -52,7 +54,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A tool call as written: the tool's tag and the stripped text between its markers."""
+    """Tool call as written: the tool's tag and the stripped text between its markers."""
 
     tool: str
     argument: str
@@ -60,7 +62,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Protocol:
-    """A table of tags and which tags may follow which (for validators; the engine does not enforce it)."""
+    """Tag dialect: a table of tags, and which tag may follow which (for validators; the engine does not enforce it)."""
 
     tags: tuple[Tag, ...]
     answer: str = "answer"
@@ -68,7 +70,7 @@ class Protocol:
 
     @cached_property
     def by_name(self) -> dict[str, Tag]:
-        """Tags by their names."""
+        """Tags by name."""
         return {tag.name: tag for tag in self.tags}
 
     @cached_property
@@ -83,16 +85,21 @@ class Protocol:
 
     @cached_property
     def markers(self) -> re.Pattern[str]:
-        """Any marker of the table; group 1 is `/` for a closing one, group 2 the name."""
+        """Pattern of any marker of the table; group 1 is `/` for a closing one, group 2 the name."""
         return re.compile(f"<(/?)({'|'.join(re.escape(tag.name) for tag in self.tags)})>")
 
     @cached_property
+    def read_markers(self) -> re.Pattern[str]:
+        """Pattern of anything that a model may read as a marker: any letter case, with white space inside."""
+        return re.compile(rf"<\s*/?\s*(?:{'|'.join(re.escape(tag.name) for tag in self.tags)})\s*>", re.IGNORECASE)
+
+    @cached_property
     def closing_stops(self) -> re.Pattern[str]:
-        """Any closing marker at which generation stops."""
+        """Pattern of any closing marker at which generation stops."""
         return re.compile("|".join(re.escape(stop) for stop in self.stops))
 
     def as_json(self) -> dict[str, object]:
-        """The table as data, for the environment's digest."""
+        """Return the table as JSON-able data, for the environment's digest."""
         return {
             "tags": [[tag.name, tag.author, tag.is_tool, tag.stop] for tag in self.tags],
             "answer": self.answer,
@@ -116,20 +123,20 @@ TOOL_PROTOCOL = Protocol(
         "answer": (),
     },
 )
-"""Think, call, read the result, think, answer."""
+"""Default dialect: think, call, read the result, think, answer."""
 
 
 def cut_after_first_close(text: str, protocol: Protocol = TOOL_PROTOCOL) -> str:
-    """Drop everything after the earliest closing marker at which generation should have stopped."""
+    """Drop everything after the first closing marker at which generation should have stopped."""
     match = protocol.closing_stops.search(text)
     return text[: match.end()] if match else text
 
 
 def parse_call(text: str, protocol: Protocol = TOOL_PROTOCOL) -> Call | None:
-    """Read the call that ends a piece of model text, as left by `cut_after_first_close`; None if it ends otherwise.
+    """Return the call that ends a piece of model text, as left by `cut_after_first_close`; None if there is none.
 
-    The argument is what stands between the first opening marker and the closing one, stripped; without an opening
-    marker it is empty, and the tool reports it as invalid.
+    The argument is the text between the first opening marker and the closing one, stripped. Without an opening marker
+    it is empty, and the tool reports it as invalid.
     """
     for name in protocol.tools:
         tag = protocol.by_name[name]
@@ -141,35 +148,42 @@ def parse_call(text: str, protocol: Protocol = TOOL_PROTOCOL) -> Call | None:
 
 
 def is_answer(text: str, protocol: Protocol = TOOL_PROTOCOL) -> bool:
-    """Whether a piece of model text ends the rollout with an answer."""
+    """Return whether a piece of model text ends the rollout with an answer."""
     return text.endswith(protocol.by_name[protocol.answer].closing)
 
 
 def neutralise(text: str, protocol: Protocol = TOOL_PROTOCOL) -> str:
-    """Make text of a tool harmless: `<` of every known marker becomes `&lt;`, nothing else is touched.
+    """Return tool output with the `<` of every known marker replaced by `&lt;`; nothing else changes.
 
-    A result can then neither end its own block nor forge a call or an answer, however the text is read again.
+    A result can then neither end its own block nor forge a call or an answer, however the text is parsed again. This
+    includes anything that a model would read as a marker: any letter case, full-width letters, or invisible characters
+    inside.
     """
-    return protocol.markers.sub(lambda match: f"&lt;{match[0][1:]}", text)
+    return sub_first(protocol.read_markers, text, lambda _: "&lt;")
 
 
 def result_block(text: str, spaced: bool = False, protocol: Protocol = TOOL_PROTOCOL) -> str:
-    """Wrap the text of a tool; `spaced` sets a blank before the block and newlines inside its markers."""
+    """Wrap tool output in a result block; `spaced` puts a space before the block and newlines inside its markers."""
     tag = protocol.by_name[RESULT]
     inner = neutralise(text, protocol)
     return f" {tag.opening}\n{inner}\n{tag.closing}" if spaced else f"{tag.opening}{inner}{tag.closing}"
 
 
 def tokenise(text: str, protocol: Protocol = TOOL_PROTOCOL, *, model_text: bool = False) -> list[Segment]:
-    """Split text into typed segments that cover it without gaps or overlaps; `start` and `end` are characters.
+    """Split text into typed segments without gaps or overlaps; `start` and `end` are in characters.
 
-    Tolerant of anything: a block of reasoning ends at its closing marker or before any other marker; the content of
-    other blocks is opaque up to their own closing marker; an unclosed block ends before the next opening marker; a
-    closing marker of a tool or the answer without an opening one is a block by itself; other stray markers are text.
-    With `model_text`, a result block is text too: a model cannot write results.
+    Any text is accepted:
+
+    - A block of reasoning ends at its closing marker, before an opening marker, or before a closing marker at which
+      generation stops.
+    - Other blocks are opaque up to their own closing marker. Without one they end like a block of reasoning.
+    - A closing marker of a tool or the answer without an opening one is a segment of its own. Other stray markers are
+      text.
+    - With `model_text`, a result block is text too: a model cannot write results.
     """
     segments: list[Segment] = []
-    # Names of tags that are closed nowhere further on: looked for again at each marker, they would cost n squared.
+    # Tags without a closing marker in the rest of the text. Searching for them at each marker would take quadratic
+    # time.
     unclosed: set[str] = set()
     position = loose = 0
     while (match := protocol.markers.search(text, position)) is not None:
@@ -191,7 +205,7 @@ def _append(segments: list[Segment], kind: str, text: str, start: int, end: int)
 
 
 def _block_end(text: str, match: re.Match[str], tag: Tag, protocol: Protocol, unclosed: set[str]) -> int | None:
-    """End of the block that begins at a marker; None if the marker begins none."""
+    """Return the end of the block that begins at a marker; None if the marker begins none."""
     if match[1]:
         return match.end() if tag.stop else None
     if (tag.stop or tag.author == "system") and tag.name not in unclosed:
@@ -208,5 +222,5 @@ def _block_end(text: str, match: re.Match[str], tag: Tag, protocol: Protocol, un
 
 
 def render(segments: Iterable[Segment]) -> str:
-    """Put segments together again: `render(tokenise(text)) == text`."""
+    """Join segments into text: `render(tokenise(text)) == text`."""
     return "".join(segment.text for segment in segments)

@@ -1,13 +1,13 @@
-"""A model in a role beside the policy: judge, critic, refiner. It is asked one thing at a time and remembers nothing.
+"""Ask a model in a role other than the policy: judge, critic, refiner. Each request is independent of the others.
 
-Prompts go out as token ids where the server takes them, so that nothing in them can become a control token. An answer
-may be begun for the model (`prefill`): it then goes on from there.
+Prompts are sent as token ids if the server takes them, so that no text in a prompt can become a control token. The
+start of an answer can be given (`prefill`); the model then continues it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from treadle.agent.memory import Memory
@@ -18,12 +18,12 @@ from treadle.core.llm.types import Completion, CompletionRequest
 
 
 class AskedModel(Model, ChatModel, Protocol):
-    """What is needed of a model; `treadle.agent.metering.Meter` fits."""
+    """Interface of the model; `treadle.agent.metering.Meter` implements it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What a model said in a role. `text` is without the prefill; `cut`: it was longer than the role's bound."""
+    """Answer of a model in a role, without the prefill; `cut` says that it was truncated at `max_tokens`."""
 
     text: str
     cut: bool
@@ -33,17 +33,18 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class RoleModel:
-    """A model with the sampling of its role.
+    """Model with the sampling parameters of its role.
 
     Attributes:
-        role: Such as `judge`.
-        name: The model's name in the configuration.
-        model: What answers.
-        sampling: How.
-        codec: The tokenizer, where the server takes ids.
-        renderer: The tokenizer where it does not; without either, the server renders, and a prefill goes as ChatML.
-        max_model_len: The window in tokens; None if unknown.
-        chat_only: Whether its server knows no route but chat; then nothing can be begun for it.
+        role: For example `judge`.
+        name: Name of the model in the configuration.
+        model: Completes the requests.
+        sampling: Sampling parameters.
+        codec: Tokenizer, if the server takes token ids.
+        renderer: Tokenizer that renders the prompt as text, if the server takes no ids. Without codec and renderer the
+            server renders messages; with a prefill or stop strings the prompt is sent as ChatML.
+        max_model_len: Context window in tokens; None if unknown.
+        chat_only: Whether the server has only a chat route; a prefill is then impossible.
     """
 
     role: str
@@ -67,17 +68,19 @@ class RoleModel:
         prefill: str = "",
         stop: Sequence[str] = (),
     ) -> Reply:
-        """One answer, remembered under `unit` before it is looked at; a remembered one is not asked again.
+        """Return the cached answer of `unit`, or request one; a new answer is cached before it is used.
 
-        Stop strings are kept in the text, but not by chat-only services. Raises ContextTooLong where the prompt leaves
-        no room, DeadlineExceeded, other ModelErrors where the model cannot be asked, and ConfigError for a prefill that
-        its server cannot go on from.
+        Stop strings are kept in the text, or put back if the server leaves them out. Raises ContextTooLong if the
+        prompt leaves no room, DeadlineExceeded, other ModelErrors if the request fails, and ConfigError for a
+        prefill with a chat-only server.
         """
         known = memory.get(unit)
         if known is not None:
             completion = Completion.from_json(known)
         else:
             completion = await self._complete(messages, prefill, tuple(stop), seed, session, deadline)
+            if marker := missing_stop(prefill, completion, stop):
+                completion = replace(completion, text=completion.text + marker, stop_dropped=False)
             memory.append(unit, completion.to_json())
         return _reply(completion)
 
@@ -92,10 +95,11 @@ class RoleModel:
     ) -> Completion:
         if self.chat_only:
             if prefill:
-                raise ConfigError(f'models.{self.name}: the {self.role} goes on from text, which api = "chat" cannot')
+                raise ConfigError(f'models.{self.name}: the {self.role} continues text, which api = "chat" cannot')
             return await self.model.chat(
                 messages, self.sampling, seed=seed, session=session, deadline=deadline, stop=stop
             )
+        # Without a tokenizer the server renders the messages, but a prefill or stop strings need a raw prompt.
         if self.codec is None and self.renderer is None and not prefill and not stop:
             return await self.model.chat(messages, self.sampling, seed=seed, session=session, deadline=deadline)
         prompt: list[int] | str
@@ -113,8 +117,26 @@ class RoleModel:
         return await self.model.complete(request, session=session, deadline=deadline)
 
 
+def missing_stop(before: str, completion: Completion, stops: Sequence[str]) -> str:
+    """Return the stop string that ended an answer if the server left it out of the text; else an empty string.
+
+    It is the one that the server names, or the only one, or else the closing marker of the block that was opened last
+    and is still open in `before` plus the answer.
+    """
+    if not completion.stop_dropped:
+        return ""
+    if completion.stop_reason in stops:
+        return str(completion.stop_reason)
+    if len(stops) == 1:
+        return stops[0]
+    text = before + completion.text
+    openings = {stop: text.rfind(stop.replace("</", "<", 1)) for stop in stops if stop.startswith("</")}
+    last = max(openings, key=lambda stop: openings[stop], default="")
+    return last if last and openings[last] >= 0 else ""
+
+
 def remembered_reply(value: bytes) -> Reply:
-    """A reply as `RoleModel.ask` remembers it."""
+    """Read a reply as cached by `RoleModel.ask`."""
     return _reply(Completion.from_json(value))
 
 

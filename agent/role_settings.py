@@ -1,4 +1,4 @@
-"""Models in roles beside the policy, as stages are given them."""
+"""Settings of models in roles other than the policy, as passed to stages."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from treadle.core.llm.config import ModelSettings, Sampling
 
 
 class JudgeSampling(Sampling):
-    """How the judge's words are sampled."""
+    """Sampling parameters of the judge model."""
 
     temperature: float = Field(default=0.0, ge=0.0)
     """Softmax temperature; 0 means greedy."""
@@ -18,13 +18,13 @@ class JudgeSampling(Sampling):
 
 
 class RoleSettings(Section):
-    """A model in a role, as the stage is given it."""
+    """Model in a role, as passed to a stage."""
 
     name: str
-    """Its name in the configuration."""
+    """Name of the model in the configuration."""
     model: ModelSettings
     """The model and its endpoints."""
     tokenizer_digest: str = ""
-    """Digest that the tokenizer must have; empty means that any will do."""
+    """Required digest of the tokenizer; empty accepts any."""
     sampling: Sampling
-    """How it is sampled."""
+    """Sampling parameters."""

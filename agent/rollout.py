@@ -1,14 +1,13 @@
-"""The rollout engine: one question, one environment, one model, turn by turn until a status.
+"""Run rollouts: one question, one environment and one model, turn by turn until a status ends the rollout.
 
-Nothing here knows a stage, a tool or a file. What a turn costs is remembered before anything acts on it, so a rollout
-that was interrupted is replayed from its memory without asking a model or a tool again. What infrastructure did
-(an endpoint that is down, a tool out of order) is raised: the rollout is owed. What the agent did is a status.
-Normative: docs/behaviour/agent.md.
+This module depends on no stage, tool or file. Each model answer and observation is cached before it is used, so an
+interrupted rollout resumes without repeating model or tool calls. Infrastructure failures (endpoint down, tool out of
+order) are raised, and the rollout stays pending. Anything the agent does ends in a status. Normative:
+docs/behaviour/agent.md.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import gc
 import hashlib
@@ -25,24 +24,36 @@ from treadle.agent.web.control_tokens import without_tokens
 from treadle.core.errors import ContextTooLong, DeadlineExceeded
 from treadle.core.llm.config import Sampling
 from treadle.core.llm.types import Completion, CompletionRequest
+from treadle.core.work_clock import work_clock
 
-STATUSES = ("answered", "no_answer", "limit", "max_turns", "context_full", "length", "timeout", "budget", "failed")
-"""How a rollout can end; `failed` is given by the stage, to owed rollouts that the user accepts as lost."""
+STATUSES = (
+    "answered",
+    "no_answer",
+    "filtered",
+    "limit",
+    "max_turns",
+    "context_full",
+    "length",
+    "timeout",
+    "budget",
+    "failed",
+)
+"""Statuses of a rollout. `failed` is set by the stage, for pending rollouts that the user accepts as lost."""
 
 
 _ALLOCATIONS_PER_COLLECTION = 10_000
 
 
 class Model(TypingProtocol):
-    """What is needed of a model; `treadle.core.llm.pool.ModelPool` fits."""
+    """Interface of a completion model; `treadle.core.llm.pool.ModelPool` implements it."""
 
     async def complete(self, request: CompletionRequest, *, session: str, deadline: float) -> Completion:
-        """One completion; raises ModelError and its subclasses."""
+        """Return one completion. Raises ModelError and its subclasses."""
         ...
 
 
 class ChatModel(TypingProtocol):
-    """What is needed of a service that only chats; `treadle.core.llm.pool.ModelPool` fits."""
+    """Interface of a chat-only service; `treadle.core.llm.pool.ModelPool` implements it."""
 
     async def chat(
         self,
@@ -54,34 +65,34 @@ class ChatModel(TypingProtocol):
         deadline: float,
         stop: Sequence[str] = (),
     ) -> Completion:
-        """One answer to messages; raises ModelError and its subclasses."""
+        """Return one answer to messages. Raises ModelError and its subclasses."""
         ...
 
 
 class ChatCodec(Codec, TypingProtocol):
-    """A codec that also renders a chat; `treadle.core.chat.ChatTokenizer` fits."""
+    """Codec that also renders chat messages; `treadle.core.chat.ChatTokenizer` implements it."""
 
     added_tokens: frozenset[str]
-    """Spellings of tokens that are matched as a whole."""
+    """Spellings of the tokens that the tokenizer matches as a whole."""
 
     def render(self, messages: Sequence[Mapping[str, str]]) -> str:
-        """Text before the assistant's turn."""
+        """Return the text before the assistant turn."""
         ...
 
     def prompt_ids(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
-        """The same as ids."""
+        """Return the token ids before the assistant turn."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class RolloutLimits:
-    """Bounds of one rollout besides its tools' limits.
+    """Limits of one rollout in addition to those of its tools.
 
     Attributes:
-        max_turns: Most generation calls, those of a continued prefix included.
-        max_model_len: The model's window in tokens; None if unknown.
-        max_trajectory_tokens: Longest assistant turn in tokens (not in text mode); None for no bound.
-        continue_unmarked: Whether a turn without call or answer is followed by another one.
+        max_turns: Most generation calls, including those of a continued prefix.
+        max_model_len: Context window of the model in tokens; None if unknown.
+        max_trajectory_tokens: Longest assistant turn in tokens (ignored in text mode); None for no limit.
+        continue_unmarked: Whether another turn follows one without a call or an answer.
     """
 
     max_turns: int
@@ -92,7 +103,7 @@ class RolloutLimits:
 
 @dataclass(slots=True)
 class Usage:
-    """What a rollout cost; the last four are volatile."""
+    """Cost of a rollout. The last five fields are volatile. `notes` counts odd answers by kind."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -102,11 +113,12 @@ class Usage:
     model_seconds: float = 0.0
     tool_seconds: float = 0.0
     endpoint: str = ""
+    notes: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
 class Trajectory:
-    """A finished rollout. In text mode and over the chat route the id lists are empty and segments have offsets 0."""
+    """Finished rollout. In text mode and over the chat route the id lists are empty and segments have offsets 0."""
 
     status: str
     text: str
@@ -119,21 +131,24 @@ class Trajectory:
     usage: Usage = field(default_factory=Usage)
 
     def prefix(self, num_segments: int, codec: Codec | None, protocol: Protocol = TOOL_PROTOCOL) -> Prefix:
-        """Its first segments, ready to be continued; the next context is that of an unbroken rollout, id for id."""
+        """Return the first `num_segments` segments as a prefix to continue from.
+
+        The next context is identical, id for id, to that of an uninterrupted rollout.
+        """
         return cut(self.segments, self.output_ids, self.token_origin, self.calls, num_segments, protocol, codec)
 
 
 def derive_seed(*parts: str | int) -> int:
-    """A seed in [0, 2**31) from what it is for; the same parts give the same seed on every machine."""
+    """Return a seed in [0, 2**31) derived from `parts`; equal parts give equal seeds on every machine."""
     text = "\x1f".join(map(str, parts))
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big") >> 1
 
 
 @contextlib.contextmanager
 def rare_collections() -> Iterator[None]:
-    """Let the garbage collector look for cycles less often while many rollouts are in flight.
+    """Make garbage collections of cycles rarer while many rollouts are in flight.
 
-    Each time it walks through the ids of all of them, a twelfth of the CPU time at its usual threshold.
+    Each collection walks the ids of all rollouts; with the default threshold that takes a twelfth of the CPU time.
     """
     thresholds = gc.get_threshold()
     gc.set_threshold(_ALLOCATIONS_PER_COLLECTION, *thresholds[1:])
@@ -145,10 +160,11 @@ def rare_collections() -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class RolloutEngine:
-    """A model with its tokenizer, sampling and bounds; makes any number of rollouts at once.
+    """Engine that runs any number of concurrent rollouts with one model, its tokenizer, sampling and limits.
 
-    `codec` None means text mode. `renderer` renders the prompt there, where a tokenizer is known though the server
-    gives no ids; without one, plain ChatML is used. With `chat` the service renders messages, and there are no ids.
+    With `codec` None it works in text mode. There `renderer` renders the prompt if a tokenizer is known although the
+    server gives no ids; without one, plain ChatML is used. With `chat`, the service renders the messages and there are
+    no ids.
     """
 
     model: Model
@@ -169,10 +185,11 @@ class RolloutEngine:
         memory: Memory,
         prefix: Prefix | None = None,
     ) -> Trajectory:
-        """Play one rollout to its end, from the start or from a prefix.
+        """Run one rollout to its end, from the start or from a prefix.
 
-        `deadline` is in the event loop's clock. Raises ModelError (EndpointUnavailable and others that are not the
-        agent's doing) and ToolError: the rollout is then owed, and its memory lets it go on later.
+        `deadline` is a time of the work clock (`treadle.core.work_clock`). Raises ToolError and ModelError
+        (EndpointUnavailable and others not caused by the agent). The rollout is then pending, and its cache lets it
+        resume later.
         """
         try:
             rollout = await self.begin(
@@ -194,14 +211,15 @@ class RolloutEngine:
         memory: Memory,
         prefix: Prefix | None = None,
     ) -> Rollout:
-        """Reset the environment for a rollout that is played turn by turn; closing it is up to the caller."""
+        """Reset the environment for a rollout that is run turn by turn. The caller closes the environment."""
         messages = await environment.reset(question, prefix.calls if prefix else ())
         return Rollout(self, environment, messages, seed, deadline, memory, question.key, prefix)
 
     def without_spelled_tokens(self, observation: Observation) -> Observation:
-        """What was found on the web, without spellings of tokens that the model's tokenizer would match as a whole.
+        """Break up spellings of the tokenizer's added tokens in results from the web.
 
-        Encoded as plain text those for control are none, but others such as Qwen's `<tool_call>` would be.
+        Spelled control tokens are encoded as plain text anyway, but other added tokens, such as Qwen's `<tool_call>`,
+        would be matched as a whole.
         """
         tokenizer = self.codec or self.renderer
         if tokenizer is None or not any(call.sources for call in observation.calls):
@@ -215,19 +233,19 @@ class RolloutEngine:
         return replace(observation, blocks=tuple(blocks))
 
     def render(self, messages: Sequence[Mapping[str, str]]) -> str:
-        """The prompt as text, for text mode."""
+        """Return the prompt as text, for text mode."""
         renderer = self.codec or self.renderer
         return renderer.render(messages) if renderer else render_chatml(messages)
 
 
 def render_chatml(messages: Sequence[Mapping[str, str]]) -> str:
-    """Messages as plain ChatML with the assistant's turn begun, for models without a known template."""
+    """Return messages as plain ChatML with the start of the assistant turn, for models without a known template."""
     turns = "".join(f"<|im_start|>{message['role']}\n{message['content']}<|im_end|>\n" for message in messages)
     return f"{turns}<|im_start|>assistant\n"
 
 
 class Rollout:
-    """One rollout in progress; see `RolloutEngine.begin`."""
+    """Rollout in progress; see `RolloutEngine.begin`."""
 
     def __init__(
         self,
@@ -256,7 +274,7 @@ class Rollout:
         self._status: str | None = None
 
     async def advance(self) -> bool:
-        """Take one turn: what is pending, or the model's text and the reaction to it; whether the rollout goes on."""
+        """Run the next turn, or the pending reaction to the last one; return whether the rollout continues."""
         try:
             if self._pending:
                 self._pending = False
@@ -273,12 +291,12 @@ class Rollout:
         return self._status is None
 
     def prefix(self) -> Prefix:
-        """All of it so far, to be continued by another rollout; to be asked between turns."""
+        """Return the rollout so far as a prefix for another rollout; call it between turns only."""
         prefix = self._transcript.prefix(self._calls, self._turn)
         return replace(prefix, pending=self._pending)
 
     def finish(self) -> Trajectory:
-        """The trajectory of a rollout that goes on no more."""
+        """Return the trajectory of a rollout that has ended."""
         if self._status is None:
             raise RuntimeError("a rollout is finished before its end")
         return self._finish(self._status)
@@ -290,10 +308,14 @@ class Rollout:
         completion = await self._generate(room)
         said = self._asking.take(completion)
         cut_short = completion.finish_reason == "length"
+        filtered = completion.finish_reason == "content_filter"
         if not said and not cut_short:
-            return "no_answer"
+            return "filtered" if filtered else "no_answer"
         if self._engine.protocol.closing_stops.search(self._transcript.open_text) is not None:
             return await self._act()
+        if filtered:
+            return "filtered"
+        # Truncated by the window or the budget rather than by `sampling.max_tokens`.
         if cut_short and room < self._engine.sampling.max_tokens:
             return full
         if said and self._engine.limits.continue_unmarked:
@@ -318,10 +340,12 @@ class Rollout:
         usage.num_retries += completion.retries
         usage.model_seconds += completion.seconds
         usage.endpoint = completion.endpoint
+        for note in completion.notes:
+            usage.notes[note] = usage.notes.get(note, 0) + 1
         return completion
 
     async def _act(self) -> str | None:
-        """Let the environment react to the model's text; returns a status if that ends the rollout."""
+        """Apply the environment's reaction to the model text; return a status if it ends the rollout."""
         unit = call_unit(self._turn)
         known = self._memory.get(unit)
         if known is not None:
@@ -336,6 +360,7 @@ class Rollout:
                 seed=derive_seed(self._seed, self._turn, "tool"),
             )
             observation = self._engine.without_spelled_tokens(observation)
+            # Other observations follow from the cached completion.
             if observation.calls or observation.blocks:
                 self._memory.append(unit, observation.to_json())
         self._calls += observation.calls
@@ -347,11 +372,13 @@ class Rollout:
         return observation.status
 
     def _check_deadline(self) -> None:
-        if asyncio.get_running_loop().time() >= self._deadline:
+        if work_clock().time() >= self._deadline:
             raise DeadlineExceeded("the rollout's time is up")
 
     def _finish(self, status: str) -> Trajectory:
         self._usage.wasted_tokens = self._transcript.wasted_tokens
+        if self._transcript.markers_put_back:
+            self._usage.notes["marker_put_back"] = self._transcript.markers_put_back
         return Trajectory(
             status=status,
             text=self._transcript.text,

@@ -1,4 +1,4 @@
-"""Settings of the stage `rollouts`, and which questions they select."""
+"""Settings of the stage `rollouts`, and the selection of its questions."""
 
 from __future__ import annotations
 
@@ -11,68 +11,69 @@ from pydantic import Field
 from treadle.agent.config import EnvironmentSettings
 from treadle.agent.environment import QUESTION_COLUMNS
 from treadle.agent.opening import AGENT
-from treadle.core.config import Operational, Section
+from treadle.core.config import Operational, Revisable, Section
 from treadle.core.llm.config import ModelSettings, Sampling
 from treadle.core.shards import MAX_SHARDS
 from treadle.core.stage import Rows
 
 
 class RolloutOptions(Section):
-    """How many trajectories of which questions, and how they are sampled."""
+    """Number of trajectories, selection of questions, and sampling."""
 
     role: ClassVar[str] = AGENT
-    """Role of the model that makes them; see `treadle.agent.opening.check_api`."""
-    samples_per_question: int = Field(default=1, ge=1)
-    """K: trajectories per question."""
-    max_questions: int | None = Field(default=None, ge=1)
-    """Most questions, the first ones in their order; none means all."""
-    max_questions_per_dataset: int | None = Field(default=None, ge=1)
+    """Role of the model; see `treadle.agent.opening.check_api`."""
+    samples_per_question: Revisable[int] = Field(default=1, ge=1)
+    """Trajectories per question (K)."""
+    max_questions: Revisable[int | None] = Field(default=None, ge=1)
+    """Most questions, taken from the start of their order; none means all."""
+    max_questions_per_dataset: Revisable[int | None] = Field(default=None, ge=1)
     """The same for each data set."""
-    datasets: tuple[str, ...] = ()
+    datasets: Revisable[tuple[str, ...]] = ()
     """Data sets to answer; empty means all."""
-    split: Literal["train", "heldout"] | None = None
-    """Part of the questions to answer; none means both."""
+    split: Revisable[Literal["train", "heldout"] | None] = None
+    """Split of the questions to answer; none means both."""
     sampling: Sampling = Sampling()
-    """How turns are sampled."""
+    """Sampling parameters of the turns."""
     max_error_rate: float = Field(default=0.1, ge=0.0, le=1.0)
-    """Largest share of failed rollouts with which the stage may end, where failures are accepted at all."""
+    """Largest share of failed rollouts with which the stage may end, if failures are accepted at all."""
     max_concurrent: Operational[int] = Field(default=64, ge=1)
     """Rollouts in progress at once."""
     owed_retries: Operational[int] = Field(default=2, ge=0)
-    """Further passes over rollouts that infrastructure kept from finishing."""
+    """Further passes over rollouts that failed because of infrastructure."""
     owed_pause_s: Operational[float] = Field(default=5.0, ge=0.0)
-    """Pause before the first such pass; doubled for each further one."""
+    """Seconds before the first of these passes; doubled for each further one."""
     max_total_tokens: Operational[int | None] = Field(default=None, ge=1)
-    """Most prompt and sampled tokens of this stage; passing it stops the run, which can be resumed with more."""
+    """Most prompt and sampled tokens of this stage. Past it the run stops; it can be resumed with a larger limit."""
     max_cost: Operational[float | None] = Field(default=None, gt=0.0)
-    """Most money for this stage, in the currency of the models' prices; passing it stops the run likewise."""
+    """Most money spent by this stage, in the currency of the models' prices. Past it the run stops in the same way."""
     shards: Operational[int] = Field(default=1, ge=1, le=MAX_SHARDS)
-    """Parts into which the work is divided when it begins, so that several processes can share it (`treadle work`)."""
+    """Shards into which the work is divided when the stage starts, so that several processes can share it (`treadle
+    work`)."""
 
 
 class RolloutsSettings(Section):
-    """All that an instance of the stage reads."""
+    """All settings that an instance of the stage reads."""
 
     model_name: str
-    """Name of the model in the configuration; stands in the rows."""
+    """Name of the model in the configuration; stored in the rows."""
     model: ModelSettings
     """The model and its endpoints."""
     tokenizer_digest: str = ""
-    """Digest that the tokenizer must have; empty means that any will do."""
+    """Required digest of the tokenizer; empty accepts any."""
     environment: EnvironmentSettings = EnvironmentSettings()
-    """What the agent works with."""
+    """The agent's environment."""
     summarizer: ModelSettings | None = None
-    """The model that `environment.search.summarizer` names."""
+    """Model that `environment.search.summarizer` names."""
     summarizer_tokenizer_digest: str = ""
-    """Like `tokenizer_digest`, for that model."""
+    """Like `tokenizer_digest`, for the summarizer."""
     options: RolloutOptions = RolloutOptions()
-    """How many, of what, how sampled."""
+    """Number of trajectories, selection and sampling."""
     seed: int = 0
-    """The run's seed; every rollout's and turn's seed derives from it."""
+    """Seed of the run; the seeds of all rollouts and turns derive from it."""
 
 
 class QuestionSelection(Protocol):
-    """The keys of a stage's section that choose questions; see `RolloutOptions`."""
+    """Keys of a stage's section that select questions; see `RolloutOptions`."""
 
     @property
     def max_questions(self) -> int | None:
@@ -99,10 +100,14 @@ ASKED_COLUMNS = (*QUESTION_COLUMNS, "split")
 """Columns of a question without its gold answers."""
 
 
+JOB_COLUMNS = (*ASKED_COLUMNS, "source_file", "source_row")
+"""`ASKED_COLUMNS` and the source of the question, which distinguishes an edited question from a new one."""
+
+
 def selected_questions(
     options: QuestionSelection, tables: Sequence[Rows], columns: Sequence[str] = ASKED_COLUMNS
 ) -> Iterator[Mapping[str, Any]]:
-    """The questions to be answered, as a stream of these columns (`dataset` and `split` among them)."""
+    """Yield the given columns of the selected questions; the columns must include `dataset` and `split`."""
     per_dataset: Counter[str] = Counter()
     number = 0
     for table in tables:

@@ -1,8 +1,9 @@
-"""The stage `rollouts`: K trajectories per question, nothing scored, nothing lost.
+"""Run the stage `rollouts`: sample K trajectories per question, without scoring them.
 
 A fixed number of workers pull rollouts from a stream of questions, so memory does not grow with the work. The journal
-remembers each answer, outcome and finished row; what infrastructure kept from finishing is tried again in further
-passes, then owed to a resumed run. Rows are written in the order of the questions, whatever the order of completion.
+caches each model answer, tool outcome and finished row. Rollouts that fail because of infrastructure are retried in
+further passes, then left pending for a resumed run. Rows are written in the order of the questions, not in the order of
+completion.
 """
 
 from __future__ import annotations
@@ -10,22 +11,25 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any
 
 import orjson
 
+from treadle.agent.config import ENVIRONMENT_VERSION
 from treadle.agent.crew import Crew, begin, refuse_silence, settle
 from treadle.agent.environment import CallRecord, Question, ToolEnvironment
+from treadle.agent.jobs import QuestionJob, job_key, made_jobs, shared_digest
 from treadle.agent.memory import JournalMemory, Memory, remembered_answers, remembered_calls
 from treadle.agent.metering import TokenBudget
 from treadle.agent.opening import Opening, check_api, load_tokenizer
-from treadle.agent.rollout import RolloutEngine, Trajectory, rare_collections
-from treadle.agent.rollout_settings import RolloutOptions, RolloutsSettings, selected_questions
-from treadle.agent.rows import failed_row, head_of_row, rollout_key, row_of, telemetry_of
+from treadle.agent.rollout import STATUSES, RolloutEngine, Trajectory, rare_collections
+from treadle.agent.rollout_report import ODD, unread_sentences
+from treadle.agent.rollout_settings import JOB_COLUMNS, RolloutOptions, RolloutsSettings, selected_questions
+from treadle.agent.rows import FAILED, asked_key, failed_row, head_of_row, row_of, telemetry_of
 from treadle.agent.toolbox import sandbox_facts
 from treadle.agent.tools.outcome import Tool
+from treadle.core import steady_loop
 from treadle.core.errors import (
     EndpointUnavailable,
     StageFailed,
@@ -33,23 +37,15 @@ from treadle.core.errors import (
 from treadle.core.llm.types import Completion
 from treadle.core.schemas import ROLLOUT_TELEMETRY
 from treadle.core.schemas import ROLLOUTS as ROLLOUTS_TABLE
-from treadle.core.stage import Stage, StageContext, Worked
+from treadle.core.stage import EarlierResult, Rows, Stage, StageContext, StageJobs, Worked
+from treadle.core.work_clock import timed_work
 
 __all__ = ["ROLLOUTS", "RolloutOptions", "RolloutsSettings"]
 
 _log = logging.getLogger(__name__)
 
 _WRITE_BATCH = 256
-"""Rows handed to the writer at once."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Job:
-    """One rollout that was asked for."""
-
-    key: str
-    question: Mapping[str, Any]
-    sample_index: int
+"""Rows passed to the writer at once."""
 
 
 class RolloutsRun:
@@ -74,7 +70,7 @@ class RolloutsRun:
         self._sandbox_facts: dict[str, str] = {}
 
     async def work(self) -> Worked:
-        """Make what is open of the rollouts at hand."""
+        """Run the unfinished rollouts of this process."""
         num_open = begin(self._context, self._own_jobs(), "rollouts")
         if not num_open:
             return Worked()
@@ -110,7 +106,7 @@ class RolloutsRun:
             self._crew.last.first = self._crew.last.first or str(error)
 
     def _count_earlier(self) -> None:
-        """Charge the budget with what earlier attempts used, what belongs to rollouts that were cut off included."""
+        """Charge the budget with the usage of earlier attempts, including rollouts that were interrupted."""
         for job in self._own_jobs():
             own, of_summarizer = self._used(job.key)
             self._budget.count(self._settings.model, *own)
@@ -118,95 +114,106 @@ class RolloutsRun:
                 self._budget.count(self._settings.summarizer, *of_summarizer)
 
     def _used(self, key: str) -> tuple[tuple[int, int], tuple[int, int]]:
-        """Prompt and sampled tokens of a rollout so far: its policy's, its summarizer's."""
+        """Return prompt and sampled tokens of a rollout so far: those of its policy, and those of its summarizer."""
         if self._journal.is_finished(key):
             stored = self._stored(key)
-            counts = {**stored["telemetry"], **stored["row"]}
-            own, helper = ([int(counts[name]) for name in names] for names in (_TOKENS, _SUMMARY))
+            counts = {**(stored["telemetry"] or {}), **stored["row"]}
+            own, helper = ([int(counts.get(name, 0)) for name in names] for names in (_TOKENS, _SUMMARY))
             return (own[0], own[1]), (helper[0], helper[1])
         memory = JournalMemory(self._journal, key)
         answers = list(remembered_answers(memory))
         return _tokens(answers), _tokens(remembered_calls(memory, len(answers)))
 
-    def _own_jobs(self) -> Iterator[_Job]:
-        return (job for job in self._jobs() if self._context.owns(job.key))
+    def _own_jobs(self) -> Iterator[QuestionJob]:
+        return (job for job in made_jobs(self._jobs()) if self._context.owns(job.key))
 
-    def _open_jobs(self) -> Iterator[_Job]:
+    def _open_jobs(self) -> Iterator[QuestionJob]:
         return (job for job in self._own_jobs() if not self._journal.is_finished(job.key))
 
-    async def _make(self, job: _Job) -> None:
+    async def _make(self, job: QuestionJob) -> None:
         assert self._engine is not None
         loop = asyncio.get_running_loop()
         started = loop.time()
         head = self._head(job)
         memory: Memory = JournalMemory(self._journal, job.key)
         environment = ToolEnvironment(self._settings.environment, self._tools)
-        trajectory = await self._engine.roll_out(
-            environment,
-            Question.from_row(job.question),
-            seed=head["seed"],
-            deadline=started + self._settings.environment.rollout_time_s,
-            memory=memory,
-        )
+        with timed_work() as clock:
+            trajectory = await self._engine.roll_out(
+                environment,
+                Question.from_row(job.question),
+                seed=head["seed"],
+                deadline=clock.time() + self._settings.environment.rollout_time_s,
+                memory=memory,
+            )
         row = row_of(head, trajectory, self._environment_digests.of(job.question), self._tokenizer_digest)
-        self._finish(row, trajectory, loop.time() - started)
+        self._finish(job, row, trajectory, loop.time() - started)
 
-    def _finish(self, row: Mapping[str, Any], trajectory: Trajectory, seconds: float) -> None:
-        key = row["rollout_key"]
-        telemetry = telemetry_of(key, self._context.attempt, seconds, trajectory)
-        value = {"row": row, "telemetry": telemetry, "wasted_tokens": trajectory.usage.wasted_tokens}
-        self._journal.finish(key, orjson.dumps(value))
+    def _finish(self, job: QuestionJob, row: Mapping[str, Any], trajectory: Trajectory, seconds: float) -> None:
+        telemetry = telemetry_of(row["rollout_key"], self._context.attempt, seconds, trajectory)
+        self._journal.finish(job.key, orjson.dumps({"row": row, "telemetry": telemetry}))
         self._statuses[trajectory.status] += 1
         self._tokens += trajectory.usage.completion_tokens
         rate = self._tokens / max(asyncio.get_running_loop().time() - self._started, 1e-3)
         self._context.progress.advance(1, tokens_per_s=round(rate), **self._statuses)
 
     def write(self) -> dict[str, Any]:
-        """Judge what was made, and write all rows."""
-        num_jobs, _ = settle(self._context, self._options, self._jobs(), "rollouts")
-        return self._write(num_jobs)
+        """Check the result of the work, write all rows, and return the metrics."""
+        settle(self._context, self._options, made_jobs(self._jobs()), "rollouts")
+        return self._write()
 
-    def _write(self, num_jobs: int) -> dict[str, Any]:
+    def _write(self) -> dict[str, Any]:
         worked = self._context.worked
         tokenizer_digest = worked.facts.get("tokenizer_digest", "")
         totals: Counter[str] = Counter()
         statuses: Counter[str] = Counter()
+        odd: Counter[str] = Counter()
         rows: list[dict[str, Any]] = []
         telemetry: list[dict[str, Any]] = []
         for job in self._jobs():
             if self._journal.is_finished(job.key):
                 stored = self._stored(job.key)
-                row = stored["row"]
-                telemetry.append(stored["telemetry"])
-                totals["wasted_tokens"] += stored["wasted_tokens"]
-                for name in _SUMMARY:
-                    totals[name] += stored["telemetry"][name]
+                # The journal may hold the rollout from before an edit, when the question was another row or in another
+                # data set.
+                row = {
+                    **stored["row"],
+                    **self._head(job),
+                    "job": job.key if stored["row"]["status"] != FAILED else None,
+                }
+                if measured := stored["telemetry"]:
+                    telemetry.append({**measured, "rollout_key": row["rollout_key"]})
+                    if not job.is_copy:
+                        odd.update(orjson.loads(measured["odd_answers"]))
+                        totals.update({name: measured[name] for name in (*_SUMMARY, "wasted_tokens")})
             else:
                 error = worked.causes.get(job.key, worked.first)
                 digest = self._environment_digests.of(job.question)
-                row = failed_row(self._head(job), error, digest, tokenizer_digest)
+                row = {**failed_row(self._head(job), error, digest, tokenizer_digest), "job": None}
             rows.append(row)
             statuses[row["status"]] += 1
             totals["said"] += bool(row["text"])
-            for name in _SUMMED:
-                totals[name] += row[name]
+            if not job.is_copy:  # The metrics count requests and calls, which were made once.
+                totals.update({name: row[name] for name in _SUMMED})
             if len(rows) == _WRITE_BATCH:
                 self._flush(rows, telemetry)
         self._flush(rows, telemetry)
-        if statuses["context_full"] == num_jobs and not totals["calls_requested"]:
+        if statuses["context_full"] == statuses.total() and not totals["calls_requested"]:
             self._refuse_window()
         if not totals["said"] and not self._context.accept_failures:
             refuse_silence(self._context.address, statuses, "rollouts")
-        return {
-            "num_rollouts": num_jobs,
+        metrics = {
+            "num_rollouts": statuses.total(),
             **{f"status_{name}": count for name, count in sorted(statuses.items())},
             **{name: totals[name] for name in (*_SUMMED, "wasted_tokens")},
             **{name: totals[name] for name in _SUMMARY if self._settings.environment.summarizer},
+            **{f"{ODD}{name}": count for name, count in sorted(odd.items())},
             **worked.facts.get("sandbox", {}),
         }
+        for sentence in unread_sentences(metrics):
+            _log.warning("%s: %s", self._context.address, sentence)
+        return metrics
 
     def _refuse_window(self) -> None:
-        """Raise where not one rollout got as far as a call: the window is too small, not the agent too long-winded."""
+        """Raise StageFailed because the window is too small for a single call, unless failures are accepted."""
         if self._context.accept_failures:
             return
         name, window = self._settings.model_name, self._settings.model.max_model_len
@@ -225,15 +232,10 @@ class RolloutsRun:
         stored: dict[str, Any] = orjson.loads(self._journal.finished(key))
         return stored
 
-    def _jobs(self) -> Iterator[_Job]:
-        """All rollouts that were asked for, in the order of their rows."""
-        name = self._settings.model_name
-        for question in selected_questions(self._options, self._context.inputs["questions"]):
-            for sample_index in range(self._options.samples_per_question):
-                key = rollout_key(question["question_key"], name, sample_index)
-                yield _Job(key, question, sample_index)
+    def _jobs(self) -> Iterator[QuestionJob]:
+        return rollout_jobs(self._settings, self._context.inputs)
 
-    def _head(self, job: _Job) -> dict[str, Any]:
+    def _head(self, job: QuestionJob) -> dict[str, Any]:
         return head_of_row(job.question, self._settings.model_name, job.sample_index, self._settings.seed)
 
 
@@ -243,26 +245,72 @@ _SUMMED = ("num_turns", "calls_requested", "calls_executed", "failed_calls", *_T
 
 
 def _tokens(answers: Iterable[Completion | CallRecord]) -> tuple[int, int]:
-    """Prompt and sampled tokens."""
+    """Return the sums of prompt and sampled tokens."""
     found = [(answer.prompt_tokens, answer.completion_tokens) for answer in answers]
     return sum(prompt for prompt, _ in found), sum(completion for _, completion in found)
 
 
+def rollout_jobs(settings: RolloutsSettings, inputs: Mapping[str, Sequence[Rows]]) -> Iterator[QuestionJob]:
+    """Yield the jobs of all rollouts that settings and questions define, in the order of their rows.
+
+    Questions that ask the same have the same seeds, and so the same jobs: gold answers are no part of a rollout.
+    """
+    shared, environment = shared_digest(settings, inputs), settings.environment.digests()
+    seen: set[bytes] = set()
+    for question in selected_questions(settings.options, inputs["questions"], JOB_COLUMNS):
+        asked = [asked_key(question), environment.of(question), question["search"]]
+        digest = bytes.fromhex(job_key(*asked))
+        is_copy = digest in seen
+        seen.add(digest)
+        for sample_index in range(settings.options.samples_per_question):
+            yield QuestionJob(job_key(shared, *asked, sample_index), question, sample_index, is_copy)
+
+
+def _owners(result: EarlierResult) -> Iterator[str]:
+    return (row["job"] for row in result.rows(ROLLOUTS_TABLE.kind, ("job",)) if row["job"] is not None)
+
+
+def _ended_in(result: EarlierResult, statuses: Set[str]) -> Iterator[str]:
+    rows = result.rows(ROLLOUTS_TABLE.kind, ("job", "status"))
+    return (row["job"] for row in rows if row["job"] is not None and row["status"] in statuses)
+
+
+def _gaps(result: EarlierResult) -> Iterator[tuple[int, str, bytes]]:
+    for position, row in enumerate(result.rows(ROLLOUTS_TABLE.kind)):
+        if row.pop("job") is None:
+            yield position, row["status"], orjson.dumps({"row": row, "telemetry": None})
+
+
+def _records(result: EarlierResult) -> Iterator[tuple[str, bytes]]:
+    """Yield the final journal records behind the rows of an earlier result.
+
+    Its telemetry is in the order of its rows.
+    """
+    measured = result.telemetry(ROLLOUT_TELEMETRY.kind)
+    next_measured = next(measured, None)
+    for row in result.rows(ROLLOUTS_TABLE.kind):
+        telemetry = None
+        if next_measured is not None and next_measured["rollout_key"] == row["rollout_key"]:
+            telemetry, next_measured = next_measured, next(measured, None)
+        if (key := row.pop("job")) is not None:
+            yield key, orjson.dumps({"row": row, "telemetry": telemetry})
+
+
 def work(context: StageContext) -> Worked:
-    """Make the rollouts of one stage instance that are open."""
+    """Run the unfinished rollouts of one stage instance."""
     with rare_collections():
-        return asyncio.run(RolloutsRun(context).work())
+        return steady_loop.run(RolloutsRun(context).work())
 
 
 def run(context: StageContext) -> Mapping[str, Any]:
-    """Write the rollouts of one stage instance; returns counts of statuses, turns, calls and tokens."""
+    """Write the rollouts of one stage instance; return counts of statuses, turns, calls and tokens."""
     with rare_collections():
         return RolloutsRun(context).write()
 
 
 ROLLOUTS = Stage(
     name="rollouts",
-    version=1,
+    version=ENVIRONMENT_VERSION,
     settings=RolloutsSettings,
     consumes={"questions": "questions", "checkpoint": "checkpoint"},
     optional=frozenset({"checkpoint"}),
@@ -270,5 +318,14 @@ ROLLOUTS = Stage(
     telemetry=(ROLLOUT_TELEMETRY,),
     run=run,
     work=work,
+    jobs=StageJobs(
+        noun="rollouts",
+        of=rollout_jobs,
+        owners=_owners,
+        records=_records,
+        statuses=frozenset(STATUSES),
+        ended_in=_ended_in,
+        gaps=_gaps,
+    ),
     num_shards=lambda settings: settings.options.shards,
 )

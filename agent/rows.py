@@ -1,4 +1,4 @@
-"""Rows of the `rollouts` table: what identifies a rollout, and how a trajectory is written down."""
+"""Build and read rows of the `rollouts` table: keys, seeds and trajectories."""
 
 from __future__ import annotations
 
@@ -15,20 +15,30 @@ from treadle.core.config import digest_json
 
 FRESH = "rollout"
 """Operator of a trajectory that was sampled from the start."""
+FAILED = "failed"
+"""Status of a row that was accepted without a trajectory, because infrastructure kept the rollout from finishing."""
 
 
 def rollout_key(question_key: str, model: str, sample_index: int, operator: str = FRESH) -> str:
-    """16 hex digits that name a rollout within a run."""
+    """Return the key of a rollout within a run (16 hex digits)."""
     return digest_json([question_key, model, sample_index, operator])[:16]
 
 
-def rollout_seed(seed: int, question_key: str, model: str, sample_index: int) -> int:
-    """Seed of one rollout, from the run's seed and what the rollout is."""
-    return derive_seed(seed, question_key, model, sample_index)
+def asked_key(question: Mapping[str, Any]) -> str:
+    """Return a key (16 hex digits) of what a row of `questions` asks: text and choices, without its gold answers."""
+    return digest_json([question["question"], list(question["choices"])])[:16]
+
+
+def rollout_seed(seed: int, question: Mapping[str, Any], model: str, sample_index: int) -> int:
+    """Return the seed of one rollout, derived from the run's seed, the question, the model and the sample index.
+
+    Gold answers are excluded: if they change, a rollout is scored again but not sampled again.
+    """
+    return derive_seed(seed, asked_key(question), model, sample_index)
 
 
 def head_of_row(question: Mapping[str, Any], model: str, sample_index: int, seed: int) -> dict[str, Any]:
-    """The columns that are known before a rollout is made."""
+    """Return the columns that are known before a rollout starts."""
     question_key = question["question_key"]
     return {
         "rollout_key": rollout_key(question_key, model, sample_index),
@@ -40,14 +50,14 @@ def head_of_row(question: Mapping[str, Any], model: str, sample_index: int, seed
         "operator": FRESH,
         "parents": [],
         "round": 0,
-        "seed": rollout_seed(seed, question_key, model, sample_index),
+        "seed": rollout_seed(seed, question, model, sample_index),
     }
 
 
 def row_of(
     head: Mapping[str, Any], trajectory: Trajectory, environment_digest: str, tokenizer_digest: str
 ) -> dict[str, Any]:
-    """A row of the `rollouts` table. Counts of calls come from the ledger alone."""
+    """Return a row of the `rollouts` table. Call counts come from the ledger only."""
     ledger = Ledger(trajectory.calls)
     return {
         **head,
@@ -73,13 +83,13 @@ def row_of(
 
 
 def failed_row(head: Mapping[str, Any], error: str, environment_digest: str, tokenizer_digest: str) -> dict[str, Any]:
-    """The row that keeps the slot of a rollout which infrastructure kept from finishing."""
-    empty = Trajectory("failed", "", [], [], [], [], [], 0)
+    """Return the row of a rollout that infrastructure kept from finishing: status `failed`, and no text."""
+    empty = Trajectory(FAILED, "", [], [], [], [], [], 0)
     return {**row_of(head, empty, environment_digest, tokenizer_digest), "error": error}
 
 
 def telemetry_of(key: str, attempt: int, seconds: float, trajectory: Trajectory) -> dict[str, Any]:
-    """A row of the `rollout_telemetry` table."""
+    """Return a row of the `rollout_telemetry` table."""
     usage = trajectory.usage
     return {
         "rollout_key": key,
@@ -91,13 +101,15 @@ def telemetry_of(key: str, attempt: int, seconds: float, trajectory: Trajectory)
         "num_requests": usage.num_requests,
         "num_retries": usage.num_retries,
         "endpoint": usage.endpoint,
+        "wasted_tokens": usage.wasted_tokens,
         "summarizer_prompt_tokens": sum(call.prompt_tokens for call in trajectory.calls),
         "summarizer_completion_tokens": sum(call.completion_tokens for call in trajectory.calls),
+        "odd_answers": orjson.dumps(usage.notes, option=orjson.OPT_SORT_KEYS).decode() if usage.notes else "{}",
     }
 
 
 def calls_of(row: Mapping[str, Any]) -> list[CallRecord]:
-    """The ledger of a stored rollout; the results' text stands in its segments."""
+    """Return the ledger of a stored rollout, without result texts, which are in its segments."""
     return [
         CallRecord(call["tool"], call["argument"], call["status"], call["turn"])
         for call in orjson.loads(row["tool_calls"])
@@ -105,7 +117,7 @@ def calls_of(row: Mapping[str, Any]) -> list[CallRecord]:
 
 
 def trajectory_of(row: Mapping[str, Any]) -> Trajectory:
-    """The trajectory of a stored rollout, to be shown or continued."""
+    """Return the trajectory of a stored rollout, to show it or to continue it."""
     return Trajectory(
         status=row["status"],
         text=row["text"],

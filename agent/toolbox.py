@@ -1,4 +1,4 @@
-"""From the environment's settings to the tools themselves, each imported only where it is enabled."""
+"""Create the tools that the environment's settings enable; the modules of disabled tools are not imported."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ def make_tools(
     *,
     misses_are_empty: bool = False,
 ) -> list[Tool]:
-    """The enabled tools, not yet opened; `summarizer` reads what searches find, `store` gives the run's by name.
+    """Return the enabled tools, not opened yet.
 
-    `misses_are_empty`: see `SearchTool`.
+    `summarizer` summarizes search results, and `store` returns a store of the run by its name. For `misses_are_empty`
+    see `SearchTool`.
     """
     tools: list[Tool] = []
     if settings.call_limit("python"):
@@ -50,13 +51,13 @@ def _web_search(
     from treadle.agent.web.search import WebSearch
     from treadle.agent.web.stored_entries import WEB_STORE
 
-    # A replay records nothing, so it does without a run.
+    # A replay records nothing, so it needs no store of the run.
     kept = store(WEB_STORE) if store is not None and web.mode != "replay" else None
     return WebSearch(web, store=kept, summarized=summarized)
 
 
 def sandbox_facts(settings: EnvironmentSettings) -> dict[str, str]:
-    """What programs run in, for the stage's record: isolation, Python and package versions; empty without the tool."""
+    """Return isolation, Python and package versions of the sandbox, for the stage's record; empty without the tool."""
     if not settings.call_limit("python"):
         return {}
     from treadle.agent.sandbox.bubblewrap import describe

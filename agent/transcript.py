@@ -1,8 +1,9 @@
-"""The assistant's turn as it grows: token ids in, token ids out, and the text and segments that they stand for.
+"""Hold the growing assistant turn of a rollout: token ids, their origins, and the decoded text and segments.
 
-Sampled ids are kept as they came. Only where generation ran past a closing marker, or stopped inside a token, is the
-tail cut, and what is left of that token encoded anew (origin 2: it gets no log-prob loss). Results are encoded alone.
-Without a tokenizer, or with a server that gives no ids, the same class holds text alone (`codec=None`).
+Sampled ids are kept as they are. The tail is cut only if generation ran past a closing marker, or if a cut falls inside
+a token. What is left of that token is encoded again (origin 2: no log-prob loss). A closing marker that the server left
+out is encoded in the same way. Results are encoded separately. Without a tokenizer, or with a server that gives no ids,
+the same class holds text only (`codec=None`).
 """
 
 from __future__ import annotations
@@ -17,11 +18,12 @@ from treadle.agent.environment import CallRecord
 from treadle.agent.protocol import RESULT, Protocol, Segment, cut_after_first_close, render, tokenise
 
 ORIGIN_SYSTEM, ORIGIN_SAMPLED, ORIGIN_REENCODED = 0, 1, 2
-"""Where an id came from: a tool's result, the model, or model text encoded anew: cut inside a token, or put in."""
+"""Origin of an id: system text (a result), the model, or model text that was encoded here (cut inside a token, or
+inserted)."""
 
 
 class Codec(TypingProtocol):
-    """What is needed of a tokenizer; `treadle.core.chat.ChatTokenizer` fits."""
+    """Interface of a tokenizer; `treadle.core.chat.ChatTokenizer` implements it."""
 
     @property
     def eos_ids(self) -> frozenset[int]:
@@ -29,29 +31,32 @@ class Codec(TypingProtocol):
         ...
 
     def encode(self, text: str) -> list[int]:
-        """Ids of plain text, nothing added."""
+        """Return the ids of plain text, without special tokens."""
         ...
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Text of ids, special tokens kept."""
+        """Return the text of ids, special tokens included."""
         ...
 
     def count_within(self, ids: Sequence[int], text: str) -> int:
-        """Most ids, from the first on, whose decoded text is a beginning of `text`."""
+        """Return the largest number of leading ids whose decoded text is a prefix of `text`."""
         ...
 
     def counts_before(self, ids: Sequence[int], text: str, positions: Sequence[int]) -> list[int]:
-        """Number of ids before each of some growing positions of their text; a token across one counts in full."""
+        """Return the number of ids before each of some ascending positions in their text.
+
+        A token across a position counts in full.
+        """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Prefix:
-    """The beginning of a trajectory, to be continued: what an unbroken rollout would have had at this point.
+    """Beginning of a trajectory to continue from: the state of an uninterrupted rollout at this point.
 
-    `calls` are those whose outcome is part of it. `pending`: it ends with a call or an answer that is still to be
-    acted on; a call at its end that is not pending was refused in silence. `turn` is the number of the turn that acts
-    or generates next.
+    `calls` are those whose outcome is part of it. `pending` means that it ends with a call or an answer that is still
+    to be executed; a call at the end that is not pending was refused silently. `turn` is the number of the turn that
+    acts or generates next.
     """
 
     segments: tuple[Segment, ...]
@@ -63,7 +68,7 @@ class Prefix:
 
     @property
     def text(self) -> str:
-        """The assistant's turn so far."""
+        """The assistant turn so far."""
         return render(self.segments)
 
 
@@ -76,9 +81,10 @@ def cut(
     protocol: Protocol,
     codec: Codec | None,
 ) -> Prefix:
-    """Keep the first `num_segments` segments of a trajectory, id for id; raises ValueError if it has fewer.
+    """Return the first `num_segments` segments of a trajectory as a prefix, with the ids kept as they are.
 
-    Where the boundary lies inside a token, that token's part is encoded anew. Calls are those of the kept segments.
+    If the boundary lies inside a token, the kept part of that token is encoded again. The calls are those of the kept
+    segments. Raises ValueError if the trajectory has fewer segments.
     """
     if not 0 <= num_segments <= len(segments):
         raise ValueError(f"a trajectory of {len(segments)} segments cannot be cut after {num_segments}")
@@ -119,21 +125,22 @@ def _is_answer(segment: Segment, protocol: Protocol) -> bool:
 
 
 def keep_prefix(codec: Codec, ids: list[int], origins: list[int], text: str) -> tuple[list[int], list[int], int]:
-    """Shorten ids to those of `text`, which their decoded text begins with.
+    """Shorten ids to those of `text`, which is a prefix of their decoded text.
 
     Returns ids, origins and the number of ids dropped. Ids that lie wholly within the text stay as they are; the rest
-    of the text, which ends inside a token, is encoded anew.
+    of the text, which ends inside a token, is encoded again.
     """
     count = codec.count_within(ids, text)
     tail = text[len(codec.decode(ids[:count])) :]
     again = codec.encode(tail) if tail else []
+    # A token of which a part is kept does not count as dropped.
     dropped = len(ids) - count - (1 if tail else 0)
     return ids[:count] + again, origins[:count] + [ORIGIN_REENCODED] * len(again), max(dropped, 0)
 
 
 @dataclass(slots=True)
 class _Stretch:
-    """A piece with one author: model text up to a closing marker, or one block. `start`, `end` are ids."""
+    """Span with one author: model text up to a closing marker, or one result block. `start` and `end` are in ids."""
 
     author: Literal["model", "system"]
     text: str
@@ -142,12 +149,13 @@ class _Stretch:
 
 
 class Transcript:
-    """The growing assistant turn of one rollout.
+    """Assistant turn of one rollout while it grows.
 
     Attributes:
-        ids: Token ids of the assistant's turn; empty in text mode. Packed: thousands of rollouts are held at once.
+        ids: Token ids of the assistant turn; empty in text mode. Packed, since thousands of rollouts are held at once.
         origins: Origin of each id.
         wasted_tokens: Sampled tokens that were cut off (an estimate in text mode).
+        markers_put_back: Number of closing markers that a server left out and that were put back.
     """
 
     def __init__(self, protocol: Protocol, codec: Codec | None, prefix: Prefix | None = None) -> None:
@@ -158,16 +166,17 @@ class Transcript:
         self.ids = array("i", prefix.ids if prefix else ())
         self.origins = bytearray(prefix.origins if prefix else ())
         self.wasted_tokens = 0
+        self.markers_put_back = 0
         if prefix:
             self._adopt(prefix.segments, prefix.pending)
 
     @property
     def text(self) -> str:
-        """The assistant's turn so far."""
+        """The assistant turn so far."""
         return render(self._closed) + "".join(stretch.text for stretch in self._stretches)
 
     def log(self) -> list[str]:
-        """The turn so far in pieces: model text up to and including each call, and blocks, in their order."""
+        """Return the turn so far in pieces, in order: model text up to and including each call, and result blocks."""
         pieces = [""]
         for segment in self._closed:
             if segment.kind == RESULT:
@@ -180,20 +189,24 @@ class Transcript:
 
     @property
     def open_text(self) -> str:
-        """Model text since the last block or the last closing marker that was acted on; empty right after one."""
+        """Model text since the last result block or the last closing marker that was acted on."""
         last = self._stretches[-1] if self._stretches else None
         return last.text if last is not None and last.author == "model" else ""
 
-    def absorb(self, text: str, ids: Sequence[int] | None, completion_tokens: int) -> bool:
-        """Append one completion, cut after its first closing marker; returns whether there was anything in it."""
+    def absorb(self, text: str, ids: Sequence[int] | None, completion_tokens: int, marker: str = "") -> bool:
+        """Append one completion, cut after its first closing marker; return whether it added anything.
+
+        `marker` is the closing marker that ended it and that its text lacks; it is put back unless the ids contain it.
+        """
         if self._codec is None:
-            return self._absorb_text(text, completion_tokens)
+            return self._absorb_text(text, completion_tokens, marker)
         new = list(ids or ())
         while new and new[-1] in self._codec.eos_ids:
             new.pop()
-        if not new:
+        if not new and not marker:
             return False
         stretch = self._open_stretch()
+        before = len(stretch.text)
         candidate = self.ids[stretch.start :].tolist() + new
         decoded = self._codec.decode(candidate)
         kept = cut_after_first_close(decoded, self._protocol)
@@ -203,10 +216,21 @@ class Transcript:
         else:
             self._replace(stretch.start, candidate, len(new), kept)
         stretch.text, stretch.end = kept, len(self.ids)
+        if marker and not self._protocol.closing_stops.search(kept):
+            # The ids may contain part of the marker although the text does not.
+            begun = decoded[before + len(text) :] if decoded.startswith(text, before) else ""
+            self._put_back(marker.removeprefix(begun))
         return True
 
+    def _put_back(self, marker: str) -> None:
+        self.markers_put_back += 1
+        self.insert(marker)
+
     def _replace(self, start: int, ids: list[int], num_sampled: int, kept: str) -> None:
-        """Put the part of `ids` that stands for `kept` in place of all from `start` on; the last ones were sampled."""
+        """Replace all ids from `start` on by the part of `ids` that decodes to `kept`.
+
+        The last `num_sampled` of `ids` are sampled ones.
+        """
         assert self._codec is not None
         origins = [*self.origins[start:], *[ORIGIN_SAMPLED] * num_sampled]
         ids, origins, dropped = keep_prefix(self._codec, ids, origins, kept)
@@ -214,17 +238,20 @@ class Transcript:
         self.ids[start:] = array("i", ids)
         self.origins[start:] = bytes(origins)
 
-    def _absorb_text(self, text: str, completion_tokens: int) -> bool:
-        if not text:
+    def _absorb_text(self, text: str, completion_tokens: int, marker: str) -> bool:
+        if not text and not marker:
             return False
         stretch = self._open_stretch()
         whole = stretch.text + text
         stretch.text = cut_after_first_close(whole, self._protocol)
-        self.wasted_tokens += round(completion_tokens * (len(whole) - len(stretch.text)) / len(text))
+        if cut := len(whole) - len(stretch.text):
+            self.wasted_tokens += round(completion_tokens * cut / len(text))
+        elif marker:
+            self._put_back(marker)
         return True
 
     def insert(self, text: str) -> None:
-        """Append model text that was not sampled here, as if the model went on with it."""
+        """Append model text that was not sampled here, as a continuation of the current span."""
         stretch = self._open_stretch()
         if self._codec is not None:
             new = self._codec.encode(text)
@@ -234,29 +261,29 @@ class Transcript:
         stretch.text, stretch.end = stretch.text + text, len(self.ids)
 
     def prefix(self, calls: Sequence[CallRecord], turn: int) -> Prefix:
-        """All of it, to be continued after `calls`, in turn `turn`."""
+        """Return the whole turn as a prefix, to be continued after `calls` in turn `turn`."""
         segments = tuple(self.segments())
         last = segments[-1] if segments else None
         pending = last is not None and (_is_call(last, self._protocol) or _is_answer(last, self._protocol))
         return Prefix(segments, tuple(self.ids), tuple(self.origins), tuple(calls), turn, pending)
 
     def append_block(self, block: str) -> None:
-        """Append text that the system wrote, encoded alone."""
+        """Append text written by the system, encoded separately."""
         start = len(self.ids)
         if self._codec is not None:
             new = self._codec.encode(block)
-            # What the ids say counts: a tokenizer may normalise characters.
+            # The ids decide: a tokenizer may normalise characters.
             block = self._codec.decode(new)
             self.ids.fromlist(new)
             self.origins += bytes([ORIGIN_SYSTEM]) * len(new)
         self._stretches.append(_Stretch("system", block, start, len(self.ids)))
 
     def close_stretch(self) -> None:
-        """The model's text was acted on: what it writes next begins a new stretch."""
+        """Start a new span, because the model text so far was acted on."""
         self._stretches.append(_Stretch("model", "", len(self.ids), len(self.ids)))
 
     def segments(self) -> list[Segment]:
-        """Typed segments of the whole turn, `start` and `end` in ids (0 in text mode)."""
+        """Return the typed segments of the whole turn; `start` and `end` are in ids (0 in text mode)."""
         found = list(self._closed)
         for stretch in self._stretches:
             if stretch.author == "system":
@@ -283,7 +310,7 @@ class Transcript:
         return self._stretches[-1]
 
     def _adopt(self, segments: Sequence[Segment], pending: bool) -> None:
-        """Take over a prefix: finished parts as they are, trailing model text as the open stretch."""
+        """Load the segments of a prefix: finished ones as they are, trailing model text as the open span."""
         begin = len(segments)
         while begin and segments[begin - 1].kind != RESULT and not self._ends_stretch(segments, begin, pending):
             begin -= 1
@@ -293,7 +320,7 @@ class Transcript:
             self._stretches.append(_Stretch("model", render(segments[begin:]), start, len(self.ids)))
 
     def _ends_stretch(self, segments: Sequence[Segment], end: int, pending: bool) -> bool:
-        """Whether a stretch ends before segment `end`; the last segment stays open where it is pending."""
+        """Return whether a span ends before segment `end`; the last segment stays open if it is pending."""
         if end == len(segments) and pending:
             return False
         segment = segments[end - 1]

@@ -1,8 +1,8 @@
-"""Whether a trajectory keeps to its protocol, one reason code per rule: for the gate of training rows and for rewards.
+"""Check whether a trajectory follows its dialect, with one fault code per rule; used by rewards and row selection.
 
-All is decided from typed segments and from the ledger. Text is never searched for words: a document that speaks of an
-error, or that quotes a tag, breaks no rule. Rules: arXiv 2601.06860 (answers in one box, thoughts closed, each call
-with its result) and docs/behaviour/sft_rows.md.
+All checks use typed segments and the ledger. Text is never searched for words: a document that mentions an error, or
+quotes a tag, breaks no rule. Rules: arXiv 2601.06860 (answers in one box, thoughts closed, each call with its result)
+and docs/behaviour/sft_rows.md.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ FORMAT_FAULTS = {
     "boxed_count": r"the answer does not hold exactly one `\boxed{`, closed again",
     "marker_in_answer": "the answer holds a marker",
 }
-"""Code -> what is wrong, in the order in which faults are told."""
+"""Description of each format fault by its code, in the order in which faults are reported."""
 
 CALL_FAULTS = {
     "result_error": "a tool reported an error",
@@ -35,7 +35,7 @@ CALL_FAULTS = {
     "call_refused": "a call over the limit was not run",
     "ledger_differs": "the calls in the text are not those that were made",
 }
-"""Code -> what became of a call."""
+"""Description of each call fault by its code."""
 
 _OF_STATUS = {
     "error": "result_error",
@@ -49,7 +49,7 @@ _THINK = "think"
 
 
 def format_faults(segments: Sequence[Segment], protocol: Protocol = TOOL_PROTOCOL) -> list[str]:
-    """Codes of the rules of FORMAT_FAULTS that a turn breaks, in that order; white space between blocks is allowed."""
+    """Return the codes of FORMAT_FAULTS that apply to a turn, in that order; white space between blocks is allowed."""
     blocks = [segment for segment in segments if segment.kind != TEXT or not segment.text.isspace()]
     faults = _edge_faults(blocks, protocol)
     faults |= _think_faults(blocks)
@@ -62,7 +62,10 @@ def format_faults(segments: Sequence[Segment], protocol: Protocol = TOOL_PROTOCO
 def call_faults(
     segments: Sequence[Segment], calls: Sequence[tuple[str, str]], protocol: Protocol = TOOL_PROTOCOL
 ) -> list[str]:
-    """Codes of CALL_FAULTS that apply to the calls of a turn, given as (tool, status) of the ledger, in that order."""
+    """Return the codes of CALL_FAULTS that apply to the calls of a turn, in that order.
+
+    `calls` are pairs (tool, status) from the ledger.
+    """
     faults = {_OF_STATUS[status] for _, status in calls if status in _OF_STATUS}
     written = []
     for segment in segments:
@@ -87,7 +90,7 @@ def _edge_faults(blocks: Sequence[Segment], protocol: Protocol) -> set[str]:
 
 
 def _think_faults(blocks: Sequence[Segment]) -> set[str]:
-    """Markers count where the model wrote them as such: in thoughts and outside of blocks."""
+    """Return faults of thought blocks. Markers inside other blocks are content and do not count."""
     opened = closed = thoughts = 0
     for block in blocks:
         if block.kind == _THINK:
@@ -134,10 +137,11 @@ def _call_faults(blocks: Sequence[Segment], protocol: Protocol) -> set[str]:
 
 
 def _order_faults(blocks: Sequence[Segment], protocol: Protocol) -> set[str]:
-    """What follows what; a call without its result has a code of its own."""
+    """Return the fault `order` if blocks are out of order; a call without its result has a code of its own."""
     for index, block in enumerate(blocks):
         if block.kind == TEXT or (block.kind == _THINK and len(protocol.markers.findall(block.text)) > 2):
             return {"order"}
+        # Reported as `call_without_result`.
         if index and blocks[index - 1].kind in protocol.tools and block.kind != RESULT:
             continue
         if index and block.kind not in protocol.successors[blocks[index - 1].kind]:

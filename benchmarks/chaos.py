@@ -1,17 +1,17 @@
-"""The stage `rollouts` against three servers of which each fails, beside the same work without faults.
+"""Run the stage `rollouts` against three failing servers, and compare with the same work without faults.
 
     python benchmarks/chaos.py [--rollouts 2000] [--in-flight 64] [--latency 0.5] [--jitter 1.0] [--outage 30]
                                [--outages kill | freeze | freeze kill]
 
-Three tutors in processes of their own. Of all requests 5 % meet HTTP 500, 5 % HTTP 429 with Retry-After, 2 % a reset,
-1 % no answer ever, 1 % broken JSON; `--faults` says otherwise. `kill`: after half of the rollouts the second server is
-killed, and started again on its port `--outage` seconds later. `freeze`: after a tenth of them the first one takes
-connections and says nothing for as long. Searches are real; the answers depend on the requests alone, so both runs must
-make the same rows.
+Three tutor servers run as separate processes. Of all requests, 5 % get HTTP 500, 5 % HTTP 429 with Retry-After, 2 % a
+connection reset, 1 % never a response, 1 % broken JSON; `--faults` changes this. `kill`: after half of the rollouts the
+second server is killed, and restarted on its port `--outage` seconds later. `freeze`: after a tenth of the rollouts the
+first server accepts connections but does not respond for the same time. Searches are real. Completions depend on the
+requests only, so both runs must produce the same rows.
 
-Printed: how rollouts ended, faults and retries as the servers' logs tell them, rollouts per second of both runs.
-Targets: 99.9 % of the rollouts end properly in the first pass, none by the clock; at most 1.2 retries per fault;
-0.85 of the rollouts per second without faults. The last one needs an otherwise idle machine.
+Prints how rollouts ended, faults and retries from the servers' logs, and rollouts per second of both runs. Targets:
+99.9 % of the rollouts end properly in the first pass, none by timeout; at most 1.2 retries per fault; 0.85 of the
+rollouts per second without faults. The last target needs an otherwise idle machine.
 """
 
 from __future__ import annotations
@@ -49,19 +49,19 @@ FAULTS = "500=0.05,429=0.05,reset=0.02,hang=0.01,malformed=0.01"
 FREEZE_AFTER, KILL_AFTER = 0.1, 0.5
 ROLLOUT_TIME_S = 120.0
 _BACKLOG_S = 0.05
-"""What a thawed server reads at once was sent while it was frozen, and has been asked elsewhere long since."""
+"""Requests read within this time after the thaw were sent during the freeze, and clients have already retried them."""
 _QUESTIONS, _MADE = Address(1, "questions"), Address(1, "rollouts")
 
 
 @dataclass(slots=True)
 class Tutor:
-    """A server that can be stopped in two ways."""
+    """A tutor server that can be frozen or killed."""
 
     number: int
     command: list[str]
     log: Path
     faults: Mapping[FaultKind, float]
-    """What it was told to do, by share of requests."""
+    """Configured faults, as shares of requests."""
     process: subprocess.Popen[bytes] = field(init=False)
     url: str = ""
     frozen_at: float = float("inf")
@@ -70,30 +70,30 @@ class Tutor:
     over: threading.Event = field(default_factory=threading.Event)
 
     def start(self) -> None:
-        """Start it, on the port that it had."""
+        """Start the server, on its previous port if it had one."""
         port = ["--port", self.url.removesuffix("/v1").rsplit(":", 1)[1]] if self.url else []
         self.process = subprocess.Popen([*self.command, *port], stdout=subprocess.PIPE)
         assert self.process.stdout is not None
         self.url = json.loads(self.process.stdout.readline())["url"]
 
     def freeze(self) -> None:
-        """Let it take connections and say nothing."""
+        """Stop the process, so that the kernel accepts connections but nothing responds."""
         self.frozen_at = time.time()
         self.process.send_signal(signal.SIGSTOP)
 
     def thaw(self) -> None:
-        """Let it go on."""
+        """Let the process continue."""
         self.process.send_signal(signal.SIGCONT)
         self.thawed_at = time.time()
 
     def end(self) -> None:
-        """Kill it."""
+        """Kill the server."""
         self.killed_at = time.time()
         self.process.kill()
         self.process.wait()
 
     def traffic(self) -> tuple[int, Counter[str]]:
-        """How many requests of rollouts arrived, and which of them had to be tried again, by cause."""
+        """Return the number of rollout requests received, and the number of faulty ones by cause."""
         lines = [json.loads(line) for line in self.log.read_bytes().splitlines()]
         arrived, faults = 0, Counter[str]()
         open_: dict[int, dict[str, Any]] = {}
@@ -107,7 +107,7 @@ class Tutor:
                 faults["killed"] += len(open_)
                 open_.clear()
             if not line["seed"]:
-                continue  # of the preflight
+                continue  # sent by the preflight
             arrived += 1
             fault = choose_fault(self.faults, self.number, line["digest"], line["attempt"])
             if fault is not None:
@@ -116,14 +116,14 @@ class Tutor:
                 faults["frozen"] += 1
             else:
                 open_[line["serial"]] = line
-        # Killed, and asked nothing since.
+        # Open requests of a server that was killed and received no request since.
         faults["killed"] += sum(line["time"] < self.killed_at for line in open_.values())
         return arrived, faults
 
 
 @contextlib.contextmanager
 def tutors(folder: Path, options: argparse.Namespace, *, faulty: bool) -> Iterator[list[Tutor]]:
-    """Three tutors, for the length of a block."""
+    """Run three tutor servers for the duration of a block."""
     started = []
     try:
         for number in range(3):
@@ -146,7 +146,7 @@ def tutors(folder: Path, options: argparse.Namespace, *, faulty: bool) -> Iterat
 
 
 class Schedule:
-    """A progress listener that measures, and does something when a share of the rollouts is finished."""
+    """Progress listener that measures time and triggers actions at given shares of finished rollouts."""
 
     def __init__(self, actions: Mapping[float, Callable[[], None]]) -> None:
         self.seconds = 0.0
@@ -155,11 +155,11 @@ class Schedule:
         self._began = 0.0
 
     def start(self, total: int, done: int, unit: str) -> None:
-        """Work begins."""
+        """Start the clock."""
         self._total, self._began = total, time.perf_counter()
 
     def advance(self, count: int = 1, **facts: str | int | float) -> None:
-        """One more is finished."""
+        """Count finished rollouts and start the actions that are due, each in a thread."""
         self._done += count
         self.seconds = time.perf_counter() - self._began
         for share in [share for share in self._actions if self._done >= share * self._total]:
@@ -167,7 +167,7 @@ class Schedule:
 
 
 def outages(servers: list[Tutor], options: argparse.Namespace) -> dict[float, Callable[[], None]]:
-    """What happens to the first or the second server, by the share of finished rollouts."""
+    """Map shares of finished rollouts to the outages of the first or second server."""
 
     def freeze() -> None:
         servers[0].freeze()
@@ -188,7 +188,7 @@ class _World(Section):
 
 
 def _write_questions(context: StageContext) -> dict[str, Any]:
-    """The questions of the world that searches alone can answer."""
+    """Write the questions of the sample world that need only searches."""
     rows = [json.loads(line) for line in context.settings.path.read_bytes().splitlines()]
     given = [
         {"question_key": f"{number:016x}", "dataset": row["source"], "domain": "qa", "question": row["question"],
@@ -202,7 +202,7 @@ def _write_questions(context: StageContext) -> dict[str, Any]:
 
 
 def make(folder: Path, servers: list[Tutor], options: argparse.Namespace, schedule: Schedule) -> dict[str, Any]:
-    """Run the stage over one pass; returns what it made and what the servers saw."""
+    """Run the stage with a single pass and return its results and what the servers logged."""
     run = Run.create(folder, "r", {}, {})
     write_world(folder / "world", documents=400, questions=60, heldout_questions=10, tiers=(0, 1))
     given = Stage(name="questions", version=1, settings=_World, produces=(QUESTIONS,), run=_write_questions)
@@ -224,6 +224,7 @@ def make(folder: Path, servers: list[Tutor], options: argparse.Namespace, schedu
         "environment": {"python": {"enabled": False}, "search": search, "rollout_time_s": ROLLOUT_TIME_S},
         "options": {
             "max_concurrent": options.in_flight, "samples_per_question": samples, "sampling": {"max_tokens": 256},
+            # A single pass; failed rollouts are counted, not fatal.
             "owed_retries": 0, "max_error_rate": 1.0,
         },
     }  # fmt: skip
@@ -257,7 +258,7 @@ def make(folder: Path, servers: list[Tutor], options: argparse.Namespace, schedu
 
 
 def compare(options: argparse.Namespace) -> dict[str, Any]:
-    """Both runs, and what they come to."""
+    """Measure both runs and compare them."""
     result: dict[str, Any] = {}
     for name in ("calm", "chaos"):
         with tempfile.TemporaryDirectory() as place:

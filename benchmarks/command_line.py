@@ -1,8 +1,8 @@
-"""How long the command line takes to answer: `treadle --help` in fresh processes, beside an empty Python.
+"""Measure the start-up time of the command line: `treadle --help` in new processes, compared with an empty Python.
 
     python benchmarks/command_line.py [--times 10]
 
-The best of several counts: what is slower was slowed down by others, or read its files for the first time.
+Reports the fastest of several runs: slower ones were delayed by other processes or cold file caches.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ TREADLE = Path(sys.executable).with_name("treadle")
 
 
 def best_s(command: Sequence[str], times: int) -> float:
-    """Wall time of the fastest of several runs."""
+    """Return the wall time of the fastest of several runs."""
     taken = []
     for _ in range(times):
         started = time.perf_counter()
@@ -30,7 +30,7 @@ def best_s(command: Sequence[str], times: int) -> float:
 
 
 def main() -> None:
-    """Command line."""
+    """Parse the options, measure, and print the figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--times", type=int, default=10)
     add_json_option(parser)

@@ -1,9 +1,9 @@
-"""Compaction: rows into an artifact beside plain pyarrow writing of the same rows.
+"""Measure compaction: writing rows into an artifact, compared with writing the same rows with plain pyarrow.
 
     python benchmarks/compaction.py [--rollouts 20000] [--json]
 
-Target: at least a third of the floor's rate, in memory that does not grow with the rows. The floor turns all rows into
-one table and writes it with zstd: no checks, no keys, no hashes, no fsync.
+Target: at least a third of the floor's rate, with memory that does not grow with the rows. The floor converts all rows
+into one table and writes it with zstd: no checks, keys, hashes or fsync.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from treadle.core.storage import LocalStorage
 
 
 def rows(num_rollouts: int) -> Iterator[dict[str, Any]]:
-    """Rollouts of about 400 tokens."""
+    """Yield rollouts of about 400 tokens."""
     sizes = {pa.string(): "word ", pa.int32(): 7, pa.int64(): 7}
     for index in range(num_rollouts):
         row: dict[str, Any] = {}
@@ -41,7 +41,7 @@ def rows(num_rollouts: int) -> Iterator[dict[str, Any]]:
 
 
 def main() -> None:
-    """Print one line."""
+    """Measure and print one line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rollouts", type=int, default=20_000)
     parser.add_argument("--json", action="store_true", help="one JSON object, all figures")

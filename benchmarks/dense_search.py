@@ -1,19 +1,20 @@
-"""Search by vectors: exact one by one beside micro-batches, what approximate and smaller indexes find, cold starts.
+"""Measure vector search: exact search singly and in micro-batches, recall of other indexes, cold starts.
 
     python benchmarks/dense_search.py [--documents 100000] [--dimension 384] [--queries 1024]
 
-The vectors are made, the same in every run. Centres, one for 1,000 documents, are random directions. A document is its
-centre plus as much random noise, scaled to length 1, so documents of a centre have cosines of about 0.5. A query is a
-document plus as much noise again: about 0.7 to that document, 0.35 to others of its centre, 0 elsewhere. Questions of
-the sample world to its documents, embedded by all-MiniLM-L6-v2, have 0.65 to the nearest, and 0.48 to the hundredth of
-10,000; noise in all directions makes the neighbours harder to tell apart than theirs.
+The vectors are synthetic and the same in every run. Centres, one per 1,000 documents, are random directions. A document
+is its centre plus noise of the same length, scaled to length 1, so documents of a centre have cosines of about 0.5. A
+query is a document plus noise of the same length: cosine about 0.7 to that document, 0.35 to others of its centre, 0
+elsewhere. For comparison: questions of the sample world, embedded by all-MiniLM-L6-v2, have 0.65 to the nearest and
+0.48 to the hundredth of 10,000 documents. Noise in all directions makes neighbours harder to tell apart than there.
 
-Every index is built as the product builds it, and asked in a process of its own with one thread. `plain faiss` is the
-same flat file asked by faiss alone, with faiss' own settings; recall is against what it finds. Queries come in blocks
-that are asked in all ways in turn, so that a change of the machine's speed meets all alike. A cold start is a new
-process that opens the index and its documents from disk (files not in the page cache; Python's own are) and answers
-once; the time counts from the start of the process, the slowest of three. The encoder is `hashing`, so that search is
-what is measured. Takes 0.8 GB of disk below --folder; most of the time goes into building the graph.
+Every index is built as in the product, and queried in a process of its own with one thread. `plain faiss` queries the
+same flat file through faiss only, with faiss' own settings; recall is relative to its results. Queries come in blocks
+that are run through all batch sizes in turn, so that changes in machine speed affect all alike. A cold start is a new
+process that opens the index and its documents from disk (index files not in the page cache; Python's own are) and
+answers one query; the time counts from the start of the process, and the slowest of three is reported. The encoder is
+`hashing`, so that only search is measured. Needs 0.8 GB of disk in --folder; most of the time is spent building the
+graph.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ Ids = list[list[int]]
 
 
 def noisy(rng: np.random.Generator, vectors: Any) -> Any:
-    """Unit vectors plus noise that is as long as they are, scaled to length 1 again."""
+    """Add noise of the same length to unit vectors, and scale them to length 1 again."""
     noise = rng.standard_normal(vectors.shape, np.float32) / np.sqrt(vectors.shape[1])
     return unit(vectors + noise)
 
@@ -72,7 +73,7 @@ def unit(vectors: Any) -> Any:
 
 
 def write_shards(folder: Path, documents: int, dimension: int, queries: int) -> None:
-    """Vectors of the documents in shards, and `queries.npy`."""
+    """Write document vectors in shards, and the queries as `queries.npy`."""
     rng = np.random.default_rng(0)
     centres = unit(rng.standard_normal((max(1, documents // DOCUMENTS_PER_CENTRE), dimension), np.float32))
     asked = np.sort(rng.choice(documents, size=min(queries, documents), replace=False))
@@ -87,7 +88,7 @@ def write_shards(folder: Path, documents: int, dimension: int, queries: int) -> 
 
 
 def write_words(folder: Path, documents: int) -> Path:
-    """An index by words over the sample world, and its questions beside it; returns the index's folder."""
+    """Write the sample world and a BM25 index over it; return the folder of the index."""
     from treadle.demo.world import write_world
 
     world = write_world(folder / "world", documents=documents, questions=documents // 10, heldout_questions=0)
@@ -97,13 +98,13 @@ def write_words(folder: Path, documents: int) -> Path:
 
 
 def questions(folder: Path, count: int) -> list[str]:
-    """Questions of the sample world, every one another."""
+    """Return distinct questions of the sample world."""
     rows = [orjson.loads(line)["question"] for line in (folder / "world" / "questions.jsonl").read_bytes().splitlines()]
     return [f"{rows[number % len(rows)]} ({number})" for number in range(count)]
 
 
 def opened(folder: Path, kind: str, words: Path) -> Index:
-    """An index with its documents, ready to be asked."""
+    """Open an index with its documents, ready for queries."""
     if kind == WORDS:
         return open_index(IndexSettings(index_folder=words))
     path = index_path(folder, kind)
@@ -115,12 +116,12 @@ def opened(folder: Path, kind: str, words: Path) -> Index:
 
 
 def index_path(folder: Path, kind: str) -> Path:
-    """Where the index of a kind is kept."""
+    """Return the path of the index of a kind."""
     return folder / f"{kind.replace(' ', '-')}.faiss"
 
 
 def build(folder: Path, kind: str) -> dict[str, Any]:
-    """Build one index; CPU of all threads."""
+    """Build one index and return its CPU time (all threads) and size."""
     shards = sorted((folder / "shards").glob("[0-9]*.npy"))
     dimension = int(np.load(shards[0], mmap_mode="r").shape[1])
     started = time.process_time()
@@ -129,7 +130,7 @@ def build(folder: Path, kind: str) -> dict[str, Any]:
 
 
 def search(folder: Path, kind: str) -> dict[str, Any]:
-    """Ask all queries one by one and in batches: CPU milliseconds of a query, and the rows found."""
+    """Run all queries singly and in batches; return CPU milliseconds per query and the rows found."""
     queries = np.load(folder / "shards" / "queries.npy")
     ask = plain_faiss(folder) if kind == PLAIN else ranked(folder, kind)
     ask(queries[:1])
@@ -151,13 +152,13 @@ def search(folder: Path, kind: str) -> dict[str, Any]:
 
 
 def ranked(folder: Path, kind: str) -> Callable[[Any], Ids]:
-    """The product's search."""
+    """Return the product's search function."""
     ranker = VectorRanker(index_path(folder, kind), DenseSettings(**KINDS[kind]))
     return lambda vectors: [[row for row, _ in ranking] for ranking in ranker.rank(vectors, TOP_N)]
 
 
 def plain_faiss(folder: Path) -> Callable[[Any], Ids]:
-    """faiss alone over the same file."""
+    """Return a search function that uses only faiss, over the same file."""
     import faiss
 
     index = faiss.read_index(str(index_path(folder, "flat fp32")), faiss.IO_FLAG_MMAP_IFC)
@@ -165,19 +166,19 @@ def plain_faiss(folder: Path) -> Callable[[Any], Ids]:
 
 
 def share(holds: Iterator[bool]) -> float:
-    """Part of the cases in which something holds."""
+    """Return the share of cases that are true."""
     cases = list(holds)
     return sum(cases) / len(cases)
 
 
 def recall(found: Ids, exact: Ids) -> float:
-    """Part of the exact best that was found."""
+    """Return the share of the exact best results that were found."""
     both = sum(len(set(one) & set(other)) for one, other in zip(found, exact, strict=True))
     return both / sum(len(other) for other in exact)
 
 
 def cold(folder: Path, kind: str, words: Path) -> dict[str, Any]:
-    """Open and ask once; what was read from the disk for it."""
+    """Open the index and run one query; return the time and the bytes read from disk."""
     before, started = read_bytes(), time.perf_counter()
     found = opened(folder, kind, words).search(questions(folder, 1)[0], TOP_N)
     if len(found) != TOP_N:
@@ -186,28 +187,28 @@ def cold(folder: Path, kind: str, words: Path) -> dict[str, Any]:
 
 
 def read_bytes() -> int:
-    """What this process made the disk read; pages in the page cache do not count."""
+    """Return the bytes that this process has read from disk; pages in the page cache do not count."""
     lines = Path("/proc/self/io").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("read_bytes"))
 
 
 def drop_from_page_cache(paths: Sequence[Path]) -> None:
-    """Make the next reader of these files go to the disk."""
+    """Drop files from the page cache, so that the next reader reads from disk."""
     for path in paths:
         with path.open("rb") as stream:
-            # Pages that were not written yet would stay.
+            # Only clean pages can be dropped.
             os.fsync(stream.fileno())
             os.posix_fadvise(stream.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def serve(folder: Path, words: Path) -> dict[str, Any]:
-    """Queries per second through the service's batcher, one worker, by the number in flight."""
+    """Return queries per second through the service's batcher with one worker, by number in flight."""
     with opened(folder, "flat fp32", words) as index:
         return {str(count): asyncio.run(rate(index, questions(folder, 512), count)) for count in (1, IN_FLIGHT)}
 
 
 async def rate(index: Index, queries: Sequence[str], num_in_flight: int) -> float:
-    """Queries per second with so many in flight."""
+    """Return queries per second with this many in flight."""
     left = iter(queries)
 
     async def ask(batcher: MicroBatcher) -> None:
@@ -221,7 +222,7 @@ async def rate(index: Index, queries: Sequence[str], num_in_flight: int) -> floa
 
 
 def in_child(folder: Path, words: Path, task: str, kind: str, *, is_one_thread: bool = True) -> dict[str, Any]:
-    """A task in a fresh process, with `whole_s` from its start to its answer."""
+    """Run a task in a new process, and add `whole_s`: seconds from its start to its result."""
     command = [sys.executable, __file__, "--child", task, kind, str(folder), str(words)]
     threads = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"} if is_one_thread else {}
     started = time.perf_counter()
@@ -236,7 +237,7 @@ def in_child(folder: Path, words: Path, task: str, kind: str, *, is_one_thread: 
 
 
 def child(task: str, kind: str, folder: Path, words: Path) -> dict[str, Any]:
-    """One task in this process."""
+    """Run one task in this process."""
     if task == "build":
         return build(folder, kind)
     if task == "search":
@@ -245,7 +246,7 @@ def child(task: str, kind: str, folder: Path, words: Path) -> dict[str, Any]:
 
 
 def exact_figures(exact: dict[str, Any], plain: dict[str, Any]) -> list[Figure]:
-    """Exact search: alone, in batches, and beside faiss alone."""
+    """Return the figures of exact search: singly, in batches, and relative to plain faiss."""
     alone_ms = exact["cpu_ms"]["1"]
     figures = [
         Figure(name="exact, one by one: CPU per query", value=alone_ms, unit="ms"),
@@ -268,7 +269,7 @@ def exact_figures(exact: dict[str, Any], plain: dict[str, Any]) -> list[Figure]:
 
 
 def kind_figures(kind: str, built: dict[str, Any], found: dict[str, Any], exact: Ids, alone_ms: float) -> list[Figure]:
-    """An index that is smaller or approximate, beside the exact one asked one by one."""
+    """Return the figures of a smaller or approximate index, relative to the exact one queried singly."""
     cpu_ms = found["cpu_ms"]["1"]
     least = 0.99 if kind.startswith("hnsw") else None
     return [
@@ -282,7 +283,7 @@ def kind_figures(kind: str, built: dict[str, Any], found: dict[str, Any], exact:
 
 
 def cold_figures(folder: Path, words: Path, kind: str) -> list[Figure]:
-    """Cold starts of one index."""
+    """Measure cold starts of one index."""
     files = [one for one in words.rglob("*") if one.is_file()]
     starts = []
     for _ in range(COLD_STARTS):
@@ -297,7 +298,7 @@ def cold_figures(folder: Path, words: Path, kind: str) -> list[Figure]:
 
 
 def measure(options: argparse.Namespace, folder: Path) -> list[Figure]:
-    """All figures; indexes are removed with the folder."""
+    """Measure all figures; the indexes are deleted together with the folder."""
     write_shards(folder / "shards", options.documents, options.dimension, options.queries)
     words = write_words(folder, options.documents)
     built = {kind: in_child(folder, words, "build", kind, is_one_thread=False) for kind in KINDS}
@@ -319,7 +320,7 @@ def measure(options: argparse.Namespace, folder: Path) -> list[Figure]:
 
 
 def main() -> None:
-    """Command line."""
+    """Parse the options, measure, and print the figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--documents", type=int, default=100_000)
     parser.add_argument("--dimension", type=int, default=384)

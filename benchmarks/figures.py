@@ -1,4 +1,4 @@
-"""What a benchmark says at its end: figures, each with the bound that it is meant to keep, as a table or as JSON."""
+"""Represent benchmark results as figures with target bounds, and print them as a table or JSON."""
 
 from __future__ import annotations
 
@@ -10,31 +10,31 @@ from dataclasses import asdict, dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """One measured number. A ratio to a floor of the same run where there is one, for machines differ."""
+    """One measured number. Ratios to a floor from the same run are preferred, since machines differ."""
 
     name: str
     value: float
     unit: str = ""
-    """Empty for a ratio."""
+    """Unit of the value; empty for a ratio."""
     at_most: float | None = None
     at_least: float | None = None
 
     @property
     def is_reached(self) -> bool:
-        """Whether the bounds hold; true where there are none."""
+        """True if the bounds hold, or there are none."""
         return (self.at_most is None or self.value <= self.at_most) and (
             self.at_least is None or self.value >= self.at_least
         )
 
     def bound(self) -> str:
-        """The bound in words."""
+        """Return the bounds as text."""
         words = [f"at most {self.at_most:g}"] if self.at_most is not None else []
         words += [f"at least {self.at_least:g}"] if self.at_least is not None else []
         return ", ".join(words)
 
 
 def add_json_option(parser: argparse.ArgumentParser) -> None:
-    """The option that every benchmark has."""
+    """Add the option `--json`, which every benchmark has."""
     parser.add_argument("--json", action="store_true", help="one line of JSON with all figures, for scripts")
 
 
@@ -44,7 +44,7 @@ def publish(figures: Sequence[Figure], as_json: bool) -> None:
 
 
 def table(figures: Sequence[Figure]) -> str:
-    """One line per figure: name, value with its unit, bound, and whether it was kept."""
+    """Format one line per figure: name, value with unit, bound, and whether it was reached."""
     rows = [
         (
             figure.name,

@@ -1,11 +1,11 @@
-"""Base against tuned: the flywheel's rows fine-tune SmolLM2 on this machine, and both answer held-out questions.
+"""Fine-tune SmolLM2 on the flywheel's rows on this machine, and compare base and tuned on held-out questions.
 
     python benchmarks/fine_tuning.py [--seeds 0 1 2] [--tiers 0] [--set sft.max_rows=400] [--json]
 
 Needs the engines `serve` and `sft` (`treadle env install`). Every seed makes its own world, pools (the tutor's noisy
-persona), rows, checkpoint and rollouts with real tools, as benchmarks/fine_tuning.toml says, in a run of its own below
-`--folder`; called again, it goes on where it was. The intervals are Wilson's; over all seeds each held-out question
-counts as one trial.
+persona), rows, checkpoint and rollouts with real tools, as configured in benchmarks/fine_tuning.toml, in a run of its
+own in `--folder`. Running it again resumes these runs. The intervals are Wilson's; over all seeds each held-out
+question counts as one trial.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MODELS = ("base", "tuned")
 
 
 def training(run: Run) -> dict[str, Any]:
-    """What the stage `sft` said of itself."""
+    """Return the metrics of the stage `sft`."""
     record = run.record(Address(1, "sft"))
     assert record is not None
     return dict(record.metrics)
@@ -36,7 +36,7 @@ def training(run: Run) -> dict[str, Any]:
 def figures_of(
     per_seed: dict[int, dict[str, Tally]], trained: dict[int, dict[str, Any]], bounded: bool
 ) -> list[Figure]:
-    """Accuracy per seed and over all, format and calls over all, and what training took."""
+    """Return accuracy per seed and overall, valid answers and calls overall, and training times."""
     figures = []
     for model in MODELS:
         found = [tallies_of[model] for tallies_of in per_seed.values()]

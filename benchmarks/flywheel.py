@@ -1,11 +1,11 @@
-"""The stage `pools` over ever more questions: memory must not grow with them, CPU per question stay the same.
+"""Run the stage `pools` over growing numbers of questions: memory must not grow, CPU per question must stay constant.
 
     python benchmarks/flywheel.py [--questions 1000 2000 5000] [--json]
 
-Every size runs in a process of its own over the same world and against one tutor that answers at once (noisy
-persona, all roles), with the real search index, journal and artifacts. The Python tool is a stub that works out the
-tutor's arithmetic in the process itself: 2 cores would otherwise spend their time on sandboxes. Each figure says what
-a question costs Treadle's own process; the tutor's CPU is not in it. Memory: the peak with the tables written, for the
+Every size runs in a process of its own over the same world and against one tutor that responds at once (noisy persona,
+all roles), with the real search index, journal and artifacts. The Python tool is a stub that evaluates the tutor's
+arithmetic in the process; otherwise sandboxes would dominate on 2 cores. Each figure is the cost of a question in
+Treadle's own process, without the tutor's CPU. Memory is the peak including writing the tables, compared between the
 smallest and the largest size.
 """
 
@@ -52,19 +52,19 @@ _OPERATIONS: Mapping[type[ast.operator], Callable[[int, int], int]] = {
 
 
 class Arithmetic:
-    """The Python tool's stub: prints the value of the one expression in a program, else an error."""
+    """Stub of the Python tool: prints the value of the only expression in a program, or an error."""
 
     name = "python"
 
     async def __aenter__(self) -> Tool:
-        """Nothing to open."""
+        """Return the tool; there is nothing to open."""
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        """Nothing to close."""
+        """Do nothing; there is nothing to close."""
 
     async def call(self, argument: str, *, deadline: float, context: CallContext | None = None) -> ToolOutcome:
-        """The value."""
+        """Evaluate the program."""
         try:
             first = ast.parse(argument).body[0]
             value = first.value if isinstance(first, (ast.Assign, ast.Expr)) else None
@@ -86,7 +86,7 @@ def _value(node: ast.AST | None) -> int:
 
 
 def configuration(folder: Path, url: str, questions: int) -> TreadleConfig:
-    """The run of one size over the world in `folder`."""
+    """Return the configuration of the run of one size, over the world in `folder`."""
     world = folder / "world"
     sources = {row["source"] for row in map(orjson.loads, (world / "questions.jsonl").read_text().splitlines())}
     math = {"world-compute", "world-arithmetic"}
@@ -120,7 +120,7 @@ def configuration(folder: Path, url: str, questions: int) -> TreadleConfig:
 
 
 def make(folder: Path, url: str, questions: int) -> dict[str, Any]:
-    """Run it; what it took."""
+    """Run one size and return its costs."""
     real = opening.make_tools
 
     def with_stub(settings: EnvironmentSettings, *given: Any, **options: Any) -> list[Tool]:
@@ -154,7 +154,7 @@ def _cpu_s() -> float:
 
 
 def figures_of(found: list[dict[str, Any]]) -> list[Figure]:
-    """Per question, and how that changes from the smallest to the largest size."""
+    """Return figures per question, and their change from the smallest to the largest size."""
     figures = []
     for one in found:
         number = one["questions"]

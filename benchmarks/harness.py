@@ -1,15 +1,15 @@
-"""The rollout harness beside bare aiohttp: CPU per rollout and throughput, same bodies, same server, same minutes.
+"""Measure the rollout harness against bare aiohttp: CPU per rollout and throughput for the same requests and server.
 
     python benchmarks/harness.py [--rollouts 4096] [--in-flight 256] [--delay 0.2] [--repeat 3]
 
-A rollout is three model calls of `--delay` seconds with two stub tool calls in between; about 2,800 token ids go out
-and 300 come back per call. Four clients, each in a process of its own:
+A rollout is three model calls of `--delay` seconds with two stub tool calls in between; each call sends about 2,800
+token ids and receives 300. Four clients, each in a process of its own:
 
-- bare: one aiohttp session posts the prepared bodies and parses the answers with orjson. The floor.
+- bare: one aiohttp session posts the prepared bodies and parses the responses with orjson. The floor.
 - pool: `ModelPool.complete` with the same prompts. Target: at most 2 times bare's CPU.
 - engine: the stage `rollouts` until its last rollout is finished: prompts, protocol, ledger, journal, pool.
-- whole: engine, plus starting the stage, sorting, schema checks and the committed artifact; `scores` on top is listed
-  apart.
+- whole: engine, plus starting the stage, sorting, schema checks and the committed artifact. `scores` is listed
+  separately.
 
 Targets: engine at most 5 times bare's CPU, at least 0.85 of its throughput. Both need an otherwise idle machine: the
 engine fills most of one core, and the stub server part of another.
@@ -58,16 +58,16 @@ class Meter:
         self.start()
 
     def start(self) -> None:
-        """Begin anew."""
+        """Restart the measurement."""
         self._cpu, self._wall = time.process_time(), time.perf_counter()
 
     def read(self) -> tuple[float, float]:
-        """CPU seconds and wall seconds."""
+        """Return CPU seconds and wall seconds."""
         return time.process_time() - self._cpu, time.perf_counter() - self._wall
 
 
 def prepared_requests(folder: Path) -> list[CompletionRequest]:
-    """The three requests of a rollout, as the engine would send them."""
+    """Return the three requests of a rollout, as the engine sends them."""
     tokenizer = ChatTokenizer.load(write_byte_tokenizer(folder))
     system = EnvironmentSettings().system_text
     messages = [{"role": "system", "content": system}, {"role": "user", "content": QUESTION.format(number=0)}]
@@ -80,7 +80,7 @@ def prepared_requests(folder: Path) -> list[CompletionRequest]:
 
 
 async def run_bare(url: str, num_rollouts: int, in_flight: int, requests: list[CompletionRequest]) -> dict[str, float]:
-    """The floor."""
+    """Measure the floor."""
     bodies = [completion_body(stub_server.MODEL, request, want_ids=True) for request in requests]
     headers = {"Content-Type": "application/json"}
     numbers = iter(range(num_rollouts))
@@ -101,7 +101,7 @@ async def run_bare(url: str, num_rollouts: int, in_flight: int, requests: list[C
 
 
 async def run_pool(url: str, num_rollouts: int, in_flight: int, requests: list[CompletionRequest]) -> dict[str, float]:
-    """The pool alone."""
+    """Measure the model pool alone."""
     settings = ModelSettings.model_validate(
         {"model": stub_server.MODEL, "endpoints": [{"url": url}], "max_in_flight": 100_000}
     )
@@ -121,7 +121,7 @@ async def run_pool(url: str, num_rollouts: int, in_flight: int, requests: list[C
 
 
 class LoopTimes:
-    """A progress listener that reads the meter when the first rollout may start and when the last one is finished."""
+    """Progress listener that measures from the start of the first rollout to the end of the last one."""
 
     def __init__(self) -> None:
         self.meter = Meter()
@@ -129,19 +129,19 @@ class LoopTimes:
         self._owed = 0
 
     def start(self, total: int, done: int, unit: str) -> None:
-        """Work begins."""
+        """Start the measurement."""
         self._owed = total - done
         self.meter.start()
 
     def advance(self, count: int = 1, **facts: str | int | float) -> None:
-        """One more is finished."""
+        """Count finished rollouts, and read the meter after the last one."""
         self._owed -= count
         if not self._owed:
             self.cpu, self.wall = self.meter.read()
 
 
 def run_engine(url: str, num_rollouts: int, in_flight: int, folder: Path) -> dict[str, float]:
-    """The stages `rollouts` and `scores`, as a run executes them, with stub tools."""
+    """Measure the stages `rollouts` and `scores`, executed as in a run, with stub tools."""
     from treadle.agent import rollouts
     from treadle.core.execute import execute
     from treadle.core.runs import Run
@@ -217,7 +217,7 @@ def run_mode(mode: str, url: str, num_rollouts: int, in_flight: int) -> dict[str
 
 @contextlib.contextmanager
 def stub(delay_s: float) -> Iterator[str]:
-    """The stub server in a process of its own; yields its URL."""
+    """Run the stub server in a process of its own and yield its URL."""
     command = [sys.executable, stub_server.__file__, "--delay", str(delay_s)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
         assert child.stdout is not None and child.stdin is not None
@@ -226,7 +226,7 @@ def stub(delay_s: float) -> Iterator[str]:
 
 
 def ratios(results: dict[str, list[dict[str, float]]], num_rollouts: int) -> dict[str, dict[str, float]]:
-    """Medians per client, with ratios to the floor of the same round."""
+    """Return medians per client, with ratios to the floor of the same round."""
     median, floors = statistics.median, results["bare"]
     return {
         mode: {

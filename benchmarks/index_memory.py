@@ -1,13 +1,13 @@
-"""Disk and memory of vector indexes by type: computed for any size, and the computation checked at small ones.
+"""Compute disk and memory of vector indexes by type for any size, and check the computation at small sizes.
 
     python benchmarks/index_memory.py                                     # 100,000 and 200,000 vectors of 768 numbers
     python benchmarks/index_memory.py --documents 5000 10000 --dimension 64
-    python benchmarks/index_memory.py --computed 21015324                 # the table of docs/guides/retrieval.md alone
+    python benchmarks/index_memory.py --computed 21015324                 # only the table of docs/guides/retrieval.md
 
-Vectors are random ones of length 1. Every index is built as the product builds it, and opened and asked 32 queries in a
-process of its own, which tells what it holds: `held` is memory that only it can use, `mapped` are pages of the file,
-which the system takes back when others need them. The index by words gets a tenth as many passages of 100 words drawn
-by Zipf's law. Takes at most 4 GiB, and 1.5 GB of disk below --folder.
+The vectors are random, of length 1. Every index is built as in the product. It is then opened and queried 32 times in a
+process of its own, which reports its memory: `held` is anonymous memory, `mapped` are pages of the file, which the
+system can reclaim. The BM25 index gets a tenth as many passages of 100 words drawn by Zipf's law. Uses at most 4 GiB of
+memory, and 1.5 GB of disk in --folder.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ BOUNDED_FROM_BYTES = 50_000_000
 PASSAGE_WORDS = 100
 ZIPF_EXPONENT = 1.2
 _BYTES = {"fp32": 4, "fp16": 2, "sq8": 1}
-# Neither the number of lists nor the width while building changes what a document takes, but both what building costs.
+# The number of lists and the width while building affect the cost of building, but not the bytes per document.
 KINDS: dict[str, dict[str, Any]] = {
     "flat fp32": {},
     "flat fp16": {"storage": "fp16"},
@@ -52,7 +52,7 @@ KINDS: dict[str, dict[str, Any]] = {
 
 
 def computed_bytes(settings: DenseSettings, documents: int, dimension: int) -> int:
-    """Length of faiss' file, but for some hundred bytes of headers."""
+    """Return the length of faiss' file, without some hundred bytes of headers."""
     numbers = documents * dimension * _BYTES[settings.storage]
     ranges = 2 * 4 * dimension if settings.storage == "sq8" else 0
     if settings.type == "ivf":
@@ -61,14 +61,14 @@ def computed_bytes(settings: DenseSettings, documents: int, dimension: int) -> i
         return numbers + ranges + 8 * documents + lists * (4 * dimension + 8)
     if settings.type == "hnsw":
         links = settings.hnsw_links
-        # Twice the links at the bottom; a level up, one in `links` documents with `links` each, and so on.
+        # Twice the links at the bottom; each level above has 1/links of the documents, with `links` links each.
         numbers_per_document = 2 * links + links / (links - 1)
         return numbers + ranges + round(documents * (4 * numbers_per_document + 4 + 8))
     return numbers + ranges
 
 
 def write_shards(folder: Path, documents: int, dimension: int) -> list[Path]:
-    """Random vectors of length 1, the same in every run."""
+    """Write random vectors of length 1, the same in every run."""
     folder.mkdir(parents=True)
     paths = []
     for number, start in enumerate(range(0, documents, SHARD)):
@@ -79,9 +79,9 @@ def write_shards(folder: Path, documents: int, dimension: int) -> list[Path]:
 
 
 def opened(path: Path, kind: str) -> dict[str, int]:
-    """What this process holds more, in bytes, after an index was opened and asked."""
+    """Return by how many bytes this process grew after opening and querying an index."""
     settings = DenseSettings(**KINDS[kind])
-    # Threads, buffers and code of faiss itself, with an index of nothing to speak of.
+    # Load faiss' threads, buffers and code first, with a tiny index.
     small = path.with_name("small.faiss")
     np.save(path.with_name("small.npy"), np.eye(64, dtype=np.float32))
     write_vectors(small, [path.with_name("small.npy")], 64, DenseSettings())
@@ -100,13 +100,13 @@ def opened(path: Path, kind: str) -> dict[str, int]:
 
 
 def memory() -> dict[str, int]:
-    """Bytes of this process' memory by kind."""
+    """Return the memory of this process in bytes, by kind."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return {line.split(":")[0]: int(line.split()[1]) << 10 for line in lines if line.startswith("Rss")}
 
 
 def build_words(folder: Path, documents: int) -> dict[str, int]:
-    """Build an index by words; bytes of its files, and pairs of a passage and a word that it holds."""
+    """Build a BM25 index; return the bytes of its files and the number of (passage, word) pairs."""
     rng = np.random.default_rng(1)
     folder.mkdir()
     num_pairs = 0
@@ -127,7 +127,7 @@ def build_words(folder: Path, documents: int) -> dict[str, int]:
 
 
 def in_child(task: str, *arguments: str) -> dict[str, int]:
-    """A task in a fresh process."""
+    """Run a task in a new process."""
     command = [sys.executable, __file__, "--child", task, *arguments]
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
     result: dict[str, int] = json.loads(done.stdout)
@@ -135,7 +135,7 @@ def in_child(task: str, *arguments: str) -> dict[str, int]:
 
 
 def child(task: str, kind: str, path: Path, shards: Path) -> dict[str, int]:
-    """Build or open one index, in bounded memory."""
+    """Build or open one index, with limited memory."""
     resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_BYTES, MEMORY_BYTES))
     if task == "words":
         return build_words(path, int(kind))
@@ -147,7 +147,7 @@ def child(task: str, kind: str, path: Path, shards: Path) -> dict[str, int]:
 
 
 def measure(documents: int, dimension: int, folder: Path) -> list[Figure]:
-    """Figures of all kinds at one size."""
+    """Measure all kinds at one size."""
     shards = folder / "shards"
     write_shards(shards, documents, dimension)
     figures = []
@@ -157,7 +157,7 @@ def measure(documents: int, dimension: int, folder: Path) -> list[Figure]:
         found = in_child("open", kind, str(path), str(shards))
         expected = computed_bytes(DenseSettings(**settings), documents, dimension)
         name = f"{kind}, {documents:,}:"
-        # Beside smaller files, headers and faiss' own code count.
+        # For smaller files, headers and faiss' own code are not negligible.
         is_bounded = expected >= BOUNDED_FROM_BYTES
         most = 1.1 if is_bounded else None
         figures += [
@@ -187,7 +187,7 @@ def measure(documents: int, dimension: int, folder: Path) -> list[Figure]:
 
 
 def computed(documents: int, dimension: int) -> str:
-    """Every kind at one size, with the settings' own number of lists."""
+    """Return the computed size of every kind, with the default number of lists."""
     lines = [f"{documents:,} vectors of {dimension} numbers"]
     for kind, settings in KINDS.items():
         chosen = DenseSettings(**{name: value for name, value in settings.items() if name in ("type", "storage")})
@@ -197,7 +197,7 @@ def computed(documents: int, dimension: int) -> str:
 
 
 def main() -> None:
-    """Command line."""
+    """Parse the options, measure or compute, and print the figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--documents", type=int, nargs="+", default=[100_000, 200_000])
     parser.add_argument("--dimension", type=int, default=768)

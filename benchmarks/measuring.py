@@ -1,4 +1,4 @@
-"""What a process takes, and measurements that have a process of their own."""
+"""Measure memory and CPU of processes, and run measurements in processes of their own."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ KIB = 1024
 
 
 def memory_kib(field: str, pid: str | int = "self") -> int:
-    """`VmRSS` (resident now) or `VmHWM` (its peak) of a process."""
+    """Return `VmRSS` (current resident memory) or `VmHWM` (its peak) of a process, in KiB."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(f"{field}:"))
 
 
 class MemoryTimes:
-    """A progress listener that notes resident memory after so many rollouts, and the peak before the rows are written.
+    """Progress listener that records resident memory after N, 2N, 4N, … rollouts, and the peak before rows are written.
 
-    Every note after the first doubles the number of rollouts.
+    N is `first`.
     """
 
     def __init__(self, first: int) -> None:
@@ -38,12 +38,12 @@ class MemoryTimes:
         self._started = time.perf_counter()
 
     def start(self, total: int, done: int, unit: str) -> None:
-        """Work begins."""
+        """Start the clock."""
         self._total = total
         self._started = time.perf_counter()
 
     def advance(self, count: int = 1, **facts: str | int | float) -> None:
-        """One more is finished."""
+        """Count finished rollouts, and record memory when due."""
         self._done += count
         if self._done in (self._next, self._total):
             self.resident_kib[self._done] = memory_kib("VmRSS")
@@ -55,17 +55,17 @@ class MemoryTimes:
 
 
 Measurement = Callable[..., dict[str, Any]]
-"""What runs in a process of its own, told a folder and further arguments; returns what it measured."""
+"""Function that runs in a process of its own, given a folder and further arguments; returns its measurements."""
 
 
 def start_child(name: str, folder: Path, *arguments: Any) -> subprocess.Popen[str]:
-    """Start one of this command's measurements."""
+    """Start a measurement of this command in a new process."""
     call = json.dumps([name, str(folder), *arguments])
     return subprocess.Popen([sys.executable, sys.argv[0], "--child", call], stdout=subprocess.PIPE, text=True)
 
 
 def measure(name: str, folder: Path, *arguments: Any) -> dict[str, Any]:
-    """What one of this command's measurements came to."""
+    """Run a measurement of this command in a new process and return its result."""
     folder.mkdir(parents=True, exist_ok=True)
     with start_child(name, folder, *arguments) as child:
         said, _ = child.communicate()
@@ -76,13 +76,13 @@ def measure(name: str, folder: Path, *arguments: Any) -> dict[str, Any]:
 
 
 def cpu_seconds(pid: int) -> float:
-    """CPU time of a process so far, user and system, and of its children that have ended."""
+    """Return the CPU time of a process so far, user and system, including its finished children."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
 
 
 def drop_from_cache(folder: Path) -> None:
-    """Let the kernel forget the files' pages."""
+    """Drop the files of a folder from the page cache."""
     for path in folder.iterdir():
         descriptor = os.open(path, os.O_RDONLY)
         os.fsync(descriptor)
@@ -95,7 +95,7 @@ def run_command(
     measurements: Sequence[Measurement],
     command: Callable[[Path, argparse.Namespace], dict[str, Any]],
 ) -> None:
-    """Print what `command` makes of a temporary folder and the options; in a child, what its measurement came to."""
+    """Run `command` on a temporary folder and print its figures. In a child process, run its measurement instead."""
     if sys.argv[1:2] == ["--child"]:
         name, where, *arguments = json.loads(sys.argv[2])
         (measurement,) = (one for one in measurements if one.__name__ == name)

@@ -1,6 +1,6 @@
-"""Stands for the engines `sft` and `rl` in the benchmark of orchestration: it says at once that it has trained.
+"""Replace the engines `sft` and `rl` in the orchestration benchmark: report training as finished at once.
 
-Run like them, `-m treadle.<stage>.engine <command> <job.json>`; what it hands over is a copy of its start.
+Called like them, `-m treadle.<stage>.engine <command> <job.json>`. The exported model is a copy of the start model.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ NUM_STEPS = 2
 
 
 def main() -> int:
-    """Do one command of the engine that the arguments name."""
+    """Run one command of the engine that the arguments name."""
     command, job = sys.argv[-2], json.loads(Path(sys.argv[-1]).read_text())
     if "config" not in job:
         return scripted_rl_engine.main()
@@ -33,7 +33,7 @@ def main() -> int:
 
 
 def fine_tune(command: str, job: dict[str, Any], tell: Callable[..., None]) -> None:
-    """The commands of `treadle.sft.engine`."""
+    """Run a command of `treadle.sft.engine`."""
     config = Path(job["config"]).read_bytes()
     start = _start_of(config.decode())
     if command == "prepare":
@@ -56,7 +56,7 @@ def fine_tune(command: str, job: dict[str, Any], tell: Callable[..., None]) -> N
 
 
 def _start_of(yaml: str) -> Path:
-    """The folder of the model to train, of LLaMA-Factory's configuration."""
+    """Return the folder of the model to train from LLaMA-Factory's configuration."""
     line = next(line for line in yaml.splitlines() if line.startswith("model_name_or_path:"))
     return Path(line.partition(":")[2].strip().strip("'\""))
 

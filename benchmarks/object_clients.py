@@ -1,4 +1,4 @@
-"""Two clients of object stores against moto on loopback: what they can do, and what a request costs.
+"""Compare two object store clients against moto on loopback: supported operations and cost per request.
 
     python benchmarks/object_clients.py obstore
     python benchmarks/object_clients.py s3fs        # in an environment with s3fs, moto[s3], flask and flask-cors
@@ -35,7 +35,7 @@ REQUEST_S = 30
 
 
 class Obstore:
-    """obstore."""
+    """Client based on obstore."""
 
     def __init__(self, url: str, request_s: int = REQUEST_S) -> None:
         import obstore
@@ -54,35 +54,35 @@ class Obstore:
         self._api.put(self._store, key, data, use_multipart=False)
 
     def create(self, key: str, data: bytes) -> None:
-        """Put an object if there is none."""
+        """Create an object; fail if it exists."""
         self._api.put(self._store, key, data, mode="create", use_multipart=False)
 
     def replace(self, key: str, data: bytes, version: str) -> None:
-        """Put an object if it is of that version."""
+        """Replace an object if it has that version."""
         self._api.put(self._store, key, data, mode={"e_tag": version}, use_multipart=False)
 
     def version(self, key: str) -> str:
-        """ETag of an object."""
+        """Return the ETag of an object."""
         return str(self._api.head(self._store, key)["e_tag"])
 
     def get(self, key: str, start: int = 0, end: int | None = None) -> bytes:
-        """An object, or a part of it."""
+        """Return an object, or a part of it."""
         if end is None:
             return bytes(self._api.get(self._store, key).bytes())
         return bytes(self._api.get_range(self._store, key, start=start, end=end))
 
     def count(self, prefix: str) -> int:
-        """Number of objects."""
+        """Return the number of objects."""
         return sum(len(batch) for batch in self._api.list(self._store, prefix))
 
     def upload(self, key: str, path: str) -> None:
-        """Put a large file."""
+        """Upload a large file."""
         with open(path, "rb") as file:
             self._api.put(self._store, key, file, chunk_size=8 << 20, max_concurrency=4)
 
 
 class S3fs:
-    """s3fs, in the same words as `Obstore`."""
+    """Client based on s3fs, with the methods of `Obstore`."""
 
     def __init__(self, url: str, request_s: int = REQUEST_S) -> None:
         import s3fs  # type: ignore[import-not-found,unused-ignore]
@@ -93,31 +93,31 @@ class S3fs:
         )
 
     def put(self, key: str, data: bytes) -> None:
-        """See `Obstore`."""
+        """Replace an object."""
         self._fs.pipe_file(f"{BUCKET}/{key}", data)
 
     def create(self, key: str, data: bytes) -> None:
-        """See `Obstore`."""
+        """Create an object; fail if it exists."""
         self._fs.pipe_file(f"{BUCKET}/{key}", data, mode="create")
 
     def replace(self, key: str, data: bytes, version: str) -> None:
-        """See `Obstore`."""
+        """Replace an object if it has that version."""
         self._fs.pipe_file(f"{BUCKET}/{key}", data, IfMatch=version)
 
     def version(self, key: str) -> str:
-        """See `Obstore`."""
+        """Return the ETag of an object."""
         return str(self._fs.info(f"{BUCKET}/{key}")["ETag"])
 
     def get(self, key: str, start: int = 0, end: int | None = None) -> bytes:
-        """See `Obstore`."""
+        """Return an object, or a part of it."""
         return bytes(self._fs.cat_file(f"{BUCKET}/{key}", start=start, end=end))
 
     def count(self, prefix: str) -> int:
-        """See `Obstore`."""
+        """Return the number of objects."""
         return len(self._fs.find(f"{BUCKET}/{prefix}"))
 
     def upload(self, key: str, path: str) -> None:
-        """See `Obstore`."""
+        """Upload a large file."""
         self._fs.put_file(path, f"{BUCKET}/{key}")
 
 
@@ -125,18 +125,18 @@ Client = Obstore | S3fs
 
 
 def attempt(what: str, act: Callable[[], object]) -> None:
-    """Say what an operation came to, and how long it took."""
+    """Print the outcome of an operation and its duration."""
     began = time.monotonic()
     try:
         act()
         came_to = "succeeded"
-    except Exception as error:  # noqa: BLE001 - whatever a client raises is what is looked at
+    except Exception as error:  # noqa: BLE001 - the type of the exception is the result
         came_to = f"{type(error).__module__}.{type(error).__name__}"
     print(f"{what}: {came_to}, {time.monotonic() - began:.2f} s")
 
 
 def cost(what: str, act: Callable[[int], object], times: int) -> None:
-    """CPU time of this process per operation, and wall time."""
+    """Print CPU time of this process and wall time, per operation."""
     cpu, began = time.process_time(), time.monotonic()
     for number in range(times):
         act(number)
@@ -147,7 +147,7 @@ def cost(what: str, act: Callable[[int], object], times: int) -> None:
 
 
 def measure(client: Client) -> None:
-    """Conditions, then costs."""
+    """Measure conditional writes, then costs."""
     attempt("create", lambda: client.create("one", b"1"))
     attempt("create what is there", lambda: client.create("one", b"2"))
     version = client.version("one")

@@ -1,13 +1,13 @@
-"""What orchestration costs: the whole flow with engines that do nothing, on a Prefect server of its own, one worker.
+"""Measure the cost of orchestration: the whole flow with no-op engines, on a dedicated Prefect server with one worker.
 
     python benchmarks/orchestration.py [--iterations 2] [--phases 3] [--questions 24] [--json]
 
-All stages run: the tutor plays the models, and a stand-in says at once that it has trained. The same run is made by
-`treadle run` without Prefect (once before it counts, so that caches are warm) and by the deployment `flywheel/full`.
-Counted are the task runs of the flow and by how much the server's SQLite database grows between the start of the flow
-and some seconds after its end (events are written late), in pages in use; then by how much an hour of signs of life of
-a flow run makes it grow, which are the run's first one posted again. Time between stages is that from the first stage's
-begin to the last one's end in which none ran.
+All stages run: tutors stand in for the models, and a no-op engine for training. The same run is made by `treadle run`
+without Prefect (twice, the first time to warm caches) and by the deployment `flywheel/full`. Counted are the task runs
+of the flow, and the growth of the server's SQLite database (pages in use) between the start of the flow and some
+seconds after its end, since events are written late. Then an hour of heartbeats of a flow run is posted, as copies of
+its first one, and the growth is measured again. Time between stages is the time without a running stage, from the start
+of the first stage to the end of the last one.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ symbolic = false
 
 
 def prepare(folder: Path, options: argparse.Namespace) -> tuple[Path, dict[str, str]]:
-    """The configuration of the run, and the variables under which its engines are found."""
+    """Return the configuration of the run, and the environment variables with which its engines are found."""
     world = write_world(
         folder / "world", documents=400, questions=options.questions, heldout_questions=options.questions
     )
@@ -143,14 +143,14 @@ def _install_noop(folder: Path) -> None:
 
 
 def without_prefect(config: Path, root: Path, variables: dict[str, str]) -> None:
-    """Make the run by `treadle run`."""
+    """Make the run with `treadle run`."""
     command = ["run", str(config), "--run", RUN, "--root", str(root)]
     environ = {name: value for name, value in os.environ.items() if name != "PREFECT_API_URL"} | variables
     subprocess.run([str(BIN / "treadle"), *command], env=environ, check=True, stdout=sys.stderr)
 
 
 def times(root: Path) -> tuple[float, float]:
-    """Seconds from the first stage's begin to the last one's end, and those of them in which no stage ran."""
+    """Return seconds from the start of the first stage to the end of the last, and those without a running stage."""
     records = [json.loads(path.read_text()) for path in (root / "runs" / RUN / "records").rglob("*.json")]
     spans = [
         tuple(datetime.fromisoformat(record[name]).timestamp() for name in ("started_at", "finished_at"))
@@ -161,7 +161,7 @@ def times(root: Path) -> tuple[float, float]:
 
 
 class Server:
-    """A dedicated Prefect server with its worker, whose database is looked at."""
+    """A dedicated Prefect server with its worker, whose database is inspected."""
 
     def __init__(self, folder: Path, variables: dict[str, str]) -> None:
         self._home = _made(folder / "prefect")
@@ -197,18 +197,18 @@ class Server:
         self._stack.close()
 
     def run_flow(self, config: Path, root: Path) -> None:
-        """Run the deployment `flywheel/full` to its end."""
+        """Run the deployment `flywheel/full` to completion."""
         given = {"run_id": RUN, "config_file": str(config), "root": str(root)}
         parameters = [part for name, value in given.items() for part in ("--param", f"{name}={value}")]
         self._prefect("deployment", "run", "flywheel/full", "--watch", *parameters)
         time.sleep(SETTLED_S)
 
     def num_task_runs(self) -> int:
-        """Task runs of all flow runs."""
+        """Return the number of task runs of all flow runs."""
         return int(self._asked("POST", "/task_runs/count", {}))
 
     def live_an_hour(self) -> None:
-        """Record the signs of life that a flow run gives in an hour, as copies of one that it gave."""
+        """Post the heartbeats that a flow run sends in an hour, as copies of an existing one."""
         wanted = {"filter": {"event": {"name": ["prefect.flow-run.heartbeat"]}}, "limit": 1}
         given = self._asked("POST", "/events/filter", wanted)["events"][0]
         first = datetime.fromisoformat(given["occurred"]) - timedelta(hours=1)
@@ -224,11 +224,11 @@ class Server:
         time.sleep(SETTLED_S)
 
     def num_rows(self, table: str) -> int:
-        """Rows of a table of the database."""
+        """Return the number of rows of a database table."""
         return self._number(f"SELECT count(*) FROM {table}")
 
     def database_bytes(self) -> int:
-        """Pages in use."""
+        """Return the size of the pages in use."""
         size, total, free = (self._number(f"PRAGMA {name}") for name in ("page_size", "page_count", "freelist_count"))
         return size * (total - free)
 
@@ -278,7 +278,7 @@ class Server:
 
 
 def measure(folder: Path, options: argparse.Namespace) -> list[Figure]:
-    """Both runs, and what came of them per iteration."""
+    """Measure both runs and return the figures per iteration."""
     config, variables = prepare(folder, options)
     for number in range(2):
         without_prefect(config, folder / f"plain-{number}", variables)

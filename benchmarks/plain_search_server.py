@@ -1,9 +1,9 @@
-"""The floor of `retriever_service.py`: a search server as they are usually written, one request at a time.
+"""Serve searches one request at a time, as a floor for `retriever_service.py`.
 
     python benchmarks/plain_search_server.py ENGINE CORPUS       # ENGINE: treadle or bm25s; prints its port
 
-FastAPI with the search inside of the handler, as in the servers of Search-R1 and FlashRAG; over Treadle's own index, or
-over bm25s used as its README shows.
+A FastAPI server that searches inside the handler, as the servers of Search-R1 and FlashRAG do. It searches Treadle's
+own index, or bm25s as in its README.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ Search = Callable[[str, int], list[dict[str, Any]]]
 
 
 class Request(BaseModel):
-    """The body of a search."""
+    """Body of a search request."""
 
     query: str
     top_n: int = 10
 
 
 def over_treadle(corpus: Path) -> Search:
-    """The same index that the service under test has."""
+    """Return a search over the same index as the service under test."""
     from treadle.retriever.config import IndexSettings
     from treadle.retriever.opening import open_index
 
@@ -39,7 +39,7 @@ def over_treadle(corpus: Path) -> Search:
 
 
 def over_bm25s(corpus: Path) -> Search:
-    """bm25s with English stop words and stemmer, as retrieval servers use it."""
+    """Return a search over bm25s with English stop words and stemmer, as retrieval servers use it."""
     import bm25s
     import Stemmer
 

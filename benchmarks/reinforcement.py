@@ -1,15 +1,15 @@
-"""Reinforcement of a fine-tuned SmolLM2 on this machine, with the real reward and real tools.
+"""Train a fine-tuned SmolLM2 with reinforcement learning on this machine, with the real reward and real tools.
 
     python benchmarks/reinforcement.py [--scenarios correctness efficiency] [--seeds 0 1 2] [--json]
 
 Needs the engines `serve`, `sft` and `trl` (`treadle env install`). Every seed makes its own world, start checkpoint,
-selection and training, as benchmarks/reinforcement*.toml say, in a run of its own below `--folder`; called again, it
-goes on where it was. Scenario `correctness` begins under-tuned; `efficiency` with a policy that learnt to waste calls.
+selection and training, as configured in benchmarks/reinforcement*.toml, in a run of its own in `--folder`. Running it
+again resumes these runs. Scenario `correctness` starts from an under-tuned policy, `efficiency` from a policy that was
+tuned to waste calls.
 
-Rewards are those of the rollouts trained on: of each question the mean of its group when it was trained on first and
-when it was trained on last, and the change between them. Held-out questions are answered greedily by both policies.
-Intervals are 95 %: Wilson's of shares, and of changes the normal one of their mean over questions, of one seed and of
-all together.
+Rewards are those of the training rollouts: per question, the mean reward of its group when it was first and when it was
+last trained on, and the change between them. Held-out questions are answered greedily by both policies. Intervals are
+95 %: Wilson for shares, and for changes the normal interval of their mean over questions, per seed and over all seeds.
 """
 
 from __future__ import annotations
@@ -41,20 +41,20 @@ PANELS = ("reward", "correctness", "calls")
 
 
 def table(run: Run, address: Address, kind: str) -> Iterable[dict[str, Any]]:
-    """Rows of what an instance made."""
+    """Return the rows of an instance's output."""
     record = run.record(address)
     assert record is not None
     return run.rows(record.outputs[kind]).rows()
 
 
 def held_out(run: Run, model: str) -> dict[str, tuple[bool, int]]:
-    """Question -> whether the model was right, and the calls that it asked for."""
+    """Map each question to whether the model was right and how many calls it requested."""
     rows = table(run, Address(1, "scores", model), "scores")
     return {row["question_key"]: (bool(row["correct"]), row["calls_requested"]) for row in rows}
 
 
 def changes_of(run: Run) -> dict[str, list[float]]:
-    """What changed -> the change per question: reward of training questions, accuracy and calls of held-out ones."""
+    """Return changes per question: reward of training questions, accuracy and calls of held-out questions."""
     before, after = (held_out(run, model) for model in MODELS)
     shared = sorted(before.keys() & after.keys())
     rewards = first_and_last_rewards(table(run, PHASE, "rl_rollouts"))
@@ -66,7 +66,7 @@ def changes_of(run: Run) -> dict[str, list[float]]:
 
 
 def figures_of_seed(name: str, run: Run, changes: Mapping[str, Sequence[float]]) -> list[Figure]:
-    """Reward on training questions, accuracy and calls on held-out ones, and what training took."""
+    """Return rewards on training questions, accuracy and calls on held-out ones, and the cost of training."""
     rewards = first_and_last_rewards(table(run, PHASE, "rl_rollouts"))
     figures = [
         Figure(name=f"{name}: reward, first", value=fmean(first for first, _ in rewards)),
@@ -104,14 +104,14 @@ def _interval(name: str, mean: float, low: float, high: float) -> list[Figure]:
 
 
 def curves_of(run: Run) -> dict[str, list[float]]:
-    """Panel -> its value at each step."""
+    """Map each panel to its values by step."""
     record = run.record(PHASE)
     assert record is not None
     return {panel: [step[panel] for step in rl_log(record, run)] for panel in PANELS}
 
 
 def picture(scenarios: Mapping[str, Sequence[Mapping[str, Sequence[float]]]]) -> bytes:
-    """A row of panels per scenario: each seed's moving mean over steps, and the mean of the seeds."""
+    """Draw a row of panels per scenario: each seed's moving mean over steps, and the mean of the seeds."""
 
     def draw(figure: Any) -> None:
         axes = figure.subplots(len(scenarios), len(PANELS), squeeze=False, sharex=True)

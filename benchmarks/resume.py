@@ -1,13 +1,13 @@
-"""Resuming at scale: how long a stage with many finished rollouts takes until it asks for the first open one.
+"""Measure how long a stage with many finished rollouts takes to resume, until it sends the first pending request.
 
     python benchmarks/resume.py [--rollouts 200000] [--open 64]
 
-The stage has so many finished rollouts in its journal, and a few at the end that were cut off; the records are those of
-rollouts that the stage made with the tutor, under other keys. Time from the start of the process to the first new
-request at the server, and the peak memory until then, beside plain reading of the same files; once with the files
-dropped from the page cache, once from it. Target: 10 s, 1 GiB.
+The journal of the stage holds this many finished rollouts, and at the end a few unfinished ones. Its records are copies
+of rollouts that the stage made with the tutor, under other keys. Measured are the time from the start of the process to
+the first new request at the server, and the peak memory until then, compared with plain reading of the same files: once
+with the files dropped from the page cache, once with them in it. Target: 10 s, 1 GiB.
 
-`--json` prints the figures as one JSON object instead. `--folder` is where the files go.
+`--json` prints the figures as one JSON object instead. `--folder` is the folder for the files.
 """
 
 from __future__ import annotations
@@ -28,29 +28,31 @@ import orjson
 from measuring import KIB, cpu_seconds, drop_from_cache, measure, memory_kib, run_command, start_child
 from scale_runs import MADE, SAMPLES, make_run, rollouts_instance, tutor, world_of
 
-from treadle.agent.rows import head_of_row
+from treadle.agent.rollouts import rollout_jobs
+from treadle.core.bound_inputs import bind_inputs, open_inputs
 from treadle.core.errors import EndpointUnavailable
 from treadle.core.execute import execute
 from treadle.core.journal import Journal
+from treadle.core.llm.preflight import STOP_TEXTS
 from treadle.core.runs import Run
 from treadle.core.stage import Instance
 from treadle.demo.embedded_model import embedded_tokenizer
 
 
 def resume_stage(folder: Path, url: str) -> dict[str, Any]:
-    """Go on with what is there; the parent ends this process at its first request."""
+    """Resume the run; the parent process kills this one at its first request."""
     execute(resumed_instance(folder, url), Run.open(folder, "r"))
     return {}
 
 
 def resumed_instance(folder: Path, url: str) -> Instance:
-    """The instance of `resume`."""
+    """Return the instance that is resumed."""
     _, environment = world_of(folder)
     return rollouts_instance(embedded_tokenizer(), url, "treadle-tutor", environment, samples_per_question=SAMPLES)
 
 
 def read_plainly(folder: Path) -> dict[str, Any]:
-    """The floor of `resume`."""
+    """Read all journal files, as a floor for resuming."""
     started = time.perf_counter()
     num_bytes = 0
     for path in sorted(folder.glob("*.journal")):
@@ -61,7 +63,7 @@ def read_plainly(folder: Path) -> dict[str, Any]:
 
 
 def resume(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
-    """Time and memory until the first new request."""
+    """Measure time and memory until the first new request."""
     journal = write_journal(folder, options.rollouts, options.open)
     figures: dict[str, Any] = {"rollouts": options.rollouts, "open": options.open}
     for cache in ("cold", "warm"):
@@ -82,37 +84,36 @@ def resume(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def write_journal(folder: Path, num_rollouts: int, num_open: int) -> Path:
-    """A journal as the stage leaves it when it is killed near its end; returns its folder.
+    """Write a journal as the stage leaves it when it is killed near its end; return its folder.
 
-    Its records are those of rollouts that the stage made with the tutor, under other keys.
+    Its records are copies of rollouts that the stage made with the tutor, under other keys.
     """
     texts, environment = world_of(folder)
     with tutor(embedded_tokenizer()) as url:
         recorded = recorded_rollouts(folder / "recorded", url, texts, environment)
     run = make_run(folder, texts, num_rollouts // SAMPLES)
+    # Nothing listens on this port. The stage only creates its attempt and journal before it fails.
     with contextlib.suppress(EndpointUnavailable):
         execute(resumed_instance(folder, "http://127.0.0.1:9/v1"), run)
-    journal = run.storage.directory(run.journal_key(MADE, run.attempts(MADE)[-1].fingerprint))
+    journal = run.storage.directory(run.journal_key(MADE, run.attempts(MADE)[-1].journal_name))
+    instance = resumed_instance(folder, "http://127.0.0.1:9/v1")
+    jobs = rollout_jobs(instance.settings, open_inputs(run, bind_inputs(instance, run)))
     with Journal(journal) as records:
-        for number, (units, value) in zip(range(num_rollouts), itertools.cycle(recorded), strict=False):
-            row = value["row"]
-            head = head_of_row({**row, "question_key": f"{number // SAMPLES:016x}"}, "base", number % SAMPLES, 0)
-            key = head["rollout_key"]
+        for number, (job, (units, value)) in enumerate(zip(jobs, itertools.cycle(recorded), strict=False)):
             is_open = number >= num_rollouts - num_open
             for unit, content in units[: 1 if is_open else None]:
-                records.append(key, unit, content)
+                records.append(job.key, unit, content)
             if not is_open:
-                telemetry = {**value["telemetry"], "rollout_key": key}
-                records.finish(key, orjson.dumps({**value, "row": {**row, **head}, "telemetry": telemetry}))
+                records.finish(job.key, orjson.dumps(value))
     return journal
 
 
 Recorded = tuple[list[tuple[str, bytes]], dict[str, Any]]
-"""The units of a rollout as the stage journals them, and its final record."""
+"""Units of a rollout as the stage writes them to the journal, and its final record."""
 
 
 def recorded_rollouts(folder: Path, url: str, texts: Sequence[str], environment: dict[str, Any]) -> list[Recorded]:
-    """What the stage journals of one rollout per question."""
+    """Return what the stage writes to the journal for one rollout per question."""
     units: dict[str, list[tuple[str, bytes]]] = defaultdict(list)
     final: dict[str, bytes] = {}
 
@@ -133,7 +134,7 @@ def recorded_rollouts(folder: Path, url: str, texts: Sequence[str], environment:
 
 
 class FirstRequest(ThreadingHTTPServer):
-    """Answers the preflight, and notes when the first request of a rollout comes."""
+    """Server that answers the preflight, and records the time of the first rollout request."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
@@ -150,12 +151,14 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         body = orjson.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        if body.get("stop"):
+        probed = body["prompt"] in STOP_TEXTS
+        if body.get("stop") and not probed:
             self.server.came_at = self.server.came_at or time.perf_counter()
             self.server.came.set()
             return
-        choice = {"index": 0, "text": "x", "token_ids": [120], "finish_reason": "length", "stop_reason": None}
-        self._reply({"choices": [choice], "usage": {"prompt_tokens": 1, "completion_tokens": 1}})
+        text = "abc" if probed else "x"  # the preflight stops at c
+        choice = {"index": 0, "text": text, "token_ids": list(text.encode()), "finish_reason": "stop"}
+        self._reply({"choices": [choice], "usage": {"prompt_tokens": 1, "completion_tokens": len(text)}})
 
     def log_message(self, format: str, *args: Any) -> None:
         pass
@@ -169,7 +172,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def until_first_request(folder: Path) -> tuple[float, float, int]:
-    """Seconds from the start of the process to its first new request, of them CPU, and its peak memory in KiB."""
+    """Return seconds from process start to its first new request, the CPU seconds, and its peak memory in KiB."""
     with FirstRequest() as server:
         Thread(target=server.serve_forever, daemon=True).start()
         url = f"http://127.0.0.1:{server.server_address[1]}/v1"
@@ -185,7 +188,7 @@ def until_first_request(folder: Path) -> tuple[float, float, int]:
 
 
 def main() -> None:
-    """Command line."""
+    """Parse the options, measure, and print the figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rollouts", type=int, default=200_000)
     parser.add_argument("--open", type=int, default=64)

@@ -1,12 +1,11 @@
-"""Search at any size of the sample world: build, size, cold load, latency and what is found, side by side.
+"""Measure search over the sample world at any size: build, index size, cold load, latency and recall.
 
     python benchmarks/retrieval.py sparse --documents 100000
     python benchmarks/retrieval.py dense --documents 10000 --folder /tmp/retrieval     # keeps world and vectors there
 
-`dense` embeds the world with the embedded encoder and compares ways to keep its vectors with the exact search.
-
-Both sparse engines get the same words (`retriever/tokens.py`) and questions, each in a process of its own, one thread.
-`bm25s` is the reference: its arrays memory-mapped, scores by its own code, the best picked with numpy.
+`dense` embeds the world with the embedded encoder and compares index types with exact search. Both sparse engines get
+the same words (`retriever/tokens.py`) and questions, each in a process of its own with one thread. `bm25s` is the
+reference: memory-mapped arrays, its own scoring, top results selected with numpy.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ MEMORY_BYTES = 6 << 30
 
 
 def texts(corpus: Path) -> Iterable[str]:
-    """Contents of the documents, title line first."""
+    """Yield the contents of the documents, title line first."""
     with corpus.open("rb") as stream:
         for line in stream:
             row = orjson.loads(line)
@@ -45,14 +44,14 @@ def texts(corpus: Path) -> Iterable[str]:
 
 
 def build_tantivy(corpus: Path, folder: Path) -> None:
-    """Build as the product does."""
+    """Build the index as the product does."""
     from treadle.retriever.corpus import read_corpus
 
     bm25.build(folder, read_corpus([corpus]))
 
 
 def build_bm25s(corpus: Path, folder: Path) -> None:
-    """Build from token ids, which need the least memory of the ways that bm25s takes."""
+    """Build the index from token ids, the input of bm25s that needs the least memory."""
     import bm25s
 
     tokenizer = Tokenizer()
@@ -66,13 +65,13 @@ def build_bm25s(corpus: Path, folder: Path) -> None:
 
 
 def open_tantivy(folder: Path) -> Callable[[str], list[int]]:
-    """A function from a query to row numbers."""
+    """Return a function from a query to row numbers."""
     ranker = bm25.WordRanker(folder)
     return lambda query: [row for row, _ in ranker.rank(query, TOP_N)]
 
 
 def open_bm25s(folder: Path) -> Callable[[str], list[int]]:
-    """The same over bm25s."""
+    """Return the same function over bm25s."""
     import bm25s
 
     engine = bm25s.BM25.load(folder, mmap=True, show_progress=False, auto_compile=False)
@@ -96,7 +95,7 @@ ENGINES = {"tantivy": (build_tantivy, open_tantivy), "bm25s": (build_bm25s, open
 
 
 def build(engine: str, corpus: Path, folder: Path) -> dict[str, Any]:
-    """Figures of one build, in this process."""
+    """Build an index in this process and return its figures."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     started, cpu = time.perf_counter(), time.process_time()
@@ -110,7 +109,7 @@ def build(engine: str, corpus: Path, folder: Path) -> dict[str, Any]:
 
 
 def ask(engine: str, corpus: Path, folder: Path) -> dict[str, Any]:
-    """Figures of asking, in this process: wall and CPU time per query, and whether the named documents are found."""
+    """Query an index in this process; return wall and CPU time per query, and recall of the named documents."""
     questions = [orjson.loads(line)["question"] for line in (corpus.parent / "questions.jsonl").open("rb")]
     for path in folder.iterdir():
         with path.open("rb") as stream:
@@ -141,7 +140,7 @@ def ask(engine: str, corpus: Path, folder: Path) -> dict[str, Any]:
 
 
 def named_recall(corpus: Path, questions: list[str], found: list[list[int]]) -> float:
-    """Share of the documents whose title stands in the question that are among the found ones."""
+    """Return the share of documents named in a question by title that were found."""
     rows = {orjson.loads(line)["title"]: row for row, line in enumerate(corpus.open("rb"))}
     wanted = got = 0
     for question, hits in zip(questions, found, strict=True):
@@ -153,7 +152,7 @@ def named_recall(corpus: Path, questions: list[str], found: list[list[int]]) -> 
 
 
 def in_child(task: str, engine: str, corpus: Path, folder: Path) -> dict[str, Any]:
-    """Run one task in a fresh process with bounded memory."""
+    """Run one task in a new process with limited memory."""
     command = [sys.executable, __file__, task, "--engine", engine, "--corpus", str(corpus), "--folder", str(folder)]
     threads = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     done = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True, env={**os.environ, **threads})
@@ -162,7 +161,7 @@ def in_child(task: str, engine: str, corpus: Path, folder: Path) -> dict[str, An
 
 
 def sparse(num_documents: int, folder: Path, engines: list[str]) -> dict[str, Any]:
-    """All figures of all engines at one size."""
+    """Measure all engines at one size."""
     from treadle.demo.world import write_world
 
     world = folder / f"world-{num_documents}"
@@ -183,7 +182,7 @@ def sparse(num_documents: int, folder: Path, engines: list[str]) -> dict[str, An
 
 
 def dense(num_documents: int, folder: Path) -> dict[str, Any]:
-    """Ways to keep and search the vectors of a world, against the exact search, all in this process, one thread."""
+    """Compare index types over the vectors of a world with exact search, in this process with one thread."""
     import faiss
 
     from treadle.demo.world import write_world
@@ -239,7 +238,7 @@ def dense(num_documents: int, folder: Path) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Command line."""
+    """Parse the options, measure, and print the figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("task", choices=["sparse", "dense", "build", "ask"])
     parser.add_argument("--documents", type=int, default=100_000)

@@ -1,11 +1,12 @@
-"""The retrieval service under load, beside plain servers over the same corpus on the same core.
+"""Measure the retrieval service under load, compared with plain servers over the same corpus on the same core.
 
     python benchmarks/retriever_service.py [--documents 100000] [--rate 700] [--seconds 20] [--requests 5000]
 
 Each server runs alone on one core (the last one), the client on the others. Open loop: searches are sent at the given
-rate whatever comes back, and each one's time counts from when it was due, so a server that falls behind shows it.
-Closed loop: 32 searches in flight, as fast as they are answered. Queries are the questions of the sample world, every
-one another, so nothing comes from a cache. The soak sends `--soak` further searches and looks at the service's memory.
+rate regardless of responses, and each one's latency counts from when it was due, so the figures show a server that
+falls behind. Closed loop: 32 searches in flight, as fast as they are answered. Queries are distinct questions of the
+sample world, so no result comes from a cache. The soak sends `--soak` further searches and measures the service's
+memory.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class Server:
     pid: int
 
     def memory_mib(self) -> float:
-        """Anonymous resident memory: what the index maps from files is not counted."""
+        """Return anonymous resident memory; pages that the index maps from files are not counted."""
         for line in Path(f"/proc/{self.pid}/status").read_text().splitlines():
             if line.startswith("RssAnon:"):
                 return int(line.split()[1]) / 1024
@@ -51,7 +52,7 @@ class Server:
 
 @contextlib.contextmanager
 def serving(kind: str, corpus: Path) -> Iterator[Server]:
-    """A server of a kind on the last core; yields when it answers."""
+    """Run a server of a kind on the last core; yield once it is ready."""
     core = str((os.cpu_count() or 1) - 1)
     if kind == TREADLE:
         command = [str(Path(sys.executable).with_name("treadle")), "retriever", "serve", "--corpus", str(corpus)]
@@ -68,7 +69,7 @@ def serving(kind: str, corpus: Path) -> Iterator[Server]:
 
 
 def _url_of(child: subprocess.Popen[bytes], output: int) -> str:
-    """Wait until the server says that it is there."""
+    """Wait until the server reports its address, and return its URL."""
     while child.poll() is None:
         text = os.pread(output, 100_000, 0).decode()
         if "ready:" in text:
@@ -80,18 +81,18 @@ def _url_of(child: subprocess.Popen[bytes], output: int) -> str:
 
 
 def make_queries(folder: Path, documents: int, count: int) -> tuple[Path, list[str]]:
-    """A world's corpus, and questions over it that are all different."""
+    """Return a world's corpus, and distinct questions over it."""
     from treadle.demo.world import write_world
 
     world = write_world(folder, documents=documents, questions=min(count, documents // 10), heldout_questions=0)
     questions = [orjson.loads(line)["question"] for line in world.questions.read_bytes().splitlines()]
     shuffled = random.Random(0)
-    # What a question does not ask for makes it another one, and a longer one.
+    # The number makes a question distinct, and a little longer.
     return world.corpus, [f"{shuffled.choice(questions)} ({number})" for number in range(count)]
 
 
 async def ask(session: aiohttp.ClientSession, url: str, query: str) -> int:
-    """Send one search; returns its status."""
+    """Send one search and return the status of the response."""
     body = orjson.dumps({"query": query, "top_n": TOP_N})
     async with session.post(f"{url}/search", data=body, headers={"Content-Type": "application/json"}) as response:
         await response.read()
@@ -99,7 +100,7 @@ async def ask(session: aiohttp.ClientSession, url: str, query: str) -> int:
 
 
 async def open_loop(url: str, queries: Sequence[str], rate: float) -> tuple[list[float], int]:
-    """Seconds per search from when it was due (Poisson arrivals), and how many were refused or failed."""
+    """Send searches with Poisson arrivals; return seconds since each was due, and the number refused or failed."""
     arrivals = random.Random(1)
     times: list[float] = []
     failed = 0
@@ -125,7 +126,7 @@ async def open_loop(url: str, queries: Sequence[str], rate: float) -> tuple[list
 
 
 async def closed_loop(url: str, queries: Sequence[str]) -> float:
-    """Searches per second with so many in flight."""
+    """Return searches per second with IN_FLIGHT in flight."""
     left = iter(queries)
 
     async def work(session: aiohttp.ClientSession) -> None:
@@ -139,7 +140,7 @@ async def closed_loop(url: str, queries: Sequence[str]) -> float:
 
 
 def measure(options: argparse.Namespace, folder: Path) -> list[Figure]:
-    """All servers in turn."""
+    """Measure all servers in turn."""
     num_open = int(options.rate * options.seconds)
     corpus, queries = make_queries(folder, options.documents, max(num_open, options.requests, options.soak))
     figures: list[Figure] = []
@@ -160,7 +161,7 @@ def measure(options: argparse.Namespace, folder: Path) -> list[Figure]:
 
 
 def open_figures(server: Server, queries: Sequence[str], rate: float) -> list[Figure]:
-    """Times at a rate that does not wait."""
+    """Measure latencies at a fixed arrival rate."""
     times, failed = asyncio.run(open_loop(server.url, queries, rate))
     cuts = statistics.quantiles(times, n=100)
     name = f"open loop at {rate:g}/s"
@@ -172,7 +173,7 @@ def open_figures(server: Server, queries: Sequence[str], rate: float) -> list[Fi
 
 
 def soak_figures(server: Server, queries: Sequence[str]) -> list[Figure]:
-    """Growth of memory in the second half of many searches; the cache is full by then or will never be."""
+    """Measure memory growth in the second half of many searches, after caches have filled."""
     half = len(queries) // 2
     asyncio.run(closed_loop(server.url, [f"{query} first" for query in queries[:half]]))
     before = server.memory_mib()

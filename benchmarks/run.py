@@ -1,11 +1,11 @@
-"""All benchmarks, one after another, as one table of figures and the bounds that they are meant to keep.
+"""Run all benchmarks one after another and print one table of figures with their target bounds.
 
     python benchmarks/run.py                        # the sizes of docs/measurements.md
     python benchmarks/run.py --sample               # small sizes: whether they work, not how fast
     python benchmarks/run.py --only journal harness --output figures.json
 
-Each is a command of its own with `--help`. They need an otherwise idle machine. A bound that is missed is shown and
-changes nothing else: machines differ, and only a benchmark that breaks makes this command fail.
+Each is a command of its own with `--help`. They need an otherwise idle machine. A missed bound is shown, but does not
+make this command fail, since machines differ. Only a benchmark that breaks does.
 """
 
 from __future__ import annotations
@@ -29,24 +29,24 @@ from treadle.core.provenance import git_state, package_versions
 
 HERE = Path(__file__).parent
 LONGEST_S = 3600.0
-"""A benchmark that takes longer is broken."""
+"""Timeout of a benchmark."""
 
 
 @dataclass(frozen=True, slots=True)
 class Benchmark:
-    """One benchmark's command, and what of its answer is kept to a bound."""
+    """Command of one benchmark, and the figures taken from its output."""
 
     script: str
     whole: tuple[str, ...]
-    """Arguments of the measurement."""
+    """Arguments of the full measurement."""
     sample: tuple[str, ...]
     """Arguments of the sample."""
     figures: Callable[[Any], list[Figure]]
-    """From the JSON that the command prints."""
+    """Converts the JSON that the command prints."""
 
 
 def harness(found: Any) -> list[Figure]:
-    """CPU and throughput beside bare aiohttp."""
+    """Return CPU and throughput relative to bare aiohttp."""
     engine, pool = found["engine"], found["pool"]
     return [
         Figure(name="engine: CPU per rollout", value=engine["cpu_ms"], unit="ms"),
@@ -57,7 +57,7 @@ def harness(found: Any) -> list[Figure]:
 
 
 def held(found: Any) -> list[Figure]:
-    """Memory of rollouts in flight."""
+    """Return memory of rollouts in flight."""
     return [
         Figure(name="most requests at once", value=found["held_stage"]["on_the_wire"], unit="requests", at_least=4000),
         Figure(name="memory of a rollout", value=found["held_stage"]["kib_each"], unit="KiB", at_most=64.0),
@@ -66,7 +66,7 @@ def held(found: Any) -> list[Figure]:
 
 
 def flat(found: Any) -> list[Figure]:
-    """Memory as rollouts get done."""
+    """Return memory growth with finished rollouts."""
     return [
         Figure(name="growth per rollout done", value=found["bytes_each"], unit="bytes", at_most=300.0),
         Figure(name="of which the journal's index", value=found["journal_index_bytes_each"], unit="bytes"),
@@ -75,7 +75,7 @@ def flat(found: Any) -> list[Figure]:
 
 
 def resume(found: Any) -> list[Figure]:
-    """From the start of the process to the first new request."""
+    """Return time and memory from process start to the first new request."""
     figures = []
     for cache in ("cold", "warm"):
         here = found[cache]
@@ -88,7 +88,7 @@ def resume(found: Any) -> list[Figure]:
 
 
 def journal(found: Any) -> list[Figure]:
-    """Appends and opening."""
+    """Return figures of appending and opening."""
     opened = found["open_cold"]
     return [
         Figure(name="appends beside raw grouped writes", value=found["append"]["ratio"], at_least=1 / 3),
@@ -98,7 +98,7 @@ def journal(found: Any) -> list[Figure]:
 
 
 def compaction(found: Any) -> list[Figure]:
-    """Rows into an artifact."""
+    """Return figures of writing rows into an artifact."""
     return [
         Figure(name="rows beside plain pyarrow", value=found["ratio"], at_least=1 / 3),
         Figure(name="growth of memory", value=found["grown_mib"], unit="MiB"),
@@ -106,7 +106,7 @@ def compaction(found: Any) -> list[Figure]:
 
 
 def sandbox(found: Any) -> list[Figure]:
-    """Hand-out and cost of programs."""
+    """Return hand-out latency and CPU cost of programs."""
     return [
         Figure(name="hand-out: p50", value=found["hand-out"]["p50_ms"], unit="ms", at_most=20.0),
         Figure(name="whole call: p50", value=found["whole call"]["p50_ms"], unit="ms"),
@@ -119,7 +119,7 @@ def sandbox(found: Any) -> list[Figure]:
 
 
 def chaos(found: Any) -> list[Figure]:
-    """Rollouts against failing servers."""
+    """Return figures of rollouts against failing servers."""
     return [
         Figure(name="ended properly", value=100 * found["proper_share"], unit="%", at_least=99.9),
         Figure(name="retries per fault", value=found["retries_per_fault"], at_most=1.2),
@@ -128,7 +128,7 @@ def chaos(found: Any) -> list[Figure]:
 
 
 def retrieval(found: Any) -> list[Figure]:
-    """Search by words: what is found of what the questions name, and what it costs beside the reference."""
+    """Return recall of word search on named documents, and its cost relative to the reference."""
     ours, reference = found["tantivy"], found["bm25s"]
     return [
         Figure(name="named documents found", value=ours["recall_named"], unit="of 1"),
@@ -148,7 +148,7 @@ def _beside(ours: dict[str, float], reference: dict[str, float], name: str) -> f
 
 
 def peers(found: Any) -> list[Figure]:
-    """Others beside Treadle: CPU per item, and what they ask again after a kill."""
+    """Return CPU per item of peers relative to Treadle, and the calls they repeat after a kill."""
     if failed := [row["reason"] for row in found["results"] if row["peer"] == "treadle" and "reason" in row]:
         raise ValueError(f"Treadle itself: {failed[0]}")
     figures = []
@@ -167,7 +167,7 @@ def peers(found: Any) -> list[Figure]:
 
 
 def web_record(found: Any) -> list[Figure]:
-    """Entries of the web: into a run's store, into an artifact, out of it."""
+    """Return figures of web entries: adding to a run's store, exporting as artifact, unpacking."""
     return [
         Figure(name="added to a store, one thread", value=found["adds_per_s"], unit="entries/s"),
         Figure(name="the same from four threads", value=found["adds_per_s_4_threads"], unit="entries/s"),
@@ -180,7 +180,7 @@ def web_record(found: Any) -> list[Figure]:
 
 
 def published(found: Any) -> list[Figure]:
-    """Of a benchmark that states its figures and bounds itself."""
+    """Return the figures of a benchmark that prints figures with bounds itself."""
     return [Figure(**fields) for fields in found]
 
 
@@ -218,6 +218,7 @@ BENCHMARKS = {
         "dense_search.py", (), ("--documents", "1000", "--dimension", "32", "--queries", "128"), published
     ),
     "index_memory": Benchmark("index_memory.py", (), ("--documents", "2000", "--dimension", "32"), published),
+    "question_intake": Benchmark("question_intake.py", (), ("--questions", "40", "--large", "100"), published),
     "selection": Benchmark("selection.py", (), ("--questions", "400", "--staged", "200", "--pairs", "100"), published),
     "web_search": Benchmark("web_search.py", (), ("--rollouts", "4", "--latency", "0.05", "--page-kb", "5"), published),
     "web_record": Benchmark("web_record.py", (), ("--entries", "200"), web_record),
@@ -233,7 +234,7 @@ BENCHMARKS = {
 
 
 def run_one(name: str, sample: bool) -> list[Figure]:
-    """The figures of one benchmark; raises CalledProcessError where it breaks."""
+    """Run one benchmark and return its figures. Raise CalledProcessError if it breaks."""
     benchmark = BENCHMARKS[name]
     arguments = benchmark.sample if sample else benchmark.whole
     command = [sys.executable, str(HERE / benchmark.script), *arguments, "--json"]
@@ -242,7 +243,7 @@ def run_one(name: str, sample: bool) -> list[Figure]:
 
 
 def write_figures(path: Path, figures: dict[str, list[Figure]], sample: bool) -> None:
-    """Keep what was measured, with what it was measured on."""
+    """Write the figures to a JSON file, with versions and machine."""
     facts = {
         "measured_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "sample": sample,
@@ -256,7 +257,7 @@ def write_figures(path: Path, figures: dict[str, list[Figure]], sample: bool) ->
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the benchmarks and print their figures; returns 1 where one broke."""
+    """Run the benchmarks and print their figures. Return 1 if one broke."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=sorted(BENCHMARKS), default=list(BENCHMARKS), metavar="NAME")
     parser.add_argument("--sample", action="store_true", help="small sizes: whether it works, not how fast")

@@ -1,8 +1,8 @@
-"""How long a rollout waits for a sandbox, what a program costs, and what a warm sandbox holds in memory.
+"""Measure how long a rollout waits for a sandbox, the cost of a program, and the memory of a warm sandbox.
 
-`python benchmarks/sandbox.py [--calls 60]` prints a table. Hand-out is the time from the call to a
-sandbox in hand with numpy and sympy imported; calls come at a rate that the machine can replace sandboxes at, then
-as fast as possible. The floor is the same program in a bare `python -c` with the same imports.
+`python benchmarks/sandbox.py [--calls 60]` prints a table. Hand-out is the time from the call until a sandbox with
+numpy and sympy imported is available. Calls come at a rate at which the machine can replace sandboxes, then as fast as
+possible. The floor is the same program in a bare `python -c` with the same imports.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ NUMPY_PROGRAM = "import numpy\nprint(int(numpy.arange(10).sum()), 3)"
 
 
 async def hand_out_s(settings: SandboxSettings, calls: int, interval_s: float) -> list[float]:
-    """Seconds until a warm sandbox is in hand, at a steady rate of calls."""
+    """Return seconds until a warm sandbox is available, at a steady rate of calls."""
     waits = []
     async with SandboxPool(settings) as pool:
         await asyncio.sleep(settings.pool_size * interval_s)
@@ -43,7 +43,7 @@ async def hand_out_s(settings: SandboxSettings, calls: int, interval_s: float) -
 
 
 async def call_s(settings: SandboxSettings, calls: int, interval_s: float) -> list[float]:
-    """Seconds of whole tool calls, at a steady rate."""
+    """Return seconds of whole tool calls, at a steady rate."""
     took = []
     async with PythonTool(settings) as tool:
         await asyncio.sleep(settings.pool_size * interval_s)
@@ -57,7 +57,7 @@ async def call_s(settings: SandboxSettings, calls: int, interval_s: float) -> li
 
 
 async def calls_per_s(settings: SandboxSettings, calls: int, program: str) -> float:
-    """Tool calls per second with eight at a time, sandboxes being made as fast as they are used."""
+    """Return tool calls per second with `max_running` (8) at once, as fast as sandboxes are made."""
     async with PythonTool(settings) as tool:
         began = time.perf_counter()
         deadline = asyncio.get_running_loop().time() + 600
@@ -66,7 +66,7 @@ async def calls_per_s(settings: SandboxSettings, calls: int, program: str) -> fl
 
 
 def cpu_s_per_call(settings: SandboxSettings, calls: int, program: str) -> float:
-    """CPU seconds of all processes of a sandbox per tool call, as fast as possible; those of Treadle do not count."""
+    """Return CPU seconds of a sandbox's processes per tool call, as fast as possible, without Treadle's own process."""
 
     def used(number: int) -> float:
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -74,12 +74,12 @@ def cpu_s_per_call(settings: SandboxSettings, calls: int, program: str) -> float
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
-    # The stock that is left over costs the same each time.
+    # The cost of the remaining warm sandboxes is the same both times and cancels out.
     return (used(calls + 1) - used(1)) / calls
 
 
 async def warm_memory_kib(settings: SandboxSettings) -> float:
-    """Proportional set size of one warm sandbox, all its processes, in KiB."""
+    """Return the proportional set size of one warm sandbox with all its processes, in KiB."""
     async with SandboxPool(settings) as pool:
         while pool._warm.qsize() < settings.pool_size:
             await asyncio.sleep(0.05)
@@ -99,7 +99,7 @@ def _pss_kib(pid: int) -> int:
 
 
 def bare_s(calls: int) -> list[float]:
-    """Seconds of the same program in a fresh interpreter, unconfined."""
+    """Return seconds of the same program in a new interpreter, without a sandbox."""
     took = []
     for _ in range(calls):
         began = time.perf_counter()

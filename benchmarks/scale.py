@@ -1,17 +1,18 @@
-"""Memory at scale; each figure is measured in a process of its own, its floor in the same run.
+"""Measure memory at scale; each figure comes from a process of its own, its floor from the same run.
 
     python benchmarks/scale.py held   [--in-flight 4000] [--delay 1.0]
     python benchmarks/scale.py flat   [--rollouts 200000] [--first 8000]
 
-- held: the stage `rollouts` with so many rollouts in flight at once against a server that takes `--delay` seconds for
-  each of the three turns, beside bare aiohttp with the same bodies. What a rollout costs is the peak resident memory
-  until the last one is finished, less that of the same process with 8 in flight, divided by their number.
-  Target: at least 4,000, at most 64 KiB each.
+- held: the stage `rollouts` with this many rollouts in flight against a server that takes `--delay` seconds for each of
+  three turns, compared with bare aiohttp with the same bodies. The memory of a rollout is the peak resident memory
+  until the last one is finished, minus that of the same process with 8 in flight, divided by their number.
+  Target: at least 4,000 in flight, at most 64 KiB each.
 - flat: the stage against the tutor without latency, with real search and journal, 8 rollouts per question; each ends
-  after one request and one search. Resident memory while it goes on, and the peak with the artifact written. The floor
-  is the journal's index alone: it grows by design, one place per finished rollout. Target: nothing else grows.
+  after one request and one search. Measures resident memory during the stage, and the peak with the artifact written.
+  The floor is the journal's index alone: it grows by design, with one entry per finished rollout. Target: nothing else
+  grows.
 
-`--json` prints the figures as one JSON object instead. `--folder` is where the files go.
+`--json` prints the figures as one JSON object instead. `--folder` is the folder for the files.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ HANDFUL = 8
 
 
 def held_stage(folder: Path, url: str, num_rollouts: int, in_flight: int) -> dict[str, Any]:
-    """The stage with so many rollouts in flight."""
+    """Measure the stage with this many rollouts in flight."""
     pools: list[ModelPool] = []
 
     class Watched(ModelPool):
@@ -59,14 +60,14 @@ def held_stage(folder: Path, url: str, num_rollouts: int, in_flight: int) -> dic
 
 
 def held_bare(folder: Path, url: str, num_rollouts: int, in_flight: int) -> dict[str, Any]:
-    """The floor of `held`."""
+    """Measure bare aiohttp, the floor of `held`."""
     requests = harness.prepared_requests(folder / "tokenizer")
     result = asyncio.run(harness.run_bare(url, num_rollouts, in_flight, requests))
     return {"peak_kib": memory_kib("VmHWM"), "seconds": result["wall"], "on_the_wire": in_flight}
 
 
 def flat_stage(folder: Path, url: str, num_rollouts: int, first: int) -> dict[str, Any]:
-    """The stage until its artifact is written."""
+    """Measure the stage until its artifact is written."""
     texts, environment = world_of(folder)
     run = make_run(folder, texts, num_rollouts // SAMPLES)
     options = {"samples_per_question": SAMPLES, "sampling": {"max_tokens": 256}}
@@ -83,7 +84,7 @@ def flat_stage(folder: Path, url: str, num_rollouts: int, first: int) -> dict[st
 
 
 def journal_index(folder: Path, num_rollouts: int) -> dict[str, Any]:
-    """What the journal alone keeps of so many finished rollouts."""
+    """Return the memory of the journal's index alone for this many finished rollouts."""
     with Journal(folder / "index") as journal:
         journal.finish("f" * 16, b"{}")
         before = memory_kib("VmRSS")
@@ -92,11 +93,11 @@ def journal_index(folder: Path, num_rollouts: int) -> dict[str, Any]:
         return {"bytes_each": (memory_kib("VmRSS") - before) * KIB / num_rollouts}
 
 
-# What runs in a process of its own stands above; the commands are these.
+# The functions above run in processes of their own; the functions below are the commands.
 
 
 def held(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
-    """Rollouts in flight at once."""
+    """Measure memory of rollouts in flight."""
     figures: dict[str, Any] = {"in_flight": options.in_flight, "delay_s": options.delay}
     with harness.stub(options.delay) as url:
         for name in ("held_bare", "held_stage"):
@@ -114,7 +115,7 @@ def held(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def flat(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
-    """Rollouts done."""
+    """Measure memory growth with finished rollouts."""
     figures: dict[str, Any] = {"rollouts": options.rollouts}
     index = measure("journal_index", folder, options.rollouts)
     with tutor(embedded_tokenizer()) as url:

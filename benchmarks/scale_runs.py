@@ -1,4 +1,4 @@
-"""Runs of any number of questions, and the stage `rollouts` over them, for benchmarks of memory and resuming."""
+"""Make runs with any number of questions, and the stage `rollouts` over them, for memory and resume benchmarks."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ GIVEN = Address(1, "questions")
 
 
 class QuestionTexts(Section):
-    """Settings of the stage that hands out questions."""
+    """Settings of the stage that writes questions."""
 
     texts: tuple[str, ...]
-    """Taken in turn."""
+    """Question texts, used in turn."""
     number: int
-    """Rows."""
+    """Number of rows."""
 
 
 def _write_questions(context: StageContext) -> dict[str, Any]:
@@ -48,7 +48,7 @@ def _write_questions(context: StageContext) -> dict[str, Any]:
     }
     for first in range(0, given.number, 1000):
         rows = [
-            {**blank, "question_key": f"{number:016x}", "question": given.texts[number % len(given.texts)],
+            {**blank, "question_key": f"{number:016x}", "question": _text(given.texts, number),
              "source_file": "f", "source_row": number + 1, "meta": "{}"}
             for number in range(first, min(first + 1000, given.number))
         ]  # fmt: skip
@@ -56,8 +56,14 @@ def _write_questions(context: StageContext) -> dict[str, Any]:
     return {}
 
 
+def _text(texts: Sequence[str], number: int) -> str:
+    """Return one of the texts, made unique by white space, because equal questions are deduplicated."""
+    repeat, place = divmod(number, len(texts))
+    return texts[place] + f"{repeat:b}".replace("0", " ").replace("1", "\t") * bool(repeat)
+
+
 def make_run(folder: Path, texts: Sequence[str], number: int) -> Run:
-    """A run with so many questions."""
+    """Create a run with this many questions."""
     run = Run.create(folder, "r", {}, {})
     stage = Stage(name="questions", version=1, settings=QuestionTexts, produces=(QUESTIONS,), run=_write_questions)
     execute(Instance(address=GIVEN, stage=stage, settings=QuestionTexts(texts=tuple(texts), number=number)), run)
@@ -65,7 +71,7 @@ def make_run(folder: Path, texts: Sequence[str], number: int) -> Run:
 
 
 def rollouts_instance(tokenizer: Path, url: str, model: str, environment: dict[str, Any], **options: Any) -> Instance:
-    """The stage under test."""
+    """Return the instance of the stage under test."""
     data = {
         "model_name": "base",
         "model": {
@@ -82,7 +88,7 @@ def rollouts_instance(tokenizer: Path, url: str, model: str, environment: dict[s
 
 
 def world_of(folder: Path) -> tuple[list[str], dict[str, Any]]:
-    """Questions of the sample world that take one search, and an environment with that search alone."""
+    """Return questions of the sample world that take one search, and an environment with only that search."""
     world = write_world(folder / "world", questions=800)
     lines = map(orjson.loads, world.questions.read_text().splitlines())
     search = {"corpus": [str(world.corpus)], "cache_folder": str(folder), "top_n": 1, "document_chars": 200}
@@ -92,7 +98,7 @@ def world_of(folder: Path) -> tuple[list[str], dict[str, Any]]:
 
 @contextlib.contextmanager
 def tutor(tokenizer: Path) -> Iterator[str]:
-    """A tutor in a process of its own; yields its URL."""
+    """Run a tutor in a process of its own and yield its URL."""
     command = [sys.executable, "-m", "treadle.demo.tutor", "--tokenizer", str(tokenizer)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
         assert child.stdout is not None

@@ -1,9 +1,9 @@
-"""Selection: sums, fronts, crowding and taking, alone and as a stage on artifacts, beside comparing all pairs.
+"""Measure selection (sums, fronts, crowding, choice), alone and as a stage, compared with pairwise comparison.
 
     python benchmarks/selection.py [--questions 100000] [--rollouts 16] [--json]
 
-Target: at least 200,000 trajectories a second from arrays to the chosen questions, and the fronts that the definition
-by comparing all pairs gives. That one is quadratic: it is measured, and compared, on `--pairs` of the questions. The
+Target: at least 200,000 trajectories per second from arrays to the chosen questions, and the same fronts as those by
+definition, from comparing all pairs. Comparing pairs is quadratic, so it runs on `--pairs` of the questions only. The
 stage reads artifacts of short rows, with their hashes, and writes rows, report and picture.
 """
 
@@ -40,7 +40,7 @@ F1 = np.round(np.linspace(0, 1, 12), 6)
 
 
 class Rollouts(NamedTuple):
-    """What came of the rollouts, question by question."""
+    """Results of the rollouts, question by question."""
 
     questions: np.ndarray
     calls: np.ndarray
@@ -49,7 +49,7 @@ class Rollouts(NamedTuple):
 
 
 def make_rollouts(num_questions: int, num_rollouts: int) -> Rollouts:
-    """Every other question math with its own share of right answers, the others qa with F1."""
+    """Make rollouts: half of the questions are math with a share of right answers each, the others qa with F1."""
     generator = np.random.default_rng(0)
     is_math = np.repeat(np.arange(num_questions) % 2 == 0, num_rollouts)
     share = np.repeat(generator.random(num_questions), num_rollouts)
@@ -64,7 +64,7 @@ def make_rollouts(num_questions: int, num_rollouts: int) -> Rollouts:
 
 
 def measure_choice(made: Rollouts, options: SelectionOptions) -> float:
-    """Seconds from arrays to the chosen questions."""
+    """Return seconds from arrays to the chosen questions."""
     keys = [f"{number:016x}" for number in range(len(made.domains))]
     nobody = np.zeros(len(keys), bool)
     started = time.perf_counter()
@@ -77,7 +77,7 @@ def measure_choice(made: Rollouts, options: SelectionOptions) -> float:
 
 
 def measure_pairs(made: Rollouts, num_questions: int) -> tuple[float, float, bool]:
-    """Seconds of the sweep and of comparing all pairs, and whether their ranks agree."""
+    """Return seconds of the sweep and of comparing all pairs, and whether their ranks agree."""
     sums = DispersionSums()
     sums.add(made.questions, made.calls, made.correctness)
     found = sums.totals()
@@ -93,7 +93,7 @@ def measure_pairs(made: Rollouts, num_questions: int) -> tuple[float, float, boo
 
 
 def rows_of(table: schemas.Table, made: Rollouts, num_rollouts: int) -> Iterator[dict[str, Any]]:
-    """Rows of `questions`, `rollouts` or `scores`; text of rollouts is short, as no pass reads it."""
+    """Yield rows of `questions`, `rollouts` or `scores`. Rollout texts are short; selection does not read them."""
     empty: dict[pa.DataType, Any] = {pa.string(): "", pa.bool_(): True, pa.float64(): 0.0}
     base = {field.name: [] if pa.types.is_list(field.type) else empty.get(field.type, 0) for field in table.schema}
     if table.kind == "questions":
@@ -112,7 +112,7 @@ def rows_of(table: schemas.Table, made: Rollouts, num_rollouts: int) -> Iterator
 
 
 def measure_stage(made: Rollouts, num_rollouts: int, options: SelectionOptions) -> tuple[float, float]:
-    """Seconds of the stage on artifacts in a process of its own, and that one's peak in MiB."""
+    """Return seconds of the stage on artifacts in a process of its own, and its peak memory in MiB."""
     with tempfile.TemporaryDirectory() as folder:
         run = Run.create(Path(folder), "benchmark", {}, {})
         for table in (schemas.QUESTIONS, schemas.ROLLOUTS, schemas.SCORES):
@@ -122,7 +122,7 @@ def measure_stage(made: Rollouts, num_rollouts: int, options: SelectionOptions) 
 
 
 def run_stage(folder: str, options: dict[str, Any]) -> tuple[float, float]:
-    """See `measure_stage`."""
+    """Run the stage in this process, as in `measure_stage`."""
     instance = Instance(
         address=Address.parse("1/selection"),
         stage=SELECTION,
@@ -132,7 +132,7 @@ def run_stage(folder: str, options: dict[str, Any]) -> tuple[float, float]:
     started = time.perf_counter()
     execute(instance, Run.open(Path(folder), "benchmark"))
     seconds = time.perf_counter() - started
-    # The peak that getrusage tells is also that of the process which started this one.
+    # The peak from getrusage would include that of the parent process.
     status = Path("/proc/self/status").read_text(encoding="ascii")
     return seconds, int(status.partition("VmHWM:")[2].split()[0]) / 1024
 

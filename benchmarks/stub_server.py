@@ -1,8 +1,8 @@
-"""A model server that costs next to nothing: three canned turns, each after a fixed delay.
+"""Serve three canned turns with minimal CPU, each after a fixed delay.
 
-Which turn is due is read off the prompt's ids, so that any client, journal or resume may drive it. It speaks just
-enough HTTP for one request at a time per connection, on a bare asyncio protocol: what is measured beside it is the
-client.
+The turn is derived from the prompt's ids, so any client, journal or resume can drive the server. It implements just
+enough HTTP for one request at a time per connection, on a bare asyncio protocol, so that the client dominates the
+measurement.
 
     python benchmarks/stub_server.py --delay 0.2      prints the port, serves until its standard input closes
 """
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import re
 import sys
 from typing import cast
 
@@ -31,13 +32,15 @@ TURN_START_ID = 257
 
 
 def ids_of(text: str) -> list[int]:
-    """Ids of the byte tokenizer: its bytes."""
+    """Return the ids of the byte tokenizer: the bytes."""
     return list(text.encode())
 
 
-def reply(turn: int, num_prompt: int) -> bytes:
-    """One completion as the server sends it."""
+def reply(turn: int, num_prompt: int, letter: str | None = None) -> bytes:
+    """Return one completion as the server sends it, cut after `letter` if the preflight tests stop strings."""
     text = TURNS[turn]
+    if letter is not None:
+        text = text[: text.index(letter) + 1]
     stop = "</search>" if turn == 0 else "</python>" if turn == 1 else "</answer>"
     choice = {"index": 0, "text": text, "token_ids": ids_of(text), "finish_reason": "stop", "stop_reason": stop}
     usage = {"prompt_tokens": num_prompt, "completion_tokens": len(text), "total_tokens": num_prompt + len(text)}
@@ -50,13 +53,14 @@ def _http(body: bytes) -> bytes:
     return b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
 
 
+_ONE_LETTER = re.compile(rb'"stop":\["(\w)"\]')
 _MARK = orjson.dumps(ids_of("</result>"))[1:-1]
 _START = b",%d," % TURN_START_ID
 _MODELS = _http(orjson.dumps({"object": "list", "data": [{"id": MODEL, "max_model_len": 1 << 20}]}))
 
 
 class Connection(asyncio.Protocol):
-    """One connection."""
+    """One client connection."""
 
     def __init__(self, delay_s: float) -> None:
         self._delay_s = delay_s
@@ -64,11 +68,11 @@ class Connection(asyncio.Protocol):
         self._needed = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Keep the transport."""
+        """Store the transport."""
         self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
-        """Collect one request, then answer it later."""
+        """Collect one request, then schedule its response."""
         self._data += data
         if not self._needed:
             end = self._data.find(b"\r\n\r\n")
@@ -87,7 +91,9 @@ class Connection(asyncio.Protocol):
 
     def _answer(self, request: bytes) -> None:
         turn = min(request.count(_MARK, max(0, request.rfind(_START))), 2)
-        self._transport.write(_http(reply(turn, request.count(b","))))
+        prompt = request[request.find(b"[") : request.find(b"]")]
+        letter = _ONE_LETTER.search(request)
+        self._transport.write(_http(reply(turn, prompt.count(b",") + 1, letter[1].decode() if letter else None)))
 
 
 async def serve(delay_s: float) -> None:

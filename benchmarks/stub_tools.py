@@ -1,4 +1,4 @@
-"""Tools that answer at once, in place of the real ones: what is measured is the harness, not what it calls."""
+"""Replace the real tools with stubs that return at once, so that only the harness is measured."""
 
 from __future__ import annotations
 
@@ -8,31 +8,31 @@ from treadle.agent.tools.outcome import CallContext, Tool, ToolOutcome
 
 
 class StubTool:
-    """A tool that says the same to every call."""
+    """Tool that returns the same text for every call."""
 
     def __init__(self, name: str, text: str) -> None:
         self.name = name
         self._text = text
 
     async def __aenter__(self) -> Tool:
-        """Nothing to open."""
+        """Return the tool; there is nothing to open."""
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        """Nothing to close."""
+        """Do nothing; there is nothing to close."""
 
     async def call(self, argument: str, *, deadline: float, context: CallContext | None = None) -> ToolOutcome:
-        """The text."""
+        """Return the text."""
         return ToolOutcome("ok", self._text)
 
 
 def take_the_place_of_tools(text: str) -> None:
-    """From now on every stage of this process opens stubs that say `text` for its tools."""
+    """Make every stage of this process open stubs that return `text` instead of its tools."""
 
     def make_stubs(settings: EnvironmentSettings, *_: object, **__: object) -> list[Tool]:
         return [StubTool(name, text) for name in ("python", "search") if settings.call_limit(name)]
 
     assert hasattr(opening, "make_tools") and hasattr(rollouts, "sandbox_facts"), "tools are opened elsewhere now"
     opening.make_tools = make_stubs
-    # Nothing runs in a sandbox, and to ask what one would hold takes 2 s.
+    # No sandbox is used, and querying its facts takes 2 s.
     rollouts.sandbox_facts = lambda settings: {}

@@ -1,9 +1,10 @@
-"""The trajectory viewer over many trajectories: what its start, its pages and a search through all texts take.
+"""Measure the trajectory viewer with many trajectories: start, pages, and a full text search.
 
     python benchmarks/viewer.py [--trajectories 50000] [--json]
 
-CPU time of the process, all threads together, which other programs on the machine hardly change; asked without a
-network. Each trajectory has three calls with results, about 6,000 characters in all, and 1,500 token ids.
+Measures CPU time of the process, all threads together, which depends little on other programs on the machine. Requests
+are made in-process, without a network. Each trajectory has three calls with results, about 6,000 characters in all, and
+1,500 token ids.
 """
 
 from __future__ import annotations
@@ -41,13 +42,13 @@ KIN = Kin(lambda run, key: [step.as_dict() for step in trace_back(run, key)], ch
 
 
 def texts(number: int, length: int, generator: random.Random) -> list[str]:
-    """Texts of made-up words of about so many characters."""
+    """Return texts of made-up words with about `length` characters."""
     words = ["".join(generator.choices("etaoinshrdlucm", k=generator.randint(2, 9))) for _ in range(8_000)]
     return [" ".join(generator.choices(words, k=length // 6)) for _ in range(number)]
 
 
 def rows_of(table: schemas.Table, number: int) -> Iterator[dict[str, Any]]:
-    """Rows of `questions`, `rollouts` or `scores`, alike from call to call."""
+    """Yield rows of `questions`, `rollouts` or `scores`, the same in every call."""
     empty: dict[str, Any] = {"string": "", "double": 0.0, "bool": False}
     base = {
         field.name: None if field.nullable else [] if "list" in str(field.type) else empty.get(str(field.type), 0)
@@ -96,7 +97,7 @@ def _rollout(generator: random.Random, thoughts: Sequence[str], results: Sequenc
 
 
 def put(run: Run, address: str, table: schemas.Table, number: int, inputs: dict[str, str]) -> None:
-    """Make an instance hold the rows."""
+    """Run a stage that writes the rows as the output of an instance."""
 
     def write(context: StageContext) -> dict[str, Any]:
         for row in rows_of(table, number):
@@ -113,14 +114,14 @@ def put(run: Run, address: str, table: schemas.Table, number: int, inputs: dict[
 
 
 class Asked:
-    """An application that is asked in this process."""
+    """Client that calls an application in this process."""
 
     def __init__(self, app: Any) -> None:
         self._app = app
         self._loop = asyncio.new_event_loop()
 
     def get(self, path: str, query: str = "") -> float:
-        """CPU seconds of an answer; raises ValueError where it is no page."""
+        """Return the CPU seconds of a request. Raise ValueError unless its status is 200."""
         status, path_only = [], path.encode()
         scope = {
             "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "GET", "scheme": "http",
@@ -143,19 +144,20 @@ class Asked:
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """The value below which a share of them lies."""
+    """Return the value below which a share of the values lies."""
     return sorted(values)[min(int(share * len(values)), len(values) - 1)]
 
 
 def measure(run: Run, number: int) -> list[Figure]:
-    """All figures of a run with so many trajectories."""
+    """Measure all figures of a run with this many trajectories."""
     asked = Asked(make_app(Run.open(str(run.storage.location()), run.run_id), KIN))
     first = asked.get("/")
+    # Small samples do not have as many pages.
     filters = [asked.get("/", query) for query in FILTERS if "page=" not in query or number >= 50_000]
     again = statistics.median(asked.get("/", FILTERS[0]) for _ in range(5))
     generator = random.Random(1)
     keys = [f"{generator.randrange(number):016x}" for _ in range(40)]
-    asked.get(f"/trajectory/1/rollouts@base/{keys[0]}")  # It hashes the file, once.
+    asked.get(f"/trajectory/1/rollouts@base/{keys[0]}")  # The first request hashes the file.
     pages = [asked.get(f"/trajectory/1/rollouts@base/{key}", "verdict=wrong") for key in keys]
     beside = [asked.get(f"/trajectory/1/rollouts@base/{place:016x}") for place in range(20)]
     search, search_again = asked.get("/", "q=no+such+words"), asked.get("/", "q=no+such+words&verdict=wrong")

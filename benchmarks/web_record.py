@@ -1,9 +1,9 @@
-"""The record of the web: adding to a run's store, export, unpacking the artifact, look-ups; sizes of real pages.
+"""Measure the web record: adding to a run's store, export, unpacking the artifact, look-ups, sizes of real pages.
 
     python benchmarks/web_record.py [--entries 5000] [--folder /tmp] [--pages FOLDER_OF_HTML] [--json]
 
-Pages are random English-like words of 20,000 characters. `--pages` reads some 200 of the HTML files of 20 kB
-and more below a folder, and compares an entry of each with the page itself, compressed.
+Pages are random English-like words of 20,000 characters. `--pages` reads some 200 of the HTML files of at least 20 kB
+in a folder, and compares the size of an entry of each with that of the compressed page.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ LEAST_BYTES = 20_000
 
 
 def page(number: int) -> Entry:
-    """A page with a text of its own."""
+    """Return a page with a text of its own."""
     source = random.Random(number)
     words = ["".join(source.choices("etaoinshrdlucmfw", k=source.randint(2, 9))) for _ in range(2_000)]
     text = " ".join(source.choices(words, k=TEXT_CHARS // 6))[:TEXT_CHARS]
@@ -47,7 +47,7 @@ def page(number: int) -> Entry:
 
 
 def timed_adds(folder: Path, entries: list[tuple[str, bytes]], num_threads: int) -> tuple[float, float]:
-    """Adds per second, and the median of one in milliseconds."""
+    """Return adds per second, and the median time of one in milliseconds."""
     store = KeyedStore(LocalStorage(folder), "runs/r/store/web")
 
     def add(entry: tuple[str, bytes]) -> float:
@@ -62,7 +62,7 @@ def timed_adds(folder: Path, entries: list[tuple[str, bytes]], num_threads: int)
 
 
 def measured(folder: Path, num_entries: int) -> dict[str, Any]:
-    """All figures but those of real pages."""
+    """Measure all figures except those of real pages."""
     os.environ["TREADLE_CACHE"] = str(folder / "cache")
     entries = [(entry.key, packed(entry)) for entry in map(page, range(num_entries))]
     found: dict[str, Any] = {"entries": num_entries, "packed_bytes": statistics.mean(len(v) for _, v in entries)}
@@ -94,7 +94,10 @@ def measured(folder: Path, num_entries: int) -> dict[str, Any]:
 
 
 def real_pages(folder: Path) -> dict[str, Any]:
-    """What entries of HTML files take beside the files; read here, in this process, since they are one's own."""
+    """Compare sizes of entries with their HTML files.
+
+    The files are read in this process without confinement, since they are the user's own.
+    """
     from resiliparse.extract.html2text import extract_plain_text
 
     raw, kept, num_pages = 0, 0, 0
@@ -116,7 +119,7 @@ def real_pages(folder: Path) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Measure, and print."""
+    """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--entries", type=int, default=5000)
     parser.add_argument("--folder", type=Path, default=Path("/tmp"))

@@ -1,11 +1,11 @@
-"""Search of the web by 64 rollouts at once, ten pages each, from local sites that answer after a second.
+"""Measure web search by 64 concurrent rollouts, ten pages each, from local sites that respond after a second.
 
     python benchmarks/web_search.py [--rollouts 64] [--latency 1] [--page-kb 60] [--json]
 
-Sixteen sites (127.0.0.2 to .17) and the search provider are a process of their own. The rollouts are those of the
-engine, with a model in this process that takes no time: each searches once, for ten pages that no other one is given.
-Fetcher, confined readers, store and record are the product's own, at their defaults. Lag is by how much a sleep of 5 ms
-on the same event loop comes too late. A second pass replays the exported record, without provider and sites.
+Sixteen sites (127.0.0.2 to .17) and the search provider run in a process of their own. The rollouts are those of the
+engine, with a model in this process that takes no time: each searches once, for ten pages that no other rollout gets.
+Fetcher, confined readers, store and record are the product's own, with default settings. Lag is the delay of a 5 ms
+sleep on the same event loop. A second pass replays the exported record, without provider and sites.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ ANSWER = "<think>Found.</think><answer>\\boxed{1}</answer>"
 
 
 def page_of(kind: int, num_bytes: int) -> str:
-    """A page of about so many bytes: paragraphs, links and tables as pages have them, alike from call to call."""
+    """Return a page of about `num_bytes`: paragraphs, links and tables, the same in every call."""
     chooser = random.Random(kind)
     words = ["".join(chooser.choices("etaoinshrdlucm", k=chooser.randint(2, 9))) for _ in range(2_000)]
     parts, size = [f"<html><head><title>Kind {kind}</title></head><body>"], 0
@@ -68,13 +68,13 @@ def page_of(kind: int, num_bytes: int) -> str:
 
 
 def snippet_of(page: str) -> str:
-    """A sentence of the middle of a page."""
+    """Return a sentence from the middle of a page."""
     middle = page.index("<p>", len(page) // 2) + 3
     return page[middle : page.index(".", middle) + 1]
 
 
 def serve(said: Connection, latency_s: float, num_bytes: int) -> None:
-    """The sites and the provider; tells their port, serves until it is told anything."""
+    """Run the sites and the provider; send their port, and serve until any message arrives."""
     asyncio.run(_serve(said, latency_s, num_bytes))
 
 
@@ -117,10 +117,10 @@ async def _serve(said: Connection, latency_s: float, num_bytes: int) -> None:
 
 
 class Model:
-    """One search, then an answer, at once."""
+    """Model that makes one search, then answers, without delay."""
 
     async def complete(self, request: CompletionRequest, *, session: str, deadline: float) -> Completion:
-        """The text that is due; `session` is the question's key."""
+        """Return the next text; `session` is the question's key."""
         assert isinstance(request.prompt, str)
         found = "</result>" in request.prompt.rpartition("assistant\n")[2]
         text = ANSWER if found else SEARCH.format(f"what is known of {session}")
@@ -128,7 +128,7 @@ class Model:
 
 
 class TimedSearch(WebSearch):
-    """Notes how long its pages take, waiting for a place and reading included, and how many could not be had."""
+    """Web search that records the time per page, including waiting and reading, and the number of failed pages."""
 
     seconds: list[float]
     num_failed = 0
@@ -143,7 +143,7 @@ class TimedSearch(WebSearch):
 
 @dataclass(slots=True)
 class Pass:
-    """What a pass came to."""
+    """Results of a pass."""
 
     wall_s: float = 0.0
     cpu_s: float = 0.0
@@ -156,14 +156,14 @@ class Pass:
 
 
 def children() -> list[int]:
-    """Processes that this one started and that still run."""
+    """Return the ids of running child processes."""
     path = Path(f"/proc/self/task/{os.getpid()}/children")
     return [int(pid) for pid in path.read_text().split()]
 
 
 @contextlib.asynccontextmanager
 async def probed(lags_ms: list[float]) -> AsyncIterator[None]:
-    """Note by how much short sleeps come too late, for the time of the block."""
+    """Record the delay of short sleeps for the duration of the block."""
 
     async def probe() -> None:
         while True:
@@ -179,7 +179,7 @@ async def probed(lags_ms: list[float]) -> AsyncIterator[None]:
 
 
 async def search_all(settings: SearchToolSettings, run: Run, num_rollouts: int, others: Sequence[int]) -> Pass:
-    """One pass: all rollouts at once. `others` are processes that do not belong to it."""
+    """Run one pass with all rollouts at once. `others` are child processes that do not belong to it."""
     assert settings.web is not None
     web_search = TimedSearch(settings.web, store=run.store(WEB_STORE), summarized=False)
     web_search.seconds = []
@@ -213,24 +213,24 @@ async def search_all(settings: SearchToolSettings, run: Run, num_rollouts: int, 
 
 
 async def counted(port: int) -> dict[str, int]:
-    """Requests that provider and sites were asked so far."""
+    """Return the numbers of requests to provider and sites so far."""
     async with ClientSession() as session, session.get(f"http://{HOSTS[0]}:{port}/count") as response:
         found: dict[str, int] = await response.json()
         return found
 
 
 def settings_of(web_table: dict[str, Any]) -> SearchToolSettings:
-    """The search tool with this web."""
+    """Return the settings of the search tool with these web settings."""
     return load_config(SearchToolSettings, data={"web": {"top_n": PAGES, **web_table}})
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """The value below which a share of them lies."""
+    """Return the value below which a share of the values lies."""
     return sorted(values)[min(int(share * len(values)), len(values) - 1)]
 
 
 async def measure(folder: Path, port: int, num_rollouts: int) -> list[Figure]:
-    """All figures."""
+    """Measure all figures."""
     run = Run.create(folder / "root", "benchmark", {}, {})
     recording = settings_of(
         {

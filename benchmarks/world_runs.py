@@ -1,4 +1,4 @@
-"""Whole runs over a sample world of their own, for benchmarks of training."""
+"""Make whole runs, each over a sample world of its own, for training benchmarks."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ NUM_HELDOUT = 150
 def run_seed(
     configs: Sequence[Path], folder: Path, seed: int, *, tiers: Sequence[int] = (0,), changes: Sequence[str] = ()
 ) -> Run:
-    """The finished run of one seed over its own world, below `folder`; called again, it goes on where it was.
+    """Return the finished run of one seed over its own world in `folder`; resume it if it exists.
 
-    `changes` are KEY=VALUE as for `treadle run`. What the run says goes to standard error. Raises CalledProcessError.
+    `changes` are KEY=VALUE as for `treadle run`, whose output goes to standard error. Raise CalledProcessError if it
+    fails.
     """
     folder.mkdir(parents=True, exist_ok=True)
     world = write_world(

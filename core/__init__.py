@@ -1,1 +1,1 @@
-"""What everything stands on: config, stages, run store, journal, artifacts, model access. Knows no stage."""
+"""Core services: configuration, stages, run store, journal, artifacts and model access. Imports no concrete stage."""

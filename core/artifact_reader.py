@@ -1,4 +1,4 @@
-"""Reading a committed artifact as a stream; nothing of a data file is handed on before the file was hashed."""
+"""Read a committed artifact as a stream, and verify the hash of each data file before returning any of its rows."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _BATCH_ROWS = 1024
 
 
 class ArtifactReader:
-    """A committed table, read as a stream; implements `core.stage.Rows`."""
+    """A reader of a committed table; implements `core.stage.Rows`."""
 
     def __init__(self, storage: Storage, ref: ArtifactRef) -> None:
-        """Raises ArtifactError if it is missing, damaged, or of a schema version that is not read here."""
+        """Read the manifest; raise ArtifactError if it is missing, damaged or of an unsupported schema version."""
         self._storage = storage
         self._ref = ref
         self._sound: set[str] = set()
@@ -39,10 +39,10 @@ class ArtifactReader:
             )
 
     def batches(self, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
-        """Record batches of up to 1,024 rows in the stored order; one row group is held at a time.
+        """Yield record batches of up to 1,024 rows in the stored order, holding one row group in memory at a time.
 
-        Each file is hashed before its first row is handed on: parquet itself does not notice a flipped bit. Raises
-        ArtifactError for one that was changed.
+        Each file is hashed before its first row is yielded, because parquet itself does not detect a flipped bit.
+        Raises ArtifactError if a file has changed.
         """
         import pyarrow.parquet as pq
 
@@ -60,7 +60,7 @@ class ArtifactReader:
                     raise ArtifactError(f"{key} cannot be read: {error}; `treadle verify` shows more") from error
 
     def _completed(self, batch: pa.RecordBatch, columns: Sequence[str] | None) -> pa.RecordBatch:
-        """A batch of an earlier version with the columns that came later, all null."""
+        """Add the columns that an older schema version lacks to a batch, all null."""
         if self._lacking is None:
             return batch
         for name in columns or self._lacking.names:
@@ -72,10 +72,10 @@ class ArtifactReader:
     def matching(
         self, column: str, test: Callable[[pa.Array], pa.Array], columns: Sequence[str] | None = None
     ) -> Iterator[pa.RecordBatch]:
-        """Rows of which the values of one column pass a test (an array -> a mask), in record batches.
+        """Yield the rows whose value in one column passes a test, in record batches; `test` maps an array to a mask.
 
-        That column is looked through first; a file is hashed, and its other columns are read, only where something
-        passes, row group by row group. So one question is found in a table of millions.
+        Scans that column first. A file is hashed, and its other columns are read, only if some of its row groups match.
+        This finds one question in a table of millions of rows.
         """
         import pyarrow.parquet as pq
 
@@ -99,7 +99,7 @@ class ArtifactReader:
     def _row_groups_with(
         self, entry: FileEntry, file: io.BufferedIOBase, column: str, test: Callable[[pa.Array], pa.Array]
     ) -> list[int]:
-        """Row groups of a file in which a value of the column passes; the file is sound where there are some."""
+        """Return the row groups in which some value of the column passes; hash the file if there are any."""
         import pyarrow.parquet as pq
 
         try:
@@ -107,7 +107,7 @@ class ArtifactReader:
             groups = [index for index in range(parquet.num_row_groups) if _passes(parquet, index, column, test)]
         except (OSError, pa.ArrowException):
             file.seek(0)
-            self._check(entry, file)  # What cannot be read has mostly changed: then that is what is said.
+            self._check(entry, file)  # A file that cannot be parsed has usually changed; report that instead.
             raise
         if groups:
             file.seek(0)
@@ -125,7 +125,7 @@ class ArtifactReader:
             self._sound.add(entry.name)
 
     def row_groups(self, columns: Sequence[str]) -> Iterator[tuple[tuple[str, int], pa.Table]]:
-        """Columns of each row group with its place, to find rows by; files are not hashed, as in `matching`."""
+        """Yield chosen columns of each row group with its (file, index); like `matching`, without hashing the files."""
         import pyarrow.parquet as pq
 
         for entry in self.manifest.files:
@@ -136,7 +136,10 @@ class ArtifactReader:
                         yield (entry.name, group), parquet.read_row_group(group, columns=list(columns))
 
     def row_group(self, place: tuple[str, int], columns: Sequence[str]) -> pa.Table:
-        """Columns of one row group; its file is hashed the first time. Columns of a later version are left out."""
+        """Return chosen columns of one row group, hashing its file the first time.
+
+        Columns that an older schema version lacks are not added.
+        """
         import pyarrow.parquet as pq
 
         name, group = place
@@ -147,7 +150,7 @@ class ArtifactReader:
 
     @contextlib.contextmanager
     def _parquet_errors(self, name: str) -> Iterator[io.BufferedIOBase]:
-        """A data file, open."""
+        """Open a data file and turn parquet errors into ArtifactError."""
         key = f"{self._ref.folder}/{name}"
         with storage_errors("read", key), self._storage.open(key) as file:
             try:
@@ -156,12 +159,12 @@ class ArtifactReader:
                 raise ArtifactError(f"{key} cannot be read: {error}; `treadle verify` shows more") from error
 
     def rows(self, columns: Sequence[str] | None = None) -> Iterator[dict[str, Any]]:
-        """The rows of `batches` as dictionaries."""
+        """Yield the rows of `batches` as dictionaries."""
         for batch in self.batches(columns):
             yield from batch.to_pylist()
 
     def read_file(self, name: str) -> bytes:
-        """Content of a further file; raises ArtifactError if there is none of that name."""
+        """Return the content of an extra file; raise ArtifactError if it does not exist or has changed."""
         entry = next((entry for entry in self.manifest.files if entry.name == name), None)
         content = self._storage.get(f"{self._ref.folder}/{name}") if entry else None
         if entry is None or content is None:
@@ -170,9 +173,9 @@ class ArtifactReader:
         return content
 
     def folder(self, name: str) -> Path:
-        """Path of a folder of further files on this machine, fetched if it has to be; it is to be read only.
+        """Return the local path of a folder of extra files, fetching it if necessary; treat it as read-only.
 
-        Raises ArtifactError if there is none of that name, or if a file in it has changed.
+        Raises ArtifactError if there is no such folder or a file in it has changed.
         """
         entries = [entry for entry in self.manifest.files if entry.name.startswith(f"{name}/")]
         if not entries:
@@ -184,12 +187,12 @@ class ArtifactReader:
         return self._storage.bring(f"{self._ref.folder}/{entries[0].name}").parents[entries[0].name.count("/") - 1]
 
     def file_names(self) -> list[str]:
-        """Names of the data files."""
+        """Return the names of the data files."""
         return [entry.name for entry in self.manifest.files]
 
 
 def _passes(parquet: Any, row_group: int, column: str, test: Callable[[pa.Array], pa.Array]) -> bool:
-    """Whether a value of the column passes in a row group."""
+    """Return whether any value of the column passes in a row group."""
     import pyarrow.compute as pc
 
     values = parquet.read_row_group(row_group, columns=[column])[column]

@@ -1,8 +1,8 @@
-"""Artifacts: immutable tables, named by what they contain.
+"""Write, read and verify artifacts: immutable tables named by a digest of their content.
 
-An artifact is a folder `artifacts/<kind>/<digest>` with parquet parts, further files, a data set card and
-`artifact.json`. It appears by one rename and never changes. Its digest covers the data files alone, so the same rows
-give the same name, however and whenever they were made.
+An artifact is a folder `artifacts/<kind>/<digest>` with parquet parts, extra files, a data set card and
+`artifact.json`. It is published atomically and never changes. Its digest covers the data files only, so equal rows give
+an equal name, whenever and however they were made.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _CARD = "README.md"
 
 
 class ArtifactRef(BaseModel):
-    """What a record says of an artifact; enough to find and to check it."""
+    """A reference to an artifact, as records store it; sufficient to find and verify it."""
 
     # `ignore`: a newer Treadle may add keys, as in the records that hold this.
     model_config = ConfigDict(frozen=True, extra="ignore")
@@ -36,7 +36,7 @@ class ArtifactRef(BaseModel):
     """16 hex digits."""
     num_rows: int
     num_bytes: int
-    """Of the data files."""
+    """Size of the data files."""
 
     @property
     def folder(self) -> str:
@@ -50,17 +50,17 @@ class FileEntry(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore")
 
     name: str
-    """Relative to the artifact's folder."""
+    """Path relative to the artifact's folder."""
     sha256: str
     num_bytes: int
 
     def matches(self, file: io.BufferedIOBase) -> bool:
-        """Whether the rest of an open file is what was written."""
+        """Return whether the remaining content of an open file has the recorded hash."""
         return _sha256(file) == self.sha256
 
 
 class Manifest(BaseModel):
-    """Content of `artifact.json`, written last."""
+    """The content of `artifact.json`, which is written last."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -70,19 +70,22 @@ class Manifest(BaseModel):
     num_rows: int
     num_bytes: int
     made_by: str
-    """Fingerprint of the stage instance that made it first."""
+    """Fingerprint of the stage instance that first made the artifact."""
     files: tuple[FileEntry, ...]
 
     def ref(self) -> ArtifactRef:
-        """The reference that a record keeps."""
+        """Return the reference that records store."""
         return ArtifactRef(kind=self.kind, digest=self.digest, num_rows=self.num_rows, num_bytes=self.num_bytes)
 
 
 class ArtifactWriter:
-    """Writes one artifact: rows as they come, then `commit` (or `abandon`)."""
+    """A writer of one artifact: call `write` repeatedly, then `commit` or `abandon`."""
 
     def __init__(self, storage: Storage, table: Table, *, made_by: str, work: str | None = None) -> None:
-        """`made_by`: fingerprint for the manifest; `work`: key of the folder in which to prepare it."""
+        """Prepare a working folder.
+
+        `made_by` is the fingerprint for the manifest, `work` the key of the folder in which to prepare the artifact.
+        """
         self._storage = storage
         self._table = table
         self._made_by = made_by
@@ -92,24 +95,24 @@ class ArtifactWriter:
 
     @property
     def num_rows(self) -> int:
-        """Rows taken so far."""
+        """Number of rows written so far."""
         return self._writer.num_rows
 
     def write(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Append rows; raises ArtifactError for one that does not fit the table or repeats a key."""
+        """Append rows; raise ArtifactError if one does not fit the table or repeats a key."""
         self._writer.write(rows)
 
     def add_file(self, name: str, content: bytes) -> None:
-        """Add a further file, which is part of the digest; raises ArtifactError for a name that is not plain."""
+        """Add an extra file, which becomes part of the digest; raise ArtifactError if the name is not allowed."""
         self._check_name(name)
         with storage_errors("write", self._folder / name):
             (self._folder / name).write_bytes(content)
         self._extra.append(name)
 
     def add_folder(self, name: str, source: Path) -> None:
-        """Move a folder with all that is in it, such as a model, into the artifact; its files are part of the digest.
+        """Move a folder, such as a model, into the artifact; its files become part of the digest.
 
-        Raises ArtifactError for a name that is not plain, and for anything in it that is no regular file.
+        Raises ArtifactError if the name is not allowed or the folder holds anything but regular files and folders.
         """
         self._check_name(name)
         files = sorted(path for path in source.rglob("*") if not path.is_dir() or path.is_symlink())
@@ -125,7 +128,7 @@ class ArtifactWriter:
             raise ArtifactError(f"{name!r} cannot be the name of a further file in artifact {self._table.kind}")
 
     def commit(self) -> ArtifactRef:
-        """Make the artifact appear under its digest; where it is there already, ours is dropped."""
+        """Publish the artifact under its digest; if a sound copy is already there, drop this one."""
         self._writer.close()
         with storage_errors("write", self._folder):
             entries = tuple(_entry(self._folder, name) for name in sorted([*self._writer.files, *self._extra]))
@@ -141,20 +144,20 @@ class ArtifactWriter:
             (self._folder / _CARD).write_text(_card(self._table, manifest), encoding="utf-8")
             (self._folder / _MANIFEST).write_text(manifest.model_dump_json(indent=2) + "\n", encoding="utf-8")
         ref = manifest.ref()
-        # A manifest appears last, so a folder that has one now and is unsound is damaged; one that appears later, made
-        # by another run, is sound.
+        # The manifest appears last. So a folder that has one now and fails verification is damaged and gets replaced;
+        # one that another run publishes from now on is sound.
         damaged = any(self._storage.keys(ref.folder)) and bool(verify_artifact(self._storage, ref))
         self._storage.publish(self._folder, ref.folder, _MANIFEST, replace=damaged)
         return ref
 
     def abandon(self) -> None:
-        """Remove what was written."""
+        """Delete what was written."""
         self._writer.abandon()
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
 def read_manifest(storage: Storage, ref: ArtifactRef) -> Manifest:
-    """Read `artifact.json`; raises ArtifactError where it is missing or not one."""
+    """Read `artifact.json`; raise ArtifactError if it is missing or damaged."""
     content = storage.get(f"{ref.folder}/{_MANIFEST}")
     if content is None:
         raise ArtifactError(f"artifact {ref.folder} is missing; run the stage that makes it again")
@@ -165,7 +168,7 @@ def read_manifest(storage: Storage, ref: ArtifactRef) -> Manifest:
 
 
 def parse_manifest(content: bytes, where: str) -> Manifest:
-    """The content of an `artifact.json` that lies at `where`; raises ArtifactError for one that is damaged."""
+    """Parse the `artifact.json` at `where`; raise ArtifactError if it is damaged."""
     try:
         manifest = Manifest.model_validate_json(content)
     except ValidationError as error:
@@ -176,7 +179,7 @@ def parse_manifest(content: bytes, where: str) -> Manifest:
 
 
 def artifact_exists(storage: Storage, ref: ArtifactRef) -> bool:
-    """Whether the artifact has been published and its files still have their sizes; `verify_artifact` reads them."""
+    """Return whether the artifact is published and its files have their recorded sizes, without hashing them."""
     try:
         manifest = read_manifest(storage, ref)
     except ArtifactError:
@@ -185,7 +188,7 @@ def artifact_exists(storage: Storage, ref: ArtifactRef) -> bool:
 
 
 def _size(storage: Storage, key: str) -> int | None:
-    """Bytes of an object, or None where there is none."""
+    """Return the size of an object in bytes, or None if it does not exist."""
     if not storage.exists(key):
         return None
     with storage_errors("read", key), storage.open(key) as file:
@@ -193,7 +196,7 @@ def _size(storage: Storage, key: str) -> int | None:
 
 
 def verify_artifact(storage: Storage, ref: ArtifactRef) -> list[str]:
-    """Hash the data files again; one sentence per difference, empty where all is as it was written."""
+    """Hash the data files again; return one sentence per difference, none if nothing has changed."""
     try:
         manifest = read_manifest(storage, ref)
     except ArtifactError as error:
@@ -202,7 +205,7 @@ def verify_artifact(storage: Storage, ref: ArtifactRef) -> list[str]:
 
 
 def changed_files(storage: Storage, manifest: Manifest, folder: str = "") -> list[str]:
-    """Hash the data files that a manifest lists, which lies in `folder`; one sentence per difference."""
+    """Hash the data files of a manifest in `folder` again; return one sentence per difference."""
     problems = []
     for entry in manifest.files:
         key = f"{folder}/{entry.name}" if folder else entry.name
@@ -222,18 +225,18 @@ def _entry(folder: Path, name: str) -> FileEntry:
 
 
 def _sha256(file: io.BufferedIOBase) -> str:
-    """Hex digest of the rest of an open file."""
+    """Return the hex SHA-256 of the remaining content of an open file."""
     return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _digest(entries: Sequence[FileEntry]) -> str:
-    """16 hex digits over the sorted names and hashes of the data files."""
+    """Return 16 hex digits over the sorted names and hashes of the data files."""
     lines = sorted(f"{entry.name} {entry.sha256}\n" for entry in entries)
     return hashlib.sha256("".join(lines).encode()).hexdigest()[:16]
 
 
 def _card(table: Table, manifest: Manifest) -> str:
-    """A data set card: the front matter makes `datasets.load_dataset(folder)` work."""
+    """Return the data set card, whose front matter makes `datasets.load_dataset(folder)` work."""
     doc = {field.name: (field.metadata or {}).get(b"doc", b"").decode() for field in table.schema}
     lines = [
         "---",

@@ -1,4 +1,4 @@
-"""One attempt at a stage instance: it is opened, runs the stage, commits what came of it, and says how it ended."""
+"""Run one attempt at a stage instance: open it, run the stage, commit the outputs, record how it ended."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import logging
 import os
 import socket
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import replace
 from typing import Any
 
@@ -21,7 +21,9 @@ from treadle.core.gc.commit_gate import committing
 from treadle.core.journal_upload import delete_journal, open_journal
 from treadle.core.locks import Lease
 from treadle.core.provenance import package_versions
+from treadle.core.recall import recalling, start_of
 from treadle.core.records import AttemptRecord, AttemptState, InputRef, StageRecord
+from treadle.core.retrying import retry_journal
 from treadle.core.runs import Run, utc_now
 from treadle.core.stage import Instance, JournalView, Progress, Rows, Stage, Worked
 from treadle.core.storage import storage_errors
@@ -29,11 +31,11 @@ from treadle.core.storage import storage_errors
 _log = logging.getLogger(__name__)
 
 Helped = Callable[[int], contextlib.AbstractContextManager[None]]
-"""Number of open shards -> a block in which other processes may come to help with them."""
+"""Context manager, given the number of open shards, during which other processes may work on them."""
 
 
 class Attempt:
-    """One try at a stage instance, with the lease held."""
+    """One attempt at a stage instance, made while holding its lease."""
 
     def __init__(
         self,
@@ -45,21 +47,25 @@ class Attempt:
         *,
         force: bool,
         fills_gaps: bool,
+        retried: StageRecord | None,
+        retry: Set[str],
         helped: Helped | None,
     ) -> None:
         self._instance, self._run, self._inputs, self._fingerprint = instance, run, inputs, fingerprint
         self._lease, self._helped = lease, helped
+        self._retried, self._retry = retried, retry
+        """Result whose rows are retried, and the statuses of the rows to retry."""
         earlier = run.attempts(instance.address)
-        goes_on_forced = _continues_forced(earlier, fingerprint)
-        self._from_nothing = force and not goes_on_forced
-        self._takes_nothing_over = force or goes_on_forced
+        start = start_of(instance, earlier, fingerprint, force=force)
+        self._from_nothing, self._takes_nothing_over = start.from_nothing, start.takes_nothing_over
         self._record = AttemptRecord(
             address=str(instance.address),
             number=earlier[-1].number + 1 if earlier else 1,
             state="running",
             fingerprint=fingerprint,
-            journal=self._kept_journal(earlier) if instance.stage.keeps_journal else "",
+            journal=start.journal if retried is None else retry_journal(retried, retry),
             fills_gaps=fills_gaps,
+            retried=tuple(sorted(retry)),
             inputs=dict(inputs),
             forced=force,
             pid=os.getpid(),
@@ -68,27 +74,16 @@ class Attempt:
             started_at=utc_now(),
         )
         self._journal_key = run.journal_key(instance.address, self._record.journal_name)
+        # A killed attempt leaves its work folder behind.
         for attempt in earlier:
             run.storage.discard(run.attempt_key(instance.address, attempt.number, WORK_FOLDER))
 
-    def _kept_journal(self, earlier: Sequence[AttemptRecord]) -> str:
-        """Name of the journal that the instance keeps: each beginning from nothing has another.
-
-        So a forced attempt that is killed before it did anything finds nothing, and one that fails destroys nothing.
-        """
-        usable = [attempt for attempt in earlier if attempt.journal]
-        if not self._takes_nothing_over:
-            usable = [attempt for attempt in usable if not attempt.forced or attempt.state == "completed"]
-        if usable and not self._from_nothing:
-            return usable[-1].journal
-        return f"kept-{earlier[-1].number + 1 if earlier else 1}"
-
     def open(self) -> None:
-        """Write down that it begins, and what it reads."""
+        """Write the attempt's record with state `running` and its inputs."""
         self._record = self._run.open_attempt(self._record, self._lease)
 
     def make(self, accept_failures: bool, progress: Progress | None) -> StageRecord:
-        """Run the stage; whatever happens, the attempt says how it ended."""
+        """Run the stage and return its record; record how the attempt ended in any case."""
         self._key = self._run.attempt_key(self._instance.address, self._record.number)
         self._folder = self._run.storage.directory(self._key)
         log_path = self._folder / "log.txt"
@@ -101,7 +96,7 @@ class Attempt:
                 _log.error("%s: %s", self._record.address, error)
                 self._end("failed", str(error))
                 raise
-            # The one place that turns what nobody foresaw into a failure of the stage.
+            # The only place that turns an unforeseen exception into a failure of the stage.
             except Exception as error:
                 _log.error("%s failed unexpectedly\n%s", self._record.address, traceback.format_exc())
                 what = f"{type(error).__name__}: {error}"
@@ -123,16 +118,23 @@ class Attempt:
         if self._from_nothing:
             run.storage.discard(workspace)
         stage = self._instance.stage
-        with Outputs(run.storage, stage, self._fingerprint, self._key) as outputs:
+        reuses_nothing = self._takes_nothing_over and self._retried is None
+        inputs = open_inputs(run, self._inputs)
+        with (
+            Outputs(run.storage, stage, self._fingerprint, self._key) as outputs,
+            recalling(
+                self._instance, run, scratch, from_nothing=reuses_nothing, retry=self._retry, inputs=inputs
+            ) as recall,
+        ):
 
             def context_of(journal: JournalView) -> Context:
                 return Context(
                     address=address,
                     attempt=self._record.number,
                     settings=self._instance.settings,
-                    inputs=open_inputs(run, self._inputs),
+                    inputs=inputs,
                     producers=self._instance.inputs,
-                    journal=journal,
+                    journal=recall.over(journal),
                     in_force=self._in_force,
                     progress=progress,
                     accept_failures=accept_failures,
@@ -160,13 +162,21 @@ class Attempt:
     def _worked(
         self, context_of: Callable[[JournalView], Context], progress: Progress
     ) -> Iterator[tuple[JournalView, Worked]]:
-        """The journal of the instance when its jobs have been worked at, where they are apart from the rest of it."""
+        """Yield the instance's journal once the stage's jobs are done, and what `Stage.work` returned."""
         run, address, stage, log = self._run, self._instance.address, self._instance.stage, f"{self._key}/log.txt"
         plan = None
-        if stage.work is not None:
+        # A retry of rows is small: no other process helps with it.
+        if stage.work is not None and self._retried is None:
             shards, number = run.shards(address, self._record.journal_name), self._record.number
             num_shards = stage.num_shards(self._instance.settings)
-            plan = shards.begin(num_shards, attempt=number, lease=self._lease, from_nothing=self._from_nothing)
+            plan = shards.begin(
+                num_shards,
+                attempt=number,
+                fingerprint=self._fingerprint,
+                lease=self._lease,
+                from_nothing=self._from_nothing,
+                recalls=not self._takes_nothing_over,
+            )
             if plan is not None:
                 _log.info("%s: attempt %d, %d shards", address, number, plan.num_shards)
                 helped = self._helped(len(list(shards.open(plan)))) if self._helped else contextlib.nullcontext()
@@ -182,7 +192,7 @@ class Attempt:
             yield journal, Worked() if stage.work is None else stage.work(context_of(journal))
 
     def _in_force(self, kind: str) -> Rows | None:
-        """See `StageContext.earlier`."""
+        """Return a table of the current result; see `StageContext.earlier`."""
         record = None if self._takes_nothing_over else self._run.record(self._instance.address)
         if record is None or kind not in record.outputs:
             return None
@@ -225,11 +235,6 @@ class Attempt:
             _log.warning("the log of the attempt is only on this machine, in %s: %s", self._folder, failure)
 
 
-def _continues_forced(earlier: list[AttemptRecord], fingerprint: str) -> bool:
-    last = earlier[-1] if earlier else None
-    return last is not None and last.forced and last.state != "completed" and last.fingerprint == fingerprint
-
-
 def _check_rows(stage: Stage, address: str, num_rows: Mapping[str, int]) -> None:
     empty = [table.kind for table in stage.produces if table.required and not num_rows[table.kind]]
     if empty:
@@ -237,7 +242,7 @@ def _check_rows(stage: Stage, address: str, num_rows: Mapping[str, int]) -> None
 
 
 def tidy(record: StageRecord, run: Run, instance: Instance, lease: Lease) -> None:
-    """Finish what an attempt that was stopped right after it wrote its record had left to do."""
+    """Clean up after an attempt that was stopped right after it wrote its stage record."""
     attempts = run.attempts(instance.address)
     if not attempts or attempts[-1].number != record.attempt:
         return
@@ -248,7 +253,7 @@ def tidy(record: StageRecord, run: Run, instance: Instance, lease: Lease) -> Non
 
 
 def _remove_work(record: StageRecord, run: Run, instance: Instance, lease: Lease) -> None:
-    """Remove what a completed attempt needs no more; the record counts even if that fails."""
+    """Delete the work files of a completed attempt; log a warning if that fails, as the record is already valid."""
     address = instance.address
     try:
         lease.check()
@@ -262,17 +267,16 @@ def _remove_work(record: StageRecord, run: Run, instance: Instance, lease: Lease
 
 
 def _done_with(record: StageRecord, run: Run, instance: Instance) -> list[str]:
-    """Names of the journals that nobody needs behind a result."""
-    if not instance.stage.keeps_journal:
-        return [record.fingerprint]
-    names = {attempt.number: attempt.journal_name for attempt in run.attempts(instance.address)}
+    """Return the names of the journals that can be deleted once there is a result."""
+    names = {attempt.number: attempt.journal for attempt in run.attempts(instance.address)}
     kept = names[record.attempt]
-    # Who asked nothing has nothing to keep.
-    return sorted(set(names.values()) - ({kept} if run.shards(instance.address, kept).has_one_journal() else set()))
+    # An empty journal need not be kept.
+    keeps = instance.stage.keeps_journal and run.shards(instance.address, kept).has_one_journal()
+    return sorted({record.fingerprint, *names.values()} - {"", kept if keeps else ""})
 
 
 def _write_state(attempt: AttemptRecord, run: Run, lease: Lease) -> None:
-    """Write how an attempt ended; if that fails the record and the lease tell it."""
+    """Write how an attempt ended; only log a failure, because stage record and lease imply the state as well."""
     try:
         run.write_attempt(attempt, lease)
     except (StorageError, RunError) as failure:

@@ -1,4 +1,4 @@
-"""The log of an attempt: what the program says while it runs, in a file beside it."""
+"""Write the `treadle` loggers' output of an attempt to a file in its folder."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from treadle.core.storage import storage_errors
 
 
 class _LogFile(logging.FileHandler):
-    """A log whose lines are lost where the disk takes none: the work that they tell of goes on, or says so itself."""
+    """A log file that drops lines it cannot write, for example on a full disk, instead of stopping the work."""
 
     def handleError(self, record: logging.LogRecord) -> None:
-        """Keep silent, where the standard handler prints a traceback for each line."""
+        """Ignore the error; the standard handler prints a traceback for each line."""
 
     def close(self) -> None:
-        """Close the file, also where its last lines cannot be written."""
+        """Close the file, ignoring an error from writing its last lines."""
         with contextlib.suppress(OSError):
             super().close()
 
 
 @contextlib.contextmanager
 def log_to(path: Path) -> Iterator[None]:
-    """Write what the `treadle` loggers say into a file as well."""
+    """Write the output of the `treadle` loggers to a file as well, during a block."""
     logger = logging.getLogger("treadle")
     with storage_errors("write", path):
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""The artifacts behind the inputs of a stage instance: those of the results in force of what it reads."""
+"""Resolve the inputs of a stage instance to artifacts of the current results of its producers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _log = logging.getLogger(__name__)
 
 
 def bind_inputs(instance: Instance, run: Run) -> dict[str, tuple[InputRef, ...]]:
-    """The artifacts behind the instance's inputs; raises RunError naming the instance to run first."""
+    """Return the artifacts of each input; raise RunError naming the producer to run first."""
     stage, given = instance.stage, instance.inputs
     if not stage.consumes.keys() - stage.optional <= given.keys() <= stage.consumes.keys():
         raise ConfigError(
@@ -39,12 +39,12 @@ def bind_inputs(instance: Instance, run: Run) -> dict[str, tuple[InputRef, ...]]
 
 
 def open_inputs(run: Run, bound: Mapping[str, tuple[InputRef, ...]]) -> dict[str, tuple[Rows, ...]]:
-    """The artifacts that an instance reads, for its context."""
+    """Open the artifacts that an instance reads, for its context."""
     return {name: tuple(run.rows(ref.artifact) for ref in refs) for name, refs in bound.items()}
 
 
 def warn_of_stale(bound: Mapping[str, tuple[InputRef, ...]], run: Run) -> None:
-    """Say so if what a producer read has been made anew since; its result is used all the same."""
+    """Log a warning if an input of a producer was rerun after the producer; the producer's result is still used."""
     for producer in dict.fromkeys(ref.address for refs in bound.values() for ref in refs):
         record = run.record(Address.parse(producer))
         for ref in (ref for refs in record.inputs.values() for ref in refs) if record is not None else ():

@@ -1,4 +1,4 @@
-"""Lines spread over files, to group or sort what does not fit into memory."""
+"""Distribute lines over files, to group or sort data that does not fit into memory."""
 
 from __future__ import annotations
 
@@ -12,22 +12,25 @@ from typing import IO, Self
 from treadle.core.storage import storage_errors
 
 MOST_BUCKETS = 256
-"""So many files are open at once."""
+"""Maximum number of buckets, and so of files open at once."""
 
 
 def bucket_count(num_lines: int, lines_per_bucket: int) -> int:
-    """Buckets for about so many lines; more lines per bucket where they would be too many files."""
+    """Return the number of buckets for `num_lines` lines, at most MOST_BUCKETS."""
     return max(1, min(MOST_BUCKETS, -(-num_lines // lines_per_bucket)))
 
 
 def draw(seed: int, *parts: str) -> int:
-    """A number in [0, 2**64) from what it is for."""
+    """Return a pseudo-random number in [0, 2**64) that depends only on the seed and the parts."""
     text = "\x1f".join([str(seed), *parts])
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
 
 
 class Buckets:
-    """So many files of lines in a folder, removed as they are read; a line must hold no newline."""
+    """A fixed number of files of lines in a folder.
+
+    Each file is deleted when it is read. A line must not contain a newline.
+    """
 
     def __init__(self, folder: Path, count: int) -> None:
         self._folder = folder
@@ -43,16 +46,16 @@ class Buckets:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         for file in self._files.values():
-            # After a failed write closing it fails once more.
+            # After a failed write, closing the file fails again.
             with contextlib.suppress(OSError):
                 file.close()
 
     def of(self, number: int) -> int:
-        """The bucket of a number in [0, 2**64); a greater number is never in an earlier one."""
+        """Return the bucket of a number in [0, 2**64); buckets are in the order of the numbers."""
         return number * self.count >> 64
 
     def add(self, bucket: int, line: bytes) -> None:
-        """Append a line; raises StorageError."""
+        """Append a line to a bucket; raise StorageError if it cannot be written."""
         with storage_errors("write", self._folder):
             file = self._files.get(bucket)
             if file is None:
@@ -61,7 +64,7 @@ class Buckets:
             file.write(b"\n")
 
     def lines(self, bucket: int) -> list[bytes]:
-        """All lines of a bucket in the order in which they came; the bucket is then gone."""
+        """Return all lines of a bucket in the order they were added, and delete the bucket."""
         file = self._files.pop(bucket, None)
         if file is None:
             return []

@@ -1,8 +1,8 @@
-"""A model's tokenizer and chat template, without transformers.
+"""Load and apply a model's tokenizer and chat template, without transformers.
 
-Prompts are made and continued as token ids, so three things must hold: plain text never turns into control tokens
-(model output, tool results and questions are hostile), a rendered prompt has the ids that the model was trained on,
-and decoding what was encoded gives the text back. See `docs/behaviour/llm.md`.
+Prompts are built and continued as token ids, which requires three guarantees. Plain text never turns into control
+tokens (model output, tool results and questions are untrusted). A rendered prompt has the ids that the model was
+trained on. Decoding encoded text gives the text back. See `docs/behaviour/llm.md`.
 """
 
 from __future__ import annotations
@@ -31,31 +31,31 @@ _CACHED_PIECE_CHARS = 20_000
 
 
 class ChatTokenizer:
-    """A tokenizer and chat template. Not changed after loading; safe to share between tasks and threads.
+    """A tokenizer and chat template; immutable after loading, and safe to share between tasks and threads.
 
     Attributes:
-        folder: Where it was loaded from.
-        digest: Hex SHA-256 over the tokenizer's file, the template, the named special tokens and `eos_ids`.
+        folder: Folder it was loaded from.
+        digest: Hex SHA-256 of the tokenizer's file, the template, the named special tokens and `eos_ids`.
         eos_ids: Ids that end a turn, from the tokenizer's and the generation configuration.
-        vocab_size: Number of ids, added tokens included.
-        added_tokens: Spellings of tokens that are matched as a whole: those for control, and any beside them.
+        vocab_size: Largest id plus one, added tokens included.
+        added_tokens: Spellings of all tokens that are matched as a whole: control tokens and other added tokens.
     """
 
     def __init__(self, folder: Path, tokenizer_json: bytes, template: str, config: Mapping[str, Any]) -> None:
         self.folder = folder
         self._with_specials = _build_tokenizer(folder, tokenizer_json)
+        # Encodes spellings of special tokens as plain text.
         self._plain = _build_tokenizer(folder, tokenizer_json)
         self._plain.encode_special_tokens = True
         self._named = _named_special_tokens(config)
         self._template = compile_template(folder, template)
-        self.vocab_size: int = self._plain.get_vocab_size(with_added_tokens=True)
         added = self._plain.get_added_tokens_decoder()
         self.added_tokens = frozenset(token.content for token in added.values())
         special = {index: token for index, token in added.items() if token.special and token.content}
         self._special_ids: dict[str, int] = {token.content: index for index, token in special.items()}
         # Such a token also matches text that merely normalises to its spelling.
         self._normalizes_specials = any(token.normalized for token in special.values())
-        # Longest first: one spelling may begin with another.
+        # Longest first, because one spelling may be a prefix of another.
         spellings = sorted(self._special_ids, key=len, reverse=True)
         self._special_pattern = re.compile("|".join(map(re.escape, spellings)) or r"(?!)")
         self.eos_ids = self._find_eos(config.get("generation_eos"))
@@ -64,7 +64,9 @@ class ChatTokenizer:
             b"\0".join([hashlib.sha256(tokenizer_json).digest(), template.encode(), facts])
         ).hexdigest()
         self._token_bytes = _token_bytes(self._plain, tokenizer_json)
-        # Prompts of a run share their system message, so that most of one is in here already.
+        known = self._token_bytes or dict.fromkeys(self._plain.get_vocab(with_added_tokens=True).values())
+        self.vocab_size: int = max(known, default=-1) + 1
+        # Prompts of a run share their system message, so most of a prompt is already cached.
         self._piece_ids = functools.lru_cache(maxsize=_CACHED_PIECES)(self.encode)
         self._pieces_are_independent = self._check_pieces()
 
@@ -72,8 +74,8 @@ class ChatTokenizer:
     def load(cls, folder: Path) -> ChatTokenizer:
         """Load `tokenizer.json`, `tokenizer_config.json` and the chat template from a model's folder.
 
-        The template is `chat_template.jinja` where that file exists, else the key in `tokenizer_config.json`.
-        Raises ConfigError naming the file that is missing or damaged.
+        The template is `chat_template.jinja` if that file exists, else the key in `tokenizer_config.json`. Raises
+        ConfigError naming the file that is missing or damaged.
         """
         folder = Path(folder)
         tokenizer_json = _read(folder / "tokenizer.json")
@@ -84,14 +86,14 @@ class ChatTokenizer:
         return cls(folder, tokenizer_json, _find_template(folder, config), config)
 
     def encode(self, text: str) -> list[int]:
-        """Ids of plain text. Spellings of special tokens in it stay text; nothing is added before or after.
+        """Return the ids of plain text; spellings of special tokens stay text, and no special token is added.
 
-        Lone surrogates, which no tokenizer can hold, become U+FFFD.
+        Lone surrogates, which no tokenizer can encode, become U+FFFD.
         """
         return self._encode(self._plain, text)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Text of ids, special tokens included. A cut multi-byte character becomes U+FFFD; unknown ids give nothing."""
+        """Return the text of ids, special tokens included; incomplete characters become U+FFFD, unknown ids nothing."""
         if self._token_bytes is not None:
             try:
                 return b"".join(map(self._token_bytes.__getitem__, ids)).decode("utf-8", "replace")
@@ -101,20 +103,20 @@ class ChatTokenizer:
         return self._plain.decode(ids if isinstance(ids, list) else list(ids), skip_special_tokens=False)
 
     def count_within(self, ids: Sequence[int], text: str) -> int:
-        """Most ids, from the first on, whose decoded text is a beginning of `text`."""
+        """Return the largest number of leading ids whose decoded text is a prefix of `text`."""
         lengths = self._lengths(ids, text)
         if lengths is not None:
             return bisect.bisect_right(lengths, len(text)) - 1
         count = bisect.bisect_right(range(len(ids)), len(text), key=lambda last: len(self.decode(ids[: last + 1])))
-        # A character cut in the middle decodes to U+FFFD, so the nearest beginnings may not fit.
+        # A character cut in the middle decodes to U+FFFD, so the closest counts may not decode to a prefix.
         while count and not text.startswith(self.decode(ids[:count])):
             count -= 1
         return count
 
     def counts_before(self, ids: Sequence[int], text: str, positions: Sequence[int]) -> list[int]:
-        """Number of ids before each of some growing character positions of `text`, which the ids decode to.
+        """Return the number of ids before each of the given positions, in ascending order, of the decoded text.
 
-        A token across a position counts in full. Takes time in proportion to the ids, with byte-level tokenizers.
+        A token that spans a position is counted. Takes linear time with byte-level tokenizers.
         """
         lengths = self._lengths(ids, text)
         counts: list[int] = []
@@ -130,10 +132,11 @@ class ChatTokenizer:
         return counts
 
     def _lengths(self, ids: Sequence[int], text: str) -> list[int] | None:
-        """Characters of the text of the first 0, 1, ... ids, all but what ends inside a character.
+        """Return the number of characters that the first 0, 1, ... ids decode to, without an incomplete last character.
 
-        None if that cannot be said in one pass: without the bytes of each id, or if `text` is no beginning of theirs.
-        Beginnings that end in a U+FFFD which the whole text does not have get the length of the next one that fits.
+        Returns None if one pass is not enough: without the bytes of each id, or if `text` is not a prefix of the
+        decoded ids. If the first ids decode to a text that ends in U+FFFD where the whole text has another character,
+        they get the length of the next longer prefix.
         """
         if self._token_bytes is None:
             return None
@@ -146,10 +149,10 @@ class ChatTokenizer:
         return _lengths_of_beginnings(pieces, whole)
 
     def render(self, messages: Sequence[Mapping[str, str]], *, open_turn: bool = True) -> str:
-        """The prompt as text, with the assistant's turn opened; raises ConfigError where the template refuses.
+        """Return the prompt as text, with the assistant's turn opened; raise ConfigError if the template refuses.
 
-        For display and for servers that take text only: the text does not tell a control token from its spelling.
-        Without `open_turn` the messages as a finished conversation.
+        The text is for display and for servers that take only text: it does not distinguish a control token from its
+        spelling. Without `open_turn` the messages are rendered as a finished conversation.
         """
         import jinja2
 
@@ -165,7 +168,7 @@ class ChatTokenizer:
             raise ConfigError(f"chat template of {self.folder} refused the messages: {error}") from error
 
     def prompt_ids(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
-        """Ids of the rendered prompt: the template's control tokens become ids, those spelled in a message do not.
+        """Return the ids of the rendered prompt, keeping spellings of control tokens in the messages as plain text.
 
         For messages without such spellings the ids are those of the rendered text as a whole.
         """
@@ -178,10 +181,10 @@ class ChatTokenizer:
 
     @functools.cached_property
     def turn_end_ids(self) -> tuple[int, ...]:
-        """What the template puts after an assistant's turn, such as `<|im_end|>` and a newline.
+        """Ids that the template puts after an assistant's turn, such as those of `<|im_end|>` and a newline.
 
-        One of `eos_ids` is among them: where the template writes none, `eos_token` is added, or the least of them.
-        Raises ConfigError where the template drops the turn, or where no id ends a turn.
+        They include one of `eos_ids`: if the template writes none, `eos_token` is appended, or else the smallest of
+        `eos_ids`. Raises ConfigError if the template drops the turn or no id ends a turn.
         """
         turn = _unused_marker(()) * 3
         messages = [{"role": "user", "content": "?"}, {"role": "assistant", "content": turn}]
@@ -197,7 +200,7 @@ class ChatTokenizer:
         return tuple(ids)
 
     def _guarded_prompt_ids(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
-        """Render with stand-ins for the spellings, cut at the template's own control tokens, encode the rest plain."""
+        """Render with placeholders for the spellings, split at control tokens, and encode the rest as plain text."""
         nonce = _unused_marker(messages)
         spelled: list[str] = []
 
@@ -213,7 +216,7 @@ class ChatTokenizer:
         return self._ids_by_pieces(self.render(hidden), lambda piece: marker.sub(lambda m: spelled[int(m[1])], piece))
 
     def _ids_by_pieces(self, rendered: str, restore: Callable[[str], str] | None = None) -> list[int]:
-        """Ids of a text in which every spelling of a special token is one; what lies between is encoded plain."""
+        """Return the ids of a text in which spellings of special tokens are those tokens and the rest is plain text."""
         ids: list[int] = []
         position = 0
         for match in [*self._special_pattern.finditer(rendered), None]:
@@ -228,7 +231,7 @@ class ChatTokenizer:
         return ids
 
     def _check_pieces(self) -> bool:
-        """Whether text between special tokens is tokenised as if it stood alone; true of byte-level tokenizers."""
+        """Return whether text between special tokens is tokenised as if on its own, as byte-level tokenizers do."""
         if self._token_bytes is None or self._normalizes_specials:
             return False
         sample = "a b\n".join(["", *self._special_ids, ""])
@@ -250,7 +253,7 @@ class ChatTokenizer:
 
     @staticmethod
     def _encode(tokenizer: Tokenizer, text: str) -> list[int]:
-        # Only batches come without the offsets of the ids in the text, which are a quarter of the work.
+        # Only the batch method can skip computing character offsets, which take a quarter of the time.
         try:
             encoding = tokenizer.encode_batch_fast([text], add_special_tokens=False)[0]
         except (UnicodeEncodeError, TypeError):
@@ -260,12 +263,12 @@ class ChatTokenizer:
 
 
 def _token_bytes(tokenizer: Tokenizer, tokenizer_json: bytes) -> dict[int, bytes] | None:
-    """Bytes of each id, for tokenizers whose decoder is byte-level; looking them up is several times faster."""
+    """Return the bytes of each id if the decoder is byte-level, else None; lookups are several times faster."""
     decoder = json.loads(tokenizer_json).get("decoder")
     if not isinstance(decoder, dict) or decoder.get("type") != "ByteLevel":
         return None
     letters = {ord(letter): chr(byte) for byte, letter in enumerate(byte_letters())}
-    # Latin-1 characters that stand for no byte: a token that holds one is taken as plain text.
+    # Latin-1 characters that represent no byte: a token that contains one is taken as plain text.
     to_latin = {**dict.fromkeys(range(256), "\uffff"), **letters}
     table = {}
     for token, index in tokenizer.get_vocab(with_added_tokens=True).items():
@@ -277,7 +280,7 @@ def _token_bytes(tokenizer: Tokenizer, tokenizer_json: bytes) -> dict[int, bytes
 
 
 def _lengths_of_beginnings(pieces: Sequence[bytes], whole: str) -> list[int]:
-    """See `ChatTokenizer._lengths`."""
+    """Compute the lengths for `ChatTokenizer._lengths`."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     length = 0
     lengths = [0]
@@ -285,7 +288,7 @@ def _lengths_of_beginnings(pieces: Sequence[bytes], whole: str) -> list[int]:
         length += len(decoder.decode(piece))
         if not decoder.getstate()[0]:
             lengths.append(length)
-        # Begun bytes alone decode to one U+FFFD: right where they will never become a character.
+        # An incomplete character decodes to one U+FFFD, which is correct only if the whole text has it too.
         else:
             lengths.append(length + 1 if whole[length : length + 1] == "\ufffd" else -1)
     following = len(whole) + 1
@@ -295,7 +298,7 @@ def _lengths_of_beginnings(pieces: Sequence[bytes], whole: str) -> list[int]:
 
 
 def byte_letters() -> list[str]:
-    """The printable character by which byte-level vocabularies write each byte (GPT-2, Radford et al. 2019)."""
+    """Return the printable character that byte-level vocabularies use for each byte (GPT-2, Radford et al. 2019)."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = iter(range(0x100, 0x200))
     return [chr(byte if byte in printable else next(others)) for byte in range(256)]
@@ -306,7 +309,7 @@ def _well_formed(text: str) -> str:
 
 
 def _unused_marker(messages: Sequence[Mapping[str, str]]) -> str:
-    """A short run of private-use characters that occurs in no message."""
+    """Return a short run of private-use characters that occurs in no message."""
     marker = "\ue000"
     while any(marker in value for message in messages for value in message.values()):
         marker += "\ue001"
@@ -333,11 +336,11 @@ def _read_object(path: Path) -> dict[str, Any]:
 def _build_tokenizer(folder: Path, tokenizer_json: bytes) -> Tokenizer:
     from tokenizers import Tokenizer
 
-    # Batches of one text gain nothing from threads, and a fork after their use would be warned of.
+    # Batches of one text gain nothing from threads, and a fork after using them would cause a warning.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     try:
         tokenizer = Tokenizer.from_buffer(tokenizer_json)
-    # The library raises bare Exception for every defect of the file.
+    # The library raises a bare Exception for every defect of the file.
     except Exception as error:
         raise ConfigError(f"tokenizer file {folder / 'tokenizer.json'} cannot be used: {error}") from error
     tokenizer.no_padding()
@@ -346,7 +349,7 @@ def _build_tokenizer(folder: Path, tokenizer_json: bytes) -> Tokenizer:
 
 
 def _named_special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
-    """`bos_token`, `eos_token` and the like, which templates may print."""
+    """Return `bos_token`, `eos_token` and the like, which templates may print."""
     named = {}
     for key in ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"):
         value = config.get(key)

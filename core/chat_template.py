@@ -1,6 +1,6 @@
-"""Chat templates, and the environment that they are written for.
+"""Compile chat templates, in the environment that they are written for.
 
-They come with a model, so they are the code of strangers: they run in a sandbox, and know neither files nor the clock.
+A template comes with its model and is untrusted code. It runs in a sandbox, without access to files or the clock.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     import jinja2.sandbox
 
 TEMPLATE_DATE = dt.date(2024, 7, 26)
-"""What templates that print today's date are told: the clock must not change a prompt when a run is resumed."""
+"""Date given to templates that print today's date: the clock must not change a prompt when a run is resumed."""
 
 
 def compile_template(folder: Path, source: str) -> jinja2.Template:
-    """A template, ready to be rendered; raises ConfigError naming the model's folder where it is not valid."""
+    """Compile a template; raise ConfigError naming the model's folder if it is not valid."""
     import jinja2
 
     try:
@@ -31,14 +31,14 @@ def compile_template(folder: Path, source: str) -> jinja2.Template:
 
 
 def _environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:
-    """The environment that chat templates are written for: block trimming and a handful of helpers."""
+    """Return the environment that chat templates are written for: block trimming and a few helper functions."""
     import jinja2.ext
     import jinja2.nodes
     import jinja2.parser
     import jinja2.sandbox
 
     class GenerationBlock(jinja2.ext.Extension):
-        """`{% generation %}` marks the assistant's text for training masks; here its body is simply printed."""
+        """The `{% generation %}` block, which marks text for training masks; its body is printed unchanged."""
 
         tags = {"generation"}
 
@@ -56,7 +56,7 @@ def _environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:
 
 
 def _tojson(value: Any, ensure_ascii: bool = False, indent: int | None = None, **options: Any) -> str:
-    """JSON as templates expect it: no HTML escapes, characters kept."""
+    """Return JSON as templates expect it: without HTML escapes, and with non-ASCII characters kept."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **options)
 
 

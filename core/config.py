@@ -1,9 +1,9 @@
-"""Typed configuration: sections, the split into semantic and operational keys, files and overrides.
+"""Define typed configuration: sections, semantic and operational keys, config files and overrides.
 
-A configuration is one tree of frozen pydantic models. Every key is *semantic* (it changes what comes out, so it is
-part of a stage's fingerprint) unless its type is wrapped in `Operational` (URLs, concurrency, connection time-outs).
-Sources, later ones win: defaults, TOML files in the order given (tables merged, lists replaced), `--set a.b=value`.
-Secrets are never configuration: sections name environment variables.
+A configuration is one tree of frozen pydantic models. A key is *semantic* (it changes the results, so it is part of a
+stage's fingerprint) unless its type is wrapped in `Operational` (URLs, concurrency, connection timeouts). Later sources
+override earlier ones: defaults, TOML files in the order given (tables merged, lists replaced), `--set a.b=value`.
+Secrets are never part of the configuration: sections name environment variables.
 """
 
 from __future__ import annotations
@@ -22,72 +22,75 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic.fields import FieldInfo
 
 from treadle.core.errors import ConfigError
+from treadle.core.toml_text import parse_toml
 
 T = TypeVar("T")
 T_Section = TypeVar("T_Section", bound="Section")
 
 
 class _OperationalMarker:
-    """Marks a field whose value does not change what a stage produces."""
+    """Marker of a field whose value does not change what a stage produces."""
 
 
 OPERATIONAL = _OperationalMarker()
 Operational = Annotated[T, OPERATIONAL]
-"""`timeout_s: Operational[float] = 30.0` keeps the key out of fingerprints; such a key may change between resumes."""
+"""Type of an operational key: `timeout_s: Operational[float] = 30.0` is not part of fingerprints and may change between
+resumes."""
 
 
 class _GrowingMarker:
-    """Marks a list or table of which each item belongs to instances of its own; see `differing_keys`."""
+    """Marker of a list or table whose items each belong to separate instances; see `differing_keys`."""
 
 
 GROWING = _GrowingMarker()
 Growing = Annotated[T, GROWING]
-"""`sigmas: Growing[tuple[float, ...]]`: items may be added between resumes (to a list at its end), and those there are
-stay."""
+"""Type of a growing list or table: items of `sigmas: Growing[tuple[float, ...]]` may be added between resumes (to a
+list at its end), while existing items stay."""
 
 
 class _RevisableMarker:
-    """Marks a section that a run may change its mind about; see `differing_keys`."""
+    """Marker of a section that may change between resumes of a run; see `differing_keys`."""
 
 
 REVISABLE = _RevisableMarker()
 Revisable = Annotated[T, REVISABLE]
-"""`judges: Revisable[JudgesOptions]`: semantic, but no run is locked to it. With other values what it decides is made
-again, so it is for what costs little beside the rest of a run, and that nothing but a report is made of."""
+"""Type of a revisable section: `judges: Revisable[JudgesOptions]` is semantic, but a run is not locked to it. Results
+that depend on it are recomputed if it changes. Use it for settings that affect little more than reports, whose results
+are cheap or reuse earlier work."""
 
 
 class _AddedMarker:
-    """Marks a key that older runs do not have."""
+    """Marker of a key that configurations of older runs lack."""
 
 
 ADDED = _AddedMarker()
 Added = Annotated[T, ADDED]
-"""`names: Added[dict[str, str]] = {}`: the key is in fingerprints only where it differs from its default, so that what
-was made before there was such a key stays valid."""
+"""Type of a key added later: `names: Added[dict[str, str]] = {}` is part of fingerprints only if it differs from its
+default, so results made before the key existed stay valid."""
 
 
 class Section(BaseModel):
-    """Base of every configuration section: unknown keys are errors, values are immutable."""
+    """Base class of all configuration sections: unknown keys are errors, values are immutable."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, protected_namespaces=())
 
     def effective(self) -> Self:
-        """This section with keys that mean nothing beside the others at their defaults; what fingerprints are of."""
+        """Return this section with keys that have no effect set to their defaults; fingerprints are made from it."""
         return self
 
 
 def is_operational(field: FieldInfo) -> bool:
-    """Whether a key of a section is operational."""
+    """Return whether a key of a section is operational."""
     return any(isinstance(item, _OperationalMarker) for item in field.metadata)
 
 
 def is_revisable(field: FieldInfo) -> bool:
-    """Whether a run may go on with another value of a key."""
+    """Return whether a key may change between resumes although it is semantic."""
     return any(isinstance(item, _RevisableMarker) for item in field.metadata)
 
 
 def is_growing(field: FieldInfo) -> bool:
-    """Whether items may be added to a list or table between resumes."""
+    """Return whether items may be added to a list or table between resumes."""
     return any(isinstance(item, _GrowingMarker) for item in field.metadata)
 
 
@@ -96,9 +99,9 @@ def _is_absent(field: FieldInfo, value: Any) -> bool:
 
 
 def semantic_dump(value: Any) -> Any:
-    """Turn a section (or a container of sections) into JSON-able data without its operational keys.
+    """Convert a section (or a container of sections) to JSON-able data without its operational keys.
 
-    Keys that mean nothing have their defaults (`Section.effective`); an added key is left out while it has its own.
+    Keys without effect have their defaults (`Section.effective`). An `Added` key is left out if it equals its default.
     """
     if isinstance(value, BaseModel):
         counted = value.effective() if isinstance(value, Section) else value
@@ -122,7 +125,7 @@ def canonical_json(value: Any) -> bytes:
 
 
 def digest_json(value: Any) -> str:
-    """Hex SHA-256 of `canonical_json(value)`."""
+    """Return the hex SHA-256 of `canonical_json(value)`."""
     return hashlib.sha256(canonical_json(value)).hexdigest()
 
 
@@ -136,9 +139,9 @@ def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def with_preset(presets: Mapping[str, Mapping[str, Any]], data: Any) -> Any:
-    """What a section is validated from: the preset that its data name with the given keys on top, tables merged.
+    """Return the data to validate a section from: the preset it names, overridden by the given keys, tables merged.
 
-    Raises ValueError, which pydantic tells with the key, for an unknown one.
+    Raises ValueError for an unknown preset, which pydantic reports with the key.
     """
     if not isinstance(data, dict) or data.get("preset") is None:
         return data
@@ -153,7 +156,10 @@ def with_preset(presets: Mapping[str, Mapping[str, Any]], data: Any) -> Any:
 
 
 def with_changes(table: Section, changes: Mapping[str, Any]) -> dict[str, Any]:
-    """What a table becomes, still to be validated: its keys, those of a preset that the changes name, the changes."""
+    """Return a section's data with changes applied: its keys, then a newly named preset, then the changes.
+
+    The result is not yet validated.
+    """
     presets: Mapping[str, Mapping[str, Any]] = getattr(type(table), "PRESETS", {})
     name = changes.get("preset")
     preset = presets.get(name, {}) if isinstance(name, str) else {}
@@ -161,7 +167,7 @@ def with_changes(table: Section, changes: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_text(path: Path) -> str:
-    """Text of a configuration file; raises ConfigError naming it."""
+    """Return the text of a configuration file; raise ConfigError naming the file."""
     try:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -173,26 +179,29 @@ def read_text(path: Path) -> str:
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """Read one TOML file; raises ConfigError naming the file."""
+    """Read one TOML file; raise ConfigError naming the file."""
     try:
-        return tomllib.loads(read_text(path))
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"config file {path} is not valid TOML: {error}") from None
+        return parse_toml(read_text(path))
+    except ValueError as error:
+        raise ConfigError(f"config file {path} cannot be used: {error}") from None
 
 
 def parse_override(text: str) -> dict[str, Any]:
-    """Parse one `a.b=value` of `--set`; the value is TOML, or a plain string where it is not valid TOML.
+    """Parse one `a.b=value` of `--set`; the value is TOML, or a plain string if it is not valid TOML.
 
-    A quoted part may hold dots, as in `overrides."1/rollouts@base".max_questions=5`.
+    A quoted part may contain dots, as in `overrides."1/rollouts@base".max_questions=5`.
     """
     key, separator, value = text.partition("=")
     if not separator or not key.strip():
         raise ConfigError(f"--set {text!r} is not of the form section.key=value")
+    # The value as TOML, or else as a plain string.
     for candidate in (f"{key}={value}", f"{key}={orjson.dumps(value).decode()}"):
         try:
-            return tomllib.loads(candidate)
+            return parse_toml(candidate)
         except tomllib.TOMLDecodeError:
             continue
+        except ValueError as error:
+            raise ConfigError(f"--set {key.strip()[:80]}: {error}") from None
     raise ConfigError(f"--set {text!r} is not of the form section.key=value")
 
 
@@ -206,8 +215,8 @@ def load_config(
 ) -> T_Section:
     """Build a configuration from `base`, files, `data` and `--set` overrides, later ones winning.
 
-    Raises ConfigError, which names each wrong key with its place, of several files that which has it and, for an
-    unknown one, the nearest known key.
+    Raises ConfigError with the path of each wrong key, the file it comes from if there are several, and the closest
+    known key for an unknown one.
     """
     given: list[tuple[str, Mapping[str, Any]]] = [("", base or {})]
     given += [(f" (in {path})", read_toml(path)) for path in files]
@@ -225,9 +234,10 @@ def validate(
     where: str = "",
     parts: Sequence[tuple[str, Mapping[str, Any]]] = (),
 ) -> T_Section:
-    """Validate a mapping against a section; raises ConfigError with one sentence per wrong key.
+    """Validate a mapping against a section; raise ConfigError with one sentence per wrong key.
 
-    `parts` are what the mapping was merged from, later ones winning, with what is to be said of a wrong key in each.
+    `parts` are the mappings that were merged, later ones winning, each with the text to add for a wrong key that it
+    holds.
     """
     try:
         return schema.model_validate(tree)
@@ -238,7 +248,7 @@ def validate(
 
 
 def _origin(place: Sequence[int | str], parts: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
-    """What is to be said of the part that has most of the way to a key; nothing where several share its table."""
+    """Return the label of the source that a wrong key comes from; empty if several sources contribute to its table."""
     reached = [(*_walk(part, place), label) for label, part in parts]
     deepest = max((depth for depth, _, _ in reached), default=0)
     found = [(value, label) for depth, value, label in reached if depth == deepest > 0]
@@ -247,7 +257,7 @@ def _origin(place: Sequence[int | str], parts: Sequence[tuple[str, Mapping[str, 
 
 
 def _walk(tree: Any, place: Sequence[int | str]) -> tuple[int, Any]:
-    """How many steps of a way through tables there are in a tree, and what lies at the last of them."""
+    """Return how many keys of a path exist in a tree, and the value at the last of them."""
     for depth, step in enumerate(place):
         if not isinstance(tree, Mapping) or step not in tree:
             return depth, tree
@@ -268,7 +278,7 @@ def _explain(schema: type[BaseModel], detail: Any, where: str) -> str:
 
 
 def _keys_at(schema: Any, path: Sequence[str]) -> list[str]:
-    """Names of the keys that are allowed in the table at `path` (union members are searched in turn)."""
+    """Return the names of the allowed keys in the table at `path`, for all members of a union."""
     models = [schema]
     for part in path:
         models = [inner for model in models for inner in _step(model, part)]
@@ -278,7 +288,7 @@ def _keys_at(schema: Any, path: Sequence[str]) -> list[str]:
 def _step(annotation: Any, part: str) -> list[Any]:
     if _is_model(annotation):
         field = annotation.model_fields.get(part)
-        # A union's tag stands in the location where a field name would.
+        # In a location, the tag of a union takes the place of a field name.
         return _flatten(field.annotation) if field else [annotation]
     arguments = [argument for argument in typing.get_args(annotation) if argument is not ...]
     return _flatten(arguments[-1]) if arguments else []
@@ -298,16 +308,16 @@ def _is_model(annotation: Any) -> bool:
 
 
 def differing_keys(old: Any, new: Any, schema: type[BaseModel] | None = None) -> list[str]:
-    """Dotted paths with `old -> new`, for two JSON-able trees; empty where they are equal.
+    """Return `path: old -> new` for each difference between two JSON-able trees; empty if they are equal.
 
-    With their schema, what a growing list or table has gained is no difference, and neither is a revisable section;
-    operational keys are passed over, which were semantic ones in what is older.
+    With their schema, items added to a growing list or table are not differences. Revisable and operational keys are
+    skipped; older data may still hold operational ones that used to be semantic.
     """
     return _differences(old, new, "", [] if schema is None else [schema])
 
 
 def _differences(old: Any, new: Any, path: str, kinds: Sequence[Any]) -> list[str]:
-    """As `differing_keys`; `kinds` are the annotations that both may go by, none where they are not known."""
+    """Compare two values as `differing_keys` does; `kinds` are the annotations that may apply, empty if unknown."""
     if isinstance(old, Mapping) and isinstance(new, Mapping):
         return [line for key in sorted({*old, *new}) for line in _differences_at(key, old, new, path, kinds)]
     if isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
@@ -331,12 +341,12 @@ def _differences_at(key: str, old: Any, new: Any, path: str, kinds: Sequence[Any
 
 
 def _without_gain(was: Any, now: Any) -> tuple[Any, Any]:
-    """Both states of a growing list or table, as far as they can contradict each other."""
+    """Return both values of a growing list or table, reduced to the items that can conflict."""
     if isinstance(was, Mapping) and isinstance(now, Mapping):
-        # What no longer has a use needs no mention; what is named again is what it was.
+        # Items that are not used any more may be omitted; items in both must be equal.
         both = was.keys() & now.keys()
         return {key: was[key] for key in both}, {key: now[key] for key in both}
     if isinstance(was, Mapping):
-        # Some runs have a table of a list, from the places in it (`[0]`) to its items.
+        # In some runs a list is stored as a table from positions (`[0]`) to items.
         was = list(was.values())
     return was, now[: len(was)] if isinstance(was, list) and isinstance(now, list) else now

@@ -1,4 +1,4 @@
-"""What a running stage holds in its hands: its inputs, its journal, and where its rows go."""
+"""Implement the context of a running stage: its inputs, its journal and its output tables."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from treadle.core.stage import Address, JournalView, Progress, Rows, Stage, Stag
 from treadle.core.storage import Storage
 
 WORK_FOLDER = "work"
-"""Folder of an attempt for what is not needed once it has completed."""
+"""Folder of an attempt for files that are not needed after it completes."""
 
 
 class NullProgress:
-    """A listener that shows nothing."""
+    """A progress listener that shows nothing."""
 
     def start(self, total: int, done: int, unit: str) -> None:
-        """See `core.stage.Progress.start`."""
+        """Ignore the start; see `core.stage.Progress.start`."""
 
     def advance(self, count: int = 1, **facts: str | int | float) -> None:
-        """See `core.stage.Progress.advance`."""
+        """Ignore the advance; see `core.stage.Progress.advance`."""
 
 
 class Outputs:
-    """The tables that a stage instance is writing; what is not committed at the end of the block is removed."""
+    """The tables that a stage instance is writing; uncommitted ones are deleted at the end of the block."""
 
     def __init__(self, storage: Storage, stage: Stage, fingerprint: str, attempt: str) -> None:
-        """`attempt`: key of the attempt's folder, where telemetry stays and tables are prepared."""
+        """Open a writer for each table; `attempt` is the key of the attempt's folder."""
         self._stage = stage
         folder = storage.directory(attempt)
         self._telemetry = {
@@ -64,23 +64,23 @@ class Outputs:
             telemetry.abandon()
 
     def num_rows(self) -> dict[str, int]:
-        """Rows written so far, per table."""
+        """Return the number of rows written so far, per table."""
         return {kind: table.num_rows for kind, table in self._tables.items()}
 
     def table(self, kind: str) -> ArtifactWriter:
-        """The output table `kind`; raises ArtifactError if the stage does not declare it."""
+        """Return the output table `kind`; raise ArtifactError if the stage does not declare it."""
         if kind not in self._tables:
             raise ArtifactError(f"stage {self._stage.name} does not make {kind!r}; it makes {', '.join(self._tables)}")
         return self._tables[kind]
 
     def telemetry(self, kind: str) -> TableWriter:
-        """The telemetry table `kind`; raises ArtifactError if the stage does not declare it."""
+        """Return the telemetry table `kind`; raise ArtifactError if the stage does not declare it."""
         if kind not in self._telemetry:
             raise ArtifactError(f"stage {self._stage.name} declares no telemetry {kind!r}")
         return self._telemetry[kind]
 
     def commit(self) -> dict[str, ArtifactRef]:
-        """Write the telemetry and make all tables appear."""
+        """Close the telemetry files and publish all tables."""
         for telemetry in self._telemetry.values():
             telemetry.close()
         return {kind: table.commit() for kind, table in self._tables.items()}
@@ -96,7 +96,7 @@ def _nothing(kind: str) -> Rows | None:
 
 @dataclass(slots=True, kw_only=True)
 class Context:
-    """Implements `core.stage.StageContext`."""
+    """The implementation of `core.stage.StageContext`."""
 
     address: Address
     attempt: int
@@ -110,13 +110,13 @@ class Context:
     workspace: Path
     in_force: Callable[[str], Rows | None] = _nothing
     outputs: Outputs | None = None
-    """None while jobs are worked at: nothing is written then."""
+    """Output tables; None during `Stage.work`, which writes no rows."""
     shard: int | None = None
-    """The shard at hand; None means all."""
+    """Index of the current shard; None if all jobs belong to this context."""
     num_shards: int = 1
     worked: Worked = field(default_factory=Worked)
     store_of: Callable[[str], KeyedStore] = _no_store
-    """Name -> a store of the run."""
+    """Function from a name to a store of the run."""
 
     def store(self, name: str) -> KeyedStore:
         """See `StageContext.store`."""
@@ -162,7 +162,7 @@ def work_at_shards(
     growing: Sequence[str] = (),
     watch: LeaseWatch | None = None,
 ) -> int:
-    """`Shards.work` with the `work` of a stage; `context_of` makes a context for all jobs, given a journal."""
+    """Run `Shards.work` with the `work` function of a stage; `context_of` makes an undivided context from a journal."""
 
     def work_at(journal: JournalView, plan: ShardPlan, index: int) -> Worked:
         shown = _ShardProgress(progress, f"{index + 1} of {plan.num_shards}")
@@ -177,16 +177,16 @@ def work_at_shards(
 
 @dataclass(frozen=True, slots=True)
 class _ShardProgress:
-    """Shows the jobs of one shard, and which one it is."""
+    """A progress listener that shows the jobs of one shard and its number."""
 
     progress: Progress
     name: str
 
     def start(self, total: int, done: int, unit: str) -> None:
-        """See `core.stage.Progress.start`."""
+        """Show the start with the shard's number; see `core.stage.Progress.start`."""
         self.progress.start(total, done, unit)
         self.progress.advance(0, shard=self.name)
 
     def advance(self, count: int = 1, **facts: str | int | float) -> None:
-        """See `core.stage.Progress.advance`."""
+        """Forward the advance; see `core.stage.Progress.advance`."""
         self.progress.advance(count, **facts)

@@ -1,52 +1,58 @@
-"""The one exception tree, by the boundary that was crossed.
+"""Define all errors that a user may see, by the boundary they come from.
 
-Three rules. A message says what happened, with which thing, and what to do about it. `retryable` tells apart what
-may pass by itself (an endpoint that is down) from what will not (a wrong key). The command line prints a
-`TreadleError` as one line and exits with its `exit_code`; anything else is a bug of ours.
+Three rules apply. A message says what happened, with which thing, and what to do about it. `retryable` tells failures
+that may pass (an endpoint that is down) from those that will not (a wrong key). The command line prints a
+`TreadleError` as one line and exits with its `exit_code`; any other exception is a bug in Treadle.
 """
 
 from __future__ import annotations
 
 
 class TreadleError(Exception):
-    """Base of every error that a user may meet."""
+    """Base class of all errors that a user may see."""
 
     retryable: bool = False
     exit_code: int = 1
 
 
+class Interrupted(TreadleError):
+    """Interruption of the command by Ctrl-C, SIGTERM or the end of its terminal."""
+
+    exit_code = 130
+
+
 class ConfigError(TreadleError):
-    """The configuration is wrong; nothing was started."""
+    """Error in the configuration; nothing has been started."""
 
     exit_code = 2
 
 
 class DataError(TreadleError):
-    """Input data cannot be used: names the file, and the row where there is one."""
+    """Input data that cannot be used; the message names the file, and the row if there is one."""
 
     exit_code = 2
 
 
 class StorageError(TreadleError):
-    """Reading or writing the root failed: disk full, read-only, permission denied."""
+    """Failure to read or write the root: disk full, read-only, permission denied."""
 
 
 class ArtifactError(TreadleError):
-    """An artifact is missing, damaged, or of a schema that this version does not read."""
+    """Artifact that is missing, damaged, or of a schema version that this Treadle does not read."""
 
 
 class RunError(TreadleError):
-    """A run cannot be opened, is locked by another process, or was made with another configuration."""
+    """Run that cannot be opened, is locked by another process, or was made with a different configuration."""
 
 
 class StageFailed(TreadleError):
-    """A stage ended without what was asked of it: names the cause and the counts."""
+    """Failure of a stage to produce its result; the message names the cause and the counts."""
 
 
 class RolloutsOwed(StageFailed):
-    """Infrastructure kept some units from finishing; a resumed run tries them again.
+    """Stage result that is incomplete because infrastructure failed; resuming the run tries the pending units again.
 
-    Retryable by itself only where a cause may pass: not where, say, a key was refused each time.
+    It is retryable only if one of the causes may pass: not if, for example, the API key was refused each time.
     """
 
     def __init__(self, message: str, *, retryable: bool = True) -> None:
@@ -55,34 +61,34 @@ class RolloutsOwed(StageFailed):
 
 
 class BudgetExceeded(StageFailed):
-    """The token, call or money budget is spent; the run stays resumable."""
+    """Exhausted token, call or money budget; the run can still be resumed."""
 
 
 class ModelError(TreadleError):
-    """A model server refused a request or answered with something unusable; asking again does not help."""
+    """Model server that refused a request or returned an unusable answer; a retry does not help."""
 
 
 class EndpointUnavailable(ModelError):
-    """No endpoint of a model could be reached, or all kept failing, until the deadline."""
+    """Failure to reach any endpoint of a model, or to get an answer from one, before the deadline."""
 
     retryable = True
 
 
 class ContextTooLong(ModelError):
-    """The server rejected a prompt because it does not fit into the model's window. Final."""
+    """Prompt that the server rejected because it exceeds the model's context window; final."""
 
 
 class DeadlineExceeded(ModelError):
-    """The time given to a request or a rollout ran out."""
+    """Timeout of a request or a rollout."""
 
 
 class ToolError(TreadleError):
-    """A tool is set up wrongly (not: the agent called it wrongly, which is an outcome)."""
+    """Wrong setup of a tool. A wrong call by the agent is not an error but an outcome."""
 
 
 class SandboxError(ToolError):
-    """Programs cannot be isolated here as configured."""
+    """Sandbox that cannot isolate programs on this machine as configured."""
 
 
 class EngineError(TreadleError):
-    """An engine environment or a child process failed: carries the end of its log."""
+    """Failure of an engine environment or a child process; the message has the end of its log."""

@@ -1,14 +1,13 @@
-"""The only way to run a stage instance: bind, fingerprint, skip if done, run, check, commit, record.
+"""Run a stage instance: bind inputs, fingerprint, skip if done, run, check, commit, write the record.
 
-The record is written last, so its existence means that the result is complete. The command line and Prefect call the
-same function and therefore see the same state.
+This is the only way to run one. The record is written last, so its existence means that the result is complete. The
+command line and Prefect call the same function and therefore see the same state.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence, Set
 from typing import Literal
 
 from treadle.core.artifacts import artifact_exists
@@ -19,9 +18,10 @@ from treadle.core.errors import EndpointUnavailable, RolloutsOwed, RunError
 from treadle.core.gc.commit_gate import committing
 from treadle.core.locks import Lease
 from treadle.core.records import InputRef, StageRecord
+from treadle.core.retrying import check_retry, num_with_status
 from treadle.core.runs import Run, utc_now
-from treadle.core.stage import Address, Instance, Progress, Stage
-from treadle.core.taken_over import shown_at
+from treadle.core.stage import Instance, Progress, Stage
+from treadle.core.taken_over import counterparts, shown_at
 
 _log = logging.getLogger(__name__)
 
@@ -34,40 +34,61 @@ def execute(
     *,
     force: bool = False,
     accept_failures: bool = False,
+    retry: Set[str] = frozenset(),
     progress: Progress | None = None,
     helped: Helped | None = None,
 ) -> StageRecord:
-    """Run a stage instance, or return its record (`reused`) when nothing that it depends on has changed.
+    """Run a stage instance, or return its record with `reused` set if nothing that it depends on has changed.
 
-    What an earlier iteration has done already is not done twice: its result is taken over (`StageRecord.same_as`).
-    `force` runs it again from nothing; where a forced attempt was cut off, forcing again continues it.
-    `accept_failures` lets the stage write failed rows for what infrastructure kept from finishing; a result with such
-    gaps is made again by each later call, and stays in force where they cannot be filled. `helped` is entered while
-    shards are worked at. Raises RunError
-    (an input is missing, another process is at it), StageFailed (also for a bug in the stage: its traceback is in the
-    attempt's log) and whatever TreadleError the stage raises. After any failure the next call continues.
+    If an earlier iteration has an equal result, that result is reused (`StageRecord.same_as`).
+
+    - `force` reruns the instance from nothing. If a forced attempt was cut off, forcing again resumes it.
+    - `accept_failures` lets the stage write failed rows for jobs that infrastructure kept from finishing. Each later
+      call tries to fill such gaps; if that fails, the result stays current.
+    - `retry` reruns only those rows of the current result that ended in one of these statuses.
+    - `helped` is a context manager that is entered while shards are worked on.
+
+    Raises RunError (an input is missing, or another process is running the instance), StageFailed (also for a bug in
+    the stage, whose traceback is in the attempt's log) and any TreadleError of the stage. After any failure the next
+    call resumes.
     """
     with run.lease(instance.address) as lease:
-        # Of an input whose record is replaced meanwhile nothing but the attempt tells that it is read.
+        # If the record of an input is replaced meanwhile, only the attempt's record still references the old artifact.
         with committing(run.storage, run.key(str(instance.address))):
             inputs = bind_inputs(instance, run)
             warn_of_stale(inputs, run)
             fingerprint = fingerprint_of(instance, inputs)
             plan, record = ("run", run.record(instance.address)) if force else _planned(instance, fingerprint, run)
+            retried = None
+            if retry:
+                retried = check_retry(instance, run.record(instance.address), fingerprint, retry)
+                plan, record = ("run" if num_with_status(retried, retry) else "reuse"), retried
             if record is not None and plan == "reuse":
                 _log.info("%s is done already, with artifacts %s", instance.address, record.outputs_in_words())
                 tidy(record, run, instance, lease)
                 return record.model_copy(update={"reused": True})
             if record is not None and plan == "take over":
                 return _take_over(record, instance, inputs, run, lease)
-            fills_gaps = not force and record is not None and _is_there(record, fingerprint, run)
+            fills_gaps = not force and not retry and record is not None and _is_there(record, fingerprint, run)
             attempt = Attempt(
-                instance, run, inputs, fingerprint, lease, force=force, fills_gaps=fills_gaps, helped=helped
+                instance,
+                run,
+                inputs,
+                fingerprint,
+                lease,
+                force=force,
+                fills_gaps=fills_gaps,
+                retried=retried,
+                retry=retry,
+                helped=helped,
             )
             attempt.open()
         try:
             return attempt.make(accept_failures, progress)
         except (RolloutsOwed, EndpointUnavailable) as error:
+            if retry:
+                _log.warning("%s stays as it was; run again with --retry to make these rows again", instance.address)
+                raise
             if record is None or not fills_gaps:
                 raise
             _log.warning("%s still lacks what was accepted as missing, and stays as it is: %s", instance.address, error)
@@ -75,7 +96,7 @@ def execute(
 
 
 def state_of(instance: Instance, run: Run) -> Plan:
-    """What `execute` would do now, without doing it."""
+    """Return what `execute` would do now, without doing it."""
     try:
         inputs = bind_inputs(instance, run)
     except RunError:
@@ -84,9 +105,10 @@ def state_of(instance: Instance, run: Run) -> Plan:
 
 
 def _planned(instance: Instance, fingerprint: str, run: Run) -> tuple[Plan, StageRecord | None]:
-    """What becomes of an instance that is not forced, and the result that is reused, taken over or replaced.
+    """Return what to do with an instance without `force`, and the result that is reused, copied or replaced.
 
-    One that was made here stays, even with gaps, which are filled here; one that was taken over follows its origin.
+    A result that was made here is kept, even with gaps, which are filled here. A result that was reused from an earlier
+    iteration follows its origin.
     """
     record = run.record(instance.address)
     has_own = record is not None and not record.same_as and _is_there(record, fingerprint, run)
@@ -97,7 +119,7 @@ def _planned(instance: Instance, fingerprint: str, run: Run) -> tuple[Plan, Stag
 
 
 def equal_result(instance: Instance, run: Run) -> StageRecord | None:
-    """The result that an earlier iteration made of the same, if there is one; raises RunError for a missing input."""
+    """Return the equal result of an earlier iteration, if there is one; raise RunError if an input is missing."""
     return _equal_result(instance, fingerprint_of(instance, bind_inputs(instance, run)), run)
 
 
@@ -106,17 +128,10 @@ def _equal_result(instance: Instance, fingerprint: str, run: Run) -> StageRecord
     return next((one for one in records if one is not None and _is_there(one, fingerprint, run)), None)
 
 
-def counterparts(instance: Instance) -> list[Address]:
-    """The instances of earlier iterations whose results stand for this one's where their work is the same."""
-    if instance.stage.names_itself:
-        return []
-    return [replace(instance.address, iteration=number) for number in range(1, instance.address.iteration)]
-
-
 def _take_over(
     same: StageRecord, instance: Instance, inputs: Mapping[str, tuple[InputRef, ...]], run: Run, lease: Lease
 ) -> StageRecord:
-    """Put the result of an equal instance in force for this one."""
+    """Make the result of an equal instance the current result of this one."""
     now = utc_now()
     own = {"address": str(instance.address), "inputs": dict(inputs), "attempt": 0, "token": lease.token}
     origin = shown_at(same, run.record) or same.address
@@ -127,12 +142,12 @@ def _take_over(
 
 
 def fingerprint_of(instance: Instance, inputs: Mapping[str, tuple[InputRef, ...]]) -> str:
-    """Hex digest of what would be done: stage, versions, semantic settings, digests of the inputs."""
+    """Return the hex digest of the work: stage, versions, semantic settings and digests of the inputs."""
     return work_digest(instance, {name: [ref.artifact.digest for ref in refs] for name, refs in inputs.items()})
 
 
 def work_digest(instance: Instance, inputs: Mapping[str, Sequence[str]]) -> str:
-    """Hex digest of what would be done with inputs that these names tell apart; with digests it is the fingerprint."""
+    """Return the hex digest of the work with inputs identified by these names: the fingerprint if they are digests."""
     stage = instance.stage
     return digest_json(
         {
@@ -146,7 +161,7 @@ def work_digest(instance: Instance, inputs: Mapping[str, Sequence[str]]) -> str:
 
 
 def is_current(record: StageRecord, stage: Stage, fingerprint: str, run: Run) -> bool:
-    """Whether this result is what would be made, lacks nothing, and is there."""
+    """Return whether the result matches the fingerprint, has no gaps, and its artifacts exist."""
     return stage.is_whole(record.metrics) and _is_there(record, fingerprint, run)
 
 

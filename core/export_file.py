@@ -1,4 +1,4 @@
-"""A file that appears whole or not at all, and takes another's place only where that is wanted."""
+"""Write a file atomically, replacing an existing one only on request."""
 
 from __future__ import annotations
 
@@ -11,8 +11,11 @@ from treadle.core.storage import make_folder, storage_errors
 
 
 def write_file(target: Path, content: bytes, *, replace: bool = False) -> None:
-    """Write a file; raises ConfigError where one is there already, unless `replace`; StorageError where the disk
-    refuses."""
+    """Write a file atomically.
+
+    Raises ConfigError if the file exists and `replace` is false, or if it is a folder; raises StorageError if writing
+    fails.
+    """
     target = target.absolute()
     if target.is_dir() or (os.path.lexists(target) and not replace):
         raise ConfigError(f"{target} is there already; name another file, or replace it with --force")

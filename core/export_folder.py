@@ -1,4 +1,4 @@
-"""A folder that appears whole or not at all, and is replaced only where an earlier export lies."""
+"""Write a folder atomically, replacing only an earlier export."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from treadle.core.errors import ConfigError
 from treadle.core.storage import force_folder_to_disk, make_folder, storage_errors
 
 EXPORT_FILE = "export.json"
-"""Every export has it; by it an older one is known."""
+"""File in every export, which identifies a folder as one."""
 
 _FILES = (".json", ".jsonl", ".parquet")
-"""Whoever gives such a name expects one file, and would look for it in vain."""
+"""Suffixes of single files: with one of these, the user expects a file and not a folder."""
 
 
 @contextlib.contextmanager
 def new_folder(target: Path, *, replace: bool = False) -> Iterator[Path]:
-    """A folder to write into, which becomes `target` at the end of the block; on any error nothing is left.
+    """Yield a folder to write into, which becomes `target` at the end of the block; delete it on any error.
 
-    Raises ConfigError where `target` is named like a file of rows, or is there already, unless it is empty or, with
-    `replace`, an earlier export; StorageError where the disk refuses.
+    Raises ConfigError if `target` has the suffix of a data file, or exists and is not empty, unless it is an earlier
+    export and `replace` is set. Raises StorageError if writing fails.
     """
     target = target.absolute()
     if target.suffix in _FILES:
@@ -54,7 +54,7 @@ def _check(target: Path, replace: bool) -> None:
 
 
 def _put(work: Path, target: Path) -> None:
-    """Rename; an older export steps aside first, and goes when the new one is there."""
+    """Rename the new folder to its target; move an earlier export aside first, and delete it afterwards."""
     if not os.path.lexists(target):
         work.rename(target)
         return

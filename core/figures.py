@@ -1,4 +1,4 @@
-"""Tables of figures for people: made once, shown in a terminal, as markdown and in a web page."""
+"""Define tables of figures that are shown in a terminal, as markdown and in a web page."""
 
 from __future__ import annotations
 
@@ -9,42 +9,42 @@ from dataclasses import dataclass
 _SPECIAL = re.compile(r"([\\`*\[\]<>|~$&]|(?<![^\W_])_|_(?![^\W_]))")
 
 Cell = str | int
-"""A number that is counted is given as one; everything else as the text that people read."""
+"""Cell of a table: a count as an integer, anything else as the text to show."""
 
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """One table. The first column holds names; the others stand to the right."""
+    """A table of figures. The first column holds names; the others are right-aligned."""
 
     title: str
     header: tuple[str, ...]
     rows: tuple[tuple[Cell, ...], ...]
     note: str = ""
-    """One sentence below."""
+    """One sentence below the table."""
 
 
 def plain(text: str) -> str:
-    """Text without control and other invisible characters, which could drive a terminal or break a table."""
+    """Replace control and other invisible characters, which could drive a terminal or break a table."""
     return "".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in text)
 
 
 def escape(text: str) -> str:
-    """Text that no markdown reader takes for markup, on one line."""
+    """Escape text on one line so that no markdown reader takes it for markup."""
     return _SPECIAL.sub(r"\\\1", plain(text))
 
 
 def cell_text(cell: Cell) -> str:
-    """A cell as it is read."""
+    """Return a cell as text."""
     return f"{cell:,}" if isinstance(cell, int) else plain(cell)
 
 
 def money(amount: float) -> str:
-    """An amount of the currency in which prices are given: small ones with enough digits to be told from nothing."""
+    """Format an amount in the currency of the prices, with enough digits to tell a small amount from zero."""
     return f"{amount:,.2f}" if amount >= 1 else f"{amount:.3g}"
 
 
 def render_figures(tables: Sequence[Figures], *, level: int = 2) -> str:
-    """Tables as markdown, each under its title; `level`: number of # before it."""
+    """Render tables as markdown, each under its title; `level` is the number of # before the title."""
     return "\n\n".join(_render(table, level) for table in tables if table.rows)
 
 

@@ -1,4 +1,4 @@
-"""Text of models, data sets, servers and users on its way to a terminal or a log."""
+"""Make untrusted text (of models, data sets, servers, users) safe to print in a terminal or a log."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import orjson
 
-# Control characters without tab and newline, marks that turn the direction of writing or break lines, tag characters.
+# Control characters except tab and newline, direction marks, line separators, surrogates and tag characters.
 _CONTROL = re.compile(
     r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069\ufeff\ud800-\udfff"
     r"\U000e0000-\U000e007f]"
@@ -25,7 +25,7 @@ def harmless(text: str) -> str:
 
 
 def harmless_parts(text: str) -> Iterator[tuple[str, bool]]:
-    """The same in pieces, none empty, each with whether it is escapes: these can then be told from what looks alike."""
+    """Yield the non-empty pieces of the sanitized text, each with whether it is an escape rather than literal text."""
     for place, part in enumerate(_CONTROLS.split(text)):
         if part:
             yield (_escape(part), True) if place % 2 else (part, False)
@@ -36,12 +36,12 @@ def _escape(characters: str) -> str:
 
 
 def one_line(text: str) -> str:
-    """The same, with white space of any kind as one blank."""
+    """Return `harmless` text on one line, with each run of white space replaced by one space."""
     return harmless(" ".join(text.split()))
 
 
 def harmless_json(value: Any, *, indent: bool = False) -> str:
-    """JSON in which such characters stand as escapes, so that reading it gives them back unchanged."""
+    """Return JSON with such characters written as escapes, so that parsing it restores them unchanged."""
     text = orjson.dumps(value, option=orjson.OPT_INDENT_2 if indent else None).decode()
     return _CONTROL.sub(lambda match: _json_escape(match.group()), text)
 
@@ -52,7 +52,7 @@ def _json_escape(character: str) -> str:
 
 
 class HarmlessFormatter(logging.Formatter):
-    """Log lines that are safe to show; only the first line of a record begins at the margin, so none can be forged."""
+    """A formatter of log lines that are safe to print; continuation lines are indented, so no record can be forged."""
 
     def format(self, record: logging.LogRecord) -> str:
         """See `logging.Formatter`."""

@@ -1,4 +1,4 @@
-"""Helping with a stage instance that another process runs: working at its shards, writing nothing else of it."""
+"""Help with a stage instance that another process runs: work on its shards, and write nothing else of it."""
 
 from __future__ import annotations
 
@@ -17,33 +17,35 @@ from treadle.core.context import Context, NullProgress, work_at_shards
 from treadle.core.errors import RunError, StorageError
 from treadle.core.execute import fingerprint_of, is_current
 from treadle.core.locks import LeaseWatch, watch_leases
+from treadle.core.recall import recalling
 from treadle.core.runs import Run
-from treadle.core.shards import ShardPlan
+from treadle.core.shards import ShardPlan, Shards
 from treadle.core.stage import Instance, JournalView, Progress
 
 _log = logging.getLogger(__name__)
 
 
 class NotUnderWay(RunError):
-    """The instance is not begun in shards: there is nothing to help with now, but there may be later."""
+    """Instance that is not currently divided into shards: nothing to help with now, but there may be later."""
 
 
 def check_shared(instance: Instance) -> None:
-    """Raise RunError for an instance of a stage that is never shared."""
+    """Raise RunError if the instance's stage is not sharded."""
     if instance.stage.work is None:
-        raise RunError(f"{instance.address}: a stage {instance.stage.name} is done by one process; nobody can help")
+        raise RunError(
+            f"{instance.address}: a stage {instance.stage.name} is not sharded; `treadle work` cannot join it"
+        )
 
 
 def has_free_shards(instance: Instance, run: Run, watch: LeaseWatch) -> bool:
-    """Whether there is anything for `help_instance` to do, now; raises RunError as that does."""
+    """Return whether `help_instance` has anything to do now; raise RunError as it does."""
     check_shared(instance)
     try:
         inputs = bind_inputs(instance, run)
     except RunError as error:
         raise NotUnderWay(str(error)) from error
     fingerprint = fingerprint_of(instance, inputs)
-    shards = run.shards(instance.address, fingerprint)
-    plan = shards.plan()
+    shards, plan = _plan_of(instance, run, fingerprint)
     if plan is not None:
         return shards.any_free(plan, watch)
     record = run.record(instance.address)
@@ -52,23 +54,38 @@ def has_free_shards(instance: Instance, run: Run, watch: LeaseWatch) -> bool:
     raise NotUnderWay(f"{shards.what} is not divided into shards now; begin it with `shards` set above 1, then help")
 
 
+def _plan_of(instance: Instance, run: Run, fingerprint: str) -> tuple[Shards, ShardPlan | None]:
+    """Return the shards of the last attempt and their plan.
+
+    The plan is None if there is none or it has another fingerprint.
+    """
+    attempts = run.attempts(instance.address)
+    shards = run.shards(instance.address, attempts[-1].journal_name if attempts else fingerprint)
+    plan = shards.plan()
+    return shards, plan if plan is not None and plan.fingerprint == fingerprint else None
+
+
 def help_instance(
     instance: Instance, run: Run, *, progress: Progress | None = None, watch: LeaseWatch | None = None
 ) -> int:
-    """Work at open shards until none is left that no living process holds; returns how many were worked through here.
+    """Work on open shards as long as one is free of living holders; return the number finished by this process.
 
-    The instance is begun, and its rows are written, by `execute` in another process, which may have ended meanwhile.
-    Raises NotUnderWay where it is not begun in shards, and whatever its stage raises: its shard is then open again.
+    Another process starts the instance and writes its rows with `execute`; it may have ended meanwhile. Raises
+    NotUnderWay if the instance is not divided into shards, and whatever its stage raises, in which case the shard stays
+    open.
     """
     watch, work = watch or watch_leases(run.storage), instance.stage.work
     if not has_free_shards(instance, run, watch) or work is None:
         return 0
     inputs = bind_inputs(instance, run)
-    shards = run.shards(instance.address, fingerprint_of(instance, inputs))
-    plan = shards.plan()
+    shards, plan = _plan_of(instance, run, fingerprint_of(instance, inputs))
     if plan is None:
         return 0
-    with _log_beside(run, instance, plan) as log, tempfile.TemporaryDirectory(prefix="treadle-") as scratch:
+    with (
+        _log_beside(run, instance, plan) as log,
+        tempfile.TemporaryDirectory(prefix="treadle-") as scratch,
+        recalling(instance, run, Path(scratch), from_nothing=not plan.recalls) as recall,
+    ):
 
         def context_of(journal: JournalView) -> Context:
             return Context(
@@ -77,7 +94,7 @@ def help_instance(
                 settings=instance.settings,
                 inputs=open_inputs(run, inputs),
                 producers=instance.inputs,
-                journal=journal,
+                journal=recall.over(journal),
                 progress=progress or NullProgress(),
                 accept_failures=False,
                 scratch=Path(scratch),
@@ -91,7 +108,7 @@ def help_instance(
 
 @contextlib.contextmanager
 def _log_beside(run: Run, instance: Instance, plan: ShardPlan) -> Iterator[str]:
-    """A log of this process beside that of the attempt; its key."""
+    """Log this process to a file next to the attempt's log, and yield its key."""
     name = re.sub(r"[^A-Za-z0-9.-]", "-", f"{socket.gethostname()}-{os.getpid()}")
     key = run.attempt_key(instance.address, plan.attempt, f"workers/{name}.txt")
     path = run.storage.directory(key)

@@ -1,11 +1,11 @@
-"""The journal: durable memory of a running stage instance, so that a crash costs only what was in flight.
+"""Record the finished work of a running stage instance durably, so that a crash loses only what was in flight.
 
-A directory of append-only segments. Each record belongs to an *owner* (a rollout key) and is either one of its
-finished *units* (an LLM answer, a tool outcome) or, with an empty unit name, its final row. Why there is one journal
-and not a file per rollout or a database: `docs/decisions/0002-journal.md`. The format and the promises:
-`docs/behaviour/runs.md`.
+A journal is a directory of append-only segments. Each record belongs to an *owner* (a rollout key) and is either one of
+its finished *units* (an LLM answer, a tool outcome) or, with an empty unit name, its final row.
+`docs/decisions/0002-journal.md` explains why there is one journal and not a file per rollout or a database.
+`docs/behaviour/runs.md` has the format and the guarantees.
 
-Only locations are held in memory: one per finished owner, and one per unit of each unfinished owner.
+Memory holds only locations: one per finished owner, and one per unit of each unfinished owner.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ MAX_READERS = 128
 SEGMENT_BYTES = 64 * 1024 * 1024
 SYNC_INTERVAL_S = 0.1
 
-# Where a record lies, as one integer: of 200,000 finished owners it takes a third of the memory of an object.
+# A record's location is packed into one integer: for 200,000 finished owners it takes a third of an object's memory.
 _LENGTH_BITS = 34
 _OFFSET_BITS = 40
 
 
 def _place(segment: int, offset: int, length: int) -> int:
-    """Segment number, offset, and length in bytes with the record's header."""
+    """Pack a segment number, an offset, and a length in bytes that includes the record's header."""
     return (segment << _OFFSET_BITS | offset) << _LENGTH_BITS | length
 
 
 def _parts(place: int) -> tuple[int, int, int]:
-    """Segment number, offset and length of a place."""
+    """Unpack the segment number, offset and length of a location."""
     at = place >> _LENGTH_BITS
     return at >> _OFFSET_BITS, at & ((1 << _OFFSET_BITS) - 1), place & ((1 << _LENGTH_BITS) - 1)
 
@@ -57,9 +57,9 @@ def _parts(place: int) -> tuple[int, int, int]:
 class Journal:
     """Durable records by owner and unit; implements `core.stage.JournalView`.
 
-    `append` and `finish` hand the record to the kernel before they return, so it survives SIGKILL; a thread forces
-    the data to disk every 100 ms, which bounds what a power loss costs. The first record of an owner and unit wins.
-    One process at a time may have a journal open (the lease of the stage instance sees to that); its methods may be
+    `append` and `finish` pass the record to the kernel before they return, so it survives SIGKILL. A thread forces the
+    data to disk every 100 ms, which bounds what a power loss costs. The first record of an owner and unit wins. Only
+    one process at a time may have a journal open, which the lease of the stage instance ensures. The methods may be
     called from several threads.
     """
 
@@ -73,10 +73,10 @@ class Journal:
         max_readers: int = MAX_READERS,
         guard: Callable[[], None] | None = None,
     ) -> None:
-        """Open or create a journal and index what it holds; raises StorageError.
+        """Open or create a journal and index its records; raise StorageError if that fails.
 
-        `first_number`: the least number of a new segment. `max_readers`: segments kept open for reading. `guard` is
-        called before each record is written and may raise.
+        `first_number` is the smallest number of a new segment, `max_readers` the number of segments kept open for
+        reading. `guard` is called before each record is written and may raise.
         """
         self._directory = directory
         self._first_number = first_number
@@ -93,7 +93,7 @@ class Journal:
         self._salt = 0
         self._closed = False
         self.num_damaged = 0
-        """Damaged stretches found on opening; what they held is owed again."""
+        """Number of damaged spans found on opening; the work they recorded is pending again."""
         with storage_errors("open journal", directory):
             make_folder(directory)
             self._load()
@@ -116,26 +116,26 @@ class Journal:
         return len(self._units)
 
     def finished_owners(self) -> Iterator[str]:
-        """Owners whose final row is recorded, in the order of finishing."""
+        """Iterate over the owners whose final row is recorded, in the order of finishing."""
         return iter(self._finished)
 
     def is_finished(self, owner: str) -> bool:
-        """Whether the final row of this owner is recorded."""
+        """Return whether the final row of this owner is recorded."""
         return owner in self._finished
 
     def get(self, owner: str, unit: str) -> bytes | None:
-        """Value of one unit; None if it is owed or its owner is finished."""
+        """Return the value of one unit; None if it is pending or its owner is finished."""
         place = self._units.get(owner, {}).get(unit)
         return None if place is None else self._read(place)
 
     def finished(self, owner: str) -> bytes:
-        """The final row of an owner, read from disk; raises KeyError if there is none."""
+        """Read the final row of an owner from disk; raise KeyError if there is none."""
         return self._read(self._finished[owner])
 
     def append(self, owner: str, unit: str, value: bytes) -> None:
-        """Record a finished unit; nothing happens if it, or its owner's final row, is there already.
+        """Record a finished unit, unless the unit or its owner's final row is already recorded.
 
-        Raises StorageError where the disk refuses; what was recorded before stays readable.
+        Raises StorageError if writing fails; earlier records stay readable.
         """
         if not unit:
             raise ValueError("a unit needs a name")
@@ -145,20 +145,20 @@ class Journal:
                 self._units.setdefault(owner, {})[unit] = place
 
     def finish(self, owner: str, value: bytes) -> None:
-        """Record the final row of an owner, whose units are forgotten; the first final row wins."""
+        """Record the final row of an owner and drop its units; the first final row wins."""
         with self._lock:
             if owner not in self._finished:
                 self._finished[owner] = self._write(owner, "", value)
                 self._units.pop(owner, None)
 
     def flush(self) -> None:
-        """Force everything recorded so far to disk; raises StorageError."""
+        """Force all records to disk; raise StorageError if that fails."""
         with self._lock, storage_errors("force to disk", self._directory):
             if self._writer is not None:
                 os.fsync(self._writer)
 
     def seal(self) -> list[Path]:
-        """End the segment that is being written, so that it changes no more; paths of all segments."""
+        """End the current segment, so that no segment changes any more, and return the paths of all segments."""
         with self._lock, storage_errors("list", self._directory):
             if self._writer is not None:
                 self._sync.retire(self._writer)
@@ -166,7 +166,7 @@ class Journal:
             return [path for _, path in segments(self._directory)]
 
     def close(self) -> None:
-        """Force to disk and close; a second call does nothing."""
+        """Force all records to disk and close; a second call does nothing."""
         with self._lock, storage_errors("force to disk", self._directory):
             if self._closed:
                 return
@@ -199,7 +199,7 @@ class Journal:
         return place
 
     def _append_whole(self, record: bytes) -> None:
-        """Write all of a record; on failure remove the part that was written, so that the next can follow."""
+        """Write a whole record; on failure remove the part that was written, so that the next record can follow."""
         assert self._writer is not None
         try:
             write_all(self._writer, record)
@@ -207,7 +207,7 @@ class Journal:
             try:
                 os.ftruncate(self._writer, self._size)
             except OSError:
-                # The torn record must stay the last of its segment.
+                # The torn record must stay the last one of its segment.
                 self._sync.retire(self._writer)
                 self._writer = None
             raise
@@ -270,7 +270,12 @@ class Journal:
 
 
 def count_finished(directory: Path) -> int:
-    """Number of finished owners in a journal that another process may be writing; 0 where there is none."""
+    """Return the number of finished owners in a journal that another process may be writing; 0 if there is none."""
+    return len(finished_owners(directory))
+
+
+def finished_owners(directory: Path) -> set[str]:
+    """Return the finished owners in a journal that another process may be writing; none if there is no journal."""
     finished: set[str] = set()
 
     def keep(owner: str, unit: str, _offset: int, _length: int) -> None:
@@ -279,14 +284,17 @@ def count_finished(directory: Path) -> int:
 
     with storage_errors("read journal", directory):
         for _, path in segments(directory):
-            # An instance that completes meanwhile takes its journal away.
+            # An instance that completes meanwhile deletes its journal.
             with contextlib.suppress(FileNotFoundError):
                 scan(path, keep)
-    return len(finished)
+    return finished
 
 
 def finished_rows(directory: Path, most: int) -> list[bytes]:
-    """Final rows of up to so many owners in a journal that another process may be writing; none where there is none."""
+    """Return the final rows of up to `most` owners in a journal that another process may be writing.
+
+    Returns none if there is no journal.
+    """
     rows: dict[str, bytes] = {}
     with storage_errors("read journal", directory):
         for _, path in segments(directory):
@@ -314,7 +322,7 @@ def _values(path: Path, places: Mapping[str, tuple[int, int]], most: int) -> Ite
 
 
 class _SyncThread:
-    """Forces written data to disk in groups; sleeps while nothing is written."""
+    """A thread that forces written data to disk in batches, and sleeps while nothing is written."""
 
     def __init__(self, interval_s: float) -> None:
         self._interval_s = interval_s
@@ -328,25 +336,25 @@ class _SyncThread:
         self._thread.start()
 
     def wake(self, descriptor: int) -> None:
-        """Something was written to this segment."""
+        """Note that something was written to this segment."""
         self._current = descriptor
         if not self._written.is_set():
             self._written.set()
 
     def retire(self, descriptor: int) -> None:
-        """Force a segment to disk a last time, and close it, in the background."""
+        """Force a segment to disk one last time and close it, in the background."""
         with self._lock:
             self._retired.append(descriptor)
             self._current = None
         self._written.set()
 
     def check(self) -> None:
-        """Raise the failure of an earlier round: the medium lost data that it had taken."""
+        """Raise the failure of an earlier sync: the disk lost data that it had accepted."""
         if self._failure is not None:
             raise self._failure
 
     def stop(self) -> None:
-        """Finish the last round; raises its failure."""
+        """Finish the last sync and end the thread; raise the failure of a sync."""
         self._stopped.set()
         self._written.set()
         self._thread.join()
@@ -367,7 +375,7 @@ class _SyncThread:
             descriptors, self._retired = self._retired, []
             if self._current is not None:
                 try:
-                    # A copy, because the writer may be retired (and closed by nobody else) while this one is synced.
+                    # A duplicate, because the loop below closes it, while the writer continues to use the original.
                     descriptors.append(os.dup(self._current))
                 except OSError as error:
                     self._failure = error

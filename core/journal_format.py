@@ -1,6 +1,6 @@
-"""What the segments of a journal are made of, byte by byte: written by `core.journal`, read by whoever scans one.
+"""Encode and decode the segments of a journal.
 
-The format and its promises: `docs/behaviour/runs.md`.
+`core.journal` writes them. The format and its guarantees are in `docs/behaviour/runs.md`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _FILE_HEADER = struct.Struct("<7sBI")
 _FILE_MAGIC = b"TRDLJNL"
 _VERSION = 1
 _RECORD_HEADER = struct.Struct("<4sIHHI")
-# Not valid UTF-8, so that it occurs in no text that a model wrote.
+# Not valid UTF-8, so it occurs in no text of a model.
 _MARKER = b"\xffTJ\xfe"
 _CRC = struct.Struct("<I")
 _CRC_AT = 4
@@ -25,26 +25,26 @@ _LENGTHS = struct.Struct("<HHI")
 
 HEADER_BYTES = _FILE_HEADER.size
 MAX_NAME_BYTES = 0xFFFF
-"""Of an owner or a unit."""
+"""Maximum length of the name of an owner or a unit."""
 
 
 def segment_path(directory: Path, number: int) -> Path:
-    """File of a segment."""
+    """Return the file of a segment."""
     return directory / f"{number:08d}.journal"
 
 
 def segments(directory: Path) -> list[tuple[int, Path]]:
-    """Numbers and files of the segments of a journal, in their order."""
+    """Return the numbers and files of the segments of a journal, in order."""
     return sorted((int(path.stem), path) for path in directory.glob("*.journal") if path.stem.isdigit())
 
 
 def segment_header(salt: int) -> bytes:
-    """The first bytes of a segment; `salt` (32 bits) begins the checksum of each of its records."""
+    """Return the first bytes of a segment; `salt` (32 bits) starts the checksum of each of its records."""
     return _FILE_HEADER.pack(_FILE_MAGIC, _VERSION, salt)
 
 
 def salt_of(header: bytes, path: Path) -> int:
-    """The salt in a segment's header; raises StorageError naming `path` where it is none that can be read."""
+    """Return the salt in a segment's header; raise StorageError naming `path` if the header is not supported."""
     magic, version, salt = _FILE_HEADER.unpack(header)
     if magic != _FILE_MAGIC:
         raise StorageError(f"{path} is not a journal segment; move it out of the way")
@@ -55,14 +55,14 @@ def salt_of(header: bytes, path: Path) -> int:
 
 
 def record_bytes(owner: bytes, unit: bytes, value: bytes, salt: int) -> bytes:
-    """One record; an empty unit makes it the final row of its owner."""
+    """Return the bytes of one record; an empty unit makes it the final row of its owner."""
     lengths = _LENGTHS.pack(len(owner), len(unit), len(value))
     checked = b"".join((lengths, owner, unit, value))
     return b"".join((_MARKER, _CRC.pack(zlib.crc32(checked, salt)), checked))
 
 
 def value_of(record: bytes, salt: int) -> bytes | None:
-    """The value in one whole record; None where that is damaged."""
+    """Return the value in one complete record, or None if the record is damaged."""
     view, end = memoryview(record), len(record)
     if not record or _end_of(view, 0) != end or not _is_sound(view, 0, end, salt):
         return None
@@ -71,22 +71,22 @@ def value_of(record: bytes, salt: int) -> bytes | None:
 
 
 def scan(path: Path, keep: Callable[[str, str, int, int], None]) -> int:
-    """Call `keep(owner, unit, offset, length)` per sound record; returns the number of damaged stretches.
+    """Call `keep(owner, unit, offset, length)` for each intact record; return the number of damaged spans.
 
-    A record that was being written when its writer died is dropped without a word.
+    An incomplete record at the end, left by a killed writer, is dropped and not counted.
     """
     # Read, not mapped: from a cold disk the page faults of a map cost more than the copy.
     content = path.read_bytes()
     header = content[: _FILE_HEADER.size]
     if header == bytes(len(header)):
-        return 0  # After a power loss a file may have its length and none of its content.
+        return 0  # After a power loss a file may have its length but none of its content.
     if len(header) < _FILE_HEADER.size:
         return 0
     return _scan_records(content, salt_of(header, path), keep)
 
 
 def is_whole(path: Path) -> bool:
-    """Whether a file is a segment of sound records from its first byte to its last."""
+    """Return whether a file is a segment of intact records from its first byte to its last."""
     sound_bytes = HEADER_BYTES
 
     def keep(_owner: str, _unit: str, _offset: int, length: int) -> None:
@@ -96,7 +96,7 @@ def is_whole(path: Path) -> bool:
     try:
         return scan(path, keep) == 0 and sound_bytes == path.stat().st_size
     except StorageError:
-        return False  # Its header is none that this version knows.
+        return False  # The header is damaged or of another version.
 
 
 def _scan_records(content: bytes, salt: int, keep: Callable[[str, str, int, int], None]) -> int:
@@ -121,7 +121,7 @@ def _scan_records(content: bytes, salt: int, keep: Callable[[str, str, int, int]
 
 
 def _next_sound(content: bytes, start: int, salt: int) -> int:
-    """Offset of the next sound record at or after `start`, or -1."""
+    """Return the offset of the next intact record at or after `start`, or -1."""
     data = memoryview(content)
     offset = content.find(_MARKER, start)
     while offset >= 0:
@@ -133,7 +133,7 @@ def _next_sound(content: bytes, start: int, salt: int) -> int:
 
 
 def _end_of(data: memoryview, offset: int) -> int:
-    """Where the record that seems to begin at an offset ends; 0 where none can begin."""
+    """Return the end of the record that seems to begin at an offset, or 0 if no record can begin there."""
     if offset + _RECORD_HEADER.size > len(data):
         return 0
     marker, _, owner_length, unit_length, value_length = _RECORD_HEADER.unpack_from(data, offset)

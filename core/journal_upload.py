@@ -1,10 +1,10 @@
-"""The journal of a stage instance on an object root: kept on this machine, and sent up in sealed segments.
+"""Keep the journal of a stage instance on this machine and upload it to an object store in sealed segments.
 
     <journal key>/<number>.journal      segments; number = token of the holder x 10,000,000 + n
-    <journal key>/<token>.json          which segments this holder knows, its own and those that it found
+    <journal key>/<token>.json          segments that this holder lists: its own and those that it found
 
-A holder begins with the segments that the newest such list names. What an earlier holder sends up later is on no list,
-so it is as if it had never been written: `docs/behaviour/runs.md`. On a local root the journal alone is at work.
+A new holder starts with the segments on the newest list. Segments that an earlier holder uploads later are on no such
+list and are ignored: `docs/behaviour/runs.md`. On a local root the journal is used without uploads.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ SEAL_INTERVAL_S = 5.0
 _NUMBERS_PER_TOKEN = 10_000_000
 _AT_ONCE = 8
 _BRIEF = Patience(connect_s=3.0, request_s=20.0, retries=1, retrying_s=5.0)
-"""For what is tried again, or sent up when the attempt has failed already."""
+"""Retry policy of periodic uploads, which are repeated anyway, and of the last upload after a failed attempt."""
 
 
 class _List(BaseModel):
-    """What one holder knows of the journal."""
+    """The segments that one holder lists."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -55,10 +55,10 @@ def open_journal(
     from_nothing: bool = False,
     growing: Sequence[str] = (),
 ) -> Iterator[Journal]:
-    """The journal `key`, open for the length of a block.
+    """Open the journal `key` during a block.
 
-    `from_nothing` forgets what it holds. `growing`: keys of files that are sent up with it, such as a log. At the end
-    of the block everything has been sent up; raises StorageError if that fails, and RunError for a record that is
+    `from_nothing` discards its records. `growing` are the keys of files that are uploaded with it, such as a log. At
+    the end of the block everything has been uploaded. Raises StorageError if that fails, and RunError if a record is
     written after the lease was lost. Writing a record never waits for the endpoint.
     """
     directory = storage.directory(key)
@@ -77,13 +77,13 @@ def open_journal(
         ):
             yield journal
     except RunError:
-        # Whoever wrote the record could not wait for an answer; here the endpoint may say who has the lease.
+        # Writing a record cannot wait for the endpoint; this check can, and may name the new holder.
         lease.check()
         raise
 
 
 def count_recorded(storage: Storage, key: str) -> int:
-    """Number of finished owners in a journal; of another machine's, as far as it has been sent up."""
+    """Return the number of finished owners in a journal; for one of another machine, as of its last upload."""
     if not isinstance(storage, ObjectStorage):
         return count_finished(storage.directory(key))
     newest = _newest_list(storage, key, _sizes(storage, key))
@@ -93,9 +93,9 @@ def count_recorded(storage: Storage, key: str) -> int:
 
 
 def fetch_journal(storage: Storage, key: str) -> Path:
-    """A folder of this machine with the segments that count of a journal in which nobody records now.
+    """Fetch the listed segments of a journal that no process writes any more; return their local folder.
 
-    Raises StorageError where one is missing.
+    Raises StorageError if a segment is missing.
     """
     directory = storage.directory(key)
     if not isinstance(storage, ObjectStorage):
@@ -117,14 +117,14 @@ def fetch_journal(storage: Storage, key: str) -> Path:
 
 
 def last_token(storage: Storage, key: str) -> int:
-    """The greatest token of those who recorded in a journal of an object root; 0 for none, and elsewhere."""
+    """Return the largest token of the holders of a journal in an object store; 0 for none or a local root."""
     if not isinstance(storage, ObjectStorage):
         return 0
     return max(map(_token_of, _sizes(storage, key)), default=0)
 
 
 def delete_journal(storage: Storage, key: str, token: int) -> None:
-    """Remove the journal of a completed instance; what belongs to a later holder than `token` stays."""
+    """Delete the journal of a completed instance, except for files of holders later than `token`."""
     if not isinstance(storage, ObjectStorage):
         storage.delete(key)
         return
@@ -135,15 +135,15 @@ def delete_journal(storage: Storage, key: str, token: int) -> None:
 
 
 class JournalCopy:
-    """The objects of one journal, seen by the holder of its lease."""
+    """The objects of one journal, as the holder of its lease manages them."""
 
     def __init__(self, storage: ObjectStorage, key: str, lease: Lease) -> None:
         self._storage, self._key, self._lease = storage, key, lease
         self._known: set[int] = set()
-        """Numbers of the segments that are objects and on the list."""
+        """Numbers of the segments that are uploaded and listed."""
 
     def bring(self, *, from_nothing: bool) -> None:
-        """Make the local directory hold the records that count, and begin a list of our own."""
+        """Make the local directory hold exactly the valid segments, and start a list of our own."""
         sizes = _sizes(self._storage, self._key)
         newest = None if from_nothing else _newest_list(self._storage, self._key, sizes)
         listed = _numbers(newest[1].segments) if newest else set()
@@ -154,7 +154,7 @@ class JournalCopy:
             local = {number: path for number, path in segments(directory)}
             gone = listed - there.keys()
             if newest is not None and all(number in local and is_whole(local[number]) for number in gone):
-                # What its holder, on this machine, had not sent up, or not listed, when it was killed.
+                # Segments that their holder on this machine had not uploaded or listed when it was killed.
                 tail = {number for number in local if number // _NUMBERS_PER_TOKEN == newest[0]} - listed
             else:
                 if listed:
@@ -169,10 +169,10 @@ class JournalCopy:
         self.send(tail | gone, newest[1].num_finished if newest and listed | tail else 0)
 
     def send(self, numbers: Collection[int], num_finished: int) -> None:
-        """Make segments objects, then put them on our list; raises StorageError, and RunError without the lease."""
+        """Upload segments, then list them; raise StorageError if that fails, and RunError if the lease is lost."""
         self._lease.check()
         ordered = sorted(numbers)
-        # Listed as they come, so that of a long backlog nothing goes up twice.
+        # Listed in batches, so that no part of a long backlog is uploaded twice.
         for start in range(0, max(len(ordered), 1), _AT_ONCE):
             some = ordered[start : start + _AT_ONCE]
             with ThreadPoolExecutor(_AT_ONCE) as pool:
@@ -183,12 +183,12 @@ class JournalCopy:
     def _put_list(self, numbers: set[int], num_finished: int) -> None:
         content = _List(segments=tuple(_ranges(numbers)), num_finished=num_finished, machine=self._storage.machine())
         key, data = f"{self._key}/{self._lease.token:08d}.json", content.model_dump_json().encode()
-        # Conditional, so that an earlier put of ours that was held up on its way cannot take its place.
+        # Conditional, so that a delayed earlier put of ours cannot overwrite this one.
         while not self._storage.put_if(key, data, self._storage.get(key)):
             self._lease.check()
 
     def send_new(self, journal: Journal) -> None:
-        """Seal what has been recorded and send it up."""
+        """Seal the new records and upload them."""
         num_finished = journal.num_finished
         directory = self._storage.directory(self._key)
         journal.seal()
@@ -197,16 +197,16 @@ class JournalCopy:
             self.send(new, num_finished)
 
     def keep(self, key: str) -> None:
-        """Send a growing file up as it is now."""
+        """Upload the current content of a growing file."""
         self._storage.keep(key)
 
     def size(self, key: str) -> int:
-        """Bytes of a growing file."""
+        """Return the size of a growing file in bytes."""
         path = self._storage.directory(key)
         return path.stat().st_size if path.exists() else 0
 
     def brief(self) -> JournalCopy:
-        """The same, with less patience for the endpoint."""
+        """Return a copy of this object that uses short timeouts and few retries."""
         other = JournalCopy(self._storage.patient(_BRIEF), self._key, self._lease)
         other._known = self._known
         return other
@@ -216,7 +216,7 @@ class JournalCopy:
 
 
 class _Upload:
-    """Sends up what has been recorded, every few seconds and at the end of a block."""
+    """A background upload of new records, every few seconds and at the end of a block."""
 
     def __init__(self, copy: JournalCopy, journal: Journal, growing: Sequence[str]) -> None:
         self._copy, self._brief, self._journal = copy, copy.brief(), journal
@@ -238,7 +238,7 @@ class _Upload:
         try:
             self._brief.send_new(self._journal)
         except (StorageError, RunError) as error:
-            # What failed first is what the user is told.
+            # The user sees the original error, not this one.
             _log.warning("what was recorded last is only on this machine: %s", error)
 
     def _run(self) -> None:
@@ -248,7 +248,7 @@ class _Upload:
                 self._send_growing()
                 self._failing = False
             except RunError:
-                continue  # The lease is lost, and the next record says so; or it is renewed late, and this goes on.
+                continue  # The next record raises if the lease is lost; a late renewal lets a later round succeed.
             except (StorageError, OSError) as error:
                 if not self._failing:
                     _log.warning("records stay on this machine until they can be sent up: %s", error)
@@ -257,20 +257,20 @@ class _Upload:
     def _send_growing(self) -> None:
         for key, sent in self._sizes.items():
             size = self._brief.size(key)
-            # A long log is not sent again for each line.
+            # A long log is not uploaded again for each line.
             if size > sent + sent // 10:
                 self._brief.keep(key)
                 self._sizes[key] = size
 
 
 def _sizes(storage: ObjectStorage, key: str) -> dict[str, int]:
-    """Names of the segments and lists of a journal, and their bytes; what somebody else put there is passed over."""
+    """Return the names and sizes in bytes of the segments and lists of a journal, ignoring other files."""
     found = {name.removeprefix(f"{key}/"): size for name, size in storage.sizes(key).items()}
     return {name: size for name, size in found.items() if re.fullmatch(r"\d{8,}\.(journal|json)", name)}
 
 
 def _torn(local: Mapping[int, Path], sizes: Mapping[int, int]) -> set[int]:
-    """Which segments are not what has been sent up (`sizes`, in bytes), such as after a power loss."""
+    """Return the segments that differ from the uploaded ones (`sizes`, in bytes), for example after a power loss."""
     torn = {
         number
         for number in local.keys() & sizes.keys()

@@ -1,7 +1,7 @@
-"""What a run keeps by key, first writer wins: what its stages met outside, and must meet again as it was.
+"""Store values of a run by key, such as web responses, so that later stages get the same values; the first writer wins.
 
-A value is one object, put whole and forced to disk before `add` returns, so a kill leaves no half of one, and several
-processes and machines can share a store without asking each other.
+A value is one object, written whole and forced to disk before `add` returns, so a kill leaves no partial value. Several
+processes and machines can share a store without coordination.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ _FOLDER_DIGITS = 3
 
 
 class KeyedStore:
-    """Values below a folder of the root, each under 32 hex digits; none is ever replaced. Safe for threads."""
+    """Values below a folder of the root, each under a key of 32 hex digits; never replaced. Thread-safe."""
 
     def __init__(self, storage: Storage, prefix: str) -> None:
-        """`prefix`: key of the folder."""
+        """Use the folder with the key `prefix`."""
         self._storage = storage
         self._prefix = prefix
-        # On a file system they would wait for one lock, and add less together than one alone.
+        # On a file system, concurrent writers wait for one lock and are slower together than one alone.
         self.num_writers = 1 if isinstance(storage, LocalStorage) else 8
-        """How many threads of a process should add at once."""
+        """Recommended number of threads per process that call `add` concurrently."""
 
     def get(self, key: str) -> bytes | None:
-        """The value of a key, or None; raises ValueError for what is no key, StorageError."""
+        """Return the value of a key, or None; raise ValueError for an invalid key, StorageError if reading fails."""
         return self._storage.get(self._object(key))
 
     def add(self, key: str, value: bytes) -> bytes:
-        """Put a value in force unless there is one, and return the one in force; raises as `get` does."""
+        """Store a value unless the key has one, and return the stored one; raise as `get` does."""
         name = self._object(key)
         if self._storage.put_if(name, value, None):
             return value
@@ -42,14 +42,14 @@ class KeyedStore:
         return found
 
     def keys(self) -> Iterator[str]:
-        """All keys, sorted; other files that lie in the folder are passed over."""
+        """Iterate over all keys in sorted order, skipping other files in the folder."""
         for name in self._storage.keys(self._prefix):
             key = name.rsplit("/", 1)[-1]
             if _KEY.fullmatch(key) and name == self._object(key):
                 yield key
 
     def location(self, key: str = "") -> str:
-        """Path or URL of the store, or of a value, for people."""
+        """Return the path or URL of the store, or of a value, for display."""
         return self._storage.location(self._object(key) if key else self._prefix)
 
     def _object(self, key: str) -> str:

@@ -1,4 +1,4 @@
-"""The configuration of a run: free until something has been made, then locked, but for what may change or grow."""
+"""Lock the configuration of a run once it has results, except for keys that may change or grow."""
 
 from __future__ import annotations
 
@@ -28,11 +28,12 @@ def create_or_open_run(
     seed: int | None = None,
     schema: type[BaseModel] | None = None,
 ) -> Run:
-    """Create a run, or resume one made with the same semantic configuration; `schema` is that of both.
+    """Create a run, or resume one made with the same semantic configuration; `schema` describes both.
 
-    Raises RunError listing the keys that differ, unless nothing has been made yet: then the run takes the new ones.
-    Taken over are operational differences, those of revisable sections, and what growing lists and tables have
-    gained; the user's file is replaced by a newer one only.
+    Raises RunError listing the keys that differ, unless the run has no results yet: then it takes the new
+    configuration. Differences in operational keys and revisable sections, and items added to growing lists and tables,
+    are accepted, unless an instance is running with other semantic settings. If the resolved configuration has changed,
+    it is stored, and the user's file with it unless that is empty.
     """
     storage, key = open_storage(root), f"runs/{checked_id(run_id)}/run.json"
     before = storage.get(key)
@@ -40,6 +41,7 @@ def create_or_open_run(
         try:
             return Run.create(root, run_id, config_json, semantic_json, config_input, seed=seed)
         except RunError:
+            # Another process may have created the run meanwhile.
             if (before := storage.get(key)) is None:
                 raise
     run = Run(storage, parse_record(before, key, RunInfo))
@@ -50,30 +52,30 @@ def create_or_open_run(
     if run.info.semantic != semantic:
         _refuse_while_running(run, semantic)
         run.info = run.info.model_copy(update={"semantic": semantic, "seed": seed})
-        # Of two at once with different configurations one gets the run; the other is told what differs.
+        # If two processes with different configurations do this at once, one wins and the other gets the differences.
         if not storage.put_if(key, as_json(run.info), before):
             return create_or_open_run(root, run_id, config_json, semantic_json, config_input, seed=seed, schema=schema)
-    if run.config() != as_read_back(config_json):
+    if run.readable_config() != as_read_back(config_json):
         run.write_config(config_json, config_input)
     return run
 
 
 def check_config(run: Run, semantic_json: Mapping[str, Any], schema: type[BaseModel] | None = None) -> None:
-    """Raise RunError, listing the keys, where a configuration of a schema would not give this run's results."""
+    """Raise RunError, listing the keys, if a configuration would give other results than this run's."""
     if differences := differing_keys(run.info.semantic, as_read_back(semantic_json), schema):
         raise _refusal(run, differences)
 
 
 def is_untouched(run: Run) -> bool:
-    """Whether nothing has been made yet, and nobody is at it: no record, nothing in a journal or a store."""
-    # Beside its segments the journal of an object root has lists of them.
+    """Return whether the run has no results and no recorded work yet, and no running instance."""
+    # On an object root, a journal has lists of its segments as well.
     recorded = (key for key in run.storage.keys(run.key("journal")) if key.endswith(".journal"))
     made = any(run.storage.keys(run.key("records"))) or any(recorded) or any(run.storage.keys(run.key("store")))
     return not made and not any(status.state == "running" for status in run.statuses())
 
 
 def _refuse_while_running(run: Run, semantic: Mapping[str, Any]) -> None:
-    """Raise RunError where somebody works by the settings that are to change."""
+    """Raise RunError if an instance is running with the settings that are to change."""
     busy = [status.address for status in run.statuses() if status.state == "running"]
     if busy:
         changed = "; ".join(differing_keys(run.info.semantic, semantic)[:_SHOWN_DIFFERENCES])

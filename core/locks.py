@@ -1,9 +1,9 @@
-"""Leases: at most one process at a time works on a stage instance.
+"""Provide leases, so that at most one process at a time works on a stage instance.
 
-A lease has a fencing token, a number that grows with every holder of the same name, so that what a holder writes that
-lost its lease without noticing can be told from what the next one writes. The local lease stands on `flock`: the
-kernel drops it with its process, so nothing of a dead holder has to be cleaned up or waited for. That of an object
-store is in `core/object_lease.py`; `hold` takes the one that the root has.
+A lease has a fencing token, a number that grows with every holder. It distinguishes what a former holder writes, after
+losing its lease without noticing, from what its successor writes. The local lease uses `flock`: the kernel releases it
+with the process, so a dead holder leaves nothing to clean up or to wait for. `core/object_lease.py` has the lease for
+object stores; `hold_key` picks the right one for a root.
 """
 
 from __future__ import annotations
@@ -25,19 +25,20 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from treadle.core.errors import RunError
 from treadle.core.harmless import one_line
 from treadle.core.object_storage import ObjectStorage
+from treadle.core.place import identity_of, moved
 from treadle.core.storage import Storage, storage_errors, write_all
 
 _HOLDER_BYTES = 512
 _DOING_CHARS = 80
-# Looking who holds a lease takes a shared lock for an instant; taking it must not fail over that.
+# `living_holder` takes a shared lock for an instant, which must not make taking the lease fail.
 _TRIES = 5
 _PAUSE_S = 0.02
 _BRIEF_TRIES = 3000
-"""At one who holds it briefly, such as who removes leftovers: a minute."""
+"""Attempts if the holder holds the lease only briefly, such as a process that deletes leftovers: a minute."""
 
 
 class Holder(BaseModel):
-    """Who holds a lease, or held it last."""
+    """The current or last holder of a lease."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
@@ -47,41 +48,41 @@ class Holder(BaseModel):
     started_at: str
     """UTC, ISO 8601."""
     doing: str = ""
-    """What for, where that does not follow from what is held."""
+    """Purpose of the lease, if it does not follow from the name of the lease."""
     brief: bool = False
-    """Whether it will be over in moments, so that others wait for it instead of giving up."""
+    """Whether the lease ends in moments, so that others wait for it instead of giving up."""
 
 
 class Lease(Protocol):
-    """Permission to work on one thing until it is released, lost or expired."""
+    """The right to work on one thing, until the lease is released, lost or expired."""
 
     token: int
-    """Grows with every holder of the same lease."""
+    """Fencing token, which grows with every holder of the same lease."""
 
     def is_held(self) -> bool:
-        """Whether work may go on."""
+        """Return whether work may continue."""
         ...
 
     def guard(self) -> None:
-        """Raise RunError unless this process knows that it is held; asks nobody, so an event loop may call it."""
+        """Raise RunError unless the lease is known to be held; sends no request, so an event loop may call it."""
         ...
 
     def check(self) -> None:
-        """Raise RunError where it is no longer held; may ask an endpoint, and wait for it."""
+        """Raise RunError if the lease is no longer held; may call an endpoint and wait for it."""
         ...
 
     def release(self) -> None:
-        """Give it back; a second call does nothing."""
+        """Release the lease; a second call does nothing."""
         ...
 
 
 class FileLease:
-    """A lease held by `flock` on one file, which also names its holder. The file stays when it is released."""
+    """A lease held by `flock` on one file, which also names its holder. The file stays when the lease is released."""
 
     def __init__(self, path: Path, what: str, *, doing: str = "", brief: bool = False) -> None:
-        """Take the lease on `path`, for the thing named `what`; raises RunError naming a living holder.
+        """Take the lease on `path` for the thing named `what`; raise RunError naming a living holder.
 
-        `doing` is for others to read: what it is held for. One who holds it briefly (`brief`) is waited for.
+        `doing` tells other processes the purpose. Others wait for a lease that is held only briefly (`brief`).
         """
         self._path, self._what, self._doing, self._brief = path, what, doing, brief
         with storage_errors("lock", path):
@@ -89,6 +90,8 @@ class FileLease:
             self._descriptor: int | None = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
             try:
                 self._lock(what)
+                self._identity = identity_of(self._descriptor)
+                self._check_file()
                 self.token = self._announce()
             except BaseException:
                 self.release()
@@ -116,22 +119,29 @@ class FileLease:
             doing=one_line(self._doing)[:_DOING_CHARS],
             brief=self._brief,
         )
-        # One write of one size: a kill leaves the old holder or the new one, and the token never goes back.
+        # One write of fixed size: a kill leaves the old holder or the new one, and the token never decreases.
         os.lseek(self._descriptor, 0, os.SEEK_SET)
         write_all(self._descriptor, holder.model_dump_json().encode().ljust(_HOLDER_BYTES))
         return holder.token
+
+    def _check_file(self) -> None:
+        """Raise StorageError if the path of the lock file no longer leads to the file that is locked."""
+        with storage_errors("look up the lease", self._path):
+            if identity_of(self._path) != self._identity:
+                raise moved(f"the lock file of {self._what},", self._path)
 
     def is_held(self) -> bool:
         """See `Lease.is_held`; a local lease is never lost before it is released."""
         return self._descriptor is not None
 
     def guard(self) -> None:
-        """See `Lease.guard`."""
+        """See `Lease.guard`; also raises StorageError if the lock file was moved, as it is with the root or the run."""
         if self._descriptor is None:
             raise RunError(f"this process no longer holds {self._what}")
+        self._check_file()
 
     def check(self) -> None:
-        """See `Lease.check`; the kernel need not be asked."""
+        """See `Lease.check`; a local lease needs no further check than `guard`."""
         self.guard()
 
     def release(self) -> None:
@@ -142,14 +152,14 @@ class FileLease:
 
 
 def busy(what: str, holder: Holder | None) -> RunError:
-    """What a user is told who meets a living holder."""
+    """Return the error for a lease that a living process holds."""
     who = f"process {holder.pid} on {holder.host} since {holder.started_at}" if holder else "another process"
     return RunError(f"{what} is being run by {who}; wait until it ends, or stop it, then try again")
 
 
 @contextlib.contextmanager
 def hold(path: Path, what: str, *, brief: bool = False) -> Iterator[Lease]:
-    """Hold the lease on `path` for the length of a block; raises RunError where a living process has it."""
+    """Hold the lease on `path` during a block; raise RunError if a living process has it."""
     lease = FileLease(path, what, brief=brief)
     try:
         yield lease
@@ -167,9 +177,10 @@ def hold_key(
     seen: tuple[bytes, float] | None = None,
     brief: bool = False,
 ) -> Iterator[Lease]:
-    """The same for a lease of a root; its token is greater than `above` where the root is an object store.
+    """Hold the lease `key` of a root during a block; raise RunError if a living process has it.
 
-    `seen`: what a watch of it has seen, see `LeaseWatch`.
+    In an object store, its token is greater than `above`. `seen` is an earlier observation of the lease, from
+    `LeaseWatch.seen`.
     """
     if not isinstance(storage, ObjectStorage):
         with hold(storage.directory(key), what, brief=brief) as local:
@@ -186,7 +197,7 @@ def hold_key(
 
 
 def holder_of(storage: Storage, key: str) -> Holder | None:
-    """Who holds a lease of a root now, or None where nobody does."""
+    """Return the current holder of a lease of a root, or None."""
     if not isinstance(storage, ObjectStorage):
         return living_holder(storage.directory(key))
     from treadle.core.object_lease import holder_on
@@ -195,7 +206,7 @@ def holder_of(storage: Storage, key: str) -> Holder | None:
 
 
 def living_holder(path: Path) -> Holder | None:
-    """Who holds the lease on `path` now, or None where nobody does."""
+    """Return the current holder of the lease on `path`, or None."""
     with storage_errors("look up the lease", path):
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -211,9 +222,9 @@ def living_holder(path: Path) -> Holder | None:
 
 
 def write_fenced(storage: Storage, key: str, data: bytes, token: int, lease: Lease | None) -> None:
-    """Replace what the same or an earlier holder wrote into a JSON object; the tokens in one object never go down.
+    """Replace a JSON object that this or an earlier holder wrote; the token in it never decreases.
 
-    `data` bears the token. Raises RunError where a later holder wrote there, and where the lease is lost.
+    `data` contains `token`. Raises RunError if a later holder wrote the object, or if the lease is lost.
     """
     while True:
         if lease is not None:
@@ -230,7 +241,7 @@ def write_fenced(storage: Storage, key: str, data: bytes, token: int, lease: Lea
 
 
 def _token_in(content: bytes | None) -> int:
-    """0 where there is none, or something else."""
+    """Return the token in a JSON object, or 0 if it has none."""
     try:
         token = orjson.loads(content or b"{}")["token"]
     except (orjson.JSONDecodeError, KeyError, TypeError):
@@ -239,23 +250,23 @@ def _token_in(content: bytes | None) -> int:
 
 
 Look = Literal["free", "held", "unknown"]
-"""Of a lease: nobody has it or it has run out, a living process has it, or that cannot be told yet."""
+"""State of a lease: available or expired, held by a living process, or not yet known."""
 
 
 class LeaseWatch(Protocol):
-    """Leases that are looked at now and then by somebody who would like to have one; no look waits."""
+    """Repeated observation of leases by a process that tries to get one of them; no observation waits."""
 
     def look(self, key: str) -> Look:
-        """How it is with a lease."""
+        """Return the state of a lease."""
         ...
 
     def seen(self, key: str) -> tuple[bytes, float] | None:
-        """For `hold_key`, which need not watch again what was watched: what was seen first, and when."""
+        """Return the first observation of a lease and its time, so that `hold_key` need not wait as long again."""
         ...
 
 
 def watch_leases(storage: Storage) -> LeaseWatch:
-    """A watch of the leases of a root."""
+    """Return a watch of the leases of a root."""
     if not isinstance(storage, ObjectStorage):
         return _FileLeaseWatch(storage)
     from treadle.core.object_lease import ObjectLeaseWatch
@@ -264,7 +275,7 @@ def watch_leases(storage: Storage) -> LeaseWatch:
 
 
 class _FileLeaseWatch:
-    """The kernel knows at once."""
+    """A watch of local leases, whose state the kernel reports at once."""
 
     def __init__(self, storage: Storage) -> None:
         self._storage = storage

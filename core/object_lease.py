@@ -1,8 +1,8 @@
-"""A lease in an object store: a conditional put decides who has it, and it runs out where its holder falls silent.
+"""Implement a lease in an object store: a conditional put decides who has it, and it expires without renewals.
 
-No clocks of two machines are compared. The holder counts from before its last renewal was sent, and stops `safety_s`
-early; whoever waits counts from after it first saw that renewal. So the holder knows before anyone else may begin.
-The argument in full: `docs/behaviour/runs.md`.
+Clocks of two machines are never compared. The holder measures from before it sent its last renewal, and stops
+`safety_s` early. A waiting process measures from after it first saw that renewal. So the holder stops before any other
+process may start. `docs/behaviour/runs.md` has the full argument.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ from treadle.core.object_storage import ObjectStorage, Patience
 _log = logging.getLogger(__name__)
 
 _PATIENCE = Patience(connect_s=3.0, request_s=6.0, retries=1, retrying_s=4.0)
-"""Short: a renewal that hangs is worth nothing."""
+"""Short retry policy, because a renewal that hangs is useless."""
 _POLL_S = 1.0
 
 
 def since_boot() -> float:
-    """Seconds that also pass while the machine is suspended, as the clock of those who wait for its lease does."""
+    """Return the seconds since boot, including time suspended, as the clocks of waiting machines include it."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 @dataclass(frozen=True, slots=True)
 class LeaseTimes:
-    """The rhythm of a lease, and its clock."""
+    """The intervals of a lease, and its clock."""
 
     length_s: float = 30.0
-    """Whoever sees no renewal for so long takes it."""
+    """Time without a renewal after which another process takes the lease."""
     renew_s: float = 5.0
     safety_s: float = 5.0
-    """So much earlier its holder stops: clocks may run at different speeds."""
+    """Time by which the holder stops before the lease expires, because clocks may run at different speeds."""
     clock: Callable[[], float] = since_boot
     sleep: Callable[[float], None] = time.sleep
 
@@ -52,20 +52,20 @@ TIMES = LeaseTimes()
 
 
 class LeaseState(Holder):
-    """Content of the object."""
+    """The content of the lease object."""
 
     machine: str
-    """Working folder and boot of the holder's machine."""
+    """Identifier of the holder's working folder and of the boot of its machine."""
     nonce: str
     beat: int
-    """Number of the renewal; no two contents of the object are equal."""
+    """Number of the renewal; it makes all contents of the object distinct."""
     length_s: float
     renew_s: float
     released: bool = False
 
 
 class ObjectLease:
-    """A lease on one object; also a local one, so that a working folder has one process at a time."""
+    """A lease on one object. It includes a local lease, so that a working folder has one process at a time."""
 
     def __init__(
         self,
@@ -80,8 +80,9 @@ class ObjectLease:
     ) -> None:
         """Take the lease `key` for the thing named `what`, with a token greater than `above`.
 
-        Waits where another machine has it, until that renews it (RunError, after some seconds) or has been silent for
-        the length of the lease, counted from where it was `seen` first. Raises StorageError where the endpoint fails.
+        If another machine has it, waits until that machine renews it (then raises RunError, after some seconds), or
+        until it has not been renewed for its length, counted from the first observation (`seen`). Raises StorageError
+        if the endpoint fails.
         """
         self._storage, self._key, self._what = storage.patient(_PATIENCE), key, what
         self._times = times or TIMES
@@ -106,7 +107,7 @@ class ObjectLease:
             asked_at = clock()
             content = self._storage.get(self._key)
             holder = _parse(content)
-            # Of this machine: the local lease is ours, so that process has ended, or has lost it.
+            # Same machine: this process has the local lease, so the previous holder has ended or lost it.
             free = holder is None or holder.released or holder.machine == machine
             if free or (content == seen and holder is not None and asked_at - seen_at >= holder.length_s):
                 taken = self._take(content, max(above, holder.token if holder else 0) + 1, machine)
@@ -139,7 +140,7 @@ class ObjectLease:
         return state, data
 
     def keep_renewing(self) -> None:
-        """Renew it in the background until it is released or lost."""
+        """Renew the lease in the background until it is released or lost."""
         self._thread = threading.Thread(target=self._renew_until_stopped, name="treadle-lease", daemon=True)
         self._thread.start()
 
@@ -149,7 +150,7 @@ class ObjectLease:
             pause_s = self._times.renew_s if self.renew() else min(_POLL_S, self._times.renew_s)
 
     def renew(self) -> bool:
-        """Prove that nobody has taken it, and hold it for its length from now; False where that failed."""
+        """Renew the lease for its length from now, if no other process has taken it; return False if that failed."""
         with self._lock:
             if self._lost or self._stopped.is_set():
                 return False
@@ -167,7 +168,7 @@ class ObjectLease:
                 return True
             holder = _parse(found)
             if found is not None and holder is not None and holder.nonce == self._state.nonce:
-                # A renewal whose answer was lost arrived after all; the next one follows it.
+                # The renewal took effect, but its answer was lost; the next renewal builds on it.
                 self._state, self._content = holder, found
                 return False
             self._lost = True
@@ -176,17 +177,17 @@ class ObjectLease:
             return False
 
     def is_held(self) -> bool:
-        """See `Lease.is_held`; False before anyone else can have it."""
+        """See `Lease.is_held`; becomes False before another process can take the lease."""
         return not self._lost and not self._stopped.is_set() and self._times.clock() < self._valid_until
 
     def check(self) -> None:
-        """See `Lease.check`; a holder that was asleep asks once whether anyone has taken it."""
+        """See `Lease.check`; after a suspension, tries one renewal to find out whether the lease was taken."""
         if not self.is_held():
             self.renew()
         self.guard()
 
     def guard(self) -> None:
-        """See `Lease.guard`: its own clock tells, also while a renewal hangs."""
+        """See `Lease.guard`; decided by the local clock alone, so it works while a renewal hangs."""
         if not self.is_held():
             raise RunError(
                 f"this process no longer holds {self._what} ({self._trouble}); what was recorded is kept: "
@@ -194,7 +195,7 @@ class ObjectLease:
             )
 
     def release(self) -> None:
-        """See `Lease.release`; where the endpoint fails, others wait until it runs out."""
+        """See `Lease.release`; if the endpoint fails, others wait until the lease expires."""
         if self._stopped.is_set():
             return
         self._stopped.set()
@@ -211,7 +212,7 @@ class ObjectLease:
 
 
 class ObjectLeaseWatch:
-    """Implements `core.locks.LeaseWatch`: of another machine, a lease is watched over several looks."""
+    """A watch of leases in an object store; a lease of another machine needs several looks. Implements `LeaseWatch`."""
 
     def __init__(self, storage: ObjectStorage, times: LeaseTimes | None = None) -> None:
         self._storage, self._times = storage, times or TIMES
@@ -219,7 +220,7 @@ class ObjectLeaseWatch:
         self._living: set[str] = set()
 
     def look(self, key: str) -> Look:
-        """See `LeaseWatch.look`; `held` also of one that was renewed in an earlier look and has not run out since."""
+        """See `LeaseWatch.look`; also `held` if an earlier look saw a renewal and the lease has not expired since."""
         asked_at = self._times.clock()
         content = self._storage.get(key)
         state = _parse(content)
@@ -244,9 +245,9 @@ class ObjectLeaseWatch:
 
 
 def holder_on(storage: ObjectStorage, key: str, times: LeaseTimes | None = None) -> Holder | None:
-    """Who holds the lease `key`, or None where nobody does.
+    """Return the holder of the lease `key`, or None.
 
-    Exact where the last holder was on this machine; of another machine, a sign of life is waited for (10 s at most).
+    Exact if the last holder is on this machine. For another machine, waits for a renewal, 10 s at most.
     """
     times = times or TIMES
     first = storage.get(key)
@@ -272,7 +273,7 @@ def _as_bytes(state: LeaseState) -> bytes:
 
 
 def _parse(content: bytes | None) -> LeaseState | None:
-    """None where there is none, or something else was put there."""
+    """Parse the content of a lease object; return None if there is none or it is something else."""
     try:
         return None if content is None else LeaseState.model_validate_json(content)
     except ValidationError:

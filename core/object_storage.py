@@ -1,7 +1,7 @@
-"""A root in an object store that speaks the S3 protocol.
+"""Implement a root in an object store with the S3 protocol.
 
-Why obstore is the client: `docs/decisions/0004-object-store-client.md`. Growing files have a working folder on this
-machine, which outlives its process: what a kill left there is used again.
+`docs/decisions/0004-object-store-client.md` explains why obstore is the client. Growing files are kept in a working
+folder on this machine, which outlives the process: the files of a killed process are used again.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ _MISSING_BUCKET = "<Code>NoSuchBucket</Code>"
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How long an endpoint is waited for."""
+    """Timeouts and retries of requests to an endpoint."""
 
     connect_s: float = 5.0
     request_s: float = 60.0
-    """For one request, which moves at most 8 MiB (64 MiB for a journal segment)."""
+    """Timeout of one request, which transfers at most 8 MiB (64 MiB for a journal segment)."""
     retries: int = 4
-    """After failures that may pass: no connection, 5xx, 429."""
+    """Number of retries after transient failures: no connection, 5xx, 429."""
     retrying_s: float = 30.0
-    """No retry begins after this time."""
+    """Time after which no retry begins."""
 
 
 PATIENCE = Patience()
@@ -56,9 +56,10 @@ class ObjectStorage:
     def __init__(
         self, bucket: str, prefix: str = "", *, patience: Patience | None = None, work: Path | None = None
     ) -> None:
-        """`work`: the working folder; by default one below `$TREADLE_WORK` or the cache, named by the root.
+        """Connect to a bucket; `work` is the working folder.
 
-        Raises ConfigError where the client is not installed, or an AWS variable cannot be used.
+        The default working folder is named after the root, below `$TREADLE_WORK` or the cache. Raises ConfigError if
+        the client is not installed or an AWS variable is invalid.
         """
         self._checked_names(bucket, prefix)
         self._bucket, self._prefix = bucket, prefix
@@ -76,11 +77,11 @@ class ObjectStorage:
 
     @property
     def work(self) -> Path:
-        """The working folder on this machine."""
+        """Working folder on this machine."""
         return self._local.root
 
     def machine(self) -> str:
-        """Names this boot of this machine together with the working folder, whose local locks no other one shares."""
+        """Return an identifier of this boot of this machine and the working folder; local locks are valid within it."""
         if self._machine is None:
             self._local.put_if(_MACHINE_FILE, uuid.uuid4().hex.encode(), None)
             own = self._local.get(_MACHINE_FILE) or b""
@@ -91,7 +92,7 @@ class ObjectStorage:
         return self._machine
 
     def patient(self, patience: Patience) -> ObjectStorage:
-        """The same root, with another patience."""
+        """Return the same root with another retry policy."""
         return ObjectStorage(self._bucket, self._prefix, patience=patience, work=self.work)
 
     def location(self, key: str = "") -> str:
@@ -104,10 +105,10 @@ class ObjectStorage:
             _obstore().put(self._store, self._name(key), data, use_multipart=False)
 
     def put_if(self, key: str, data: bytes, expected: bytes | None) -> bool:
-        """See `Storage.put_if`: `If-None-Match: *`, or `If-Match` with the ETag of the content compared.
+        """See `Storage.put_if`: uses `If-None-Match: *`, or `If-Match` with the ETag of the content compared.
 
-        A put whose answer was lost is found to have happened by reading again: as long as every put writes something
-        new, True means that this one is in force.
+        If the answer to a put was lost, reading again shows whether it took effect. As long as every put writes new
+        content, True means that this put is in force.
         """
         import obstore.exceptions as refused
 
@@ -122,7 +123,7 @@ class ObjectStorage:
                     _obstore().put(self._store, self._name(key), data, mode=mode, use_multipart=False)
                     return True
                 except (refused.AlreadyExistsError, refused.PreconditionError):
-                    # S3 also refuses (409) while another put, which may come to nothing, is under way.
+                    # S3 also refuses (409) while another put is in progress, which may still fail.
                     refusals += 1
                     if refusals == _MOST_REFUSALS:
                         raise
@@ -133,7 +134,7 @@ class ObjectStorage:
             return self._get(key)[0]
 
     def _get(self, key: str) -> tuple[bytes | None, str | None]:
-        """Content and ETag."""
+        """Return content and ETag, both None if there is no object."""
         try:
             found = _obstore().get(self._store, self._name(key))
         except FileNotFoundError as error:
@@ -143,13 +144,13 @@ class ObjectStorage:
         return bytes(found.bytes()), found.meta["e_tag"]
 
     def open(self, key: str) -> io.BufferedIOBase:
-        """See `Storage.open`: ranged reads, all of one version of the object."""
+        """See `Storage.open`: uses ranged reads, all of one version of the object."""
         with self._errors("read", key):
             meta = _obstore().head(self._store, self._name(key))
         return io.BufferedReader(_Reader(self, key, meta["size"], meta["e_tag"]), _READ_AHEAD_BYTES)
 
     def read_range(self, key: str, start: int, end: int, version: str | None) -> bytes:
-        """Bytes from `start` up to `end` of one version (ETag); raises StorageError where it is not that any more."""
+        """Return bytes `start` to `end` (exclusive) of one version (ETag); raise StorageError if it has changed."""
         with self._errors("read", key):
             options: Any = {"range": (start, end)}
             if version is not None:
@@ -172,13 +173,13 @@ class ObjectStorage:
                 yield from (entry["path"] for entry in batch)
 
     def sizes(self, prefix: str) -> dict[str, int]:
-        """Keys of all objects below a prefix, with their lengths in bytes."""
+        """Return the keys of all objects below a prefix with their sizes in bytes."""
         with self._errors("list", prefix):
             batches = _obstore().list(self._store, self._name(prefix))
             return {entry["path"]: entry["size"] for batch in batches for entry in batch}
 
     def listed(self, prefix: str) -> Iterator[tuple[str, int, float]]:
-        """Keys of all objects below a prefix, with their lengths in bytes and when they were put (Unix time)."""
+        """Yield the key, the size in bytes and the time of the put (Unix time) of all objects below a prefix."""
         with self._errors("list", prefix):
             for batch in _obstore().list(self._store, self._name(prefix)):
                 yield from ((item["path"], item["size"], item["last_modified"].timestamp()) for item in batch)
@@ -190,7 +191,7 @@ class ObjectStorage:
             return sorted(path.rsplit("/", 1)[-1] for path in found)
 
     def delete(self, key: str) -> None:
-        """See `Storage.delete`; an interruption leaves some of the objects, which the next deletion finds."""
+        """See `Storage.delete`; if interrupted, the next deletion deletes the remaining objects."""
         self._local.delete(key)
         with self._errors("delete", key):
             doomed = [entry["path"] for batch in _obstore().list(self._store, self._name(key)) for entry in batch]
@@ -203,9 +204,10 @@ class ObjectStorage:
         return self._local.prepare(prefix)
 
     def publish(self, staged: Path, folder: str, manifest: str, *, replace: bool = False) -> bool:
-        """See `Storage.publish`: the manifest is put when everything else is there, and makes it an artifact.
+        """See `Storage.publish`: the manifest is put last, which makes the folder an artifact.
 
-        What a killed publication left is overwritten: under a name made of the content it is the same content.
+        Leftovers of a killed publication are overwritten with equal content, because the name is a digest of the
+        content.
         """
         key = f"{folder}/{manifest}"
         published = not replace and self.exists(key)
@@ -224,11 +226,11 @@ class ObjectStorage:
         return not published
 
     def directory(self, key: str) -> Path:
-        """See `Storage.directory`: in the working folder of this machine."""
+        """See `Storage.directory`: returns a path in the working folder of this machine."""
         return self._local.directory(key)
 
     def bring(self, key: str) -> Path:
-        """See `Storage.bring`: into the working folder, where it stays until the cache is cleared."""
+        """See `Storage.bring`: fetches into the working folder, where the file stays until the cache is cleared."""
         path = self._local.path(key)
         if not path.is_file():
             self.fetch(key)
@@ -245,7 +247,7 @@ class ObjectStorage:
         self._local.delete(key)
 
     def fetch(self, key: str) -> None:
-        """Write an object into its place below `directory`, whole or not at all."""
+        """Write an object to its path below `directory`, atomically."""
         with self._errors("read", key):
             content = self._get(key)[0]
         if content is None:
@@ -261,7 +263,7 @@ class ObjectStorage:
 
     @contextlib.contextmanager
     def _errors(self, action: str, key: str) -> Iterator[None]:
-        """Turn what the client raises into a StorageError of one line, without the server's page and our headers."""
+        """Turn errors of the client into a StorageError of one line, without response body and headers."""
         import obstore.exceptions as refused
 
         try:
@@ -275,7 +277,7 @@ class _Reads(Protocol):
 
 
 class _Reader(io.RawIOBase):
-    """Random access to one version of an object; `io.BufferedReader` reads ahead."""
+    """A random-access reader of one version of an object; `io.BufferedReader` adds the read-ahead."""
 
     def __init__(self, storage: _Reads, key: str, size: int, version: str | None) -> None:
         self._storage, self._key, self._size, self._version = storage, key, size, version
@@ -325,7 +327,7 @@ def _connect(bucket: str, prefix: str, patience: Patience) -> S3Store:
     options: Any = {"timeout": f"{patience.request_s:g}s", "connect_timeout": f"{patience.connect_s:g}s"}
     if endpoint is not None and endpoint.lower().startswith("http://"):
         options["allow_http"] = True
-    # The client takes no None for the provider's own address.
+    # The client does not accept None for the provider's default endpoint.
     place: Any = {} if endpoint is None else {"endpoint": endpoint}
     try:
         return S3Store(
@@ -344,7 +346,7 @@ def _endpoint() -> str | None:
 
 
 def _work_folder(root: str) -> Path:
-    """`$TREADLE_WORK` or `work` in the cache, and in it a folder of its own for each endpoint and root."""
+    """Return a folder for an endpoint and root, below `$TREADLE_WORK` or `work` in the cache."""
     from treadle.core.engines.cache import cache_root
 
     given = os.environ.get("TREADLE_WORK", "")
@@ -359,7 +361,7 @@ _URL = re.compile(r"performing [A-Z]+ (https?://[^/\s?@]+)/")
 
 
 def _meaning(error: Exception, bucket: str) -> str:
-    """What a failure means and what to do, in one line."""
+    """Return one line on what a failure means and what to do."""
     import obstore.exceptions as refused
 
     text = str(error)

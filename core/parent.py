@@ -1,6 +1,6 @@
-"""Ending with the process that started this one, so that a killed worker or script leaves no run behind.
+"""End this process when its parent process ends, so that a killed worker or script leaves no run behind.
 
-The kernel's parent-death signal is no way to do it: it comes when the parent's *thread* ends, which is usual.
+The kernel's parent-death signal does not work for this: it is sent when the parent's *thread* ends, which is common.
 """
 
 from __future__ import annotations
@@ -10,16 +10,18 @@ import signal
 import threading
 import time
 
+FROM_OUTSIDE = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
+"""Signals that end a child through no fault of its own: from the OOM killer, a scheduler or a terminal."""
 POLL_S = 0.5
 GRACE_S = 4.0
-"""Time for an orderly end; children under supervisors are gone a moment after it."""
+"""Seconds for an orderly end; supervisors kill their children shortly after it."""
 _EXIT_CODE = 130
 
 
 def stays_behind() -> bool:
-    """Whether this process was started to outlive what started it: with `nohup` or `setsid`, or on a terminal.
+    """Return whether this process was started to outlive its parent: with `nohup` or `setsid`, or on a terminal.
 
-    On a terminal the kernel's SIGHUP is what ends it, and the shell's `disown` what keeps it.
+    On a terminal, the kernel's SIGHUP ends the process unless the shell's `disown` keeps it.
     """
     if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN or os.getsid(0) == os.getpid():
         return True
@@ -31,7 +33,7 @@ def stays_behind() -> bool:
 
 
 def end_with_parent() -> None:
-    """From now on, end like on SIGTERM when the parent is gone; after GRACE_S at once. Does nothing the second time."""
+    """Send this process SIGTERM once its parent is gone, and exit GRACE_S later; a second call does nothing."""
     if not any(thread.name == _watch.__name__ for thread in threading.enumerate()):
         threading.Thread(target=_watch, args=(os.getppid(),), name=_watch.__name__, daemon=True).start()
 

@@ -1,7 +1,7 @@
-"""Rows to parquet files whose bytes depend on the rows alone, in bounded memory.
+"""Write rows to parquet files whose bytes depend only on the rows, in bounded memory.
 
-However the rows arrive (one by one, in batches, over several attempts), row groups and parts are cut at the same
-places, so equal rows give equal files.
+Row groups and parts are cut at the same places however the rows arrive (one by one, in batches, over several attempts),
+so equal rows give equal files.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ _CHUNK_ROWS = 256
 
 
 class TableWriter:
-    """Writes checked rows into `<folder>/<name>` or, with several parts, `part-00000.parquet`, ...
+    """A writer of checked rows to `<folder>/<name>` or, in several parts, to `part-00000.parquet` and so on.
 
-    A row group ends after 4,096 rows or 32 MiB of text and numbers, a part after 64 row groups. Rows must have all
-    columns of the table and no others.
+    A row group ends after 4,096 rows or 32 MiB of text and numbers, a part after 64 row groups. Rows must have exactly
+    the columns of the table.
     """
 
     def __init__(self, table: Table, folder: Path, *, name: str | None = None, unique: bool = True) -> None:
-        """`name`: one file of that name. `unique`: refuse a second row with the same key."""
+        """Prepare to write; `name` selects a single file, `unique` rejects a second row with the same key."""
         self._table = table
         self._folder = folder
         self._name = name
@@ -47,12 +47,12 @@ class TableWriter:
         self._part_groups = 0
         self._file: Any = None
         self.num_rows = 0
-        """Rows taken so far."""
+        """Number of rows written so far."""
         self.files: list[str] = []
         """Names of the files, in order."""
 
     def write(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Append rows; raises ArtifactError naming row and column, StorageError where the disk refuses."""
+        """Append rows; raise ArtifactError naming row and column, or StorageError if the disk fails."""
         for row in rows:
             self._check(row)
             self._rows.append(row)
@@ -65,7 +65,7 @@ class TableWriter:
                 self._convert()
 
     def close(self) -> None:
-        """Write what is left; a table without rows becomes a file with the schema alone."""
+        """Write the remaining rows; a table without rows becomes a file with only the schema."""
         if self._group_rows:
             self._end_group()
         if not self.files:
@@ -73,7 +73,7 @@ class TableWriter:
         self._close_part()
 
     def abandon(self) -> None:
-        """Close the open file, whatever its state: after a failed write closing it fails once more."""
+        """Close the open file; after a failed write, closing fails again, which is ignored."""
         file, self._file = self._file, None
         if file is not None:
             with contextlib.suppress(OSError, pa.ArrowException):
@@ -118,7 +118,7 @@ class TableWriter:
             try:
                 pa.array([value], field.type)
             except UnicodeError:
-                what = "is text that cannot be encoded (a lone surrogate); clean it where it enters"
+                what = "is text that cannot be encoded (a lone surrogate); clean it at its source"
             except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
                 what = f"does not fit {field.type}: {error}"
             else:
@@ -135,7 +135,8 @@ class TableWriter:
 
     def _end_group(self) -> None:
         self._convert()
-        # One chunk per column: page boundaries would depend on how many there are. The chunks go before it is written.
+        # One chunk per column, because page boundaries depend on the number of chunks. The chunks are freed before the
+        # write.
         group = pa.Table.from_batches(self._chunks, schema=self._schema).combine_chunks()
         self._chunks, self._group_rows, self._group_bytes = [], 0, 0
         with storage_errors("write", self._folder):
@@ -166,13 +167,13 @@ class TableWriter:
 
 
 def _stored_schema(table: Table) -> pa.Schema:
-    """The schema as files carry it: kind and version, and no column texts, whose wording may change."""
+    """Return the schema to store: with kind and version, without column descriptions, whose wording may change."""
     fields = [field.remove_metadata() for field in table.schema]
     return pa.schema(fields, {"treadle.kind": table.kind, "treadle.schema_version": str(table.version)})
 
 
 def _row_bytes(row: Mapping[str, Any]) -> int:
-    """About the memory that a row takes; it must depend on nothing but the row."""
+    """Return the approximate memory of a row, which must depend only on the row."""
     total = 0
     for value in row.values():
         if isinstance(value, str):

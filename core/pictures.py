@@ -1,4 +1,4 @@
-"""Pictures for reports, drawn with matplotlib: equal data gives equal bytes."""
+"""Draw pictures for reports with matplotlib; equal data gives equal bytes."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from treadle.core.errors import ConfigError
 
 COLOUR, LIGHT, WARM = "#2a5d9f", "#b5cbe6", "#b03030"
 _STYLE: dict[Any, Any] = {
-    "svg.hashsalt": "treadle",  # ids inside the file would be drawn at random
+    "svg.hashsalt": "treadle",  # Without it, ids in the file are random.
     "svg.fonttype": "none",
-    "text.parse_math": False,  # a `$` in a name is a `$`
+    "text.parse_math": False,  # Show a `$` in a name as it is.
     "font.size": 9.0,
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -21,9 +21,10 @@ _STYLE: dict[Any, Any] = {
 
 
 def draw_svg(draw: Callable[[Any], None], *, width: float, height: float) -> bytes:
-    """An SVG of so many inches, without a date, drawn ids and the user's own style; `draw` is given the empty figure.
+    """Return an SVG of the given size in inches; `draw` is called with the empty figure.
 
-    Raises ConfigError without matplotlib.
+    The file does not depend on the date, random ids or the user's matplotlib style. Raises ConfigError without
+    matplotlib.
     """
     try:
         import matplotlib.style
@@ -33,7 +34,7 @@ def draw_svg(draw: Callable[[Any], None], *, width: float, height: float) -> byt
     from matplotlib.figure import Figure
 
     with matplotlib.style.context(["default", _STYLE]), warnings.catch_warnings():
-        # Texts stay texts, for which whoever shows the picture has fonts.
+        # Text is stored as text, so the viewer's fonts count, not those of this machine.
         warnings.filterwarnings("ignore", "Glyph .* missing from font", UserWarning)
         figure = Figure(figsize=(width, height), layout="constrained")
         FigureCanvasSVG(figure)

@@ -1,4 +1,4 @@
-"""Which code made a result: package versions and the state of the source tree."""
+"""Identify the code that made a result: package versions and the state of the source tree."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _GIT_TIMEOUT_S = 5.0
 
 
 def package_versions(names: Iterable[str] = _PACKAGES) -> dict[str, str]:
-    """Versions of Python and of those of the packages that are installed."""
+    """Return the versions of Python and of the installed ones of these packages."""
     versions = {"python": platform.python_version()}
     versions.update((name, version) for name in names if (version := _version(name)) is not None)
     return versions
@@ -30,9 +30,9 @@ def _version(name: str) -> str | None:
 
 @functools.cache
 def git_state(folder: Path | None = None) -> str | None:
-    """Commit of the checkout that this code runs from, with `-dirty` if it was changed; None outside of one.
+    """Return the commit of this code's checkout, with `-dirty` if it was changed; None outside of a checkout.
 
-    As it was at the first question: what is imported does not change with the checkout.
+    The first call decides for the whole process, because imported code does not change with the checkout.
     """
     source = folder or Path(__file__).resolve().parents[1]
     if not (source / ".git").exists():

@@ -1,4 +1,4 @@
-"""Records as files: written as JSON with a digest of the rest, and read with their version and that digest checked."""
+"""Store records as JSON files with a digest, and check format version and digest when reading them."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _DIGEST = "digest"
 
 
 def as_read_back(value: Mapping[str, Any]) -> Any:
-    """As it reads back from a file, so that tuples and paths compare equal to what was stored."""
+    """Convert a value as if written to JSON and read back, so that tuples and paths compare equal to stored ones."""
     return orjson.loads(orjson.dumps(value, default=str))
 
 
 def as_json(value: BaseModel | dict[str, Any], exclude: set[str] | None = None) -> bytes:
-    """Content of the file; that of a stored record has a digest of itself. `exclude`: keys to leave out."""
+    """Return the content of the file, with a digest if it is a stored record; `exclude` are keys to leave out."""
     data = value.model_dump(mode="json", exclude=exclude) if isinstance(value, BaseModel) else value
     if isinstance(value, StoredRecord):
         data = _sealed(as_read_back(data))
@@ -32,16 +32,16 @@ def as_json(value: BaseModel | dict[str, Any], exclude: set[str] | None = None) 
 
 
 def load_record(storage: Storage, key: str, model: type[T_Record]) -> T_Record | None:
-    """A record, or None where there is no such file.
+    """Read a record, or return None if the file does not exist.
 
-    Raises RunError for one that cannot be read, is of another version, or is not what was written.
+    Raises RunError if the record cannot be read, has another format version, or was changed after it was written.
     """
     content = storage.get(key)
     return None if content is None else parse_record(content, key, model)
 
 
 def parse_record(content: bytes, key: str, model: type[T_Record]) -> T_Record:
-    """The record that a file holds, which `key` names in errors; raises RunError as `load_record` does."""
+    """Parse the content of a record's file, which `key` names in errors; raise RunError as `load_record` does."""
     try:
         loaded = model.model_validate_json(content)
     except ValidationError as error:
@@ -62,10 +62,10 @@ def parse_record(content: bytes, key: str, model: type[T_Record]) -> T_Record:
 
 
 def _sealed(data: Mapping[str, Any]) -> dict[str, Any]:
-    """The content of a stored record, JSON-able, with the digest of all the rest of it."""
+    """Return the JSON-able content of a stored record with the digest of its other keys."""
     return {**data, _DIGEST: digest_json({key: value for key, value in data.items() if key != _DIGEST})}
 
 
 def _is_unchanged(data: Mapping[str, Any]) -> bool:
-    """Whether a stored record still is what was written; also where it has no digest, as earlier versions wrote it."""
+    """Return whether a stored record is unchanged; also true without a digest, which earlier versions did not write."""
     return _DIGEST not in data or _sealed(data) == data

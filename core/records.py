@@ -1,6 +1,6 @@
-"""What a run writes down about itself: its identity, the stage records, the attempts.
+"""Define the records that a run stores: its identity, stage records and attempts.
 
-These models are the format of the JSON files; `docs/behaviour/runs.md` says which file means what.
+These models are the format of the JSON files; `docs/behaviour/runs.md` describes each file.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ InstanceState = Literal["completed", "running", "failed", "interrupted", "crashe
 
 
 class _Record(BaseModel):
-    # `ignore`: a newer Treadle may add keys; status and lineage of an older one go on working.
+    # `ignore`: a newer Treadle may add keys; status and lineage of an older one still work.
     model_config = ConfigDict(frozen=True, extra="ignore")
 
 
 class StoredRecord(_Record):
-    """What lies in a file of its own."""
+    """A record that is stored in a file of its own."""
 
     format: int = FORMAT
-    """Version of the file's meaning; a file without one is of version 1."""
+    """Version of the file's format; a file without this key is of version 1."""
 
 
 class RunInfo(StoredRecord):
-    """`run.json`: written when the run is created, and again with what may change of its configuration."""
+    """The content of `run.json`: written when the run is created, and again if changeable configuration changes."""
 
     run_id: str
     created_at: str
@@ -39,10 +39,10 @@ class RunInfo(StoredRecord):
     seed: int | None
     treadle_version: str
     git: str | None
-    """Commit of the source tree, `-dirty` if changed; None outside of a checkout."""
+    """Commit of the source tree, with `-dirty` if changed; None outside of a checkout."""
     packages: dict[str, str]
     semantic: dict[str, Any]
-    """The configuration without operational keys; locked once anything has been made, but for revisable sections."""
+    """Configuration without operational keys; locked except for revisable sections once the run has results."""
 
 
 class InputRef(_Record):
@@ -53,57 +53,59 @@ class InputRef(_Record):
 
 
 class StageRecord(StoredRecord):
-    """The result of a stage instance; exists only when everything that it names has been committed."""
+    """The result of a stage instance; it exists only if all artifacts that it names are committed."""
 
     address: str
     stage: str
     version: int
     fingerprint: str
-    """Hex digits: what was done."""
+    """Hex digest of the work that was done."""
     settings: Any
-    """The semantic settings."""
+    """Settings without operational keys."""
     inputs: dict[str, tuple[InputRef, ...]]
     outputs: dict[str, ArtifactRef]
     telemetry: dict[str, str]
-    """Kind -> file below the root."""
+    """Files below the root by kind of telemetry table."""
     metrics: dict[str, Any]
     attempt: int
     """Number of the attempt that completed it."""
     token: int = 0
-    """Fencing token of the lease under which it was made; one with a lower token does not replace it."""
+    """Fencing token of the lease under which the result was made; a record with a lower token does not replace it."""
     started_at: str
     finished_at: str
     versions: dict[str, str]
     same_as: str = ""
-    """Address of an earlier iteration whose result this is: what would have been done was the same. `attempt` is 0, and
-    telemetry and metrics are those of that result, so that sums over a run leave this one out."""
+    """Address of the earlier iteration whose result is reused, because the work would have been the same. `attempt` is
+    then 0. Telemetry and metrics are those of the original result, so sums over a run skip this record."""
     reused: bool = False
-    """Set on the copy that `execute` returns when nothing had to be done; never stored."""
+    """Whether nothing had to be done; set only on the copy that `execute` returns, never stored."""
 
     def outputs_in_words(self) -> str:
-        """Its artifacts with their numbers of rows, for a log."""
+        """Return the artifacts with their numbers of rows, for a log."""
         return ", ".join(f"{ref.folder} ({ref.num_rows} rows)" for ref in self.outputs.values())
 
     @property
     def imported_from(self) -> str | None:
-        """Name of the file of another program that the result was read from; None where the stage made it."""
+        """Name of the other program's file that the result was imported from; None if the stage made it."""
         name = self.metrics.get("imported_from")
         return name if isinstance(name, str) else None
 
 
 class AttemptRecord(StoredRecord):
-    """`attempt.json`: one try at a stage instance."""
+    """The content of `attempt.json`: one attempt at a stage instance."""
 
     address: str
     number: int
     state: AttemptState
     fingerprint: str
     journal: str = ""
-    """Name of its journal, where that is not the fingerprint's."""
+    """Name of its journal, if it is not that of the fingerprint."""
     fills_gaps: bool = False
-    """Whether it is to make up for what was accepted as missing in the result in force."""
+    """Whether the attempt fills gaps that were accepted in the current result."""
+    retried: tuple[str, ...] = ()
+    """Statuses whose rows in the current result the attempt retries."""
     inputs: dict[str, tuple[InputRef, ...]] | None = None
-    """What it reads; None where an earlier version wrote this."""
+    """Artifacts that it reads; None in records of earlier versions."""
     forced: bool
     pid: int
     host: str
@@ -112,39 +114,44 @@ class AttemptRecord(StoredRecord):
     started_at: str
     finished_at: str | None = None
     error: str | None = None
-    """One line."""
+    """One line; None unless the attempt failed or was interrupted."""
 
     @property
     def journal_name(self) -> str:
-        """What its journal goes by, for `Run.journal_key` and `Run.shards`."""
+        """Name of its journal, for `Run.journal_key` and `Run.shards`."""
         return self.journal or self.fingerprint
 
 
 class InstanceStatus(_Record):
-    """What is known of a stage instance at one moment."""
+    """The state of a stage instance at one moment."""
 
     address: str
     state: InstanceState
     num_rows: dict[str, int]
-    """Per output table of the record in force; empty where there is none."""
+    """Number of rows per output table of the current result; empty if there is none."""
     num_finished: int
-    """Owners finished in the journal of an attempt that has not completed."""
+    """Number of owners finished in the journal of an attempt that has not completed."""
     num_attempts: int
     error: str | None
-    """Of the last attempt, where it did not complete."""
+    """Error of the last attempt, if it did not complete."""
     forced_state: InstanceState | None = None
-    """How a later, forced attempt at the result in force ended, where it did not complete."""
+    """State of a later forced attempt that did not complete, while the earlier result stays current."""
     gaps_state: InstanceState | None = None
-    """The same of a later attempt to fill the gaps that were accepted in it."""
+    """State of a later attempt to fill accepted gaps in the current result that did not complete."""
+    retry_state: InstanceState | None = None
+    """State of a later attempt to retry rows with certain statuses that did not complete."""
+    retried: tuple[str, ...] = ()
+    """Statuses of those rows."""
     same_as: str = ""
-    """Address of an earlier iteration that has the same result; empty where it was made here, or is only here now."""
+    """Address of an earlier iteration with the same result; empty if the result was made here or now exists only
+    here."""
     was_same_as: str = ""
-    """Address of the earlier iteration that it was taken over from, where that has been made anew since."""
+    """Address of the earlier iteration that the result was reused from, if that one has since been rerun."""
     imported_from: str = ""
-    """Name of the file of another program that the result was read from; empty where a stage made it."""
+    """Name of the other program's file that the result was imported from; empty if a stage made it."""
     waits_for: str = ""
-    """The GPU that a process of this machine, which is about to make it, waits for."""
+    """GPU that a process on this machine waits for in order to run the instance."""
     log: str | None
-    """Log of the last attempt, below the root."""
+    """Key of the last attempt's log, below the root."""
     started_at: str | None
     finished_at: str | None

@@ -1,4 +1,4 @@
-"""A run: one configuration, and what its stage instances have done so far.
+"""Store a run: one configuration, and the state of its stage instances.
 
     <root>/artifacts/<kind>/<digest>/                    shared by all runs
     <root>/runs/<run_id>/run.json                        identity and locked configuration
@@ -6,10 +6,10 @@
                          records/<address>.json          one result per stage instance
                          attempts/<address>/<n>/         attempt.json, log.txt, telemetry
                          journal/<address>/<fingerprint> work in progress
-                         store/<name>/<3 digits>/<key>   what its stages met outside, by key
+                         store/<name>/<3 digits>/<key>   values by key, such as web responses
                          locks/<address>.lock            and locks/<address>/<n>.lock of its shards
 
-Everything is readable without this program, and paths inside are relative to the root, so that it can be moved.
+All files are readable without this program, and paths in them are relative to the root, so the root can be moved.
 """
 
 from __future__ import annotations
@@ -70,10 +70,10 @@ class Run:
         *,
         seed: int | None = None,
     ) -> Run:
-        """Create a run; raises RunError where it exists, StorageError where the root cannot be written.
+        """Create a run; raise RunError if it exists, StorageError if the root cannot be written.
 
-        `config_json` is the resolved configuration, `semantic_json` the same without operational keys,
-        `config_input` the file as the user wrote it.
+        `config_json` is the resolved configuration, `semantic_json` the same without operational keys, `config_input`
+        the file as the user wrote it.
         """
         storage = open_storage(root)
         info = RunInfo(
@@ -86,7 +86,8 @@ class Run:
             semantic=dict(semantic_json),
         )
         run = cls(storage, info)
-        # Held, so that of two processes at once the loser does not put its configuration beside the winner's identity.
+        # With the lease, of two concurrent processes the loser cannot put its configuration next to the winner's
+        # identity.
         taken = RunError(f"run {run_id} exists already in {root}; resume it, or choose another run id")
         with hold_key(storage, run.key("locks/run.lock"), f"the creation of run {run_id}") as lease:
             if storage.exists(run.key("run.json")):
@@ -99,7 +100,7 @@ class Run:
 
     @classmethod
     def open(cls, root: str | Path, run_id: str) -> Run:
-        """Open a run; raises RunError where there is none."""
+        """Open a run; raise RunError if it does not exist."""
         storage = open_storage(root)
         info = load_record(storage, f"runs/{checked_id(run_id)}/run.json", RunInfo)
         if info is None:
@@ -108,31 +109,46 @@ class Run:
         return cls(storage, info)
 
     def key(self, name: str) -> str:
-        """Key of something that belongs to this run, relative to the root."""
+        """Return the key, relative to the root, of something that belongs to this run."""
         return f"runs/{self.run_id}/{name}"
 
     def config(self) -> dict[str, Any]:
-        """The resolved configuration as last written; raises RunError for a damaged one."""
-        key = self.key("config.json")
-        content = self.storage.get(key)
+        """Return the resolved configuration as last written; raise RunError if it is damaged."""
+        content = self.storage.get(self.key("config.json"))
+        if content is None:
+            return {}
         try:
-            return {} if content is None else orjson.loads(content)
+            config = orjson.loads(content)
         except orjson.JSONDecodeError as error:
-            raise RunError(
-                f"{key} cannot be read ({error}); delete it, then name the configuration file of the run again"
-            ) from None
+            raise self._damaged_config(str(error)) from None
+        if not isinstance(config, dict):
+            raise self._damaged_config(f"it holds a {type(config).__name__} instead of an object")
+        return config
+
+    def readable_config(self) -> dict[str, Any]:
+        """Return the resolved configuration, or {} if it is damaged, for callers that are about to write it again."""
+        try:
+            return self.config()
+        except RunError:
+            return {}
+
+    def _damaged_config(self, problem: str) -> RunError:
+        return RunError(
+            f"{self.storage.location(self.key('config.json'))} cannot be read ({problem}); run the command with the "
+            f"configuration file of the run, which writes it again: treadle run CONFIG.toml --run {self.run_id}"
+        )
 
     def record(self, address: Address) -> StageRecord | None:
-        """The result of a stage instance, or None."""
+        """Return the current result of a stage instance, or None."""
         return load_record(self.storage, self.key(f"records/{address}.json"), StageRecord)
 
     def records(self) -> list[StageRecord]:
-        """All results, by address."""
+        """Return all current results, sorted by address."""
         found = (self.record(address) for address in self._addresses("records"))
         return [record for record in found if record is not None]
 
     def readable_records(self) -> tuple[list[StageRecord], dict[str, str]]:
-        """All results that can be read, by address, and for the files of the others what is wrong with them."""
+        """Return all readable results, sorted by address, and the problem with each unreadable file, by key."""
         records, problems = [], {}
         for address in self._addresses("records"):
             try:
@@ -144,16 +160,16 @@ class Run:
         return records, problems
 
     def write_record(self, record: StageRecord, lease: Lease | None = None) -> None:
-        """Put the result of a stage instance in force; raises RunError where a later holder's is there."""
+        """Make a record the current result of its instance; raise RunError if a later holder has written one."""
         key = self.key(f"records/{record.address}.json")
         write_fenced(self.storage, key, as_json(record, exclude={"reused"}), record.token, lease)
 
     def rows(self, ref: ArtifactRef) -> ArtifactReader:
-        """Open an artifact; raises ArtifactError."""
+        """Open an artifact; raise ArtifactError if it is missing or damaged."""
         return ArtifactReader(self.storage, ref)
 
     def attempts(self, address: Address) -> list[AttemptRecord]:
-        """All attempts at a stage instance, oldest first."""
+        """Return all attempts at a stage instance, oldest first."""
         prefix = self.key(f"attempts/{address}")
         numbers = sorted(
             int(match[1])
@@ -167,11 +183,11 @@ class Run:
         return [attempt for attempt in found if attempt is not None]
 
     def attempt_key(self, address: Address, number: int, name: str = "") -> str:
-        """Key of an attempt's folder, or of a file in it."""
+        """Return the key of an attempt's folder, or of a file in it."""
         return self.key(f"attempts/{address}/{number}" + (f"/{name}" if name else ""))
 
     def open_attempt(self, attempt: AttemptRecord, lease: Lease) -> AttemptRecord:
-        """Write the first state of an attempt; its number is raised where another process took it meanwhile."""
+        """Write the first state of an attempt; increase its number if another process has taken it meanwhile."""
         address = Address.parse(attempt.address)
         lease.check()
         while not self.storage.put_if(
@@ -187,19 +203,19 @@ class Run:
         write_fenced(self.storage, key, as_json(attempt), attempt.token, lease)
 
     def journal_key(self, address: Address, name: str) -> str:
-        """Key of a journal of a stage instance: that of a fingerprint, or the one that it keeps."""
+        """Return the key of a journal of a stage instance; `name` is a fingerprint or the name of a kept journal."""
         return self.key(f"journal/{address}/{name[:FINGERPRINT_DIGITS]}")
 
     def workspace_key(self, address: Address, fingerprint: str) -> str:
-        """Key of the workspace of a stage instance for one fingerprint, see `StageContext.workspace`."""
+        """Return the key of a stage instance's workspace for one fingerprint, see `StageContext.workspace`."""
         return self.key(f"workspaces/{address}/{fingerprint[:FINGERPRINT_DIGITS]}")
 
     def store(self, name: str) -> KeyedStore:
-        """What the run keeps by key under a name, such as `web`; it is shared by all instances, and never shrinks."""
+        """Return a store of the run by name, such as `web`; all instances share it, and values are never removed."""
         return KeyedStore(self.storage, self.key(f"store/{name}"))
 
     def shards(self, address: Address, name: str) -> Shards:
-        """The shards of a journal of a stage instance (see `journal_key`), whether it is divided or not."""
+        """Return the shards of a journal of a stage instance (see `journal_key`), whether it is divided or not."""
         return Shards(
             storage=self.storage,
             key=self.journal_key(address, name),
@@ -208,22 +224,22 @@ class Run:
         )
 
     def lease(self, address: Address, *, brief: bool = False) -> AbstractContextManager[Lease]:
-        """Hold a stage instance for the length of a block; raises RunError where a living process has it.
+        """Hold a stage instance during a block; raise RunError if a living process has it.
 
-        Processes of this machine that want it meanwhile wait for one who has it only briefly.
+        Processes of this machine wait for a holder that holds it only briefly.
         """
-        # A lock object may have been deleted by hand; tokens grow all the same.
+        # The lock object may have been deleted by hand; tokens must grow nevertheless.
         above = 0 if isinstance(self.storage, LocalStorage) else self._last_token(address)
         return hold_key(
             self.storage, self._lock_key(address), f"{address} of run {self.run_id}", above=above, brief=brief
         )
 
     def lock_path(self, address: Address) -> Path:
-        """File of the lease of a stage instance on this machine."""
+        """Return the file of a stage instance's lease on this machine."""
         return self.storage.directory(self._lock_key(address))
 
     def waiting_path(self, address: Address) -> Path:
-        """File on this machine; the holder of its lease says by `doing` what a stage instance waits for."""
+        """Return a lock file on this machine; `doing` of its holder is what a stage instance waits for."""
         return self.storage.directory(self.key(f"locks/waiting/{address}.lock"))
 
     def _lock_key(self, address: Address) -> str:
@@ -234,9 +250,9 @@ class Run:
         return max([record.token if record else 0, *(attempt.token for attempt in self.attempts(address))])
 
     def verify(self) -> dict[str, list[str]]:
-        """Hash every artifact that a record names again: folder -> what is wrong with it (empty: nothing).
+        """Verify the hashes of the artifacts of all records; return the problems by folder, none for an intact one.
 
-        A record that is damaged itself is there by its key.
+        A damaged record is listed by its key.
         """
         records, damaged = self.readable_records()
         refs = {ref.folder: ref for record in records for ref in record.outputs.values()}
@@ -244,17 +260,17 @@ class Run:
         return problems | {key: [problem] for key, problem in damaged.items()}
 
     def statuses(self, known: Iterable[Address] = ()) -> list[InstanceStatus]:
-        """State of each instance in `known`, and of each further one that has a record or an attempt."""
+        """Return the state of each instance in `known`, and of each further one that has a record or an attempt."""
         addresses = dict.fromkeys(known)
         for name in ("records", "attempts"):
             addresses.update(dict.fromkeys(self._addresses(name)))
         return [self.status(address) for address in addresses]
 
     def status(self, address: Address) -> InstanceStatus:
-        """State of one instance; an attempt that says running and holds no lease has crashed.
+        """Return the state of one instance; an attempt in state running without a lease has crashed.
 
-        A forced attempt that was cut off leaves the instance completed: what it would make again is in force. So does
-        one that was to fill gaps.
+        A forced attempt that did not complete leaves the instance completed, because the earlier result is still
+        current. The same is true of attempts to fill gaps and to retry rows.
         """
         record, attempts = self.record(address), self.attempts(address)
         last = attempts[-1] if attempts else None
@@ -262,18 +278,22 @@ class Run:
         if last is not None:
             state = last.state
             if record and (record.attempt == last.number or (record.same_as and record.token > last.token)):
-                # Also where it was stopped between its record and its last word.
+                # Also if the process was stopped after writing the record and before writing the attempt's last state.
                 state = "completed"
             elif state == "running" and holder_of(self.storage, self._lock_key(address)) is None:
                 state = "crashed"
         forced_state: InstanceState | None = None
         gaps_state: InstanceState | None = None
+        retry_state: InstanceState | None = None
+        retried: tuple[str, ...] = ()
         if record and last and last.fingerprint == record.fingerprint and state in _CUT_OFF:
             if last.forced:
                 forced_state, state = state, "completed"
+            elif last.retried:
+                retry_state, retried, state = state, last.retried, "completed"
             elif last.fills_gaps:
                 gaps_state, state = state, "completed"
-        unfinished = bool(forced_state or gaps_state) or state not in ("completed", "absent")
+        unfinished = bool(forced_state or gaps_state or retry_state) or state not in ("completed", "absent")
         num_finished = 0
         if last is not None and unfinished:
             num_finished = self.shards(address, last.journal_name).count_finished()
@@ -287,6 +307,8 @@ class Run:
             error=last.error if last and unfinished else None,
             forced_state=forced_state,
             gaps_state=gaps_state,
+            retry_state=retry_state,
+            retried=retried,
             same_as=same_as,
             was_same_as=record.same_as if record and not same_as else "",
             waits_for=waiting.doing if (waiting := living_holder(self.waiting_path(address))) else "",
@@ -297,7 +319,7 @@ class Run:
         )
 
     def _addresses(self, name: str) -> Iterator[Address]:
-        """Addresses below `records` or `attempts`, in order; files of other origin are passed over."""
+        """Yield the addresses below `records` or `attempts` in order, ignoring other files."""
         prefix = self.key(name) + "/"
         texts = {
             "/".join(key.removeprefix(prefix).removesuffix(".json").split("/")[:2])
@@ -319,13 +341,13 @@ class Run:
 
 
 def list_runs(root: str | Path) -> list[str]:
-    """Names of the runs on a root."""
+    """Return the names of the runs on a root."""
     storage = open_storage(root)
     return [name for name in storage.names("runs") if _is_run(storage, name)]
 
 
 def run_exists(root: str | Path, run_id: str) -> bool:
-    """Whether there is such a run; cheaper than `list_runs` on a root with many."""
+    """Return whether a run exists; cheaper than `list_runs` on a root with many runs."""
     return _is_run(open_storage(root), run_id)
 
 
@@ -334,12 +356,12 @@ def _is_run(storage: Storage, name: str) -> bool:
 
 
 def utc_now() -> str:
-    """The time as all records write it: UTC, ISO 8601, milliseconds."""
+    """Return the current time in the format of all records: UTC, ISO 8601, milliseconds."""
     return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
 def checked_id(run_id: str) -> str:
-    """The id itself; raises RunError for what cannot be one."""
+    """Return the run id; raise RunError if it is not valid."""
     if not _RUN_ID.fullmatch(run_id):
         raise RunError(
             f"{run_id[:100]!r} cannot be a run id; use 1 to 100 letters, digits, dots, dashes and underscores, "

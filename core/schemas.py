@@ -1,7 +1,7 @@
-"""Arrow schemas of every table that Treadle writes, in one place, each with a version.
+"""Define the Arrow schema and the version of every table that Treadle writes.
 
-Free-form parts (segments, tool calls, meta data) are JSON text, so that no schema is ever inferred from the first
-rows. All keys are always present; what can be missing is nullable. A change of meaning or of columns raises the
+Free-form parts (segments, tool calls, metadata) are JSON text, so no schema is ever inferred from the first rows. All
+columns are always present; values that can be missing are nullable. A change of columns or of their meaning raises the
 table's version.
 """
 
@@ -14,7 +14,7 @@ import pyarrow as pa
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A kind of table: its name in the run store, its columns, and what identifies a row."""
+    """A kind of table: its name in the run store, its columns, and the columns that identify a row."""
 
     kind: str
     version: int
@@ -24,13 +24,13 @@ class Table:
     required: bool = True
     """Whether a stage that produces it must write at least one row."""
     also_reads: frozenset[int] = frozenset()
-    """Earlier versions that are read as they are: all that they lack is columns that may be null here."""
+    """Older versions that can be read: they lack only columns that may be null here."""
     same_as: int | None = None
-    """Earlier version, read as it is, that is as good: a stage that made it is not run again for the later columns."""
+    """Older schema version treated as equivalent: its artifacts do not trigger a re-run."""
 
     @property
     def fingerprint_version(self) -> int:
-        """The version that fingerprints are of."""
+        """Version that is part of fingerprints."""
         return self.version if self.same_as is None else self.same_as
 
 
@@ -39,7 +39,7 @@ def _field(name: str, type_: pa.DataType, doc: str, *, nullable: bool = False) -
 
 
 def _renamed(schema: pa.Schema, **docs: str) -> list[pa.Field]:
-    """The columns of another table, some of them with another meaning."""
+    """Return the columns of another table, with new descriptions for some of them."""
     return [
         _field(field.name, field.type, docs[field.name], nullable=field.nullable) if field.name in docs else field
         for field in schema
@@ -70,11 +70,16 @@ QUESTIONS = Table(
                 "multiple_choice, assertion, fill_in or open_ended, which decides the prompt; null for none of them",
                 nullable=True,
             ),
-            _field("scorer", pa.string(), "math, qa or choice, instead of the domain's; null for none", nullable=True),
+            _field(
+                "scorer",
+                pa.string(),
+                "math, qa, qa_characters or choice, instead of the domain's; null for none",
+                nullable=True,
+            ),
             _field(
                 "search",
                 pa.string(),
-                "local, web or both: where the published evaluation looks for answers; null where nobody said",
+                "local, web or both: where the published evaluation looks for answers; null if unknown",
                 nullable=True,
             ),
         ]
@@ -120,9 +125,17 @@ INDEXES = Table(
     "The search index of a run. Its files are kept in the cache of each machine.",
 )
 
+_JOB = _field(
+    "job",
+    pa.string(),
+    "32 hex digits: digest of all that it depends on, by which it is recognised as finished; null if it was imported, "
+    "or failed and was accepted",
+    nullable=True,
+)
+
 ROLLOUTS = Table(
     "rollouts",
-    1,
+    2,
     ("rollout_key",),
     pa.schema(
         [
@@ -139,7 +152,7 @@ ROLLOUTS = Table(
             _field(
                 "status",
                 pa.string(),
-                "how it ended: answered, no_answer, limit, max_turns, context_full, "
+                "how it ended: answered, no_answer, filtered, limit, max_turns, context_full, "
                 "length, timeout, budget, or failed (infrastructure, accepted by the user)",
             ),
             _field("error", pa.string(), "cause, for failed rollouts", nullable=True),
@@ -160,7 +173,7 @@ ROLLOUTS = Table(
             _field(
                 "tool_calls",
                 pa.string(),
-                "JSON list of {tool, argument, status, turn, result_chars}, with a note where there is one",
+                "JSON list of {tool, argument, status, turn, result_chars}, with a note if there is one",
             ),
             _field("num_turns", pa.int32(), "generation calls that made it"),
             _field("calls_requested", pa.int32(), "tool calls the agent asked for"),
@@ -172,6 +185,7 @@ ROLLOUTS = Table(
             _field("completion_tokens", pa.int64(), "summed over its requests"),
             _field("environment_digest", pa.string(), "prompt, tags, tools and limits"),
             _field("tokenizer_digest", pa.string(), "tokenizer and chat template; empty in text mode"),
+            _JOB,
         ]
     ),
     "Trajectories of an agent, nothing scored.",
@@ -179,12 +193,12 @@ ROLLOUTS = Table(
 
 ROLLOUT_TELEMETRY = Table(
     "rollout_telemetry",
-    2,
+    3,
     ("rollout_key",),
     pa.schema(
         [
             _field("rollout_key", pa.string(), "the rollout"),
-            _field("attempt", pa.int32(), "attempt of the stage in which it was finished"),
+            _field("attempt", pa.int32(), "attempt in which it was finished; an earlier one for a reused rollout"),
             _field("finished_at", pa.string(), "UTC, ISO 8601"),
             _field("seconds", pa.float64(), "wall time of the rollout in its last attempt"),
             _field("model_seconds", pa.float64(), "waiting for the model, over all attempts"),
@@ -192,8 +206,10 @@ ROLLOUT_TELEMETRY = Table(
             _field("num_requests", pa.int32(), "requests that were answered"),
             _field("num_retries", pa.int32(), "requests that were sent again"),
             _field("endpoint", pa.string(), "URL that answered last"),
+            _field("wasted_tokens", pa.int64(), "sampled beyond a cut"),
             _field("summarizer_prompt_tokens", pa.int64(), "of the model that summarizes searches, over its calls"),
             _field("summarizer_completion_tokens", pa.int64(), "sampled by that model"),
+            _field("odd_answers", pa.string(), "JSON object: what was odd about answers -> how many there were"),
         ]
     ),
     "Volatile facts about rollouts, outside any digest.",
@@ -202,12 +218,12 @@ ROLLOUT_TELEMETRY = Table(
 
 POOLS = Table(
     "pools",
-    1,
+    2,
     ("rollout_key",),
     pa.schema(
         [
             *_renamed(
-                ROLLOUTS.schema,
+                ROLLOUTS.schema.remove(ROLLOUTS.schema.get_field_index(_JOB.name)),
                 rollout_key="16 hex digits: digest of question, model, round, operator and parent",
                 sample_index="place in the question's pool, from 0",
                 operator="what made the trajectory: initial, rerollout, redundant_mod, global_refine, self_correct, "
@@ -217,8 +233,13 @@ POOLS = Table(
                 prompt_tokens="of the policy, summed over its requests; a prefix costs nothing again",
                 completion_tokens="sampled by the policy",
             ),
-            _field("prediction", pa.string(), "extracted answer; empty where there is none"),
-            _field("correct", pa.bool_(), "the judge's verdict; null where it is unknown, never right", nullable=True),
+            _field("prediction", pa.string(), "extracted answer; empty if there is none"),
+            _field(
+                "correct",
+                pa.bool_(),
+                "the judge's verdict; null if it is unknown, which never counts as right",
+                nullable=True,
+            ),
             _field("score", pa.float64(), "1 or 0 for math and choice, F1 for qa; null if unknown", nullable=True),
             _field("judge", pa.string(), "JSON object {method, raw, error}: what decided, the judge model's replies"),
             _field("edit_step", pa.int32(), "1-based step of the parent that was edited or followed", nullable=True),
@@ -233,7 +254,7 @@ POOLS = Table(
 
 POOL_QUESTIONS = Table(
     "pool_questions",
-    1,
+    2,
     ("question_key",),
     pa.schema(
         [
@@ -253,6 +274,7 @@ POOL_QUESTIONS = Table(
             _field(
                 "usage", pa.string(), "JSON object: role -> {calls, prompt_tokens, completion_tokens}, all together"
             ),
+            _JOB,
         ]
     ),
     "How the flywheel went, per question.",
@@ -271,14 +293,14 @@ POOL_EVENTS = Table(
             _field("parent", pa.string(), "trajectory that it was applied to; empty for initial"),
             _field("parent_correct", pa.bool_(), "whether that one was right"),
             _field("outcome", pa.string(), "produced, found, duplicate, rejected or failed"),
-            _field("reason", pa.string(), "why it was rejected or failed; empty where it produced"),
+            _field("reason", pa.string(), "why it was rejected or failed; empty if it produced"),
             _field("reply", pa.string(), "the model's reply that was rejected, as it came"),
             _field("error", pa.string(), "what failed", nullable=True),
             _field("rollout_key", pa.string(), "the trajectory it made, or the one that it repeats", nullable=True),
             _field("usage", pa.string(), "JSON object: role -> {calls, prompt_tokens, completion_tokens}"),
         ]
     ),
-    "Every application of an operator, and what came of it; and initial rollouts that gave no trajectory.",
+    "Every application of an operator with its result, and initial rollouts that gave no trajectory.",
     required=False,
 )
 
@@ -301,7 +323,7 @@ SFT_ROWS = Table(
             _field("user", pa.string(), "the question as the agent was asked it"),
             _field("assistant", pa.string(), "the assistant turn, results included, without the end of the turn"),
             _field("input_ids", pa.list_(pa.int32()), "prompt, assistant turn, end of the turn; empty in text mode"),
-            _field("labels", pa.list_(pa.int32()), "the same, -100 where there is no loss; empty in text mode"),
+            _field("labels", pa.list_(pa.int32()), "the same, -100 if there is no loss; empty in text mode"),
             _field("num_tokens", pa.int32(), "length of input_ids"),
             _field("num_prompt_tokens", pa.int32(), "of these, before the assistant turn"),
             _field("num_result_tokens", pa.int32(), "of these, in results of tools"),
@@ -380,12 +402,12 @@ CHECKPOINTS = Table(
             ),
         ]
     ),
-    "A trained model: its files lie in the folder `model` beside this table.",
+    "A trained model: its files lie in the folder `model` next to this table.",
     also_reads=frozenset({1}),
 )
 
 MODEL_FOLDER = "model"
-"""Folder of a checkpoint's artifact with the model in Hugging Face format."""
+"""Folder of a checkpoint's artifact that holds the model in Hugging Face format."""
 
 TRAINING_LOG = Table(
     "training_log",
@@ -432,7 +454,7 @@ RL_ROLLOUTS = Table(
             _field(
                 "format_reason", pa.string(), "codes of the rules that it breaks, with blanks between; empty for none"
             ),
-            _field("prediction", pa.string(), "extracted answer; empty where there is none"),
+            _field("prediction", pa.string(), "extracted answer; empty if there is none"),
             _field("tool_calls", pa.int32(), "tool calls that ran"),
             _field("tool_failures", pa.int32(), "of these, those that failed"),
             _field("model_tokens", pa.int32(), "tokens that the policy sampled"),
@@ -442,7 +464,7 @@ RL_ROLLOUTS = Table(
             _field("length_std", pa.float64(), "its population standard deviation", nullable=True),
             _field("finish", pa.string(), "how it ended, as in `rollouts`"),
             _field("branch_parent", pa.int32(), "session that it branched off; null for none", nullable=True),
-            _field("branch_depth", pa.int32(), "branches before it; 0 where it began with the bare question"),
+            _field("branch_depth", pa.int32(), "branches before it; 0 if it began with the bare question"),
             _field("seed", pa.int64(), "seed of the rollout"),
         ]
     ),
@@ -525,12 +547,12 @@ SCORES = Table(
             _field("model", pa.string(), "copied from the rollout"),
             _field("sample_index", pa.int32(), "copied from the rollout"),
             _field("status", pa.string(), "copied from the rollout"),
-            _field("prediction", pa.string(), "extracted answer; empty where there is none"),
+            _field("prediction", pa.string(), "extracted answer; empty if there is none"),
             _field("is_valid_answer", pa.bool_(), "answered, with a non-empty prediction"),
             _field(
                 "correct",
                 pa.bool_(),
-                "the verdict of the domain's scorer; null where it failed",
+                "the verdict of the domain's scorer; null if it failed",
                 nullable=True,
             ),
             _field(
@@ -582,7 +604,7 @@ SCORES = Table(
             _field(
                 "votes_yes",
                 pa.int32(),
-                "votes that there is a redundant or ineffective call; 0 without calls; null where nobody votes",
+                "votes that there is a redundant or ineffective call; 0 without calls; null without votes",
                 nullable=True,
             ),
             _field("votes_no", pa.int32(), "votes that there is none", nullable=True),
@@ -713,7 +735,7 @@ SUMMARY = Table(
                 "dataset",
                 pa.string(),
                 "data set; or an unweighted mean over those of the headline, or over all where there are none of "
-                "these: all, math, knowledge; or over all where that is another: every",
+                "these: all, math, knowledge; or over all if that is another: every",
             ),
             _field(
                 "figure",
@@ -723,8 +745,8 @@ SUMMARY = Table(
                 "judge_kappa",
             ),
             _field("value", pa.float64(), "the figure; null where no rollout says anything", nullable=True),
-            _field("low", pa.float64(), "95 % interval, lower end; null where there is none", nullable=True),
-            _field("high", pa.float64(), "95 % interval, upper end; null where there is none", nullable=True),
+            _field("low", pa.float64(), "95 % interval, lower end; null if there is none", nullable=True),
+            _field("high", pa.float64(), "95 % interval, upper end; null if there is none", nullable=True),
             _field(
                 "method",
                 pa.string(),
@@ -756,7 +778,7 @@ COMPARISONS = Table(
             _field("first_value", pa.float64(), "mean over the questions, each by the mean of its rollouts"),
             _field("second_value", pa.float64(), "the same of the second"),
             _field("difference", pa.float64(), "second minus first"),
-            _field("low", pa.float64(), "its 95 % interval, lower end; null where there is none", nullable=True),
+            _field("low", pa.float64(), "its 95 % interval, lower end; null if there is none", nullable=True),
             _field("high", pa.float64(), "upper end", nullable=True),
             _field("method", pa.string(), "how the interval was made"),
             _field("p_value", pa.float64(), "two-sided, of this row alone"),

@@ -1,11 +1,12 @@
-"""Shards: the jobs of one stage instance divided among several processes, each shard with a journal and a lease.
+"""Divide the jobs of a stage instance into shards, so that several processes can work on them.
 
-    <journal key>/shards.json                  how many there are: fixed until the instance is done, or forced
+    <journal key>/shards.json                  number of shards: fixed until the instance is done, or forced
     <journal key>/shards/<begun>/<n>/          journal of a shard; `begun` is the attempt that divided the jobs
-    <journal key>/shards/<begun>/<n>/result.json    what came of it, when it has been worked through
+    <journal key>/shards/<begun>/<n>/result.json    result of the shard, written when it is finished
 
-Who may work at a shard holds its lease. It is worked through when every job of it is finished, or owed to a later
-attempt; then nobody records in it any more until there is such an attempt. The rules: `docs/behaviour/runs.md`.
+Each shard has a lease, and only its holder works on the shard. A shard is finished when every job of it is finished or
+left pending for a later attempt; until that attempt, no process writes to its journal any more. The rules are in
+`docs/behaviour/runs.md`.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import orjson
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from treadle.core.errors import RunError, StorageError
-from treadle.core.journal import Journal, finished_rows
+from treadle.core.journal import Journal, finished_owners, finished_rows
 from treadle.core.journal_format import segments
 from treadle.core.journal_upload import count_recorded, fetch_journal, last_token, open_journal
 from treadle.core.locks import Lease, LeaseWatch, hold_key, watch_leases, write_fenced
@@ -35,50 +36,56 @@ _log = logging.getLogger(__name__)
 MAX_SHARDS = 256
 POLL_S = 1.0
 _READERS = 512
-"""Files that all journals of an instance keep open for reading."""
+"""Number of files that all journals of an instance together keep open for reading."""
 
 
 def shard_of(key: str, num_shards: int) -> int:
-    """The shard of a job, by its owner; the same on every machine."""
+    """Return the shard of a job by its owner; it is the same on every machine."""
     return int.from_bytes(hashlib.blake2b(key.encode(), digest_size=8).digest(), "little") % num_shards
 
 
 class ShardPlan(BaseModel):
-    """`shards.json`: how the jobs of an instance are divided."""
+    """The content of `shards.json`: how the jobs of an instance are divided."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
     num_shards: int
     begun: int
-    """Attempt that divided them."""
+    """Number of the attempt that divided the jobs."""
     attempt: int
-    """The latest attempt: what an earlier one left owed is worked at again."""
+    """Number of the latest attempt, which works again on the jobs that earlier ones left pending."""
     token: int
     """Fencing token of that attempt."""
+    fingerprint: str
+    """Fingerprint of that attempt; another fingerprint may mean other jobs."""
+    recalls: bool
+    """Whether jobs in earlier results count as finished."""
 
 
 class ShardResult(BaseModel):
-    """`result.json`: how a shard was worked through."""
+    """The content of `result.json`: how a shard was finished."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
     token: int
-    """Fencing token of its lease."""
+    """Fencing token of the shard's lease."""
     attempt: int
+    fingerprint: str
+    """Fingerprint of the plan at that time."""
     causes: dict[str, str]
     first: str
     retryable: bool
     facts: dict[str, object]
 
     def worked(self) -> Worked:
-        """As the stage gave it."""
+        """Return the result in the form in which the stage returned it."""
         return Worked(self.causes, self.first, self.retryable, self.facts)
 
 
 Work = Callable[[JournalView, ShardPlan, int], Worked]
-"""Works at one shard, given its journal, and its index in the plan."""
+"""Function that works on one shard, given its journal, the plan and the shard's index in it."""
 Tell = Callable[[int, int], None]
-"""Told, while others are waited for, how many shards of how many are worked through."""
+"""Callback while waiting for other processes, with the number of finished shards and of all shards."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +96,7 @@ class Shards:
         storage: The root.
         key: Key of the instance's journal.
         locks: Key of the folder with the leases.
-        what: The instance, for people.
+        what: Description of the instance, for messages.
     """
 
     storage: Storage
@@ -98,26 +105,30 @@ class Shards:
     what: str
 
     def plan(self) -> ShardPlan | None:
-        """How the jobs are divided; None where they are not."""
+        """Return how the jobs are divided; None if they are not."""
         return _load(self.storage, f"{self.key}/shards.json", ShardPlan)
 
-    def begin(self, num_shards: int, *, attempt: int, lease: Lease, from_nothing: bool) -> ShardPlan | None:
-        """The plan of a new attempt, whose process holds the instance's lease; None for one journal.
+    def begin(
+        self, num_shards: int, *, attempt: int, fingerprint: str, lease: Lease, from_nothing: bool, recalls: bool
+    ) -> ShardPlan | None:
+        """Return the plan of a new attempt, which holds the instance's lease; None if it uses a single journal.
 
-        What was begun in one journal, or with another number of shards, goes on so, unless it begins `from_nothing`.
+        Work that was started in a single journal, or with another number of shards, continues that way unless
+        `from_nothing`.
         """
         plan = self.plan()
         if from_nothing:
             self.delete(lease.token)
             plan = None
+        latest = {"attempt": attempt, "token": lease.token, "fingerprint": fingerprint, "recalls": recalls}
         if plan is not None:
-            plan = plan.model_copy(update={"attempt": attempt, "token": lease.token})
+            plan = plan.model_copy(update=latest)
         elif num_shards > 1 and (from_nothing or not self.has_one_journal()):
-            plan = ShardPlan(num_shards=num_shards, begun=attempt, attempt=attempt, token=lease.token)
+            plan = ShardPlan.model_validate({"num_shards": num_shards, "begun": attempt, **latest})
         if plan is None:
             return None
         if plan.num_shards != num_shards:
-            _log.info("%s was begun with %d shards and goes on with them", self.what, plan.num_shards)
+            _log.info("%s was started with %d shards and keeps that number", self.what, plan.num_shards)
         write_fenced(self.storage, f"{self.key}/shards.json", _as_json(plan), lease.token, lease)
         return plan
 
@@ -130,20 +141,20 @@ class Shards:
         tell: Tell | None = None,
         watch: LeaseWatch | None = None,
     ) -> int:
-        """Work at open shards, one after the other, until none is left; returns how many were worked through here.
+        """Work on open shards, one after the other, until none is left; return the number finished by this process.
 
-        Where all that are left are held by living processes: with `wait` they are waited for, a dead one's shard is
-        taken over, and all are worked through at the end. Otherwise this ends. `growing`: see `open_journal`. `watch`:
-        one that has looked at leases of these shards already.
+        If living processes hold all remaining shards, the call returns. With `wait` it waits instead, takes over the
+        shards of processes that have died, and returns when all shards are finished. For `growing` see `open_journal`.
+        `watch` is a watch that has already observed the leases of these shards.
         """
         return _Round(self, work, growing, watch or watch_leases(self.storage)).run(wait, tell or _silent)
 
     def open(self, plan: ShardPlan) -> Iterator[int]:
-        """Indices of the shards that are not worked through; each is looked up when it is reached."""
+        """Iterate over the indices of the unfinished shards; each is looked up when it is reached."""
         return (index for index in range(plan.num_shards) if self.result(plan, index) is None)
 
     def any_free(self, plan: ShardPlan, watch: LeaseWatch) -> bool:
-        """Whether a process may claim an open shard now; of a lease of another machine that takes a while to tell."""
+        """Return whether a process could claim an open shard now; waits for leases of other machines to be known."""
         left = list(self.open(plan))
         while left:
             looks = {watch.look(self.lock_key(index)) for index in left}
@@ -153,12 +164,18 @@ class Shards:
         return False
 
     def result(self, plan: ShardPlan, index: int) -> ShardResult | None:
-        """How a shard was worked through: in the plan's attempt, or earlier with nothing owed; None if open."""
+        """Return how a shard was finished; None if it is open.
+
+        A result counts if it is of the plan's attempt, or of an earlier one with the same fingerprint that left nothing
+        pending.
+        """
         result = _load(self.storage, f"{self.shard_key(plan, index)}/result.json", ShardResult)
-        return None if result is None or (result.first and result.attempt < plan.attempt) else result
+        if result is None or result.fingerprint != plan.fingerprint:
+            return None
+        return None if result.first and result.attempt < plan.attempt else result
 
     def worked(self, plan: ShardPlan) -> Worked:
-        """What came of all shards together, once all are worked through."""
+        """Return the combined result of all shards, once all are finished."""
         results = [self.result(plan, index) for index in range(plan.num_shards)]
         parts = [result.worked() for result in results if result is not None]
         return Worked(
@@ -170,7 +187,7 @@ class Shards:
 
     @contextlib.contextmanager
     def read(self, plan: ShardPlan) -> Iterator[JournalView]:
-        """All jobs of an instance whose shards are worked through, as one journal that takes no records."""
+        """Open the journals of all finished shards as one read-only journal."""
         with contextlib.ExitStack() as stack:
             journals = []
             for index in range(plan.num_shards):
@@ -180,14 +197,20 @@ class Shards:
             yield _AllShards(journals)
 
     def count_finished(self) -> int:
-        """Number of finished owners in the instance's journals, however it is divided."""
+        """Return the number of finished owners in the instance's journals, whether it is divided or not."""
         plan = self.plan()
         if plan is None:
             return count_recorded(self.storage, self.key)
         return sum(count_recorded(self.storage, self.shard_key(plan, index)) for index in range(plan.num_shards))
 
+    def finished_owners(self) -> set[str]:
+        """Return the finished owners in the instance's journals, as far as this machine has them."""
+        plan = self.plan()
+        keys = [self.key] if plan is None else [self.shard_key(plan, index) for index in range(plan.num_shards)]
+        return {owner for key in keys for owner in finished_owners(self.storage.directory(key))}
+
     def finished_rows(self, most: int) -> list[bytes]:
-        """Final rows of up to so many owners, as far as this machine has them."""
+        """Return the final rows of up to `most` owners, as far as this machine has them."""
         plan, rows = self.plan(), list[bytes]()
         keys = [self.key] if plan is None else [self.shard_key(plan, index) for index in range(plan.num_shards)]
         for key in keys:
@@ -195,28 +218,28 @@ class Shards:
         return rows
 
     def delete(self, token: int) -> None:
-        """Remove the shards' journals and the plan, but no plan of a later holder than `token`."""
+        """Delete the shards' journals and the plan, unless the plan is of a later holder than `token`."""
         plan = self.plan()
         if plan is None or plan.token > token:
             return
-        # The plan first: without it nobody claims a shard of which a part is gone.
+        # The plan first, because without it no process claims a shard that is partly deleted.
         self.storage.delete(f"{self.key}/shards.json")
         self.storage.delete(f"{self.key}/shards")
 
     def shard_key(self, plan: ShardPlan, index: int) -> str:
-        """Key of a shard's journal."""
+        """Return the key of a shard's journal."""
         return f"{self.key}/shards/{plan.begun}/{index}"
 
     def lock_key(self, index: int) -> str:
-        """Key of a shard's lease."""
+        """Return the key of a shard's lease."""
         return f"{self.locks}/{index}.lock"
 
     def describe(self, plan: ShardPlan, index: int) -> str:
-        """A shard, for people."""
+        """Return a description of a shard, for messages."""
         return f"shard {index + 1} of {plan.num_shards} of {self.what}"
 
     def has_one_journal(self) -> bool:
-        """Whether something has been recorded in the journal of an instance that is not divided."""
+        """Return whether the undivided journal of the instance has records."""
         folder = self.storage.directory(self.key)
         with storage_errors("list", folder):
             if segments(folder):
@@ -227,11 +250,11 @@ class Shards:
 
 
 def _silent(num_through: int, num_shards: int) -> None:
-    """Tell nobody."""
+    """Ignore the progress."""
 
 
 class _Round:
-    """One process at the shards of an instance."""
+    """One process that works on the shards of an instance."""
 
     def __init__(self, shards: Shards, work: Work, growing: Sequence[str], watch: LeaseWatch) -> None:
         self._shards, self._work, self._growing, self._watch = shards, work, growing, watch
@@ -260,7 +283,7 @@ class _Round:
         return self._num_done
 
     def _open(self, plan: ShardPlan) -> list[int]:
-        """Shards that are not worked through; each process begins elsewhere among them, so that few meet."""
+        """Return the unfinished shards; each process starts with another one, so that few try the same."""
         for index in range(plan.num_shards):
             if index not in self._through and self._shards.result(plan, index) is not None:
                 self._through.add(index)
@@ -269,7 +292,7 @@ class _Round:
         return [index for index in order if index not in self._through]
 
     def _claim(self, plan: ShardPlan, index: int) -> bool:
-        """Work at a shard if its lease is still to be had; whether it was."""
+        """Work on a shard if its lease is available; return whether this process finished it."""
         shards, storage, key = self._shards, self._shards.storage, self._shards.shard_key(plan, index)
         what, lock = shards.describe(plan, index), shards.lock_key(index)
         with contextlib.ExitStack() as stack:
@@ -277,14 +300,17 @@ class _Round:
                 held = hold_key(storage, lock, what, above=last_token(storage, key), seen=self._watch.seen(lock))
                 lease = stack.enter_context(held)
             except RunError:
-                return False  # Somebody else was faster.
+                return False  # Another process was faster.
+            # Another process may have changed the plan, or finished the shard, before the lease was taken.
             if shards.plan() != plan or shards.result(plan, index) is not None:
                 return False
             _log.info("working at %s", what)
             with open_journal(storage, key, lease, growing=self._growing) as journal:
                 worked = self._work(journal, plan, index)
-            # Behind the journal: all of it is where others find it.
-            result = ShardResult(token=lease.token, attempt=plan.attempt, **asdict(worked))
+            # Written after the journal is closed, so that other processes find all of its records.
+            result = ShardResult(
+                token=lease.token, attempt=plan.attempt, fingerprint=plan.fingerprint, **asdict(worked)
+            )
             write_fenced(storage, f"{key}/result.json", _as_json(result), lease.token, lease)
             _log.info(
                 "worked through %s%s", what, f"; first cause of what is owed: {worked.first}" * bool(worked.first)
@@ -293,7 +319,7 @@ class _Round:
 
 
 class _AllShards:
-    """Implements `core.stage.JournalView` over the journals of all shards, for reading."""
+    """A read-only view of the journals of all shards; implements `core.stage.JournalView`."""
 
     def __init__(self, journals: Sequence[Journal]) -> None:
         self._journals = journals
@@ -318,7 +344,7 @@ class _AllShards:
 
 
 def _merged(parts: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Facts of several shards: of each name what the last shard said that knew anything; objects entry by entry."""
+    """Merge the facts of several shards: per name the last non-empty value, for objects per entry."""
     merged: dict[str, Any] = {}
     for part in parts:
         for name, fact in part.items():

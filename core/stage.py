@@ -1,13 +1,13 @@
-"""What a stage is, and how its instances are addressed.
+"""Define what a stage is, and the addresses of its instances.
 
-A stage is data plus one function. `core.execute.execute` is the only way to run one; the Prefect tasks, the
-deployments, the command line and the key reference are all derived from this one definition.
+A stage is data plus one function, and only `core.execute.execute` runs one. The Prefect tasks, the deployments, the
+command line and the key reference are all derived from this definition.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -24,9 +24,13 @@ _ADDRESS = re.compile(
 )
 
 
+KEPT = "kept"
+"""Prefix of the names of journals that outlive results."""
+
+
 @dataclass(frozen=True, slots=True, order=True)
 class Address:
-    """`<iteration>/<stage>[@<phase or model>]`, such as `1/rollouts@base`."""
+    """The address `<iteration>/<stage>[@<phase or model>]` of a stage instance, such as `1/rollouts@base`."""
 
     iteration: int
     stage: str
@@ -34,7 +38,7 @@ class Address:
 
     @classmethod
     def parse(cls, text: str) -> Address:
-        """Read an address; raises ConfigError."""
+        """Parse an address; raise ConfigError if it is not valid."""
         match = _ADDRESS.fullmatch(text)
         if match is None:
             raise ConfigError(
@@ -54,104 +58,105 @@ class Rows(Protocol):
     num_rows: int
 
     def batches(self, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
-        """Record batches in the stored order, never the whole table at once."""
+        """Yield record batches in the stored order, never the whole table at once."""
         ...
 
     def rows(self, columns: Sequence[str] | None = None) -> Iterator[dict[str, Any]]:
-        """The same as dictionaries."""
+        """Yield the rows as dictionaries."""
         ...
 
     def folder(self, name: str) -> Path:
-        """Path on this machine of a folder in the artifact, such as a model; to be read only."""
+        """Return the local path of a folder in the artifact, such as a model; treat it as read-only."""
         ...
 
 
 class Progress(Protocol):
-    """Where a stage says how far it is; the terminal and the Prefect UI listen."""
+    """A listener to the progress of a stage, such as the terminal or the Prefect UI."""
 
     def start(self, total: int, done: int, unit: str) -> None:
-        """Work of `total` units begins, of which `done` were finished in earlier attempts."""
+        """Start work of `total` units, of which `done` were finished in earlier attempts."""
         ...
 
     def advance(self, count: int = 1, **facts: str | int | float) -> None:
-        """`count` more units are finished; `facts` are shown beside the bar."""
+        """Report `count` more finished units; `facts` are shown next to the progress bar."""
         ...
 
 
 class JournalView(Protocol):
-    """Durable memory of one stage instance; see `core.journal`."""
+    """The durable records of one stage instance; see `core.journal`."""
 
     def is_finished(self, owner: str) -> bool:
-        """Whether `finish` was called for this owner."""
+        """Return whether `finish` was called for this owner."""
         ...
 
     def get(self, owner: str, unit: str) -> bytes | None:
-        """Value of one unit, or None if it is owed."""
+        """Return the value of one unit, or None if it is pending."""
         ...
 
     def append(self, owner: str, unit: str, value: bytes) -> None:
-        """Record one finished unit (an LLM answer, a tool outcome); survives SIGKILL on return."""
+        """Record one finished unit (an LLM answer, a tool outcome); the record survives SIGKILL once this returns."""
         ...
 
     def finish(self, owner: str, value: bytes) -> None:
-        """Record the final row of an owner; its units are no longer needed."""
+        """Record the final row of an owner, whose units are no longer needed."""
         ...
 
     def finished(self, owner: str) -> bytes:
-        """The final row; raises KeyError if there is none."""
+        """Return the final row of an owner; raise KeyError if there is none."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Worked:
-    """What came of the jobs that a stage worked at, beside what is in the journal."""
+    """The result of `Stage.work`, apart from what is in the journal."""
 
     causes: Mapping[str, str] = field(default_factory=dict)
-    """Owner of a job that could not be finished -> why."""
+    """Causes by the owner of each job that could not be finished."""
     first: str = ""
-    """The first such cause, of a job or of all of them; empty where everything was finished."""
+    """First of these causes, or a cause that concerns all jobs; empty if everything was finished."""
     retryable: bool = False
-    """Whether one of the causes may pass by itself."""
+    """Whether one of the causes is transient."""
     facts: Mapping[str, Any] = field(default_factory=dict)
-    """What `Stage.run` is to know; JSON-able."""
+    """JSON-able data for `Stage.run`."""
 
 
 class StageContext(Protocol):
-    """What a running stage may touch, and nothing else: it sees no path of the run."""
+    """The only interface of a running stage to its run; it has no path inside the run."""
 
     address: Address
     attempt: int
     settings: Any
     inputs: Mapping[str, tuple[Rows, ...]]
     producers: Mapping[str, tuple[Address, ...]]
-    """Of each input that is bound the instances that its tables are from, in their order. They are no part of the
-    fingerprint: a stage whose results tell of them says so, by `Stage.names_itself`."""
+    """Addresses of the instances that produced the tables of each bound input, in order. They are not part of the
+    fingerprint; a stage whose results depend on them sets `Stage.names_itself`."""
     journal: JournalView
     progress: Progress
     accept_failures: bool
     scratch: Path
-    """Folder of this attempt for what nobody needs when it ends."""
+    """Folder of this attempt for temporary files."""
     workspace: Path
-    """Folder, not made yet, that the next attempt at the same work finds as it was left: for states of engines. It lies
-    on this machine alone, and is removed when the work is done or begun from nothing."""
+    """Folder, not yet created, that the next attempt at the same work finds unchanged, for example for states of
+    engines. It exists only on this machine, and is deleted when the work is done or started from nothing."""
     num_shards: int
-    """Into how many parts the jobs are divided, each of them worked at by one process at a time."""
+    """Number of shards that the jobs are divided into, each of which one process at a time works on."""
     worked: Worked
-    """What came of `Stage.work`, where the stage has it; for `Stage.run`."""
+    """Result of `Stage.work` if the stage has it; for `Stage.run`."""
 
     def owns(self, key: str) -> bool:
-        """Whether the job with this owner is among those to be worked at; in `Stage.run` all are."""
+        """Return whether to work on the job with this owner; in `Stage.run` always True."""
         ...
 
     def store(self, name: str) -> KeyedStore:
-        """What the run keeps under this name, of all its instances, shards and machines: first writer wins."""
+        """Return a store of the run by name, shared by all instances, shards and machines; the first writer wins."""
         ...
 
     def earlier(self, kind: str) -> Rows | None:
-        """The table of the result in force of this instance, of whatever and with whatever settings.
+        """Return this instance's current result table, regardless of its inputs and settings.
 
-        None where there is none, where it cannot be read any more, and where the instance is begun from nothing. It is
-        no input: a stage may take from it only what it would make again by the same means, such as paid answers.
+        Returns None if there is no such table, if it can no longer be read, or if the instance is started from nothing.
+        It is not an input: a stage may take from it only what it would make again in the same way, such as paid
+        answers.
         """
         ...
 
@@ -160,7 +165,7 @@ class StageContext(Protocol):
         ...
 
     def write_telemetry(self, kind: str, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Append rows to a table that is kept beside the attempt, outside every digest."""
+        """Append rows to a table that is stored with the attempt and is part of no digest."""
         ...
 
     def add_folder(self, kind: str, name: str, source: Path) -> None:
@@ -168,8 +173,46 @@ class StageContext(Protocol):
         ...
 
     def add_file(self, kind: str, name: str, content: bytes) -> None:
-        """Put a further file, such as `report.md`, into the artifact of table `kind`."""
+        """Add a file, such as `report.md`, to the artifact of table `kind`."""
         ...
+
+
+class EarlierResult(Protocol):
+    """A readable earlier result of an instance, or of its counterpart in an earlier iteration."""
+
+    def rows(self, kind: str, columns: Sequence[str] | None = None) -> Iterator[dict[str, Any]]:
+        """Yield the rows of an output table; raise ArtifactError if there is no such table or it cannot be read."""
+        ...
+
+    def telemetry(self, kind: str) -> Iterator[dict[str, Any]]:
+        """Yield the rows of a telemetry table; none if it has been deleted."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageJobs:
+    """The independent jobs of a stage. The owner of each is a digest of all that its result depends on.
+
+    So a finished job is recognised whatever else has changed: in the journal of an unfinished attempt with other
+    settings or inputs, and in the current result. Decision: docs/decisions/0009-reuse-by-job.md.
+    """
+
+    noun: str
+    """Plural noun for the jobs, used in messages."""
+    of: Callable[[Any, Mapping[str, Sequence[Rows]]], Iterator[Any]]
+    """Function from settings and input tables to all jobs in the order of their rows; `key` of each is its owner."""
+    owners: Callable[[EarlierResult], Iterator[str]]
+    """Function that yields the owners of the jobs that a result has finished."""
+    records: Callable[[EarlierResult], Iterator[tuple[str, bytes]]]
+    """Function that yields the same owners, each with the final record that its journal had."""
+    statuses: frozenset[str] = frozenset()
+    """Statuses whose rows can be retried alone; the metric `status_<status>` counts the rows of each."""
+    ended_in: Callable[[EarlierResult, Set[str]], Iterator[str]] | None = None
+    """Function that yields the owners of the jobs whose rows ended in one of these statuses; for stages with
+    `statuses`."""
+    gaps: Callable[[EarlierResult], Iterator[tuple[int, str, bytes]]] | None = None
+    """Function that yields the rows that were accepted as failed: the position of the job among all jobs, the status of
+    the row, and a final record from which `Stage.run` writes it again; for stages with `statuses`."""
 
 
 def _one_shard(settings: Any) -> int:
@@ -182,47 +225,63 @@ def _always(metrics: Mapping[str, Any]) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
-    """One step of the flywheel: what it reads and makes, and the function that does it.
+    """One step of the flywheel: its inputs and outputs, and the function that runs it.
 
-    `run` returns metrics: a flat mapping of counts and numbers that goes into the stage record and the UI.
+    `run` returns metrics: a flat mapping of counts and numbers, which is stored in the stage record and shown in the
+    UI.
 
-    A stage of many independent jobs may have `work` as well, which several processes can share: it finishes, in the
-    journal, every open job that its context `owns`, and writes no rows. `run` comes after all of it, sees all jobs in
-    the journal, records nothing there, and judges and writes.
+    A stage of many independent jobs may also have `work`, which several processes can share. It finishes, in the
+    journal, every open job that its context `owns`, and writes no rows. `run` is called after all of it, sees all jobs
+    in the journal, records nothing there, and judges and writes the rows.
     """
 
     name: str
     version: int
-    """Raise it when the meaning of the output changes: older results are then not reused."""
+    """Version of the output; raise it when its meaning changes, so that older results are not taken as they are. The
+    finished jobs of `jobs` and of a kept journal are still reused, unless something in their owners changes too. Which
+    version to raise: docs/behaviour/runs.md, "Versions"."""
     settings: type[Section]
     consumes: Mapping[str, str] = field(default_factory=dict)
-    """Input name -> kind of table."""
+    """Kind of table by input name."""
     optional: frozenset[str] = frozenset()
-    """Inputs that may be bound to nothing."""
+    """Inputs that may be unbound."""
     produces: tuple[Table, ...]
     telemetry: tuple[Table, ...] = ()
     run: Callable[[StageContext], Mapping[str, Any]]
     work: Callable[[StageContext], Worked] | None = None
     num_shards: Callable[[Any], int] = _one_shard
-    """Settings -> into how many shards the jobs are divided when an instance is begun; used with `work`."""
+    """Function from settings to the number of shards of a new instance; used with `work`."""
+    jobs: StageJobs | None = None
+    """How to recognise finished jobs after settings or inputs have changed; None if each fingerprint starts over."""
     keeps_journal: bool = False
-    """Whether the journal of an instance outlives its results, and changes of settings and inputs, until it is begun
-    from nothing. For a stage whose owners are named by digests of all that they depend on, and cost money. Such a stage
-    is not divided into shards."""
+    """Whether the journal of an instance outlives its results and changes of settings and inputs, until the instance is
+    started from nothing. Meant for stages whose owners are digests of all that they depend on, cost money, and cannot
+    be recovered from the results. Such a stage is not divided into shards."""
+    journal_format: int = 1
+    """Version of the records in the journal. Raise it if the records of an unfinished attempt can no longer be read.
+    With `jobs` or `keeps_journal`, raising only `version` leaves them valid."""
     names_itself: bool = False
-    """Whether results say of which instance they are, or are made, so that none can stand for that of another."""
+    """Whether results name the instance that they are of or made from, so that no result can be reused for another
+    instance."""
     is_whole: Callable[[Mapping[str, Any]], bool] = _always
-    """Metrics -> whether the result lacks nothing. One that does, because that was accepted, is made again whenever the
-    instance is run, so that its gaps are filled."""
+    """Function from metrics to whether the result is complete. A result with accepted gaps is not; each run of the
+    instance tries to fill them."""
 
     def __post_init__(self) -> None:
         if self.keeps_journal and self.num_shards is not _one_shard:
             raise ValueError(f"stage {self.name} keeps its journal, so its jobs are not divided into shards")
 
+    @property
+    def journal_prefix(self) -> str:
+        """Prefix of the names of an instance's own journals; empty if a journal belongs to one fingerprint."""
+        if self.keeps_journal:
+            return f"{KEPT}{self.journal_format}-"
+        return f"jobs{self.journal_format}-" if self.jobs is not None else ""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Instance:
-    """A stage at an address, with all the settings it may read and the instances whose outputs it reads."""
+    """A stage at an address, with its settings and the instances whose outputs it reads."""
 
     address: Address
     stage: Stage

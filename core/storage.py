@@ -1,8 +1,8 @@
-"""Where runs and artifacts are kept: whole objects under keys, in a local folder or an object store.
+"""Store runs and artifacts as whole objects under keys, in a local folder or an object store.
 
-A key is a relative POSIX path such as `runs/r1/run.json`. The protocol asks only for what an object store can also
-promise: an object appears whole or not at all, a conditional put decides races, a folder of files is published by
-making its manifest appear last. What needs a POSIX directory (journal, logs) asks for one with `directory`.
+A key is a relative POSIX path such as `runs/r1/run.json`. The protocol requires only what an object store can also
+guarantee: an object is written atomically, a conditional put decides races, and a folder of files is published by
+writing its manifest last. Code that needs a POSIX directory (journal, logs) gets one from `directory`.
 """
 
 from __future__ import annotations
@@ -20,23 +20,11 @@ from pathlib import Path, PurePosixPath
 from typing import Protocol
 
 from treadle.core.errors import ConfigError, StorageError
+from treadle.core.os_errors import meaning_of
+from treadle.core.place import Place
 
 _TEMPORARY = ".tmp-"
 _ABANDONED = re.compile(re.escape(_TEMPORARY) + "[0-9a-f]{32}")
-
-_REMEDIES = {
-    errno.ENOSPC: "the disk is full: free space, then run the same command again; what was finished is kept",
-    errno.EDQUOT: "the disk quota is used up: free space, then run the same command again; what was finished is kept",
-    errno.EFBIG: "the file would grow larger than allowed: raise the limit with `ulimit -f`",
-    errno.EROFS: "the file system is read-only: choose another root",
-    errno.EACCES: "permission denied: choose a root that this user may write, or change its owner",
-    errno.EPERM: "operation not permitted: choose a root that this user may write",
-    errno.EMFILE: "too many open files: raise the limit with `ulimit -n`",
-    errno.ENAMETOOLONG: "the name is too long for this file system: use shorter run and model names",
-    errno.ENOTDIR: "a file lies where a folder is expected: choose another root",
-    errno.EEXIST: "a file lies where a folder is expected: choose another root",
-    errno.EIO: "the disk reports a read or write failure: check the device",
-}
 
 
 @contextlib.contextmanager
@@ -45,15 +33,14 @@ def storage_errors(action: str, path: Path | str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        meaning = _REMEDIES.get(error.errno or 0, os.strerror(error.errno) if error.errno else str(error))
-        raise StorageError(f"cannot {action} {path}: {meaning}") from error
+        raise StorageError(f"cannot {action} {path}: {meaning_of(error, path)}") from error
 
 
 class Storage(Protocol):
-    """A root under which objects are kept. All methods raise StorageError where the medium fails."""
+    """A root that stores objects. All methods raise StorageError if the medium fails."""
 
     def location(self, key: str = "") -> str:
-        """Path or URL of an object or folder, for people."""
+        """Return the path or URL of an object or folder, for display."""
         ...
 
     def put(self, key: str, data: bytes) -> None:
@@ -61,31 +48,31 @@ class Storage(Protocol):
         ...
 
     def put_if(self, key: str, data: bytes, expected: bytes | None) -> bool:
-        """Write an object if it now equals `expected` (None: if there is none); False if it does not."""
+        """Write an object if its content is `expected` (None: if it does not exist); return whether it did."""
         ...
 
     def get(self, key: str) -> bytes | None:
-        """Content of an object, or None where there is none."""
+        """Return the content of an object, or None if it does not exist."""
         ...
 
     def open(self, key: str) -> io.BufferedIOBase:
-        """Open an object for reading with random access; raises StorageError where there is none."""
+        """Open an object for reading with random access; raise StorageError if it does not exist."""
         ...
 
     def exists(self, key: str) -> bool:
-        """Whether there is such an object."""
+        """Return whether an object exists."""
         ...
 
     def keys(self, prefix: str) -> Iterator[str]:
-        """Keys of all objects below a folder, sorted; unpublished work is left out."""
+        """Yield the keys of all objects below a folder in sorted order, without unpublished work."""
         ...
 
     def names(self, prefix: str) -> list[str]:
-        """Names of the folders directly below a folder, sorted."""
+        """Return the sorted names of the folders directly below a folder."""
         ...
 
     def delete(self, key: str) -> None:
-        """Remove an object, or all objects and growing files below it; nothing happens where there is none."""
+        """Delete an object, or all objects and growing files below it; do nothing if there is none."""
         ...
 
     def prepare(self, prefix: str) -> Path:
@@ -93,40 +80,40 @@ class Storage(Protocol):
         ...
 
     def publish(self, staged: Path, folder: str, manifest: str, *, replace: bool = False) -> bool:
-        """Make a staged folder appear as `folder`, its file `manifest` last, and drop the staged files.
+        """Publish a staged folder as `folder`, its file `manifest` last, and delete the staged files.
 
-        Returns False where the folder has been published before, unless it is to be replaced.
+        Returns False if the folder has been published before, unless `replace` is set.
         """
         ...
 
     def directory(self, key: str) -> Path:
-        """Path of a POSIX directory, which may not exist yet, for files that grow: journals, logs, locks."""
+        """Return the path of a local directory, which may not exist yet, for files that grow: journals, logs, locks."""
         ...
 
     def bring(self, key: str) -> Path:
-        """Path of an object on this machine, fetched if it is not there; to be read only. Raises StorageError."""
+        """Return the local path of an object, fetching it if necessary; treat it as read-only. Raises StorageError."""
         ...
 
     def keep(self, key: str) -> None:
-        """Make a file that grew below `directory` an object, as it is now; nothing happens where there is none."""
+        """Store the current content of a file below `directory` as an object; do nothing if there is none."""
         ...
 
     def discard(self, key: str) -> None:
-        """Remove a folder of files that grew on this machine."""
+        """Delete a folder of growing files on this machine."""
         ...
 
 
-# One slash: a URL that went through a Path on its way here.
+# One slash: a Path has collapsed the two of the URL.
 _OBJECT_STORE = re.compile(r"s3:/{1,2}([^/]+)(?:/(.*))?")
 
 
 def is_object_store(root: str | Path) -> bool:
-    """Whether a root is an `s3://` URL, also as a Path has it."""
+    """Return whether a root is an `s3://` URL, also after conversion to a Path."""
     return _OBJECT_STORE.fullmatch(str(root)) is not None
 
 
 def open_storage(root: str | Path) -> Storage:
-    """The storage behind a local path or a URL `s3://bucket/prefix`; raises ConfigError for any other URL.
+    """Return the storage of a local path or a URL `s3://bucket/prefix`; raise ConfigError for any other URL.
 
     Nothing is read or written yet. Endpoint, region and credentials come from the usual AWS variables.
     """
@@ -145,10 +132,23 @@ class LocalStorage:
 
     def __init__(self, root: Path) -> None:
         self.root = Path(os.path.abspath(root))
+        self._place = Place(self.root, "the root")
 
     def path(self, key: str) -> Path:
-        """The file of a key; refuses keys that would leave the root."""
-        return self.root / checked_key(key, self.root)
+        """Return the file of a key.
+
+        Raises StorageError if the key would leave the root, or if the root was moved or replaced: writing to its old
+        path would create a second root.
+        """
+        path = self.root / checked_key(key, self.root)
+        with storage_errors("look up", self.root):
+            self._place.check()
+        return path
+
+    def _make_folder(self, folder: Path) -> None:
+        """Create a folder, and remember the identity of the root, which may be created by this."""
+        make_folder(folder)
+        self._place.check()
 
     def location(self, key: str = "") -> str:
         """See `Storage.location`."""
@@ -158,14 +158,14 @@ class LocalStorage:
         """See `Storage.put`."""
         target = self.path(key)
         with storage_errors("write", target):
-            make_folder(target.parent)
+            self._make_folder(target.parent)
             _write_atomically(target, data)
 
     def put_if(self, key: str, data: bytes, expected: bytes | None) -> bool:
-        """See `Storage.put_if`; decided under one lock per root."""
+        """See `Storage.put_if`; serialised by one lock per root."""
         guard = self.path(".put_if.lock")
         with storage_errors("write", self.path(key)):
-            make_folder(self.root)
+            self._make_folder(self.root)
             with guard.open("ab") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
                 if self.get(key) != expected:
@@ -219,8 +219,8 @@ class LocalStorage:
         """See `Storage.delete`."""
         path = self.path(key)
         with storage_errors("delete", path), contextlib.suppress(FileNotFoundError):
-            # Renamed first: a kill in the middle leaves no half of it behind under its own name. The new name follows
-            # from the old one, so that the next deletion finds what that kill left.
+            # Renamed first, so that a kill in the middle leaves no partial folder under its own name. The new name is
+            # derived from the old one, so the next deletion finds what a kill left.
             doomed = path.parent / f"{_TEMPORARY}deleted-{path.name}"
             with contextlib.suppress(FileNotFoundError):
                 shutil.rmtree(doomed)
@@ -235,19 +235,19 @@ class LocalStorage:
         """See `Storage.prepare`."""
         parent = self.path(prefix)
         with storage_errors("write", parent):
-            make_folder(parent)
+            self._make_folder(parent)
             folder = parent / _temporary_name()
             folder.mkdir()
             return folder
 
     def publish(self, staged: Path, folder: str, manifest: str, *, replace: bool = False) -> bool:
-        """See `Storage.publish`: everything is forced to disk, then one rename makes it appear."""
+        """See `Storage.publish`: forces everything to disk, then publishes the folder with one rename."""
         target = self.path(folder)
         if replace:
             self.delete(folder)
         with storage_errors("write", target):
             force_folder_to_disk(staged)
-            make_folder(target.parent)
+            self._make_folder(target.parent)
             try:
                 os.rename(staged, target)
             except OSError as error:
@@ -267,7 +267,7 @@ class LocalStorage:
         return self.path(key)
 
     def keep(self, key: str) -> None:
-        """See `Storage.keep`; a growing file lies where it stays."""
+        """See `Storage.keep`; there is nothing to do, because a local file already is an object."""
 
     def discard(self, key: str) -> None:
         """See `Storage.discard`."""
@@ -275,7 +275,7 @@ class LocalStorage:
 
 
 def checked_key(key: str, root: Path | str) -> PurePosixPath:
-    """The key as a path; raises StorageError for one that would leave the root."""
+    """Return the key as a path; raise StorageError if it would leave the root."""
     pure = PurePosixPath(key)
     if pure.is_absolute() or ".." in pure.parts or "\0" in key:
         raise StorageError(f"{key!r} is not a key inside of {root}")
@@ -283,7 +283,7 @@ def checked_key(key: str, root: Path | str) -> PurePosixPath:
 
 
 def make_folder(path: Path) -> None:
-    """Create a folder and its parents so that a power loss does not take them back; raises OSError."""
+    """Create a folder and its parents durably, so that they survive a power loss; raise OSError if that fails."""
     if not path.is_dir():
         make_folder(path.parent)
         path.mkdir(exist_ok=True)
@@ -295,7 +295,7 @@ def _temporary_name() -> str:
 
 
 def write_all(descriptor: int, data: bytes) -> None:
-    """Write all of the data; the system may take less at a time. Raises OSError."""
+    """Write all of the data, as the system may accept less at a time; raise OSError if that fails."""
     view = memoryview(data)
     while view:
         view = view[os.write(descriptor, view) :]
@@ -318,7 +318,10 @@ def _write_atomically(target: Path, data: bytes) -> None:
 
 
 def _locked_temporary(folder: Path) -> tuple[Path, int]:
-    """A new file and its descriptor, locked for as long as it is open: one without a lock has lost its writer."""
+    """Create a file, locked while it is open, and return its path and descriptor.
+
+    A temporary file without a lock has lost its writer.
+    """
     while True:
         path = folder / _temporary_name()
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
@@ -331,11 +334,11 @@ def _locked_temporary(folder: Path) -> tuple[Path, int]:
             raise
         if os.fstat(descriptor).st_nlink:
             return path, descriptor
-        os.close(descriptor)  # Taken for abandoned by another process, in the instant before it was locked.
+        os.close(descriptor)  # Another process took it for abandoned before it was locked, and deleted it.
 
 
 def remove_abandoned(folder: Path) -> None:
-    """Remove the temporary files of killed writers from a folder; what cannot be removed stays."""
+    """Delete the temporary files of killed writers from a folder, as far as possible."""
     with contextlib.suppress(OSError):
         for path in folder.glob(f"{_TEMPORARY}*"):
             if _ABANDONED.fullmatch(path.name) and path.is_file():
@@ -353,7 +356,7 @@ def _remove_unlocked(path: Path) -> None:
 
 
 def force_to_disk(path: Path) -> None:
-    """Wait until a file, or the names in a folder, are on the disk; raises OSError."""
+    """Wait until a file, or the names in a folder, are on the disk; raise OSError if that fails."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -362,7 +365,7 @@ def force_to_disk(path: Path) -> None:
 
 
 def force_folder_to_disk(folder: Path) -> None:
-    """Wait until a folder and all that is in it are on the disk; raises OSError."""
+    """Wait until a folder and all files below it are on the disk; raise OSError if that fails."""
     for path in folder.rglob("*"):
         force_to_disk(path)
     force_to_disk(folder)

@@ -1,7 +1,7 @@
-"""Where a result that an iteration took over from an earlier one is to be looked for.
+"""Resolve a reused result to the iteration that produced it.
 
-It is shown and counted once: at the first iteration that has it. What it was taken over from may have been made anew
-since; then it is shown where it still is.
+A result is shown and counted once, at the first iteration that has it. If the instance that it was reused from has
+since been rerun, the result is shown at the first instance that still has it.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from dataclasses import replace
 
 from treadle.core.errors import RunError
 from treadle.core.records import StageRecord
-from treadle.core.stage import Address
+from treadle.core.stage import Address, Instance
 
 
 def shown_at(record: StageRecord, record_of: Callable[[Address], StageRecord | None]) -> str:
-    """Address of the first earlier iteration that has now what this one took over; empty where none has it, and for a
-    result that was made here.
+    """Return the address of the first earlier iteration that has this reused result now.
 
-    `record_of`: the result of an instance; where that cannot be read (RunError) there is nothing to show.
+    Returns "" if none has it, or if the result was made here. `record_of` returns the current result of an instance; an
+    instance whose record cannot be read (RunError) is skipped.
     """
     if not record.same_as:
         return ""
@@ -33,6 +33,13 @@ def shown_at(record: StageRecord, record_of: Callable[[Address], StageRecord | N
 
 
 def own_results(records: Iterable[StageRecord]) -> list[StageRecord]:
-    """These without those that are shown at an earlier iteration; `records` are all of a run that can be read."""
+    """Return the records that are not shown at an earlier iteration; `records` are all readable ones of a run."""
     known = {record.address: record for record in records}
     return [record for record in known.values() if not shown_at(record, lambda address: known.get(str(address)))]
+
+
+def counterparts(instance: Instance) -> list[Address]:
+    """Return the instances of earlier iterations whose results can be reused for this one."""
+    if instance.stage.names_itself:
+        return []
+    return [replace(instance.address, iteration=number) for number in range(1, instance.address.iteration)]

@@ -1,4 +1,4 @@
-"""Waiting for several things at once."""
+"""Wait for several coroutines at once."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ T_Result = TypeVar("T_Result")
 
 
 async def all_of(works: Sequence[Coroutine[Any, Any, T_Result]]) -> list[T_Result]:
-    """What they return, in their order; the first error ends the others, and is raised as it is.
+    """Return the results of coroutines in order; on the first error cancel the others and raise it unchanged.
 
-    `asyncio.gather` would let the others go on unseen, a task group would wrap the error.
+    `asyncio.gather` would let the others continue unnoticed, and a task group would wrap the error.
     """
     tasks = [asyncio.ensure_future(work) for work in works]
     try:

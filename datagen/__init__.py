@@ -1,1 +1,1 @@
-"""Training data: question ingest, and the operators of the self-evolving flywheel."""
+"""Create training data: ingest questions and run the operators of the self-evolving flywheel."""

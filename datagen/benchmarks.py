@@ -1,12 +1,13 @@
-"""Where the well-known data sets keep question, answer and options: data in benchmarks.toml, to which users add.
+"""Look up which fields of a known data set hold question, answer and options, from benchmarks.toml and the user's own.
 
-A source names its data set; the benchmark of that name fills in whatever fields the source leaves open.
+A source names its data set; the benchmark of that name fills in the fields that the source does not set.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
@@ -19,10 +20,19 @@ from treadle.core.config import Added, Operational, Section, read_toml, validate
 from treadle.core.errors import ConfigError
 
 Domain = Literal["math", "qa", "choice"]
-AnswerForm = Literal["plain", "gsm8k", "boxed_solution", "first_item", "before_parenthesis", "choice_index"]
-"""How the gold answer lies in its field. `plain`: a string, number, boolean or list of them. `gsm8k`: the number
-after `#### `. `boxed_solution`: the content of the last box of a worked solution, else all of it. `first_item`: the
-first element of a list. `before_parenthesis`: up to the first ` (`. `choice_index`: 0-based number of the option."""
+Scorer = Literal["math", "qa", "qa_characters", "choice"]
+"""Comparison of answers. `qa_characters` is `qa` with exact match and F1 over characters instead of words for
+scripts that are written without spaces (Chinese, Japanese, Thai, ...) or with particles on words (Korean); words and
+numbers of other scripts stay whole."""
+AnswerForm = Literal[
+    "plain", "gsm8k", "boxed_solution", "last_box", "first_item", "before_parenthesis", "choice_index", "json_list"
+]
+"""Form of the gold answer in its field. `plain`: a string, number, boolean or list of them. `gsm8k`: the number
+after `#### `. `boxed_solution`: the content of the last box of a worked solution, else what follows `#### ` in its last
+line, else all of it if it is one short line; other rows have no gold answer. `last_box`: the same without the short
+line. `first_item`: the first element of a list.
+`before_parenthesis`: up to the first ` (`. `choice_index`: 0-based number of the option. `json_list`: a list of
+strings as JSON text; any other text is the answer itself."""
 
 FORMATS: Mapping[str, Format] = MappingProxyType(
     {
@@ -34,7 +44,7 @@ FORMATS: Mapping[str, Format] = MappingProxyType(
         "open_ended": "open_ended",
     }
 )
-"""Formats by what rows call them, in lower case with `_` for all that is no letter."""
+"""Formats by their names in rows, in lower case with `_` for everything that is not a letter."""
 
 
 def _listed(value: Any) -> Any:
@@ -42,46 +52,53 @@ def _listed(value: Any) -> Any:
 
 
 Names = Annotated[tuple[Annotated[str, Field(min_length=1)], ...], BeforeValidator(_listed)]
-"""Names of fields; one may be written without the list around it."""
+"""Names of fields; a single name may be given without a list."""
 
 
 class Benchmark(Section):
-    """What is known of one data set. Of several fields named for a thing the first that a row has is taken."""
+    """Field names and rules of one data set.
+
+    If several fields are named for a purpose, the first one that a row has is used.
+    """
 
     domain: Domain | None = None
-    """math, qa or choice, which decides the scorer; a row with options is choice whatever stands here. Needed unless
-    the source or `questions.domains` says it."""
+    """Domain (math, qa or choice), which decides the scorer; a row with options is always choice. Required unless
+    the source or `questions.domains` sets it."""
     question: Names = Field(default=("question",), min_length=1)
-    """Field of the question, or several to choose from."""
+    """Field of the question, or several alternatives."""
     prefix: Names = ()
-    """Field put before the question, with one blank between, such as the story of a word problem."""
+    """Field to put before the question, with a space between, such as the story of a word problem."""
     answer: Names = Field(default=("answer",), min_length=1)
     """Field of the gold answer or answers."""
     answer_form: AnswerForm = "plain"
-    """How the answer lies in its field: docs/behaviour/questions.md."""
+    """Form of the answer in its field; see docs/behaviour/questions.md."""
     choices: Names = ()
     """Field with the list of options."""
     choice_columns: Names = ()
-    """Fields with one option each; those behind the last may be missing or null."""
+    """Fields with one option each; those after the last option may be missing or null."""
     search: SearchRoute = "web"
-    """Where its answers are to be found: in the corpus (local), on the web, or both. Questions are searched there where
-    `environment.search` has both and leaves the choice to them; `questions.search` and a source's own word win."""
+    """Where to search for its answers: in the corpus (local), on the web, or both. It applies if
+    `environment.search` has both and leaves the choice to the question; `questions.search` and the source's own
+    `search` take precedence."""
     format_field: Added[Names] = ()
-    """Field with each row's format, such as `Multiple-choice`; one that is missing or null says nothing."""
+    """Field with each row's format, such as `Multiple-choice`; a missing or null value is ignored."""
     format: Added[Format | None] = None
-    """Format of rows whose field does not say it: multiple_choice, assertion, fill_in or open_ended. Rows with options
-    are multiple_choice unless something else stands here."""
-    scorer: Added[Domain | None] = None
-    """math, qa or choice: the scorer of questions without options, where it is not that of the domain."""
+    """Format of rows without a format field: multiple_choice, assertion, fill_in or open_ended. Default for rows
+    with options: multiple_choice."""
+    scorer: Added[Scorer | None] = None
+    """Scorer of questions without options, if it differs from the domain's: math, qa, qa_characters or choice.
+    `qa_characters` computes token F1 over characters for Chinese, Japanese, Thai, Lao, Khmer, Burmese and Tibetan,
+    whose words are not separated by spaces, and for Korean, whose words have particles; words of other scripts stay
+    whole."""
     contains: Added[bool] = False
-    """Whether a data set is of this benchmark also where the name stands later in its own, as in `maxwell-aime`; no
-    letter may stand directly before or after it."""
+    """Whether the benchmark also applies to data sets with its name anywhere in theirs, as in `maxwell-aime`; no
+    letter may be directly before or after it."""
     headline: Operational[bool] = False
-    """Whether its figures count in the headline averages of a report."""
+    """Whether its scores count in the headline averages of a report."""
 
 
 def read_benchmarks(path: Path) -> dict[str, Benchmark]:
-    """Benchmarks of a TOML file with one table for each, by name; raises ConfigError naming file and key."""
+    """Return the benchmarks of a TOML file with one table each, by name; raise ConfigError naming file and key."""
     benchmarks = {}
     for name, table in read_toml(path).items():
         try:
@@ -92,24 +109,33 @@ def read_benchmarks(path: Path) -> dict[str, Benchmark]:
 
 
 RULES: Mapping[str, Benchmark] = MappingProxyType(read_benchmarks(Path(__file__).with_name("benchmarks.toml")))
-"""The benchmarks that are shipped, by name in lower case."""
+"""The shipped benchmarks, by name in lower case."""
 
-GENERIC = Benchmark(question=("question", "input"))
-"""Where no benchmark fits."""
+GENERIC = Benchmark()
+"""The benchmark of unknown data sets."""
 
 
 def rule_for(dataset: str, own: Mapping[str, Benchmark] = MappingProxyType({})) -> Benchmark:
-    """The benchmark of a data set: of the users' `own`, which win, and those shipped.
+    """Return the benchmark of a data set, from the user's `own`, which take precedence, and the shipped ones.
 
-    Years and splits after a known name do not matter (`aime24`, `gsm8k-train`); of several the longest name fits best.
+    Years and splits after a known name are ignored (`aime24`, `gsm8k-train`); if several names match, the longest wins.
     """
     known = {**RULES, **own}
-    name = best_fit(dataset, known)
+    name = best_fit(dataset, known) if own else _shipped_name(dataset)
     return GENERIC if name is None else known[name]
 
 
+@lru_cache(maxsize=256)
+def _shipped_name(dataset: str) -> str | None:
+    # Cached, because this is called for every row.
+    return best_fit(dataset, RULES)
+
+
 def best_fit(dataset: str, known: Mapping[str, Benchmark]) -> str | None:
-    """Name of the benchmark that a data set is of, in any case: its own, else the longest that fits; None for none."""
+    """Return the name of a data set's benchmark: an equal name, else the longest that fits, else None.
+
+    Case is ignored.
+    """
     name = dataset.lower()
     if name in known:
         return name
@@ -118,7 +144,7 @@ def best_fit(dataset: str, known: Mapping[str, Benchmark]) -> str | None:
 
 
 def _fits(key: str, name: str, anywhere: bool) -> bool:
-    """Whether a name begins with a key, or holds it anywhere, as a word of its own."""
+    """Return whether a name starts with a key, or contains it if `anywhere`, as a separate word."""
     if not anywhere:
         return name.startswith(key) and not name[len(key) :][:1].isalpha()
     return re.search(rf"(?<![^\W\d_]){re.escape(key)}(?![^\W\d_])", name) is not None

@@ -1,13 +1,14 @@
-"""One question through the flywheel: initial rollouts, then rounds in which operators work on the best trajectory.
+"""Evolve the pool of one question: initial rollouts, then rounds in which operators edit the best trajectory.
 
-Every answer of a model and every outcome of a tool is remembered before it is acted on, so an interrupted question is
-played again from its memory and goes on where it was. An operator that fails costs only itself; what infrastructure
-kept from happening makes the question owed. Method: arXiv 2601.06860; docs/behaviour/flywheel.md.
+Every model completion and tool outcome is stored before it is used, so an interrupted question is replayed and then
+continues. An operator that fails affects only its own result. An infrastructure error leaves the question pending.
+Method: arXiv 2601.06860; docs/behaviour/flywheel.md.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,6 +23,7 @@ from treadle.agent.transcript import Prefix
 from treadle.core.answers.extraction import extract_prediction
 from treadle.core.config import digest_json
 from treadle.core.errors import DeadlineExceeded, ModelError, TreadleError
+from treadle.core.work_clock import timed_work, work_clock
 from treadle.datagen.kit import Kit
 from treadle.datagen.operators.base import Edit, Operator, Rejected
 from treadle.datagen.pool import Entry, RoleUsage, best_unexpanded, count_rollout, is_twin, ranked
@@ -33,21 +35,22 @@ T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 INITIAL = "initial"
-"""Operator of a trajectory that a question begins with."""
+"""Operator name of initial rollouts."""
 _GRACE_S = 1.0
-"""By so much the deadlines within a question lie behind its own, which cancels whatever is in flight."""
+"""Seconds by which deadlines inside a question are later than the question's own, which cancels everything in
+flight."""
 _END_S = 5.0
-"""What was cancelled has so long to end; then it is left behind."""
+"""Seconds that cancelled tasks get to end; after that they are abandoned."""
 
 
 @dataclass(slots=True)
 class Event:
-    """What came of an operator, or of a finding; of an initial rollout only where it gave no trajectory."""
+    """Outcome of an operator or a finding; for an initial rollout only if it gave no trajectory."""
 
     round: int
     operator: str
     parent: Entry | None
-    """None for initial rollouts."""
+    """The expanded trajectory; None for initial rollouts."""
     outcome: str
     reason: str = ""
     reply: str = ""
@@ -58,7 +61,7 @@ class Event:
 
 @dataclass(slots=True)
 class _Applied:
-    """An operator's work on one parent, and what it ended with; None where the time cut it off."""
+    """An operator's work on one parent, and its result; None if it ran out of time."""
 
     operator: Operator
     bench: Workbench
@@ -66,14 +69,14 @@ class _Applied:
 
 
 class Evolution:
-    """The flywheel of one question.
+    """Evolution of one question's pool.
 
     Attributes:
-        pool: Trajectories in the order in which they came in.
-        events: What operators did, in the order of rounds, parents and operators.
+        pool: Trajectories in the order in which they were added.
+        events: Outcomes of operators, in the order of rounds, parents and operators.
         status: ok, partial (an operator failed), timeout, or failed (no trajectory at all).
-        error: The first cause, where it is not ok.
-        num_rounds: Rounds that were finished.
+        error: The first cause, if the status is not ok.
+        num_rounds: Number of finished rounds.
     """
 
     def __init__(self, kit: Kit, row: Mapping[str, Any], memory: Memory) -> None:
@@ -90,12 +93,14 @@ class Evolution:
         self.num_rounds = 0
 
     async def run(self) -> None:
-        """Make the pool. Raises what makes the question owed (ModelError, ToolError), or stops the stage."""
-        self._deadline = asyncio.get_running_loop().time() + self._kit.options.question_time_s
-        await self._begin()
-        for number in range(1, self._kit.options.rounds + 1):
-            if self.status == "timeout" or self._is_enough() or not await self._round(number):
-                break
+        """Make the pool; raise errors that leave the question pending (ModelError, ToolError) or stop the stage."""
+        # The question and all its rollouts share one clock: a hold in one rollout also stops the question's time.
+        with timed_work() as clock:
+            self._deadline = clock.time() + self._kit.options.question_time_s
+            await self._begin()
+            for number in range(1, self._kit.options.rounds + 1):
+                if self.status == "timeout" or self._is_enough() or not await self._round(number):
+                    break
 
     def _is_enough(self) -> bool:
         enough = self._kit.options.enough_correct
@@ -111,7 +116,10 @@ class Evolution:
             self.status = "failed"
 
     async def _settle_initial(self, index: int, result: Trajectory | BaseException | None, memory: Tracked) -> None:
-        """Take an initial rollout into the pool, or write down why not; even an empty one can be repaired."""
+        """Add an initial rollout to the pool, or record an event if it gave no trajectory.
+
+        A rollout with empty text is added too, because it can be repaired.
+        """
         event = Event(0, INITIAL, None, "failed")
         if isinstance(result, Trajectory):
             count_rollout(event.usage, result)
@@ -130,7 +138,7 @@ class Evolution:
         self.events.append(event)
 
     async def _round(self, number: int) -> bool:
-        """One round; returns whether the pool grew."""
+        """Run one round; return whether the pool grew."""
         parents = [Parent.of(entry) for entry in self._taken_up()]
         self._expanded.update(parent.entry.index for parent in parents)
         work = [
@@ -152,12 +160,15 @@ class Evolution:
         return len(self.pool) > before
 
     async def _together(self, jobs: Sequence[Coroutine[Any, Any, T]]) -> list[T | BaseException | None]:
-        """Run coroutines together: each result, or what was raised, or None for those that the time cut off."""
+        """Run coroutines concurrently; return each result or exception, or None for those that ran out of time."""
         tasks = [asyncio.ensure_future(job) for job in jobs]
         if not tasks:
             return []
         try:
-            _, late = await asyncio.wait(tasks, timeout=max(self._deadline - asyncio.get_running_loop().time(), 0.0))
+            with contextlib.suppress(TimeoutError):
+                async with work_clock().limit(self._deadline):
+                    await asyncio.wait(tasks)
+            late = {task for task in tasks if not task.done()}
         finally:
             await self._end(tasks)
         if late:
@@ -165,7 +176,7 @@ class Evolution:
         return [None if task in late else task.exception() or task.result() for task in tasks]
 
     async def _end(self, tasks: Sequence[asyncio.Task[Any]]) -> None:
-        """Cancel what still runs; what does not end then is left behind and holds neither question nor stage."""
+        """Cancel running tasks; abandon those that do not end in time, so that they do not block the stage."""
         for task in tasks:
             task.cancel()
         if not tasks:
@@ -173,7 +184,7 @@ class Evolution:
         _, left = await asyncio.wait(tasks, timeout=_END_S)
         for task in left:
             _log.error("question %s: an operator goes on though it was cancelled: %r", self._question.key, task)
-            # `asyncio.run` waits at its end for all tasks that it knows.
+            # At its end, `asyncio.run` waits for all registered tasks.
             asyncio.tasks._unregister_task(task)
 
     def _taken_up(self) -> list[Entry]:
@@ -183,7 +194,7 @@ class Evolution:
         return [best_unexpanded(self.pool, self._expanded)]
 
     def _of(self, parent: Parent) -> Iterator[Operator]:
-        """The operators of the parent's branch, in their order."""
+        """Return the operators of the parent's branch, in their order."""
         branch = "correct" if parent.entry.correct else "incorrect"
         return (operator for operator in self._kit.operators if operator.branch == branch)
 
@@ -197,9 +208,9 @@ class Evolution:
             task = asyncio.current_task()
             if task is None or task.cancelling():
                 raise
-            # Nobody cancelled this question: something that the operator waited for was.
+            # The question was not cancelled, but something that the operator awaited was.
             return RuntimeError("what the operator waited for was cancelled")
-        except Exception as error:  # noqa: BLE001 - what a user's operator raises costs that operator alone
+        except Exception as error:  # noqa: BLE001 - an error in a user's operator fails only that operator
             return error
 
     def _bench(self, number: int, parent: Parent, name: str) -> Workbench:
@@ -216,14 +227,14 @@ class Evolution:
             play=self._play,
             memory=Scoped(self._memory, f"{number}-{name}-{parent.entry.index}"),
             deadline=self._deadline + _GRACE_S,
-            # No operator's name has a hyphen, so a finding and an operator never share a memory.
+            # Operator names contain no hyphen, so a finding and an operator never share a memory.
             beside=lambda finding: self._bench(number, parent, f"find-{finding}"),
         )
 
     async def _play(self, prefix: Prefix | None, seed: int, memory: Memory) -> Trajectory:
         kit = self._kit
         additional = 0 if prefix is None else kit.environment.continuation_calls
-        until = asyncio.get_running_loop().time() + kit.environment.rollout_time_s
+        until = work_clock().time() + kit.environment.rollout_time_s
         engine = kit.fresh if prefix is None else kit.continuing
         return await engine.roll_out(
             ToolEnvironment(kit.environment, kit.tools, additional_calls=additional),
@@ -250,7 +261,7 @@ class Evolution:
             self.events.append(event)
 
     async def _settle(self, number: int, parent: Parent, applied: _Applied) -> None:
-        """Take an operator's trajectory into the pool, or write down why there is none."""
+        """Add an operator's trajectory to the pool, or record why there is none."""
         name, result, bench = applied.operator.name, applied.result, applied.bench
         event = Event(number, name, parent.entry, "produced", usage=bench.usage)
         if isinstance(result, Edit):
@@ -276,7 +287,7 @@ class Evolution:
         self.events.append(event)
 
     def _refuse(self, error: BaseException) -> None:
-        """Raise what is no operator's own failure: it makes the question owed, or stops the stage."""
+        """Raise an error that is not the operator's own failure: it leaves the question pending, or stops the stage."""
         if not isinstance(error, Exception):
             raise error
         if isinstance(error, TreadleError) and not (self._kit.final and is_owed(error)):
@@ -361,7 +372,7 @@ def _plain(error: BaseException) -> Exception:
 
 
 def _code(error: BaseException) -> str:
-    """Reason code of a failure."""
+    """Return the reason code of a failure."""
     if isinstance(error, ModelError):
         return "llm_failed"
     return "tool_failed" if isinstance(error, TreadleError) else "operator_error"

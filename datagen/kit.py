@@ -1,4 +1,4 @@
-"""What the questions of the stage `pools` share: models, tools, judge, operators; and nobody in their place."""
+"""Define the shared resources of the stage `pools`, and a null model for replay."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from treadle.datagen.prompts import PromptSet
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kit:
-    """What all questions of a stage share.
+    """Resources that all questions of a stage share.
 
     Attributes:
-        fresh: Plays rollouts from the start.
-        continuing: Plays them on from an edit.
-        roles: critic and refiner.
-        final: Whether nothing is owed any more: what infrastructure kept from happening is an operator's failure.
+        fresh: Engine for rollouts from the start.
+        continuing: Engine for rollouts that continue from an edit.
+        roles: Models of critic and refiner.
+        final: Whether nothing is left pending: an infrastructure error then counts as the operator's failure.
     """
 
     options: PoolOptions
@@ -43,7 +43,7 @@ class Kit:
     final: bool = False
 
     def without_models(self, cause: str) -> Kit:
-        """A kit that asks nobody but its judge: what is not remembered fails for this cause."""
+        """Return a kit that replays stored answers; any other request fails with this cause, except to the judge."""
         nobody = Nobody(cause)
         return replace(
             self,
@@ -55,14 +55,14 @@ class Kit:
         )
 
     def hints(self, domain: str) -> Sequence[str]:
-        """The hints for questions of a domain."""
+        """Return the hints for questions of a domain."""
         hints: tuple[str, ...] = getattr(self.options.hints, domain)
         return hints
 
 
 @dataclass(slots=True)
 class Nobody:
-    """A model and a tool that are not there."""
+    """Null model and null tool; every request raises EndpointUnavailable."""
 
     cause: str
     name: str = ""
@@ -74,7 +74,7 @@ class Nobody:
         pass
 
     async def complete(self, request: CompletionRequest, *, session: str, deadline: float) -> Completion:
-        """See `RoleModel`."""
+        """Raise EndpointUnavailable; see `RoleModel`."""
         raise EndpointUnavailable(self.cause)
 
     async def chat(
@@ -87,9 +87,9 @@ class Nobody:
         deadline: float,
         stop: Sequence[str] = (),
     ) -> Completion:
-        """See `RoleModel`."""
+        """Raise EndpointUnavailable; see `RoleModel`."""
         raise EndpointUnavailable(self.cause)
 
     async def call(self, argument: str, *, deadline: float, context: CallContext | None = None) -> ToolOutcome:
-        """See `Tool`."""
+        """Raise EndpointUnavailable; see `Tool`."""
         raise EndpointUnavailable(self.cause)

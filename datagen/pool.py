@@ -1,4 +1,4 @@
-"""The pool of one question: its trajectories, what made them, and which of them is taken up next."""
+"""Define a question's pool: its trajectories, how they were made, and which one is expanded next."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from treadle.agent.rollout import Trajectory
 
 @dataclass(slots=True)
 class RoleUsage:
-    """What a role cost."""
+    """Requests and tokens that a role used."""
 
     calls: int = 0
     prompt_tokens: int = 0
     completion_tokens: int = 0
 
     def add(self, prompt_tokens: int, completion_tokens: int, calls: int = 1) -> None:
-        """Count answers of a model."""
+        """Add the usage of a model's completions."""
         self.calls += calls
         self.prompt_tokens += prompt_tokens
         self.completion_tokens += completion_tokens
 
 
 def count_rollout(usage: dict[str, RoleUsage], trajectory: Trajectory, num_calls_before: int = 0) -> None:
-    """Count what a rollout cost its policy and, in the calls that it made itself, the summarizer."""
+    """Count the usage of a rollout for the policy and, in its own calls, for the summarizer."""
     spent = trajectory.usage
     usage.setdefault("policy", RoleUsage()).add(spent.prompt_tokens, spent.completion_tokens, spent.num_requests)
     for call in trajectory.calls[num_calls_before:]:
@@ -39,19 +39,19 @@ class Entry:
     """A trajectory in a pool.
 
     Attributes:
-        key: 16 hex digits, the row's key.
+        key: Key of the row, 16 hex digits.
         index: Place in the pool; 0 is the first initial rollout.
         round: Flywheel round that made it; 0 for initial rollouts.
-        operator: What made it.
+        operator: Name of the operator that made it.
         parent: Key of the trajectory that was edited or followed; None for initial rollouts.
-        seed: From which its turns' seeds derive.
-        trajectory: What the agent did.
+        seed: Seed from which the seeds of its turns derive.
+        trajectory: The rollout's trajectory.
         prediction: The extracted answer.
-        verdict: Of the judge.
+        verdict: The judge's verdict.
         edit_step: 1-based step of the parent that was replaced or followed by a hint.
         edit_text: The hint, the analysis or the new step.
-        prompts: Name of each prompt that was used -> its digest.
-        usage: Role -> cost of making and judging it.
+        prompts: Digest of each prompt that was used, by name.
+        usage: Usage of making and judging it, by role.
     """
 
     key: str
@@ -70,28 +70,31 @@ class Entry:
 
     @property
     def num_calls(self) -> int:
-        """Calls the agent asked for, from the ledger."""
+        """Number of calls that the agent requested, from the ledger."""
         return Ledger(self.trajectory.calls).requested.total()
 
     @property
     def correct(self) -> bool:
-        """Whether it is known to be right; an unknown verdict is not."""
+        """True if it is known to be right; False if the verdict is unknown."""
         return self.verdict.correct is True
 
 
 def ranked(pool: Sequence[Entry]) -> list[Entry]:
-    """Best first: higher score (math and choice: right before wrong; qa: F1), then fewer calls, then age."""
+    """Return the entries, best first: by higher score (math and choice: 1 or 0; qa: F1), then fewer calls, then age."""
     return sorted(pool, key=lambda entry: (-(entry.verdict.score or 0.0), entry.num_calls, entry.index))
 
 
 def best_unexpanded(pool: Sequence[Entry], expanded: Collection[int]) -> Entry:
-    """The best trajectory that was not expanded yet; where all were, the best one."""
+    """Return the best trajectory that was not expanded yet; if all were, the best one."""
     order = ranked(pool)
     return next((entry for entry in order if entry.index not in expanded), order[0])
 
 
 def is_twin(first: str, second: str, least: float) -> bool:
-    """Whether two texts are the same, white space folded, or similar: Jaccard of their runs of 5 characters."""
+    """Return whether two texts are equal or similar, with whitespace folded.
+
+    Similar means that the Jaccard similarity of their 5-character runs is at least `least`.
+    """
     first, second = " ".join(first.split()), " ".join(second.split())
     if first == second or least >= 1.0:
         return first == second

@@ -1,4 +1,4 @@
-"""Whether pools are worth the name: pools without a trajectory, a word or a verdict that can be read are a failure.
+"""Fail the stage `pools` if its result is unusable: no trajectory, no text, or mostly unreadable verdicts.
 
 Documented in docs/behaviour/exits.md.
 """
@@ -21,12 +21,12 @@ Row = Mapping[str, Any]
 
 @dataclass(slots=True)
 class PoolExit:
-    """What is counted of the pools, question by question; `add` them all, then `check`."""
+    """Counters over the pools; `add` every question, then `check`."""
 
     questions: Counter[str] = field(default_factory=Counter)
-    """By status."""
+    """Number of questions by status."""
     trajectories: Counter[str] = field(default_factory=Counter)
-    """By status."""
+    """Number of trajectories by status."""
     num_said: int = 0
     num_asked: int = 0
     num_unread: int = 0
@@ -34,7 +34,7 @@ class PoolExit:
     first_unread: str = ""
 
     def add(self, question: Row, pool: Sequence[Row]) -> None:
-        """Count the row of a question and its trajectories."""
+        """Count a question's row and its trajectories."""
         self.questions[question["status"]] += 1
         self.first_cause = self.first_cause or question["error"] or ""
         for row in pool:
@@ -50,11 +50,11 @@ class PoolExit:
                 self.first_unread = self.first_unread or judge["error"] or ""
 
     def check(self, address: Address) -> None:
-        """Raise StageFailed for pools without a trajectory, for a silent policy, and for a judge that mostly fails."""
+        """Raise StageFailed without a trajectory, without any text, or if most of the judge's verdicts failed."""
         if not self.trajectories:
             told = ", ".join(f"{status} {count:,}" for status, count in self.questions.most_common())
             raise StageFailed(
-                f"{address}: no trajectory came of {self.questions.total():,} questions ({told}); first cause: "
+                f"{address}: no trajectory was made from {self.questions.total():,} questions ({told}); first cause: "
                 f"{self.first_cause}; when it is mended: treadle stage {address} --force"
             )
         if not self.num_said:

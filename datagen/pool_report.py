@@ -1,6 +1,6 @@
-"""What the flywheel achieved: outcomes of questions, yield of operators, calls before and after, cost by role.
+"""Report the stage `pools`: outcomes of questions, yield of operators, calls before and after, usage by role.
 
-Counted row by row, so that memory does not grow with the questions.
+Counts are updated row by row, so memory does not grow with the number of questions.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any
 
 import orjson
 
+from treadle.agent.rollout_report import unread_sentences
 from treadle.core.figures import Figures, money, render_figures
 from treadle.datagen.evolution import INITIAL
 from treadle.datagen.pool_rows import tokens_of, total_usage
@@ -42,10 +43,10 @@ class _Mean:
 
 @dataclass(slots=True)
 class PoolReport:
-    """Sums over questions; `add` one after the other, then read `metrics` or `markdown`."""
+    """Counters over questions; `add` each, then read `metrics` or `markdown`."""
 
     applied: Collection[str]
-    """Names of the operators; what else has events is a finding for several of them."""
+    """Names of the operators; other names in events are findings that several operators share."""
     statuses: Counter[str] = field(default_factory=Counter)
     counts: Counter[str] = field(default_factory=Counter)
     operators: dict[str, Counter[str]] = field(default_factory=dict)
@@ -55,7 +56,7 @@ class PoolReport:
     calls_right: _Mean = field(default_factory=_Mean)
 
     def add(self, question: Row, pool: Sequence[Row], events: Sequence[Row]) -> None:
-        """Count one question: its row, its trajectories, its events."""
+        """Count one question: its row, its trajectories and its events."""
         self.statuses[question["status"]] += 1
         self.counts["trajectories"] += len(pool)
         self.counts["correct"] += question["num_correct"]
@@ -65,6 +66,8 @@ class PoolReport:
         self.usage = total_usage([self.usage, orjson.loads(question["usage"])])
         by_key = {row["rollout_key"]: row for row in pool}
         for row in pool:
+            self.counts["answered"] += row["status"] == "answered"
+            self.counts["calls"] += row["calls_requested"]
             if row["operator"] == INITIAL:
                 self._tried(INITIAL, "produced", row, None)
                 self.calls_initial.add(row["calls_requested"])
@@ -76,7 +79,10 @@ class PoolReport:
         self._count_reasons(events)
 
     def _count_reasons(self, events: Sequence[Row]) -> None:
-        """Count why nothing came; what a finding came to nothing for is not counted again for those that wanted it."""
+        """Count the reasons of events without a result.
+
+        The reason of a finding is not counted again for the operators that need it.
+        """
         found: set[tuple[Any, ...]] = set()
         for event in events:
             cause = tuple(event[name] for name in ("round", "parent", "reason", "reply", "error"))
@@ -99,7 +105,7 @@ class PoolReport:
             counts["calls_after"] += made["calls_requested"]
 
     def metrics(self) -> dict[str, Any]:
-        """Counts for the stage's record."""
+        """Return the counts for the stage's record."""
         num_questions = self.statuses.total()
         correct = self.counts["correct"]
         return {
@@ -115,7 +121,7 @@ class PoolReport:
         }
 
     def markdown(self) -> str:
-        """Tables for people."""
+        """Return the report as Markdown."""
         metrics = self.metrics()
         cost = f"Tokens per right trajectory: {metrics['tokens_per_correct']:,.0f}."
         parts = ["# Pools", *pool_sentences(metrics), cost, render_figures(pool_figures(metrics))]
@@ -123,9 +129,10 @@ class PoolReport:
 
 
 def pool_sentences(metrics: Mapping[str, Any]) -> list[str]:
-    """What came of the pools, in words; from the metrics of the stage's record."""
+    """Return sentences that summarise the pools, from the metrics of the stage's record."""
     unknown = metrics["num_unknown_verdicts"]
     return [
+        *pool_warnings(metrics),
         f"{metrics['num_questions']:,} questions: {metrics['num_questions_right_at_first']:,} right at first, "
         f"{metrics['num_questions_right_at_last']:,} at last. {metrics['num_trajectories']:,} trajectories, "
         f"{metrics['num_correct']:,} right" + (f", {unknown:,} without a verdict." if unknown else "."),
@@ -134,15 +141,28 @@ def pool_sentences(metrics: Mapping[str, Any]) -> list[str]:
     ]
 
 
+def pool_warnings(metrics: Mapping[str, Any]) -> list[str]:
+    """Return a warning with possible causes if no trajectory has an answer, or none even a call; else an empty list."""
+    num_calls = metrics.get("num_calls")
+    if num_calls is None:  # imported pools have no counts
+        return []
+    counts = {
+        "num_rollouts": metrics["num_trajectories"],
+        "calls_requested": num_calls,
+        "status_answered": metrics["num_answered"],
+    }
+    return unread_sentences(counts, "trajectories")
+
+
 def pool_figures(
     metrics: Mapping[str, Any],
     accepted: Mapping[str, int] | None = None,
     costs: Mapping[str, float | None] | None = None,
 ) -> list[Figures]:
-    """The tables of the report, from the metrics of the stage's record.
+    """Return the tables of the report, from the metrics of the stage's record.
 
-    `accepted`: operator -> trajectories that passed the quality gate, once it has judged them. `costs`: role -> money;
-    None for a role whose model has no price.
+    `accepted`: number of trajectories that passed the quality gate, by operator, once it was applied. `costs`: cost by
+    role; None for a role whose model has no price.
     """
     statuses = {name.removeprefix("status_"): count for name, count in metrics.items() if name.startswith("status_")}
     ranked = sorted(metrics["reasons"].items(), key=lambda item: (-item[1], item[0]))
@@ -150,13 +170,13 @@ def pool_figures(
     return [
         Figures("Questions", ("outcome", "questions"), tuple((name, statuses[name]) for name in sorted(statuses))),
         _yield(metrics["operators"], accepted),
-        Figures("What operators came to nothing for", ("operator", "reason", "times"), tuple(reasons)),
+        Figures("Why operators produced nothing", ("operator", "reason", "times"), tuple(reasons)),
         usage_figures(metrics["usage"], costs),
     ]
 
 
 def _yield(operators: Mapping[str, Mapping[str, int]], accepted: Mapping[str, int] | None) -> Figures:
-    """What each operator was tried for and what it gave; findings, which give no trajectory, stand last."""
+    """Return the table of what each operator tried and made; findings, which give no trajectory, come last."""
     names = sorted(operators, key=lambda name: (name != INITIAL, "found" in operators[name], name))
     rows = []
     for name in names:
@@ -177,7 +197,7 @@ def _yield(operators: Mapping[str, Mapping[str, int]], accepted: Mapping[str, in
 
 
 def usage_figures(usage: Mapping[str, Mapping[str, int]], costs: Mapping[str, float | None] | None = None) -> Figures:
-    """Requests, tokens and, where prices are known, money by role."""
+    """Return the table of requests, tokens and, if prices are known, costs by role."""
     names = ("calls", "prompt_tokens", "completion_tokens")
     rows: list[tuple[str | int, ...]] = [(role, *(used[name] for name in names)) for role, used in usage.items()]
     rows += [("all", *(sum(used[name] for used in usage.values()) for name in names))] if len(rows) > 1 else []

@@ -1,4 +1,4 @@
-"""Rows of the tables that the stage `pools` makes, from a question's evolution."""
+"""Build the rows of the tables of the stage `pools` from a question's evolution."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from treadle.datagen.evolution import INITIAL, Event, Evolution
 from treadle.datagen.pool import Entry, RoleUsage
 
 Usage = Mapping[str, Mapping[str, int]]
-"""Role -> calls, prompt_tokens, completion_tokens."""
+"""Calls, prompt_tokens and completion_tokens by role."""
 
 
 def pool_rows(
@@ -24,7 +24,7 @@ def pool_rows(
     environment_digest: str,
     tokenizer_digest: str,
 ) -> list[dict[str, Any]]:
-    """Rows of `pools`; `models`: role -> name of the model that plays it."""
+    """Return the rows of `pools`; `models` maps a role to the name of its model."""
     rows = []
     for entry in pool:
         head = {
@@ -59,7 +59,7 @@ def pool_rows(
 
 
 def event_rows(question_key: str, events: Sequence[Event]) -> list[dict[str, Any]]:
-    """Rows of `pool_events`."""
+    """Return the rows of `pool_events`."""
     return [
         {
             "question_key": question_key,
@@ -80,7 +80,7 @@ def event_rows(question_key: str, events: Sequence[Event]) -> list[dict[str, Any
 
 
 def question_row(question: Mapping[str, Any], evolution: Evolution) -> dict[str, Any]:
-    """The row of `pool_questions`."""
+    """Return the row of `pool_questions`."""
     pool = evolution.pool
     spent = total_usage(
         [
@@ -101,7 +101,7 @@ def question_row(question: Mapping[str, Any], evolution: Evolution) -> dict[str,
 
 
 def failed_question_row(question: Mapping[str, Any], error: str) -> dict[str, Any]:
-    """The row of a question that infrastructure kept from being begun."""
+    """Return the row of a question that infrastructure errors kept from starting."""
     return {
         **_head(question),
         "status": "failed",
@@ -115,7 +115,7 @@ def failed_question_row(question: Mapping[str, Any], error: str) -> dict[str, An
 
 
 def total_usage(parts: Iterable[Usage]) -> dict[str, dict[str, int]]:
-    """The sum, role by role, roles in alphabetical order."""
+    """Return the sum by role, with roles in alphabetical order."""
     totals: dict[str, Counter[str]] = {}
     for part in parts:
         for role, usage in part.items():
@@ -124,7 +124,7 @@ def total_usage(parts: Iterable[Usage]) -> dict[str, dict[str, int]]:
 
 
 def tokens_of(usage: Usage) -> int:
-    """All tokens of all roles."""
+    """Return the number of tokens of all roles."""
     return sum(role["prompt_tokens"] + role["completion_tokens"] for role in usage.values())
 
 

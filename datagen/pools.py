@@ -1,21 +1,24 @@
-"""The stage `pools`: questions become pools of diverse trajectories, by repairing wrong ones and condensing right ones.
+"""Run the stage `pools`: make pools of diverse trajectories by repairing wrong ones and condensing right ones.
 
-Each question is one owner in the journal: every answer within it is remembered, and its pool is one record when it is
-finished. Rows are written in the order of the questions, whatever the order of completion.
+Each question is one owner in the journal: every answer within it is stored, and a finished pool is one record. Rows are
+written in the order of the questions, regardless of the order of completion.
 """
 
 from __future__ import annotations
 
-import asyncio
+import logging
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 import orjson
 
+from treadle.agent.config import ENVIRONMENT_VERSION
 from treadle.agent.crew import Crew, begin, settle
-from treadle.agent.environment import QUESTION_COLUMNS
+from treadle.agent.jobs import QuestionJob, job_key, shared_digest
 from treadle.agent.judges.answer import AnswerJudge
 from treadle.agent.judges.base import Judge
 from treadle.agent.memory import Counted, JournalMemory, Memory
@@ -23,39 +26,36 @@ from treadle.agent.metering import Meter, TokenBudget
 from treadle.agent.opening import Opening, OpenModel, check_api, load_tokenizer
 from treadle.agent.role import AskedModel
 from treadle.agent.rollout import rare_collections
-from treadle.agent.rollout_settings import selected_questions
+from treadle.agent.rollout_settings import JOB_COLUMNS, selected_questions
 from treadle.agent.rows import telemetry_of
 from treadle.agent.toolbox import sandbox_facts
 from treadle.agent.tools.outcome import Tool
-from treadle.core import schemas
+from treadle.core import schemas, steady_loop
 from treadle.core.errors import EndpointUnavailable
 from treadle.core.llm.pool import ModelPool
 from treadle.core.llm.types import ServerFacts
-from treadle.core.stage import Stage, StageContext, Worked
+from treadle.core.stage import EarlierResult, Rows, Stage, StageContext, StageJobs, Worked
 from treadle.datagen.evolution import Evolution
 from treadle.datagen.kit import Kit, Nobody
 from treadle.datagen.operators import load_operators
 from treadle.datagen.pool_exit import PoolExit
-from treadle.datagen.pool_report import PoolReport
+from treadle.datagen.pool_report import PoolReport, pool_warnings
 from treadle.datagen.pool_rows import event_rows, failed_question_row, pool_rows, question_row
 from treadle.datagen.pools_settings import PoolsSettings
 from treadle.datagen.prompts import PromptSet
 
+_log = logging.getLogger(__name__)
+
+CONTENT_VERSION = 1
+"""Version in the key of each job; increment it if pools are put together in another way, and neither the environment
+nor an operator has changed. Earlier pools are then made again."""
 _WRITE_BATCH = 64
-"""Questions whose rows are handed to the writer at once."""
-_COLUMNS = (*QUESTION_COLUMNS, "split", "answers")
-
-
-@dataclass(frozen=True, slots=True)
-class _Job:
-    """One question."""
-
-    key: str
-    question: Mapping[str, Any]
+"""Number of questions whose rows are written at once."""
+_COLUMNS = (*JOB_COLUMNS, "answers")
 
 
 class PoolsRun:
-    """One attempt of the stage."""
+    """State of one attempt of the stage."""
 
     def __init__(self, context: StageContext) -> None:
         self._context = context
@@ -75,10 +75,10 @@ class PoolsRun:
         self._counted: dict[str, set[str]] = {}
         self._facts: Counter[str] = Counter()
         self._found: dict[str, Any] = {}
-        """What `run` is to know beside the journal."""
+        """Facts that `run` needs in addition to the journal."""
 
     async def work(self) -> Worked:
-        """Make what is open of the pools at hand."""
+        """Make the pools that are not finished yet, within the shards of this process."""
         num_open = begin(self._context, self._own_jobs(), "questions")
         if not num_open:
             return Worked()
@@ -128,14 +128,14 @@ class PoolsRun:
         )
 
     def _judge(self, models: Mapping[str, OpenModel], instead: AskedModel | None = None) -> AnswerJudge:
-        """The judge in force; `instead` is asked in place of its model."""
+        """Return the judge; `instead` replaces its model."""
         model = None
         if self._options.judge_math:
             model = models["judge"].in_role("judge", self._settings.roles["judge"].sampling)
             model = replace(model, model=instead or model.model)
         return AnswerJudge(f1_threshold=self._options.f1_threshold, model=model)
 
-    async def _make(self, job: _Job) -> None:
+    async def _make(self, job: QuestionJob) -> None:
         assert self._kit is not None
         stored = await self._evolve(job, self._kit)
         self._journal.finish(job.key, orjson.dumps(stored))
@@ -146,8 +146,8 @@ class PoolsRun:
             self._facts[status] += 1
         self._context.progress.advance(1, **self._facts)
 
-    async def _evolve(self, job: _Job, kit: Kit) -> dict[str, Any]:
-        """Play a question to its end; returns its rows."""
+    async def _evolve(self, job: QuestionJob, kit: Kit) -> dict[str, Any]:
+        """Make a question's pool and return its rows."""
         memory: Memory = JournalMemory(self._journal, job.key)
         if self._budget.is_limited:
             memory = Counted(memory, self._count_unit, self._counted.setdefault(job.key, set()))
@@ -162,7 +162,7 @@ class PoolsRun:
                 self._environment_digests.of(job.question),
                 self._tokenizer_digest,
             ),
-            "events": event_rows(job.key, evolution.events),
+            "events": event_rows(job.question["question_key"], evolution.events),
             "question": question_row(job.question, evolution),
             "telemetry": [
                 telemetry_of(
@@ -175,8 +175,11 @@ class PoolsRun:
             ],
         }
 
-    async def _from_memory(self, job: _Job) -> dict[str, Any]:
-        """Rows of a question that stays unfinished: what its remembered parts make; the rest counts as failed."""
+    async def _from_memory(self, job: QuestionJob) -> dict[str, Any]:
+        """Return the rows of a question that stays unfinished, by replaying its stored answers.
+
+        A request without a stored answer counts as failed.
+        """
         worked = self._context.worked
         cause = worked.causes.get(job.key, worked.first)
         if self._kit is None:
@@ -184,9 +187,10 @@ class PoolsRun:
         return await self._evolve(job, self._kit.without_models(cause))
 
     def _known_models(self, servers: Mapping[str, Any]) -> dict[str, OpenModel]:
-        """Role -> the model with which the questions were worked at, for where nobody is asked any more.
+        """Return the models of all roles for replaying stored answers without requests.
 
-        Of the policy it matters what its server said; of the others only answers count that are remembered.
+        The policy gets the facts that its server reported when the questions were processed; the facts of other roles
+        do not matter.
         """
         models = {}
         for name, role in self._settings.roles.items():
@@ -198,7 +202,7 @@ class PoolsRun:
         return models
 
     def _count_finished(self) -> None:
-        """Charge the budget with what finished questions used."""
+        """Charge the budget with the usage of finished questions."""
         for job in self._own_jobs():
             if self._journal.is_finished(job.key):
                 for role, used in orjson.loads(self._stored(job.key)["question"]["usage"]).items():
@@ -206,7 +210,7 @@ class PoolsRun:
                     self._budget.count(model, used["prompt_tokens"], used["completion_tokens"])
 
     def _count_unit(self, unit: str, prompt_tokens: int, completion_tokens: int) -> None:
-        """Charge the budget with an answer that an earlier attempt left: to whichever of its models may be dearest."""
+        """Charge the budget with a stored answer, at the price of the most expensive role that may have given it."""
         if prompt_tokens or completion_tokens:
             roles = self._settings.roles
             models = [roles[name].model for name in _roles_behind(unit) if name in roles] or [roles["policy"].model]
@@ -214,14 +218,14 @@ class PoolsRun:
             self._budget.count(dearest, prompt_tokens, completion_tokens)
 
     async def write(self) -> dict[str, Any]:
-        """Judge what was made, and write all rows."""
+        """Replay and judge unfinished questions, and write all rows."""
         _, num_owed = settle(self._context, self._options, self._jobs(), "questions")
         servers: Any = self._context.worked.facts.get("servers", {})
         if not num_owed or "policy" not in servers:
             return await self._write()
         models, nobody = self._known_models(servers), Nobody(self._context.worked.first)
         tools = dict.fromkeys(self._settings.environment.enabled_tools, nobody)
-        # Rules need nobody, and verdicts of models are remembered: without them the wrong branch would be played.
+        # Rules need no model, and verdicts of models are stored; without the judge, the wrong branch would be replayed.
         async with self._judge(models, nobody) as judge:
             self._kit = self._make_kit(models, tools, judge)
             return await self._write()
@@ -231,7 +235,8 @@ class PoolsRun:
         tables: dict[str, list[dict[str, Any]]] = {"pool": [], "events": [], "question": [], "telemetry": []}
         for number, job in enumerate(self._jobs(), 1):
             finished = self._journal.is_finished(job.key)
-            stored = self._stored(job.key) if finished else await self._from_memory(job)
+            stored = self._found_rows(job) if finished else await self._from_memory(job)
+            stored["question"]["job"] = job.key if finished else None
             report.add(stored["question"], stored["pool"], stored["events"])
             exit_check.add(stored["question"], stored["pool"])
             tables["question"].append(stored["question"])
@@ -243,7 +248,17 @@ class PoolsRun:
         if not self._context.accept_failures:
             exit_check.check(self._context.address)
         self._context.add_file(schemas.POOLS.kind, "report.md", report.markdown().encode())
-        return {**report.metrics(), **self._context.worked.facts.get("sandbox", {})}
+        metrics = report.metrics()
+        for sentence in pool_warnings(metrics):
+            _log.warning("%s: %s", self._context.address, sentence)
+        return {**metrics, **self._context.worked.facts.get("sandbox", {})}
+
+    def _found_rows(self, job: QuestionJob) -> dict[str, Any]:
+        """Return the rows of a finished question, which may have been in another data set when it was finished."""
+        stored = self._stored(job.key)
+        for row in (stored["question"], *stored["pool"]):
+            row["dataset"] = job.question["dataset"]
+        return stored
 
     def _flush(self, tables: dict[str, list[dict[str, Any]]]) -> None:
         self._context.write(schemas.POOLS.kind, tables["pool"])
@@ -257,43 +272,85 @@ class PoolsRun:
         stored: dict[str, Any] = orjson.loads(self._journal.finished(key))
         return stored
 
-    def _own_jobs(self) -> Iterator[_Job]:
+    def _own_jobs(self) -> Iterator[QuestionJob]:
         return (job for job in self._jobs() if self._context.owns(job.key))
 
-    def _open_jobs(self) -> Iterator[_Job]:
+    def _open_jobs(self) -> Iterator[QuestionJob]:
         return (job for job in self._own_jobs() if not self._journal.is_finished(job.key))
 
-    def _jobs(self) -> Iterator[_Job]:
-        """All questions that were asked for, in their order."""
-        for question in selected_questions(self._options, self._context.inputs["questions"], _COLUMNS):
-            yield _Job(question["question_key"], question)
+    def _jobs(self) -> Iterator[QuestionJob]:
+        return pool_jobs(self._settings, self._context.inputs)
 
 
 _ROLES = {"llm": ("policy",), "tool": ("summarizer",), "ask": ("critic", "refiner")}
 
 
 def _roles_behind(unit: str) -> tuple[str, ...]:
-    """Roles that may have given the answer which a question's memory holds under this unit."""
+    """Return the roles that may have given the answer stored under this unit."""
     if unit.startswith("verdict-"):
         return ("judge",)
     return _ROLES.get(unit.rpartition("/")[2].partition("-")[0], ())
 
 
+def pool_jobs(settings: PoolsSettings, inputs: Mapping[str, Sequence[Rows]]) -> Iterator[QuestionJob]:
+    """Yield a job for each selected question, in order.
+
+    A job's key includes the gold answers, because the processing of a trajectory depends on whether it is right.
+    """
+    shared, environment = shared_digest(settings, inputs), settings.environment.digests()
+    for question in selected_questions(settings.options, inputs["questions"], _COLUMNS):
+        asked = [question[name] for name in _DEPENDS_ON]
+        yield QuestionJob(job_key(shared, CONTENT_VERSION, environment.of(question), *asked), question)
+
+
+_DEPENDS_ON = ("question_key", "question", "choices", "answers", "domain", "scorer", "format", "search")
+"""Columns of a question that its pool depends on."""
+
+
+def _owners(result: EarlierResult) -> Iterator[str]:
+    return (row["job"] for row in result.rows(schemas.POOL_QUESTIONS.kind, ("job",)) if row["job"] is not None)
+
+
+def _records(result: EarlierResult) -> Iterator[tuple[str, bytes]]:
+    """Yield the journal records from which a result's rows were made.
+
+    All tables of a result are in the order of its questions.
+    """
+    pools = groupby(result.rows(schemas.POOLS.kind), itemgetter("question_key"))
+    events = groupby(result.rows(schemas.POOL_EVENTS.kind), itemgetter("question_key"))
+    measured = result.telemetry(schemas.ROLLOUT_TELEMETRY.kind)
+    of_pools, of_events, next_measured = next(pools, None), next(events, None), next(measured, None)
+    for question in result.rows(schemas.POOL_QUESTIONS.kind):
+        key, parts = question.pop("job"), {"pool": list[Any](), "events": list[Any](), "telemetry": list[Any]()}
+        if of_pools is not None and of_pools[0] == question["question_key"]:
+            parts["pool"] = list(of_pools[1])
+            of_pools = next(pools, None)
+        if of_events is not None and of_events[0] == question["question_key"]:
+            parts["events"] = list(of_events[1])
+            of_events = next(events, None)
+        for row in parts["pool"]:
+            if next_measured is not None and next_measured["rollout_key"] == row["rollout_key"]:
+                parts["telemetry"].append(next_measured)
+                next_measured = next(measured, None)
+        if key is not None:
+            yield key, orjson.dumps({**parts, "question": question})
+
+
 def work(context: StageContext) -> Worked:
-    """Make the pools of one stage instance that are open."""
+    """Make the unfinished pools of one stage instance."""
     with rare_collections():
-        return asyncio.run(PoolsRun(context).work())
+        return steady_loop.run(PoolsRun(context).work())
 
 
 def run(context: StageContext) -> Mapping[str, Any]:
-    """Write the pools of one stage instance; returns counts by outcome, operator, reason and role."""
+    """Write the pools of one stage instance; return counts by outcome, operator, reason and role."""
     with rare_collections():
-        return asyncio.run(PoolsRun(context).write())
+        return steady_loop.run(PoolsRun(context).write())
 
 
 POOLS_STAGE = Stage(
     name="pools",
-    version=1,
+    version=ENVIRONMENT_VERSION + CONTENT_VERSION,
     settings=PoolsSettings,
     consumes={"questions": "questions", "checkpoint": "checkpoint"},
     optional=frozenset({"checkpoint"}),
@@ -301,5 +358,6 @@ POOLS_STAGE = Stage(
     telemetry=(schemas.ROLLOUT_TELEMETRY,),
     run=run,
     work=work,
+    jobs=StageJobs(noun="questions", of=pool_jobs, owners=_owners, records=_records),
     num_shards=lambda settings: settings.options.shards,
 )

@@ -1,4 +1,4 @@
-"""Settings of the stage `pools`."""
+"""Define the settings of the stage `pools`."""
 
 from __future__ import annotations
 
@@ -36,61 +36,61 @@ PYTHON_HINTS = (
 
 
 class PolicySampling(Sampling):
-    """How the policy's turns are sampled."""
+    """Sampling parameters of the policy's turns."""
 
     repetition_penalty: float = Field(default=1.1, gt=0.0)
-    """Divides the scores of tokens that already occur in prompt or answer; 1 means none."""
+    """Divisor of the scores of tokens that already occur in the prompt or the completion; 1 disables it."""
 
 
 class PolicyRole(Section):
-    """The policy: it makes rollouts and goes on from every edit."""
+    """The policy: it generates rollouts and continues after every edit."""
 
     model: str | None = None
-    """Its name under `models`; none means the first of the flow's models."""
+    """Name of its model under `models`; None means the first of the flow's models."""
     sampling: PolicySampling = PolicySampling()
-    """How it is sampled."""
+    """Sampling parameters."""
 
 
 class HelperRole(Section):
-    """A model that edits."""
+    """A model that edits trajectories."""
 
     model: str | None = None
-    """Its name under `models`; none means the policy's."""
+    """Name of its model under `models`; None means the policy's."""
     sampling: PolicySampling = PolicySampling()
-    """How it is sampled."""
+    """Sampling parameters."""
 
 
 class JudgeRole(Section):
-    """The model that decides where rules cannot."""
+    """The model that judges answers if rules cannot decide."""
 
     model: str | None = None
-    """Its name under `models`; none means the critic's."""
+    """Name of its model under `models`; None means the critic's."""
     sampling: JudgeSampling = JudgeSampling()
-    """How it is sampled."""
+    """Sampling parameters."""
 
 
 class PoolRoles(Section):
-    """Which models play which roles; all four may be one."""
+    """Models of the four roles; one model may have several roles."""
 
     policy: PolicyRole = PolicyRole()
-    """Initial rollouts, re-rollouts, and every continuation after an edit."""
+    """Model that generates initial rollouts, re-rollouts, and every continuation after an edit."""
     critic: HelperRole = HelperRole()
-    """Finds redundancy, locates flaws, rewrites the thoughts of a whole trajectory."""
+    """Model that finds redundancy, locates flaws, and rewrites the thoughts of a whole trajectory."""
     refiner: HelperRole = HelperRole()
-    """Analyses a flaw, writes the step that replaces it, reflects on a trajectory."""
+    """Model that analyses a flaw, writes the step that replaces it, and reflects on a trajectory."""
     judge: JudgeRole = JudgeRole()
-    """Decides on answers to math questions that rules leave open."""
+    """Model that judges answers to math questions if rules cannot decide."""
 
 
 class PoolHints(Section):
-    """Sentences that make a model think again, put into its open thought; one is drawn by the seed."""
+    """Sentences that make a model think again, inserted into its open thought; the seed chooses one."""
 
     math: tuple[str, ...] = Field(default=PYTHON_HINTS, min_length=1)
-    """For math questions."""
+    """Hints for math questions."""
     qa: tuple[str, ...] = Field(default=SEARCH_HINTS, min_length=1)
-    """For qa questions."""
+    """Hints for qa questions."""
     choice: tuple[str, ...] = Field(default=SEARCH_HINTS, min_length=1)
-    """For multiple choice."""
+    """Hints for multiple-choice questions."""
 
     @field_validator("math", "qa", "choice")
     @classmethod
@@ -105,72 +105,77 @@ class PoolHints(Section):
 
 
 class PoolOptions(Section):
-    """How pools of diverse trajectories are made from questions (arXiv 2601.06860)."""
+    """Options of how pools of diverse trajectories are made from questions (arXiv 2601.06860)."""
 
     roles: PoolRoles = PoolRoles()
-    """Which models do what."""
+    """Models of the roles."""
     operators: tuple[str, ...] = DEFAULT_OPERATORS
-    """What is applied to the trajectory that is taken up, each on its branch: shipped names, entry points of the group
-    `treadle.operators`, or `module:Class`. Their order is that of the rows."""
+    """Operators to apply to the expanded trajectory, each on its branch: shipped names, entry points of the group
+    `treadle.operators`, or `module:Class`. Rows are in the order of this list."""
     initial_rollouts: int = Field(default=1, ge=1)
-    """Rollouts of each question to begin with."""
+    """Number of initial rollouts per question."""
     rounds: int = Field(default=3, ge=0)
-    """R: most rounds."""
+    """Maximum number of rounds (R)."""
     selection: Literal["best_unexpanded", "all"] = "best_unexpanded"
-    """What a round takes up: the best trajectory that was not taken up yet, or all that were not."""
+    """Trajectories that a round expands: the best one that was not expanded yet, or all that were not."""
     near_duplicate: float = Field(default=1.0, gt=0.0, le=1.0)
-    """A new trajectory whose similarity to one of the pool (Jaccard, 5 characters) is at least this is dropped; 1 drops
-    exact repetitions only, white space apart."""
+    """Similarity (Jaccard, 5 characters) to a trajectory of the pool at which a new trajectory is dropped; 1 drops
+    only trajectories that are equal except for whitespace."""
     enough_correct: int | None = Field(default=None, ge=1)
-    """A pool with so many right trajectories is finished; none means that all rounds are made."""
+    """Number of right trajectories at which a pool is finished; None means that all rounds are run."""
     hints: PoolHints = PoolHints()
-    """What makes a model think again."""
+    """Hints that make a model think again."""
     prompts: Operational[Path | None] = None
-    """Folder whose files replace the prompts of the same names; their texts count, not the path."""
+    """Folder with files that replace the prompts of the same names; the fingerprint contains their texts, not the
+    path."""
     judge_math: bool = True
-    """Whether the judge decides on math answers that rules find unequal; without it they are wrong."""
+    """Whether the judge decides on math answers that rules find unequal; if false, these are wrong."""
     f1_threshold: float = Field(default=DEFAULT_F1_THRESHOLD, ge=0.0, lt=1.0)
     """A qa answer is right if its token F1 is greater than this, or if it matches exactly."""
     max_questions: int | None = Field(default=None, ge=1)
-    """Most questions, the first ones in their order; none means all."""
+    """Maximum number of questions, taken in their order; None means all."""
     max_questions_per_dataset: int | None = Field(default=None, ge=1)
-    """The same for each data set."""
+    """Maximum number of questions per data set; None means all."""
     datasets: tuple[str, ...] = ()
-    """Data sets to take; empty means all."""
+    """Data sets to use; empty means all."""
     split: Literal["train", "heldout"] | None = "train"
-    """Part of the questions to take; none means both."""
+    """Split of the questions to use; None means both."""
     question_time_s: float = Field(default=1200.0, gt=0)
-    """Wall time of one question with all its rounds; then its pool is what is finished."""
+    """Time limit in seconds for one question with all its rounds; its pool then has the trajectories finished so
+    far."""
     max_error_rate: float = Field(default=0.1, ge=0.0, le=1.0)
-    """Largest share of failed questions with which the stage may end, where failures are accepted at all."""
+    """Maximum share of failed questions with which the stage may finish if failures are accepted."""
     max_concurrent: Operational[int] = Field(default=32, ge=1)
-    """Questions in progress at once."""
+    """Maximum number of questions in progress at once."""
     owed_retries: Operational[int] = Field(default=2, ge=0)
-    """Further passes over questions that infrastructure kept from finishing."""
+    """Number of further passes over questions that infrastructure errors left pending."""
     owed_pause_s: Operational[float] = Field(default=5.0, ge=0.0)
-    """Pause before the first such pass; doubled for each further one."""
+    """Pause in seconds before the first such pass; doubled for each further one."""
     max_total_tokens: Operational[int | None] = Field(default=None, ge=1)
-    """Most prompt and sampled tokens of all roles; passing it stops the run, which can be resumed with more."""
+    """Maximum number of prompt and completion tokens of all roles. Exceeding it stops the run, which can be resumed
+    with a higher limit."""
     max_cost: Operational[float | None] = Field(default=None, gt=0.0)
-    """Most money for this stage, in the currency of the models' prices; passing it stops the run likewise."""
+    """Maximum cost of this stage, in the currency of the models' prices. Exceeding it stops the run, which can be
+    resumed with a higher limit."""
     shards: Operational[int] = Field(default=1, ge=1, le=MAX_SHARDS)
-    """Parts into which the work is divided when it begins, so that several processes can share it (`treadle work`)."""
+    """Number of shards into which the work is divided at the start, so that several processes can share it (`treadle
+    work`)."""
 
 
 class PoolsSettings(Section):
-    """All that an instance of the stage reads."""
+    """All settings that an instance of the stage reads."""
 
     roles: dict[str, RoleSettings]
-    """policy, critic, refiner, judge, and summarizer where the environment has one."""
+    """Settings of policy, critic, refiner, judge, and summarizer if the environment has one."""
     environment: EnvironmentSettings = EnvironmentSettings()
-    """What the agent works with."""
+    """Environment of the agent."""
     options: PoolOptions = PoolOptions()
-    """How the pools are made."""
+    """Options of the pools."""
     prompt_digests: dict[str, str] = {}
     """Prompt -> digest of its texts."""
     operator_versions: dict[str, int] = {}
     """Operator -> version."""
     judge_digest: str = ""
-    """Rules, prompts and thresholds of the judge."""
+    """Digest of the judge's rules, prompts and thresholds."""
     seed: int = 0
-    """The run's seed; every other one derives from it."""
+    """Seed of the run; every other seed derives from it."""

@@ -1,7 +1,7 @@
-"""The quality gate: why a trajectory of a pool may not be trained on, every reason by its code.
+"""Apply the quality gate: the reasons why a trajectory of a pool may not be trained on.
 
-A trajectory passes if its answer is right, its format strict and none of its calls failed (arXiv 2601.06860). What
-became of calls is known from the ledger, the format from typed segments. Documented in docs/behaviour/sft_rows.md.
+A trajectory passes if its answer is right, its format strict and none of its calls failed (arXiv 2601.06860). The
+status of calls comes from the ledger, the format from typed segments. Documented in docs/behaviour/sft_rows.md.
 """
 
 from __future__ import annotations
@@ -22,19 +22,20 @@ REASONS = {
     "ids_differ": "token ids, their origins and the segments do not fit together",
     "too_long": "the row would be longer than the cut-off",
 }
-"""Code -> what it means. A trajectory is counted under the first one that applies to it."""
+"""Code -> description. A trajectory is counted under the first one that applies to it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """What the gate looks at.
+    """The inputs of the quality gate.
 
     Attributes:
         status: How the rollout ended.
-        correct: The verdict; None where it is unknown.
+        correct: The verdict; None if it is unknown.
+        segments: The assistant turn in typed segments.
         calls: (tool, status) of the ledger's entries, in their order.
-        num_prompt_ids: Tokens before the assistant turn; 0 in text mode.
-        num_output_ids: Tokens of the assistant turn; 0 in text mode.
+        num_prompt_ids: Number of tokens before the assistant turn; 0 in text mode.
+        num_output_ids: Number of tokens in the assistant turn; 0 in text mode.
         origins: Origin of each id of the assistant turn; empty in text mode.
     """
 
@@ -50,10 +51,10 @@ class Candidate:
 def reasons_against(
     candidate: Candidate, *, cutoff_tokens: int, num_end_ids: int, protocol: Protocol = TOOL_PROTOCOL
 ) -> list[str]:
-    """Codes of all rules that a trajectory breaks, in the order of REASONS; empty where it may be trained on.
+    """Return the codes of all rules that a trajectory breaks, in the order of REASONS; empty if it may be trained on.
 
-    `num_end_ids`: tokens that end a turn and count towards the cut-off. In text mode the length is not known and not
-    judged.
+    `num_end_ids`: number of ids that end a turn and count towards the cut-off. In text mode the length is unknown and
+    not checked.
     """
     if candidate.status == "failed":
         return ["failed"]
@@ -70,14 +71,14 @@ def reasons_against(
 
 
 def num_tokens(candidate: Candidate, num_end_ids: int) -> int:
-    """Length of the row that a trajectory becomes; 0 in text mode."""
+    """Return the length in tokens of the row that a trajectory becomes; 0 in text mode."""
     if not candidate.num_output_ids:
         return 0
     return candidate.num_prompt_ids + candidate.num_output_ids + num_end_ids
 
 
 def ids_fit(candidate: Candidate) -> bool:
-    """Whether each id belongs to one segment, and the origins call results what the segments do."""
+    """Return whether each id belongs to one segment, and origins and segments agree on which ids are tool results."""
     if len(candidate.origins) != candidate.num_output_ids or (candidate.origins and not candidate.num_prompt_ids):
         return False
     position = num_system = 0

@@ -1,4 +1,4 @@
-"""The stage `questions`: users' files become validated questions, each row that does not gets a reason.
+"""Run the stage `questions`: validate the rows of the user's files; rejected rows get a reason.
 
 Documented in docs/behaviour/questions.md.
 """
@@ -22,22 +22,25 @@ from treadle.core.stage import Stage, StageContext
 from treadle.core.storage import storage_errors
 from treadle.datagen.contamination import BenchmarkIndex
 from treadle.datagen.duplicates import DuplicateIndex, identity
-from treadle.datagen.question_rows import Question, Rejected, benchmark_question, noting_splits, parse_row
+from treadle.datagen.layouts import Rejected
+from treadle.datagen.question_rows import Question, benchmark_questions, noting_splits, parse_row
 from treadle.datagen.question_sources import QuestionsSettings, SourceSettings, Split, source_rows
 
 _log = logging.getLogger(__name__)
 
 _CHUNK_ROWS = 500
 _SHOWN_CHARS = 500
+"""Number of characters of a raw row that are written to the file of unusable rows."""
 _NAMES_SHOWN = 10
-"""Of a raw row, in the file of unusable rows."""
-NOT_ERRORS = frozenset({"exact_duplicate", "near_duplicate", "contaminated"})
-"""Reasons that say nothing against the row itself; they do not count towards the error rate."""
+_REPEATS = frozenset({"exact_duplicate", "near_duplicate", "contaminated"})
+"""Reasons to leave out a usable row."""
+_NOT_FOR_US = frozenset({"needs_picture", "needs_file", "no_gold_answer"})
+"""Reasons that make a valid row unusable here; they do not count towards the error rate."""
 
 
 @dataclass(slots=True)
 class _Tally:
-    """Counts of one source, and its first unusable row for the error message."""
+    """Counts of one source, with its first unusable row for the error message."""
 
     rows: int = 0
     kept: int = 0
@@ -45,16 +48,20 @@ class _Tally:
     first_problem: str = ""
 
     @property
+    def unusable(self) -> int:
+        return sum(count for reason, count in self.reasons.items() if reason not in _REPEATS)
+
+    @property
     def errors(self) -> int:
-        return sum(count for reason, count in self.reasons.items() if reason not in NOT_ERRORS)
+        return self.unusable - sum(self.reasons[reason] for reason in _NOT_FOR_US)
 
     def __str__(self) -> str:
         counts = ", ".join(f"{reason} {count:,}" for reason, count in self.reasons.most_common())
-        return f"{self.rows:,} rows, {self.errors:,} unusable ({counts}); first: {self.first_problem}"
+        return f"{self.rows:,} rows, {self.unusable:,} unusable ({counts}); first: {self.first_problem}"
 
 
 class _Writer:
-    """Collects rows of one table and hands them on in chunks."""
+    """Buffer that collects rows of one table and writes them in chunks."""
 
     def __init__(self, context: StageContext, kind: str) -> None:
         self._context = context
@@ -73,14 +80,14 @@ class _Writer:
 
 
 class _Rejections:
-    """The unusable rows as JSON Lines in the attempt's folder, for a stage that fails and so makes no quarantine."""
+    """JSON Lines file of unusable rows in the attempt's folder; a failing stage writes no quarantine table."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / "unusable_rows.jsonl"
         self._file: IO[str] | None = None
 
     def add(self, source: str, row: InputRow, rejection: Rejected) -> None:
-        """Append a row; raises StorageError."""
+        """Append a row; raise StorageError if that fails."""
         line = {
             "source_file": source,
             "source_row": row.number,
@@ -94,7 +101,7 @@ class _Rejections:
             self._file.write(json.dumps(line) + "\n")
 
     def close(self) -> str:
-        """Write what is still held; returns where it lies."""
+        """Close the file and return its path."""
         if self._file is not None:
             with storage_errors("write", self.path):
                 self._file.close()
@@ -102,7 +109,7 @@ class _Rejections:
 
 
 class _Intake:
-    """One run of the stage: what was kept so far, and what is counted."""
+    """State of one run of the stage: the questions kept so far, and counts."""
 
     def __init__(self, context: StageContext, settings: QuestionsSettings) -> None:
         self._settings = settings
@@ -116,21 +123,26 @@ class _Intake:
         self.benchmark_rows_skipped = 0
 
     def add_benchmark(self, source: SourceSettings) -> None:
-        """Take in one benchmark to keep out of the training questions; raises DataError where it has no question."""
+        """Read a benchmark whose questions are excluded from training; raise DataError if it has no question."""
         before = len(self._benchmarks)
+        problem = ""
         for row in source_rows(source):
-            question = benchmark_question(row, source, self._settings)
-            if question is None:
+            try:
+                questions = benchmark_questions(row, source, self._settings)
+            except Rejected as rejection:
                 self.benchmark_rows_skipped += 1
+                problem = problem or f"row {row.number}: {rejection}"
             else:
-                self._benchmarks.add(source.label, row.number, question)
+                for question in questions:
+                    self._benchmarks.add(source.label, row.number, question)
         if len(self._benchmarks) == before:
             raise DataError(
-                f"benchmark {source.label} has no row with a question; set question_field under questions.decontaminate"
+                f"benchmark {source.label} has no row with a question; set question_field under "
+                f"questions.decontaminate; {problem}"
             )
 
     def add_source(self, source: SourceSettings) -> _Tally:
-        """Take in one source; raises StageFailed where none of its rows can be used."""
+        """Read one source; raise StageFailed if none of its rows is usable."""
         tally = _Tally()
         for row in noting_splits(source_rows(source), source):
             tally.rows += 1
@@ -142,12 +154,16 @@ class _Intake:
             else:
                 tally.kept += 1
                 self._keep(question, split, source)
-        if tally.errors == tally.rows:
+        if tally.unusable == tally.rows:
             raise StageFailed(f"no row of {source.label} can be used: {tally}; all of them: {self.unusable.close()}")
+        if tally.unusable > tally.errors:
+            left_out = sorted(_NOT_FOR_US & tally.reasons.keys())
+            counts = ", ".join(f"{reason} {tally.reasons[reason]:,}" for reason in left_out)
+            _log.warning("%s: rows that cannot be asked as text or scored are left out: %s", source.label, counts)
         return tally
 
     def _admit(self, question: Question) -> Split:
-        """The question's split; raises Rejected for a duplicate or a contaminated training question."""
+        """Return the question's split; raise Rejected for a duplicate or a contaminated training question."""
         split = question.split or self._drawn_split(question)
         if split == "train" and (found := self._benchmarks.find(question.question)):
             raise Rejected("contaminated", f"question of benchmark {found.benchmark} row {found.row}: {found.how}")
@@ -189,7 +205,7 @@ class _Intake:
 
     def _reject(self, row: InputRow, source: SourceSettings, rejection: Rejected, tally: _Tally) -> None:
         tally.reasons[rejection.reason] += 1
-        if rejection.reason not in NOT_ERRORS:
+        if rejection.reason not in _REPEATS:
             tally.first_problem = tally.first_problem or f"row {row.number}: {rejection}"
             self.unusable.add(source.label, row, rejection)
         self._quarantine.add(
@@ -204,13 +220,13 @@ class _Intake:
         )
 
     def flush(self) -> None:
-        """Write what is still held."""
+        """Write all buffered rows."""
         self._questions.flush()
         self._quarantine.flush()
 
 
 def run_questions(context: StageContext) -> Mapping[str, Any]:
-    """Read, validate and deduplicate all sources; returns counts by reason, data set and split."""
+    """Read, validate and deduplicate all sources; return counts by reason, data set and split."""
     settings: QuestionsSettings = context.settings
     if not settings.sources:
         raise ConfigError("no questions are configured; add a source under questions.sources with path or hub")
@@ -231,7 +247,7 @@ def run_questions(context: StageContext) -> Mapping[str, Any]:
 
 
 def _note_routes(settings: QuestionsSettings) -> None:
-    """Say which benchmarks of the users' own ask for a search that there may not be: no environment is seen here."""
+    """Warn about custom benchmarks that need web search, because the environment is not known here."""
     for name, benchmark in settings.benchmarks.items():
         if "search" in benchmark.model_fields_set and benchmark.search != "local":
             _log.warning(
@@ -243,7 +259,7 @@ def _note_routes(settings: QuestionsSettings) -> None:
 
 
 def _note_unused_routes(settings: QuestionsSettings, datasets: Collection[str]) -> None:
-    """Say which names of `questions.search` mean nothing: they are misspelt, and their questions searched elsewhere."""
+    """Warn about names in `questions.search` that match no data set, because they are probably misspelt."""
     known = {name.lower() for name in datasets}
     if unused := sorted(name for name in settings.search if name.lower() not in known):
         _log.warning(
@@ -268,7 +284,7 @@ def _check_error_rate(
 
 
 def _check_any_left(tallies: Mapping[str, _Tally]) -> None:
-    """Raise StageFailed where every row was left out; which is possible though none of the sources is unusable."""
+    """Raise StageFailed if no question is left, which can happen even if every source has usable rows."""
     if any(tally.kept for tally in tallies.values()):
         return
     reasons = sum((tally.reasons for tally in tallies.values()), Counter[str]())
@@ -296,7 +312,7 @@ def _metrics(intake: _Intake, tallies: Mapping[str, _Tally]) -> dict[str, Any]:
 
 QUESTIONS_STAGE = Stage(
     name="questions",
-    version=1,
+    version=2,
     settings=QuestionsSettings,
     produces=(QUESTIONS, QUARANTINE),
     run=run_questions,

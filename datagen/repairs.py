@@ -1,8 +1,8 @@
-"""Mending the markers of thoughts in a trajectory, stretch by stretch, before the quality gate sees it.
+"""Repair the thought markers of a trajectory, span by span, before the quality gate.
 
-A stretch is what the model wrote between two results. Of a stretch that ends with a call or an answer, everything
-before that becomes one closed thought; empty thoughts beside others go. Calls, results and answers stay as they are.
-A stretch that needs no repair keeps its ids; a mended one is encoded anew.
+A span is what the model wrote between two tool results. If a span ends with a call or an answer, everything before that
+becomes one closed thought, and empty thoughts are dropped. Calls, results and answers are unchanged. A span that needs
+no repair keeps its ids; a repaired one is encoded again.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _OPEN, _CLOSE = "<think>", "</think>"
 
 @dataclass(frozen=True, slots=True)
 class Mended:
-    """A trajectory's turn with its ids; `segments` as a rollout would have them."""
+    """A repaired turn with its ids; `segments` are as in a rollout."""
 
     segments: list[Segment]
     ids: list[int]
@@ -26,7 +26,7 @@ class Mended:
 
     @property
     def text(self) -> str:
-        """The assistant turn."""
+        """The assistant turn as text."""
         return render(self.segments)
 
 
@@ -37,7 +37,7 @@ def mend(
     codec: Codec | None,
     protocol: Protocol = TOOL_PROTOCOL,
 ) -> Mended | None:
-    """The mended turn, or None where there is nothing to mend. Text mode: no ids, no codec."""
+    """Return the repaired turn; None if no span needs a repair. In text mode there are no ids and no codec."""
     mended = Mended([], [], [])
     changed = False
     for stretch in _stretches(segments):
@@ -65,8 +65,10 @@ def _stretches(segments: Sequence[Segment]) -> Iterator[list[Segment]]:
 
 
 def _mended_text(stretch: Sequence[Segment], protocol: Protocol) -> str:
-    """The stretch with one closed thought before its call or answer; as it is where it ends with neither, or where
-    there is no thought to be made."""
+    """Return the span with one closed thought before its call or answer.
+
+    The text is unchanged if the span ends with neither, or if no thought would remain.
+    """
     *before, last = stretch
     text = render(stretch)
     if last.kind not in (*protocol.tools, protocol.answer) or any(
@@ -81,7 +83,7 @@ def _mended_text(stretch: Sequence[Segment], protocol: Protocol) -> str:
 
 
 def _is_whole(before: Sequence[Segment]) -> bool:
-    """Whether there is exactly one closed thought and nothing else but white space."""
+    """Return whether there is exactly one closed thought and otherwise only whitespace."""
     blocks = [segment for segment in before if segment.kind != TEXT or not segment.text.isspace()]
     return len(blocks) == 1 and blocks[0].text.startswith(_OPEN) and blocks[0].text.endswith(_CLOSE)
 
@@ -102,7 +104,7 @@ def _append_text(mended: Mended, text: str, codec: Codec | None, protocol: Proto
         return
     start = len(mended.ids)
     new = codec.encode(text)
-    # What the ids say counts: a tokenizer may normalise characters.
+    # Use the decoded ids, because a tokenizer may normalise characters.
     text = codec.decode(new)
     pieces = tokenise(text, protocol, model_text=True)
     ends = [*codec.counts_before(new, text, [piece.end for piece in pieces[:-1]]), len(new)]

@@ -1,4 +1,4 @@
-"""Token ids of fine-tuning rows: those that the rollout met and wrote, with the labels of its loss."""
+"""Build the token ids and loss labels of fine-tuning rows from the rollout's own ids."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from treadle.agent.transcript import ORIGIN_SYSTEM
 from treadle.core.chat import ChatTokenizer
 
 NO_LOSS = -100
-"""Label of a token that is no target."""
+"""Label of a token without loss."""
 
 Span = Sequence[int]
-"""Where a result's ids begin and end in the assistant turn."""
+"""Start and end of a tool result's ids in the assistant turn."""
 
 
 class IdColumns:
-    """The id columns of a batch of trajectories, row by row, without turning all of them into Python lists."""
+    """The id columns of a batch of trajectories, read row by row without converting all of them to Python lists."""
 
     NAMES = ("prompt_ids", "output_ids", "token_origin")
 
@@ -38,34 +38,34 @@ class IdColumns:
         return values
 
     def num_prompt(self, row: int) -> int:
-        """Tokens before the assistant turn; 0 in text mode."""
+        """Return the number of tokens before the assistant turn; 0 in text mode."""
         return self._offsets["prompt_ids"][row + 1] - self._offsets["prompt_ids"][row]
 
     def num_output(self, row: int) -> int:
-        """Tokens of the assistant turn; 0 in text mode."""
+        """Return the number of tokens in the assistant turn; 0 in text mode."""
         return self._offsets["output_ids"][row + 1] - self._offsets["output_ids"][row]
 
     def prompt_digest(self, row: int) -> str:
-        """Equal for equal prompts; see `Prompt`."""
+        """Return the digest of the prompt's ids, comparable with `Prompt.digest`."""
         return digest_of(self._of("prompt_ids", row))
 
     def output(self, row: int) -> list[int]:
-        """Ids of the assistant turn."""
+        """Return the ids of the assistant turn."""
         ids: list[int] = self._of("output_ids", row).tolist()
         return ids
 
     def origins(self, row: int) -> bytes:
-        """Origin of each of them, a byte per id."""
+        """Return the origin of each id of the assistant turn, one byte per id."""
         return self._of("token_origin", row).tobytes()
 
 
 def digest_of(ids: np.ndarray | Sequence[int]) -> str:
-    """32 hex digits that stand for token ids."""
+    """Return a digest of token ids, 32 hex digits."""
     return hashlib.blake2b(np.asarray(ids, np.int32).tobytes(), digest_size=16).hexdigest()
 
 
 class Prompt(NamedTuple):
-    """What stands before the assistant turn; without a tokenizer there are no ids."""
+    """The prompt before the assistant turn; without a tokenizer, `ids` is empty."""
 
     system: str
     user: str
@@ -74,14 +74,14 @@ class Prompt(NamedTuple):
 
     @classmethod
     def of(cls, messages: Sequence[Mapping[str, str]], tokenizer: ChatTokenizer | None) -> Prompt:
-        """The prompt of the messages that an environment begins with."""
+        """Return the prompt of an environment's opening messages."""
         ids = tokenizer.prompt_ids(messages) if tokenizer else []
         system = messages[0]["content"] if messages[0]["role"] == "system" else ""
         return cls(system, messages[-1]["content"], ids, digest_of(ids))
 
 
 def result_spans(origins: bytes) -> list[tuple[int, int]]:
-    """Where the ids of results begin and end; results that follow one another directly are one span."""
+    """Return start and end of each tool result's ids; adjacent results are one span."""
     system = np.frombuffer(origins, np.uint8) == ORIGIN_SYSTEM
     edges = np.flatnonzero(np.diff(np.concatenate(([False], system, [False])))).tolist()
     return list(zip(edges[::2], edges[1::2], strict=True))
@@ -90,9 +90,9 @@ def result_spans(origins: bytes) -> list[tuple[int, int]]:
 def id_columns(
     prompt: Sequence[int], output: Sequence[int], results: Sequence[Span], turn_end: Sequence[int], num_said: int
 ) -> dict[str, Any]:
-    """The columns of a row that are made of ids; `results` are the spans without loss.
+    """Return the id columns of a row; `results` are the spans without loss.
 
-    Of the turn's end the model learns the first `num_said` ids: what follows them nobody asks it for.
+    The loss covers only the first `num_said` ids of the turn's end, because generation stops there.
     """
     labels = list(output)
     for start, stop in results:
@@ -108,5 +108,5 @@ def id_columns(
 
 
 def num_said(turn_end: Sequence[int], eos_ids: frozenset[int]) -> int:
-    """How many ids of a turn's end the model must write itself: those up to the one at which generation stops."""
+    """Return how many ids of a turn's end the model must generate: those up to the first end-of-sequence id."""
     return next((index + 1 for index, token in enumerate(turn_end) if token in eos_ids), 0)

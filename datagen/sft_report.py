@@ -1,4 +1,4 @@
-"""What the stage `sft_rows` counts, as metrics and as a page."""
+"""Count the results of the stage `sft_rows`, as metrics and as a page."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from treadle.datagen.sft_selection import FATES, ROW
 
 
 class Parent(NamedTuple):
-    """What is remembered of a trajectory for those made from it."""
+    """Facts about a trajectory that are kept for the trajectories made from it."""
 
     correct: bool
     calls: int
 
 
 class Parents:
-    """Trajectories of the question that is being read; a parent stands before its children, in the same table."""
+    """Trajectories of the question that is being read; a parent precedes its children, in the same table."""
 
     def __init__(self) -> None:
         self._question = ""
         self._known: dict[str, Parent] = {}
 
     def of(self, row: Mapping[str, Any]) -> Parent | None:
-        """The trajectory that a row was made from; None for an initial one."""
+        """Return the trajectory that a row was made from; None for an initial one."""
         if row["question_key"] != self._question:
             return None
         return next((self._known[key] for key in row["parents"] if key in self._known), None)
 
     def remember(self, row: Mapping[str, Any]) -> None:
-        """The row may be a parent; what belongs to another question is forgotten."""
+        """Remember a row as a possible parent, and drop the trajectories of other questions."""
         if row["question_key"] != self._question:
             self._question, self._known = row["question_key"], {}
         self._known[row["rollout_key"]] = Parent(row["correct"] is True, row["calls_requested"])
@@ -48,14 +48,14 @@ class OperatorTally:
     turned_right: int = 0
     rows: int = 0
     edited: int = 0
-    """Accepted ones with a parent; the calls of both are summed up."""
+    """Number of accepted trajectories with a parent; `calls_before` and `calls_after` sum over these."""
     calls_before: int = 0
     calls_after: int = 0
 
 
 @dataclass(slots=True)
 class Tally:
-    """All that is counted."""
+    """All counts of the stage."""
 
     num_read: int = 0
     num_accepted: int = 0
@@ -66,18 +66,18 @@ class Tally:
     num_result_tokens: int = 0
     num_target_tokens: int = 0
     reasons: Counter[str] = field(default_factory=Counter)
-    """First reason -> trajectories; they add up to all rejected ones."""
+    """Rejected trajectories by their first reason."""
     rules: Counter[str] = field(default_factory=Counter)
-    """Reason -> trajectories to which it applies."""
+    """Rejected trajectories by each reason that applies."""
     left_out: Counter[str] = field(default_factory=Counter)
-    """Why accepted trajectories are no rows."""
+    """Accepted trajectories that are not rows, by fate."""
     operators: dict[str, OperatorTally] = field(default_factory=dict)
     datasets: Counter[str] = field(default_factory=Counter)
     calls_initial: Counter[int] = field(default_factory=Counter)
     calls_rows: Counter[int] = field(default_factory=Counter)
 
     def count_judged(self, row: Mapping[str, Any], reasons: Sequence[str], parent: Parent | None) -> None:
-        """Count a trajectory that the gate has judged."""
+        """Count a trajectory after the quality gate."""
         self.num_read += 1
         operator = self.operators.setdefault(row["operator"], OperatorTally())
         operator.trajectories += 1
@@ -96,7 +96,7 @@ class Tally:
             operator.calls_after += row["calls_requested"]
 
     def count_row(self, row: Mapping[str, Any]) -> None:
-        """Count a row as it is written."""
+        """Count a row that is written."""
         self.num_rows += 1
         self.num_repaired += row["repaired"]
         self.num_text_mode += not row["input_ids"]
@@ -108,11 +108,11 @@ class Tally:
         self.calls_rows[row["calls_requested"]] += 1
 
     def reasons_in_words(self) -> str:
-        """Counts of first reasons, the most frequent one first."""
+        """Return the counts of first reasons as text, the most frequent one first."""
         return ", ".join(f"{code} {count:,}" for code, count in _ranked(self.reasons))
 
     def metrics(self) -> dict[str, Any]:
-        """Flat counts for the stage's record."""
+        """Return flat counts for the stage's record."""
         return {
             "trajectories": self.num_read,
             "accepted": self.num_accepted,
@@ -134,7 +134,7 @@ class Tally:
 
 
 def render_report(tally: Tally) -> str:
-    """The page `report.md`."""
+    """Return the page `report.md`."""
     share = tally.num_target_tokens / tally.num_tokens if tally.num_tokens else 0.0
     parts = [
         "# Fine-tuning rows",

@@ -1,8 +1,7 @@
-"""The stage `sft_rows`: pools of trajectories in, strictly filtered and shuffled fine-tuning rows out.
+"""Run the stage `sft_rows`: filter the trajectories of pools and write shuffled fine-tuning rows.
 
-Two passes over the pools: the first one asks the quality gate about every trajectory, the second one writes those that
-were selected. Rows are sorted through files, so that memory does not grow with their texts and ids. Documented in
-docs/behaviour/sft_rows.md.
+It reads the pools twice: first to apply the quality gate to every trajectory, then to write the selected ones. Rows are
+sorted through files, so memory does not grow with their texts and ids. Documented in docs/behaviour/sft_rows.md.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ from treadle.datagen.sft_selection import FATES, ROW, Fates, Selection
 _log = logging.getLogger(__name__)
 
 MENDABLE = frozenset({"bad_start", "no_think", "think_unbalanced", "order"})
-"""Reasons that a repair may remove; where there is any other one it is not tried."""
+"""Reasons that a repair may remove; it is tried only if no other reason applies."""
 
 _REJECTED = ("rollout_key", "question_key", "dataset", "domain", "operator", "round", "status", "calls_requested")
 _JUDGED = (*_REJECTED, "parents", "correct", "segments", "tool_calls")
@@ -63,7 +62,7 @@ _ROWS_PER_BUCKET = 1024
 
 
 class _Selected(NamedTuple):
-    """A trajectory on its way through the files."""
+    """A selected trajectory in the form in which it is stored in a bucket."""
 
     head: dict[str, Any]
     repaired: bool
@@ -74,7 +73,7 @@ class _Selected(NamedTuple):
 
 
 class _Making:
-    """One run of the stage."""
+    """State of one run of the stage."""
 
     def __init__(self, context: StageContext) -> None:
         settings: SftRowsSettings = context.settings
@@ -92,7 +91,7 @@ class _Making:
         self.tally = Tally()
 
     def run(self) -> None:
-        """Both passes, the sort and the report."""
+        """Run both passes, sort the rows and write the report."""
         if not self._num_read:
             raise StageFailed("the pools hold no trajectories; see how the stage `pools` went")
         self._context.progress.start(2 * self._num_read, 0, "trajectories")
@@ -112,10 +111,10 @@ class _Making:
             )
         self._context.add_file(SFT_ROWS.kind, "report.md", render_report(self.tally).encode())
 
-    # The first pass: who may become a row, and who does.
+    # First pass: apply the quality gate, then select.
 
     def _select(self) -> Fates:
-        """What becomes of each accepted trajectory; raises StageFailed where there is none."""
+        """Return the fate of each accepted trajectory; raise StageFailed if there is none."""
         options = self._options
         selection = Selection(
             self._context.scratch / "questions",
@@ -153,7 +152,7 @@ class _Making:
                 self._end_batch(batch.num_rows)
 
     def _judge(self, row: Mapping[str, Any], ids: IdColumns, index: int) -> tuple[Candidate, list[str]]:
-        """The trajectory, mended if that is wanted and helps, and all that speaks against it."""
+        """Return the trajectory, repaired if that is enabled and possible, and its reasons for rejection."""
         candidate = Candidate(
             status=row["status"],
             correct=row["correct"],
@@ -183,7 +182,7 @@ class _Making:
         )
 
     def _check_digests(self, batch: pa.RecordBatch) -> None:
-        """Raise StageFailed where trajectories were made in another environment or with another tokenizer."""
+        """Raise StageFailed if trajectories were made in another environment or with another tokenizer."""
         for digest in batch.column("environment_digest").unique().to_pylist():
             if digest not in self._environment_digests:
                 raise StageFailed(
@@ -203,10 +202,13 @@ class _Making:
                     f"{self._tokenizer.folder} is {self._tokenizer.digest[:12]}; name the one that `pools` was run with"
                 )
 
-    # The second pass: rows to the bucket of their place, questions after them, then bucket by bucket.
+    # Second pass: put rows into buckets by position, then the questions, then write each bucket.
 
     def _spread_rows(self, fates: Fates, buckets: Buckets) -> np.ndarray:
-        """Put selected trajectories into their buckets; returns which question is wanted in which bucket."""
+        """Put selected trajectories into their buckets.
+
+        Returns the unique pairs of a question and a bucket that needs it.
+        """
         questions, places = array("Q"), array("B")
         columns = [*dict.fromkeys((*_COPIED, *_REJECTED)), "text", *IdColumns.NAMES]
         if self._options.repair:
@@ -287,7 +289,7 @@ class _Making:
         return Prompt.of(opening_messages(self._settings.environment, Question.from_row(question)), self._tokenizer)
 
     def _finished(self, selected: _Selected, prompt: Prompt) -> dict[str, Any]:
-        """The row; raises StageFailed where the agent was asked otherwise than the environment asks."""
+        """Return the row; raise StageFailed if the rollout's prompt differs from the environment's."""
         has_ids = bool(selected.output_ids)
         if has_ids and selected.prompt_digest != prompt.digest:
             raise StageFailed(
@@ -320,8 +322,11 @@ class _Making:
 
 
 def run_sft_rows(context: StageContext) -> Mapping[str, Any]:
-    """Filter, select and write; returns counts. Raises StageFailed where no trajectory is accepted, or where they were
-    made in another environment or with another tokenizer."""
+    """Filter and select trajectories, write the rows and return counts.
+
+    Raises StageFailed if no trajectory is accepted, or if they were made in another environment or with another
+    tokenizer.
+    """
     making = _Making(context)
     making.run()
     return making.tally.metrics()
@@ -342,7 +347,7 @@ def _segments(text: str) -> list[Segment]:
 
 
 def _line(place: int, selected: _Selected) -> bytes:
-    """Lines sort by place, then by key."""
+    """Return a line that sorts by place, then by key."""
     return f"{place:016x}{selected.head['rollout_key']} ".encode() + orjson.dumps(list(selected))
 
 

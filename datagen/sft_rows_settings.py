@@ -1,4 +1,4 @@
-"""Settings of the stage `sft_rows`."""
+"""Define the settings of the stage `sft_rows`."""
 
 from __future__ import annotations
 
@@ -11,33 +11,33 @@ from treadle.core.config import Operational, Section
 
 
 class SftRowsOptions(Section):
-    """Which trajectories become fine-tuning rows, and how."""
+    """Options that decide which trajectories become fine-tuning rows, and how."""
 
     cutoff_tokens: int = Field(default=10_000, ge=1)
-    """Longest row in tokens, prompt included; a longer trajectory is rejected, never cut."""
+    """Maximum length of a row in tokens, prompt included; a longer trajectory is rejected, never cut."""
     mask_results: bool = True
-    """Whether results of tools are left out of the loss; the prompt always is."""
+    """Whether tool results are excluded from the loss; the prompt always is."""
     repair: bool = False
-    """Whether missing markers of thoughts are added and empty thoughts deleted before the rules are applied."""
+    """Whether to add missing thought markers and delete empty thoughts before the rules are applied."""
     near_duplicate: float = Field(default=1.0, gt=0.0, le=1.0)
-    """Of two trajectories of a question that are at least this similar (Jaccard, 5 characters) the earlier is kept; 1
-    drops exact repetitions only, white space apart."""
+    """Similarity (Jaccard, 5 characters) at which the later of two trajectories of a question is dropped; 1 drops
+    only trajectories that are equal except for whitespace."""
     max_per_question: int | None = Field(default=None, ge=1)
-    """Most rows of one question, spread over operators and numbers of calls."""
+    """Maximum number of rows per question, spread over operators and numbers of calls; None means all."""
     max_rows: int | None = Field(default=None, ge=1)
-    """Most rows, spread over data sets, operators and numbers of calls; none means all."""
+    """Maximum number of rows, spread over data sets, operators and numbers of calls; None means all."""
 
 
 class SftRowsSettings(Section):
-    """All that an instance of the stage reads."""
+    """All settings that an instance of the stage reads."""
 
     environment: EnvironmentSettings = EnvironmentSettings()
-    """What the trajectories were made in; its prompt becomes that of the rows."""
+    """Environment of the trajectories; its prompt becomes the prompt of the rows."""
     tokenizer: Operational[Path | None] = None
-    """Folder of the policy's tokenizer and chat template, or `embedded`; needed where trajectories have token ids."""
+    """Folder of the policy's tokenizer and chat template, or `embedded`; required if trajectories have token ids."""
     tokenizer_digest: str = ""
-    """Digest that the tokenizer must have; empty means that any will do."""
+    """Required digest of the tokenizer; empty accepts any."""
     options: SftRowsOptions = SftRowsOptions()
-    """Which trajectories, and how."""
+    """Selection and encoding of the rows."""
     seed: int = 0
-    """The run's seed; it decides what is drawn, and the order of the rows."""
+    """Seed of the run; it decides the random selection and the order of the rows."""

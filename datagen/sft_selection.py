@@ -1,8 +1,8 @@
-"""Which of the accepted trajectories become rows: repetitions out, a cap per question, a cap for all.
+"""Select the accepted trajectories that become rows: drop repetitions, then apply limits per question and in total.
 
-Where a cap leaves some out, rows are dealt in turn over strata, one each, until the cap is reached, so that rare
-operators and numbers of calls stay in. Who is drawn within a stratum depends on the seed and the trajectory's key
-alone. Memory: the trajectories of one bucket of questions, and about 21 bytes per accepted trajectory.
+If a limit applies, rows are taken in turn from each stratum until the limit is reached, so that rare operators and
+numbers of calls are kept. The draw within a stratum depends only on the seed and the trajectory's key. Memory: the
+trajectories of one bucket of questions, and about 21 bytes per accepted trajectory.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from treadle.core.buckets import Buckets, bucket_count, draw
 from treadle.datagen.pool import is_twin
 
 FATES = ("row", "duplicate", "near_duplicate", "over_question_limit", "over_row_limit")
-"""What can become of an accepted trajectory; only the first one is written as a row."""
+"""Possible outcomes for an accepted trajectory; only one with the first outcome becomes a row."""
 ROW, DUPLICATE, NEAR_DUPLICATE, OVER_QUESTION_LIMIT, OVER_ROW_LIMIT = range(len(FATES))
 
 K = TypeVar("K", bound=Hashable)
@@ -32,7 +32,7 @@ _LINES_PER_BUCKET = 20_000
 
 
 class Accepted(NamedTuple):
-    """A trajectory that passed the gate. `number` is its place among all that were read."""
+    """A trajectory that passed the quality gate. `number` is its position among all that were read."""
 
     number: int
     rollout_key: str
@@ -42,19 +42,19 @@ class Accepted(NamedTuple):
 
 
 class Fates(NamedTuple):
-    """What becomes of each accepted trajectory, by growing `numbers` (int64); `codes` (uint8) index FATES."""
+    """Outcomes of the accepted trajectories, by ascending `numbers` (int64); `codes` (uint8) index FATES."""
 
     numbers: np.ndarray
     codes: np.ndarray
 
     def between(self, start: int, end: int) -> Iterator[tuple[int, int]]:
-        """(number, code) of those in [start, end)."""
+        """Return (number, code) of the trajectories with numbers in [start, end)."""
         low, high = np.searchsorted(self.numbers, [start, end])
         return zip(self.numbers[low:high].tolist(), self.codes[low:high].tolist(), strict=True)
 
 
 def quotas(counts: Sequence[int], limit: int) -> list[int]:
-    """How many of each stratum are taken when they are dealt in turn, in this order, until there are `limit`."""
+    """Return how many members to take from each stratum if they are taken in turn, in this order, up to `limit`."""
     taken, left, ranked = 0, limit, sorted(counts)
     level = extra = 0
     for index, count in enumerate(ranked):
@@ -73,15 +73,15 @@ def quotas(counts: Sequence[int], limit: int) -> list[int]:
 
 
 def spread(strata: Mapping[K, Sequence[int]], limit: int) -> list[int]:
-    """Members of strata, dealt in turn from the front of each in the strata's order, `limit` in all."""
+    """Return `limit` members, taken in turn from the front of each stratum, in the order of the strata."""
     shares = quotas([len(members) for members in strata.values()], limit)
     return [number for members, share in zip(strata.values(), shares, strict=True) for number in members[:share]]
 
 
 class Selection:
-    """Takes accepted trajectories one by one, then says what becomes of each.
+    """Selector that takes accepted trajectories one by one, then decides on all of them.
 
-    Of repetitions within a question the one with the least number is kept.
+    Of repeated trajectories of a question, the one with the lowest number is kept.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class Selection:
         self._buckets.__exit__(None, None, None)
 
     def add(self, number: int, question_key: str, rollout_key: str, stratum: Stratum, text: str) -> None:
-        """One more accepted trajectory; raises StorageError."""
+        """Add an accepted trajectory; raise StorageError if it cannot be stored."""
         folded = " ".join(text.split())
         digest = hashlib.blake2b(folded.encode(), digest_size=16).hexdigest()
         kept = folded if self._near_duplicate < 1.0 else ""
@@ -122,7 +122,7 @@ class Selection:
         self._buckets.add(self._buckets.of(draw(0, question_key)), line)
 
     def fates(self) -> Fates:
-        """What becomes of each, all that were added taken together."""
+        """Return the outcomes of all added trajectories."""
         for lines in self._buckets:
             questions: dict[str, list[Accepted]] = defaultdict(list)
             for line in lines:
@@ -162,7 +162,7 @@ class Selection:
         return ROW
 
     def _within_question_limit(self, question_key: str, kept: Sequence[Accepted]) -> list[int]:
-        """Numbers of those that stay; which stratum comes first is drawn for each question."""
+        """Return the numbers of the trajectories to keep; the order of the strata is drawn for each question."""
         assert self._max_per_question is not None
         strata: dict[int, list[int]] = defaultdict(list)
         for one in sorted(kept, key=lambda one: (draw(self._seed, "question", one.rollout_key), one.number)):
@@ -172,7 +172,7 @@ class Selection:
         return spread({index: strata[index] for index in ordered}, self._max_per_question)
 
     def _apply_row_limit(self, numbers: np.ndarray, codes: np.ndarray) -> None:
-        """Mark what is over the limit; strata take their turns in an order drawn by the seed."""
+        """Mark the trajectories over the limit in `codes`; the seed decides the order of the strata."""
         assert self._max_rows is not None
         places = np.flatnonzero(codes == ROW)
         of_stratum = np.array(self._of_stratum, np.int32)[places]

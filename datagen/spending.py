@@ -1,4 +1,4 @@
-"""What a rollout cost that never came back to tell: it was cut off by time, or failed half-way."""
+"""Track the usage of a rollout that raised an error or was cancelled, and so returned no trajectory."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from treadle.datagen.pool import RoleUsage
 
 @dataclass(frozen=True, slots=True)
 class Tracked:
-    """A rollout's memory that knows which of its units were used, in their order."""
+    """A rollout's memory that records which of its units were used, in their order."""
 
     memory: Memory
     units: dict[str, None] = field(default_factory=dict)
 
     def get(self, unit: str) -> bytes | None:
-        """A remembered unit, or None."""
+        """Return a stored unit, or None."""
         value = self.memory.get(unit)
         if value is not None:
             self.units[unit] = None
         return value
 
     def append(self, unit: str, value: bytes) -> None:
-        """Remember a unit."""
+        """Store a unit."""
         self.memory.append(unit, value)
         self.units[unit] = None
 
     def count(self, usage: dict[str, RoleUsage]) -> None:
-        """Count the answers of policy and summarizer in the units that were used."""
+        """Add the usage of policy and summarizer in the recorded units."""
         for unit in self.units:
             value = self.memory.get(unit)
             if value is None:

@@ -1,6 +1,6 @@
-"""Steps of a trajectory, the unit of all edits: what the model wrote up to a call, the call, and its result.
+"""Split a trajectory into steps, the unit of all edits: the model's text up to a call, the call, and its result.
 
-What follows the last result is the last step (arXiv 2601.06860). Numbers begin with 1.
+Everything after the last result is the last step (arXiv 2601.06860). Steps are numbered from 1.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from treadle.agent.protocol import RESULT, Segment
 
-# Wherever it stands, whatever stands between: a model may take any of them for a heading.
+# Matches anywhere in a line and with separators, because a model may read any of these as a heading.
 _HEADING = re.compile(r"(?<!#)#{4,}+(?=[\W_]{0,8}step)", re.IGNORECASE)
 
 
@@ -20,9 +20,9 @@ class Step:
     """One step.
 
     Attributes:
-        text: As it stands in the trajectory.
+        text: Text in the trajectory.
         first_segment: Index of its first segment.
-        end_segment: One past its last one.
+        end_segment: Index after its last segment.
         has_result: Whether it ends with a result; only the last step may not.
     """
 
@@ -33,7 +33,7 @@ class Step:
 
 
 def steps_of(segments: Sequence[Segment]) -> list[Step]:
-    """Split typed segments into steps; white space alone after the last result is none."""
+    """Split typed segments into steps; whitespace after the last result is not a step."""
     steps: list[Step] = []
     start = 0
     for index, segment in enumerate(segments):
@@ -50,6 +50,6 @@ def _step(segments: Sequence[Segment], start: int, end: int, has_result: bool) -
 
 
 def numbered(texts: Sequence[str]) -> str:
-    """Steps for a prompt, each under its heading; a heading within a step is marked, so that none can be forged."""
+    """Return the steps for a prompt, each under its heading; headings inside a step are escaped."""
     marked = [_HEADING.sub(r"\\\g<0>", text.strip()) for text in texts]
     return "\n".join(f"#### Step {number}: {text}" for number, text in enumerate(marked, 1))

@@ -1,4 +1,4 @@
-"""What an operator works with: the question, the trajectory it was given, models to ask, and rollouts that go on."""
+"""Define the context of an operator: the question, the parent trajectory, models to ask, and rollouts to continue."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ T = TypeVar("T")
 
 
 Play = Callable[[Prefix | None, int, Memory], Awaitable[Trajectory]]
-"""Plays a rollout from a prefix (None: from the start) with a seed and a memory."""
+"""Function that runs a rollout from a prefix (None: from the start) with a seed and a memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something that is found out about a parent for several operators."""
+    """A result about a parent that several operators share."""
 
     bench: Workbench
     task: asyncio.Task[Any]
@@ -38,7 +38,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Parent:
-    """What the operators of one expansion share: the trajectory, and what was found out about it, by name."""
+    """State that the operators of one expansion share: the trajectory and the findings about it, by name."""
 
     entry: Entry
     steps: list[Step]
@@ -46,25 +46,30 @@ class Parent:
 
     @classmethod
     def of(cls, entry: Entry) -> Parent:
-        """The parent of an expansion."""
+        """Return the parent for an entry of the pool."""
         return cls(entry, steps_of(entry.trajectory.segments))
 
 
 @dataclass(slots=True, kw_only=True)
 class Workbench:
-    """One operator applied to one trajectory.
+    """Context of one operator applied to one trajectory.
 
     Attributes:
-        question: What is asked, without its gold answers.
+        question: The question, without its gold answers.
         parent: The trajectory to work on.
-        prompts: The prompt files in force.
-        roles: Role (`critic`, `refiner`) -> model.
-        hints: The hints for this kind of question.
+        prompts: The prompts in use.
+        roles: Model of each role (`critic`, `refiner`).
+        hints: Hints for this kind of question.
         codec: The policy's tokenizer; None in text mode.
-        protocol: The table of tags.
-        seed: Of this application, in [0, 2**31).
-        used_prompts: Name -> digest of the prompts asked so far.
-        usage: Role -> cost so far.
+        protocol: Table of tags.
+        seed: Seed of this application, in [0, 2**31).
+        play: Function that runs a rollout; use `continue_from` and `roll_out`.
+        memory: Stored answers of models and tools of this application.
+        deadline: Deadline of model requests, in work-clock time.
+        used_prompts: Digest of each prompt used so far, by name.
+        usage: Usage so far, by role.
+        num_asked: Number of model requests so far.
+        num_played: Number of rollouts so far.
     """
 
     question: Question
@@ -97,10 +102,10 @@ class Workbench:
     async def ask(
         self, role: str, prompt: str, values: Mapping[str, object], *, prefill: str = "", stop: Sequence[str] = ()
     ) -> Reply:
-        """Render a prompt, ask the model of a role, and remember the answer.
+        """Render a prompt, ask the model of a role, and store the reply.
 
-        `values` are put in as data: see `PromptSet.messages`. Raises Rejected (`prompt_too_long`) where the window has
-        no room.
+        `values` are inserted as data: see `PromptSet.messages`. Raises Rejected (`prompt_too_long`) if the prompt
+        exceeds the context window.
         """
         messages = self.prompts.messages(prompt, values)
         self.used_prompts[prompt] = self.prompts.digest(prompt)
@@ -109,7 +114,10 @@ class Workbench:
     async def ask_messages(
         self, role: str, messages: Sequence[Mapping[str, str]], *, prefill: str = "", stop: Sequence[str] = ()
     ) -> Reply:
-        """The same with messages of an operator's own; put text of others into them with `as_data`."""
+        """Ask the model of a role with an operator's own messages, and store the reply.
+
+        Insert other texts into the messages with `as_data`. Raises Rejected (`prompt_too_long`) like `ask`.
+        """
         number, self.num_asked = self.num_asked, self.num_asked + 1
         try:
             reply = await self.roles[role].ask(
@@ -128,9 +136,10 @@ class Workbench:
         return reply
 
     async def once(self, name: str, find: Callable[[Workbench], Awaitable[T]]) -> T:
-        """What `find` finds out about the parent, asked once however many operators of the expansion want it.
+        """Return the result of `find` for the parent, computed once for all operators of the expansion.
 
-        `find` gets a workbench of its own; what it costs is counted for the expansion. A Rejected of it is everybody's.
+        `find` gets a separate context; its usage is counted for the expansion. If it raises Rejected, every operator
+        that calls this gets the exception.
         """
         finding = self.parent.findings.get(name)
         if finding is None:
@@ -140,34 +149,37 @@ class Workbench:
         return await asyncio.shield(finding.task)
 
     def choose(self, what: str, options: Sequence[T]) -> T:
-        """One of several, by the seed."""
+        """Return one of several options, chosen by the seed."""
         return options[derive_seed(self.seed, "choose", what) % len(options)]
 
     def prefix(self, num_steps: int) -> Prefix:
-        """The parent's first steps, id for id."""
+        """Return the parent's first steps with their exact token ids."""
         end = self.steps[num_steps - 1].end_segment if num_steps else 0
         return self.trajectory.prefix(end, self.codec, self.protocol) if end else empty_prefix()
 
     def prefix_of_segments(self, num_segments: int) -> Prefix:
-        """The parent's first segments, id for id."""
+        """Return the parent's first segments with their exact token ids."""
         return self.trajectory.prefix(num_segments, self.codec, self.protocol) if num_segments else empty_prefix()
 
     def extend(self, prefix: Prefix, text: str) -> Prefix:
-        """A prefix with model text after it; a call at its end runs before the model goes on."""
+        """Return a prefix with model text appended; a call at its end runs before the model continues."""
         return extended(prefix, text, self.codec, self.protocol)
 
     async def continue_from(self, prefix: Prefix) -> Trajectory:
-        """Let the policy go on from a prefix: nothing in it runs again, used calls count, limits grow by
-        `environment.continuation_calls`. The trajectory begins with the prefix."""
+        """Continue a rollout of the policy from a prefix.
+
+        Calls in the prefix do not run again but count towards the limits, which grow by
+        `environment.continuation_calls`. The returned trajectory includes the prefix.
+        """
         return await self._played(prefix)
 
     async def roll_out(self) -> Trajectory:
-        """A fresh rollout of the policy."""
+        """Return a new rollout of the policy."""
         return await self._played(None)
 
     async def _played(self, prefix: Prefix | None) -> Trajectory:
         number, self.num_played = self.num_played, self.num_played + 1
-        # An operator may play several times: each time with a seed and a memory of its own.
+        # An operator may run several rollouts; each has a separate seed and memory.
         seed = derive_seed(self.seed, "play", number) if number else self.seed
         memory = Scoped(self.memory, f"play-{number}") if number else self.memory
         tracked = Tracked(memory)

@@ -1,1 +1,1 @@
-"""The embedded default: a sample world, a rule-based stand-in for a model, and a small real model."""
+"""Built-in demo: a sample world, a rule-based stand-in for a model, and a small real model."""

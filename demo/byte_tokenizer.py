@@ -1,6 +1,6 @@
-"""A tokenizer that needs no download: one id per UTF-8 byte, three control tokens, the ChatML template.
+"""Write a tokenizer that needs no download: one id per UTF-8 byte, three control tokens, the ChatML template.
 
-It lets tutor-driven runs use token ids in and out with nothing fetched from anywhere. The id of a byte is its value.
+It gives runs with the tutor token ids without fetching anything. The id of a byte is its value.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ CHAT_TEMPLATE = (
 def byte_characters() -> list[str]:
     """Return the character that byte-level tokenizers write for each byte 0..255.
 
-    Printable Latin-1 characters stand for themselves, the others for the characters from U+0100 on (as in GPT-2).
+    Printable Latin-1 characters stand for themselves; the other bytes map to characters from U+0100 on (as in GPT-2).
     """
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = iter(range(0x100, 0x200))
@@ -41,7 +41,7 @@ def _tokenizer_json() -> dict[str, Any]:
 
     vocabulary = {character: byte for byte, character in enumerate(byte_characters())}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
-    # The regex splits long texts into words: without it whole texts fill the library's cache of words.
+    # The regex splits long texts into words; otherwise whole texts would fill the library's word cache.
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL_TOKENS])
@@ -50,9 +50,10 @@ def _tokenizer_json() -> dict[str, Any]:
 
 
 def write_byte_tokenizer(folder: Path) -> Path:
-    """Write `tokenizer.json` and `tokenizer_config.json` into a folder (made if missing) and return the folder.
+    """Write `tokenizer.json` and `tokenizer_config.json` into a folder (created if missing) and return the folder.
 
-    Equal bytes each time, written by rename, so that several processes may do it at once. Raises StorageError.
+    The content is always the same and is written by rename, so several processes may call this at once. Raises
+    StorageError.
     """
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",

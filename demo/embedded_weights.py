@@ -1,7 +1,7 @@
-"""GGUF to bf16 safetensors; runs inside an engine environment, where transformers and torch are.
+"""Convert GGUF to bf16 safetensors; runs inside an engine environment, which has transformers and torch.
 
-transformers marks a model that it read from GGUF as quantized, and so saves one that other programs refuse. The
-weights are therefore moved into a clean model of the same architecture first.
+transformers marks a model read from GGUF as quantized, and other programs refuse what it then saves. The weights are
+therefore moved into a clean model of the same architecture first.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Invented names and seeded draws by index: the sample world has no global state and fits any size.
+"""Generate invented names and seeded draws by index, without global state and for any size of the sample world.
 
 A name is onset, vowel, middle cluster, vowel, last group, vowel. Vowels are single letters and the groups between them
-hold only consonants, so a name can be taken apart in one way only: different digits give different names. The middle
-clusters are rare in real languages, which keeps the names off the map. Names end in a, o or u, which stemmers of
-English leave alone.
+have only consonants, so a name can be parsed in only one way: different digits give different names. The middle
+clusters are rare in real languages, so that the names do not occur on maps. Names end in a, o or u, which English
+stemmers leave unchanged.
 """
 
 from __future__ import annotations
@@ -80,12 +80,12 @@ _TAILS = [group + vowel for group in _LASTS for vowel in "aou"]
 
 _LEFT, _RIGHT = 1350, 1000
 NUM_NAMES = _LEFT * _RIGHT
-"""How many different names there are: 1,350,000."""
+"""Number of different names: 1,350,000."""
 assert len(_HEADS) * len(_CENTRES) * len(_TAILS) == NUM_NAMES
 
 
 def mix(seed: int, index: int, salt: int) -> int:
-    """Return 64 pseudo-random bits that depend on nothing but the three integers (splitmix64 finaliser)."""
+    """Return 64 pseudo-random bits that depend only on the three integers (splitmix64 finalizer)."""
     x = (
         seed * 0x9E3779B97F4A7C15 + index * 0xD1342543DE82EF95 + salt * 0xA24BAED4963EE407 + 0x632BE59BD9B4E019
     ) & _MASK
@@ -98,7 +98,7 @@ def name_parts(seed: int, index: int) -> tuple[str, str, str]:
     """Return the three syllables of the `index`-th name of a world, 0 <= index < NUM_NAMES.
 
     A Feistel-like walk over (index // 1000, index % 1000) permutes the indices, so that names are unique by
-    construction and neighbours have nothing in common.
+    construction and neighbours have nothing in common. Raises ValueError for an index out of range.
     """
     if not 0 <= index < NUM_NAMES:
         raise ValueError(f"index {index} is outside 0..{NUM_NAMES - 1}")

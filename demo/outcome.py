@@ -1,4 +1,4 @@
-"""What the demo's models came to on the held-out questions, and what each training changed, told apart from chance."""
+"""Compare the demo's models on held-out questions, and test whether each training changed them significantly."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _WHAT = {
     "reinforced": "reinforced (tuned, then GRPO)",
 }
 _WEIGHTS = ("base", "tuned", "reinforced")
-"""Those that come of each other by training, in this order."""
+"""Models that are trained from each other, in this order."""
 
 
 @dataclass
@@ -33,11 +33,11 @@ class Tally:
     num_rollouts: int = 0
     num_right: int = 0
     num_valid: int = 0
-    """Ended with an answer in the form that was asked for."""
+    """Rollouts that ended with an answer in the requested format."""
     num_calls: int = 0
-    """Calls of tools that ran."""
+    """Tool calls that ran."""
     num_failed_calls: int = 0
-    """Of these, those that gave an error or nothing."""
+    """Tool calls that ran and gave an error or nothing."""
 
     @classmethod
     def of(cls, rows: Iterable[Mapping[str, Any]]) -> Tally:
@@ -61,7 +61,7 @@ class Tally:
         )
 
     def cells(self) -> tuple[str, str, str]:
-        """Right answers with their interval, valid answers, calls without an error."""
+        """Return right answers with their interval, valid answers, and calls without an error."""
         low, high = wilson_interval(self.num_right / max(1, self.num_rollouts), self.num_rollouts)
         right = f"{self.num_right} of {self.num_rollouts} ({low:.0%} to {high:.0%})"
         calls = f"{self.num_calls - self.num_failed_calls} of {self.num_calls}" if self.num_calls else "none made"
@@ -69,12 +69,12 @@ class Tally:
 
 
 def tallies(run: Run, models: Iterable[str], iteration: int = 1) -> dict[str, Tally]:
-    """Model -> its counts in an iteration, for the models that have scores of their own there."""
+    """Return model -> its counts in an iteration, for models with scores of their own there."""
     return {model: Tally.of(rows) for model, rows in _scores(run, models, iteration).items()}
 
 
 def outcome(run: Run, models: Iterable[str]) -> Figures:
-    """A table with one row per model, and one more for what an iteration after the first made of it."""
+    """Return a table with one row per model and iteration."""
     names = list(models)
     header = ("held-out questions", "right answers (95 %)", "ended with an answer", "calls without an error")
     rows = tuple(
@@ -83,11 +83,11 @@ def outcome(run: Run, models: Iterable[str]) -> Figures:
         for model, tally in tallies(run, names, number).items()
     )
     sentences = " ".join(filter(None, (training_sentence(run), reinforcement_sentence(run))))
-    return Figures("What it came to", header, rows, sentences)
+    return Figures("Results", header, rows, sentences)
 
 
 def differences(run: Run, models: Iterable[str]) -> Figures:
-    """A table with one row per training: what it changed, over the questions that were asked before and after it."""
+    """Return a table with one row per training: what it changed on the questions asked before and after it."""
     names = [model for model in _WEIGHTS if model in set(models)]
     answers = [
         (_named(model, number), _right_by_question(rows))
@@ -105,7 +105,7 @@ def differences(run: Run, models: Iterable[str]) -> Figures:
 
 
 def training_sentence(run: Run) -> str:
-    """What fine-tuning did to the weights; empty where there was none."""
+    """Return the steps, rows and loss of fine-tuning in a sentence; empty without fine-tuning."""
     record = run.record(Address(1, "sft"))
     if record is None:
         return ""
@@ -118,7 +118,7 @@ def training_sentence(run: Run) -> str:
 
 
 def reinforcement_sentence(run: Run) -> str:
-    """What reinforcement did to the weights; empty where there was none."""
+    """Return the steps, rollouts and rewards of reinforcement learning in a sentence; empty without it."""
     record = run.record(Address(1, "rl", "phase-1"))
     if record is None:
         return ""
@@ -134,9 +134,9 @@ def reinforcement_sentence(run: Run) -> str:
 
 
 def first_and_last_rewards(rows: Iterable[Mapping[str, Any]]) -> list[tuple[float, float]]:
-    """Per question that was trained on more than once: the mean reward of its first and of its last group.
+    """Return the mean rewards of the first and the last group of each question trained on more than once.
 
-    Unlike means of single steps this does not hang on which questions a step had. `rows` are those of `rl_rollouts`.
+    Unlike means of single steps, these do not depend on which questions a step had. `rows` are those of `rl_rollouts`.
     """
     steps: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
     for row in rows:
@@ -148,7 +148,7 @@ def first_and_last_rewards(rows: Iterable[Mapping[str, Any]]) -> list[tuple[floa
 
 
 def _scores(run: Run, models: Iterable[str], iteration: int) -> dict[str, Iterable[dict[str, Any]]]:
-    """Model -> rows of its scores, for the models that have scores of their own in an iteration."""
+    """Return model -> rows of its scores, for models with scores of their own in an iteration."""
     records = ((model, run.record(Address(iteration, "scores", model))) for model in models)
     return {
         model: run.rows(record.outputs["scores"]).rows()
@@ -165,7 +165,7 @@ def _right_by_question(rows: Iterable[Mapping[str, Any]]) -> dict[str, list[floa
 
 
 def _compared(first: Mapping[str, list[float]], second: Mapping[str, list[float]]) -> Comparison:
-    """Right answers of all domains together; with one answer per question by Tango and McNemar."""
+    """Compare right answers of all domains together; with one answer per question by Tango and McNemar."""
     keys = sorted(first.keys() & second.keys())
     before, after = ({key: fmean(given[key]) for key in keys} for given in (first, second))
     pairs = Pairs(

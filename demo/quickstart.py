@@ -1,4 +1,4 @@
-"""The configuration behind `treadle demo`: the sample world, the tutor and the embedded model, nothing from outside."""
+"""Build the configuration of `treadle demo`: sample world, tutor and embedded model, without external data."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ from treadle.tasks.pace import duration
 
 NUM_DOCUMENTS = 1_000
 TIERS = (0,)
-"""Questions that one call answers: what a model of 135 million weights learns in minutes on two cores."""
+"""Questions that one call answers: a model of 135 million weights learns them in minutes on two cores."""
 ENGINES = {"serve": ("vLLM", 3), "sft": ("LLaMA-Factory", 3), "trl": ("TRL", 2)}
-"""What the demo needs besides Treadle, and how many minutes it took at most to install on two cores."""
+"""Engine -> its name and the maximum number of minutes that its installation takes on two cores."""
 _CONFIG = Path(__file__).with_name("demo.toml")
 _TUTOR_ONLY: dict[str, Any] = {
     "pools": {"max_questions": 60},
     "flow": {"stages": ["pools", "sft_rows", "rollouts", "scores", "report"], "models": ["tutor"]},
-    "rollouts": {"sampling": {"max_tokens": 384}},  # bytes, with its own tokenizer
+    "rollouts": {"sampling": {"max_tokens": 384}},  # bytes, with the tutor's own tokenizer
 }
 
 
 def demo_configuration(
     root: Path, *, fresh: bool, tutor_only: bool, overrides: Sequence[str] = (), notify: Notify
 ) -> tuple[str, TreadleConfig]:
-    """Make what the demo needs; returns the name of its run and its configuration.
+    """Prepare what the demo needs; return the name of its run and its configuration.
 
-    The world is written below `root`. The run is the newest demo there, with `fresh` one after it. `overrides` are
-    KEY=VALUE as for `treadle run`. Raises ConfigError, EngineError.
+    Installs missing engines unless `tutor_only`, and writes the world below `root`. The run is the newest demo there;
+    `fresh` starts the next one. `overrides` are KEY=VALUE as for `treadle run`. Raises ConfigError, EngineError.
     """
-    load_config(TreadleConfig, (_CONFIG,), overrides)  # a wrong key is told before anything is installed
+    load_config(TreadleConfig, (_CONFIG,), overrides)  # report a wrong key before anything is installed
     if not tutor_only:
         _install_engines(notify)
     world = write_world(root / "demo-world", documents=NUM_DOCUMENTS, tiers=TIERS)
@@ -59,7 +59,7 @@ def demo_configuration(
 
 
 def _install_engines(notify: Notify) -> None:
-    """Install what is missing, having said beforehand what all of it comes to."""
+    """Install missing engines, after a message about their total time and size."""
     missing = [engine for engine in ENGINES if not is_installed(engine)]
     if missing:
         named = [(*ENGINES[engine], SIZES[f"{engine}-{choose_variant(engine)}"]) for engine in missing]
@@ -71,11 +71,14 @@ def _install_engines(notify: Notify) -> None:
 
 
 def _timed(notify: Notify, usual_minutes: int, minutes_after: int) -> Notify:
-    """The same, with the time so far, and what is usually left of this installation and those after it, behind what is
-    told of a step under way."""
+    """Return `notify` with times appended to messages about a step in progress.
+
+    These are the time so far, and the usual time left of this installation and the later ones.
+    """
     began = time.monotonic()
 
     def tell(line: str) -> None:
+        # Installers indent messages about a step in progress.
         if not line.startswith("  "):
             notify(line)
             return
@@ -88,7 +91,7 @@ def _timed(notify: Notify, usual_minutes: int, minutes_after: int) -> Notify:
 
 
 def _run_name(root: Path, name: str, fresh: bool) -> str:
-    """The newest of the runs `name`, `name-2`, `name-3`, ...; with `fresh` the next one."""
+    """Return the newest of the runs `name`, `name-2`, `name-3`, ...; with `fresh` the next one."""
     numbered = re.compile(rf"{name}(?:-(\d{{1,9}}))?")
     found = (numbered.fullmatch(run) for run in list_runs(root))
     newest = max((int(match[1] or 1) for match in found if match), default=0)

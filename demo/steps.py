@@ -1,4 +1,4 @@
-"""The steps of the demo: what each does in words, how long it usually takes, how much is left of all."""
+"""Describe the steps of the demo and estimate how long each one and the rest will take."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from treadle.tasks.pace import duration
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What a stage of the demo does.
+    """A stage of the demo.
 
     Attributes:
-        words: For people; empty where it is over in a moment.
-        usual_s: How long it took on two cores with the sizes of `demo.toml`, the start of its model server included.
+        words: Description for the user; empty if it takes only a moment.
+        usual_s: Seconds on two cores with the sizes of `demo.toml`, including the start of its model server.
     """
 
     words: str
@@ -38,31 +38,32 @@ STEPS = {
     "rollouts@reinforced": Step("SmolLM2-135M as it was reinforced answers them", 111),
     "report": Step("tables and pictures", 1),
 }
-"""By stage and model. The seconds are those of one whole run of 21 minutes on two cores without AVX-512 and nothing
-beside it."""
+"""Steps by stage and model. The times are from one run of 21 minutes on two idle cores without AVX-512."""
 _OTHER = Step("", 1)
 _TRUSTED_S = 60.0
-"""Weight of the usual times against those of this machine: so much of them counts as if it had gone as usual."""
+"""Weight of the usual times against those of this machine: as if this many seconds had gone as usual."""
 
 
 class DemoSteps:
-    """Counts the steps of a demo, and says what is left of them.
+    """Progress of a demo, with the time left of its steps.
 
-    What is left is the usual time of the steps that are not done, as much longer or shorter as those before them were.
+    The time left is the usual time of the open steps, scaled by how the finished steps compare with their usual times.
     """
 
     def __init__(self, instances: Sequence[Instance], run: Run, *, timed: bool) -> None:
-        """`timed`: whether the sizes are those for which the usual times hold."""
+        """Set up without starting; `timed`: whether the usual times hold for the configured sizes."""
         self._instances, self._run, self._timed = instances, run, timed
         self._explained = [item.address for item in instances if step_of(item.address).words]
         self._began = 0.0
         self._usual_s = 0.0
-        """Of the instance at hand."""
+        """Usual time of the current instance; 0 if it does not run."""
         self._took_s = self._should_s = _TRUSTED_S
 
     def begin(self, instance: Instance, run: Run) -> tuple[str, float | None, float | None]:
-        """What is about to be done, in one line, empty where there is nothing to say; how many seconds it usually
-        takes, and all after it, where that is known."""
+        """Start an instance: return its description, its usual seconds, and those of all later ones.
+
+        The description is empty if there is nothing to show, and the seconds are None if unknown.
+        """
         step = step_of(instance.address)
         works = state_of(instance, run) == "run"
         self._began, self._usual_s = time.monotonic(), step.usual_s if works else 0.0
@@ -78,13 +79,13 @@ class DemoSteps:
         return line, usual_s, after_s
 
     def end(self) -> None:
-        """The instance that was begun last is made."""
+        """Finish the instance that was started last."""
         if self._usual_s:
             self._took_s += time.monotonic() - self._began
             self._should_s += self._usual_s
 
     def _after_s(self, instance: Instance) -> float:
-        """Usual seconds of what is still to be made behind an instance."""
+        """Return the usual seconds of all later instances that will run."""
         places = [item.address for item in self._instances]
         coming = self._instances[places.index(instance.address) + 1 :]
         to_make = [item for item in coming if state_of(item, self._run) in ("run", "missing input")]
@@ -92,6 +93,6 @@ class DemoSteps:
 
 
 def step_of(address: Address) -> Step:
-    """The step of the demo at this address."""
+    """Return the demo step at this address."""
     stage = f"{address.stage}@{address.qualifier}" if address.qualifier else address.stage
     return STEPS.get(stage, _OTHER)

@@ -1,7 +1,7 @@
-"""The sample world: a seeded encyclopedia of things that do not exist, and its files.
+"""Generate the sample world: a seeded encyclopedia of things that do not exist, and its files.
 
-Nothing in it can be known by heart, so an agent needs its tools. Every entity is a pure function of (seed, size,
-index): documents are streamed in bounded memory, and any part can be made again. See docs/behaviour/demo.md.
+Its facts cannot be known in advance, so an agent needs its tools. Every entity is a pure function of (seed, size,
+index): documents are streamed in bounded memory, and any part can be regenerated. See docs/behaviour/demo.md.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ SENTENCES: Mapping[Kind, str] = {
     "firm": "The firm {name} makes {product} in {seat} and employs {employees} people.",
     "lake": "Lake {name} is {depth} metres deep and lies near {shore}.",
 }
-"""The one sentence of each document. The fields other than `name` are the attributes that can be asked for."""
+"""The single sentence of each document. Its fields other than `name` are the attributes that questions can ask for."""
 
 PROFESSIONS = ("painter", "baker", "poet", "doctor", "sailor", "singer", "lawyer", "weaver", "potter", "judge")
 PRODUCTS = ("lamps", "boats", "clocks", "chairs", "ropes", "bells", "gloves", "paper", "soap", "knives")
@@ -79,7 +79,7 @@ _SALTS = {name: 100 + number for number, name in enumerate([*_RANGES, *_WORDS, *
 
 
 class Encyclopedia:
-    """The entities of one world: index -> kind, name, attributes, document. Holds no state but its parameters."""
+    """Entities of one world: index -> kind, name, attributes, document. Holds no state except its parameters."""
 
     def __init__(self, documents: int, seed: int) -> None:
         if not MIN_DOCUMENTS <= documents <= MAX_DOCUMENTS:
@@ -90,11 +90,11 @@ class Encyclopedia:
         self._heldout_blocks = self._blocks // _HELDOUT_EVERY
 
     def kind(self, index: int) -> Kind:
-        """Return the kind of an entity; ten neighbours make one block with a fixed mixture."""
+        """Return the kind of an entity; ten neighbours form one block with a fixed mixture."""
         return _BLOCK[index % len(_BLOCK)]
 
     def split(self, index: int) -> Split:
-        """Return the side of an entity: every fifth block is held out. Relations never cross sides."""
+        """Return the split of an entity: every fifth block is held out. Relations never cross splits."""
         return "heldout" if index // len(_BLOCK) % _HELDOUT_EVERY == _HELDOUT_EVERY - 1 else "train"
 
     def name(self, index: int) -> str:
@@ -102,7 +102,7 @@ class Encyclopedia:
         return name(self.seed, index)
 
     def pick(self, split: Split, kind: Kind, bits: int) -> int:
-        """Choose an entity of a side and kind by pseudo-random bits."""
+        """Choose an entity of a split and kind by pseudo-random bits."""
         if split == "heldout":
             block = bits % self._heldout_blocks * _HELDOUT_EVERY + _HELDOUT_EVERY - 1
         else:
@@ -152,7 +152,7 @@ def attributes(kind: Kind) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """The files of a written world."""
+    """Files of a written world."""
 
     folder: Path
     corpus: Path
@@ -174,15 +174,15 @@ def write_world(
     """Write `corpus.jsonl` and `questions.jsonl`; equal parameters give equal bytes.
 
     Args:
-        folder: where to write; made if missing. Files of an earlier world there are replaced.
+        folder: where to write; created if missing. Files of an earlier world there are replaced.
         documents: 100 to 1,000,000; one entity and one sentence each.
         questions: number of questions about the training entities.
-        heldout_questions: number of questions about the held-out entities, which no training question touches.
-        tiers: 0 (one call) and 1 (two to four calls), taken in turn.
-        seed: another seed is another world.
+        heldout_questions: number of questions about the held-out entities, which no training question is about.
+        tiers: 0 (one call) and 1 (two to four calls), used in turn.
+        seed: selects the world.
 
     Raises:
-        ConfigError: a size out of range, or more questions than the documents give.
+        ConfigError: a size is out of range, or the documents do not give enough questions.
         StorageError: the folder cannot be written.
     """
     from treadle.demo.world_questions import make_questions

@@ -1,4 +1,4 @@
-"""Questions over the sample world with their gold answers: a seeded walk over templates and entities."""
+"""Generate questions about the sample world with their gold answers: a seeded walk over templates and entities."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ class Question:
     template: str
     num_calls: int
     supports: tuple[str, ...]
-    """Ids of the documents that the answer needs, in the order of the hops; none for a pure computation."""
+    """Ids of the documents that the answer needs, in the order of the hops; empty for a pure computation."""
 
     def to_json(self) -> dict[str, Any]:
-        """Return the line as data."""
+        """Return the line as JSON-able data."""
         return {
             "question": self.question,
             "answer": list(self.answer),
@@ -45,10 +45,10 @@ class Question:
 
 
 def make_questions(world: Encyclopedia, split: Split, count: int, tiers: Sequence[int]) -> Iterator[Question]:
-    """Yield `count` questions about one side of a world, the tiers in turn.
+    """Yield `count` questions about one split of a world, using the tiers in turn.
 
-    No two ask the same of entities whose names share two of three syllables, so that none is a near duplicate of
-    another by its characters. Raises ConfigError when the documents do not give as many.
+    No two questions of a template are about names that share two adjacent syllables of three, so that none is a near
+    duplicate of another by its characters. Raises ConfigError if the documents do not give enough questions.
     """
     if not tiers or any(tier not in (0, 1) for tier in tiers):
         raise ConfigError(f"tiers are 0 and 1, not {list(tiers)}")
@@ -131,7 +131,7 @@ def _compute(template: Template, fields: Mapping[str, str | int]) -> int:
 
 
 def _solve(world: Encyclopedia, template: Template, entities: Mapping[str, int]) -> tuple[str, ...] | None:
-    """Gold answers of a lookup question; None where the answer would be a tie or trivial."""
+    """Return the gold answers of a lookup question; None if the compared values are equal."""
     values = [_follow(world, entities[path[0]], path[1:]) for path in template.paths]
     last = template.paths[0][-1]
     if template.combine == "value":
@@ -162,7 +162,7 @@ def _supports(world: Encyclopedia, template: Template, entities: Mapping[str, in
         for attribute in attributes[:-1]:
             index = world.related(index, attribute)
             ids.append(world.document_id(index))
-    # Two paths may begin in the same document.
+    # Two paths may start in the same document.
     return tuple(dict.fromkeys(ids))
 
 

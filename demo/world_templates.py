@@ -1,8 +1,8 @@
-"""What can be asked about the sample world: wordings, and the plan that answers each.
+"""Define the question templates of the sample world: wordings, and the plan that answers each.
 
-Questions are made from these templates, and the tutor recognises them by the same wordings; the answers are in
-neither place, only in the documents. A *path* starts at a name in the question and follows attributes from document to
-document: `("a", "author", "birth_year")` looks up the book, then its author.
+Questions are generated from these templates, and the tutor recognizes them by the same wordings; the answers are only
+in the documents. A *path* starts at a name in the question and follows attributes from document to document: `("a",
+"author", "birth_year")` looks up the book, then its author.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Template:
 
     @property
     def num_calls(self) -> int:
-        """Tool calls that a lean solution needs."""
+        """Number of tool calls that a lean solution needs."""
         lookups = {path[: end + 1] for path in self.paths for end in range(1, len(path))}
         documents = {path[:-1] for path in lookups}
         return len(documents) + (1 if self.expression or self.combine in ("difference", "sum") else 0)
@@ -312,7 +312,7 @@ TEMPLATES: tuple[Template, ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A recognised question: its template, the names by slot, and the numbers by slot."""
+    """A recognized question: its template, the names by slot, and the numbers by slot."""
 
     template: Template
     names: Mapping[str, str]
@@ -320,7 +320,7 @@ class Asked:
 
     @property
     def expression(self) -> str:
-        """The computation with its numbers filled in."""
+        """Computation with its numbers filled in."""
         return self.template.expression.format(**self.numbers)
 
 
@@ -342,10 +342,16 @@ def _pattern(wording: str) -> re.Pattern[str]:
 _PATTERNS = [(_pattern(wording), template) for template in TEMPLATES for wording in template.wordings]
 
 
+_OPTIONS = re.compile(r"\n\s*A\. ")
+
+
 @lru_cache(maxsize=65536)
 def recognise(question: str) -> Asked | None:
-    """Find the template of a question by its wording; None for a question that is not of the sample world."""
-    text = " ".join(question.split())
+    """Return the template of a question by its wording; None for a question that is not of the sample world.
+
+    Options under a question are not part of its wording: the tutor answers with the option's text.
+    """
+    text = " ".join(_OPTIONS.split(question, maxsplit=1)[0].split())
     if len(text) > 300:
         return None
     for pattern, template in _PATTERNS:

@@ -1,1 +1,1 @@
-"""Scores, statistics and reports."""
+"""Score rollouts, compute statistics over them, and build reports."""

@@ -1,4 +1,4 @@
-"""What the stage `scores` reads: rollouts with the questions they answer, and what the rules say of them."""
+"""Read rollouts with the gold answers of their questions, and score them by rule. Input of the stage `scores`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import orjson
 from treadle.agent.environment import Question
 from treadle.core.answers.extraction import extract_prediction
 from treadle.core.answers.math_equal import Checker
-from treadle.core.answers.score import Score, score_answer
+from treadle.core.answers.score import GRADED, Score, score_answer
 from treadle.core.answers.symbolic import SymbolicChecker
 from treadle.core.errors import ArtifactError
 from treadle.core.stage import Rows
@@ -38,7 +38,7 @@ COPIED = (
     "prompt_tokens",
     "completion_tokens",
 )
-"""Columns of `rollouts` that `scores` has too."""
+"""Columns that `scores` copies from `rollouts`."""
 
 _UNFINISHED = Score(0.0, 0.0, 0.0, 0.0, False, "status")
 _BATCH_ROWS = 512
@@ -46,19 +46,27 @@ _QUESTION = ("question_key", "dataset", "domain", "question", "choices", "format
 
 
 class Gold(NamedTuple):
-    """Of one question; `rule` is math, qa or choice, `asked` what the agent was asked (empty unless it was read)."""
+    """Gold answer of one question.
+
+    `rule` is one of `RULES`. `asked` is the user message that the agent got; empty unless it was requested.
+    """
 
     answers: tuple[str, ...]
     choices: tuple[str, ...]
     rule: str
     asked: str = ""
 
+    @property
+    def rule_domain(self) -> str:
+        """One of "math", "qa" and "choice", from the rule."""
+        return "qa" if self.rule in GRADED else self.rule
+
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A rollout, as far as it is read, its prediction, and the question's gold answers.
+    """A rollout with its prediction and the gold answers of its question.
 
-    `row` has the columns `COPIED`, `tokenizer_digest`, and `num_own_ids` in place of its ids.
+    `row` has the columns `COPIED`, `tokenizer_digest`, and `num_own_ids` instead of the token ids.
     """
 
     row: Mapping[str, Any]
@@ -74,30 +82,30 @@ class Answer:
 
     @property
     def key(self) -> str:
-        """Of the rollout."""
+        """Key of the rollout."""
         return str(self.row["rollout_key"])
 
     @property
     def is_answered(self) -> bool:
-        """Whether the rollout ended with an answer; if not, nothing it says is right."""
+        """True if the rollout ended with an answer. If not, it is always scored as wrong."""
         return bool(self.row["status"] == ANSWERED)
 
 
 class GoldAnswers:
-    """Looks gold answers up while reading the questions only as far as they are needed.
+    """Gold answers by question key, read from the question tables only as far as needed.
 
-    Rollouts are stored in the order of their questions, so that both streams advance together; what was passed is
-    kept, in compact form, because several samples and several rollout tables ask for it.
+    Rollouts are stored in the order of their questions, so both streams advance together. Questions that were read are
+    kept in compact form, because several samples and several rollout tables refer to them.
     """
 
     def __init__(self, tables: tuple[Rows, ...], *, with_text: bool = False) -> None:
-        """`with_text`: keep what was asked as well."""
+        """Prepare to read `tables`; with `with_text`, also keep the user message of each question."""
         self._rows = (row for table in tables for row in table.rows([*_QUESTION, "answers"]))
         self._with_text = with_text
         self._known: dict[str, Gold] = {}
 
     def __getitem__(self, question_key: str) -> Gold:
-        """Raises ArtifactError if no question has this key."""
+        """Return the gold answer of a question. Raise ArtifactError if no question has this key."""
         while question_key not in self._known:
             row = next(self._rows, None)
             if row is None:
@@ -114,7 +122,7 @@ class GoldAnswers:
 def answers(
     rollouts: tuple[Rows, ...], questions: tuple[Rows, ...], *, with_text: bool = False
 ) -> Iterator[list[Answer]]:
-    """All rollouts in their order, in batches; raises ArtifactError for one whose question is not there."""
+    """Yield all rollouts in order, in batches. Raise ArtifactError if a rollout's question is missing."""
     gold = GoldAnswers(questions, with_text=with_text)
     batch: list[Answer] = []
     for row in (row for table in rollouts for row in _rows(table)):
@@ -127,7 +135,7 @@ def answers(
 
 
 def _rows(table: Rows) -> Iterator[dict[str, Any]]:
-    """What is read of rollouts; their ids are counted without making a list of each."""
+    """Yield the rollout columns that scoring reads. Token ids are counted without building a list per rollout."""
     for batch in table.batches([*COPIED, "segments", "tokenizer_digest", "token_origin"]):
         counts = own_ids(batch.column("token_origin"))
         for row, num_own_ids in zip(batch.drop_columns(["token_origin"]).to_pylist(), counts, strict=True):
@@ -135,7 +143,7 @@ def _rows(table: Rows) -> Iterator[dict[str, Any]]:
 
 
 def rule_score(answer: Answer, checker: Checker | None, f1_threshold: float) -> Score:
-    """What the rules say; a rollout that did not end with an answer is wrong."""
+    """Score an answer by rule. A rollout that did not end with an answer is wrong."""
     if not answer.is_answered:
         return _UNFINISHED
     gold = answer.gold
@@ -146,7 +154,7 @@ def rule_score(answer: Answer, checker: Checker | None, f1_threshold: float) -> 
 
 @contextlib.contextmanager
 def open_checker(options: ScoresOptions) -> Iterator[SymbolicChecker | None]:
-    """Computer algebra, where it is wanted."""
+    """Yield a running symbolic checker, or None if `symbolic` is off."""
     if not options.symbolic:
         yield None
         return

@@ -1,4 +1,4 @@
-"""What data sets are of, and which averages over them there are."""
+"""Define the averages over data sets (all, every, math, knowledge) and which data sets each one covers."""
 
 from __future__ import annotations
 
@@ -8,30 +8,31 @@ MATH = "math"
 KNOWLEDGE = "knowledge"
 MIXED = "mixed"
 ALL = "all"
-"""The average over the headline data sets, or over all where there are none of these."""
+"""Average over the headline data sets, or over all data sets if none of them is in the headline."""
 EVERY = "every"
-"""The average over all data sets, where that is another."""
+"""Average over all data sets. It exists only if it differs from `all`."""
 AVERAGES = (ALL, EVERY, MATH, KNOWLEDGE)
-"""Names of averages over data sets, the one that models are told apart by first."""
+"""Names of averages over data sets, the primary one first."""
 
 
 def area_of(domains: Collection[str]) -> str:
-    """What a data set of which nothing else is said is of: by the domains of its rows."""
+    """Return the area of a data set (math, knowledge or mixed) from the domains of its rows."""
     if set(domains) == {MATH}:
         return MATH
     return MIXED if MATH in domains else KNOWLEDGE
 
 
 def of_headline(datasets: Sequence[str], headline: Collection[str]) -> list[str]:
-    """The data sets that `all` is over: those of the headline, or all where there are none of these."""
+    """Return the data sets that `all` covers: those in the headline, or all of them if none is in it."""
     return [dataset for dataset in datasets if dataset in headline] or list(datasets)
 
 
 def averaged(areas: Mapping[str, str], headline: Collection[str] = ()) -> dict[str, list[str]]:
-    """Name of an average -> the data sets that it is over, from what each data set is of.
+    """Map the name of each average to the data sets it covers, given the area of each data set.
 
-    `all`, and `math` and `knowledge` where they occur, are over those of the headline (`of_headline`); `every` is over
-    all, where that is another. A data set of mixed area counts in `all` and `every` alone.
+    `all`, `math` and `knowledge` cover headline data sets only (`of_headline`). `every` covers all data sets and is
+    present only if it differs from `all`. A data set with area `mixed` counts in `all` and `every` only. Empty averages
+    are left out.
     """
     chosen = of_headline(list(areas), headline)
     groups = {ALL: chosen} | {area: [one for one in chosen if areas[one] == area] for area in (MATH, KNOWLEDGE)}

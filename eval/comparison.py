@@ -1,7 +1,7 @@
-"""Two models on the same questions: how far apart, how sure, and which questions changed sides.
+"""Compare two models on the same questions: difference, interval, p-value, and questions that were gained or lost.
 
-Documented in docs/behaviour/metrics.md. Pairing by question takes out how hard the questions are, which two separate
-intervals leave in. Nothing here depends on the order of rollouts.
+Documented in docs/behaviour/metrics.md. Pairing by question removes the variance due to question difficulty, which two
+separate intervals keep. Results do not depend on the order of rollouts.
 """
 
 from __future__ import annotations
@@ -25,23 +25,24 @@ from treadle.eval.statistics import (
 
 DEFAULT_PERMUTATIONS = 10_000
 LEVEL = 0.05
-"""Of the tests that intervals are brought into line with."""
+"""Significance level at which intervals and tests are made consistent."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pairs:
-    """One figure of two models on one data set, question by question."""
+    """Paired values of one figure for two models on one data set, by question."""
 
     figure: str
     first: dict[str, float]
-    """Question key -> mean of the first model's rollouts, for the questions of which both say something, by key."""
+    """Question key -> mean over the first model's rollouts, sorted by key. Only questions on which both models have a
+    value."""
     second: dict[str, float]
     is_binary: bool
-    """Whether each question is one rollout of each, that counts 0 or 1."""
+    """Whether each question has exactly one rollout per model, with value 0 or 1."""
     num_dropped: int
-    """Further questions: only one model was asked, or one says nothing."""
+    """Number of questions left out because only one model was asked or has a value."""
     num_dropped_rollouts: int
-    """Rollouts of both that are left out: those of these questions, and others that say nothing."""
+    """Number of rollouts of both models left out: those of dropped questions, and those without a value."""
     gained: tuple[str, ...]
     lost: tuple[str, ...]
 
@@ -53,32 +54,37 @@ class Pairs:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """One figure of two models on one data set, or on the average over several; differences are second minus first."""
+    """Comparison of two models by one figure, on one data set or averaged over several.
+
+    Differences are second minus first.
+    """
 
     figure: str
     num_questions: int
-    """Questions of which both say something."""
+    """Number of questions on which both models have a value."""
     num_dropped: int
-    """Further questions, left out."""
+    """Number of questions left out."""
     num_dropped_rollouts: int
-    """Rollouts of both that are left out."""
+    """Number of rollouts of both models that are left out."""
     first: float
-    """Mean over questions of the first model's mean over the question's rollouts."""
+    """Mean over questions of the first model's per-question mean."""
     second: float
     difference: Interval
-    """By Tango for right and wrong, else by a bootstrap over questions; 0 is in it where the test leaves it in."""
+    """Tango interval for binary values, otherwise a bootstrap over questions. Widened to contain 0 if the test does not
+    reject equality."""
     p_value: float
-    """Two-sided: how often chance alone sets two equal models apart at least as far."""
+    """Two-sided p-value: probability of a difference at least this large if the models are equal."""
     test: str
-    """mcnemar (exact) for one rollout each that counts 0 or 1; else permutation, or permutation_exact for few."""
+    """Name of the test: "mcnemar" (exact) if every question has one binary rollout per model. Otherwise "permutation",
+    or "permutation_exact" for few questions."""
     gained: tuple[str, ...]
-    """Keys of questions that the first model gets mostly wrong and the second mostly right, sorted."""
+    """Sorted keys of questions that the first model gets mostly wrong and the second mostly right."""
     lost: tuple[str, ...]
-    """The other way."""
+    """Sorted keys of questions that the first model gets mostly right and the second mostly wrong."""
 
 
 def pair(first: Sequence[ScoredRollout], second: Sequence[ScoredRollout], figure: str) -> Pairs:
-    """A figure of two models on the questions of which both say something; raises DataError for two data sets."""
+    """Pair a figure of two models by question. Raise DataError if rollouts come from more than one data set."""
     if len(datasets := sorted({rollout.dataset for rollout in (*first, *second)})) > 1:
         raise DataError(
             f"questions of {', '.join(datasets)} cannot be paired; compare models on one data set at a time"
@@ -89,6 +95,7 @@ def pair(first: Sequence[ScoredRollout], second: Sequence[ScoredRollout], figure
     shared = ours.keys() & theirs.keys()
     asked = {rollout.question_key for rollout in (*first, *second)}
     kept: Sequence[Sequence[ScoredRollout]] = given
+    # Sum again without the dropped questions, so that the flags and counts refer to the paired ones only.
     if shared != asked:
         kept = tuple([one for one in rollouts if one.question_key in shared] for rollouts in given)
         sums = [sums_of(rollouts, figure) for rollouts in kept]
@@ -115,7 +122,7 @@ def _counts(sums: FigureSums) -> list[float]:
 
 
 def _sides(rollouts: Sequence[ScoredRollout]) -> dict[str, int]:
-    """Question key -> 1 if more than half of its rollouts are right, -1 if more than half are wrong, 0 at a tie."""
+    """Map question key to 1 if most of its rollouts are right, -1 if most are wrong, 0 for a tie."""
     shares = _values(sums_of(rollouts, "accuracy"))
     return {key: (share > 0.5) - (share < 0.5) for key, share in shares.items()}
 
@@ -123,7 +130,7 @@ def _sides(rollouts: Sequence[ScoredRollout]) -> dict[str, int]:
 def compared(
     pairs: Pairs, *, num_samples: int = 1_000, num_permutations: int = DEFAULT_PERMUTATIONS, seed: int = 0
 ) -> Comparison:
-    """Interval and test of one data set, at least one question."""
+    """Return the interval and test for one data set with at least one paired question."""
     if pairs.is_binary:
         gained, lost = pairs.differences.count(1.0), pairs.differences.count(-1.0)
         test, p_value = "mcnemar", mcnemar_test(gained, lost)
@@ -135,9 +142,9 @@ def compared(
 def compared_average(
     parts: Sequence[Pairs], *, num_samples: int = 1_000, num_permutations: int = DEFAULT_PERMUTATIONS, seed: int = 0
 ) -> Comparison:
-    """The unweighted mean over data sets of one figure; every data set has at least one question.
+    """Compare the unweighted mean of a figure over data sets, each with at least one paired question.
 
-    Signs are turned question by question within their data sets, each of which keeps its weight.
+    The permutation test flips signs per question; each data set keeps its weight.
     """
     difference = average_interval(_interval(part, num_samples, seed) for part in parts)
     weighted = [value / (len(part.first) * len(parts)) for part in parts for value in part.differences]
@@ -176,10 +183,10 @@ def _comparison(parts: Sequence[Pairs], difference: Interval, test: str, p_value
 
 
 def _in_line(interval: Interval, p_value: float) -> Interval:
-    """The interval, widened to take 0 in where the test does not rule 0 out.
+    """Widen the interval to include 0 if the test does not reject equality.
 
-    Intervals of few questions are rather narrow, exact tests rather cautious: without this the two would contradict
-    each other, such as for 4 questions gained and none lost.
+    With few questions, intervals are too narrow and exact tests conservative. Without this step they contradict each
+    other, for example with 4 questions gained and none lost.
     """
     if p_value < LEVEL:
         return interval

@@ -1,4 +1,4 @@
-"""The rows of the table `comparisons`: which models are compared on what, with p-values adjusted for each other."""
+"""Build the rows of the table `comparisons`: which models are compared on what, with multiplicity-adjusted p-values."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ COMPARED = (
     "calls_requested",
     "reasoning_tokens",
 )
-"""Figures that are compared. One that is the same as an earlier one question by question, such as the accuracy of
-mathematics, is left out."""
+"""Figures that are compared. A figure is left out if its per-question values equal those of an earlier one, such as
+accuracy on math."""
 _MOST_PAIRED = 3
-"""With more models than this not every pair is compared."""
+"""Every pair is compared up to this number of models."""
 
 Row = dict[str, Any]
 
 
 def model_pairs(models: Sequence[str]) -> list[tuple[str, str]]:
-    """Every pair in the order of models; of more than three the first with each, and neighbours."""
+    """Return all pairs of models in order. Of more than three: the first with each other one, and neighbours."""
     if len(models) <= _MOST_PAIRED:
         return list(combinations(models, 2))
     with_first = [(models[0], other) for other in models[1:]]
@@ -44,37 +44,37 @@ def model_pairs(models: Sequence[str]) -> list[tuple[str, str]]:
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One model of comparisons, made ready once for all its pairs."""
+    """One model's rollouts grouped for comparison, prepared once for all its pairs."""
 
     model: str
     rollouts: Mapping[str, Sequence[ScoredRollout]]
-    """Data set -> the model's rollouts."""
+    """Data set -> rollouts of the model."""
     areas: Mapping[str, str]
-    """Data set -> what it is of."""
+    """Data set -> its area."""
 
     @classmethod
     def of(cls, model: str, rollouts: Iterable[ScoredRollout], areas: Mapping[str, str]) -> Side:
-        """`areas`: what data sets are of, where that is said."""
+        """Group one model's rollouts by data set. `areas` overrides the area of a data set."""
         groups = by_dataset(rollouts)
         return cls(model, groups, areas_of(groups, areas))
 
 
 def comparison_rows(models: Mapping[str, Sequence[ScoredRollout]], settings: ReportSettings) -> list[Row]:
-    """All rows, from each model's rollouts; models without a common question have none."""
+    """Return all comparison rows from each model's rollouts. Models without a common question have no row."""
     sides = {model: Side.of(model, rollouts, settings.areas) for model, rollouts in models.items()}
     pairs = model_pairs(list(models))
     return adjusted([row for first, second in pairs for row in pair_rows(sides[first], sides[second], settings)])
 
 
 def adjusted(rows: list[Row]) -> list[Row]:
-    """The rows, with p-values adjusted for each other."""
+    """Add the Holm-adjusted p-value to each row, in place, and return the rows."""
     for row, p_value in zip(rows, holm([row["p_value"] for row in rows]), strict=True):
         row["p_adjusted"] = p_value
     return rows
 
 
 def pair_rows(first: Side, second: Side, settings: ReportSettings) -> Iterator[Row]:
-    """Rows of one pair, without `p_adjusted`: one for each figure of each data set and average."""
+    """Yield the rows of one pair, without `p_adjusted`: one per figure of each data set and average."""
     ours, theirs = first.rollouts, second.rollouts
     groups = {name: [name] for name in ours if name in theirs}
     if ours.keys() == theirs.keys():
@@ -109,7 +109,7 @@ def _compared(parts: Sequence[Pairs], settings: ReportSettings) -> Comparison:
 
 
 def _columns(comparison: Comparison) -> Row:
-    """The questions that changed sides stand with P alone."""
+    """Return the columns of a comparison. Only the figure P lists the questions gained and lost."""
     interval = comparison.difference
     low, high = interval.ends
     of_score = comparison.figure == "score"

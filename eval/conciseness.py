@@ -1,7 +1,7 @@
-"""Conciseness: whether a rollout has a redundant or ineffective tool call, from a judge's votes.
+"""Decide from a judge's votes whether a rollout has a redundant or ineffective tool call.
 
-Documented in docs/behaviour/metrics.md; after ET-Agent (arXiv 2601.06860). Pure: how votes are asked for and read is
-the judge's matter.
+Documented in docs/behaviour/metrics.md; after ET-Agent (arXiv 2601.06860). Pure functions: requesting and parsing votes
+is done by the judge.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Votes:
-    """What a judge said of one rollout: is there a redundant or ineffective call?"""
+    """Votes of a judge on one rollout: does it contain a redundant or ineffective tool call?"""
 
     yes: int
     no: int
     abstained: int
-    """Replies that could not be read, or did not come."""
+    """Number of replies that are missing or cannot be parsed."""
 
 
 def is_redundant(votes: Votes) -> bool | None:
-    """The side that more than half of all votes asked for are on, 6 of 10; None if neither side is that strong.
+    """Return the answer given by more than half of all requested votes (such as 6 of 10), or None if there is none.
 
-    Abstentions and ties therefore decide nothing.
+    Abstentions count in the total, so abstentions and ties can leave the result undecided.
     """
     asked = votes.yes + votes.no + votes.abstained
     if 2 * votes.yes > asked:

@@ -1,4 +1,4 @@
-"""Settings of the stages `scores` and `report`."""
+"""Define the settings of the stages `scores` and `report`."""
 
 from __future__ import annotations
 
@@ -14,18 +14,20 @@ from treadle.core.llm.config import Sampling
 
 
 class JudgesOptions(Section):
-    """Models that decide about answers which the rules do not call right."""
+    """Judge models for answers that the rules do not accept."""
 
     models: tuple[str, ...] = ()
-    """Their names under `models`. Of several the majority counts, and the rule where they are equally strong. Empty:
-    rules alone."""
+    """Names of judge models under `models`. The majority of several judges decides; in a tie, the rule decides. If
+    empty, only rules are used."""
     domains: tuple[Literal["math", "qa"], ...] = ("math",)
-    """Questions whose answers they are asked about, by the rule that decides otherwise. Their score is 1 or 0."""
+    """Kinds of questions whose answers are judged, named by the rule that decides otherwise. A judged answer scores 1
+    or 0."""
     sampling: JudgeSampling = JudgeSampling()
-    """How their words are sampled."""
+    """Sampling settings of the judges."""
     on_failed: Literal["exclude", "rule"] = "exclude"
-    """What becomes of an answer about which none of them said anything that can be read: `exclude` leaves it without a
-    verdict, and out of every mean; `rule` keeps the rule's, which is wrong. They are counted either way."""
+    """Treatment of an answer for which no judge returned a verdict that can be parsed. `exclude`: the answer has no
+    verdict and is left out of every mean. `rule`: the rule's verdict (wrong) is kept. These answers are counted either
+    way."""
 
     @field_validator("models")
     @classmethod
@@ -36,108 +38,112 @@ class JudgesOptions(Section):
 
 
 class VoteSampling(Sampling):
-    """How votes are sampled."""
+    """Sampling settings of the votes."""
 
     temperature: float = Field(default=0.6, ge=0.0)
     """Softmax temperature; 0 makes all votes the same."""
     repetition_penalty: float = Field(default=1.0, gt=0.0)
-    """Divides the scores of tokens that already occur in prompt or answer; 1 means none."""
+    """Penalty on tokens that already occur in the prompt or completion, by which their scores are divided; 1 means
+    none."""
     max_tokens: int = Field(default=128, ge=1)
-    """Most new tokens of one request."""
+    """Maximum number of new tokens per request."""
 
 
 class RedundancyOptions(Section):
-    """The model that votes on whether a trajectory has a redundant or ineffective call."""
+    """Model that votes on whether a trajectory contains a redundant or ineffective tool call."""
 
     model: str | None = None
-    """Its name under `models`; none means that nobody votes, and that the report has no conciseness."""
+    """Name of the model under `models`. If unset, there are no votes and the report has no conciseness."""
     votes: int = Field(default=10, ge=1, le=100)
-    """Votes on each trajectory with a call; more than half of them decide."""
+    """Number of votes per trajectory with tool calls. More than half of them decide."""
     sampling: VoteSampling = VoteSampling()
-    """How they are sampled."""
+    """Sampling settings of the votes."""
 
 
 class ScoresOptions(Section):
-    """How predictions are judged."""
+    """Scoring options of predictions."""
 
     f1_threshold: Annotated[float, Field(ge=0, lt=1)] = DEFAULT_F1_THRESHOLD
-    """A qa answer is right if its token F1 is greater than this, or if it matches exactly."""
+    """A qa answer is right if its token F1 exceeds this value, or if it matches exactly."""
 
     symbolic: bool = True
-    """Whether computer algebra decides what the cheaper layers of math equality leave open."""
+    """Whether to use computer algebra for comparisons that the cheaper layers of math equality leave undecided."""
 
     symbolic_limit_s: Annotated[float, Field(gt=0, le=600)] = 2.0
-    """CPU seconds for one symbolic comparison; beyond it the answers count as not equal."""
+    """CPU seconds per symbolic comparison. If exceeded, the answers count as not equal."""
 
     symbolic_memory_mib: Annotated[int, Field(ge=256)] = 1024
-    """Address space of a symbolic worker process in MiB."""
+    """Address space limit of a symbolic worker process, in MiB."""
 
     symbolic_workers: Operational[Annotated[int, Field(ge=1, le=64)]] = 1
-    """Worker processes for symbolic comparison."""
+    """Number of worker processes for symbolic comparison."""
 
     judges: Added[Revisable[JudgesOptions]] = JudgesOptions()
-    """Models that decide where rules do not say right."""
+    """Judge models for answers that the rules do not accept."""
 
     redundancy: Added[Revisable[RedundancyOptions]] = RedundancyOptions()
-    """The model that votes on wasted calls."""
+    """Model that votes on redundant tool calls."""
 
     max_error_rate: Revisable[Annotated[float, Field(ge=0, le=1)]] = 0.01
-    """Share of rollouts that may stay without a verdict because the scorer or all judges failed; above it the stage
-    fails. And share of judgements that may be missing where their failure is accepted."""
+    """Maximum share of rollouts without a verdict because the scorer or all judges failed; above it, the stage fails.
+    Also the maximum share of judgements that may be missing if failures are accepted."""
 
     max_concurrent: Operational[int] = Field(default=64, ge=1)
-    """Judgements in progress at once."""
+    """Maximum number of judgements in progress at once."""
 
     judgement_time_s: Operational[float] = Field(default=600.0, gt=0.0)
-    """Wall time of one judgement; passing it leaves the judgement owed."""
+    """Wall-clock limit of one judgement in seconds. A judgement that exceeds it stays pending."""
 
     owed_retries: Operational[int] = Field(default=2, ge=0)
-    """Further passes over judgements that infrastructure kept from being made."""
+    """Number of further passes over judgements that failed because of infrastructure."""
 
     owed_pause_s: Operational[float] = Field(default=5.0, ge=0.0)
-    """Pause before the first such pass; doubled for each further one."""
+    """Seconds to wait before the first such pass; doubles before each further one."""
 
     max_total_tokens: Operational[int | None] = Field(default=None, ge=1)
-    """Most prompt and sampled tokens of all judges; passing it stops the run, which can be resumed with more."""
+    """Token budget of all judges, prompt and completion together. Exceeding it stops the run, which can be resumed with
+    a larger budget."""
 
     max_cost: Operational[float | None] = Field(default=None, gt=0.0)
-    """Most money for this stage, in the currency of the models' prices; passing it stops the run likewise."""
+    """Cost budget of this stage, in the currency of the models' prices. Exceeding it stops the run, which can be
+    resumed with a larger budget."""
 
 
 class ScoresSettings(Section):
-    """All that an instance of the stage reads."""
+    """Settings that an instance of the stage `scores` reads."""
 
     tokenizer: Operational[Path | None] = None
-    """Folder of the evaluated model's tokenizer; it counts the tokens of rollouts that have no ids."""
+    """Folder of the evaluated model's tokenizer. It counts the tokens of rollouts without token ids."""
     tokenizer_digest: str = ""
-    """Digest that the tokenizer must have; empty means that any will do."""
+    """Digest that the tokenizer must have; empty accepts any tokenizer."""
     options: ScoresOptions = ScoresOptions()
-    """How predictions are judged."""
+    """Scoring options of predictions."""
     judges: dict[str, RoleSettings] = {}
-    """The models of `options.judges`, by name."""
+    """Models of `options.judges`, by name."""
     redundancy: RoleSettings | None = None
-    """The model of `options.redundancy`."""
+    """Model of `options.redundancy`."""
     judge_digests: tuple[str, ...] = ()
-    """Prompts and views of the judges that are asked."""
+    """Digests of the prompts and views of the judges in use."""
     seed: int = 0
-    """The run's seed, where judges are asked; every judgement's derives from it."""
+    """The run's seed if a judge or voting model is configured, else 0. The seed of each judgement derives from it."""
 
 
 class ReportSettings(Section):
-    """How scores are summed up."""
+    """Settings of the stage `report`."""
 
     title: str = "Results"
     """Heading of the report."""
 
     headline: Added[tuple[str, ...]] = ()
-    """Data sets that the averages are over; empty: those that the registry of benchmarks marks, and all where there
-    are none of these."""
+    """Data sets that the averages cover. If empty: those that the benchmark registry marks as headline, or all data
+    sets if it marks none of them."""
 
     areas: Added[dict[str, Literal["math", "knowledge"]]] = {}
-    """Data set -> which average it counts in; for others the registry of benchmarks says it, else their questions."""
+    """Data set -> the average that it counts in. For other data sets the benchmark registry decides, or else the
+    domains of their questions."""
 
     bootstrap_samples: Annotated[int, Field(ge=100, le=100_000)] = 1_000
-    """Resamples of questions for intervals."""
+    """Number of bootstrap resamples of questions for intervals."""
 
     seed: int = 0
     """Seed of the resampling."""

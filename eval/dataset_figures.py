@@ -1,7 +1,7 @@
-"""Figures of one model's scored rollouts per data set. Pure: records in, numbers out.
+"""Compute the figures of one model per data set from its scored rollouts. Pure functions of records.
 
-Sums are exact before they are rounded (`math.fsum`), first over each question's rollouts and then over questions, so
-that no figure depends on the order of records.
+Sums use `math.fsum`, first over each question's rollouts and then over questions, so no figure depends on the order of
+records.
 """
 
 from __future__ import annotations
@@ -20,45 +20,47 @@ from treadle.eval.statistics import pass_at_k
 
 @dataclass(frozen=True, slots=True)
 class FigureSums:
-    """A figure's terms, summed up by question; what its mean and its interval are made from."""
+    """Terms of a figure summed by question. Its mean and interval are computed from these."""
 
     questions: dict[str, tuple[float, float]]
-    """Question key -> sums of both parts; questions of which no rollout says anything are absent."""
+    """Question key -> sums of numerators and of denominators. Questions without a value on any rollout are absent."""
     is_binary: bool
     """Whether every rollout counts once, as 0 or 1."""
     num_undecided: int
-    """Rollouts that say nothing."""
+    """Number of rollouts without a value."""
 
     @property
     def value(self) -> float | None:
-        """The figure; None where there is nothing to divide by."""
+        """Value of the figure; None if the denominator is 0."""
         total = math.fsum(count for _, count in self.questions.values())
         return math.fsum(amount for amount, _ in self.questions.values()) / total if total else None
 
 
 @dataclass(frozen=True, slots=True)
 class DatasetFigures:
-    """One model on one data set."""
+    """Figures of one model on one data set."""
 
     dataset: str
     area: str
-    """math; knowledge, for qa and choice; mixed, where rows of both are in a data set that nothing is said of."""
+    """Area: "math", "knowledge" (qa and choice), or "mixed" if a data set without a configured area has rows of both.
+    """
     num_rollouts: int
     num_questions: int
     sums: dict[str, FigureSums]
-    """Name of a figure, in `FIGURES` or pass@k -> what it is made from."""
+    """Name of a figure, from `FIGURES` or pass@k -> its sums."""
     counts: dict[str, int]
-    """Numbers of rollouts: num_failed (ended by infrastructure, accepted by the user; they count as wrong), num_valid
-    (ended with an answer), and how many by status:, scorer: (who decided), judge_status: and tools_used:."""
+    """Rollout counts. `num_failed`: ended by an infrastructure failure that the user accepted; they count as wrong.
+    `num_valid`: ended with a non-empty answer. Also one count per `status:`, `scorer:` (who decided), `judge_status:`,
+    `votes:` and `tools_used:` value."""
 
     judges: tuple[str, ...]
-    """Everybody who was asked about an answer."""
+    """Names of all judges that were asked about an answer."""
     joint_verdicts: tuple[tuple[bool, ...], ...]
-    """Of the rollouts on which all of several judges have one, in the order of `judges`."""
+    """Verdicts on rollouts for which every one of several judges has a verdict, in the order of `judges`."""
 
 
 def figure_sums(rollouts: Iterable[ScoredRollout], name: str) -> FigureSums:
-    """Sums of one of `FIGURES` over one model's rollouts on one data set, by question, in the order of their keys."""
+    """Return the sums of a figure of `FIGURES` over one model's rollouts on one data set, by sorted question key."""
     given = list(rollouts)
     figure = FIGURES[name]
     terms: dict[str, list[tuple[float, float]]] = {}
@@ -70,6 +72,7 @@ def figure_sums(rollouts: Iterable[ScoredRollout], name: str) -> FigureSums:
         elif term[1]:
             is_binary = is_binary and term[1] == 1 and term[0] in (0, 1)
             terms.setdefault(rollout.question_key, []).append(term)
+    # Otherwise conciseness would consist of the rollouts without calls only, which are concise by definition.
     if figure.rests_on and num_undecided and figure_sums(given, figure.rests_on).value is None:
         return FigureSums({}, False, len(given))
     return FigureSums({key: _sum(terms[key]) for key in sorted(terms)}, is_binary, num_undecided)
@@ -80,7 +83,7 @@ def _sum(terms: Sequence[tuple[float, float]]) -> tuple[float, float]:
 
 
 def pass_at_sums(rollouts: Iterable[ScoredRollout], k: int) -> FigureSums:
-    """pass@k of each question by the rollouts with a verdict; questions with fewer than k of them are left out."""
+    """Return pass@k per question over rollouts with a verdict. Questions with fewer than k of them are left out."""
     given = list(rollouts)
     verdicts: dict[str, list[bool]] = {}
     for rollout in given:
@@ -93,21 +96,21 @@ def pass_at_sums(rollouts: Iterable[ScoredRollout], k: int) -> FigureSums:
 
 
 def sums_of(rollouts: Iterable[ScoredRollout], name: str) -> FigureSums:
-    """Sums of a figure by its name: one of `FIGURES`, or pass@k."""
+    """Return the sums of a figure by name: one of `FIGURES`, or pass@k."""
     if name.startswith(PASS_AT):
         return pass_at_sums(rollouts, int(name.removeprefix(PASS_AT)))
     return figure_sums(rollouts, name)
 
 
 def pass_at_ks(rollouts: Iterable[ScoredRollout]) -> list[int]:
-    """2, 4, 8, … up to the number of rollouts that every question has, and that number; none where it is 1."""
+    """Return 2, 4, 8, … up to the smallest number of rollouts per question, and that number; empty if it is 1."""
     least = min(Counter(rollout.question_key for rollout in rollouts).values(), default=1)
     powers = [1 << exponent for exponent in range(1, least.bit_length())]
     return sorted({*powers, least} - {1})
 
 
 def by_dataset(rollouts: Iterable[ScoredRollout]) -> dict[str, list[ScoredRollout]]:
-    """One model's rollouts by data set, in the order of names."""
+    """Group one model's rollouts by data set, sorted by name."""
     groups: dict[str, list[ScoredRollout]] = {}
     for rollout in rollouts:
         groups.setdefault(rollout.dataset, []).append(rollout)
@@ -117,14 +120,14 @@ def by_dataset(rollouts: Iterable[ScoredRollout]) -> dict[str, list[ScoredRollou
 def dataset_figures(
     rollouts: Iterable[ScoredRollout], areas: Mapping[str, str] = MappingProxyType({})
 ) -> list[DatasetFigures]:
-    """Figures of one model per data set, by name; `areas` says what a data set is of, else its rows' domains do."""
+    """Return the figures of one model per data set, by name. `areas` overrides the area that rows' domains imply."""
     groups = by_dataset(rollouts)
     found = areas_of(groups, areas)
     return [_figures(dataset, group, found[dataset]) for dataset, group in groups.items()]
 
 
 def areas_of(datasets: Mapping[str, Iterable[ScoredRollout]], areas: Mapping[str, str]) -> dict[str, str]:
-    """What each data set is of: by `areas`, else by the domains of its rollouts."""
+    """Return the area of each data set: from `areas`, else from the domains of its rollouts."""
     return {
         dataset: areas.get(dataset) or area_of({rollout.domain for rollout in rollouts})
         for dataset, rollouts in datasets.items()

@@ -1,7 +1,7 @@
-"""What judge models are to be asked: which answers and which trajectories, each under a key of its own.
+"""List the judgements that judge models have to make: which answers and which trajectories, each under its own key.
 
-The key is a digest of the judge, its prompts and sampling, and of all that it is shown. So one answer to a question is
-judged once, however many rollouts gave it, and what was judged before is recognised.
+The key is a digest of the judge (with prompts and sampling) and of everything it is shown. An answer to a question is
+therefore judged once even if many rollouts gave it, and earlier judgements are recognised.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ REDUNDANCY: Literal["redundancy"] = "redundancy"
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """One thing that one judge is to be asked; `key` is its owner in the journal."""
+    """One request to one judge. `key` is its owner in the journal."""
 
     key: str
     kind: Literal["correctness", "redundancy"]
     judge: str
-    """The model's name in the configuration."""
+    """Name of the model in the configuration."""
     answer: Answer
 
 
 def check_judges(judges: Mapping[str, RoleSettings]) -> None:
-    """Raise ConfigError where two names stand for one judge: it would be asked once, and have two votes."""
+    """Raise ConfigError if two names refer to the same judge: it would be asked once and counted twice."""
     names: dict[str, str] = {}
     for name, role in judges.items():
         first = names.setdefault(_identity(role, ""), name)
@@ -55,10 +55,10 @@ def check_judges(judges: Mapping[str, RoleSettings]) -> None:
 
 
 class Docket:
-    """Finds what is to be asked about a rollout."""
+    """Judgements to request for each rollout."""
 
     def __init__(self, settings: ScoresSettings, trained: Sequence[str] = ()) -> None:
-        """`trained`: digests of checkpoints of this run that judge. Raises ConfigError as `check_judges` does."""
+        """Check the judges. `trained`: digests of this run's checkpoints that judge. Raise as `check_judges` does."""
         check_judges(settings.judges)
         self._settings = settings
         self._judges = {
@@ -69,21 +69,21 @@ class Docket:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nobody is ever asked."""
+        """True if no judge is configured."""
         return not self._judges and self._settings.redundancy is None
 
     def judges_rule(self, answer: Answer) -> bool:
-        """Whether answers to this question are judged where the rule does not call them right."""
-        return bool(self._judges) and answer.gold.rule in self._settings.options.judges.domains
+        """Return whether answers to this question are judged if the rule does not accept them."""
+        return bool(self._judges) and answer.gold.rule_domain in self._settings.options.judges.domains
 
     def needs_rule(self, answer: Answer) -> bool:
-        """Whether the rule decides if a judge is asked, so that what it says has to be remembered."""
+        """Return whether the rule score decides if a judge is asked, so that it has to be stored in the journal."""
         return self.judges_rule(answer) and answer.is_answered and bool(answer.prediction.strip())
 
     def about_answer(self, answer: Answer, rule: Score) -> list[Judgement]:
-        """What to ask about the answer, given what the rule says of it; nothing where that settles it.
+        """Return the judgements to request for an answer, given its rule score; empty if the rule settles it.
 
-        What is longer than any answer stays wrong without being shown to a judge.
+        A prediction longer than `MAX_PREDICTION_CHARS` stays wrong and is not shown to a judge.
         """
         if not self.needs_rule(answer) or rule.correct or rule.scorer == "choice":
             return []
@@ -95,7 +95,7 @@ class Docket:
         ]
 
     def about_calls(self, answer: Answer) -> list[Judgement]:
-        """What to ask about the calls; nothing without any, nor where infrastructure ended the rollout."""
+        """Return the judgements on redundant calls; empty without calls or if infrastructure ended the rollout."""
         role = self._settings.redundancy
         if role is None or not answer.row["calls_requested"] or answer.row["status"] == FAILED:
             return []
@@ -104,17 +104,17 @@ class Docket:
         return [Judgement(hashlib.sha256(content).hexdigest()[:32], REDUNDANCY, role.name, answer)]
 
     def about(self, answer: Answer, rule: Score | None) -> Iterator[Judgement]:
-        """All that is to be asked about a rollout; `rule` is needed where `needs_rule` says so."""
+        """Yield all judgements to request for a rollout. `rule` is required if `needs_rule` returns True."""
         if rule is not None:
             yield from self.about_answer(answer, rule)
         yield from self.about_calls(answer)
 
     def case(self, judgement: Judgement, deadline: float) -> Case:
-        """An answer as a judge is given it."""
+        """Return the judge's input for an answer."""
         return self._case(judgement.answer, derive_seed(self._settings.seed, judgement.key), deadline)
 
     def course(self, judgement: Judgement, deadline: float) -> Course:
-        """A trajectory as the judge of its calls is given it."""
+        """Return the input for a vote on the calls of a trajectory."""
         answer = judgement.answer
         return Course(
             question=answer.gold.asked,
@@ -140,12 +140,13 @@ class Docket:
 
 
 def _identity(role: RoleSettings | None, prompts: str, votes: int = 1, trained: Sequence[str] = ()) -> str:
-    """Digest of a judge: the model, its sampling, what it is told. Its name and its endpoints do not count.
+    """Return the digest of a judge: model, sampling, prompts. Its name and endpoints do not count.
 
-    A model that the run serves may be one that it trained, and is then another one with each training.
+    A model that the run itself serves may be one that it trained, so its identity includes the checkpoint digests.
     """
     if role is None:
         return ""
+    # Only models that the run serves itself can be checkpoints of this run.
     weights = trained if isinstance(role.model.server, VllmServer) else ()
     model = [semantic_dump(role.model), role.tokenizer_digest, *weights]
     return digest_json([*model, semantic_dump(role.sampling), prompts, votes])

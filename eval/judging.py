@@ -1,14 +1,13 @@
-"""The part of the stage `scores` that asks models: judges of answers, and votes on wasted calls.
+"""Ask judge models, as part of the stage `scores`: verdicts on answers, and votes on redundant tool calls.
 
-Each judgement is one owner in the journal, under a digest of all that it depends on: every reply within it is
-remembered, and its row is one record when it is made. The journal outlives results and settings, so nothing is asked
-twice, whatever is judged again. What the rules say of an answer is remembered too, where it decides whether a judge is
-asked: a limit of a machine may decide it, and the judgements of one attempt must be those of the next.
+Each judgement owns its records in the journal, under a digest of everything it depends on. Every reply is cached there,
+and the finished row is one record. The journal outlives results and settings, so no request is paid for twice. Rule
+scores that decide whether a judge is asked are stored as well: they can depend on resource limits, and a retry must
+make the same judgements as the first attempt.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -26,11 +25,13 @@ from treadle.agent.memory import Counted, JournalMemory, Memory
 from treadle.agent.metering import TokenBudget
 from treadle.agent.opening import Opening
 from treadle.agent.role_settings import RoleSettings
+from treadle.core import steady_loop
 from treadle.core.answers.score import Score
 from treadle.core.config import digest_json
 from treadle.core.errors import ArtifactError, ContextTooLong, EndpointUnavailable
 from treadle.core.schemas import JUDGEMENTS
 from treadle.core.stage import StageContext, Worked
+from treadle.core.work_clock import timed_work
 from treadle.eval.answers import Answer, answers, open_checker, rule_score
 from treadle.eval.config import ScoresOptions, ScoresSettings
 from treadle.eval.docket import CORRECTNESS, REDUNDANCY, Docket, Judgement
@@ -41,12 +42,12 @@ from treadle.eval.verdicts import FALLBACK_RULE, PARSED, Opinion
 _log = logging.getLogger(__name__)
 
 RULES = "rules"
-"""Owner in the journal of what the rules say, by what they are asked."""
+"""Journal owner of the stored rule scores."""
 NOUN = "judgements"
 
 
 class Judging:
-    """One attempt at the judgements of an instance; also what is read of them when its rows are written."""
+    """One attempt at the judgements of a stage instance. Also reads them back when the rows are written."""
 
     def __init__(self, context: StageContext) -> None:
         self._context = context
@@ -64,7 +65,7 @@ class Judging:
         self._facts: Counter[str] = Counter()
 
     def remember_rules(self) -> None:
-        """Let the rules decide first, about the answers that a judge may be asked about."""
+        """Compute and store the rule scores of answers that a judge may be asked about."""
         options = self._options
         if not self.settings.judges:
             return
@@ -77,11 +78,11 @@ class Judging:
                 wanted = (answer for answer in batch if self.docket.needs_rule(answer))
                 unknown = [answer for answer in wanted if self.known_rule(answer) is None]
                 for answer, score in zip(unknown, threads.map(decide, unknown), strict=True):
-                    if score.error is None:  # Else the next attempt may know better.
+                    if score.error is None:  # A failed score is not stored, so that the next attempt computes it again.
                         self._journal.append(RULES, self._rule_unit(answer), orjson.dumps(asdict(score)))
 
     async def work(self) -> Worked:
-        """Make the judgements that are open."""
+        """Make the pending judgements."""
         self._take_over()
         num_open = begin(self._context, self._all(), NOUN)
         if not num_open:
@@ -95,19 +96,20 @@ class Judging:
         except EndpointUnavailable as error:
             if not self._context.accept_failures:
                 raise
+            # Judgements that are still pending count as missing; `settle` checks their share.
             self._crew.last.first = self._crew.last.first or str(error)
         return self._crew.worked({})
 
     def settle(self) -> int:
-        """Number of judgements that are missing, where the user accepts that; raises as `crew.settle` does."""
+        """Return the number of missing judgements. Raise StageFailed or RolloutsOwed as `crew.settle` does."""
         if next(self._all(), None) is None:
             return 0
         return settle(self._context, self._options, self._all(), NOUN)[1]
 
     def row(self, judgement: Judgement) -> dict[str, Any] | None:
-        """The row of a judgement; None where it could not be made.
+        """Return the row of a judgement, or None if it could not be made.
 
-        Votes that were paid for count, also where the others of the trajectory could not be had.
+        Votes already paid for count even if the remaining votes on the trajectory are missing.
         """
         if self._journal.is_finished(judgement.key):
             said: dict[str, Any] = orjson.loads(self._journal.finished(judgement.key))
@@ -116,11 +118,11 @@ class Judging:
             if ballot is None:
                 return None
             said = _said_by_voter(ballot)
-        # Judge and rollout may have had other names then.
+        # The judge and the rollout may have had other names when the judgement was made.
         return {**_head(judgement), **said}
 
     def opinion(self, judgement: Judgement) -> Opinion:
-        """What a judge says of an answer."""
+        """Return a judge's opinion of an answer."""
         row = self.row(judgement)
         if row is None:
             return Opinion(None, FALLBACK_RULE)
@@ -128,14 +130,14 @@ class Judging:
         return Opinion(row["correct"], status, tuple(row["replies"]))
 
     def known_rule(self, answer: Answer) -> Score | None:
-        """What the rules said of an answer, as it was remembered; None where it was not."""
+        """Return the stored rule score of an answer, or None if none is stored."""
         if not self.docket.needs_rule(answer):
             return None
         known = self._journal.get(RULES, self._rule_unit(answer))
         return None if known is None else Score(**orjson.loads(known))
 
     def _take_over(self) -> None:
-        """Finish what the result in force says: where its journal was not kept, or is lost, nothing is paid twice."""
+        """Copy finished judgements from the current result, so that a missing journal does not cause paying twice."""
         earlier = self._context.earlier(JUDGEMENTS.kind)
         wanted = {judgement.key for judgement in self._open()} if earlier is not None else set()
         if earlier is None or not wanted:
@@ -149,7 +151,7 @@ class Judging:
             _log.warning("earlier judgements cannot be read any more: %s", error)
 
     def _rule_unit(self, answer: Answer) -> str:
-        """A digest of what the rules decide by."""
+        """Return a digest of everything the rule score depends on."""
         gold = answer.gold
         return digest_json([self._rules, gold.rule, gold.answers, gold.choices, answer.is_answered, answer.prediction])
 
@@ -159,7 +161,7 @@ class Judging:
         return remembered_votes(JournalMemory(self._journal, judgement.key), self._options.redundancy.votes)
 
     async def _open_models(self, opening: Opening) -> None:
-        """Only those who have something left to judge: the others need not be up."""
+        """Open only models with pending judgements; the other endpoints need not be up."""
         settings, options = self.settings, self._options
         open_names = {(judgement.kind, judgement.judge) for judgement in self._open()}
         for name, role in settings.judges.items():
@@ -177,9 +179,10 @@ class Judging:
         if self._budget.is_limited:
             known = self._counted.setdefault(judgement.key, set())
             memory = Counted(memory, lambda _, *tokens: self._budget.count(self._role(judgement).model, *tokens), known)
-        deadline = asyncio.get_running_loop().time() + self._options.judgement_time_s
         ask = self._judge_answer if judgement.kind == CORRECTNESS else self._judge_calls
-        said = await ask(judgement, memory, deadline)
+        with timed_work() as clock:
+            said = await ask(judgement, memory, clock.time() + self._options.judgement_time_s)
+        # Without a reply there is no verdict to store, so the judgement stays pending.
         if said["error"] and not said["replies"]:
             raise ContextTooLong(
                 f"{said['error']}: a server of this model with a wider window can judge it; without one "
@@ -206,11 +209,11 @@ class Judging:
         }
 
     async def _judge_calls(self, judgement: Judgement, memory: Memory, deadline: float) -> dict[str, Any]:
-        assert self._redundancy is not None, "votes are asked for where there is a judge"
+        assert self._redundancy is not None, "votes need a judge"
         return _said_by_voter(await self._redundancy.vote(self.docket.course(judgement, deadline), memory))
 
     def _count_finished(self) -> None:
-        """Charge the budget with what earlier attempts paid for."""
+        """Charge the budget with what earlier attempts spent."""
         for judgement in self._all():
             if self._journal.is_finished(judgement.key):
                 row = orjson.loads(self._journal.finished(judgement.key))
@@ -226,10 +229,10 @@ class Judging:
         return (judgement for judgement in self._all() if not self._journal.is_finished(judgement.key))
 
     def _all(self) -> Iterator[Judgement]:
-        """All judgements that are wanted, each once, in the order of the rollouts."""
+        """Yield all requested judgements, each once, in the order of the rollouts."""
         seen: set[str] = set()
         for answer in (answer for batch in self._batches() for answer in batch):
-            # Without a rule to go by the scorer is broken, and judges decide.
+            # No stored rule score means that the scorer failed; then judges decide.
             rule = (self.known_rule(answer) or _BROKEN) if self.docket.needs_rule(answer) else None
             for judgement in self.docket.about(answer, rule):
                 if judgement.key not in seen:
@@ -242,14 +245,14 @@ class Judging:
 
 
 def work(context: StageContext) -> Worked:
-    """Make the judgements of one stage instance that are open; nothing where nobody is to be asked."""
+    """Make the pending judgements of one stage instance. Do nothing if no judge is configured."""
     judging = Judging(context)
     if judging.docket.is_empty:
         return Worked()
-    # Before anything is paid for.
+    # Fail on a bad tokenizer before any request is paid for.
     load_tokenizer(judging.settings.tokenizer, judging.settings.tokenizer_digest)
     judging.remember_rules()
-    return asyncio.run(judging.work())
+    return steady_loop.run(judging.work())
 
 
 _BROKEN = Score(0.0, 0.0, 0.0, None, None, "math_symbolic", "the scorer failed")
@@ -277,7 +280,7 @@ def _said_by_voter(ballot: Ballot) -> dict[str, Any]:
 
 
 def _is_final(row: Mapping[str, Any]) -> bool:
-    """Whether a row of `judgements` is all that is to be had: some votes of a trajectory may be missing."""
+    """Return whether a row of `judgements` is complete: some votes on a trajectory may be missing."""
     if row["kind"] == CORRECTNESS:
         return bool(row["replies"])
     return bool(len(row["replies"]) == row["votes_yes"] + row["votes_no"] + row["votes_abstained"])

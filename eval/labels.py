@@ -1,4 +1,4 @@
-"""How a report over several iterations tells apart models of one name."""
+"""Label models that have the same name in several iterations of a report."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ from treadle.core.stage import Address
 
 
 def label_prefixes(tables: Sequence[tuple[Address, str]]) -> list[str | None]:
-    """What stands before a model's name in the report, for each table of scores; None for one that is there already.
+    """Return the prefix of the model's name for each table of scores; None for a table that duplicates an earlier one.
 
-    Tables are given in their order, each by the instance of `scores` that it is of and by its digest. A model whose
-    scores are the same in all iterations is there once, under its name; one that has several is told by the iteration:
-    `1/tuned`, `2/tuned`.
+    Each table is given by its `scores` instance and its digest. A model whose scores are the same in all iterations
+    appears once, without a prefix. A model with several versions gets its iteration as prefix: `1/tuned`, `2/tuned`.
     """
     if len({address.iteration for address, _ in tables}) < 2:
         return [""] * len(tables)

@@ -1,7 +1,7 @@
-"""How the rows of summary and comparisons are shown: once for markdown, terminal and page.
+"""Format the rows of the tables `summary` and `comparisons` for markdown, terminal and page.
 
-Titles, units and places of figures are those of `metrics.Figure`. Texts show shares as they are, with three digits
-behind the point; the page in per cent, with one.
+Titles, units and placement of figures come from `metrics.Figure`. Markdown and terminal show shares as fractions with
+three decimals; the page shows per cent with one decimal.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from treadle.eval.averages import ALL, AVERAGES, EVERY, of_headline
 from treadle.eval.metrics import PASS_AT, heading_of, is_figure, is_share, needs, placed, title_of
 
 _INTERVALS = ("accuracy", "score")
-"""Columns of the headline with room for intervals."""
+"""Headline columns that show an interval."""
 
 
 def _header(*before: str, figures: Sequence[str], with_interval: Collection[str] = ()) -> tuple[str, ...]:
@@ -26,7 +26,7 @@ HEADLINE = _header("model", "data set", "rollouts", figures=placed("headline"), 
 BEHAVIOUR = _header("model", "data set", figures=placed("behaviour"))
 COMPARISON = ("data set", "figure", "questions", "first", "second", "difference [95 %]", "p by Holm", "won, lost")
 NUM_NAMES = 2
-"""Columns of these tables that hold names, which stand to the left; numbers stand to the right."""
+"""Number of leading columns with names, which are left-aligned; numbers are right-aligned."""
 AGREEMENT = ("model", "data set", "judged by all", "agreement", "kappa")
 
 
@@ -39,14 +39,14 @@ class Line:
     num_rollouts: int
     num_questions: int
     figures: dict[str, Mapping[str, Any]]
-    """Name -> its row of the summary."""
+    """Figure name -> its row of the summary."""
 
     def value(self, figure: str) -> float | None:
-        """The figure; None where it is not there, or has no value."""
+        """Return the value of a figure, or None if it is absent or has no value."""
         return self.figures[figure]["value"] if figure in self.figures else None
 
     def counts(self, what: str) -> dict[str, int]:
-        """Numbers of rollouts by one thing, such as `status`."""
+        """Return rollout counts by one property, such as `status`."""
         return {
             name.removeprefix(f"{what}:"): int(row["value"])
             for name, row in self.figures.items()
@@ -54,11 +54,11 @@ class Line:
         }
 
     def num_open(self, figure: str) -> int:
-        """Rollouts left out of a share of conciseness because their votes have no majority."""
+        """Return the number of rollouts that a conciseness figure leaves out because their votes have no majority."""
         return self.counts("votes").get("undecided", 0) if needs(figure, "votes") else 0
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return the line as a JSON-compatible dict."""
         columns = ("value", "low", "high", "method", "num_undecided")
         return {
             "model": self.model,
@@ -70,7 +70,7 @@ class Line:
 
 
 def summary_lines(rows: Iterable[Mapping[str, Any]]) -> list[Line]:
-    """Rows of the summary by model and data set, in their order."""
+    """Group the rows of the summary by model and data set, in their order."""
     found: dict[tuple[str, str], Line] = {}
     for row in rows:
         key = row["model"], row["dataset"]
@@ -81,7 +81,7 @@ def summary_lines(rows: Iterable[Mapping[str, Any]]) -> list[Line]:
 
 
 def by_model(given: Iterable[Line]) -> dict[str, dict[str, Line]]:
-    """Model -> data set or average -> its line."""
+    """Map model -> data set or average -> its line."""
     models: dict[str, dict[str, Line]] = {}
     for line in given:
         models.setdefault(line.model, {})[line.dataset] = line
@@ -89,25 +89,25 @@ def by_model(given: Iterable[Line]) -> dict[str, dict[str, Line]]:
 
 
 def datasets_of(names: Collection[str]) -> list[str]:
-    """The data sets among the names of a model's lines; a lone one may be called as an average is."""
+    """Return the data sets among the names of a model's lines. A single data set may be named like an average."""
     return [name for name in names if len(names) == 1 or name not in AVERAGES]
 
 
 def main_dataset(names: Iterable[str]) -> str | None:
-    """Which line stands for a model: `all`, or its only data set; None of several data sets without an average."""
+    """Return the name of the line that represents a model: `all`, or its only data set; None if there is neither."""
     given = dict.fromkeys(names)
     return ALL if ALL in given else next(iter(given)) if len(given) == 1 else None
 
 
 def main_line(lines: Mapping[str, Line]) -> Line:
-    """The same of a model's lines by name, at least one."""
+    """Return the line that represents a model, else its first line. There must be at least one."""
     return lines[main_dataset(lines) or next(iter(lines))]
 
 
 def members(names: Collection[str], line: str, headline: Collection[str]) -> list[str]:
-    """The data sets that a line of a model is over, by the names of all its lines and of the headline.
+    """Return the data sets that a line of a model covers, given the names of all its lines and the headline.
 
-    None where only the name of the average says it: mathematics, knowledge.
+    Empty for the averages `math` and `knowledge`, whose members cannot be derived from the names.
     """
     datasets = datasets_of(names)
     if line in datasets:
@@ -116,25 +116,26 @@ def members(names: Collection[str], line: str, headline: Collection[str]) -> lis
 
 
 def _digits(size: float) -> int:
-    """Behind the point, for numbers of this size: few for large ones."""
+    """Return the number of decimals for numbers of this size: fewer for large ones."""
     return 0 if size >= 100 else 1 if size >= 10 else 2
 
 
 def _form(name: str, *, in_percent: bool, digits: int) -> tuple[float, int]:
-    """By what a figure is multiplied to be shown, and the digits behind the point; `digits`: of what is no share."""
+    """Return the scale factor and decimals for showing a figure. `digits` applies to figures that are not shares."""
     if is_share(name):
         return (100.0, 1) if in_percent else (1.0, 3)
     return 1.0, digits
 
 
 def fixed(value: float, digits: int, *, sign: str = "") -> str:
-    """A number with so many digits behind the point; one that rounds to 0 has no minus."""
+    """Format a number with this many decimals. A number that rounds to 0 has no minus sign."""
     text = f"{value:{sign},.{digits}f}"
+    # Avoid "-0.00".
     return text if float(text.replace(",", "")) else f"{0:{sign}.{digits}f}"
 
 
 def figure_cell(line: Line, name: str, *, in_percent: bool = False, with_interval: bool = False) -> str:
-    """A figure as it stands in a table, `-` for none; with votes that are open."""
+    """Format a figure for a table cell, `-` without a value, followed by the number of undecided votes."""
     value, num_open = line.value(name), line.num_open(name)
     text = "-"
     if value is not None:
@@ -146,7 +147,7 @@ def figure_cell(line: Line, name: str, *, in_percent: bool = False, with_interva
 
 
 def short_interval_cell(line: Line, name: str) -> str:
-    """A share with its interval in little room."""
+    """Format a share with its interval in compact form."""
     row = line.figures.get(name)
     if row is None or row["value"] is None:
         return "-"
@@ -158,19 +159,19 @@ def _short(share: float) -> str:
 
 
 def figure_heading(name: str, *, in_percent: bool) -> str:
-    """The title of a figure with its unit."""
+    """Return the title of a figure with its unit."""
     return f"{title_of(name)}, %" if in_percent and is_share(name) else title_of(name)
 
 
 def p_text(value: float) -> str:
-    """A p-value."""
+    """Format a p-value."""
     return f"{value:.3f}" if value >= 0.001 else "< 0.001"
 
 
 def compared_texts(row: Mapping[str, Any], *, in_percent: bool = False, sign: str = "") -> tuple[str, str, str]:
-    """First value, second value and difference with its interval, of a row of `comparisons`.
+    """Format the first value, the second value and the difference with its interval, from a row of `comparisons`.
 
-    What is no share has a digit more than such a number alone has, so that the difference is seen.
+    Figures that are not shares get one extra decimal, so that the difference is visible.
     """
     told = max(abs(row[name]) for name in ("difference", "low", "high") if row[name] is not None)
     scale, digits = _form(row["figure"], in_percent=in_percent, digits=_digits(told) + 1)
@@ -183,13 +184,13 @@ def compared_texts(row: Mapping[str, Any], *, in_percent: bool = False, sign: st
 
 
 def rollouts_cell(line: Line) -> str:
-    """Rollouts, and how many of them have no verdict."""
+    """Format the number of rollouts, and how many of them have no verdict."""
     unscored = line.figures["score"]["num_undecided"]
     return f"{line.num_rollouts:,} ({unscored:,} unscored)" if unscored else f"{line.num_rollouts:,}"
 
 
 def headline_cells(line: Line) -> list[str]:
-    """Cells of one line, in the order of HEADLINE."""
+    """Return the cells of one line, in the order of HEADLINE."""
     cells = [
         short_interval_cell(line, name)
         if name == "score"
@@ -200,18 +201,18 @@ def headline_cells(line: Line) -> list[str]:
 
 
 def behaviour_cells(line: Line) -> list[str]:
-    """Cells of one line, in the order of BEHAVIOUR; undecided votes stand with the share of the others."""
+    """Return the cells of one line, in the order of BEHAVIOUR. Undecided votes are shown with the share."""
     return [plain(line.model), plain(line.dataset), *(figure_cell(line, name) for name in placed("behaviour"))]
 
 
 def pass_names(given: Iterable[Line]) -> list[str]:
-    """Names of pass@k that any line has, by k."""
+    """Return the names of pass@k that any line has, sorted by k."""
     found = {name for line in given for name in line.figures if name.startswith(PASS_AT)}
     return sorted(found, key=lambda name: int(name.removeprefix(PASS_AT)))
 
 
 def passes(given: Iterable[Line]) -> tuple[list[str], list[list[str]]]:
-    """Header and rows of pass@k with intervals, of the lines that have any."""
+    """Return header and rows of pass@k with intervals, for the lines that have any."""
     lines = [line for line in given if pass_names([line])]
     names = pass_names(lines)
     body = [
@@ -222,7 +223,7 @@ def passes(given: Iterable[Line]) -> tuple[list[str], list[list[str]]]:
 
 
 def all_figures(title: str, lines: Mapping[str, Line], *, in_percent: bool = False) -> Figures:
-    """Every figure that any of the lines has, one a row; lines as columns, by their names, at least one."""
+    """Return a table of every figure that any line has, one per row. Columns are lines by name, at least one."""
     names = dict.fromkeys(name for line in lines.values() for name in line.figures if is_figure(name))
     rows = tuple(
         (
@@ -236,7 +237,7 @@ def all_figures(title: str, lines: Mapping[str, Line], *, in_percent: bool = Fal
 
 
 def agreement_rows(given: Iterable[Line]) -> list[list[str]]:
-    """Rows of AGREEMENT: how far several judges agree on the answers that all of them have a verdict on."""
+    """Return the rows of AGREEMENT: agreement of several judges on answers for which all of them have a verdict."""
     return [
         [
             plain(line.model),
@@ -253,7 +254,7 @@ _AGREEMENT = ("judge_agreement", "judge_kappa")
 
 
 def comparison_cells(row: Mapping[str, Any]) -> list[str]:
-    """Cells of one row of `comparisons`, in the order of COMPARISON."""
+    """Return the cells of one row of `comparisons`, in the order of COMPARISON."""
     is_of_questions = row["figure"] == "score" and row["method"] != "combined"
     return [
         plain(row["dataset"]),
@@ -266,7 +267,7 @@ def comparison_cells(row: Mapping[str, Any]) -> list[str]:
 
 
 def count_table(given: Iterable[Line], what: str) -> tuple[list[str], list[list[str]]]:
-    """Header and rows of numbers of rollouts by one thing, such as `status`; the most frequent stand first."""
+    """Return header and rows of rollout counts by one property, such as `status`; the most frequent value first."""
     counts = [(plain(line.model), plain(line.dataset), line.counts(what)) for line in given]
     totals: dict[str, int] = {}
     for _, _, numbers in counts:
@@ -278,5 +279,5 @@ def count_table(given: Iterable[Line], what: str) -> tuple[list[str], list[list[
 
 
 def widths(table: Sequence[Sequence[str]]) -> list[int]:
-    """Width of each column in characters."""
+    """Return the width of each column in characters."""
     return [max(len(row[index]) for row in table) for index in range(len(table[0]))]

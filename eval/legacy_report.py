@@ -1,6 +1,6 @@
-"""What the program published with arXiv 2601.06860 would write about the rollouts of a run: its aggregate per data set.
+"""Aggregate a run's rollouts per data set as the program published with arXiv 2601.06860 does.
 
-From stored rows alone, so that a model's scores can be held beside published ones; see `legacy_metrics`.
+Reads stored rows only, so that a model's scores can be compared with published ones; see `legacy_metrics`.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from treadle.core.answers.legacy import legacy_math_equal
 from treadle.core.errors import DataError
 from treadle.eval.legacy_metrics import (
     LegacySample,
@@ -17,6 +18,7 @@ from treadle.eval.legacy_metrics import (
     legacy_overall,
     legacy_results,
     legacy_sample,
+    legacy_scored_text,
     legacy_successful_execution,
 )
 from treadle.eval.statistics import mean_of
@@ -34,12 +36,12 @@ Row = Mapping[str, Any]
 
 @dataclass(slots=True)
 class _Group:
-    """One model on one data set."""
+    """Samples of one model on one data set."""
 
     samples: list[LegacySample] = field(default_factory=list)
     executions: list[tuple[float, list[str]]] = field(default_factory=list)
     lengths: list[float | None] = field(default_factory=list)
-    """P / L of each sample; None where L is not known."""
+    """P / L of each sample; None if L is unknown."""
     votes: list[tuple[int, int]] = field(default_factory=list)
     is_judged: bool = False
 
@@ -47,12 +49,12 @@ class _Group:
 def legacy_report(
     scores: Iterable[Row], rollouts: Iterable[Row], questions: Iterable[Row]
 ) -> dict[str, dict[str, dict[str, float | str | None]]]:
-    """Model -> data set -> figures under the original's names; its date is left out.
+    """Map model -> data set -> figures under the original's names, without its date.
 
-    Rows of scores say in `has_judge` whether judges decide about answers that the rule does not call right. There every
-    answer has the judge's verdict, as it is there: 1 for what the rule calls right, or equality in mathematics does,
-    since nobody is asked about these here; without judges it is 0. Rows of `scores` and `rollouts`
-    stand in the same order. Raises KeyError for a question that is not given, DataError for other rollouts.
+    `has_judge` of a score row tells whether judges decide about answers that the rule does not accept. If so,
+    `llm_equal` is 1 if the answer was scored as correct, by rule or judge, or if it equals the first gold answer;
+    judges are not asked about answers that the rule accepts. Without judges it is 0. Rows of `scores` and `rollouts`
+    must be in the same order. Raise KeyError for a missing question, DataError if the rollouts do not match.
     """
     gold = {row["question_key"]: row["answers"] for row in questions}
     groups: dict[tuple[str, str], _Group] = {}
@@ -77,7 +79,9 @@ def _add(group: _Group, row: Row, answers: list[str], output: str) -> None:
         "math" if row["domain"] == "math" else "qa",
     )
     if row["has_judge"]:
-        sample = replace(sample, llm_equal=float(sample.math_equal == 1 or row["correct"] is True))
+        text = legacy_scored_text(row["prediction"], output)
+        equal = bool(text and answers) and legacy_math_equal(text, answers[0])
+        sample = replace(sample, llm_equal=float(equal or row["correct"] is True))
     score = legacy_execution_score(sample, row["dataset"])
     tokens = row["reasoning_tokens"]
     group.samples.append(sample)

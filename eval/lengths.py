@@ -1,7 +1,7 @@
-"""How much an agent wrote itself: tokens and characters of a trajectory without results of tools.
+"""Measure how much text the agent itself wrote: tokens and characters of a trajectory without tool results.
 
-Documented in docs/behaviour/scores.md; the length of reasoning is that of ET-Agent (arXiv 2601.06860), except that ids
-which were sampled are counted as they are, and that no token is added that begins a text.
+Documented in docs/behaviour/scores.md. Reasoning length follows ET-Agent (arXiv 2601.06860), except that sampled ids
+are counted as they are and no beginning-of-text token is added.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from treadle.core.errors import ConfigError
 
 
 class Encoder(Protocol):
-    """The tokenizer of the evaluated model; `treadle.core.chat.ChatTokenizer` fits."""
+    """Interface of the evaluated model's tokenizer, satisfied by `treadle.core.chat.ChatTokenizer`."""
 
     def encode(self, text: str) -> list[int]:
-        """Ids of plain text, nothing added."""
+        """Return the ids of plain text, without special tokens."""
         ...
 
 
 def load_tokenizer(folder: Path | None, digest: str) -> ChatTokenizer | None:
-    """The evaluated model's, None where none is configured; `digest`: what it must have, empty for any.
+    """Load the evaluated model's tokenizer, or return None if none is configured.
 
-    Raises ConfigError for one that cannot be loaded, or that is another one.
+    `digest` is the digest it must have; empty accepts any. Raise ConfigError if it cannot be loaded or does not match.
     """
     if folder is None:
         return None
@@ -39,12 +39,12 @@ def load_tokenizer(folder: Path | None, digest: str) -> ChatTokenizer | None:
 
 
 def own_text(segments: Iterable[Mapping[str, Any]]) -> str:
-    """What the agent wrote; results are left out with their markers, also one that ends the trajectory."""
+    """Return the text that the agent wrote: everything except tool results and their markers."""
     return "".join(segment["text"] for segment in segments if segment["kind"] != RESULT_KIND)
 
 
 def own_ids(token_origin: pa.ListArray) -> list[int]:
-    """Per rollout of a batch: number of its ids that no tool wrote (origin 1 or 2); 0 without ids."""
+    """Return per rollout of a batch the number of ids that no tool wrote (origin 1 or 2); 0 without ids."""
     import numpy as np
 
     lengths = token_origin.value_lengths().to_numpy(zero_copy_only=False)
@@ -55,9 +55,9 @@ def own_ids(token_origin: pa.ListArray) -> list[int]:
 
 
 def reasoning_tokens(row: Mapping[str, Any], text: str, encoder: Encoder | None) -> int | None:
-    """L of a rollout, in tokens of the evaluated model: its own ids, else `text` (see `own_text`) encoded anew.
+    """Return L of a rollout in tokens of the evaluated model: its own ids, else the tokens of `text` (see `own_text`).
 
-    `row` has `num_own_ids` (see `own_ids`). None for a rollout in text mode where the model has no tokenizer.
+    `row` has `num_own_ids` (see `own_ids`). Return None for a text-mode rollout if the model has no tokenizer.
     """
     if row["num_own_ids"] or row["tokenizer_digest"]:
         return int(row["num_own_ids"])

@@ -1,4 +1,4 @@
-"""The report as markdown: readable as it is, and on any page that shows it."""
+"""Render the report as markdown that is also readable as plain text."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ _AGREEMENT_EXPLANATION = """\
 
 
 def render_report(rows: Sequence[Row], comparisons: Sequence[Row], settings: ReportSettings) -> str:
-    """The whole report from the rows of the summary and of the comparisons."""
+    """Render the whole report from the rows of the summary and the comparisons."""
     given = summary_lines(rows)
     parts = [
         f"# {escape(settings.title)}",
@@ -95,7 +95,7 @@ def _passes(given: Sequence[Line]) -> Iterator[str]:
 
 
 def _averages(given: Sequence[Line], settings: ReportSettings) -> str:
-    """Which data sets the averages are over, and whether these are the same for all models."""
+    """Return the explanation of the averages, with a note if they differ between models."""
     datasets = {line.dataset for line in given}
     chosen = sorted(datasets.intersection(settings.headline))
     over = f"the headline data sets ({', '.join(map(escape, chosen))})" if chosen else "the data sets"
@@ -114,13 +114,13 @@ def _averages(given: Sequence[Line], settings: ReportSettings) -> str:
 
 
 def _all_figures(given: Sequence[Line]) -> Iterator[str]:
-    """A table for each data set and average, with models as columns."""
+    """Yield one table per data set and average, with models as columns."""
     for name in dict.fromkeys(line.dataset for line in given):
         table = all_figures(name, {line.model: line for line in given if line.dataset == name})
         yield f"### {escape(table.title)}"
         header, body = [escape(cell) for cell in table.header], [list(map(cell_text, row)) for row in table.rows]
         yield render_table(header, body, num_names=1)
-    yield "- **F1 as published**: with punctuation kept, to be held beside published tables."
+    yield "- **F1 as published**: with punctuation kept, to compare with published tables."
 
 
 def _comparisons(comparisons: Sequence[Row]) -> Iterator[str]:
@@ -145,7 +145,7 @@ def _judged(given: Sequence[Line]) -> Iterator[str]:
     if not any(line.counts("judge_status") for line in given):
         yield "No model judged answers: P is what the rules say."
         return
-    yield "Answers that a judge was asked about, by what came of it:"
+    yield "Answers that a judge was asked about, by result:"
     yield _counts(given, "judge_status")
     if body := agreement_rows(given):
         yield "How far the judges agree:"
@@ -154,7 +154,7 @@ def _judged(given: Sequence[Line]) -> Iterator[str]:
 
 
 def render_table(header: Sequence[str], body: Sequence[Sequence[str]], *, num_names: int = NUM_NAMES) -> str:
-    """A pipe table with aligned columns. The first columns are names, which are escaped; everything else is ours."""
+    """Render a pipe table with aligned columns. The first `num_names` columns hold names, which are escaped."""
     escaped = [[escape(cell) if index < num_names else cell for index, cell in enumerate(row)] for row in body]
     cells = [list(header), *escaped]
     width = [max(size, 3) for size in widths(cells)]

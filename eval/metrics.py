@@ -1,4 +1,4 @@
-"""Which figures of scored rollouts there are: what each is made of, and how it is called and shown.
+"""Define the figures of scored rollouts: how each is computed, named and shown.
 
 Documented in docs/behaviour/metrics.md; efficiency and the behaviour figures follow ET-Agent (arXiv 2601.06860).
 """
@@ -14,10 +14,10 @@ from treadle.eval.conciseness import is_redundant
 from treadle.eval.scored_rollout import ScoredRollout
 
 PER_THOUSAND = 1_000
-"""Correctness per token of reasoning is a small number; it is given per thousand tokens, as published."""
+"""Factor of `reasoning_length`: correctness per token is small, so it is given per thousand tokens, as published."""
 
 PASS_AT = "pass@"
-"""The name of pass@k without the k; it is no figure of single rollouts."""
+"""Prefix of pass@k. It is not a figure of single rollouts."""
 
 Place = Literal["headline", "behaviour", "detail"]
 
@@ -26,45 +26,45 @@ Term = Callable[[ScoredRollout], tuple[float, float] | None]
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A figure of a data set: the sum of its terms' first parts over that of their second parts; and how it is shown.
+    """A figure of a data set: sum of numerators divided by sum of denominators, and how it is shown.
 
-    Reports and the page take titles, units and places from here, so that no figure is in one of them alone.
+    Reports and the page take titles, units and placement from here, so that they show the same figures.
     """
 
     title: str
     heading: str
-    """The title above a narrow column."""
+    """Short title above a narrow column."""
     term: Term
-    """Of one rollout; None where it is undecided: the verdict, the tokenizer or the votes are missing. Where the second
-    part is 0 there was nothing to say, and the rollout is none of the figure's."""
+    """Numerator and denominator of one rollout. None if undecided: the verdict, the tokenizer or the votes are missing.
+    A denominator of 0 means that the rollout does not count in this figure."""
     bounds: tuple[float, float] | None = None
-    """Where all quotients of terms lie, whatever the rollout: such a figure is a share. None for numbers without an
-    upper end."""
+    """Bounds of the value; a figure with bounds is a share. None for numbers without an upper bound."""
     rests_on: str = ""
-    """A figure without which this one is none, although terms are left, where some say nothing."""
+    """Another figure that must have a value: if rollouts are undecided and that figure has none, this one has none
+    either."""
     needs: Literal["calls", "votes"] | None = None
-    """What there has to be some of among a model's rollouts for this to be a figure at all."""
+    """What a model's rollouts need at least one of for this figure to be meaningful."""
     place: Place = "detail"
-    """The table that it is a column of; all stand in the table of all figures."""
+    """Table in which the figure is a column. The table of all figures has every one."""
 
 
 def efficiency(score: float, calls_requested: int) -> float:
-    """P / T, and P itself without calls: what each call brought. Within [0, P]."""
+    """Return P / T, or P without calls: correctness per call, within [0, P]."""
     return score / max(calls_requested, 1)
 
 
 def successful_execution(score: float, failed_calls: int) -> float:
-    """P / max(Wrong, 1), as published: the first failed call costs nothing. Within [0, P]."""
+    """Return P / max(Wrong, 1), as published: the first failed call costs nothing. Within [0, P]."""
     return score / max(failed_calls, 1)
 
 
 def strict_successful_execution(score: float, failed_calls: int) -> float:
-    """P / (1 + Wrong): every failed call costs. Never above `successful_execution`."""
+    """Return P / (1 + Wrong): every failed call costs. At most `successful_execution`."""
     return score / (1 + failed_calls)
 
 
 def reasoning_length(score: float, reasoning_tokens: int) -> float:
-    """Correctness per thousand tokens of reasoning, 1000 · P / max(L, 1); more is better."""
+    """Return correctness per thousand tokens of reasoning, 1000 · P / max(L, 1); more is better."""
     return PER_THOUSAND * score / max(reasoning_tokens, 1)
 
 
@@ -76,17 +76,17 @@ def _once(value: float | None) -> tuple[float, float] | None:
 
 
 def _mean(value: Callable[[ScoredRollout], float | None]) -> Term:
-    """Every rollout with a value counts once."""
+    """Build a term in which every rollout with a value counts once."""
     return lambda rollout: _once(value(rollout))
 
 
 def _mean_if_counted(value: Callable[[ScoredRollout], float]) -> Term:
-    """The same of numbers of tokens, where they were counted."""
+    """Build a term of a token count; rollouts without token counts are undecided."""
     return lambda rollout: (value(rollout), 1.0) if rollout.has_known_tokens else None
 
 
 def _mean_by_score(value: Callable[[ScoredRollout, float], float]) -> Term:
-    """The same of what is made from P."""
+    """Build a term computed from P; rollouts without P are undecided."""
     return lambda rollout: None if rollout.score is None else (value(rollout, rollout.score), 1.0)
 
 
@@ -97,7 +97,7 @@ def _reasoning_length(rollout: ScoredRollout) -> float | None:
 
 
 def _conciseness(rollout: ScoredRollout) -> tuple[float, float] | None:
-    """Without a call there is nothing to be redundant, whatever was voted."""
+    """Return the conciseness term; None without votes. A rollout without calls is concise whatever the votes are."""
     if rollout.votes is None:
         return None
     redundant = rollout.calls_requested > 0 and is_redundant(rollout.votes)
@@ -184,45 +184,45 @@ FIGURES: Mapping[str, Figure] = MappingProxyType(
         "output_chars": Figure("characters without results", "chars", _mean(lambda rollout: rollout.output_chars)),
     }
 )
-"""Every figure that is made of single rollouts, by name, in the order in which they are shown. All rollouts count,
-those without a verdict too, where the figure needs none."""
+"""Figures of single rollouts by name, in the order in which they are shown. All rollouts count, also those without a
+verdict if the figure does not need one."""
 
 
 def is_figure(name: str) -> bool:
-    """Whether a name of the summary is that of a figure, one of `FIGURES` or pass@k, and no number of rollouts."""
+    """Return whether a name in the summary is a figure (one of `FIGURES` or pass@k), not a rollout count."""
     return name in FIGURES or name.startswith(PASS_AT)
 
 
 def placed(place: Place) -> tuple[str, ...]:
-    """Names of the figures of one table, in order."""
+    """Return the names of the figures of one table, in order."""
     return tuple(name for name, figure in FIGURES.items() if figure.place == place)
 
 
 def title_of(name: str) -> str:
-    """A figure as readers know it."""
+    """Return the title of a figure."""
     return FIGURES[name].title if name in FIGURES else name
 
 
 def heading_of(name: str) -> str:
-    """The same above a narrow column."""
+    """Return the short title of a figure for a narrow column."""
     return FIGURES[name].heading if name in FIGURES else name
 
 
 def is_share(name: str) -> bool:
-    """Whether all values of a figure lie within 0 and 1."""
+    """Return whether all values of a figure lie between 0 and 1."""
     return bounds_of(name) is not None
 
 
 def needs(name: str, what: Literal["calls", "votes"]) -> bool:
-    """Whether a figure is none without any of these."""
+    """Return whether a figure needs at least one of `what` to be meaningful."""
     return name in FIGURES and FIGURES[name].needs == what
 
 
 def says_something(name: str, num_calls: float) -> bool:
-    """Whether a figure is one at all of so many requested calls: what each call brought is none without a call."""
+    """Return whether a figure is meaningful given the number of requested calls."""
     return num_calls > 0 or not needs(name, "calls")
 
 
 def bounds_of(name: str) -> tuple[float, float] | None:
-    """Where all values of a figure lie, by its name."""
+    """Return the bounds of a figure by name, or None."""
     return _SHARE if name.startswith(PASS_AT) else FIGURES[name].bounds

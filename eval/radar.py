@@ -1,4 +1,4 @@
-"""The radar of behaviour: five axes in a fixed order, each with a range that is stated. Numbers, not pictures.
+"""Compute the behaviour radar: five axes in a fixed order, each with its range. Numbers only, no drawing.
 
 Documented in docs/behaviour/metrics.md; the axes are those of ET-Agent (arXiv 2601.06860).
 """
@@ -16,7 +16,7 @@ AXES = (
     ("successful execution", "successful_execution"),
     ("reasoning length (x1000)", "reasoning_length"),
 )
-"""Title of an axis and the figure on it, in the order around the radar."""
+"""Title of each axis and the figure on it, in the order around the radar."""
 
 _OPEN_ENDED = frozenset({"reasoning_length"})
 
@@ -29,19 +29,19 @@ class Axis:
     low: float
     high: float
     values: dict[str, float | None]
-    """Model -> value; None where there is none to show, which leaves a gap in the model's polygon."""
+    """Model -> value; None leaves a gap in the model's polygon."""
 
     def position(self, model: str) -> float | None:
-        """Where the model's value lies between the ends, 0 to 1."""
+        """Return the position of the model's value on the axis, from 0 to 1, or None without a value."""
         value = self.values[model]
         return None if value is None else (value - self.low) / (self.high - self.low)
 
 
 def radar_axes(models: Mapping[str, Mapping[str, float | None]]) -> list[Axis]:
-    """Axes for models with their figures by name, those of `AXES`.
+    """Return the axes for models, given their figures by name (those of `AXES`).
 
-    Shares run from 0 to 1. Reasoning length has no natural end: its axis ends at the next of 1, 2, 5, 10, … at or above
-    the largest value, the same for all models. What a model has no figure for is None.
+    Shares run from 0 to 1. Reasoning length has no upper bound: its axis ends at the smallest of 1, 2, 5, 10, … that is
+    not below the largest value, and is the same for all models. A missing figure is None.
     """
     axes = []
     for title, figure in AXES:
@@ -52,7 +52,7 @@ def radar_axes(models: Mapping[str, Mapping[str, float | None]]) -> list[Axis]:
 
 
 def _round_end(values: Iterable[float | None]) -> float:
-    """The least of 1, 2 and 5 times a power of ten that no value exceeds; 1 where all are 0."""
+    """Return the smallest of 1, 2 and 5 times a power of ten that no value exceeds; 1 if all are 0."""
     largest = max((value for value in values if value is not None), default=0.0)
     if largest <= 0:
         return 1.0

@@ -1,4 +1,4 @@
-"""The radar of behaviour as a picture."""
+"""Draw the behaviour radar as SVG."""
 
 from __future__ import annotations
 
@@ -11,18 +11,20 @@ from treadle.core.pictures import draw_svg
 from treadle.eval.radar import Axis
 
 MOST_DRAWN = 8
-"""More polygons than this cannot be told apart."""
+"""Maximum number of polygons; more cannot be distinguished."""
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#5b6472", "#7a6a00")
-"""Of models in their order, here and in the charts of the page."""
+"""Colours of models in their order, here and in the charts of the page."""
 _MARKS = "os^DvPX*"
-"""Likewise: models are told apart without colours, too."""
+"""Markers of models in their order, so that they can be distinguished without colours."""
 _GREY = "#9a9a9a"
 _NAME_CHARS = 40
 
 
 def draw_radar(axes: Sequence[Axis]) -> bytes:
-    """An SVG on white, with the range of every axis beside it and a gap where a model has no value; the first
-    MOST_DRAWN models. Equal values give equal bytes. Raises ConfigError without matplotlib."""
+    """Return an SVG on white with the range of each axis, and a gap where a model has no value.
+
+    Only the first MOST_DRAWN models are drawn. Equal values give equal bytes. Raise ConfigError without matplotlib.
+    """
     models = list(axes[0].values)[:MOST_DRAWN]
     angles = [2 * math.pi * place / len(axes) for place in range(len(axes))]
 
@@ -46,7 +48,7 @@ def draw_radar(axes: Sequence[Axis]) -> bytes:
 
 
 def _side(angle: float) -> str:
-    """Beside the circle on which end a title begins, so that it grows away from it."""
+    """Return the alignment of an axis title, so that it extends away from the circle."""
     across = math.sin(angle)
     return "center" if abs(across) < 1e-9 else "left" if across > 0 else "right"
 
@@ -56,7 +58,7 @@ def _title(axis: Axis) -> str:
 
 
 def _draw_model(plane: Any, angles: Sequence[float], places: Sequence[float | None], colour: str, mark: str) -> None:
-    """Marks for values, and lines between neighbours that both have one."""
+    """Draw markers for values, and lines between neighbours that both have one."""
     for place, (angle, value) in enumerate(zip(angles, places, strict=True)):
         following = (place + 1) % len(angles)
         if value is None:

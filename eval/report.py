@@ -1,4 +1,4 @@
-"""The stage `report`: scores of several models side by side, as tables of numbers, as markdown and as a picture."""
+"""Run the stage `report`: compare the scores of several models in tables, markdown and a picture."""
 
 from __future__ import annotations
 
@@ -29,12 +29,14 @@ _log = logging.getLogger(__name__)
 Row = dict[str, Any]
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
-"""What begins a formula in a spreadsheet, or is passed over before it."""
+"""Characters at the start of a cell that make a spreadsheet read it as a formula, or that it skips before one."""
 
 
 def run_report(context: StageContext) -> Mapping[str, Any]:
-    """Sum up the scores; returns counts. Raises ConfigError for a data set with the name of an average, StageFailed
-    where there is no score at all."""
+    """Summarise the scores and return counts.
+
+    Raise ConfigError if a data set has the name of an average, StageFailed if there are no scores.
+    """
     settings: ReportSettings = context.settings
     tables = context.inputs["scores"]
     context.progress.start(sum(table.num_rows for table in tables), 0, "rollouts")
@@ -90,22 +92,22 @@ def _files(rows: Sequence[Row], comparisons: Sequence[Row], settings: ReportSett
 
 
 def _radar_figures(rows: Sequence[Row]) -> dict[str, dict[str, float | None]]:
-    """Figures of each model's average, or of its only data set."""
+    """Return the figures of each model's main average, or of its only data set."""
     main = {model: main_line(lines) for model, lines in by_model(summary_lines(rows)).items()}
     return {model: {name: line.value(name) for name in line.figures} for model, line in main.items()}
 
 
 def as_json(rows: Sequence[Mapping[str, Any]], comparisons: Sequence[Mapping[str, Any]]) -> bytes:
-    """Both tables, row by row."""
+    """Return both tables as JSON, row by row."""
     both = {"summary": list(rows), "comparisons": list(comparisons)}
     return orjson.dumps(both, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
 
 
 def as_csv(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> bytes:
-    """Comma-separated values in UTF-8 with a header; nothing for null, blanks between the keys of a list.
+    """Return UTF-8 CSV with a header. Null cells are empty, and lists are joined by spaces.
 
-    A text that a spreadsheet would take for a formula, such as a name with `=` at its head, has an apostrophe before
-    it.
+    Text that a spreadsheet would read as a formula, such as a name that begins with `=`, is prefixed with an
+    apostrophe.
     """
     text = io.StringIO()
     writer = csv.DictWriter(text, columns, lineterminator="\n")
@@ -128,5 +130,5 @@ REPORT = Stage(
     consumes={"scores": "scores"},
     produces=(SUMMARY, COMPARISONS),
     run=run_report,
-    names_itself=True,  # By the iterations of models that have several.
+    names_itself=True,  # The name contains the iterations of models that have several versions.
 )

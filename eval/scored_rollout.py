@@ -1,4 +1,4 @@
-"""What the figures of evaluation need of one rollout and its verdict."""
+"""Represent one scored rollout with the columns that evaluation figures need."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ class ScoredRollout:
     question_key: str
     dataset: str
     domain: str
-    """math, qa or choice: of the question."""
+    """Domain of the question: "math", "qa" or "choice"."""
     status: str
     is_valid_answer: bool
     scorer: str
-    """Who decided P: a rule, the judge, or the status where the rollout did not end with an answer."""
+    """What decided P: a rule, the judge, or the status if the rollout did not end with an answer."""
     judge_status: str | None = None
-    """Whether the judge's verdict was used; None where no judge was asked."""
+    """Whether the judge's verdict was used; None if no judge was asked."""
     score: float | None
     """P within [0, 1]: 1 or 0 for math and choice, F1 for qa; None without a verdict."""
     correct: bool | None
-    """None exactly where `score` is."""
+    """Whether the answer is right; None exactly if `score` is None."""
     em: float
     acc: float
     f1: float
     f1_legacy: float
-    """With punctuation kept, as published for ET-Agent."""
+    """F1 with punctuation kept, as published for ET-Agent."""
     calls_requested: int
-    """T: what the agent asked for, run or refused."""
+    """T: number of calls that the agent requested, executed or refused."""
     calls_executed: int
     failed_calls: int
-    """Wrong: calls with status error, timeout, invalid or empty; a refused call is none of these."""
+    """Wrong: number of calls with status error, timeout, invalid or empty. Refused calls are not counted."""
     python_calls: int
     search_calls: int
     prompt_tokens: int
@@ -49,28 +49,28 @@ class ScoredRollout:
     output_chars: int
     """Characters of the trajectory without tool results."""
     votes: Votes | None = None
-    """On a redundant call; None where no judge was asked."""
+    """Votes on redundant calls; None if no judge was asked."""
     opinions: tuple[tuple[str, bool | None], ...] = ()
-    """Judges asked about the answer, by name, and their verdicts; None where nothing can be read."""
+    """Judges asked about the answer, by name, with their verdicts; None if the reply cannot be parsed."""
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> ScoredRollout:
-        """From a row with `COLUMNS`."""
+        """Build the rollout from a row with `COLUMNS`."""
         votes = None
         if row["votes_yes"] is not None:
             votes = Votes(row["votes_yes"], row["votes_no"], row["votes_abstained"])
         fields = {name: row[name] for name in _FIELDS}
-        # Many rollouts have few such texts among them: each is kept once.
+        # These texts repeat in many rollouts; interning stores each once.
         fields |= {name: sys.intern(fields[name]) for name in _REPEATED}
         return cls(**fields, votes=votes, opinions=_opinions(row["judges"]))
 
     @property
     def has_known_tokens(self) -> bool:
-        """Whether its tokens were counted; those of a rollout that was imported were not: it has text, and none."""
+        """True if the tokens were counted. They are not for an imported rollout, which has text but no token counts."""
         return self.prompt_tokens > 0 or not self.output_chars
 
     def kinds(self) -> Iterator[str]:
-        """What it is counted among, as <what>:<which>."""
+        """Yield the categories of the rollout as `<property>:<value>`."""
         yield f"status:{self.status}"
         yield f"scorer:{self.scorer}"
         if self.judge_status is not None:
@@ -82,7 +82,8 @@ class ScoredRollout:
 
 
 def _opinions(judges: str) -> tuple[tuple[str, bool | None], ...]:
-    """Names and verdicts from the column `judges`."""
+    """Parse names and verdicts of judges from the column `judges`."""
+    # Skip parsing in the common case without judges.
     said = {} if judges == "{}" else orjson.loads(judges)
     return tuple((sys.intern(name), said[name]["verdict"]) for name in sorted(said))
 
@@ -92,4 +93,4 @@ _FIELDS = tuple(name for name in ScoredRollout.__dataclass_fields__ if name not 
 _REPEATED = ("question_key", "dataset", "domain", "status", "scorer")
 _VOTES = ("votes_yes", "votes_no", "votes_abstained")
 COLUMNS = (*_FIELDS, *_VOTES, "judges")
-"""Columns of `scores` that a rollout is made from."""
+"""Columns of `scores` that `from_row` reads."""

@@ -1,6 +1,6 @@
-"""The stage `scores`: one verdict per rollout, from what is stored. It can run again at will and costs no rollout.
+"""Run the stage `scores`: compute one verdict per rollout from stored data. It can run again without new rollouts.
 
-Rules decide; where the configuration names judges, models do where rules do not say right (`eval/judging.py`).
+Rules decide. If judges are configured, they decide about answers that the rules do not accept (`eval/judging.py`).
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from typing import Any
 import orjson
 
 from treadle.core import schemas
+from treadle.core.answers.legacy import legacy_match_math, legacy_match_text
+from treadle.core.answers.math_equal import UNDECIDED_RULES
 from treadle.core.answers.score import Score
-from treadle.core.answers.text_match import legacy_match_text, match_text, normalize_math
 from treadle.core.errors import StageFailed
 from treadle.core.stage import Stage, StageContext
 from treadle.eval.answers import COPIED, FAILED, Answer, Gold, answers, open_checker, rule_score
@@ -38,7 +39,7 @@ from treadle.eval.verdicts import (
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """What judges made of a rollout, beside its score. `votes`: yes, no, abstained; None where nobody votes."""
+    """Judge results for a rollout, apart from its score. `votes`: yes, no, abstained; None if no model votes."""
 
     status: str | None = None
     opinions: Mapping[str, Opinion] = field(default_factory=dict)
@@ -46,12 +47,12 @@ class Judged:
 
 
 def run_scores(context: StageContext) -> Mapping[str, Any]:
-    """Score every rollout; returns counts. Raises StageFailed if too many rows are left without a verdict."""
+    """Score every rollout and return counts. Raise StageFailed if too many rows are left without a verdict."""
     return _ScoresRun(context).write()
 
 
 class _ScoresRun:
-    """Rules, what judges said before, and rows."""
+    """One run of the stage: rule scores, stored judgements, and output rows."""
 
     def __init__(self, context: StageContext) -> None:
         self._context = context
@@ -63,7 +64,7 @@ class _ScoresRun:
         self._written: set[str] = set()
 
     def write(self) -> dict[str, Any]:
-        """Score every rollout; returns the metrics of the stage."""
+        """Score every rollout and return the metrics of the stage."""
         options, inputs, is_judged = self._options, self._context.inputs, not self._judging.docket.is_empty
         num_missing = self._judging.settle() if is_judged else 0
         self._context.progress.start(sum(table.num_rows for table in inputs["rollouts"]), 0, "rollouts")
@@ -116,7 +117,7 @@ class _ScoresRun:
         return row["votes_yes"], row["votes_no"], row["votes_abstained"]
 
     def _new_rows(self, judgements: Sequence[Judgement]) -> list[dict[str, Any]]:
-        """Rows of judgements that have not been written yet."""
+        """Return the rows of judgements that have not been written yet."""
         rows = []
         for judgement in judgements:
             if judgement.key not in self._written and (row := self._judging.row(judgement)) is not None:
@@ -137,7 +138,7 @@ _VOTES = ("votes_yes", "votes_no", "votes_abstained")
 
 @dataclass(slots=True)
 class _Tally:
-    """What is counted for the metrics of the stage."""
+    """Counters for the metrics of the stage."""
 
     judges: tuple[str, ...]
     counts: Counter[str] = field(default_factory=Counter)
@@ -146,11 +147,11 @@ class _Tally:
     usage: dict[str, Counter[str]] = field(default_factory=dict)
     joint: list[list[bool]] = field(default_factory=list)
     asked: Counter[str] = field(default_factory=Counter)
-    """Judge -> answers that it said something of."""
+    """Judge -> number of answers that it replied about."""
     unread: Counter[str] = field(default_factory=Counter)
-    """Judge -> those of which it said nothing that can be read."""
+    """Judge -> number of answers for which no reply could be parsed."""
     votes: Counter[str] = field(default_factory=Counter)
-    """Column of votes -> their number."""
+    """Vote column -> number of votes."""
 
     def count(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Count rows of `scores`."""
@@ -161,6 +162,7 @@ class _Tally:
             counts["num_scorer_failed"] += row["error"] is not None
             counts[f"status_{row['status']}"] += 1
             counts[f"scorer_{row['scorer']}"] += 1
+            counts["num_symbolic_undecided"] += row["scorer"] in UNDECIDED_RULES
             if row["judge_status"] is not None:
                 counts[f"judge_{row['judge_status']}"] += 1
                 for judge, opinion in orjson.loads(row["judges"]).items():
@@ -174,14 +176,14 @@ class _Tally:
                 self.joint.append(joint)
 
     def count_judgement(self, row: Mapping[str, Any]) -> None:
-        """Count a row of `judgements`, and what it cost, whenever it was asked for."""
+        """Count a row of `judgements` and its token usage, also if an earlier attempt paid for it."""
         self.counts["num_judgements"] += 1
         used = {"calls": len(row["replies"])}
         used |= {name: row[name] for name in ("prompt_tokens", "completion_tokens")}
         self.usage.setdefault(f"{row['kind']}:{row['judge']}", Counter()).update(used)
 
     def check(self, max_error_rate: float) -> None:
-        """Raise StageFailed if too many rows are left without a verdict."""
+        """Raise StageFailed if too many rows have no verdict."""
         failed, total = self.counts["num_scorer_failed"], self.counts["num_rollouts"]
         if failed > max_error_rate * total:
             cause, times = self.errors.most_common(1)[0]
@@ -192,9 +194,9 @@ class _Tally:
             )
 
     def check_judges(self) -> None:
-        """Raise StageFailed where one of several judges, or the voter, mostly says what cannot be read.
+        """Raise StageFailed if most replies of one of several judges, or of the voter, cannot be parsed.
 
-        What the only judge fails to decide, `check` and `on_failed` are about.
+        A single judge is covered by `check` and `on_failed` instead.
         """
         for judge, failed in self.unread.items():
             if len(self.judges) > 1 and 2 * failed > self.asked[judge]:
@@ -211,11 +213,11 @@ class _Tally:
             )
 
     def progress(self) -> dict[str, int]:
-        """What is shown beside the bar."""
+        """Return the counts shown next to the progress bar."""
         return {"correct": self.counts["num_correct"], "unscored": self.counts["num_scorer_failed"]}
 
     def metrics(self, num_missing: int | None) -> dict[str, Any]:
-        """Flat counts; `num_missing` is None where nobody is asked."""
+        """Return flat counts. `num_missing` is None if no judge is configured."""
         num_scored = self.counts["num_rollouts"] - self.counts["num_scorer_failed"]
         found: dict[str, Any] = {
             **dict(sorted(self.counts.items())),
@@ -241,7 +243,7 @@ def _agreement_metrics(found: Agreement) -> dict[str, Any]:
 def scored_row(
     answer: Answer, score: Score, judged: Judged | None = None, encoder: Encoder | None = None
 ) -> dict[str, Any]:
-    """The row of `scores` for a rollout and its verdict.
+    """Return the row of `scores` for a rollout and its verdict.
 
     A rollout that did not end with an answer keeps its prediction for analysis and is never right.
     """
@@ -272,15 +274,15 @@ def scored_row(
 
 
 def _f1_legacy(prediction: str, gold: Gold) -> float:
-    """Token F1 as published, for comparison with published tables."""
+    """Return token F1 as published, to compare with published tables. For math only the first gold answer counts."""
     if gold.rule == "math":
-        return match_text(prediction, gold.answers, normalize_math).f1
+        return max((legacy_match_math(prediction, answer).f1 for answer in gold.answers[:1]), default=0.0)
     return legacy_match_text(prediction, gold.answers).f1
 
 
 SCORES = Stage(
     name="scores",
-    version=3,
+    version=4,
     settings=ScoresSettings,
     consumes={"rollouts": "rollouts", "questions": "questions", "checkpoint": "checkpoint"},
     optional=frozenset({"checkpoint"}),

@@ -1,7 +1,7 @@
-"""How the scores of two models came about, so that none are compared without a word that were made differently.
+"""Detect differences in how the scores of two models were made, so that reports can note them.
 
-Two sources: what was asked about the rollouts themselves, and the settings under which the stage `scores` was run.
-Documented in docs/behaviour/metrics.md.
+There are two sources: the judgements of the rollouts themselves, and the settings of the stage `scores`. Documented in
+docs/behaviour/metrics.md.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from treadle.eval.scored_rollout import ScoredRollout
 from treadle.eval.verdicts import FAILED
 
 _BY_F1 = "qa_f1"
-"""The rule that goes by F1 alone, and calls what is above a threshold right."""
+"""Rule that accepts an answer by an F1 threshold only."""
 _WITHOUT_VERDICT = frozenset({"calls_requested", "reasoning_tokens"})
-"""Of the figures that are compared, those that no verdict and no vote changes."""
+"""Compared figures that do not depend on any verdict or vote."""
 
 
 def judged_unlike(first: Iterable[ScoredRollout], second: Iterable[ScoredRollout]) -> list[str]:
-    """What tells, from the rollouts of two models alone, that judges had another part in the verdicts of one."""
+    """Return notes on differences in judging that the rollouts of two models reveal."""
     sides = [list(first), list(second)]
     notes = [
         note
@@ -59,7 +59,7 @@ def _unlike_in_domain(first: Sequence[ScoredRollout], second: Sequence[ScoredRol
 
 
 def _left_to_rules(rollouts: Sequence[ScoredRollout]) -> bool:
-    """Whether no judge was asked, and some answers are wrong that would have been a judge's matter."""
+    """Return whether no judge was asked although some finished answers are wrong by rule."""
     return all(one.judge_status is None for one in rollouts) and any(
         not one.correct and one.status == ANSWERED for one in rollouts
     )
@@ -71,17 +71,17 @@ def _names(judges: Sequence[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Scoring:
-    """What verdicts and votes of an instance of `scores` go by."""
+    """Settings that determine the verdicts and votes of an instance of `scores`."""
 
     version: int
-    """Of the stage."""
+    """Version of the stage."""
     verdicts: Mapping[str, str]
-    """Setting -> its value; what is no text for people is a digest, and its name stands in `_UNSAID`."""
+    """Setting -> its value. A digest is not shown; its setting's name starts with one of `_UNSAID`."""
     votes: Mapping[str, str]
 
     @classmethod
     def of(cls, version: int, settings: Any) -> Scoring:
-        """From the record of an instance. Of settings that this Treadle does not know only the version is told."""
+        """Build from the record of an instance. If the settings cannot be parsed, only the version is compared."""
         try:
             given = ScoresSettings.model_validate(settings)
         except ValidationError:
@@ -89,7 +89,7 @@ class Scoring:
         return cls(version, _verdicts(given), _votes(given))
 
     def unlike(self, other: Scoring, figure: str) -> list[str]:
-        """What differs in another one, of that which changes a figure; this one's value first."""
+        """Return the differences from `other` that affect a figure, this one's value first."""
         said = [("version of the stage scores", str(self.version), str(other.version))]
         if figure not in _WITHOUT_VERDICT:
             ours, theirs = (self.votes, other.votes) if needs(figure, "votes") else (self.verdicts, other.verdicts)
@@ -123,7 +123,7 @@ def _verdicts(given: ScoresSettings) -> dict[str, str]:
 def _votes(given: ScoresSettings) -> dict[str, str]:
     role = given.redundancy
     if role is None:
-        return {"votes by": "nobody"}
+        return {"votes by": "no model"}
     return {
         "votes by": role.name,
         "votes": str(given.options.redundancy.votes),

@@ -1,6 +1,6 @@
-"""Means with 95 % intervals for scores of questions that were answered one or several times.
+"""Compute means with 95 % intervals for scores of questions that were answered once or several times.
 
-K rollouts of one question are not K independent observations, so questions, not rollouts, are what is sampled here.
+K rollouts of one question are not K independent observations, so the sampling unit is the question.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 Z_95 = 1.959963984540054
 
 MAX_BOOTSTRAP_QUESTIONS = 5_000
-"""With more questions than this the mean is as good as normal, and resampling would only cost time."""
+"""Above this number of questions, the normal interval replaces the bootstrap: the mean is close to normal."""
 
 
 _MAX_DRAWN = 1_000_000
@@ -20,7 +20,7 @@ _MAX_DRAWN = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A mean with the ends of its 95 % interval and how that was made."""
+    """A mean with its 95 % interval and the name of the method."""
 
     mean: float
     low: float
@@ -29,21 +29,21 @@ class Interval:
 
     @property
     def ends(self) -> tuple[float | None, float | None]:
-        """Both ends as they are written down and shown: infinite ones are none."""
+        """Both ends for storing and showing; an infinite end is None."""
         low, high = (end if math.isfinite(end) else None for end in (self.low, self.high))
         return low, high
 
 
 def mean_of(values: Iterable[float]) -> float:
-    """The mean of at least one value, exact before it is rounded."""
+    """Return the mean of at least one value, computed with `math.fsum`."""
     given = list(values)
     return math.fsum(given) / len(given)
 
 
 def wilson_interval(share: float, num_trials: float) -> tuple[float, float]:
-    """Wilson score interval (1927) of a share seen in `num_trials` independent trials; (0, 1) without trials.
+    """Return the Wilson score interval (1927) of a share seen in `num_trials` independent trials.
 
-    `num_trials` may be fractional: an effective sample size.
+    Without trials it is (0, 1). `num_trials` may be fractional: an effective sample size.
     """
     if num_trials <= 0:
         return 0.0, 1.0
@@ -54,11 +54,11 @@ def wilson_interval(share: float, num_trials: float) -> tuple[float, float]:
 
 
 def share_interval(questions: Sequence[tuple[float, int]]) -> Interval:
-    """Share of right rollouts, from (number right, number of rollouts) per question; at least one question.
+    """Return the share of right rollouts from (number right, number of rollouts) per question; at least one question.
 
-    One rollout each: Wilson. More: Wilson with the effective sample size m(1-m)/SE², where SE is the cluster-robust
-    standard error of the ratio; it lies between 1 and the number of rollouts. Where SE² says nothing (one question,
-    or all rollouts alike) the number of questions takes its place, the cautious end.
+    With one rollout per question: Wilson. Otherwise: Wilson with the effective sample size m(1-m)/SE², clipped to
+    between 1 and the number of rollouts, where SE is the cluster-robust standard error of the ratio. With a single
+    question, or if all rollouts are right or all are wrong, the number of questions is used, which is conservative.
     """
     num_rollouts = sum(count for _, count in questions)
     mean = sum(right for right, _ in questions) / num_rollouts
@@ -69,12 +69,13 @@ def share_interval(questions: Sequence[tuple[float, int]]) -> Interval:
     if num_questions > 1 and 0 < mean < 1:
         residuals = sum((right - mean * count) ** 2 for right, count in questions)
         variance = num_questions / (num_questions - 1) * residuals / num_rollouts**2
+        # With zero variance the quotient is infinite, so it is clipped to the number of rollouts.
         effective = min(float(num_rollouts), max(1.0, mean * (1 - mean) / variance)) if variance else num_rollouts
     return Interval(mean, *wilson_interval(mean, effective), "clustered")
 
 
 def average_interval(intervals: Iterable[Interval]) -> Interval:
-    """Unweighted mean of independent means, with their distances to the ends combined as squares."""
+    """Return the unweighted mean of independent means; distances to the ends are combined in quadrature."""
     parts = list(intervals)
     mean = mean_of(part.mean for part in parts)
     below = math.sqrt(math.fsum((part.mean - part.low) ** 2 for part in parts)) / len(parts)
@@ -89,14 +90,16 @@ def ratio_interval(
     seed: int,
     bounds: tuple[float, float] | None = None,
 ) -> Interval:
-    """Sum of the numerators over sum of the denominators, from (numerator, denominator) per question.
+    """Return sum of numerators over sum of denominators, from (numerator, denominator) per question.
 
-    For any mean (denominator: number of rollouts) and any ratio (tokens per call), in any unit. Denominators are at
-    least 0 and one is above; else ValueError. A question with a denominator of 0 is no evidence. Percentile
-    bootstrap over the others with a fixed seed. The normal interval above MAX_BOOTSTRAP_QUESTIONS. Without
-    spread no question of n is unlike the others, but by Wilson up to a share of z²/(n + z²) may be; `bounds`, within
-    which all values lie, say how far these can move the mean (`wilson`). Without bounds one question tells nothing
-    (`unknown`: infinite ends), and several alike have no width (`constant`).
+    Works for any mean (denominator: number of rollouts) and any ratio (such as tokens per call). Raise ValueError
+    unless all denominators are at least 0 and one is above 0. Questions with a denominator of 0 are left out. The
+    interval is a percentile bootstrap with a fixed seed, or the normal interval above MAX_BOOTSTRAP_QUESTIONS.
+
+    If all n questions have the same ratio, there is no spread to resample. By Wilson, a share of up to z²/(n + z²) of
+    the population may still differ; `bounds`, within which all values lie, limit how far this can move the mean
+    (`wilson`). Without bounds, the interval is infinite for one question (`unknown`) and has no width for several
+    (`constant`).
     """
     import numpy as np
 
@@ -125,7 +128,7 @@ def ratio_interval(
 
 
 def _portions(num_rows: int, size: int) -> Iterator[int]:
-    """Numbers of rows of this size that are drawn at once, few enough for any memory."""
+    """Yield the numbers of rows to draw at once, so that memory stays bounded."""
     most = max(1, _MAX_DRAWN // size)
     while num_rows > 0:
         yield min(most, num_rows)
@@ -143,15 +146,19 @@ def _interval_without_spread(ratio: float, num_questions: int, bounds: tuple[flo
 
 
 def paired_share_interval(gained: int, lost: int, num_questions: int) -> Interval:
-    """Difference of two shares of right answers to the same questions, second minus first; at least one question.
+    """Return the difference of two shares of right answers to the same questions, second minus first.
 
-    Tango's score interval (1998): the differences that McNemar's statistic does not set apart from the seen one by
-    more than 1.96. Where no answer changed sides it is the Wilson interval of a share of 0, to both sides.
+    Tango's score interval (1998): all differences that McNemar's statistic does not separate from the observed one by
+    more than 1.96. If no answer changed, it is the Wilson interval of a share of 0, on both sides. Needs at least one
+    question.
     """
     difference = (gained - lost) / num_questions
 
     def distance(supposed: float) -> float:
-        """Standard deviations from the seen difference to a supposed one, at the likeliest share of losses."""
+        """Return the distance in standard deviations between the observed and a supposed difference.
+
+        The variance uses the maximum likelihood estimate of the share of losses.
+        """
         half = -gained - lost + (2 * num_questions - gained + lost) * supposed
         root = math.sqrt(half * half + 8 * num_questions * lost * supposed * (1 - supposed))
         loss = (root - half) / (4 * num_questions)
@@ -161,6 +168,7 @@ def paired_share_interval(gained: int, lost: int, num_questions: int) -> Interva
 
     def end(limit: float) -> float:
         inside, outside = difference, limit
+        # 60 bisections exhaust the precision of a double.
         for _ in range(60):
             middle = (inside + outside) / 2
             inside, outside = (middle, outside) if distance(middle) <= Z_95 else (inside, middle)
@@ -170,23 +178,23 @@ def paired_share_interval(gained: int, lost: int, num_questions: int) -> Interva
 
 
 def mcnemar_test(gained: int, lost: int) -> float:
-    """Exact two-sided p-value (McNemar 1947) of so uneven a number of questions that changed sides."""
+    """Return the exact two-sided p-value (McNemar 1947) of the numbers of questions gained and lost."""
     changed = gained + lost
     tail = sum(math.comb(changed, count) for count in range(min(gained, lost) + 1))
     return min(1.0, 2 * tail / (1 << changed))
 
 
 def permutation_test(differences: Sequence[float], *, num_permutations: int, seed: int) -> tuple[str, float]:
-    """Name of the test and two-sided p-value of the sum, and so of the mean, of paired differences.
+    """Return the name of the test and the two-sided p-value of the sum (and so the mean) of paired differences.
 
-    Were the models alike, either could have given either side of a question, so each difference may turn its sign.
-    Every choice of signs is tried where there are no more than `num_permutations`; else that many random ones, with
-    the seen one counted among them, so that the p-value is never 0.
+    If the models were equal, the sign of each difference would be arbitrary. All sign combinations are tried if there
+    are at most `num_permutations`; otherwise that many random ones. The observed one counts among them, so the p-value
+    is never 0.
     """
     import numpy as np
 
     moved = np.array([difference for difference in differences if difference], dtype=np.float64)
-    # Sums that are equal on paper may differ in their last bits.
+    # Tolerance for sums that are mathematically equal but differ in the last bits.
     least = abs(math.fsum(moved)) - 1e-9 * float(np.abs(moved).sum())
     size = len(moved)
     if 1 << size <= num_permutations:
@@ -201,7 +209,7 @@ def permutation_test(differences: Sequence[float], *, num_permutations: int, see
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """P-values adjusted for each other (Holm 1979), in their order: the chance that any of them misleads is bounded."""
+    """Return p-values adjusted by Holm's method (1979), in their order. It bounds the family-wise error rate."""
     adjusted = [0.0] * len(p_values)
     largest = 0.0
     for rank, place in enumerate(sorted(range(len(p_values)), key=lambda place: p_values[place])):
@@ -211,10 +219,9 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def pass_at_k(num_rollouts: int, num_right: int, k: int) -> float:
-    """Chance that at least one of k rollouts is right: 1 - C(n-c, k) / C(n, k), from c right ones of n.
+    """Return the probability that at least one of k rollouts is right: 1 - C(n-c, k) / C(n, k), with c right ones of n.
 
-    The unbiased estimator of Chen et al. 2021 (arXiv 2107.03374): the share of all choices of k among the n rollouts
-    that hold a right one. Raises ValueError unless 1 <= k <= n and 0 <= c <= n.
+    The unbiased estimator of Chen et al. 2021 (arXiv 2107.03374). Raise ValueError unless 1 <= k <= n and 0 <= c <= n.
     """
     if not 1 <= k <= num_rollouts or not 0 <= num_right <= num_rollouts:
         raise ValueError(f"pass@{k} cannot be told from {num_right} right of {num_rollouts} rollouts")

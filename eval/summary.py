@@ -1,4 +1,4 @@
-"""The rows of the table `summary`: every figure of every model, per data set and for averages, with its interval."""
+"""Build the rows of the table `summary`: every figure of every model, per data set and averaged, with intervals."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Row = dict[str, Any]
 
 
 def check_names(datasets: Sequence[str]) -> None:
-    """Raise ConfigError where a data set has the name of an average."""
+    """Raise ConfigError if a data set has the name of an average."""
     taken = {ALL, EVERY, *((MATH, KNOWLEDGE) if len(datasets) > 1 else ())}
     if clash := sorted(taken.intersection(datasets)):
         raise ConfigError(
@@ -28,9 +28,9 @@ def check_names(datasets: Sequence[str]) -> None:
 
 
 def figure_interval(sums: FigureSums, name: str, settings: ReportSettings) -> Interval | None:
-    """A figure with its interval over questions; None where it has no value.
+    """Return a figure with its interval over questions, or None if it has no value.
 
-    Wilson where every rollout counts once, as 0 or 1; else a bootstrap, within the bounds of the figure.
+    Wilson if every rollout counts once, as 0 or 1; otherwise a bootstrap, within the bounds of the figure.
     """
     if sums.value is None:
         return None
@@ -43,7 +43,7 @@ def figure_interval(sums: FigureSums, name: str, settings: ReportSettings) -> In
 
 
 def model_rows(model: str, parts: Sequence[DatasetFigures], settings: ReportSettings) -> Iterator[Row]:
-    """Rows of one model, data sets first, then the averages where there are several data sets."""
+    """Yield the rows of one model: data sets first, then the averages if there are several data sets."""
     intervals = {
         part.dataset: {name: figure_interval(sums, name, settings) for name, sums in part.sums.items()}
         for part in parts
@@ -54,22 +54,24 @@ def model_rows(model: str, parts: Sequence[DatasetFigures], settings: ReportSett
     areas = {part.dataset: part.area for part in parts}
     for average, datasets in averages_shown(areas, settings.headline).items():
         group = [by_name[dataset] for dataset in datasets]
+        # pass@k of an average needs k rollouts in every data set.
         names = [name for name in group[0].sums if all(name in part.sums for part in group)]
         means = {name: _average([intervals[part.dataset][name] for part in group]) for name in names}
         yield from _rows(model, average, group, means, _counts(group))
 
 
 def averages_shown(areas: Mapping[str, str], headline: Collection[str]) -> dict[str, list[str]]:
-    """The averages that say something of their own, for several data sets, from what each is of: name -> data sets.
+    """Map the name of each average worth showing to its data sets, given the area of each data set.
 
-    `all` always, of however many the headline has; no other one of a single data set, and none that is as `all`.
+    Empty for a single data set. Otherwise `all` is always included; another average only if it covers several data sets
+    and differs from `all`.
     """
     groups = averaged(areas, headline) if len(areas) > 1 else {}
     return {name: group for name, group in groups.items() if name == ALL or (len(group) > 1 and group != groups[ALL])}
 
 
 def _counts(group: Sequence[DatasetFigures]) -> dict[str, float | None]:
-    """Numbers of rollouts of all data sets together, and how far several judges agree on their answers."""
+    """Return rollout counts over all data sets together, and the agreement of judges if there are several."""
     counts: Counter[str] = Counter()
     for part in group:
         counts.update(part.counts)

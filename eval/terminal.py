@@ -1,4 +1,4 @@
-"""The report's headline as a table for the terminal."""
+"""Show the report's headline as tables in the terminal."""
 
 from __future__ import annotations
 
@@ -34,18 +34,19 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 WIDE = 110
-"""Characters from which the whole headline fits with names of usual length."""
+"""Terminal width from which the full headline fits, with names of usual length."""
 _NARROW = {"accuracy": "accuracy, 95 %", "efficiency": "effic.", "tool_use": "tools"}
-"""Headings for less room; the columns are those of the headline, and how many rollouts used tools."""
+"""Shorter headings for narrow terminals. Columns are those of the headline and the share of rollouts with tool calls.
+"""
 
 _OVER = "all: average over the data sets of the headline; every: over every data set"
 _UNLIKE = "The models were asked different data sets: averages over these do not tell which is better"
 
 
 def summary_table(rows: Iterable[Mapping[str, Any]], title: str | None = None, width: int | None = None) -> Table:
-    """A table of the summary's rows; names are shown as plain text, never as markup, and never cut off.
+    """Return a table of the summary. Names are shown as plain text, not markup, and are never truncated.
 
-    In fewer than WIDE characters models become headings, the interval of P is left out and numbers are shorter.
+    Below WIDE characters, models become headings, the interval of P is left out and numbers are shorter.
     """
     given = summary_lines(rows)
     if width is None or width >= WIDE:
@@ -59,7 +60,7 @@ def summary_table(rows: Iterable[Mapping[str, Any]], title: str | None = None, w
 
 
 def _caption(given: Iterable[Line]) -> str | None:
-    """What the averages are over, where that is not every data set, or not the same for all models."""
+    """Return a note on what the averages cover, if they skip data sets or differ between models."""
     lines = list(given)
     asked = {tuple(sorted(datasets_of(of_model))) for of_model in by_model(lines).values()}
     over = [_OVER] if any(line.dataset == EVERY for line in lines) else []
@@ -67,7 +68,7 @@ def _caption(given: Iterable[Line]) -> str | None:
 
 
 def comparison_table(rows: Iterable[Mapping[str, Any]]) -> Table:
-    """A table of the main comparisons: each pair on the average over data sets, or on its only one."""
+    """Return a table of the main comparisons: each pair on the average over data sets, or on its only data set."""
     body: list[Sequence[str]] = []
     notes: dict[str, None] = {}
     for (first, second), of_pair in groupby(rows, key=lambda row: (row["first"], row["second"])):
@@ -82,7 +83,7 @@ def comparison_table(rows: Iterable[Mapping[str, Any]]) -> Table:
 
 
 def judges_table(rows: Iterable[Mapping[str, Any]]) -> Table | None:
-    """Who decided about the answers of each model, and how far several judges agree; None where no judge was asked."""
+    """Return a table of who decided about each model's answers, with judge agreement; None if no judge was asked."""
     given = summary_lines(rows)
     if not any(line.counts("judge_status") for line in given):
         return None
@@ -96,7 +97,7 @@ def judges_table(rows: Iterable[Mapping[str, Any]]) -> Table | None:
 
 
 def main_comparisons(rows: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
-    """Of one pair of models: all figures of the average or of the only data set, else correctness alone."""
+    """Return the main rows of one pair: all figures of the average or only data set, else only the score rows."""
     main = main_dataset(row["dataset"] for row in rows)
     return [row for row in rows if (row["figure"] == "score" if main is None else row["dataset"] == main)]
 

@@ -1,4 +1,4 @@
-"""Verdicts on an answer from the opinions of several judges and of the rule. Pure.
+"""Combine the opinions of several judges and the rule into a verdict on an answer. Pure functions.
 
 Documented in docs/behaviour/scores.md.
 """
@@ -21,9 +21,9 @@ FAILED: Literal["failed"] = "failed"
 
 @dataclass(frozen=True, slots=True)
 class Opinion:
-    """What one judge says of one answer; `verdict` is None unless it is `parsed`.
+    """Result of one judge for one answer. `verdict` is None unless `status` is `parsed`.
 
-    `failed`: nothing that can be read. `fallback_rule`: it could not be asked, and the user accepted that.
+    `failed`: the reply could not be parsed. `fallback_rule`: the judge could not be asked, and the user accepted that.
     """
 
     verdict: bool | None
@@ -31,20 +31,20 @@ class Opinion:
     raw: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON-able form."""
+        """Return a JSON-compatible dict."""
         return asdict(self)
 
 
 def as_verdict(rule: Score) -> Score:
-    """What a rule says where judges decide of others: the score is the verdict, 1 or 0, whatever part was right."""
+    """Return the rule's score on the scale of judges: 1 or 0 by its verdict, without partial credit."""
     return rule if rule.correct is None else replace(rule, score=float(rule.correct))
 
 
 def decide(rule: Score, opinions: Sequence[Opinion], on_failed: Literal["exclude", "rule"]) -> tuple[Score, Status]:
-    """The verdict and who decided it, for an answer that the rule does not call right.
+    """Return the verdict and its status for an answer that the rule does not call right.
 
-    More than half of the verdicts that can be read decide. A tie leaves it to the rule, and so does a failure to ask
-    any judge; where all that was said cannot be read, `on_failed` says what becomes of it.
+    The majority of parsed verdicts decides. In a tie, or if no judge could be asked, the rule decides. If no reply
+    could be parsed, `on_failed` decides.
     """
     verdicts = [opinion.verdict for opinion in opinions if opinion.verdict is not None]
     lead = 2 * sum(verdicts) - len(verdicts)
@@ -60,12 +60,12 @@ def decide(rule: Score, opinions: Sequence[Opinion], on_failed: Literal["exclude
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """How far judges agree on the answers that all of them gave a verdict on.
+    """Agreement of judges on the answers for which all of them gave a verdict.
 
     Attributes:
-        share: Share of pairs of verdicts that are the same; None without such answers.
-        kappa: Cohen's with two judges, Fleiss' with more; None also where chance alone explains everything, because all
-            verdicts are the same.
+        share: Share of pairs of verdicts that are equal; None without such answers.
+        kappa: Cohen's kappa for two judges, Fleiss' for more. None without such answers, and if all verdicts are the
+            same, so that chance alone explains the agreement.
     """
 
     num_answers: int
@@ -74,9 +74,9 @@ class Agreement:
 
 
 def agreement(verdicts: Sequence[Sequence[bool]]) -> Agreement:
-    """Of the verdicts of two judges or more, per answer, always in the order of the judges.
+    """Compute the agreement of at least two judges, from their verdicts per answer in a fixed order of judges.
 
-    Cohen (1960); Fleiss (1971). Raises ValueError for rows of different length, or of less than two.
+    Cohen (1960); Fleiss (1971). Raise ValueError for rows of different lengths or with fewer than two verdicts.
     """
     if not verdicts:
         return Agreement(0, None, None)
@@ -96,18 +96,18 @@ def _same_pairs(right: int, num_judges: int) -> int:
 
 
 def _chance_of_two(verdicts: Sequence[Sequence[bool]]) -> float:
-    """Each judge has a share of its own (Cohen)."""
+    """Return the chance agreement of two judges, each with its own share of positive verdicts (Cohen)."""
     first, second = (sum(row[judge] for row in verdicts) / len(verdicts) for judge in (0, 1))
     return first * second + (1 - first) * (1 - second)
 
 
 def _chance_of_many(verdicts: Sequence[Sequence[bool]]) -> float:
-    """All judges have the same share (Fleiss)."""
+    """Return the chance agreement if all judges have the same share of positive verdicts (Fleiss)."""
     right = sum(map(sum, verdicts)) / (len(verdicts) * len(verdicts[0]))
     return right**2 + (1 - right) ** 2
 
 
 def joint_verdicts(opinions: Mapping[str, Mapping[str, Any]], judges: Sequence[str]) -> list[bool] | None:
-    """The verdicts of all judges on an answer, from the column `judges`; None where one of them has none."""
+    """Return the verdicts of all judges on an answer, from the column `judges`; None if any of them has none."""
     verdicts = [opinions.get(judge, {}).get("verdict") for judge in judges]
     return [bool(verdict) for verdict in verdicts] if verdicts and None not in verdicts else None

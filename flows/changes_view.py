@@ -1,4 +1,4 @@
-"""The difference of an edited trajectory from its parent, as a terminal shows it: - what went, + what came."""
+"""Render the difference between an edited trajectory and its parent for a terminal: `-` removed, `+` added."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _MARKS = {"removed": ("- ", "red"), "added": ("+ ", "green")}
 
 
 def changes_view(changes: Changes, parent: dict[str, Any]) -> Group:
-    """What was kept in a line, what was removed and added in full."""
+    """Render the changes: segments as in the parent in one line, removed and added ones in full."""
     key = one_line(parent["rollout_key"])
     lines: list[Text] = []
     if changes.num_steps:
@@ -33,7 +33,7 @@ def changes_view(changes: Changes, parent: dict[str, Any]) -> Group:
 
 
 def _marked(piece: Piece) -> Text:
-    """A segment behind its mark, line by line; what its counterpart begins with too is left out."""
+    """Render a segment with its mark on each line, leaving out the prefix that its counterpart shares."""
     mark, style = _MARKS[piece.side]
     text = harmless(piece.text[piece.shared_chars :])
     if piece.shared_chars:

@@ -1,23 +1,22 @@
-"""The `treadle` command line: reads arguments, calls what the Prefect flows call too, prints.
+"""Define the `treadle` command line: parse arguments, call the same functions as the Prefect flows, print results.
 
-Errors of ours leave as one line on standard error with their exit code; the traceback is in the attempt's log.
-Heavy modules are imported inside the commands, so that `treadle --help` answers at once.
+Treadle's errors are printed as one line on standard error, with their exit code; the traceback is in the attempt's log.
+Heavy modules are imported inside the commands, so that `treadle --help` starts fast.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-import signal
 import sys
 import traceback
-from types import FrameType
 from typing import Any, NoReturn
 
 import click
 
-from treadle.core.errors import TreadleError
+from treadle.core.errors import Interrupted, TreadleError
 from treadle.core.harmless import one_line
+from treadle.core.os_errors import explained
 from treadle.flows.cli_diff import diff
 from treadle.flows.cli_engines import doctor, env, serve, tutor
 from treadle.flows.cli_eval import evaluate
@@ -32,21 +31,15 @@ from treadle.flows.cli_run import demo, run, stage
 from treadle.flows.cli_view import view
 from treadle.flows.cli_web import web
 from treadle.flows.cli_work import work
+from treadle.flows.interruption import INTERRUPTED, end_at_once, handle_signals, outlive_terminal
 from treadle.flows.warnings import show_warnings
 
-INTERRUPTED = 130
 TRACEBACK = "TREADLE_TRACEBACK"
-"""Environment variable that makes errors that nobody foresaw show where they came from."""
-
-
-class Interrupted(TreadleError):
-    """Ctrl-C or SIGTERM ended the command."""
-
-    exit_code = INTERRUPTED
+"""Environment variable that shows the traceback of unexpected errors."""
 
 
 class _Commands(click.Group):
-    """Lists commands in the order of their use; ends on Ctrl-C with a sentence, where click ends with an empty line."""
+    """Command group that lists commands in order of use, and ends with a message on Ctrl-C."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self.commands)
@@ -55,7 +48,7 @@ class _Commands(click.Group):
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:
-            # A signal may hit a task of a library's, of which asyncio would tell at the very end, below our last line.
+            # A signal may interrupt a library's task; asyncio would log that at exit, after our last line.
             logging.getLogger("asyncio").disabled = True
             raise Interrupted("interrupted; everything finished so far is kept, the same command goes on") from None
 
@@ -69,8 +62,8 @@ class _Commands(click.Group):
 def cli() -> None:
     """Treadle: a data flywheel for tool-using LLM agents.
 
-    A run turns questions into scored rollouts, stage by stage. Every stage is resumable: run the same command again
-    after any interruption and it goes on where it was.
+    A run turns questions into scored rollouts, stage by stage. Every stage is resumable: after any interruption, run
+    the same command again and it continues.
     """
 
 
@@ -81,11 +74,14 @@ for command in (gc, prefect, web, doctor, env, serve, tutor, retriever):
 
 
 def main() -> None:
-    """Entry point of the console script."""
-    _install_signal_handlers()
+    """Run the command line and exit with its exit code."""
+    handle_signals()
+    outlive_terminal()
     show_warnings()
     try:
-        sys.exit(cli.main(standalone_mode=False) or 0)
+        code = cli.main(standalone_mode=False) or 0
+        sys.stdout.flush()
+        sys.exit(code)
     except click.exceptions.NoArgsIsHelpError as error:
         error.show()
         sys.exit(error.exit_code)
@@ -96,14 +92,24 @@ def main() -> None:
     except TreadleError as error:
         _fail(str(error), error.exit_code)
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         sys.exit(1)
-    # The last resort: whatever nobody foresaw ends with one line too.
+    # Last resort: unexpected errors also end with one line.
     except Exception as error:  # noqa: BLE001
         if os.environ.get(TRACEBACK):
             traceback.print_exc()
+        if isinstance(error, OSError) and (text := explained(error)):
+            _drop_output()
+            _fail(text, 1)
         what = f"{type(error).__name__}: {error}"
-        _fail(f"unexpected {what}; this is a bug of Treadle: {TRACEBACK}=1 shows where it happened", 1)
+        _fail(f"unexpected {what}; this is a bug of Treadle: {TRACEBACK}=1 shows the traceback", 1)
+    finally:
+        end_at_once()
+
+
+def _drop_output() -> None:
+    """Discard what could not be written to standard output, so that the interpreter does not try again at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _fail(message: str, exit_code: int) -> NoReturn:
@@ -112,25 +118,7 @@ def _fail(message: str, exit_code: int) -> NoReturn:
 
 
 def _explain(error: click.ClickException) -> str:
-    """A usage error in one sentence, with the command whose help says more."""
+    """Return a usage error in one sentence that names the command's --help."""
     message = error.format_message().rstrip(".")
     context = getattr(error, "ctx", None)
     return f"{message}; see {context.command_path} --help" if context is not None else message
-
-
-def _install_signal_handlers() -> None:
-    """SIGTERM ends a command as Ctrl-C does; a second signal ends it at once (supervised children follow)."""
-
-    def stop(signum: int, frame: FrameType | None) -> None:
-        signal.signal(signal.SIGINT, leave)
-        signal.signal(signal.SIGTERM, leave)
-        raise KeyboardInterrupt
-
-    def leave(signum: int, frame: FrameType | None) -> None:
-        # The bar of a progress display may have hidden the cursor.
-        begin = b"\x1b[?25h\n" if os.isatty(2) else b""
-        os.write(2, begin + b"treadle: stopped at once; everything finished so far is kept\n")
-        os._exit(INTERRUPTED)
-
-    signal.signal(signal.SIGINT, stop)
-    signal.signal(signal.SIGTERM, stop)

@@ -1,4 +1,4 @@
-"""`treadle diff`: how two runs differ."""
+"""Define `treadle diff`, which compares two runs."""
 
 from __future__ import annotations
 
@@ -29,11 +29,10 @@ _AVERAGES = ("every", "all", "math", "knowledge")
 @root_option
 @json_option
 def diff(first: str, second: str, root: str | Path, as_json: bool) -> None:
-    """How two runs differ: keys of the configuration, software, results by their digests, counts of rows, and figures
-    of the reports.
+    """Compare two runs: configuration keys, software, results by digest, row counts, and report figures.
 
-    Results with one digest are the same bytes. In a terminal counts of a stage and keys of stages that neither run has
-    are left out, and of many figures the greatest changes are shown, averages first; --json has everything.
+    Results with equal digests are identical. In a terminal, metrics of a stage and keys of stages that neither run has
+    are left out, and only the largest changes of figures are shown, averages first; --json has everything.
     """
     from treadle.core.runs import Run
     from treadle.tasks.inspection.run_diff import run_diff
@@ -148,6 +147,6 @@ def _number(value: float | None) -> str:
 
 
 def _text(value: Any) -> str:
-    """A value as JSON in one harmless line, cut; nothing for what is not there."""
+    """Return a value as one sanitized, shortened line of JSON; empty for None."""
     text = "" if value is None else harmless_json(value)
     return text if len(text) <= _SHOWN_CHARS else text[: _SHOWN_CHARS - 3] + "..."

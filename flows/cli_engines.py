@@ -1,4 +1,4 @@
-"""Commands around engines and servers: `doctor`, `env`, `serve`, `tutor`."""
+"""Define the commands for engines and servers: `doctor`, `env`, `serve`, `tutor`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from treadle.flows.options import json_option, root_option, say
 @root_option
 @json_option
 def doctor(root: str | Path, as_json: bool) -> None:
-    """Check this machine: what works, what does not, and how to mend it."""
+    """Check this machine: what works, what does not, and how to fix it."""
     from treadle.core.errors import EngineError
     from treadle.tasks.doctor import run_checks
 
@@ -35,7 +35,7 @@ def doctor(root: str | Path, as_json: bool) -> None:
 
 @click.group(short_help="Environments of the engines.", epilog="Example:  treadle env install serve")
 def env() -> None:
-    """Environments of the engines, each apart from Treadle's own."""
+    """Manage the environments of the engines, which are separate from Treadle's own."""
 
 
 @env.command(epilog="Example:  treadle env install serve")
@@ -52,7 +52,7 @@ def install(engine: str, variant: str) -> None:
 @env.command("list", epilog="Example:  treadle env list")
 @json_option
 def list_environments(as_json: bool) -> None:
-    """Which engines are installed, and where."""
+    """List the installed engines and their folders."""
     from treadle.core.engines.environments import installed
 
     found = {name: str(path) for name, path in installed().items()}

@@ -1,4 +1,4 @@
-"""The command `eval`: how well a model does on benchmarks, as a run like any other."""
+"""Define `treadle eval`, which measures a model on benchmarks as an ordinary run."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ TOOLS = ("python", "search")
 
 
 class ToolsType(click.ParamType[Any]):
-    """Names of tools with commas between, or `none`."""
+    """Comma-separated names of tools, or `none`."""
 
     name = "tools"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> frozenset[str]:
-        """The set of names."""
+        """Return the set of names; report a usage error for unknown ones."""
         names = frozenset(part.strip() for part in str(value).split(","))
         if names == {"none"}:
             return frozenset()
@@ -31,17 +31,17 @@ class ToolsType(click.ParamType[Any]):
         return names
 
     def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
-        """As the help shows it."""
+        """Return the placeholder in help texts."""
         return "python,search|none"
 
 
 class PricesType(click.ParamType[Any]):
-    """Two numbers with a slash between."""
+    """Two numbers separated by a slash."""
 
     name = "prices"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[float, float]:
-        """Prices of prompt and sampled tokens."""
+        """Return the prices of prompt and sampled tokens; report a usage error for anything else."""
         try:
             prompt, completion = map(float, str(value).split("/"))
         except ValueError:
@@ -49,7 +49,7 @@ class PricesType(click.ParamType[Any]):
         return prompt, completion
 
     def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
-        """As the help shows it."""
+        """Return the placeholder in help texts."""
         return "PROMPT/COMPLETION"
 
 
@@ -126,11 +126,11 @@ def evaluate(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Measure how well a model answers benchmarks, with tools or without.
+    """Measure how well a model answers benchmarks, with or without tools.
 
-    Makes an ordinary run of questions, rollouts, scores and report, and prints its table. The same command goes on
-    after any interruption, and so does `treadle run --run NAME`. CONFIG files, such as the presets
-    configs/eval-reference.toml and configs/smoke.toml, come below the options.
+    Creates an ordinary run of questions, rollouts, scores and report, and prints its table. After any interruption, the
+    same command continues it, and so does `treadle run --run NAME`. Options override CONFIG files, such as the presets
+    configs/eval-reference.toml and configs/smoke.toml.
     """
     from treadle.tasks.evaluation import Asked, evaluation_config, run_name, unknown_template
 

@@ -1,4 +1,4 @@
-"""`treadle export KIND`: what a run made, written for other programs. A kind is one command of this group."""
+"""Define `treadle export KIND`, which writes results of a run for other programs; each kind is a subcommand."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from treadle.core.runs import Run
 
 ROW_FORMATS = ("sharegpt", "alpaca", "openai", "hf")
-"""Names of `sft.exporters.FORMATS`, known without importing what writes them; a test compares them."""
+"""Names of `sft.exporters.FORMATS`, listed here to avoid the import; a test compares them."""
 
 REPORT_FORMATS = ("json", "csv", "comparisons", "md", "legacy")
 """Formats of `tasks.exchange.report_export`."""
@@ -28,12 +28,12 @@ REPORT_FORMATS = ("json", "csv", "comparisons", "md", "legacy")
     epilog="Example:  treadle export sft_rows --run first --format sharegpt --out rows",
 )
 def export() -> None:
-    """Write what a run made for other programs."""
+    """Write results of a run for other programs."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Wanted:
-    """Which result of a run is to be written, and where to."""
+    """Options of an export: which result of a run to write, and where."""
 
     run_id: str
     instance: str | None
@@ -43,14 +43,14 @@ class _Wanted:
     as_json: bool
 
     def found(self, kind: str) -> tuple[Run, StageRecord]:
-        """The run, and the record that has the table of this kind."""
+        """Return the run, and the record that has a table of this kind."""
         from treadle.core.runs import Run
 
         run = Run.open(self.root, self.run_id)
         return run, _record_with(run, kind, self.instance)
 
     def tell(self, facts: Mapping[str, Any], line: str) -> None:
-        """Say what was written: to a script in facts, to people in a line."""
+        """Print what was written: as JSON for scripts, or as a line."""
         click.echo(harmless_json(facts) if self.as_json else harmless(line))
 
 
@@ -59,7 +59,10 @@ def _of_run(
     out: str = "Folder to write; it must not exist yet.",
     force: str = "Replace an earlier export in that folder.",
 ) -> Decorator:
-    """Options of commands that write one result of a run, given to them as `_Wanted`; the help on three of them."""
+    """Return the options of commands that write one result of a run, passed to them as `_Wanted`.
+
+    The arguments are the help texts of three options.
+    """
     return gathered(
         _Wanted,
         run_option,
@@ -87,9 +90,9 @@ def _of_run(
 def sft_rows(wanted: _Wanted, format_name: str) -> None:
     """Write the rows of the stage `sft_rows` for other trainers.
 
-    Formats of text (sharegpt, alpaca, openai) carry no masks and no token ids: a trainer that reads them learns to
-    write results of tools too. Beside the rows stand rows.jsonl, which says in the same order where each comes from,
-    and export.json. The folder appears whole or not at all.
+    Text formats (sharegpt, alpaca, openai) have no masks and no token ids: a trainer that reads them also learns to
+    write tool results. The folder also contains rows.jsonl, which lists the origin of each row in the same order, and
+    export.json. The folder is written completely or not at all.
     """
     from treadle.sft.exporters import export_rows
 
@@ -122,7 +125,7 @@ def sft_rows(wanted: _Wanted, format_name: str) -> None:
 def rl_rows(wanted: _Wanted) -> None:
     """Write the rows of a stage `selection` as train.parquet in verl's schema.
 
-    Beside it stands export.json. The folder appears whole or not at all.
+    The folder also contains export.json. It is written completely or not at all.
     """
     from treadle.rl.verl_exchange import export_verl
 
@@ -141,11 +144,11 @@ def rl_rows(wanted: _Wanted) -> None:
 )
 @_of_run("Whose model, as in 1/sft or 1/rl@phase-2; without it, the last one trained.")
 def model(wanted: _Wanted) -> None:
-    """Write a checkpoint as a folder in Hugging Face format: weights, tokenizer, and a card.
+    """Write a checkpoint as a folder in Hugging Face format: weights, tokenizer, and a model card.
 
-    The card names the base model and its licence where that is known, all data by digests, the settings of the
-    training, and the scores of this very checkpoint where the run has them; export.json has the same for programs. Of
-    paths on this machine only the last part is told. The folder appears whole or not at all.
+    The card names the base model, its licence if known, the digests of all data, the training settings, and the scores
+    of this checkpoint if the run has any; export.json has the same for programs. Only the last part of local paths is
+    included. The folder is written completely or not at all.
     """
     from treadle.tasks.exchange.model_export import export_model
 
@@ -165,11 +168,10 @@ def model(wanted: _Wanted) -> None:
 @click.argument("kind")
 @_of_run("Whose table, as in 1/scores@base; without it, the only one of the last iteration and phase.")
 def dataset(wanted: _Wanted, kind: str) -> None:
-    """Write the table KIND (questions, pools, sft_rows, rollouts, scores, rl_rows, ...) as a data set of its own.
+    """Write the table KIND (questions, pools, sft_rows, rollouts, scores, rl_rows, ...) as a data set.
 
-    It is parquet that `datasets`, pandas, polars and DuckDB read; its card says what the columns mean, what it was made
-    of, by digests, and with which settings; export.json has the same for programs. The folder appears whole or not at
-    all.
+    The files are parquet, for `datasets`, pandas, polars and DuckDB. The card describes the columns, the inputs by
+    digest, and the settings; export.json has the same for programs. The folder is written completely or not at all.
     """
     from treadle.tasks.exchange.dataset_export import export_dataset
 
@@ -184,9 +186,9 @@ def dataset(wanted: _Wanted, kind: str) -> None:
 )
 @_of_run("Which pools, as in 1/pools; without it, those of the last iteration.")
 def flywheel(wanted: _Wanted) -> None:
-    """Write pools as pools.json, an object per question, which `treadle import flywheel` reads too.
+    """Write pools as pools.json, one object per question, which `treadle import flywheel` reads too.
 
-    That form has no operators, parents, token ids and outcomes of calls. The folder appears whole or not at all.
+    This format has no operators, parents, token ids or call outcomes. The folder is written completely or not at all.
     """
     _export_records("pools", wanted)
 
@@ -198,9 +200,10 @@ def flywheel(wanted: _Wanted) -> None:
 )
 @_of_run("Which rollouts, as in 1/rollouts@base; without it, the only ones of the last iteration and phase.")
 def rollouts(wanted: _Wanted) -> None:
-    """Write rollouts as rollouts.json, an object per question, which `treadle import rollouts` reads too.
+    """Write rollouts as rollouts.json, one object per question, which `treadle import rollouts` reads too.
 
-    Where the run has scored them, predictions and correctness stand beside. The folder appears whole or not at all.
+    If the run has scored them, predictions and correctness are included. The folder is written completely or not at
+    all.
     """
     _export_records("rollouts", wanted)
 
@@ -224,7 +227,7 @@ def rollouts(wanted: _Wanted) -> None:
     force="Replace the file if it is there.",
 )
 def report(wanted: _Wanted, format_name: str | None) -> None:
-    """Write a report of a run for other programs and for people."""
+    """Write a report of a run as JSON, CSV or markdown."""
     from treadle.core.export_file import write_file
     from treadle.tasks.exchange.report_export import format_by_name, report_content
 
@@ -245,10 +248,10 @@ def report(wanted: _Wanted, format_name: str | None) -> None:
 @root_option
 @json_option
 def web_record(run_id: str, root: str | Path, as_json: bool) -> None:
-    """Make an artifact of what a run has recorded of the web so far, and print its folder.
+    """Write the web searches and pages that a run has recorded so far as an artifact, and print its folder.
 
-    Other runs take searches and pages from it where they name it as environment.search.web.recorded_in. The same
-    entries make the same artifact. It holds text of web pages: see to their licences before you pass it on.
+    Other runs replay searches and pages from it if they name it as environment.search.web.recorded_in. Equal entries
+    give the same artifact. It contains text of web pages: check their licences before you share it.
     """
     from treadle.agent.web.record_facts import RecordFacts
     from treadle.agent.web.record_table import write_record
@@ -278,9 +281,10 @@ def _export_records(kind: Literal["pools", "rollouts"], wanted: _Wanted) -> None
 
 
 def _record_with(run: Run, kind: str, address: str | None) -> StageRecord:
-    """The record of an instance that made tables of a kind: the one named, or that of the last iteration and phase.
+    """Return the record of the named instance, or of the last iteration and phase that made tables of this kind.
 
-    What a model of its own made is neither older nor newer than what a phase made: of these, one has to be named.
+    Results of a model are neither older nor newer than those of a phase: if there are several candidates, one of them
+    has to be named (RunError).
     """
     from treadle.core.errors import RunError
     from treadle.core.stage import Address

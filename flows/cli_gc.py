@@ -1,4 +1,4 @@
-"""`treadle gc`: what nobody needs any more, shown with sizes and reasons, and removed where that is said."""
+"""Define `treadle gc`, which lists unreferenced files with sizes and reasons, and deletes them on request."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _SHOWN = 40
 
 
-@click.command(short_help="Free the space of what nobody needs any more.", epilog="Example:  treadle gc --yes")
+@click.command(short_help="Delete unreferenced artifacts and leftover files.", epilog="Example:  treadle gc --yes")
 @click.option("--yes", "delete", is_flag=True, help="Delete it; without this, it is only shown.")
 @click.option(
     "--older-than",
@@ -34,12 +34,12 @@ _SHOWN = 40
 @root_option
 @json_option
 def gc(delete: bool, min_age_h: float, root: str | Path, as_json: bool) -> None:
-    """Free the space of what nobody needs any more.
+    """Delete unreferenced artifacts and leftover files.
 
-    That is: artifacts that no record names and no attempt at work reads, workspaces and work folders of attempts that
-    have ended, journals from before the result in force, temporary files of killed processes, and what the deletion of
-    a run has left. Runs, results and what they were made of stay, and so does whatever somebody is working at. To free
-    the space of a run, delete its folder first.
+    These are artifacts that no record references and no running attempt reads, workspaces and work folders of finished
+    attempts, journals older than the current result, temporary files of killed processes, and leftovers of deleted
+    runs. Runs, results and their inputs are kept, and so is everything in use. To free the space of a run, delete its
+    folder first.
     """
     from treadle.core.gc.collection import collect
     from treadle.core.gc.garbage import plan_collection
@@ -67,7 +67,7 @@ def _things(number: int) -> str:
 
 
 def size_text(num_bytes: float) -> str:
-    """Bytes as people read them, by powers of 1,024."""
+    """Return a size in powers of 1,024, such as `1.5 GiB`."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if num_bytes < 1024:
             return f"{num_bytes:.0f} B" if unit == "B" else f"{num_bytes:.1f} {unit}"

@@ -1,4 +1,4 @@
-"""`treadle import FORMAT`: files of other programs, turned into what a run reads."""
+"""Define `treadle import FORMAT`, which converts files of other programs to inputs or results of a run."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _DOMAINS = ("math", "qa", "choice")
     epilog="Example:  treadle import verl train.parquet --domain lab/math=math --out questions",
 )
 def import_() -> None:
-    """Turn files of other programs into what a run reads."""
+    """Convert files of other programs to inputs or results of a run."""
 
 
 def _parse_domains(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
@@ -57,11 +57,11 @@ def _parse_domains(context: click.Context, parameter: click.Parameter, values: t
 @click.option("--force", is_flag=True, help="Replace an earlier import in that folder.")
 @json_option
 def verl(source: Path, out: Path, domains: dict[str, str], force: bool, as_json: bool) -> None:
-    """Turn rows of verl's parquet schema (data_source, prompt, reward_model, extra_info) into questions.
+    """Convert rows of verl's parquet schema (data_source, prompt, reward_model, extra_info) to questions.
 
-    Writes a file of questions per domain, and questions.toml, which reads them: give it after the configuration of a
-    run. System messages of the rows are left behind: a run asks with those of its own environment. The folder appears
-    whole or not at all.
+    Writes a file of questions per domain, and questions.toml, which reads them: pass it after the configuration of a
+    run. System messages of the rows are dropped: a run uses those of its own environment. The folder is written
+    completely or not at all.
     """
     from treadle.rl.verl_exchange import SOURCES_FILE, import_verl
 
@@ -76,7 +76,7 @@ def verl(source: Path, out: Path, domains: dict[str, str], force: bool, as_json:
 _into_run = together(
     click.argument("source", metavar="FILE", type=click.Path(path_type=Path)),
     click.argument("configs", nargs=-1, type=click.Path(path_type=Path, dir_okay=False), metavar="[CONFIG.toml]..."),
-    click.option("--run", "run_id", required=True, help="Name of the run; it is made where there is none."),
+    click.option("--run", "run_id", required=True, help="Name of the run; it is created if it does not exist."),
     click.option(
         "--out",
         type=click.Path(path_type=Path),
@@ -100,7 +100,7 @@ _into_run = together(
     root_option,
     json_option,
 )
-"""Options of commands that put a file into a run."""
+"""Options of commands that import a file into a run."""
 
 
 @import_.command(
@@ -111,11 +111,11 @@ _into_run = together(
 @_into_run
 @click.option("--instance", default="1/pools", show_default=True, help="Whose place the pools take.")
 def flywheel(instance: str, **given: Any) -> None:
-    """Put the pools of another flywheel into a run, where `sft_rows` goes on from them.
+    """Import the pools of another data flywheel into a run; `sft_rows` continues from them.
 
-    FILE (JSON, JSON Lines or parquet) has a row per question: what the program published with arXiv 2601.06860 writes,
-    or rows with a `pool` of objects. Verdicts are those of the file. Rows that cannot be used are left out and told, by
-    line and reason.
+    FILE (JSON, JSON Lines or parquet) has a row per question: either the format of the program published with arXiv
+    2601.06860, or rows with a `pool` of objects. Verdicts are taken from the file. Rows that cannot be used are left
+    out and reported by line and reason.
     """
     _import("pools", instance, **given)
 
@@ -129,11 +129,11 @@ def flywheel(instance: str, **given: Any) -> None:
 @_into_run
 @click.option("--instance", required=True, help="Whose place they take, as in 1/rollouts@base or 1/rollouts@phase-1.")
 def rollouts(instance: str, **given: Any) -> None:
-    """Put direct rollouts of another program into a run, where `scores` and `selection` go on from them.
+    """Import direct rollouts of another program into a run; `scores` and `selection` continue from them.
 
     FILE (JSON, JSON Lines or parquet) has a row per question with `rollout_outputs` and `tool_counts`. Its predictions
-    and verdicts are not taken: `scores` reads and judges the answers as it does all others. Rows that cannot be used
-    are left out and told, by line and reason.
+    and verdicts are ignored: `scores` extracts and judges the answers as usual. Rows that cannot be used are left out
+    and reported by line and reason.
     """
     _import("rollouts", instance, **given)
 
@@ -182,11 +182,11 @@ def _import(
         click.echo(f"{record.address} holds this file already")
     else:
         _tell(found, record.address)
-    say(f"go on with: treadle run {run_options(run_id, root)}")
+    say(f"continue with: treadle run {run_options(run_id, root)}")
 
 
 def _tell(found: Imported, address: str) -> None:
-    """What was taken, and what was not, each reason with its first row."""
+    """Print how many rows were imported and why others were not, each reason with its first row."""
     click.echo(f"{found.num_trajectories:,} trajectories of {found.num_rows:,} rows")
     if num_missing := found.num_selected - found.num_rows:
         say(f"{num_missing:,} of the {found.num_selected:,} questions that {address} asks have no row in it")
@@ -209,9 +209,7 @@ def _tell(found: Imported, address: str) -> None:
     type=click.DateTime(["%Y-%m-%d", "%Y-%m-%dT%H:%M:%S"]),
     help="When results were found that bear no date (UTC); without it, when their file was written.",
 )
-@click.option(
-    "--with", "base", metavar="FOLDER", type=RootType(), help="A record to add to; where it has an entry, that is kept."
-)
+@click.option("--with", "base", metavar="FOLDER", type=RootType(), help="A record to add to; its own entries are kept.")
 @root_option
 @json_option
 def web_cache(
@@ -221,11 +219,11 @@ def web_cache(
     root: str | Path,
     as_json: bool,
 ) -> None:
-    """Make a `web_record` artifact of caches of other programs, and print its folder.
+    """Convert caches of other programs to a `web_record` artifact, and print its folder.
 
     A file is a JSON object of query -> result, or a SQLite file with a table of key, obj, timestamp and valid. A result
-    is text, hits, or an answer of Serper, Bright Data or Bing. What cannot be used is counted by reason. Of several
-    results for one query the first is kept.
+    is text, hits, or a response of Serper, Bright Data or Bing. Unusable entries are counted by reason. If a query has
+    several results, the first is kept.
     """
     from treadle.agent.web.foreign import gather
     from treadle.agent.web.record_facts import facts_of

@@ -1,4 +1,4 @@
-"""Commands that look and change nothing: `status`, `show`, `lineage`, `verify`."""
+"""Define the read-only commands `status`, `show`, `lineage` and `verify`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 @root_option
 @json_option
 def status(run_id: str | None, root: str | Path, as_json: bool) -> None:
-    """What is finished, running, failed or crashed."""
+    """Show what is finished, running, failed or crashed."""
     from treadle.core.runs import Run
     from treadle.flows.render import console, status_table
     from treadle.tasks.begin import known_addresses
@@ -61,9 +61,12 @@ def _print_runs(root: str | Path, as_json: bool) -> None:
 @root_option
 @json_option
 def show(key: str, run_id: str, root: str | Path, as_json: bool) -> None:
-    """One trajectory, coloured, with its verdict. KEY is the key of a rollout or of a trajectory of `pools`, or an
-    unambiguous beginning of one; 2/KEY is that of the second iteration, where several have it, and KEY that of the last
-    one. Of an edited trajectory, what changed against its parent is shown too."""
+    """Show one trajectory with its verdict, in colour.
+
+    KEY is the key of a rollout or of a trajectory of `pools`, or an unambiguous prefix. If several iterations have it,
+    2/KEY selects the second one, and KEY the last one. For an edited trajectory, the changes from its parent are shown
+    too.
+    """
     from treadle.agent.web.run_entries import RunEntries
     from treadle.core.runs import Run
     from treadle.flows.render import console
@@ -90,9 +93,12 @@ def show(key: str, run_id: str, root: str | Path, as_json: bool) -> None:
 @root_option
 @json_option
 def lineage(key: str, run_id: str, root: str | Path, as_json: bool) -> None:
-    """Where a row comes from: from the KEY of a question, a rollout or a trajectory of `pools` back to the source file,
-    and on to its verdicts. Of a question that the flywheel took up, the whole tree of its pool is shown: what each
-    operator made of what, what came to nothing, and which trajectories became fine-tuning rows."""
+    """Show where a row comes from and what became of it.
+
+    KEY is the key of a question, a rollout or a trajectory of `pools`. It is traced back to the source file, and on to
+    its verdicts. If the question has a pool, the whole tree is shown: what each operator made from which trajectory,
+    failed attempts, and which trajectories became fine-tuning rows.
+    """
     from treadle.core.runs import Run
     from treadle.flows.lineage_view import lineage_tree
     from treadle.flows.render import console
@@ -110,9 +116,10 @@ def lineage(key: str, run_id: str, root: str | Path, as_json: bool) -> None:
 @root_option
 @json_option
 def verify(run_id: str, root: str | Path, as_json: bool) -> None:
-    """Hash every artifact of a run again and compare with the records; look for records that have changed.
+    """Hash every artifact of a run again and compare with the records; also check the records for changes.
 
-    What the run has recorded of the web is read, and a web record that it takes entries from is hashed, too.
+    The web searches and pages that the run has recorded are read, and the web record that it replays from is hashed
+    too.
     """
     from treadle.agent.web.run_entries import verify_web
     from treadle.core.errors import ArtifactError
@@ -146,7 +153,7 @@ def verify(run_id: str, root: str | Path, as_json: bool) -> None:
 
 
 def _commands(run: Run, artifacts: list[str]) -> list[str]:
-    """The commands that make these artifacts again, those of earlier stages first."""
+    """Return the commands that make these artifacts again, earlier stages first."""
     from treadle.flows.render import run_options
     from treadle.tasks.begin import known_addresses
 

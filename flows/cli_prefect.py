@@ -1,4 +1,4 @@
-"""The commands `prefect up` and `prefect deploy`: a Prefect server, a worker, and what Treadle sets up there."""
+"""Define `treadle prefect`: run a Prefect server and workers, and deploy Treadle's flows."""
 
 from __future__ import annotations
 
@@ -22,11 +22,15 @@ notify_option = click.option(
     metavar="TYPE/NAME",
     help="Tell of failed and crashed flow runs through this notification block, as in slack-webhook/my-hook.",
 )
+queue_option = click.option(
+    "--queue", "queues", multiple=True, help="Queue that the worker takes from, repeatable.  [default: all]"
+)
+limit_option = click.option("--limit", type=click.IntRange(min=1), help="Flow runs at a time.  [default: any number]")
 
 
 @click.group(short_help="Watch and start runs in the Prefect UI.", epilog="Example:  treadle prefect up --port 4300")
 def prefect() -> None:
-    """Watch and start runs in the UI of Prefect."""
+    """Watch and start runs in the Prefect UI."""
 
 
 @prefect.command(epilog="Example:  treadle prefect up --folder .")
@@ -37,8 +41,8 @@ def prefect() -> None:
     metavar="URL",
     help="postgresql://USER:PASSWORD@HOST/NAME, no SQLite file.  [env: PREFECT_SERVER_DATABASE_CONNECTION_URL]",
 )
-@click.option("--queue", "queues", multiple=True, help="Queue that the worker takes from, repeatable.  [default: all]")
-@click.option("--limit", type=click.IntRange(min=1), help="Flow runs at a time.  [default: any number]")
+@queue_option
+@limit_option
 @notify_option
 def up(
     folder: Path,
@@ -48,17 +52,16 @@ def up(
     limit: int | None,
     notify_block: str | None,
 ) -> None:
-    """Start a Prefect server and a worker, with everything set up, until Ctrl-C.
+    """Start a Prefect server and a worker with everything set up, until Ctrl-C.
 
-    Sets up work pool, queues, deployments and automations; on a server that has them they are brought up to date. The
-    database and logs are kept in $PREFECT_HOME, or in the folder `prefect` of Treadle's cache.
+    Creates or updates work pool, queues, deployments and automations. The database and logs are kept in $PREFECT_HOME,
+    or in the folder `prefect` of Treadle's cache.
     """
-    from treadle.core.errors import ConfigError
-    from treadle.tasks.prefect.deployments import POOL, QUEUES
-    from treadle.tasks.prefect.server import database_url, prefect_home, running_server
+    from treadle.tasks.prefect.deployments import POOL
+    from treadle.tasks.prefect.home import prefect_home
+    from treadle.tasks.prefect.server import database_url, running_server
 
-    if unknown := sorted(set(queues) - QUEUES.keys()):
-        raise ConfigError(f"there is no queue {unknown[0]!r}; there are {', '.join(QUEUES)}")
+    _known_queues(queues)
     home = prefect_home()
     if found := home.running():
         until = f", until {found.doing} ends" if found.doing else ""
@@ -72,8 +75,9 @@ def up(
         click.echo(f"Prefect is up: {server.ui_url}")
         for line in (f"flow runs work in {folder}", *lines, f"logs: {home.folder / 'logs'}"):
             click.echo(f"  {line}")
+        click.echo(f"  the UI asks for a password: it is the text in {home.password_file}")
         click.echo("in another terminal:")
-        click.echo(f"  export PREFECT_API_URL={server.api_url}")
+        click.echo('  eval "$(treadle prefect env)"                             (the server\'s address and password)')
         click.echo("  treadle run CONFIG.toml --run first                       (a flow run in that terminal)")
         click.echo(
             "  prefect deployment run flywheel/full --param run_id=first --param config_file=CONFIG.toml --watch"
@@ -87,26 +91,75 @@ def up(
 @click.option("--pool", help="Work pool of type process.  [default: local-process]")
 @notify_option
 def deploy(folder: Path, pool: str | None, notify_block: str | None) -> None:
-    """Set up pool, queues, deployments and automations on the server of PREFECT_API_URL.
+    """Set up work pool, queues, deployments and automations on the server of PREFECT_API_URL.
 
-    Needs no checkout: flow runs import the installed package. Run again, it brings them up to date.
+    Needs no checkout: flow runs import the installed package. Run it again to update them.
     """
     from treadle.core.errors import ConfigError
-    from treadle.tasks.doctor import prefect_answers
+    from treadle.tasks.doctor import require_prefect
     from treadle.tasks.prefect.deployments import POOL
 
     url = os.environ.get("PREFECT_API_URL")
     if not url:
         raise ConfigError("PREFECT_API_URL is not set; set it to your server's, or start one with: treadle prefect up")
-    if not prefect_answers(url):
-        raise ConfigError(f"the Prefect server of PREFECT_API_URL={url} does not answer")
+    require_prefect(url)
     for line in _set_up(folder, pool or POOL, notify_block):
         click.echo(line)
-    click.echo(f"start a worker with: prefect worker start --pool {shlex.quote(pool or POOL)}")
+    option = f" --pool {shlex.quote(pool)}" if pool else ""
+    click.echo(f"start a worker with: treadle prefect worker{option}")
+
+
+@prefect.command(short_help="Print address and password of the server.", epilog="Example:  treadle prefect env")
+def env() -> None:
+    """Print shell commands that set the address and password of the server of `up` for this user's programs.
+
+    Evaluate the output and do not show it: it contains the password.
+    """
+    from treadle.core.errors import ConfigError
+    from treadle.tasks.prefect.home import PASSWORD, prefect_home
+
+    home = prefect_home()
+    running = home.running()
+    if running is None:
+        raise ConfigError(f"no Prefect server runs from {home.folder}; start one with: treadle prefect up")
+    click.echo(f"export PREFECT_API_URL={shlex.quote(running.api_url)}")
+    if (password := home.kept_password()) is not None:
+        click.echo(f"export {PASSWORD}={shlex.quote(password)}")
+
+
+@prefect.command(short_help="Start a worker.", epilog="Example:  treadle prefect worker --queue gpu --limit 1")
+@click.option("--pool", help="Work pool of type process.  [default: local-process]")
+@queue_option
+@limit_option
+def worker(pool: str | None, queues: tuple[str, ...], limit: int | None) -> None:
+    """Run flow runs of Treadle's deployments from the server of PREFECT_API_URL, until Ctrl-C.
+
+    Flow runs of any other deployment are refused, because a deployment can make a worker run arbitrary programs.
+    """
+    from treadle.core.errors import ConfigError
+    from treadle.tasks.doctor import require_prefect
+    from treadle.tasks.prefect.deployments import POOL
+
+    url = os.environ.get("PREFECT_API_URL")
+    if not url:
+        raise ConfigError("PREFECT_API_URL is not set; set it to your server's, or start one with: treadle prefect up")
+    require_prefect(url)
+    _known_queues(queues)
+    from treadle.tasks.prefect.worker import run_worker
+
+    run_worker(pool or POOL, queues, limit)
+
+
+def _known_queues(queues: tuple[str, ...]) -> None:
+    from treadle.core.errors import ConfigError
+    from treadle.tasks.prefect.deployments import QUEUES
+
+    if unknown := sorted(set(queues) - QUEUES.keys()):
+        raise ConfigError(f"there is no queue {unknown[0]!r}; there are {', '.join(QUEUES)}")
 
 
 def _set_up(folder: Path, pool: str, notify_block: str | None) -> list[str]:
-    """Everything of ours on the server of PREFECT_API_URL; returns what to tell of it."""
+    """Set up everything on the server of PREFECT_API_URL; return lines about it for the user."""
     from treadle.core.errors import EngineError
     from treadle.tasks.prefect.automations import install_automations
     from treadle.tasks.prefect.deployments import DEPLOYMENTS, QUEUES, deploy

@@ -1,4 +1,4 @@
-"""`treadle report`: what runs came to, as one web page."""
+"""Define `treadle report`, which builds the HTML report of runs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 @click.command(
-    short_help="What runs came to, as one web page.",
+    short_help="Build the HTML report of one or more runs.",
     epilog="Example:  treadle report --run first --run second --out report.html --open",
 )
 @click.option(
@@ -34,11 +34,11 @@ if TYPE_CHECKING:
 @click.option("--open", "open_it", is_flag=True, help="Show it in the browser.")
 @root_option
 def report(run_ids: tuple[str, ...], out: Path, open_it: bool, root: str | Path) -> None:
-    """Write one page with what runs came to: figures with intervals, comparisons, behaviour, data, training, cost.
+    """Build the HTML report of runs: figures with intervals, comparisons, behaviour, data, training, cost.
 
-    The file needs nothing beside it and asks for nothing: it can be mailed, put on any server or printed. What a run
-    lacks is left out. Several runs stand side by side, and their models are compared on the questions that both were
-    asked. The same runs give the same file.
+    The file is self-contained: it can be mailed, put on any server or printed. Sections without data are left out.
+    Several runs are shown side by side, and their models are compared on the questions that both were asked. The same
+    runs give the same file.
     """
     from treadle.tasks.page.build import report_page
     from treadle.tasks.page.file import write_page
@@ -53,7 +53,7 @@ def report(run_ids: tuple[str, ...], out: Path, open_it: bool, root: str | Path)
 
 
 def _opened(root: str | Path, given: str) -> Run:
-    """A run by its name under the root, or by its own folder."""
+    """Open a run by its name under the root, or by its own folder."""
     from treadle.core.runs import Run
 
     place, _, name = given.rstrip("/").rpartition("/")

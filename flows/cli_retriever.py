@@ -1,4 +1,4 @@
-"""Commands around search: `treadle retriever build`, `search`, `eval` and `serve`."""
+"""Define `treadle retriever`: build, search, evaluate and serve an index."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from treadle.core.errors import ConfigError
+from treadle.core.errors import ConfigError, Interrupted
 from treadle.core.harmless import harmless, harmless_json
 from treadle.flows.options import gathered, json_option, say
 
@@ -29,7 +29,7 @@ _SHOWN_CHARS = 300
     epilog="Example:  treadle retriever serve --corpus wiki.jsonl",
 )
 def retriever() -> None:
-    """Build an index of a corpus, ask it, measure what it finds, or serve it over HTTP.
+    """Build an index of a corpus, search it, measure its recall, or serve it over HTTP.
 
     A corpus is one or more files of documents: .jsonl, .json or .parquet with {id, contents} or {id, title, text}.
     """
@@ -37,7 +37,7 @@ def retriever() -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """Which index is meant."""
+    """Options that select an index."""
 
     files: tuple[Path, ...]
     corpus: tuple[Path, ...]
@@ -45,7 +45,7 @@ class _Asked:
     overrides: tuple[str, ...]
 
     def configured(self, service: Mapping[str, Any] = MappingProxyType({})) -> RetrieverConfig:
-        """The configuration; `service`: keys of that table, None where they are not given."""
+        """Return the configuration; `service`: keys of that table, None for those not given."""
         from treadle.core.config import load_config
         from treadle.retriever.service.config import RetrieverConfig
 
@@ -66,11 +66,11 @@ _of_index = gathered(
     click.option("--engine", type=click.Choice(["bm25", "dense", "hybrid"]), help="How documents are ranked."),
     click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="As index.dense.type=hnsw."),
 )
-"""Options of commands about an index, given to them as `_Asked`."""
+"""Options of commands about an index, passed to them as `_Asked`."""
 
 
 def _open(settings: IndexSettings) -> Index:
-    """The index, with progress on standard error while it is built."""
+    """Open the index, with progress on standard error while it is built."""
     from treadle.flows.terminal import TerminalProgress
     from treadle.retriever.opening import open_index
     from treadle.retriever.stage import Steps
@@ -83,7 +83,7 @@ def _open(settings: IndexSettings) -> Index:
 @_of_index
 @json_option
 def build(asked: _Asked, as_json: bool) -> None:
-    """Build an index, or find it in the cache, and say what it is."""
+    """Build an index, or find it in the cache, and describe it."""
     with _open(asked.configured().index) as index:
         info = index.info
         facts = {
@@ -108,7 +108,7 @@ def build(asked: _Asked, as_json: bool) -> None:
 @click.option("--top-n", type=click.IntRange(min=1), default=4, show_default=True, help="Documents.")
 @json_option
 def search(asked: _Asked, query: str, top_n: int, as_json: bool) -> None:
-    """Ask an index one QUERY."""
+    """Search an index for one QUERY."""
     if not query.strip():
         raise ConfigError("the query is empty")
     with _open(asked.configured().index) as index:
@@ -131,16 +131,16 @@ def search(asked: _Asked, query: str, top_n: int, as_json: bool) -> None:
 @click.option("--k", "ks", type=click.IntRange(1, 1000), multiple=True, help="Repeatable. [default: 1, 4, 10, 20]")
 @json_option
 def evaluate(asked: _Asked, questions: Path, ks: tuple[int, ...], as_json: bool) -> None:
-    """Say how often an index finds what questions need: recall@k.
+    """Measure how often an index finds the documents that questions need: recall@k.
 
-    Each question is asked as it is. `supports` lists the ids of the documents that its answer needs, in the order of
-    the hops. recall@k is the share of the questions whose document of a hop is among the first k; `all hops`, the share
-    for which every one is. Questions without `supports` are skipped.
+    Each question is used unchanged as the query. `supports` lists the ids of the documents that its answer needs, in
+    the order of the hops. recall@k is the share of questions whose document of a hop is among the first k; `all hops`
+    is the share of questions for which all of them are. Questions without `supports` are skipped.
     """
     from treadle.retriever.recall import DEFAULT_KS, measure_recall, read_cases
 
     config = asked.configured()
-    # Before an index is built, which may take hours.
+    # Read them first: building an index may take hours.
     cases = list(read_cases(questions))
     with _open(config.index) as index:
         recall = measure_recall(index, cases, sorted(set(ks)) or DEFAULT_KS)
@@ -197,7 +197,7 @@ def serve(asked: _Asked, **service: Any) -> None:
         say(f"ready: {index.num_documents} documents ({index.info.engine}), fingerprint {index.info.fingerprint[:12]}")
         return index
 
-    # To stop a service is its ordinary end; what was in flight has been answered by then.
+    # The service ends only by a signal, after requests in flight have been answered.
     with contextlib.suppress(KeyboardInterrupt):
         serve_index(config.service, opened, lambda url: say(f"listening on {url} (page: {url}/docs); Ctrl-C stops it"))
-    say("stopped")
+    raise Interrupted("stopped")

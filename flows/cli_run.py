@@ -1,9 +1,9 @@
-"""Commands that do work: `run`, `stage`, `demo`."""
+"""Define the commands that run stages: `run`, `stage`, `demo`."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -39,7 +39,7 @@ dry_run_option = click.option(
 
 
 def work_options(command: Command) -> Command:
-    """The options of commands that run stages."""
+    """Add the options of commands that run stages."""
     for option in (
         click.option(
             "--force", is_flag=True, help="Run again although nothing changed (`run`: equal work once, and no imports)."
@@ -78,7 +78,7 @@ def run(
     with_prefect: bool,
     as_json: bool,
 ) -> None:
-    """Run all stages of a run, or go on where it was.
+    """Run all stages of a run, or continue it.
 
     Several CONFIG files are merged, later ones win. Without one, the run's own configuration is used.
     """
@@ -114,8 +114,7 @@ def run_flow(
     start_from: str | None = None,
     without: tuple[str, ...] = (),
 ) -> None:
-    """Make all instances of a configuration's flow, or a part of them, or go on where they were, and print what came of
-    it."""
+    """Run the instances of a configuration's flow, or a part of them, or continue them, and print a summary."""
     from treadle.flows.making_view import MakingView
     from treadle.flows.summary import print_end, print_plan
     from treadle.tasks.begin import as_begun, open_run
@@ -159,6 +158,12 @@ def run_flow(
 @click.argument("address", metavar="INSTANCE")
 @click.argument("configs", nargs=-1, type=click.Path(path_type=Path, dir_okay=False), metavar="[CONFIG.toml]...")
 @click.option("--run", "run_id", required=True, help="Name of the run.")
+@click.option(
+    "--retry",
+    multiple=True,
+    metavar="STATUS",
+    help="Make only those rows of its result again that ended so, as in --retry timeout.",
+)
 @dry_run_option
 @work_options
 def stage(
@@ -167,6 +172,7 @@ def stage(
     run_id: str,
     overrides: tuple[str, ...],
     root: str | Path,
+    retry: tuple[str, ...],
     dry_run: bool,
     force: bool,
     accept_failures: bool,
@@ -182,6 +188,8 @@ def stage(
     from treadle.tasks.making import Turn
     from treadle.tasks.serving.servers import ModelServers
 
+    if retry and (force or dry_run):
+        raise click.UsageError("--retry goes with neither --force nor --dry-run")
     config = configuration_of(root, run_id, configs, overrides)
     as_flow = not dry_run and _prefect_wanted(with_prefect, config)
     config = as_begun(config, root, run_id, ask=not dry_run)
@@ -192,19 +200,19 @@ def stage(
     opened = open_run(root, run_id, config, configs)
     view = MakingView(quiet=as_json)
     if as_flow:
-        given: dict[str, Any] = {"config": config, "root": str(root)}
+        given: dict[str, Any] = {"config": config, "root": str(root), "retry": retry}
         with _shown_flow_run(view):
             from treadle.flows.flywheel import stage as stage_flow
 
             stage_flow(run_id=run_id, instance=address, force=force, accept_failures=accept_failures, **given)
     else:
         with ModelServers(opened, wait_s=config.flow.device_wait_s, notify=view.tell) as servers:
-            _execute(Turn(wanted, force, servers), opened, view, accept_failures)
+            _execute(Turn(wanted, force, servers), opened, view, accept_failures, frozenset(retry))
     print_end(opened, view.records, as_json)
 
 
 def _warn_of_web(config: TreadleConfig) -> None:
-    """Say what is missing that a search of the web would need."""
+    """Warn about missing prerequisites of web search."""
     from treadle.core.errors import ArtifactError, ConfigError
     from treadle.tasks.begin_checks import check_web
 
@@ -215,26 +223,22 @@ def _warn_of_web(config: TreadleConfig) -> None:
 
 
 def _prefect_wanted(flag: bool, config: TreadleConfig) -> bool:
-    """Whether the work is to be a flow run; then keys that Prefect keeps are in the environment from now on.
+    """Return whether PREFECT_API_URL asks for a flow run; then also load API keys from Prefect into the environment.
 
-    Before the flow run begins, servers of models and searches are asked what they serve, some of which want a key.
-    Raises ConfigError where no server is named.
+    The keys are loaded before the flow run begins, because checking model servers and search services may need them.
+    Raises ConfigError if the flag is set and no server is named.
     """
     from treadle.core.errors import ConfigError
-    from treadle.tasks.doctor import prefect_answers
+    from treadle.tasks.doctor import require_prefect
 
     server = os.environ.get("PREFECT_API_URL")
     if flag and not server:
         raise ConfigError(
             "--prefect needs PREFECT_API_URL: start `treadle prefect up` and set it to http://127.0.0.1:4200/api"
         )
-    if server and not prefect_answers(server):
-        raise ConfigError(
-            f"the Prefect server of PREFECT_API_URL={server} does not answer; "
-            "start it, or unset PREFECT_API_URL to run without Prefect"
-        )
     if not server:
         return False
+    require_prefect(server)
     with as_flow_run():
         from treadle.tasks.prefect.flow_runs import keys_from_blocks
 
@@ -244,7 +248,7 @@ def _prefect_wanted(flag: bool, config: TreadleConfig) -> bool:
 
 @contextmanager
 def _shown_flow_run(view: MakingView) -> Iterator[None]:
-    """Around a flow that this process calls itself: it is shown as if it were none."""
+    """Show a flow that this process calls itself as if it ran without Prefect."""
     with as_flow_run(view):
         warnings = show_warnings("prefect", "the flow run's log in Prefect")
         try:
@@ -253,8 +257,10 @@ def _shown_flow_run(view: MakingView) -> Iterator[None]:
             warnings.tell_rest()
 
 
-def _execute(turn: Turn, run: Run, view: MakingView, accept_failures: bool = False) -> None:
-    """Make an instance in this process, its progress shown."""
+def _execute(
+    turn: Turn, run: Run, view: MakingView, accept_failures: bool = False, retry: Set[str] = frozenset()
+) -> None:
+    """Run an instance in this process and show its progress."""
     from treadle.core.parent import end_with_parent, stays_behind
     from treadle.tasks.making import run_instance
 
@@ -266,8 +272,10 @@ def _execute(turn: Turn, run: Run, view: MakingView, accept_failures: bool = Fal
             run,
             force=turn.force,
             accept_failures=accept_failures,
+            retry=retry,
             progress=progress,
             servers=turn.servers,
+            notify=view.tell,
         )
     view.made(record)
 
@@ -281,15 +289,14 @@ def _execute(turn: Turn, run: Run, view: MakingView, accept_failures: bool = Fal
 @set_option
 @root_option
 def demo(fresh: bool, tutor_only: bool, with_prefect: bool, overrides: tuple[str, ...], root: str | Path) -> None:
-    """Train a small model on what the flywheel makes, and see what it learnt.
+    """Train a small model on what the flywheel makes, and measure what it learned.
 
-    Makes a fictional world with questions about it. A rule-based tutor answers some with search and Python, its
-    mistakes are repaired, and what is right becomes rows to train on. SmolLM2-135M is fine-tuned on them, then
-    reinforced, and answers held-out questions before and after each, with the same tools. Killed or stopped, it goes on
-    when it is run again.
+    Creates a fictional world with questions about it. A rule-based tutor answers some of them with search and Python,
+    its mistakes are repaired, and right trajectories become rows to train on. SmolLM2-135M is fine-tuned on them, then
+    trained by reinforcement learning, and answers held-out questions before and after each, with the same tools. If it
+    is stopped or killed, run it again and it continues.
 
-    Each step shows its progress and how long is left. vLLM, LLaMA-Factory and TRL are installed once, in 5 to 9
-    minutes.
+    Each step shows its progress and the time left. vLLM, LLaMA-Factory and TRL are installed once, in 5 to 9 minutes.
     """
     from treadle.core.errors import ConfigError, RunError
     from treadle.demo.quickstart import demo_configuration
@@ -300,7 +307,7 @@ def demo(fresh: bool, tutor_only: bool, with_prefect: bool, overrides: tuple[str
     from treadle.tasks.catalog import flow_instances
 
     if not isinstance(root, Path):
-        raise ConfigError("the demo keeps its world beside its run: give it a folder as --root")
+        raise ConfigError("the demo keeps its world in the folder of its run: give it a folder as --root")
     run_id, config = demo_configuration(root, fresh=fresh, tutor_only=tutor_only, overrides=overrides, notify=say)
     instances = flow_instances(config)
     try:
@@ -321,7 +328,7 @@ def demo(fresh: bool, tutor_only: bool, with_prefect: bool, overrides: tuple[str
 
 
 def _make_demo(run: Run, config: TreadleConfig, view: MakingView, *, as_flow: bool) -> None:
-    """Make all instances of the demo, in a flow run or without."""
+    """Run all instances of the demo, with or without a flow run."""
     from treadle.tasks.catalog import flow_instances
     from treadle.tasks.making import making
 
@@ -333,7 +340,7 @@ def _make_demo(run: Run, config: TreadleConfig, view: MakingView, *, as_flow: bo
 
 
 def _made_in_flow_run(run: Run, config: TreadleConfig, view: MakingView) -> bool:
-    """Make all instances of the demo in a flow run; False, having said why, where Prefect failed meanwhile."""
+    """Run all instances of the demo in a flow run; return False, after a message, if Prefect fails."""
     from treadle.core.harmless import one_line
     from treadle.tasks.prefect.watched import is_of_prefect
 
@@ -346,6 +353,6 @@ def _made_in_flow_run(run: Run, config: TreadleConfig, view: MakingView) -> bool
         if not is_of_prefect(error):
             raise
         say(f"this goes on without Prefect, which failed: {one_line(str(error) or type(error).__name__)}")
-        view.records.clear()  # what is made is told of again, as reused
+        view.records.clear()  # finished results are reported again, as reused
         return False
     return True

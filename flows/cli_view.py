@@ -1,4 +1,4 @@
-"""`treadle view`: the trajectories of a run in a browser, from a server on this machine alone."""
+"""Define `treadle view`, which shows the trajectories of a run in a browser, served on this machine only."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from treadle.core.errors import ConfigError
+from treadle.core.errors import ConfigError, Interrupted
 from treadle.flows.options import root_option, run_option, say
 
 DEFAULT_PORT = 8484
@@ -21,13 +21,13 @@ DEFAULT_PORT = 8484
 @click.option(
     "--port", type=click.IntRange(0, 65535), default=DEFAULT_PORT, show_default=True, help="0 takes a free one."
 )
-@click.option("--host", type=click.Choice(["127.0.0.1", "::1"]), default="127.0.0.1", show_default=True)
+@click.option("--host", default="127.0.0.1", show_default=True, help="Any loopback address.")
 @click.option("--open/--no-open", "open_page", default=True, help="Whether to open a browser. [default: where one is]")
 def view(run_id: str, root: str | Path, port: int, host: str, open_page: bool) -> None:
     """Show the trajectories of a run in a browser until Ctrl-C: filter, search, read, compare with parents.
 
-    Only this machine can reach the server, and no page loads anything from elsewhere. A run that is still being made
-    can be looked at: what has finished is shown, and more appears as it finishes.
+    Only this machine can reach the server, and its pages load nothing from elsewhere. A run in progress can be viewed
+    too: finished rows are shown, and more appear as they finish.
     """
     from treadle.core.runs import Run
 
@@ -45,15 +45,16 @@ def view(run_id: str, root: str | Path, port: int, host: str, open_page: bool) -
 
     def listening(url: str) -> None:
         say(f"showing run {run_id} on {url} (Ctrl-C stops it)")
+        # A text browser would take over the terminal.
         if open_page and _has_browser():
             click.launch(url)
 
-    # To stop it is its ordinary end.
+    # The server ends only by a signal.
     with contextlib.suppress(KeyboardInterrupt):
         serve(app, host, port, listening)
-    say("stopped")
+    raise Interrupted("stopped")
 
 
 def _has_browser() -> bool:
-    """Whether a browser would appear before the user, not in the terminal."""
+    """Return whether a graphical browser can open, not one in the terminal."""
     return sys.platform == "darwin" or any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY"))

@@ -1,4 +1,4 @@
-"""`treadle web`: what is on record of the web."""
+"""Define `treadle web`, which inspects recorded web searches and pages."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ if TYPE_CHECKING:
     epilog="Example:  treadle web show --run first",
 )
 def web() -> None:
-    """Look into what is on record of the web."""
+    """Inspect recorded web searches and pages."""
 
 
 @dataclass(frozen=True)
 class _Source:
-    """Where entries lie: a record, or the store of a run.
+    """Source of entries: a web record, or the store of a run.
 
     Attributes:
-        record: Where a run takes entries from beside its store; `get` and `loose` look there too, `entries` does not.
+        record: Record that a run also takes entries from. `get` and `loose` search it too, `entries` does not.
     """
 
     place: str
@@ -41,12 +41,12 @@ class _Source:
     record: str = ""
 
     def lacks(self, what: str) -> str:
-        """What is said where something is not there."""
+        """Return the message for something that is missing."""
         return f"{self.place} has no {what}" + (f", nor has the record {self.record}" if self.record else "")
 
     @property
     def hint(self) -> str:
-        """Where there may be more."""
+        """Hint on where more entries may be."""
         return f"this run takes entries from a record: treadle web show {self.record}" if self.record else ""
 
 
@@ -73,9 +73,10 @@ def show(
     root: str | Path,
     as_json: bool,
 ) -> None:
-    """Show what FOLDER, a `web_record` artifact, or a run has on record: counts, or a search or page in full.
+    """Show what FOLDER, a `web_record` artifact, or a run has recorded: counts, or a search or page in full.
 
-    Searches are found by their words as the agent wrote them; letter case and punctuation count.
+    Searches are found by the exact query that the agent wrote; letter case and punctuation matter. Imported searches
+    are also found by their words alone.
     """
     if (folder is None) == (run_id is None):
         raise click.UsageError("name either the folder of a record or a run, with --run")
@@ -116,7 +117,7 @@ def _opened(folder: str | Path | None, run_id: str | None, root: str | Path) -> 
 
 
 def _of_key(source: _Source, key: str) -> Entry:
-    """The entry with a key; raises DataError where there is none."""
+    """Return the entry with a key; raise DataError if there is none."""
     from treadle.agent.web.run_entries import checked_key
     from treadle.core.errors import DataError
 
@@ -127,7 +128,7 @@ def _of_key(source: _Source, key: str) -> Entry:
 
 
 def _wanted(source: _Source, query: str | None, url: str | None) -> Entry:
-    """The entry that is asked for; raises DataError where there is none."""
+    """Return the entry of a query or URL; raise DataError if there is none."""
     from treadle.agent.web.keys import loose_key, page_key, search_key
     from treadle.agent.web.passages import clean_line, language_of
     from treadle.agent.web.types import Unfetchable
@@ -200,7 +201,7 @@ def _show_facts(source: _Source, as_json: bool) -> None:
 
 
 def say_written(folder: str, digest: str, facts: RecordFacts, as_json: bool, **more: Any) -> None:
-    """Say what was made: a record's folder, its digest and its counts."""
+    """Print a record's folder, its digest and its counts."""
     if as_json:
         click.echo(harmless_json({"folder": folder, "digest": digest, **_facts_json(facts), **more}))
         return
@@ -210,13 +211,15 @@ def say_written(folder: str, digest: str, facts: RecordFacts, as_json: bool, **m
 
 
 def _facts_json(facts: RecordFacts) -> dict[str, Any]:
-    """Counts for scripts."""
+    """Return the counts for JSON output."""
     return {"num_searches": facts.num_searches, "num_pages": facts.num_pages, **vars(facts)}
 
 
 def _facts_lines(facts: RecordFacts) -> list[str]:
-    """Counts for people."""
-    searches = [f"{number:,} of {one_line(name) or 'nobody'}" for name, number in facts.providers.most_common()]
+    """Return the counts as lines of text."""
+    searches = [
+        f"{number:,} of {one_line(name) or 'an unnamed provider'}" for name, number in facts.providers.most_common()
+    ]
     searches += [f"{facts.empty:,} without a hit"] if facts.empty else []
     searches += [f"{facts.refused:,} refused"] if facts.refused else []
     pages = [f"{facts.read:,} read"] if facts.read else []

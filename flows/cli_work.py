@@ -1,4 +1,4 @@
-"""The command `work`: one more process at stages that are under way."""
+"""Define `treadle work`, which helps with stages that another process runs."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from treadle.flows.warnings import show_warnings
 def work(
     address: str | None, run_id: str, wait: bool, overrides: tuple[str, ...], root: str | Path, as_json: bool
 ) -> None:
-    """Help with a stage INSTANCE that `run` or `stage` has begun with `shards` above 1, on this machine or another.
+    """Help with a stage INSTANCE that `run` or `stage` has started with `shards` above 1, on this machine or another.
 
-    Works at shards that nobody else is at, and ends when none is left. Any number of such processes may help; a killed
-    one's shard is taken over by another. The process that began the stage writes its result.
+    Works on shards that no other process has claimed, and ends when none is left. Any number of such processes may
+    help; if one is killed, another takes over its shard. The process that started the stage writes its result.
 
-    Without INSTANCE it helps with all instances of the run that are under way.
+    Without INSTANCE it helps with all running instances of the run.
     """
     import json
 

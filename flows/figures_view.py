@@ -1,4 +1,4 @@
-"""Tables of figures in a terminal."""
+"""Render tables of figures in a terminal."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from treadle.tasks.stage_report import StageReport
 
 
 def report_view(title: str, report: StageReport) -> Group:
-    """A stage's report: sentences, then its tables."""
+    """Render a stage's report: sentences, then its tables."""
     return Group(sentences_view(title, report), figures_view(report.figures))
 
 
 def sentences_view(title: str, report: StageReport) -> Group:
-    """A stage's report without its tables."""
+    """Render a stage's report without its tables."""
     return Group(Text(one_line(title), style="bold"), *(Text(one_line(line)) for line in report.sentences))
 
 
 def estimate_view(estimate: Estimate) -> Group:
-    """What an instance may use, said to be an estimate, with what it stands on."""
+    """Render the estimate of an instance with its basis and assumptions."""
     if estimate.num_units is None:
         title = f"{estimate.address}: estimate for 1,000 questions"
     else:
@@ -60,7 +60,7 @@ def _cost(cost: float | None) -> str:
 
 
 def figures_view(figures: Sequence[Figures]) -> Group:
-    """Tables one below the other, empty ones left out."""
+    """Render tables one below the other, skipping empty ones."""
     parts: list[RenderableType] = []
     for one in figures:
         if one.rows:
@@ -71,7 +71,7 @@ def figures_view(figures: Sequence[Figures]) -> Group:
 
 @dataclass(frozen=True, slots=True)
 class _Fitted:
-    """A table as wide as the terminal allows: a narrow one leaves out columns in which nothing is counted."""
+    """Table fitted to the terminal's width: a narrow one leaves out columns without counts."""
 
     figures: Figures
 
@@ -87,7 +87,7 @@ _GAP = 2
 
 
 def _width(figures: Figures, kept: Sequence[int]) -> int:
-    """Characters that the columns take at least: names whole, headings word by word."""
+    """Return the minimum width of the columns in characters: cells unwrapped, headings wrapped at words."""
     return sum(
         max([*map(len, figures.header[index].split()), *(len(cell_text(row[index])) for row in figures.rows)])
         for index in kept

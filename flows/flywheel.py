@@ -1,11 +1,12 @@
-"""The Prefect flows: all stages of a run, one stage of a run, and a worker that helps with a stage.
+"""Define the Prefect flows: all stages of a run, one stage of a run, and a worker that helps with a stage.
 
-Prefect runs this file as a script under its stem, so it holds flows and nothing else.
+Prefect runs this file as a script under its stem, so it contains only flows.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from prefect import State, flow, get_run_logger
 from prefect.states import Completed
@@ -35,14 +36,14 @@ def flywheel(
     """Run every stage of one run, skipping those whose inputs and settings did not change.
 
     Args:
-        run_id: Name of the run; one that exists is gone on with.
+        run_id: Name of the run; an existing one is resumed.
         config_file: TOML file. With neither this nor `config` the run must exist, and its own configuration is used.
-        config: Keys that win over the file's, or the whole configuration.
-        root: Where runs and data lie: a folder, counted from where the flow runs, or `s3://bucket/prefix`.
-        force: Make all instances again; with `start_from` and `without` only those that are left.
-        accept_failures: Go on with what could not be had counted as failed, up to each stage's `max_error_rate`.
-        start_from: Instance to start from, such as `2/sft`; what comes before it is taken as it is.
-        without: Instances that are left out or taken as they are, such as `1/report`.
+        config: Keys that override the file's, or the whole configuration.
+        root: Location of runs and data: a folder, relative to where the flow runs, or `s3://bucket/prefix`.
+        force: Run all instances again; with `start_from` and `without` only the remaining ones.
+        accept_failures: Count units that could not be finished as failed, up to each stage's `max_error_rate`.
+        start_from: Instance to start from, such as `2/sft`; earlier results are used as they are.
+        without: Instances that are left out or used as they are, such as `1/report`.
     """
     wanted = resolve_config(root, run_id, config_file, config)
     begin_flow_run(wanted, run_id)
@@ -78,35 +79,38 @@ def stage(
     root: str = "outputs",
     force: bool = False,
     accept_failures: bool = False,
+    retry: tuple[str, ...] = (),
 ) -> None:
     """Run one stage instance of a run, unless its inputs and settings did not change.
 
     Args:
-        run_id: Name of the run; one that exists is gone on with.
-        instance: What to run, such as `1/pools`, `1/rollouts@base` or `2/rl@phase-1`; what it reads must be there.
+        run_id: Name of the run; an existing one is resumed.
+        instance: What to run, such as `1/pools`, `1/rollouts@base` or `2/rl@phase-1`; its inputs must exist.
         config_file: TOML file. With neither this nor `config` the run must exist, and its own configuration is used.
-        config: Keys that win over the file's, or the whole configuration.
-        root: Where runs and data lie: a folder, counted from where the flow runs, or `s3://bucket/prefix`.
-        force: Make it again although nothing changed.
-        accept_failures: Complete it with what could not be had counted as failed, up to its `max_error_rate`.
+        config: Keys that override the file's, or the whole configuration.
+        root: Location of runs and data: a folder, relative to where the flow runs, or `s3://bucket/prefix`.
+        force: Run it again although nothing changed.
+        accept_failures: Count units that could not be finished as failed, up to the stage's `max_error_rate`.
+        retry: Run only those rows of its result again that ended with one of these statuses, such as `timeout`.
     """
     wanted = resolve_config(root, run_id, config_file, config)
     begin_flow_run(wanted, run_id, instance)
     resolved = as_begun(wanted, root, run_id)
     run = open_run(root, run_id, resolved, (config_file,) if config_file else ())
     with ModelServers(run, wait_s=resolved.flow.device_wait_s, notify=flow_log) as servers, small_events():
-        run_stage(instance, run_id, root, resolved, force=force, accept_failures=accept_failures, servers=servers)
+        given: dict[str, Any] = {"force": force, "accept_failures": accept_failures, "retry": retry}
+        run_stage(instance, run_id, root, resolved, **given, servers=servers)
 
 
 @flow(name="work", flow_run_name="{run_id} {instance} worker")
 def work(run_id: str, instance: str, root: str) -> State[None]:
-    """Help with a stage instance that another flow run, `treadle run` or `treadle stage` has begun in shards.
+    """Help with a sharded stage instance that another flow run, `treadle run` or `treadle stage` is running.
 
-    Flow runs with `flow.workers` above 0 start these themselves.
+    Flow runs with `flow.workers` above 0 start these automatically.
 
     Args:
         run_id: Name of the run.
         instance: The stage instance, such as `1/pools`.
-        root: Where the run lies: an absolute folder or `s3://bucket/prefix`.
+        root: Location of the run: an absolute folder or `s3://bucket/prefix`.
     """
     return Completed(message=help_from_flow(run_id, instance, root))

@@ -1,4 +1,4 @@
-"""How `treadle lineage` shows the way of a row, and the tree of a question's pool. All text is made harmless here."""
+"""Render lineages and pool trees for `treadle lineage`. All text is sanitized here."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CHOSEN = "bold reverse"
 
 
 def lineage_tree(steps: Sequence[LineageStep]) -> Tree:
-    """The way of a row, from the source down; a pool branches."""
+    """Render a lineage from the source down; pools are branches."""
     tree = node = Tree(Text(one_line(steps[0].label)))
     for step in steps[1:]:
         branch = node.add(Text(one_line(step.label)))
@@ -31,7 +31,7 @@ def lineage_tree(steps: Sequence[LineageStep]) -> Tree:
 
 
 def _grow(branch: Tree, node: Node) -> None:
-    """A trajectory, then what was tried with it, in the order of rounds."""
+    """Add a trajectory and its edits to a branch, in the order of rounds."""
     twig = branch.add(_node_text(node))
     below: list[Node | Barren] = sorted([*node.barren, *node.edits], key=_round)
     for item in below:

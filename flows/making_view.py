@@ -1,4 +1,4 @@
-"""What a command shows in its terminal while it makes instances, itself or in a flow run."""
+"""Show the progress of instances in the terminal of a command, with or without a flow run."""
 
 from __future__ import annotations
 
@@ -21,30 +21,33 @@ if TYPE_CHECKING:
 
 
 class MakingView:
-    """Progress, warnings and results of instances on standard error. Implements `tasks.prefect.audience.Audience`."""
+    """Display of progress, warnings and results on standard error. Implements `tasks.prefect.audience.Audience`."""
 
     def __init__(self, *, quiet: bool = False, steps: DemoSteps | None = None) -> None:
-        """`quiet`: only what goes on beside the stages is told; `steps`: those of the demo, which have words and times
-        of their own."""
+        """Set up the display.
+
+        `quiet`: only events other than stage progress are shown; `steps`: those of the demo, with their own
+        descriptions and durations.
+        """
         self.records: list[StageRecord] = []
-        """Of all that was made, in this order."""
+        """Records of all finished instances, in order."""
         self.url = ""
         """Page of the flow run in Prefect's UI."""
         self._quiet, self._steps = quiet, steps
 
     def begins(self, url: str) -> None:
-        """See `Audience.begins`."""
+        """Show the page, as in `Audience.begins`."""
         self.url = url
         if url and not self._quiet:
             say(f"watch it in Prefect: {url}")
 
     def tell(self, line: str) -> None:
-        """See `Audience.tell`."""
+        """Show a line, as in `Audience.tell`."""
         say(line)
 
     @contextmanager
     def making(self, instance: Instance, run: Run) -> Iterator[TerminalProgress]:
-        """See `Audience.making`."""
+        """Show progress while an instance runs, as in `Audience.making`."""
         words, usual_s, after_s = self._steps.begin(instance, run) if self._steps is not None else ("", None, None)
         if words and not self._quiet:
             say(words)
@@ -60,7 +63,7 @@ class MakingView:
             self._steps.end()
 
     def made(self, record: StageRecord) -> None:
-        """See `Audience.made`."""
+        """Show the result, as in `Audience.made`."""
         self.records.append(record)
         if not self._quiet:
             click.echo(f"{record.address}: {made_text(record)}", err=True)

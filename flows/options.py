@@ -1,4 +1,4 @@
-"""Options that several commands share."""
+"""Define options that several commands share."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class RootType(click.ParamType[Any]):
     name = "root"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str | Path:
-        """A path, or the URL without a slash at its end."""
+        """Return a path, or the URL without a trailing slash; report a usage error for other URLs."""
         text = str(value)
         if text.startswith(OBJECT_ROOT) and text.strip("/") != OBJECT_ROOT.strip("/"):
             return text.rstrip("/")
@@ -34,7 +34,7 @@ class RootType(click.ParamType[Any]):
         return Path(text)
 
     def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
-        """As the help shows it."""
+        """Return the placeholder in help texts."""
         return "FOLDER|s3://BUCKET/PREFIX"
 
 
@@ -51,7 +51,7 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON f
 
 
 def together(*options: Decorator) -> Decorator:
-    """One decorator of several options and arguments, which the help shows in this order."""
+    """Combine options and arguments into one decorator; the help lists them in this order."""
 
     def add(command: Command) -> Command:
         for option in reversed(options):
@@ -62,9 +62,9 @@ def together(*options: Decorator) -> Decorator:
 
 
 def gathered(kind: type, *options: Decorator) -> Decorator:
-    """The same, with what is given for them handed to the command as one thing, its first argument.
+    """Combine options and pass their values to the command as one object, its first argument.
 
-    `kind`: a dataclass with a field for each of the options, by the name of its parameter.
+    `kind`: a dataclass with a field per option, named like its parameter.
     """
     names = [field.name for field in dataclasses.fields(kind)]
 
@@ -79,5 +79,5 @@ def gathered(kind: type, *options: Decorator) -> Decorator:
 
 
 def say(line: str) -> None:
-    """Tell the user what goes on; servers and their logs may have a say in the text."""
+    """Print a line on standard error. It is sanitized, because it may contain text of servers and their logs."""
     click.echo(harmless(line), err=True)

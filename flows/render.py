@@ -1,4 +1,4 @@
-"""Tables of runs, instances and plans. All text of users, models and servers is made harmless here."""
+"""Render tables of runs, instances and plans. All text of users, models and servers is sanitized here."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ from rich.table import Table
 from rich.text import Text
 
 from treadle.core.harmless import harmless, one_line
-from treadle.core.records import InstanceStatus
+from treadle.core.records import InstanceStatus, StageRecord
+from treadle.core.retrying import num_with_status
 from treadle.core.runs import Run
+from treadle.core.stage import Address
 from treadle.tasks.inspection.overview import RunOverview
 from treadle.tasks.plan import Step
 
@@ -28,13 +30,13 @@ _PIPE_WIDTH = 160
 
 
 def console() -> Console:
-    """Standard output; wide where it is no terminal, so that files and pipes get whole lines."""
+    """Return a console on standard output; it is wide for files and pipes, so that lines are not wrapped."""
     piped = not sys.stdout.isatty() and "COLUMNS" not in os.environ
     return Console(width=_PIPE_WIDTH if piped else None)
 
 
 def run_options(run_id: str, root: str | Path) -> str:
-    """The options that name a run, as a shell takes them."""
+    """Return the options that name a run, quoted for a shell."""
     import shlex
 
     default = str(root) in ("outputs", os.path.abspath("outputs")) and "TREADLE_ROOT" not in os.environ
@@ -42,7 +44,7 @@ def run_options(run_id: str, root: str | Path) -> str:
 
 
 def plan_table(steps: Sequence[Step]) -> Table:
-    """What would happen to each instance, and why."""
+    """Render what would happen to each instance, and why."""
     table = _table()
     table.add_column("instance", no_wrap=True, overflow="fold")
     table.add_column("would", no_wrap=True)
@@ -53,7 +55,7 @@ def plan_table(steps: Sequence[Step]) -> Table:
 
 
 def runs_table(runs: Sequence[RunOverview], now: datetime) -> Table:
-    """One line per run of a root."""
+    """Render one line per run of a root."""
     table = _table()
     table.add_column("run", overflow="fold")
     for name in ("state", "done", "made", "last change"):
@@ -70,7 +72,7 @@ def runs_table(runs: Sequence[RunOverview], now: datetime) -> Table:
 
 
 def _age(time: str | None, now: datetime) -> str:
-    """`3 h ago`, of a time as records write it."""
+    """Return the age of a record's timestamp as in `3 h ago`."""
     if not time:
         return ""
     seconds = (now - datetime.fromisoformat(time)).total_seconds()
@@ -85,7 +87,7 @@ def _table() -> Table:
 
 
 def status_table(run: Run, statuses: Sequence[InstanceStatus], *, forced: bool) -> Group:
-    """One line per instance, and below them what went wrong and how to go on; `forced`: a forced run was cut off."""
+    """Render one line per instance, then errors and how to continue; `forced`: a forced run was interrupted."""
     table = _table()
     table.title, table.title_justify = f"run {run.run_id}", "left"
     table.add_column("instance", no_wrap=True, overflow="fold")
@@ -117,7 +119,7 @@ def _rows_text(status: InstanceStatus) -> str:
         if status.imported_from:
             rows += f", imported from {one_line(status.imported_from)}"
         if status.was_same_as:
-            return f"{rows}, taken over from {status.was_same_as}, which has been made anew since"
+            return f"{rows}, taken over from {status.was_same_as}, which has been rerun since"
         return f"{rows}, the same as {status.same_as}" if status.same_as else rows
     return f"{status.num_finished:,} finished in the journal" if status.num_finished else ""
 
@@ -125,12 +127,12 @@ def _rows_text(status: InstanceStatus) -> str:
 def _troubles(run: Run, statuses: Sequence[InstanceStatus]) -> list[Text]:
     lines = [_trouble(run, status, status.state, "") for status in statuses if status.state in _TROUBLES]
     if lines:
-        lines.append(Text(f"\ngo on with: treadle run {run_options(run.run_id, run.storage.location())}"))
+        lines.append(Text(f"\ncontinue with: treadle run {run_options(run.run_id, run.storage.location())}"))
     return lines
 
 
 def _cut_off(run: Run, statuses: Sequence[InstanceStatus], forced: bool) -> list[Text]:
-    """Attempts to make again what is there, forced or to fill gaps, that did not complete: so this is a remark."""
+    """Return remarks on incomplete attempts of finished instances: forced runs, retries, filling of gaps."""
     options = run_options(run.run_id, run.storage.location())
     lines, commands = [], []
     for status in statuses:
@@ -141,12 +143,32 @@ def _cut_off(run: Run, statuses: Sequence[InstanceStatus], forced: bool) -> list
         if status.gaps_state is not None:
             state = f"completed with accepted gaps, and an attempt to fill them {_ENDED_WORDS[status.gaps_state]}"
             lines.append(_trouble(run, status, status.gaps_state, state))
-            # Not by force, which would ask for everything anew.
+            # Not with --force, which would run everything again.
             commands.append(f"treadle stage {status.address} {options}")
+        if status.retry_state is not None:
+            state = f"completed, but an attempt to make rows of it again {_ENDED_WORDS[status.retry_state]}"
+            lines.append(_trouble(run, status, status.retry_state, state))
+            retry = " ".join(f"--retry {name}" for name in status.retried)
+            commands.append(f"treadle stage {status.address} {options} {retry}")
+        elif (record := run.record(Address.parse(status.address))) and (line := timeouts_text(run, record)):
+            lines.append(Text(f"\n{line}"))
     if forced:
         lines.append(Text("\na forced run was cut off"))
         commands = [f"treadle run {options} --force"]
     return [*lines, *(Text(f"\nmake it again with: {command}") for command in commands)]
+
+
+def timeouts_text(run: Run, record: StageRecord) -> str:
+    """Return a line on rollouts that timed out, and how to retry them; empty if there are none."""
+    number = num_with_status(record, {"timeout"})
+    if record.stage != "rollouts" or record.same_as or not number:
+        return ""
+    options = run_options(run.run_id, run.storage.location())
+    ended = "rollout" if number == 1 else "rollouts"
+    retry = f"treadle stage {record.address} {options} --retry timeout"
+    return (
+        f"{record.address}: {number:,} {ended} ended by timeout; retry {'it' if number == 1 else 'them'} with: {retry}"
+    )
 
 
 def _trouble(run: Run, status: InstanceStatus, state: str, words: str) -> Text:

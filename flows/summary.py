@@ -1,8 +1,9 @@
-"""What the commands that do work print before they begin and when they are done."""
+"""Print what commands that run stages show before they begin and when they are done."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,11 @@ from treadle.core.records import StageRecord
 from treadle.core.runs import Run, run_exists
 from treadle.core.stage import Instance
 from treadle.flows.figures_view import estimate_view, figures_view, report_view, sentences_view
-from treadle.flows.render import console, plan_table, run_options
+from treadle.flows.render import console, plan_table, run_options, timeouts_text
 from treadle.tasks.begin import semantic_for
 from treadle.tasks.config import TreadleConfig
 from treadle.tasks.estimate.estimates import estimates
+from treadle.tasks.estimate.preview import preview
 from treadle.tasks.flow_part import FlowPart
 from treadle.tasks.plan import changed_keys, keys_set, plan
 from treadle.tasks.report_tables import imported_lines
@@ -25,7 +27,7 @@ from treadle.tasks.stage_report import stage_report
 
 
 def made_text(record: StageRecord) -> str:
-    """Rows per table, why rows are in quarantine, and where a result comes from that was not made here."""
+    """Return rows per table, reasons for quarantined rows, and the origin of a result that was imported or reused."""
     counts = {kind: ref.num_rows for kind, ref in record.outputs.items() if ref.num_rows}
     tables = ", ".join(f"{kind} {counts[kind]:,}" for kind in sorted(counts, key=lambda k: (k == "quarantine", k)))
     reasons = {name: count for name, count in record.metrics.items() if name.startswith("reason.")}
@@ -36,9 +38,9 @@ def made_text(record: StageRecord) -> str:
 
 
 def print_end(run: Run, records: Sequence[StageRecord], as_json: bool) -> None:
-    """Print what `pools` and `sft_rows` came to, the scores, and where the data lies.
+    """Print summaries of stages, the scores, and the folders of the data.
 
-    As JSON the records, that of the report with its scores.
+    As JSON, print the records; that of the report includes its scores.
     """
     if as_json:
         click.echo(harmless_json([_with_summary(run, record) for record in records]))
@@ -48,12 +50,35 @@ def print_end(run: Run, records: Sequence[StageRecord], as_json: bool) -> None:
             console().print("\n", report_view(record.address, report), sep="", end="")
         if "summary" in record.outputs:
             _print_summary(run, record)
+    for record in records:
+        if line := timeouts_text(run, record):
+            click.echo(line, err=True)
+    _print_unknown_to_tutor(run, records)
     click.echo()
     _print_places(run, records)
 
 
+def _print_unknown_to_tutor(run: Run, records: Sequence[StageRecord]) -> None:
+    """Warn if the tutor was asked unknown questions: its wrong answers to them say nothing about the questions."""
+    from treadle.demo.tutor.settings import DESCRIPTION, MODEL
+
+    semantic = run.info.semantic
+    models = [semantic["models"].get(name, {}).get("model", "") for name in semantic["flow"]["models"]]
+    table = next((record.outputs["questions"] for record in records if "questions" in record.outputs), None)
+    if table is None or not any(model.startswith(MODEL) for model in models):
+        return
+    from treadle.demo.world_templates import recognise
+
+    asked = [row["question"] for row in islice(run.rows(table).rows(("question",)), _MOST_LOOKED_AT)]
+    if unknown := sum(recognise(question) is None for question in asked):
+        click.echo(
+            f"\n{MODEL} is a {DESCRIPTION}: it does not know {unknown:,} of {len(asked):,} questions, so "
+            "its answers to them mean nothing; name another model for these"
+        )
+
+
 def print_demo_end(run: Run, records: Sequence[StageRecord], models: Sequence[str]) -> None:
-    """Print what pools, training and models of the demo came to, write its page, and print where all lies."""
+    """Print the results of the demo's pools, training and models, write its report page, and print all folders."""
     from treadle.demo.outcome import differences, outcome
     from treadle.tasks.page.build import report_page
     from treadle.tasks.page.file import write_page
@@ -61,7 +86,7 @@ def print_demo_end(run: Run, records: Sequence[StageRecord], models: Sequence[st
     out = console()
     for record in records:
         if (report := stage_report(record, run)) is not None:
-            shown = report_view if record.stage == "rl" else sentences_view  # its curves are worth looking at
+            shown = report_view if record.stage == "rl" else sentences_view  # its curves are worth showing
             out.print("\n", shown(record.address, report), sep="", end="")
     out.print(figures_view([outcome(run, models), differences(run, models)]))
     page = Path(run.storage.location()).absolute() / f"{run.run_id}.html"
@@ -96,7 +121,7 @@ def _print_summary(run: Run, record: StageRecord) -> None:
 
 
 def _print_places(run: Run, records: Sequence[StageRecord]) -> None:
-    """Where the data lies and how to look at it."""
+    """Print the folders of the data and commands to inspect it."""
     kinds = [kind for record in records for kind, ref in record.outputs.items() if ref.num_rows]
     width = max(map(len, kinds), default=0)
     for record in records:
@@ -110,7 +135,7 @@ def _print_places(run: Run, records: Sequence[StageRecord]) -> None:
 
 
 def _looks(run: Run, records: Sequence[StageRecord]) -> list[str]:
-    """Commands that show a trajectory, how a pool came about, and figures: of the last stages that made some."""
+    """Return commands that show a trajectory, a pool's tree and figures, for the last stages that have them."""
     commands = []
     for record in records:
         if "rollouts" in record.outputs and (row := _first(run, record, "rollouts", "rollout_key")):
@@ -129,7 +154,7 @@ def _first(run: Run, record: StageRecord, kind: str, *columns: str) -> dict[str,
 
 
 def _edited(run: Run, record: StageRecord) -> dict[str, Any] | None:
-    """A trajectory that an operator made of a wrong one and that is right, else of any one, else any."""
+    """Return a right trajectory that repaired a wrong one, else any edited one, else any."""
     found: dict[str, Any] | None = None
     for number, row in enumerate(run.rows(record.outputs["pools"]).rows(_LOOKED_AT)):
         if row["operator"] in _REPAIRS and row["correct"]:
@@ -157,14 +182,16 @@ def print_plan(
     *,
     by_name: bool = False,
 ) -> None:
-    """Print what a run would do: each instance and why, what it may use, and the keys that are set or changed.
+    """Print what a run would do: each instance and why, its estimated usage, and keys that are set or changed.
 
-    `part`: what of these instances is made, where that is not all of them; `by_name`: see `plan`.
+    `part`: the instances that would run, if not all; `by_name`: see `plan`.
     """
     made = part.instances if part is not None else None
     steps = plan(instances, root, run_id, part=made, force=force, by_name=by_name)
     run = Run.open(root, run_id) if run_exists(root, run_id) else None
-    expected = estimates(instances, run, [step.address for step in steps if step.action == "run"], force=force)
+    with preview(instances, steps, run, force=force) as found:
+        to_run = [step.address for step in steps if step.action == "run"]
+        expected = estimates(instances, run, to_run, force=force, preview=found)
     if as_json:
         whole = {
             "config": config.model_dump(mode="json"),
@@ -172,11 +199,14 @@ def print_plan(
             "why": {step.address: step.why for step in steps},
             "kept": part.kept if part is not None else {},
             "left_out": part.left_out if part is not None else {},
+            "reuse": {address: reuse.as_dict() for address, reuse in found.reuses.items()},
             "estimates": [estimate.as_dict() for estimate in expected],
         }
         click.echo(harmless_json(whole))
         return
     console().print(plan_table(steps))
+    for address, reuse in found.reuses.items():
+        click.echo(harmless(f"{address}: {reuse.text()}"))
     if part is not None and part.kept:
         click.echo(f"taken as they are: {', '.join(part.kept)}")
     for line in part.lines() if part is not None else ():

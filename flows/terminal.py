@@ -1,4 +1,4 @@
-"""Progress in the terminal: a bar with an estimate where there is one to watch, a line now and then where not."""
+"""Show progress in the terminal: a bar with an estimate, or occasional lines if there is no terminal."""
 
 from __future__ import annotations
 
@@ -16,16 +16,17 @@ if TYPE_CHECKING:
     from rich.progress import TaskID
 
 PLAIN_INTERVAL_S = 10.0
-"""How often a line is written to a log or a pipe while units are finished."""
+"""Interval of lines in a log or a pipe while units are finished."""
 LONGEST_PAUSE_S, LONGEST_TIMED_PAUSE_S = 300.0, 30.0
-"""Between two lines while none is finished, when the pauses double; the latter where it is known what is usual."""
+"""Longest pauses between lines while no unit is finished; pauses double. The second applies if a usual time is known.
+"""
 _BEAT_S = 1.0
 _BRIEF_S = 2.0
-"""What is over sooner, and never said how much there is to do, has no bar."""
+"""A stage that ends sooner and never reports a total gets no bar."""
 
 
 class TerminalProgress:
-    """Shows one stage's progress on standard error, a thread moves the times while nothing is finished.
+    """Progress of one stage on standard error. A thread updates the times while no unit is finished.
 
     Implements `treadle.core.stage.Progress`.
     """
@@ -33,8 +34,11 @@ class TerminalProgress:
     def __init__(
         self, label: str, *, quiet: bool = False, usual_s: float | None = None, after_s: float | None = None
     ) -> None:
-        """`usual_s`: how long this stage usually takes, told until it has a pace of its own; `after_s`: how long all
-        that comes after it does."""
+        """Set up the display of a stage.
+
+        `usual_s`: usual duration of this stage, shown until it has an estimate of its own; `after_s`: usual duration of
+        all later stages.
+        """
         self._label = label
         self._quiet = quiet
         self._usual_s, self._after_s = usual_s, after_s
@@ -63,7 +67,7 @@ class TerminalProgress:
             self._bar.stop()
 
     def start(self, total: int, done: int, unit: str) -> None:
-        """Begin, or begin again with another total."""
+        """Start, or restart with another total."""
         with self._lock:
             self._pace.start(total, done, unit)
             self._last_line, self._pause_s = time.monotonic(), PLAIN_INTERVAL_S
@@ -75,7 +79,7 @@ class TerminalProgress:
                 self._show_bar()
 
     def advance(self, count: int = 1, **facts: str | int | float) -> None:
-        """Count finished units; facts are shown beside the bar."""
+        """Count finished units; facts are shown next to the bar."""
         with self._lock:
             self._pace.advance(count, facts)
             self._pause_s = PLAIN_INTERVAL_S
@@ -87,7 +91,7 @@ class TerminalProgress:
                 self._say_line()
 
     def _beat(self) -> None:
-        """Go on telling while the stage says nothing: a server starts, an engine loads, a step takes long."""
+        """Keep the display updated while the stage reports nothing, as when a server starts or a step takes long."""
         while not self._ended.wait(_BEAT_S):
             with self._lock:
                 if self._ended.is_set():
@@ -139,7 +143,7 @@ class TerminalProgress:
         return self._pace.counts() if self._pace.total else "under way"
 
     def _times_text(self) -> str:
-        """What is left by the pace, else by what is usual, else how long it has been; then what is left of all."""
+        """Return the time left by pace or usual duration, else the elapsed time; then that of all steps."""
         so_far_s = time.monotonic() - self._entered
         left_s = self._pace.left_s()
         if left_s is None and self._usual_s is not None and self._usual_s > so_far_s:

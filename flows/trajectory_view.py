@@ -1,4 +1,4 @@
-"""How `treadle show` shows a trajectory. All text of models and data sets is made harmless here."""
+"""Render a trajectory for `treadle show`. All text of models and data sets is sanitized here."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ VERDICTS = {True: ("right", "green"), False: ("wrong", "red"), None: ("no verdic
 
 
 def trajectory_view(found: FoundRollout, addresses: Mapping[str, str] = MappingProxyType({})) -> Group:
-    """A trajectory with its question, its origin and its verdict, and what changed against its parent.
+    """Render a trajectory with its question, origin and verdict, and its changes from the parent.
 
-    `addresses`: key of an entry of the web -> where its page lies, as far as that is known.
+    `addresses`: key of a web entry -> URL of its page, as far as known.
     """
     parts: list[RenderableType] = [Panel(_head(found), expand=False), *_edit(found), _body(found)]
     if (changes := found.changes) is not None:
@@ -49,7 +49,7 @@ def _head(found: FoundRollout) -> Text:
 
 
 def _edit(found: FoundRollout) -> list[Panel]:
-    """What an operator put in, and what it asked whom."""
+    """Render the text that an operator inserted, and its models and prompts."""
     row = found.rollout
     if not found.is_of_pool or not (row["edit_text"] or orjson.loads(row["prompts"])):
         return []

@@ -1,7 +1,7 @@
-"""Warnings of a running stage on the terminal: an outage must not look like a hang.
+"""Show warnings of a running stage in the terminal, so that an outage does not look like a hang.
 
-Every warning is in the attempt's log. Here the first BURST of each kind (one log call of ours) are shown, later ones
-after pauses that double; the others are counted, and the count is told with the next one or at the end.
+All warnings are in the attempt's log. The terminal shows the first BURST of each kind (one log call), and later ones
+after pauses that double. The others are counted, and the count is shown with the next one or at the end.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from treadle.core.harmless import one_line
 
 _LOG_ONLY = ("%s %s is owed",)
-"""Beginnings of messages that tell of one unit each; the stage tells how many there are."""
+"""Prefixes of messages about single units, which are not shown: the stage reports how many there are."""
 BURST = 2
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 10.0, 600.0
 
@@ -38,16 +38,19 @@ class _Kind:
 
 
 class TerminalWarnings(logging.Handler):
-    """Writes warnings of Treadle as single lines to standard error, above a progress bar where there is one."""
+    """Handler that writes warnings as single lines to standard error, above a progress bar if there is one."""
 
     def __init__(self, log: str) -> None:
-        """`log`: where those that are left out can be read."""
+        """Set up the handler; `log`: where omitted warnings can be read."""
         super().__init__(logging.WARNING)
         self._log = log
         self._kinds: dict[str, _Kind] = {}
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Show a warning, or count it. Errors are left out: the last line of the command tells what ended it."""
+        """Show a warning, or count it.
+
+        Errors are ignored, because the last line of the command reports the error that ended it.
+        """
         if record.levelno >= logging.ERROR or str(record.msg).startswith(_LOG_ONLY):
             return
         kind = self._kinds.setdefault(f"{record.name} {record.msg}", _Kind())
@@ -59,7 +62,7 @@ class TerminalWarnings(logging.Handler):
         self._line(record.getMessage() + more)
 
     def tell_rest(self) -> None:
-        """At the end of a stage: say how many warnings were left out since they were last counted, and begin anew."""
+        """Print the number of omitted warnings at the end of a stage, and reset all counts."""
         count = sum(kind.num_untold for kind in self._kinds.values())
         self._kinds = {}
         if count:
@@ -67,15 +70,15 @@ class TerminalWarnings(logging.Handler):
 
     @staticmethod
     def _line(text: str) -> None:
-        # A progress bar puts itself in the place of standard error, so that this is written above it.
+        # A progress bar replaces standard error, so this is written above it.
         sys.stderr.write(f"warning: {one_line(text)}\n")
         sys.stderr.flush()
 
 
 def show_warnings(of: str = "treadle", log: str = "the log of the attempt") -> TerminalWarnings:
-    """Show the warnings of all loggers below one from now on; the same handler for every call.
+    """Show the warnings of a logger and its children from now on; return the same handler for every call.
 
-    `log`: where those that are left out can be read.
+    `log`: where omitted warnings can be read.
     """
     logger = logging.getLogger(of)
     for handler in logger.handlers:

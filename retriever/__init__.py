@@ -1,1 +1,1 @@
-"""Search over a corpus."""
+"""Retrieval over a corpus: indexes, encoders, and clients of search services."""

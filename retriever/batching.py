@@ -1,7 +1,7 @@
-"""Queries of many callers, answered together.
+"""Batch the queries of concurrent callers.
 
-While all workers are busy, what arrives waits; a worker that becomes free takes as many waiting queries as one batch
-may have. So batches grow with the load and nobody waits for a batch to fill. Documented in docs/behaviour/retrieval.md.
+While all workers are busy, new queries wait. A worker that becomes free takes as many of them as fit into one batch. So
+batches grow with the load, and no query waits for a batch to fill. See docs/behaviour/retrieval.md.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _OLD_WEIGHT = 0.9
 
 
 class Busy(TreadleError):
-    """More queries wait than may: ask again after `retry_after_s` seconds."""
+    """Queue overflow: too many queries are waiting; retry after `retry_after_s` seconds."""
 
     retryable = True
 
@@ -32,10 +32,10 @@ class Busy(TreadleError):
 
 
 class Ranker(Protocol):
-    """What is asked in worker threads: an index."""
+    """A ranker that worker threads call: an index."""
 
     def rank_batch(self, queries: Sequence[str], top_n: int) -> list[Ranking]:
-        """Row numbers and scores per query, best first."""
+        """Return row numbers and scores per query, best first."""
         ...
 
 
@@ -47,10 +47,10 @@ class _Waiting:
 
 
 class MicroBatcher:
-    """Use as an async context manager; `rank` may be called by any number of tasks of one event loop.
+    """A queue of queries with worker threads. Use it as an async context manager.
 
-    Each of `num_workers` threads works on one batch of at most `max_batch` queries at a time; more than `max_waiting`
-    queries are refused. All share one index.
+    Any number of tasks of one event loop may call `rank`. Each of `num_workers` threads works on one batch of at most
+    `max_batch` queries at a time. Queries beyond `max_waiting` are refused. All threads share one index.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class MicroBatcher:
         max_waiting: int,
         on_batch: Callable[[int], None] = lambda size: None,
     ) -> None:
-        """`on_batch` is told the size of each batch."""
+        """Configure the batcher; `on_batch` is called with the size of each batch."""
         self._ranker = ranker
         self._num_workers = num_workers
         self._max_batch = max_batch
@@ -81,7 +81,7 @@ class MicroBatcher:
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        """Cut off what waits; a batch that a thread has begun ends by itself."""
+        """Cancel waiting queries; a batch that a thread has started runs to its end."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -92,18 +92,18 @@ class MicroBatcher:
 
     @property
     def num_waiting(self) -> int:
-        """Queries that no worker has taken yet."""
+        """Number of queries that no worker has taken yet."""
         return len(self._waiting)
 
     @property
     def num_free(self) -> int:
-        """Workers that are not searching now."""
+        """Number of workers that are not searching now."""
         return self._num_workers - self._num_busy
 
     async def rank(self, queries: Sequence[str], top_n: int) -> list[Ranking]:
-        """The ranking of each query, as `Index.rank_batch` gives it; cancelled, it gives its places up.
+        """Return the ranking of each query, as `Index.rank_batch` does; cancellation frees its places in the queue.
 
-        Raises Busy where they would be too many, and what the index raises.
+        Raises Busy if there would be too many waiting queries, and whatever the index raises.
         """
         if len(self._waiting) + len(queries) > self._max_waiting:
             raise Busy(len(self._waiting), self._retry_after_s())
@@ -130,7 +130,10 @@ class MicroBatcher:
             self._seconds_per_query = _OLD_WEIGHT * self._seconds_per_query + (1 - _OLD_WEIGHT) * took
 
     def _take(self) -> list[_Waiting]:
-        """Waiting queries with the `top_n` of the oldest, for an approximate index may rank otherwise for another."""
+        """Take waiting queries with the `top_n` of the oldest.
+
+        An approximate index may rank differently for another `top_n`.
+        """
         batch: list[_Waiting] = []
         others: list[_Waiting] = []
         while self._waiting and len(batch) < self._max_batch:
@@ -142,7 +145,7 @@ class MicroBatcher:
         return batch
 
     async def _answer(self, batch: list[_Waiting]) -> None:
-        # Agents of one question often ask the same at the same time.
+        # Rollouts of one question often send the same query at the same time.
         queries = list(dict.fromkeys(item.query for item in batch))
         self._on_batch(len(queries))
         loop = asyncio.get_running_loop()
@@ -152,7 +155,7 @@ class MicroBatcher:
             for item in batch:
                 item.answer.cancel()
             raise
-        # Whatever the index raises belongs to those who asked.
+        # Pass any error of the index to the callers of these queries.
         except Exception as error:  # noqa: BLE001
             for item in batch:
                 if not item.answer.done():

@@ -1,6 +1,6 @@
-"""BERT encoders (MiniLM, e5, bge, contriever) in numpy: a CPU and pip are enough, no torch.
+"""Run BERT encoders (MiniLM, e5, bge, contriever) in numpy: needs only a CPU and pip packages, no torch.
 
-Texts of equally many tokens go through the layers together, so nothing is padded and nothing masked.
+Texts with the same number of tokens are processed together, so there is no padding and no masking.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ if TYPE_CHECKING:
     Array = NDArray[np.float32]
 
 _TOKENS_AT_ONCE: Final = 4_096
-"""Bounds the memory of a pass: BERT-base needs some 200 MB."""
+"""Maximum number of tokens per pass, which bounds its memory: BERT-base needs about 200 MB."""
 # Abramowitz and Stegun, Handbook of Mathematical Functions, 7.1.26: the error function to 1.5e-7.
 _ERF: Final = (0.254829592, -0.284496736, 1.421413741, -1.453152027, 1.061405429)
 _ERF_P: Final = 0.3275911
 
 
 class BertEncoder(Encoder):
-    """A BERT model's pooled last layer. Float32; memory is the weights' and that of one pass."""
+    """A BERT model with pooling over its last layer, in float32. Memory: the weights and one pass."""
 
     def __init__(self, model: EncoderModel, settings: EncoderSettings) -> None:
-        """Raises ConfigError where the files are no BERT model in float32, float16 or bfloat16."""
+        """Load the model; raise ConfigError if the files are not a BERT model in float32, float16 or bfloat16."""
         from tokenizers import Tokenizer
 
         activation = model.config.get("hidden_act", "gelu")
@@ -90,7 +90,7 @@ class BertEncoder(Encoder):
         return vectors
 
     def _hidden(self, ids: Any) -> Array:
-        """The last layer's output, (texts, tokens, width), for token ids of shape (texts, tokens)."""
+        """Return the last layer's output, shape (texts, tokens, width), for token ids of shape (texts, tokens)."""
         count, length = ids.shape
         w = self._weights
         x = w["embeddings.word_embeddings.weight"][ids] + w["embeddings.position_embeddings.weight"][:length]
@@ -131,7 +131,7 @@ def _linear(x: Array, parameters: tuple[Array, Array]) -> Array:
 
 
 def _gelu(x: Array) -> Array:
-    """x times the normal distribution function of x, by the error function, as BERT was trained."""
+    """Return x times the normal cumulative distribution function of x, by the error function, as BERT was trained."""
     import numpy as np
 
     z = np.abs(x) * np.float32(math.sqrt(0.5))
@@ -145,7 +145,7 @@ def _gelu(x: Array) -> Array:
 
 
 class _Weights:
-    """Tensors of a `.safetensors` file by name, memory-mapped where they are float32."""
+    """The tensors of a `.safetensors` file by name, memory-mapped if they are float32."""
 
     def __init__(self, path: Path) -> None:
         with path.open("rb") as stream:

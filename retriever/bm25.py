@@ -1,7 +1,7 @@
-"""BM25 over a corpus: a tantivy index, built in bounded memory and memory-mapped when it is asked.
+"""Rank a corpus with BM25: a tantivy index that is built in bounded memory and memory-mapped for searches.
 
-tantivy gets words that are split already (`retriever/tokens.py`), so documents and queries agree whatever tantivy's own
-analysers do. See docs/behaviour/retrieval.md and docs/decisions/0005-sparse-engine.md.
+tantivy gets pre-tokenised words (`retriever/tokens.py`), so documents and queries are always tokenised alike,
+independent of tantivy's own analysers. See docs/behaviour/retrieval.md and docs/decisions/0005-sparse-engine.md.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ FOLDER = "bm25"
 _WORDS = "words"
 _ROW = "row"
 _BUFFER_BYTES: Final = 256 << 20
-"""What tantivy collects before it writes a segment; decides the memory of a build, whatever the corpus."""
+"""Size of tantivy's buffer, after which it writes a segment; determines the memory of a build for any corpus."""
 _MOST_TIES: Final = 4_096
 
 
 def identity() -> dict[str, Any]:
-    """All that decides the ranking of a corpus by words."""
+    """Return everything that determines the BM25 ranking of a corpus, as JSON-able data."""
     return {
         "tokens": {**RULES, "stemmer_version": _version("PyStemmer")},
-        # k1 and b are tantivy's; document lengths are kept in one byte.
+        # k1 and b are tantivy's constants; document lengths are stored in one byte.
         "scores": {"formula": "tantivy bm25", "k1": 1.2, "b": 0.75},
         "format": _format(),
     }
@@ -47,7 +47,7 @@ def _format() -> str:
     _version("tantivy")
     import tantivy
 
-    # Such as "tantivy v0.27.0, index_format v7".
+    # For example "tantivy v0.27.0, index_format v7".
     return str(vars(tantivy)["__version__"]).rpartition("index_format ")[2]
 
 
@@ -58,10 +58,10 @@ def build(
     *,
     segment_documents: int | None = None,
 ) -> int:
-    """Write the words of all documents into an empty folder and return how many documents there are.
+    """Index the words of all documents into an empty folder and return the number of documents.
 
-    Memory: the buffer, 256 MiB, and what merging segments needs. `segment_documents` ends a segment after so many
-    documents; by default the buffer decides. Raises DataError where no document has a word.
+    Memory: the buffer, 256 MiB, and what merging segments needs. `segment_documents` ends a segment after that many
+    documents; by default the buffer decides. Raises DataError if no document has a word.
     """
     import tantivy
 
@@ -69,13 +69,13 @@ def build(
     builder.add_text_field(_WORDS, tokenizer_name="whitespace", index_option="freq")
     builder.add_unsigned_field(_ROW, fast=True)
     with _as_os_errors():
-        # Sorted by row, documents with equal scores come in corpus order.
+        # Sorted by row, so that documents with equal scores are in corpus order.
         index = tantivy.Index(builder.build(), path=str(folder), sort_by_field=_ROW)
         writer = index.writer(heap_size=_BUFFER_BYTES, num_threads=1)
         try:
             return _write(writer, documents, on_progress, segment_documents)
         except BaseException:
-            # Its thread must not write any more when the folder is removed.
+            # The writer's thread must stop before the folder is deleted.
             writer.rollback()
             raise
         finally:
@@ -84,7 +84,7 @@ def build(
 
 @contextlib.contextmanager
 def _as_os_errors() -> Iterator[None]:
-    """tantivy tells a full disk as a ValueError; for the keeper of the folder it is one of the system."""
+    """Turn a ValueError of tantivy, which reports a full disk as one, into an OSError for the caller."""
     try:
         yield
     except UnicodeError:
@@ -118,10 +118,10 @@ def _write(
 
 
 class WordRanker:
-    """Ranks rows of an opened BM25 folder; serves many threads."""
+    """A ranker of the rows of a BM25 folder; thread-safe."""
 
     def __init__(self, folder: Path) -> None:
-        """Raises DataError where the folder is not an index that this tantivy reads."""
+        """Open the index; raise DataError if the folder is not an index that this tantivy can read."""
         import tantivy
 
         try:
@@ -133,7 +133,7 @@ class WordRanker:
         self._tokenizer = Tokenizer()
 
     def rank(self, query: str, top_n: int) -> Ranking:
-        """At most `top_n` rows that share a word with the query, their scores above 0."""
+        """Return at most `top_n` rows that share a word with the query; their scores are above 0."""
         import tantivy
 
         should = tantivy.Occur.Should
@@ -147,7 +147,7 @@ class WordRanker:
             cut = len(ranking) == limit and ranking[top_n - 1][1] == ranking[-1][1]
             if self._searcher.num_segments == 1 or not cut or limit >= top_n + _MOST_TIES:
                 return ranking[:top_n]
-            # Within a segment equal scores come in corpus order, between segments they do not: take all equals.
+            # Equal scores are in corpus order within a segment, but not across segments: fetch all of them.
             limit = top_n + min(max(16, 4 * (limit - top_n)), _MOST_TIES)
 
     def _ask(self, question: Any, limit: int) -> Ranking:
@@ -158,7 +158,7 @@ class WordRanker:
 
 
 class Bm25Index(Index):
-    """An index by words. Finds only documents that share a word with the query."""
+    """A BM25 index. It finds only documents that share a word with the query."""
 
     def __init__(self, folder: Path, info: IndexInfo, documents: DocumentStore) -> None:
         super().__init__(folder, info, documents)

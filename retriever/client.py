@@ -1,90 +1,123 @@
-"""Searching at retrieval services: several addresses, one deadline, retries by what went wrong.
+"""Search at retrieval services: several endpoints, one deadline, and retries depending on the failure.
 
-Speaks the routes of `treadle retriever serve`, which are those of FlashRAG's and Search-R1's services. What a service
-sends is checked; hits are equal to those of the same index in this process.
+`answers.py` has the formats of requests and answers. The documents are the same as from the same index in this process.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
 import random
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 import orjson
 from multidict import CIMultiDict
-from yarl import URL
 
 from treadle.core.errors import ConfigError, ToolError
+from treadle.core.foreign_json import load_json
 from treadle.core.harmless import one_line
 from treadle.core.llm.client import HttpClient, Target
 from treadle.core.llm.config import EndpointSettings
 from treadle.core.llm.wire import Failure, excerpt, parse_retry_after
+from treadle.retriever.answers import dialect_of, parse_documents
 from treadle.retriever.client_config import ServiceClientSettings
-from treadle.retriever.index import MAX_QUERY_CHARS, Hit
+from treadle.retriever.corpus import Document
+from treadle.retriever.index import MAX_QUERY_CHARS
 
 _log = logging.getLogger(__name__)
 
 _REST_S = 1.0
-"""An address that could not be reached is asked last for so long."""
+"""Seconds for which an endpoint that could not be reached is used last."""
+_PROMPT_S = 0.5
+"""Seconds within which a service answers GET /info if it was not frozen just before; an answer to a search shows for
+as long that it is alive."""
 _SILENT = frozenset({"connect", "timeout"})
 _AWAY = frozenset({"connect", "reset"})
-_START_IT = "start it with `treadle retriever serve`"
-__all__ = ["SearchUnavailable", "ServiceClient", "ServiceClientSettings", "ask_fingerprint", "parse_hits"]
+_FINAL = frozenset({"refused", "malformed"})
+"""Kinds of failure for which a retry does not help."""
+_START_IT = "start it (`treadle retriever serve`), or mend `environment.search.service.endpoints`"
+TRIAL_QUERY = "test"
+"""Query that tests a service without a fingerprint before any agent's search; it need not find anything."""
+__all__ = ["SearchUnavailable", "ServiceClient", "ServiceClientSettings", "ask_fingerprint"]
 
 UNKNOWN = "unknown"
-"""Fingerprint of services that do not tell theirs."""
+"""Fingerprint of a service that does not report one."""
 _FIRST_PAUSE_S = 0.25
 _LONGEST_PAUSE_S = 8.0
+_LOADING = frozenset({429, 502, 503, 504})
+"""Status codes of a service that is busy or loading, or of a gateway that waits for it."""
+_NO_ROUTE = "an endpoint is the part of the address before /search, or all of it up to /search or /retrieve"
+_NO_KEY = "the endpoint's `api_key_env` names the environment variable that holds the key"
+_ADVICE = {401: _NO_KEY, 403: _NO_KEY, 404: _NO_ROUTE, 405: _NO_ROUTE}
 
 Sleep = Callable[[float], Awaitable[object]]
 
 
 class SearchUnavailable(ToolError):
-    """No service answered; what the search was for is owed."""
+    """Failure of all search services; the search stays pending."""
 
     retryable = True
 
 
 class _Address:
-    """One service, as far as it is known."""
+    """The state of one service, as seen by this client."""
 
     def __init__(self, settings: EndpointSettings) -> None:
         self.url = settings.url
         self.headers: CIMultiDict[str] = Target(settings).headers
-        self.search = URL(f"{settings.url}/search")
+        self.dialect, self.search = dialect_of(settings.url)
+        self.info = self.search.parent / "info"
         self.in_flight = 0
         self.rests_until = 0.0
+        self.heard_at = float("-inf")
+        """Time of its last response to a search."""
         self.was_away = False
-        """It may have been started anew, with another index."""
+        """Whether the service was unreachable: it may have been restarted with another index."""
+
+    def body(self, query: str, top_n: int) -> bytes:
+        """Return the body of one search request."""
+        return orjson.dumps(self.dialect.body(query[:MAX_QUERY_CHARS].encode("utf-8", "replace").decode(), top_n))
 
 
 class ServiceClient:
-    """Use `open` before and `close` after; `search` may be called by thousands of tasks of one event loop."""
+    """A client of retrieval services. Call `open` before and `close` after use.
 
-    def __init__(self, settings: ServiceClientSettings, *, seed: int = 0, sleep: Sleep = asyncio.sleep) -> None:
-        """`seed` feeds the jitter of pauses only; `sleep` is replaced in tests."""
+    Thousands of tasks of one event loop may call `search`.
+    """
+
+    def __init__(
+        self, settings: ServiceClientSettings, *, top_n: int = 1, seed: int = 0, sleep: Sleep = asyncio.sleep
+    ) -> None:
+        """Configure the client.
+
+        `top_n` is used for the test search of `open`. `seed` is only for the jitter of pauses. Tests replace `sleep`.
+        """
         self._settings = settings
+        self._top_n = top_n
         self._random = random.Random(seed)
         self._sleep = sleep
         self._addresses: list[_Address] = []
         self._http: HttpClient | None = None
         self.fingerprint: str | None = None
-        """Of the index that all services hold; None where they do not tell."""
+        """Fingerprint of the index that all services hold; None if they do not report one."""
 
     async def open(self) -> None:
-        """Wait until every service has loaded its index; one that is not there is not waited for.
+        """Get the fingerprint of every service, or try a search if it reports none; wait while a service is loading.
 
-        Raises ToolError naming a service that does not answer, ConfigError for one that holds another index than the
-        others, or than the settings expect.
+        Raises ToolError naming a service that is unreachable or whose answer is unusable, and ConfigError if a service
+        holds another index than the others, or than the settings expect.
         """
         self._addresses = [_Address(endpoint) for endpoint in self._settings.endpoints]
         self._http = HttpClient(self._settings)
-        found = await asyncio.gather(*(self._fingerprint_of(address) for address in self._addresses))
+        found = await asyncio.gather(*(self._try(address) for address in self._addresses))
         self.fingerprint = found[0]
         for address, fingerprint in zip(self._addresses, found, strict=True):
+            if fingerprint is None and self._settings.fingerprint is None:  # Otherwise it was logged before.
+                _log.warning(
+                    "search service %s does not say which index it holds: a change of it goes unnoticed", address.url
+                )
             if fingerprint != found[0]:
                 raise ConfigError(
                     f"{address.url} holds another index than {self._addresses[0].url} "
@@ -102,33 +135,41 @@ class ServiceClient:
         if self._http is not None:
             await self._http.close()
 
-    async def search(self, query: str, top_n: int, *, deadline: float) -> Sequence[Hit]:
-        """At most `top_n` documents, best first.
+    async def search(self, query: str, top_n: int, *, deadline: float) -> Sequence[Document]:
+        """Return at most `top_n` documents, best first.
 
-        Raises TimeoutError where `deadline` (event loop's clock) comes while a service is searching; SearchUnavailable
-        where services kept failing until retries or time ran out; ToolError where a service refuses the request;
-        ConfigError where one came back with another index.
+        Raises TimeoutError if `deadline` (event loop's clock) passes while a service that is alive is searching;
+        a service that was frozen meanwhile is searched once more, with the same time;
+        SearchUnavailable if services did not answer or kept failing until retries or time ran out; ToolError if a
+        service refuses the request or its answer is unusable; ConfigError if a service came back with another index.
         """
-        body = orjson.dumps(
-            {
-                "query": query[:MAX_QUERY_CHARS].encode("utf-8", "replace").decode(),
-                "top_n": top_n,
-                "return_score": True,
-            }
-        )
         failures, pause_s, last = 0, _FIRST_PAUSE_S, "no service was free"
+        loop = asyncio.get_running_loop()
+        began, was_slow = loop.time(), False
+        limit_s = deadline - began
         while True:
             address = self._choose()
             try:
-                return await self._ask(address, body, top_n, deadline)
+                return await self._ask(address, query, top_n, deadline)
             except TimeoutError:
                 if failures:
                     raise SearchUnavailable(f"search at {address.url}: {last}") from None
-                raise
+                asked_at = loop.time()
+                if address.heard_at >= max(began, asked_at - _PROMPT_S):
+                    raise  # It answered another search just now. What it answered before it froze shows nothing.
+                if not await self._is_alive(address):
+                    said = "it says nothing, not even to GET /info"
+                    raise SearchUnavailable(f"search at {address.url}: {said}") from None
+                if loop.time() - asked_at < _PROMPT_S or was_slow:
+                    raise
+                # It was frozen, or it is slow to answer anything: search once more, with the whole time.
+                was_slow, began = True, loop.time()
+                deadline = began + limit_s
+                continue
             except Failure as failure:
-                last = f"{address.url}: {failure}"
-                if failure.kind == "refused":
-                    raise ToolError(f"the search service refuses a request: {last}") from None
+                last = f"{address.search}: {failure}"
+                if failure.kind in _FINAL:
+                    raise ToolError(f"search service {address.search}: {failure}") from None
                 failures += 1
                 wait_s = self._wait_s(address, failure, pause_s)
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
@@ -137,25 +178,42 @@ class ServiceClient:
                 raise SearchUnavailable(f"no search service answers; {last}")
             await self._sleep(wait_s)
 
-    async def _ask(self, address: _Address, body: bytes, top_n: int, deadline: float) -> list[Hit]:
-        assert self._http is not None
+    async def _ask(self, address: _Address, query: str, top_n: int, deadline: float) -> list[Document]:
         attempt_ends = asyncio.get_running_loop().time() + self._settings.request_timeout_s
         address.in_flight += 1
         try:
             async with asyncio.timeout_at(min(deadline, attempt_ends)):
                 if address.was_away:
                     await self._meet_again(address)
-                status, headers, data = await self._http.post(address.search, body, address.headers)
+                return await self._post(address, query, top_n)
         except TimeoutError:
             if attempt_ends < deadline:
                 raise Failure("timeout", f"no answer in {self._settings.request_timeout_s:g} s") from None
             raise
         finally:
             address.in_flight -= 1
-        if status == 200:
-            address.rests_until = 0.0
-            return parse_hits(data)[:top_n]
-        raise _failure(status, headers.get("Retry-After"), data)
+
+    async def _post(self, address: _Address, query: str, top_n: int) -> list[Document]:
+        """Search once; raise Failure."""
+        assert self._http is not None
+        status, headers, data = await self._http.post(address.search, address.body(query, top_n), address.headers)
+        if not 200 <= status < 300:
+            raise _failure(status, headers, data)
+        address.heard_at = asyncio.get_running_loop().time()
+        found = parse_documents(data, address.dialect)[:top_n]
+        address.rests_until = 0.0
+        return found
+
+    async def _is_alive(self, address: _Address) -> bool:
+        """Return whether a service answers at all: a frozen one accepts requests and does not."""
+        try:
+            async with asyncio.timeout(self._settings.connect_timeout_s):
+                await self._info(address)
+        except TimeoutError:
+            return False
+        except Failure as failure:
+            return failure.kind not in _SILENT | _AWAY
+        return True
 
     async def _meet_again(self, address: _Address) -> None:
         fingerprint = await self._info(address)
@@ -171,7 +229,7 @@ class ServiceClient:
         return min(self._addresses, key=lambda address: (address.rests_until > now, address.in_flight))
 
     def _wait_s(self, address: _Address, failure: Failure, pause_s: float) -> float:
-        """How long to wait before the next try: not at all where another address may be asked."""
+        """Return the seconds to wait before the next attempt; 0 if another endpoint is available."""
         now = asyncio.get_running_loop().time()
         address.was_away |= failure.kind in _AWAY
         pause_s = max(pause_s * self._random.uniform(0.5, 1.0), failure.retry_after_s or 0.0)
@@ -179,77 +237,70 @@ class ServiceClient:
         rested = any(other.rests_until <= now for other in self._addresses)
         return 0.0 if rested else max(0.0, min(other.rests_until for other in self._addresses) - now)
 
-    async def _fingerprint_of(self, address: _Address) -> str | None:
+    async def _try(self, address: _Address) -> str | None:
+        """Return the fingerprint of a service's index, or None after one test search; wait while it is loading."""
         loop = asyncio.get_running_loop()
         give_up = loop.time() + self._settings.start_wait_s
-        pause_s = _FIRST_PAUSE_S
+        pause_s, failures = _FIRST_PAUSE_S, 0
         while True:
             try:
-                return await self._info(address)
-            except (Failure, TimeoutError) as failure:
-                kind = failure.kind if isinstance(failure, Failure) else "timeout"
-                if kind == "refused":
-                    raise ToolError(f"search service {address.url}: {failure}") from None
-                if kind in _SILENT or loop.time() + pause_s >= give_up:
-                    said = str(failure) or "no answer"
-                    raise SearchUnavailable(f"search service {address.url} is not ready: {said}; {_START_IT}") from None
+                fingerprint = await self._info(address)
+                if fingerprint is None:  # Only Treadle's services report one, and they need no test.
+                    await self._ask(address, TRIAL_QUERY, self._top_n, deadline=math.inf)
+                return fingerprint
+            except Failure as failure:
+                if failure.kind in _FINAL:
+                    raise ToolError(f"search service {address.search}: {failure}") from None
+                failures += 1
+                # A service that fails is not one that is loading: it gets only as many retries as a search.
+                is_broken = failure.kind in ("server", "reset") and failures > self._settings.retry_limit
+                if failure.kind == "connect" or is_broken or loop.time() + pause_s >= give_up:
+                    raise SearchUnavailable(
+                        f"search service {address.search} is not ready: {failure}; {_START_IT}"
+                    ) from None
+                if failures == 1:
+                    _log.warning("waiting for search service %s: %s", address.search, failure)
             await self._sleep(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
     async def _info(self, address: _Address) -> str | None:
-        """Fingerprint of a service's index; None from one that has no route for it, which FlashRAG's has not."""
+        """Return the fingerprint of a service's index; None if the service has no route that reports it.
+
+        Only Treadle's services have one. Other problems with an endpoint are left to the test search, which reports
+        them better.
+        """
         assert self._http is not None
-        async with asyncio.timeout(self._settings.connect_timeout_s + _LONGEST_PAUSE_S):
-            status, headers, data = await self._http.get(URL(f"{address.url}/info"), address.headers)
-        if status in (404, 405):
-            _log.warning("search service %s does not say which index it holds", address.url)
-            return None
-        if status != 200:
-            raise _failure(status, headers.get("Retry-After"), data)
         try:
-            fingerprint = orjson.loads(data)["fingerprint"]
-        except (orjson.JSONDecodeError, KeyError, TypeError):
-            raise Failure("malformed", "GET /info names no fingerprint") from None
-        return one_line(str(fingerprint))[:128]
+            async with asyncio.timeout(self._settings.connect_timeout_s + _LONGEST_PAUSE_S):
+                status, headers, data = await self._http.get(address.info, address.headers)
+        except TimeoutError:
+            raise Failure("connect", "no answer") from None
+        if status in _LOADING or (status >= 500 and self.fingerprint is not None):
+            raise _failure(status, headers, data)
+        with contextlib.suppress(orjson.JSONDecodeError, KeyError, TypeError):
+            if status == 200:
+                return one_line(str(load_json(data)["fingerprint"]))[:128]
+        return None
 
 
-def parse_hits(data: bytes) -> list[Hit]:
-    """Hits of `[documents, scores]`; raises Failure of kind `malformed`. The first line of a document is its title."""
-    try:
-        answer: Any = orjson.loads(data)
-    except orjson.JSONDecodeError:
-        raise Failure("malformed", "the answer is not JSON") from None
-    if not (isinstance(answer, list) and len(answer) == 2 and all(isinstance(part, list) for part in answer)):
-        raise Failure("malformed", "the answer is not [documents, scores]")
-    documents, scores = answer
-    if len(documents) != len(scores):
-        raise Failure("malformed", f"{len(documents)} documents come with {len(scores)} scores")
-    return [_hit(document, score) for document, score in zip(documents, scores, strict=True)]
-
-
-def _hit(document: Any, score: Any) -> Hit:
-    if not isinstance(document, dict) or not isinstance(score, int | float) or not math.isfinite(score):
-        raise Failure("malformed", "a document or score of the answer is of another kind")
-    name, contents = document.get("id"), document.get("contents")
-    if not isinstance(name, str) or not isinstance(contents, str):
-        raise Failure("malformed", "a document of the answer has no 'id' or 'contents' of text")
-    title, newline, text = contents.partition("\n")
-    return Hit(name, title, text, float(score)) if newline else Hit(name, "", contents, float(score))
-
-
-def _failure(status: int, retry_after: str | None, data: bytes) -> Failure:
+def _failure(status: int, headers: Mapping[str, str], data: bytes) -> Failure:
     said = f"HTTP {status}: {excerpt(data)}"
-    seconds = parse_retry_after(retry_after)
-    if status == 429 or (status == 503 and seconds is not None):
-        return Failure("rate_limit", said, seconds)
+    if status in _LOADING:
+        return Failure("rate_limit", said, parse_retry_after(headers.get("Retry-After")))
     if status >= 500 or status == 408:
         return Failure("server", said)
-    return Failure("refused", said)
+    if 300 <= status < 400:
+        place = excerpt(headers.get("Location", "").encode("utf-8", "replace"))
+        return Failure("refused", f"HTTP {status}, moved to {place}; name that address as the endpoint")
+    return Failure("refused", f"{said}; {_ADVICE.get(status, 'it does not take the request')}")
 
 
-async def ask_fingerprint(settings: ServiceClientSettings) -> str:
-    """Fingerprint of the index that the services hold, `unknown` where they do not tell; raises what `open` raises."""
-    client = ServiceClient(settings)
+async def ask_fingerprint(settings: ServiceClientSettings, top_n: int) -> str:
+    """Connect to the services and return the fingerprint of their index, `unknown` if they do not report it.
+
+    Raises the same errors as `ServiceClient.open`.
+    """
+    client = ServiceClient(settings, top_n=top_n)
     try:
         await client.open()
     finally:

@@ -1,4 +1,4 @@
-"""Settings of an index: which documents, how they are ranked, and by which encoder."""
+"""Define the settings of an index: its documents, how they are ranked, and the encoder."""
 
 from __future__ import annotations
 
@@ -11,44 +11,47 @@ from treadle.core.config import Operational, Section
 from treadle.core.errors import ConfigError
 from treadle.core.inputs import file_sha256
 from treadle.core.llm.config import EndpointSettings
+from treadle.retriever.corpus import check_first_rows
 from treadle.retriever.folder import read_manifest
 
 
 class EncoderSettings(Section):
-    """What turns text into vectors. Only dense and hybrid indexes have one."""
+    """Encoder of text into vectors; only dense and hybrid indexes have one."""
 
     type: Literal["embedded", "model", "endpoint", "hashing"] = "embedded"
-    """`embedded`: all-MiniLM-L6-v2, which comes by pip and runs on a CPU; `model`: an encoder in Hugging Face format;
-    `endpoint`: a server with the OpenAI embeddings API; `hashing`: words hashed to dimensions, for tests."""
+    """Kind of encoder. `embedded`: all-MiniLM-L6-v2, which is installed with pip and runs on a CPU; `model`: a model in
+    Hugging Face format; `endpoint`: a server with the OpenAI embeddings API; `hashing`: words hashed to dimensions, for
+    tests."""
     model: str = ""
-    """For `model` a folder or hub id, for `endpoint` the name in requests."""
+    """For `model` a folder or hub id, for `endpoint` the model name in requests."""
     revision: str = ""
-    """Commit or tag of a hub id; for an endpoint, which weights stand behind the name."""
+    """Commit or tag of a hub id; for an endpoint, a name for the weights behind the model name."""
     query_prefix: str | None = None
-    """Put before every query. None means what the model's files or its published name say; where neither tells, the
-    model is refused until both prefixes are given."""
+    """Text put before every query. By default it is taken from the model's files or its published name. If neither has
+    it, the model is refused until both prefixes are set."""
     passage_prefix: str | None = None
-    """Put before every document; see `query_prefix`."""
+    """Text put before every document; see `query_prefix`."""
     pooling: Literal["mean", "cls", "pooler"] | None = None
-    """How token vectors become one. None means what the model's own pooling file says."""
+    """Pooling of token vectors into one. By default it is taken from the model's own pooling file."""
     normalize: bool = True
     """Whether vectors are scaled to length 1, so that inner products are cosines."""
     query_max_tokens: int = Field(default=128, ge=3)
-    """A longer query is cut."""
+    """Maximum number of tokens of a query; a longer one is truncated."""
     passage_max_tokens: int = Field(default=256, ge=3)
-    """A longer document is cut; what lies beyond is not searched, so split longer ones (`chunk_words`)."""
+    """Maximum number of tokens of a document; a longer one is truncated and its rest is not searched, so split longer
+    documents with `chunk_words`."""
     dimension: int = Field(default=256, ge=2)
-    """Length of the vectors; of `hashing` only, models bring theirs."""
+    """Length of the vectors of `hashing`; other encoders have their own."""
     batch_size: Operational[int] = Field(default=64, ge=1)
-    """Texts of one request to an endpoint, or of one pass on a GPU."""
+    """Number of texts per request to an endpoint, or per pass on a GPU."""
     device: Operational[Literal["auto", "cpu", "cuda"]] = "auto"
-    """Where a `model` runs. `auto`: on a GPU where torch finds one."""
+    """Device of a `model`. `auto` uses a GPU if torch finds one."""
     endpoints: Operational[tuple[EndpointSettings, ...]] = ()
-    """Servers of `endpoint`, used in turn."""
+    """Servers of an `endpoint` encoder, used in turn."""
 
     @model_validator(mode="after")
     def check_model(self) -> Self:
-        """Refuse a type that lacks what it needs."""
+        """Refuse an encoder type without the keys that it requires."""
         if self.type in ("model", "endpoint") and not self.model:
             raise ValueError(f"an encoder of type {self.type} needs its `model`")
         if self.type == "endpoint" and not self.endpoints:
@@ -57,50 +60,50 @@ class EncoderSettings(Section):
 
 
 class DenseSettings(Section):
-    """How vectors are kept and searched."""
+    """Storage and search of vectors."""
 
     type: Literal["flat", "ivf", "hnsw"] = "flat"
-    """`flat` is exact; `ivf` looks into some of many lists; `hnsw` walks a graph."""
+    """Kind of index: `flat` is exact; `ivf` searches some of many lists; `hnsw` walks a graph."""
     storage: Literal["fp32", "fp16", "sq8"] = "fp32"
-    """Bytes per number of a vector: 4, 2 or 1."""
+    """Number format of the vectors: 4, 2 or 1 bytes per number."""
     ivf_lists: int | None = Field(default=None, ge=1)
-    """Lists of `ivf`; None means four times the root of the number of documents."""
+    """Number of lists of `ivf`; by default four times the square root of the number of documents."""
     ivf_probes: int = Field(default=32, ge=1)
-    """Lists that a query looks into."""
+    """Number of `ivf` lists searched per query."""
     hnsw_links: int = Field(default=32, ge=4)
-    """Neighbours of a document in the graph."""
+    """Number of neighbours of a document in the `hnsw` graph."""
     hnsw_build_width: int = Field(default=200, ge=8)
-    """Candidates kept while the graph is built."""
+    """Number of candidates kept while the graph is built."""
     hnsw_search_width: int = Field(default=128, ge=8)
-    """Candidates kept while it is searched; never fewer than the documents asked for."""
+    """Number of candidates kept while the graph is searched; never fewer than the documents asked for."""
     device: Operational[Literal["auto", "cpu", "cuda"]] = "auto"
-    """Where vectors are searched. `auto`: on a GPU where faiss was built for one and finds it."""
+    """Device for vector search. `auto` uses a GPU if faiss was built with GPU support and finds one."""
 
 
 class IndexSettings(Section):
-    """A corpus and how it is searched."""
+    """A corpus and how to search it."""
 
     engine: Literal["bm25", "dense", "hybrid"] = "bm25"
-    """How documents are ranked: by words, by vectors, or by both ranks together (reciprocal rank fusion)."""
+    """Ranking of documents: by words, by vectors, or by both ranks together (reciprocal rank fusion)."""
     corpus: Operational[tuple[Path, ...]] = ()
     """Files of documents: .jsonl, .json or .parquet with {id, contents} or {id, title, text}."""
     corpus_sha256: tuple[str, ...] | None = None
-    """Content of the files; filled in when the run starts."""
+    """SHA-256 of each file; set when the run starts."""
     chunk_words: int | None = Field(default=None, ge=8)
-    """Split documents of more words into passages of so many; None keeps documents whole."""
+    """Number of words per passage into which longer documents are split; by default documents are kept whole."""
     chunk_overlap_words: int = Field(default=0, ge=0)
-    """Words that a passage repeats from the one before."""
+    """Number of words that a passage repeats from the previous one; at most half of `chunk_words`."""
     encoder: EncoderSettings = EncoderSettings()
-    """What turns text into vectors, for `dense` and `hybrid`."""
+    """Encoder of text into vectors, for `dense` and `hybrid`."""
     dense: DenseSettings = DenseSettings()
-    """How vectors are searched, for `dense` and `hybrid`."""
+    """Vector search, for `dense` and `hybrid`."""
     prepared: Path | None = None
-    """An index that FlashRAG built over `corpus`, used as it is: a faiss file such as `e5_Flat.index` (engine dense)
-    or a `bm25` folder of bm25s (engine bm25). Row i belongs to document i."""
+    """Index that FlashRAG built over `corpus`, used unchanged: a faiss file such as `e5_Flat.index` (engine dense) or a
+    `bm25` folder of bm25s (engine bm25). Row i belongs to document i."""
     index_folder: Operational[Path | None] = None
-    """A finished index to load instead of one from the cache; refused where it was built otherwise than set here."""
+    """Finished index to load instead of one from the cache; refused if it was built with other settings."""
     cache_folder: Operational[Path | None] = None
-    """Where indexes are kept; default: the folder `indexes` in $TREADLE_CACHE or ~/.cache/treadle."""
+    """Folder for indexes; by default `indexes` in $TREADLE_CACHE or ~/.cache/treadle."""
 
     @field_validator("corpus", mode="before")
     @classmethod
@@ -109,13 +112,16 @@ class IndexSettings(Section):
 
     @model_validator(mode="after")
     def check_chunks(self) -> Self:
-        """Refuse an overlap that would never end."""
+        """Refuse an overlap of more than half a passage."""
         if self.chunk_overlap_words and self.chunk_overlap_words * 2 > (self.chunk_words or 0):
             raise ValueError("chunk_overlap_words is at most half of chunk_words")
         return self
 
     def with_digests(self) -> Self:
-        """Fill in the content of the corpus files as part of the fingerprint; raises ConfigError or DataError."""
+        """Return these settings with the digests of the corpus files, after checking the files' first rows.
+
+        Raises ConfigError or DataError.
+        """
         if not self.corpus and self.index_folder is not None:
             manifest = read_manifest(self.index_folder) or {}
             return self.model_copy(
@@ -123,4 +129,5 @@ class IndexSettings(Section):
             )
         if not self.corpus:
             raise ConfigError("the search tool has no corpus; set its corpus to a .jsonl or .parquet file of documents")
+        check_first_rows(self.corpus)
         return self.model_copy(update={"corpus_sha256": tuple(file_sha256(path) for path in self.corpus)})

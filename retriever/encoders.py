@@ -1,8 +1,8 @@
-"""What turns text into vectors: one small interface, and the choice by settings.
+"""Define the interface of text encoders, and open the one that the settings select.
 
-The encoders themselves: `hashing` (below), BERT in numpy (`bert.py`), torch (`torch_encoder.py`), a server
-(`endpoint_encoder.py`). Prefixes, pooling and lengths are settled before any of them is made, and are part of an
-index's identity, so that queries are never encoded otherwise than documents were.
+The implementations: `hashing` (below), BERT in numpy (`bert.py`), torch (`torch_encoder.py`), a server
+(`endpoint_encoder.py`). Prefixes, pooling and lengths are fixed before an encoder is created and are part of an index's
+identity, so queries and documents are always encoded alike.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ if TYPE_CHECKING:
 
 
 class Encoder(ABC):
-    """Encodes queries and documents; may be used from many threads at once."""
+    """An encoder of queries and documents; thread-safe."""
 
     def __init__(self, dimension: int, identity: dict[str, Any]) -> None:
         self.dimension = dimension
         self.identity = identity
-        """All that decides the vectors: model, prefixes, pooling, normalisation, lengths."""
+        """Everything that determines the vectors: model, prefixes, pooling, normalisation, lengths."""
 
     def encode_queries(self, queries: Sequence[str]) -> Vectors:
-        """Vectors of queries, float32 of shape (number, dimension); raises ModelError."""
+        """Return the vectors of queries, float32 of shape (number, dimension); raise ModelError on failure."""
         return self._finish(self._encode([self.identity["query_prefix"] + text for text in queries], is_query=True))
 
     def encode_passages(self, passages: Sequence[str]) -> Vectors:
-        """Vectors of documents' contents, float32 of shape (number, dimension); raises ModelError."""
+        """Return the vectors of passages, float32 of shape (number, dimension); raise ModelError on failure."""
         return self._finish(self._encode([self.identity["passage_prefix"] + text for text in passages], is_query=False))
 
     @abstractmethod
     def _encode(self, texts: Sequence[str], *, is_query: bool) -> Vectors:
-        """Pooled vectors of texts that have their prefix; may be empty."""
+        """Return the pooled vectors of texts that already have their prefix; the list of texts may be empty."""
 
     def _finish(self, vectors: Vectors) -> Vectors:
         import numpy as np
@@ -50,11 +50,11 @@ class Encoder(ABC):
         return normalized(vectors) if self.identity["normalize"] else vectors
 
     def close(self) -> None:  # noqa: B027
-        """Give back connections or a GPU's memory."""
+        """Release connections or GPU memory."""
 
 
 def normalized(vectors: Vectors) -> Vectors:
-    """Scale each row to length 1; a row of zeros stays."""
+    """Scale each row to length 1; a row of zeros stays unchanged."""
     import numpy as np
 
     lengths = np.sqrt(np.einsum("ij,ij->i", vectors, vectors, dtype=np.float64))
@@ -62,10 +62,10 @@ def normalized(vectors: Vectors) -> Vectors:
 
 
 def pool(hidden: Any, mask: Any, pooling: str) -> Any:
-    """One vector per text from its token vectors; numpy arrays or torch tensors.
+    """Return one vector per text from its token vectors; works with numpy arrays and torch tensors.
 
-    hidden: (texts, tokens, width); mask: (texts, tokens), 1 where a token is no padding. `mean` is over those tokens,
-    `cls` takes the first.
+    hidden: (texts, tokens, width); mask: (texts, tokens), 1 for tokens that are not padding. `mean` averages these
+    tokens, `cls` takes the first.
     """
     if pooling == "cls":
         return hidden[:, 0]
@@ -76,7 +76,10 @@ def pool(hidden: Any, mask: Any, pooling: str) -> Any:
 
 
 class HashingEncoder(Encoder):
-    """Each word adds 1 or -1 to a dimension that its checksum names. Deterministic, needs no model; for tests."""
+    """A deterministic encoder without a model, for tests.
+
+    Each word adds 1 or -1 to a dimension given by its checksum.
+    """
 
     def __init__(self, settings: EncoderSettings) -> None:
         identity = {
@@ -102,9 +105,9 @@ class HashingEncoder(Encoder):
 
 
 def open_encoder(settings: EncoderSettings) -> Encoder:
-    """Load an encoder.
+    """Create the encoder that the settings select.
 
-    Raises ConfigError for settings that a model contradicts or leaves open, EngineError where it cannot be fetched.
+    Raises ConfigError if the settings are incomplete or contradict the model, EngineError if a download fails.
     """
     if settings.type == "hashing":
         return HashingEncoder(settings)

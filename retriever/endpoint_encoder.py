@@ -1,4 +1,4 @@
-"""An encoder behind the OpenAI embeddings API: batches in flight together, failures retried by class."""
+"""Encode texts at servers with the OpenAI embeddings API: concurrent batches, and retries by class of failure."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ import orjson
 from yarl import URL
 
 from treadle.core.errors import ConfigError, EndpointUnavailable, ModelError
+from treadle.core.foreign_json import load_json
 from treadle.core.llm.client import HttpClient, Target
 from treadle.core.llm.wire import FINAL_KINDS, Failure, failure_of
 from treadle.retriever.config import EncoderSettings
@@ -30,7 +31,7 @@ _IN_FLIGHT: Final = 8
 _RETRIES: Final = 6
 _TIMEOUT_S: Final = 120.0
 _CHARS_PER_TOKEN: Final = 8
-"""The server cuts by its own tokens; this only keeps a request from being absurdly large."""
+"""Characters per token kept in a request; the server truncates by tokens, this only bounds the size of requests."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,14 +41,14 @@ class _Http:
 
 
 class EndpointEncoder(Encoder):
-    """A served model. Its length of vectors is asked for when it is opened; requests run in a thread of its own."""
+    """An encoder on servers. Opening it requests the vectors' length. Requests run in a thread of its own."""
 
     def __init__(self, settings: EncoderSettings, *, backoff_s: float = 0.5) -> None:
-        """Raises ConfigError where prefixes are left open, ModelError where no server answers."""
+        """Connect; raise ConfigError if a prefix is not set, ModelError if no server answers."""
         if settings.query_prefix is None or settings.passage_prefix is None:
             raise ConfigError(
                 f"a server does not tell the prefixes of {settings.model!r}; set encoder.query_prefix and "
-                "encoder.passage_prefix as its card says (empty texts where it uses none)"
+                "encoder.passage_prefix as its card says (empty texts if it uses none)"
             )
         self._settings = settings
         self._backoff_s = backoff_s
@@ -103,7 +104,7 @@ class EndpointEncoder(Encoder):
         return [task.result() for task in tasks]
 
     async def _embed(self, texts: list[str], retries: int) -> NDArray[np.float32]:
-        """One request, tried again on the next endpoint after what may pass."""
+        """Send one request; after a transient failure retry it at the next endpoint."""
         for attempt in itertools.count():
             target = self._targets[next(self._turn) % len(self._targets)]
             try:
@@ -130,7 +131,7 @@ class EndpointEncoder(Encoder):
         return _vectors(data, len(texts))
 
     def close(self) -> None:
-        """Close connections and end the thread."""
+        """Close the connections and end the thread."""
         if self._loop.is_closed():
             return
         if hasattr(self, "_client"):
@@ -145,11 +146,11 @@ async def _make_client() -> HttpClient:
 
 
 def _vectors(data: bytes, count: int) -> NDArray[np.float32]:
-    """The reply's vectors in the order of the request; numbers, or base64 of little-endian float32."""
+    """Return a reply's vectors in the order of the request, from numbers or base64 of little-endian float32."""
     import numpy as np
 
     try:
-        items = sorted(orjson.loads(data)["data"], key=lambda item: item["index"])
+        items = sorted(load_json(data)["data"], key=lambda item: item["index"])
         if [item["index"] for item in items] != list(range(count)):
             raise ValueError("indexes")
         rows = [_row(item["embedding"]) for item in items]

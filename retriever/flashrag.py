@@ -1,7 +1,7 @@
-"""BM25 indexes that FlashRAG built with bm25s, asked as they are.
+"""Search BM25 indexes that FlashRAG built with bm25s.
 
-The folder holds bm25s' arrays (memory-mapped here) and the vocabulary and stop words of the tokenizer that split the
-corpus. Queries go through that tokenizer, stemmer included; FlashRAG's own newer versions leave the stemmer out there.
+The folder holds bm25s' arrays (memory-mapped here), and the vocabulary and stop words of the tokenizer of the corpus.
+Queries use that tokenizer, stemmer included; newer versions of FlashRAG omit the stemmer for queries.
 """
 
 from __future__ import annotations
@@ -18,10 +18,14 @@ _TOKENIZER_FILES = ("vocab.tokenizer.json", "stopwords.tokenizer.json")
 
 
 class PreparedBm25Index(Index):
-    """Row i of the arrays is document i of the corpus."""
+    """A BM25 index of bm25s; row i of its arrays is document i of the corpus."""
 
     def __init__(self, folder: Path, info: IndexInfo, documents: DocumentStore, prepared: Path) -> None:
-        """Raises ConfigError without bm25s, DataError where the folder is none of its indexes or has other rows."""
+        """Open the index.
+
+        Raises ConfigError without bm25s, DataError if the folder is not one of its indexes or has another number of
+        rows.
+        """
         super().__init__(folder, info, documents)
         try:
             import bm25s
@@ -30,7 +34,7 @@ class PreparedBm25Index(Index):
         import Stemmer
 
         try:
-            # numba is a matter of speed only, and may not be here.
+            # numba only affects speed, and may not be installed.
             self._engine: Any = bm25s.BM25.load(
                 prepared, mmap=True, override_params={"backend": "numpy"}, show_progress=False
             )

@@ -1,4 +1,4 @@
-"""Folders in the cache that are there completely or not at all, each built by one process at a time."""
+"""Build folders in the cache atomically, each by one process at a time."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from treadle.core.errors import StorageError
 from treadle.core.storage import force_folder_to_disk
 
 MANIFEST = "index.json"
-"""Written last: what the folder is, and the length of each of its files."""
+"""File that is written last, with the folder's description and the size of each of its files."""
 
 
 def default_cache() -> Path:
-    """`$TREADLE_CACHE/indexes`, else `~/.cache/treadle/indexes`."""
+    """Return `$TREADLE_CACHE/indexes`, or `~/.cache/treadle/indexes`."""
     return cache_root() / "indexes"
 
 
 def read_manifest(folder: Path) -> dict[str, Any] | None:
-    """The folder's manifest, or None where it has none or its files are not there in full length."""
+    """Return the folder's manifest; None if there is none, or if a file is missing or has another size."""
     try:
         manifest: dict[str, Any] = orjson.loads((folder / MANIFEST).read_bytes())
         files: dict[str, int] = manifest["files"]
@@ -37,15 +37,15 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
 
 
 def is_complete(folder: Path) -> bool:
-    """Whether an index is there with all its files in full length."""
+    """Return whether an index exists with all its files in full size."""
     return read_manifest(folder) is not None
 
 
 def build_once(folder: Path, build: Callable[[Path], Mapping[str, Any]]) -> dict[str, Any]:
-    """The manifest of a folder, which is built first where it is missing or damaged.
+    """Return the manifest of a folder, building the folder first if it is missing or damaged.
 
-    `build` fills an empty folder and returns what its manifest says. Processes that want the same folder wait for the
-    one that builds it. Raises StorageError where the cache cannot be written, and what `build` raises.
+    `build` fills an empty folder and returns the content of its manifest. Concurrent processes wait for the one that
+    builds. Raises StorageError if the cache cannot be written, and whatever `build` raises.
     """
     manifest = read_manifest(folder)
     if manifest is not None:
@@ -63,14 +63,14 @@ def build_once(folder: Path, build: Callable[[Path], Mapping[str, Any]]) -> dict
 
 @contextlib.contextmanager
 def exclusive(path: Path) -> Iterator[None]:
-    """Hold a lock file; waits for its holder."""
+    """Hold a lock file during a block, waiting for its current holder."""
     with path.open("w") as stream:
         fcntl.flock(stream, fcntl.LOCK_EX)
         yield
 
 
 def _build(folder: Path, build: Callable[[Path], Mapping[str, Any]]) -> dict[str, Any]:
-    """Build beside the folder and move it into place; the caller holds its lock."""
+    """Build next to the folder and rename; the caller must hold the lock."""
     for leftover in folder.parent.glob(f".{folder.name}-*"):
         shutil.rmtree(leftover, ignore_errors=True)
     if folder.exists():
@@ -89,7 +89,7 @@ def _build(folder: Path, build: Callable[[Path], Mapping[str, Any]]) -> dict[str
 
 def _files(folder: Path) -> dict[str, int]:
     paths = sorted(path for path in folder.rglob("*") if path.is_file())
-    # Lock files are left out: a library may drop its own when the index is opened.
+    # Without lock files, because a library may delete its own when the index is opened.
     return {
         path.relative_to(folder).as_posix(): path.stat().st_size for path in paths if not path.name.endswith(".lock")
     }

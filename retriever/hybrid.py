@@ -1,4 +1,4 @@
-"""Hybrid search: the rankings by words and by vectors, fused by their ranks."""
+"""Combine the rankings by words and by vectors, by their ranks."""
 
 from __future__ import annotations
 
@@ -17,22 +17,23 @@ if TYPE_CHECKING:
     from treadle.retriever.encoders import Encoder
 
 FUSED_DEPTH = 100
-"""Documents that each ranking brings, at least; a fixed number, so that the first of many are the same as of few."""
+"""Minimum number of documents from each ranking; it is fixed, so that a larger `top_n` does not change the first
+results."""
 
 
 def reciprocal_ranks(rankings: Iterable[Sequence[int]], top_n: int, k: int = 60) -> Ranking:
-    """Reciprocal rank fusion: the sum of 1 / (k + rank) over rankings, ranks from 1; ties in corpus order."""
+    """Fuse rankings by the sum of 1 / (k + rank), ranks from 1 (reciprocal rank fusion); ties in corpus order."""
     scores: dict[int, list[float]] = {}
     for ranking in rankings:
         for rank, row in enumerate(ranking, start=1):
             scores.setdefault(row, []).append(1.0 / (k + rank))
-    # fsum: the same ranks give the same sum, whichever ranking they come from.
+    # fsum: equal ranks give an equal sum, whichever ranking they come from.
     fused = [(row, math.fsum(parts)) for row, parts in scores.items()]
     return sorted(fused, key=lambda item: (-item[1], item[0]))[:top_n]
 
 
 class HybridIndex(DenseIndex):
-    """An index by words and by vectors; like the dense one, it can bring the whole corpus."""
+    """An index by words and by vectors; like a dense index, it can return the whole corpus."""
 
     def __init__(
         self, folder: Path, info: IndexInfo, documents: DocumentStore, settings: DenseSettings, encoder: Encoder

@@ -1,7 +1,7 @@
-"""What every index can do: answer queries with the best documents of one corpus.
+"""Define what every index does: answer queries with the best documents of one corpus.
 
-BM25, dense and hybrid indexes differ in how they rank; queries, ties, limits and the documents that come back are the
-same for all and decided here. Documented in docs/behaviour/retrieval.md.
+BM25, dense and hybrid indexes differ only in how they rank. Queries, ties, limits and returned documents are handled
+here, the same for all. See docs/behaviour/retrieval.md.
 """
 
 from __future__ import annotations
@@ -17,15 +17,16 @@ from treadle.retriever.corpus import Document
 from treadle.retriever.documents import DocumentStore
 
 MAX_QUERY_CHARS = 4_096
-"""A longer query is cut: no honest one comes near, and tokenising megabytes would hold up the others."""
+"""Maximum length of a query, which is truncated to it: no real query is longer, and tokenising megabytes would delay
+others."""
 
 Ranking = list[tuple[int, float]]
-"""Row numbers of documents with their scores: falling scores, equal ones in corpus order, no row twice."""
+"""Row numbers of documents with their scores, in descending order of score, ties in corpus order, no row twice."""
 
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """A document found. What its score means is the engine's: BM25, inner product, or sum of reciprocal ranks."""
+    """A document that was found. The score depends on the engine: BM25, inner product, or sum of reciprocal ranks."""
 
     id: str
     title: str
@@ -40,23 +41,23 @@ class Hit:
 
 @dataclass(frozen=True, slots=True)
 class IndexInfo:
-    """What an index says of itself; `GET /info` of a service shows it."""
+    """The description of an index, as `GET /info` of a service shows it."""
 
     engine: str
     """bm25, dense or hybrid."""
     fingerprint: str
-    """Hex digest of all that decides what the index answers; a key for caches of results."""
+    """Hex digest of everything that determines the index's answers; usable as a key of result caches."""
     num_documents: int
     num_bytes: int
-    """Of all its files."""
+    """Size of all its files."""
     encoder: str | None = None
     dimension: int | None = None
     metadata: Mapping[str, Any] = field(default_factory=dict)
-    """The index's own description, as in its `index.json`."""
+    """The index's own description, from its `index.json`."""
 
 
 class Index(ABC):
-    """A finished index, open for reading. `search` and `search_batch` may be called from many threads at once."""
+    """A finished index, open for reading. Several threads may call `search` and `search_batch` at once."""
 
     def __init__(self, folder: Path, info: IndexInfo, documents: DocumentStore) -> None:
         self.folder = folder
@@ -65,24 +66,24 @@ class Index(ABC):
 
     @property
     def num_documents(self) -> int:
-        """Documents (after chunking) that can be found."""
+        """Number of documents (after chunking) that can be found."""
         return self.info.num_documents
 
     def search(self, query: str, top_n: int) -> list[Hit]:
-        """At most `top_n` documents, best first, equal scores in corpus order.
+        """Return at most `top_n` documents, best first, equal scores in corpus order.
 
-        A blank query, or `top_n` below 1, finds nothing. No document comes twice, whatever `top_n` is.
+        Returns none for a blank query or a `top_n` below 1. No document is returned twice.
         """
         return self.search_batch([query], top_n)[0]
 
     def search_batch(self, queries: Sequence[str], top_n: int) -> list[list[Hit]]:
-        """What `search` finds for each query, in their order; raises ModelError where an encoder fails."""
+        """Search for each query, and return the results in order; raise ModelError if an encoder fails."""
         return [[self._hit(row, score) for row, score in ranking] for ranking in self.rank_batch(queries, top_n)]
 
     def rank_batch(self, queries: Sequence[str], top_n: int) -> list[Ranking]:
-        """The same as row numbers, for fusion and measurements."""
+        """Return the results of `search_batch` as row numbers and scores, for fusion and measurements."""
         rankings: list[Ranking] = [[] for _ in queries]
-        # Text as it can be encoded: a lone surrogate would stop a tokenizer in the middle of a batch.
+        # Encodable text only: a lone surrogate would make a tokenizer fail in the middle of a batch.
         asked = [query[:MAX_QUERY_CHARS].encode("utf-8", "replace").decode("utf-8") for query in queries]
         places = [place for place, query in enumerate(asked) if query.strip()]
         if places and top_n > 0:
@@ -100,7 +101,7 @@ class Index(ABC):
         return Hit(document.id, document.title, document.text, score)
 
     def close(self) -> None:  # noqa: B027
-        """Give back what is more than memory-mapped files, such as an encoder's connections."""
+        """Release resources other than memory-mapped files, such as an encoder's connections."""
 
     def __enter__(self) -> Self:
         return self

@@ -1,7 +1,8 @@
-"""Indexes on disk: opened from the cache, built where it has none, checked against what the settings ask for.
+"""Open indexes from the cache, build missing ones, and check them against the settings.
 
-A folder holds everything that an index needs: documents, words, vectors, and `index.json`, which says how they were
-made. Its identity names the folder, so another corpus, prefix or library format is another folder.
+A folder has everything that an index needs: documents, words, vectors, and `index.json`, which records how they were
+made. The folder's name is a digest of the index's identity, so another corpus, prefix or library format gives another
+folder.
 """
 
 from __future__ import annotations
@@ -27,18 +28,18 @@ from treadle.retriever.folder import MANIFEST, build_once, default_cache, read_m
 from treadle.retriever.index import Index, IndexInfo
 
 LAYOUT = 2
-"""Version of the folder; raised when its meaning changes."""
+"""Version of the folder's format; raised when its meaning changes."""
 _SAMPLE_BYTES = 1 << 20
 Notify = Callable[[str, int, int | None], None]
-"""Takes what is being done, how many documents are done, and of how many where that is known."""
+"""Progress callback: name of the current step, number of documents done, and their total if known."""
 
 
 def open_index(settings: IndexSettings, on_progress: Notify | None = None) -> Index:
-    """Open the index that the settings describe, building it first where the cache does not have it.
+    """Open the index that the settings describe, building it first if it is not in the cache.
 
-    Processes that want the same index wait for the one that builds it. Raises DataError for a bad corpus, ConfigError
-    for settings that do not fit the model or the finished `index_folder`, StorageError where the cache cannot be
-    written, ModelError where an encoder fails.
+    Concurrent processes wait for the one that builds the index. Raises DataError for a bad corpus, ConfigError if the
+    settings do not fit the model or the finished `index_folder`, StorageError if the cache cannot be written,
+    ModelError if an encoder fails.
     """
     if settings.corpus_sha256 is None:
         settings = settings.with_digests()
@@ -61,7 +62,7 @@ def open_index(settings: IndexSettings, on_progress: Notify | None = None) -> In
 
         manifest = build_once(folder, fill)
         if built and encoder is not None and settings.prepared is None:
-            # Only now: until the folder is in its place, a kill would cost them.
+            # Not earlier: a kill before the folder is in place would lose the vectors.
             discard_vectors(_cache(settings), identity)
         return _opened(folder, manifest, settings, encoder)
     except BaseException:
@@ -71,7 +72,7 @@ def open_index(settings: IndexSettings, on_progress: Notify | None = None) -> In
 
 
 def identity_of(settings: IndexSettings, encoder: Encoder | None) -> dict[str, Any]:
-    """All that decides what an index answers, as JSON-able data; its digest is the fingerprint."""
+    """Return everything that determines an index's answers, as JSON-able data; its digest is the fingerprint."""
     identity: dict[str, Any] = {
         "layout": LAYOUT,
         "engine": settings.engine,
@@ -90,7 +91,7 @@ def identity_of(settings: IndexSettings, encoder: Encoder | None) -> dict[str, A
 
 
 def _sampled_digest(path: Path) -> str:
-    """Tells prepared indexes apart without reading tens of gigabytes: lengths, and both ends of every file."""
+    """Return a digest of the sizes and both ends of all files, so that large prepared indexes are not read whole."""
     files = sorted(path.iterdir()) if path.is_dir() else [path]
     parts = []
     try:
@@ -107,7 +108,7 @@ def _sampled_digest(path: Path) -> str:
 
 
 def index_folder(settings: IndexSettings, identity: Mapping[str, Any]) -> Path:
-    """Where the cache keeps the index of this identity."""
+    """Return the folder in the cache for an index of this identity."""
     return _cache(settings) / f"{settings.engine}-{digest_json(identity)[:32]}"
 
 
@@ -116,7 +117,7 @@ def _cache(settings: IndexSettings) -> Path:
 
 
 def _checked(folder: Path, identity: dict[str, Any]) -> dict[str, Any]:
-    """The manifest of a finished folder; raises ConfigError naming each field in which it differs from `identity`."""
+    """Return the manifest of a finished folder; raise ConfigError with each field that differs from `identity`."""
     manifest = read_manifest(folder)
     if manifest is None:
         raise DataError(f"{folder} holds no finished index: {MANIFEST} is missing, or a file has another length")
@@ -137,7 +138,7 @@ def _fill(
     encoder: Encoder | None,
     on_progress: Notify | None,
 ) -> dict[str, Any]:
-    """Write all files of an index into an empty folder; returns its manifest but for the lengths."""
+    """Write all files of an index into an empty folder; return its manifest without the file sizes."""
 
     def report(what: str, total: int | None = None) -> Callable[[int], None]:
         return lambda done: on_progress(what, done, total) if on_progress is not None else None

@@ -1,4 +1,4 @@
-"""How often an index finds the documents that a question needs, hop by hop."""
+"""Measure how often an index finds the documents that a question needs, hop by hop."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from treadle.core.confined_rows import KEPT_BYTES
 from treadle.core.errors import DataError
 from treadle.core.inputs import read_rows
 from treadle.retriever.index import Hit, Index
@@ -18,7 +19,7 @@ _BATCH = 64
 
 @dataclass(frozen=True, slots=True)
 class RecallCase:
-    """A query and the ids of the documents that support its answer, in the order of the hops; none where unknown."""
+    """A query and the ids of the documents that support its answer, in the order of hops; empty if unknown."""
 
     query: str
     supports: tuple[str, ...]
@@ -26,27 +27,27 @@ class RecallCase:
 
 @dataclass(frozen=True, slots=True)
 class Recall:
-    """Shares of supporting documents that were found, for each number of documents asked for."""
+    """Shares of supporting documents that were found, for each number of results k."""
 
     num_cases: int
-    """Cases with supporting documents; the shares are of these."""
+    """Number of cases with supporting documents, to which the shares refer."""
     num_skipped: int
-    """Cases without."""
+    """Number of cases without supporting documents."""
     by_hop: dict[int, dict[int, float]]
-    """hop (from 1) -> k -> share of the cases with such a hop whose document of it is among the first k."""
+    """Share by hop (from 1) and k: of the cases with such a hop, those whose document is among the first k results."""
     num_by_hop: dict[int, int]
     every_hop: dict[int, float]
-    """k -> share of the cases whose documents are all among the first k."""
+    """Share by k of the cases whose documents are all among the first k results."""
 
 
 def read_cases(path: Path) -> Iterator[RecallCase]:
-    """Stream cases from a .jsonl, .json or .parquet file: `question` (or `query`) and `supports`, a list of ids.
+    """Yield cases from a .jsonl, .json or .parquet file: `question` (or `query`) and `supports`, a list of ids.
 
-    Rows whose `supports` is missing, null or empty come as cases without. Raises DataError with file and row for the
-    first bad one, and after the last row where none has any.
+    Rows whose `supports` is missing, null or empty give cases without supporting documents. Raises DataError with file
+    and row for the first bad row, and after the last row if no case has supporting documents.
     """
     num_supported = 0
-    for row in read_rows(path):
+    for row in read_rows(path, columns=("question", "query", "supports"), max_unpacked_bytes=KEPT_BYTES):
         fields: dict[str, Any] = row.value or {}
         query = fields.get("question", fields.get("query"))
         if not isinstance(query, str) or not query.strip():
@@ -61,7 +62,7 @@ def read_cases(path: Path) -> Iterator[RecallCase]:
 
 
 def _supports(fields: Mapping[str, Any]) -> tuple[str, ...] | None:
-    """None where they cannot be read. Ids are as in a corpus: text that is not empty, or integers."""
+    """Return the ids as text (non-empty strings or integers, as in a corpus), or None if they are not valid."""
     given = fields.get("supports")
     given = [] if given is None else given
     if not isinstance(given, list):
@@ -72,10 +73,10 @@ def _supports(fields: Mapping[str, Any]) -> tuple[str, ...] | None:
 
 
 def measure_recall(index: Index, cases: Iterable[RecallCase], ks: Sequence[int] = DEFAULT_KS) -> Recall:
-    """Ask the index every query with supporting documents once, for the largest k.
+    """Search once for every query with supporting documents, with the largest k, and return the recall.
 
-    Passages of a split document count as the document. The documents are read through once, to where all that
-    support an answer have been seen. Raises DataError where no case has any, or where the corpus lacks one.
+    Passages of a split document count as the document. Reads the documents once, until all supporting ones are found.
+    Raises DataError if no case has supporting documents, or if the corpus lacks one of them.
     """
     cases = list(cases)
     supported = [case for case in cases if case.supports]
@@ -106,7 +107,7 @@ def measure_recall(index: Index, cases: Iterable[RecallCase], ks: Sequence[int] 
 
 
 def _places(case: RecallCase, hits: Sequence[Hit]) -> list[float]:
-    """The rank from 1 of each supporting document; infinity where it is not among the hits."""
+    """Return the rank, from 1, of each supporting document; infinity if it is not among the hits."""
     ranks: dict[str, int] = {}
     for rank, hit in enumerate(hits, start=1):
         ranks.setdefault(hit.id, rank)
@@ -115,7 +116,7 @@ def _places(case: RecallCase, hits: Sequence[Hit]) -> list[float]:
 
 
 def _whole(id_: str) -> str:
-    """The id of the document that a passage is part of."""
+    """Return the id of the document that a passage is part of."""
     return id_.rpartition("#")[0] or id_
 
 

@@ -1,7 +1,7 @@
-"""Stage `index`: the search index of a run, built before anything expensive starts.
+"""Implement the stage `index`: build the search index of a run before anything expensive starts.
 
-The artifact names and describes the index; its files lie in the cache of each machine, under a name that follows from
-the same facts, and are built again where they are missing. See docs/behaviour/retrieval.md.
+The artifact names and describes the index. Its files are kept in the cache of each machine, in a folder named by the
+same identity, and are built again if they are missing. See docs/behaviour/retrieval.md.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from treadle.retriever.opening import open_index
 
 
 def run_index(context: StageContext) -> Mapping[str, Any]:
-    """Build or find the index of the settings and write one row about it."""
+    """Build or find the index of the settings, and write one row about it."""
     settings: IndexSettings = context.settings
     with open_index(settings, Steps(context.progress)) as index:
         info = index.info
@@ -41,14 +41,14 @@ def run_index(context: StageContext) -> Mapping[str, Any]:
 
 
 class Steps:
-    """Shows the counts of a builder as steps of progress; what `open_index` may be told to notify."""
+    """A progress callback for `open_index` that shows each step of a build as progress."""
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
         self._done: dict[str, int] = {}
 
     def __call__(self, what: str, done: int, total: int | None) -> None:
-        """So many documents are done of what is being made now."""
+        """Report that `done` documents are finished in the current step."""
         if what not in self._done:
             self._progress.start(total or 0, 0, what)
         self._progress.advance(done - self._done.get(what, 0))

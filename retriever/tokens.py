@@ -1,4 +1,4 @@
-"""Words as BM25 sees them; documents and queries go through the same code."""
+"""Split text into words for BM25; documents and queries use the same code."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 _TOKEN_PATTERN = r"\w+"
 _TOKEN = re.compile(_TOKEN_PATTERN)
-# Function words that nearly every document has. Question words are left out of queries by the same list.
+# Function words that nearly every document has. The list also removes question words from queries.
 _STOPWORD_TEXT = (
     "a an and are as at be but by for if in into is it no not of on or such that the their then there these they this "
     "to was will with what which who whom whose when where how does do did"
@@ -22,24 +22,24 @@ RULES = {
     "stemmer": "snowball english",
     "stop_words": _STOPWORD_TEXT,
 }
-"""What decides the words of a text; part of an index's identity."""
+"""Everything that determines the words of a text; part of an index's identity."""
 
 
 class Tokenizer:
-    """Words and numbers, case folded, without stop words, stemmed. One object serves many threads."""
+    """A tokenizer into case-folded, stemmed words and numbers without stop words; thread-safe."""
 
     def __init__(self) -> None:
         self._local = threading.local()
 
     def words(self, text: str) -> list[str]:
-        """Tokens of a document or query, in order."""
+        """Return the words of a document or query, in order."""
         folded = unicodedata.normalize("NFKC", text).casefold()
         words = [word for word in _TOKEN.findall(folded) if word not in _STOPWORDS]
         stemmed: list[str] = self._stemmer().stemWords(words)
         return stemmed
 
     def _stemmer(self) -> Any:
-        # A stemmer holds buffers of its own, so threads may not share one.
+        # A stemmer has internal buffers, so threads cannot share one.
         if not hasattr(self._local, "stemmer"):
             import Stemmer
 

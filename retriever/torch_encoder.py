@@ -1,6 +1,6 @@
-"""Encoders on torch and transformers: any architecture, and GPUs.
+"""Run encoders on torch and transformers: any architecture, also on GPUs.
 
-Both packages are the user's to install; nothing of a model's own code is run (`trust_remote_code` stays off).
+The user must install both packages. No code of a model is run (`trust_remote_code` stays off).
 """
 
 from __future__ import annotations
@@ -19,10 +19,14 @@ if TYPE_CHECKING:
 
 
 class TorchEncoder(Encoder):
-    """A transformers model's pooled last layer; float16 on a GPU, float32 on a CPU."""
+    """A transformers model with pooling over its last layer; float16 on a GPU, float32 on a CPU."""
 
     def __init__(self, model: EncoderModel, settings: EncoderSettings) -> None:
-        """Raises ConfigError where torch is missing or finds no GPU, EngineError where the model does not load."""
+        """Load the model.
+
+        Raises ConfigError if torch is missing or finds no GPU although one is required, EngineError if the model does
+        not load.
+        """
         try:
             import torch
             from transformers import AutoModel, AutoTokenizer
@@ -53,7 +57,7 @@ class TorchEncoder(Encoder):
         import numpy as np
 
         vectors = np.zeros((len(texts), self.dimension), dtype=np.float32)
-        # Texts of like length together: less padding.
+        # Texts of similar length together, to reduce padding.
         order = sorted(range(len(texts)), key=lambda place: len(texts[place]))
         for start in range(0, len(order), self._batch_size):
             places = order[start : start + self._batch_size]
@@ -74,6 +78,6 @@ class TorchEncoder(Encoder):
 
 
 def _positions(config: Any) -> int:
-    """Tokens for which a model has positions; RoBERTa counts them from behind its padding's id."""
+    """Return the number of tokens that a model has positions for; RoBERTa's start after its padding id."""
     positions = int(getattr(config, "max_position_embeddings", None) or 1 << 30)
     return positions - config.pad_token_id - 1 if "roberta" in config.model_type else positions

@@ -1,1 +1,1 @@
-"""Reinforcement learning: selection of questions, rewards, plans, group rollouts; TRL or verl as the engine."""
+"""Reinforcement learning: select questions, roll out groups and compute rewards; TRL or verl trains the policy."""

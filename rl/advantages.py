@@ -1,4 +1,4 @@
-"""Advantages within a group, as both engines must compute them; the reference for their contract tests.
+"""Compute the advantages within a group, as a reference for the contract tests of both engines.
 
 Group-relative policy optimisation (arXiv 2402.03300). Documented in docs/behaviour/rewards.md.
 """
@@ -13,7 +13,7 @@ EPSILON = 1e-6
 
 
 def group_advantages(rewards: Sequence[float], epsilon: float = EPSILON) -> list[float]:
-    """(R - mean) / (std + epsilon) with the sample's deviation (n - 1); all 0 for equal rewards.
+    """Return (R - mean) / (std + epsilon) with the sample standard deviation (n - 1); all 0 for equal rewards.
 
     A group of one keeps its reward.
     """
@@ -26,7 +26,7 @@ def group_advantages(rewards: Sequence[float], epsilon: float = EPSILON) -> list
 
 
 def deviation(rewards: Sequence[float]) -> float:
-    """The sample's standard deviation (n - 1); exactly 0 for equal rewards, and for fewer than two."""
+    """Return the sample standard deviation (n - 1); exactly 0 for equal rewards and for fewer than two."""
     count = len(rewards)
     if count < 2 or min(rewards) == max(rewards):
         return 0.0

@@ -1,7 +1,7 @@
-"""Many rollouts, one generator of batches: requests wait for each other, never for a clock.
+"""Batch the requests of many rollouts: a request waits for other requests, never for a timeout.
 
-A batch is generated when nobody is left who could ask for a completion without having got one first: who was in a tool
-has asked, too. So batches are as large as they can be, and the same each time. docs/behaviour/group-rollouts.md, part
+A batch is generated when every rollout that could still request a completion has done so; rollouts in a tool call are
+waited for. Batches are therefore as large as possible, and reproducible. See docs/behaviour/group-rollouts.md, part
 "Batches".
 """
 
@@ -17,32 +17,34 @@ from treadle.core.errors import EngineError
 from treadle.core.llm.types import Completion, CompletionRequest
 
 Generate = Callable[[Sequence[CompletionRequest]], Sequence[Completion]]
-"""Completions of some requests, in their order."""
+"""Function that returns completions of the requests, in their order."""
 
 
 @dataclass(slots=True)
 class Attendance:
-    """Counts who may still ask a model: rollouts in a turn, and groups that are about to begin their next turns.
+    """Counter of rollouts that may still request a completion.
+
+    Counted are rollouts in a turn, and groups that are about to start their next turns.
 
     Attributes:
-        num_moving: All of them, those who have asked and wait included.
+        num_moving: Their number, including those that wait for a completion.
     """
 
     num_moving: int = 0
     _on_leave: list[Callable[[], None]] = field(default_factory=list)
 
     def enter(self, number: int = 1) -> None:
-        """Count so many more."""
+        """Add `number` to the counter."""
         self.num_moving += number
 
     def leave(self, number: int = 1) -> None:
-        """Count so many less; a batch may be complete by that."""
+        """Subtract `number` from the counter and notify; the batch may now be complete."""
         self.num_moving -= number
         for notify in self._on_leave:
             notify()
 
     def on_leave(self, notify: Callable[[], None]) -> None:
-        """Be told of everyone who leaves."""
+        """Call `notify` after each `leave`."""
         self._on_leave.append(notify)
 
 
@@ -53,10 +55,10 @@ class _Waiting:
 
 
 class BatchedModel:
-    """A model for rollouts (`treadle.agent.rollout.Model`) over a function that completes batches.
+    """Model for rollouts (`treadle.agent.rollout.Model`) that passes requests in batches to a function.
 
-    The function runs in one thread of its own, never twice at once; what of a library's state belongs to a thread is
-    to be set inside it. It may raise: all rollouts of the batch then meet its error. Use on one event loop.
+    The function runs in one thread, one call at a time; thread-local state of a library has to be set inside it. If it
+    raises, all rollouts of the batch get the error. Use on one event loop.
 
     Attributes:
         batch_sizes: Number of requests of each batch so far.
@@ -79,9 +81,9 @@ class BatchedModel:
         self._thread.shutdown(wait=True, cancel_futures=True)
 
     async def complete(self, request: CompletionRequest, *, session: str, deadline: float) -> Completion:
-        """One completion, out of the batch that everyone else's requests make with it.
+        """Return one completion, generated in a batch with the other rollouts' requests.
 
-        `deadline` is not looked at: how long others take says nothing about this one. Raises what the function raises.
+        `deadline` is ignored, because the time includes that of other rollouts. Raises what the function raises.
         """
         waiting = _Waiting(request, asyncio.get_running_loop().create_future())
         self._waiting.append(waiting)
@@ -89,7 +91,7 @@ class BatchedModel:
         try:
             return await waiting.answer
         finally:
-            # A rollout that was cancelled asks no more.
+            # A cancelled rollout no longer waits.
             if waiting in self._waiting:
                 self._waiting.remove(waiting)
 
@@ -101,7 +103,7 @@ class BatchedModel:
         batch, self._waiting = self._waiting, []
         size = self._max_batch or len(batch)
         for start in range(0, len(batch), size):
-            # A rollout may have been cancelled since.
+            # A rollout may have been cancelled in the meantime.
             await self._answer([waiting for waiting in batch[start : start + size] if not waiting.answer.done()])
         self._task = None
         self._look()
@@ -115,7 +117,7 @@ class BatchedModel:
             answers = await asyncio.get_running_loop().run_in_executor(self._thread, self._generate, requests)
             if len(answers) != len(batch):
                 raise EngineError(f"the generator gave {len(answers)} answers to {len(batch)} requests")
-        except Exception as error:  # noqa: BLE001 -- whatever it is, the rollouts of the batch meet it
+        except Exception as error:  # noqa: BLE001 -- any error is raised in all rollouts of the batch
             for waiting in batch:
                 if not waiting.answer.done():
                     waiting.answer.set_exception(error)

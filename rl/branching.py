@@ -1,7 +1,7 @@
-"""Entropy branching: how sure a model was in a turn, and whether its trajectory is continued more than once.
+"""Entropy branching: measure a model's uncertainty in a turn, and decide whether its trajectory branches.
 
-ARPO (arXiv 2507.19849), with a baseline of each trajectory's own. Entropies are means per token, as shares of the
-logarithm of the vocabulary's size. Normative: docs/behaviour/group-rollouts.md, part "Branching".
+After ARPO (arXiv 2507.19849), but with a baseline per trajectory. Entropies are means per token, divided by the
+logarithm of the vocabulary size. Normative: docs/behaviour/group-rollouts.md, part "Branching".
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ if TYPE_CHECKING:
     from treadle.rl.config import RlOptions
 
 ENTROPY_WINDOW = 20
-"""First tokens of a turn whose entropy counts."""
+"""Number of tokens at the start of a turn whose entropy counts."""
 
 
 def position_entropy(logprobs: Iterable[float]) -> float:
-    """Entropy in nats of one position, from the log-probabilities of the candidates that are known."""
+    """Return the entropy in nats of one position, from the log-probabilities of the known candidates."""
     return -sum(math.exp(logprob) * logprob for logprob in logprobs if logprob > -math.inf)
 
 
 def turn_entropy(completion: Completion, vocab_size: int) -> float:
-    """Mean entropy of the first tokens of a turn, in units of ln(vocab_size).
+    """Return the mean entropy of the first tokens of a turn, in units of ln(vocab_size).
 
-    Without entropies, from the surprisal of the sampled tokens, which is the same in the mean at temperature 1. A turn
-    of no token has 0. Raises ConfigError for a model that tells neither.
+    Without entropies, the surprisal of the sampled tokens is used; at temperature 1 its expectation is the same. A turn
+    without tokens has entropy 0. Raises ConfigError if the completion has neither entropies nor log-probabilities.
     """
     if completion.entropies is not None:
         values: Sequence[float] = completion.entropies[:ENTROPY_WINDOW]
@@ -46,19 +46,20 @@ def turn_entropy(completion: Completion, vocab_size: int) -> float:
 
 
 def uniform(*parts: str | int) -> float:
-    """A number in (0, 1] from what it is drawn for; the same parts give the same number."""
+    """Return a number in (0, 1] that depends only on `parts`."""
     return (derive_seed(*parts) + 1) / 2**31
 
 
 @dataclass(frozen=True, slots=True)
 class Branching:
-    """How a group comes to its size.
+    """Rule by which the trajectories of a group branch.
 
     Attributes:
-        initial_rollouts: Trajectories that start from the question; the group's size or more means no branching.
-        beam_size: Most trajectories that one becomes in a round, itself included.
-        probability: Of each attempt to branch, where the entropy is that of the trajectory's first turn.
-        entropy_weight: Added to it per unit of entropy above that.
+        initial_rollouts: Trajectories that start from the question; at the group's size or above, there is no
+            branching.
+        beam_size: Maximum number of trajectories that one becomes in a round, itself included.
+        probability: Probability of each branch attempt if the entropy equals that of the trajectory's first turn.
+        entropy_weight: Increase of that probability per unit of entropy above the first turn's.
     """
 
     initial_rollouts: int
@@ -72,7 +73,7 @@ class Branching:
 
     @classmethod
     def from_options(cls, options: RlOptions) -> Branching:
-        """The keys of `[rl]` that are about it."""
+        """Return the branching that the keys of `[rl]` define."""
         return cls(
             options.initial_rollouts or options.group_size,
             options.beam_size,
@@ -81,5 +82,8 @@ class Branching:
         )
 
     def branches(self, draw: float, rise: float) -> bool:
-        """Whether an attempt succeeds; `draw` is uniform in (0, 1], `rise` is the entropy above the baseline."""
+        """Return whether a branch attempt succeeds.
+
+        `draw` is uniform in (0, 1]; `rise` is the entropy above the baseline.
+        """
         return min(max(draw - self.entropy_weight * rise, 0.0), 1.0) <= self.probability

@@ -1,6 +1,6 @@
-"""What becomes of every question: filters first, then fronts, taken until there are enough.
+"""Choose the questions to train on: filter them, rank the rest in Pareto fronts, and take fronts up to the limit.
 
-Pure: arrays in, arrays out. The filters apply in the order of `FATES`; documented in docs/behaviour/selection.md.
+Pure functions of arrays. The filters apply in the order of `FATES`. Documented in docs/behaviour/selection.md.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ FATES = (
     "over_quota",
     "over_limit",
 )
-"""What can become of a question; only the first becomes a row."""
+"""Possible outcomes for a question, in the order of precedence; only a question with the first one becomes a row."""
 SELECTED, HELD_OUT, SELECTED_BEFORE, TOO_FEW, ALL_RIGHT, ALL_WRONG, OVER_QUOTA, OVER_LIMIT = range(len(FATES))
 GRADED = "qa"
-"""The domain whose correctness is an F1; in all others it is 0 or 1."""
+"""The domain whose correctness is an F1 score; in all other domains correctness is 0 or 1."""
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One value per question; arrays of the same length."""
+    """Result of a selection: one value per question, in sequences and arrays of the same length."""
 
     keys: Sequence[str]
     domains: Sequence[str]
@@ -43,38 +43,41 @@ class Choice:
     fate: np.ndarray
     """Index into FATES, uint8."""
     rank: np.ndarray
-    """Front, int32; -1 for questions that a filter left out."""
+    """Pareto front, int32; -1 for questions that a filter removed."""
     distance: np.ndarray
-    """Crowding distance, inf at the boundary; nan as above."""
+    """Crowding distance, float64; inf at the boundary of a front, nan for questions that a filter removed."""
     place: np.ndarray
-    """Place among the selected ones in the order of the selection, from 0, int64; -1 for all others."""
+    """Position in the order of selection, from 0, int64; -1 for questions that are not selected."""
     quotas: Mapping[Domain, int]
-    """Domain -> most questions, where each domain was ranked by itself; empty where all were ranked together."""
+    """Domain -> quota, if each domain was ranked separately; empty if all questions were ranked together."""
 
     @property
     def score_tool(self) -> np.ndarray:
-        """S_tool."""
+        """Standard deviation of the number of tool calls (S_tool), per question."""
         return self.dispersion.score_tool
 
     @property
     def score_corr(self) -> np.ndarray:
-        """S_corr."""
+        """Standard deviation of correctness (S_corr), per question."""
         return self.dispersion.score_corr
 
     def counts(self) -> dict[str, int]:
-        """Questions by fate, all of FATES."""
+        """Return the number of questions for each fate in FATES, zeros included."""
         counts = np.bincount(self.fate, minlength=len(FATES)).tolist()
         return dict(zip(FATES, counts, strict=True))
 
     def pools(self) -> list[tuple[str, Choice]]:
-        """What was ranked together: under quotas each domain with its questions, else all under an empty name."""
+        """Return the sets of questions that were ranked together, each with its domain.
+
+        Under quotas there is one set per domain; otherwise one set of all questions, with an empty name.
+        """
         if not self.quotas:
             return [("", self)]
         names = np.asarray(self.domains, dtype=np.str_)
         return [(domain, self._of(np.flatnonzero(names == domain))) for domain in sorted(set(self.domains))]
 
     def unfilled(self) -> list[tuple[str, int, int]]:
-        """Domain, rows and quota where there are fewer rows than the quota has room for."""
+        """Return (domain, number of rows, quota) for each quota that is not full."""
         taken = Counter(self.domains[number] for number in np.flatnonzero(self.fate == SELECTED).tolist())
         return [(name, taken[name], quota) for name, quota in sorted(self.quotas.items()) if taken[name] < quota]
 
@@ -92,7 +95,7 @@ class Choice:
         )
 
     def facts(self, number: int) -> dict[str, Any]:
-        """What `rl_rejections` says of a question, beside its data set."""
+        """Return the columns of `rl_rejections` for a question, except its data set."""
         dispersion, rank = self.dispersion, int(self.rank[number])
         return {
             "question_key": self.keys[number],
@@ -117,9 +120,10 @@ def choose(
     held_out: np.ndarray,
     selected_before: np.ndarray,
 ) -> Choice:
-    """Filter, rank and take. The masks (bool) say which questions are held out and which were selected before.
+    """Filter the questions, rank the rest and select up to the limit or the quotas.
 
-    Raises StageFailed where quotas are set and a domain with questions to train on has none.
+    The masks (bool, one value per question) mark questions that are held out and those that an earlier phase selected.
+    Raises StageFailed if quotas are set and a domain with training questions has none.
     """
     domain_names = np.asarray(domains, dtype=np.str_)
     _check_quotas(set(domain_names[~held_out].tolist()), options)
@@ -155,9 +159,9 @@ def _filter(
     held_out: np.ndarray,
     selected_before: np.ndarray,
 ) -> np.ndarray:
-    """Fate of each question if nothing is taken: OVER_LIMIT, or OVER_QUOTA with quotas, where it may be taken.
+    """Return the fate of each question before any is selected; the first filter that matches decides.
 
-    The first filter counts.
+    Questions that pass all filters get OVER_QUOTA if quotas are set, else OVER_LIMIT.
     """
     mixed = is_mixed(dispersion.lowest, dispersion.highest, is_graded, options.mixed_f1)
     right = dispersion.lowest >= np.where(is_graded, options.mixed_f1, 1.0)
@@ -171,7 +175,7 @@ def _filter(
 
 
 def _pools(members: np.ndarray, domains: np.ndarray, options: SelectionOptions) -> list[tuple[np.ndarray, int]]:
-    """Which questions are ranked against each other, and how many of them are taken."""
+    """Return the sets of questions that are ranked together, each with the number of questions to select from it."""
     if not options.quotas:
         return [(members, options.max_questions)]
     return [(members[domains[members] == domain], limit) for domain, limit in sorted(options.quotas.items())]

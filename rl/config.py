@@ -1,4 +1,7 @@
-"""Settings of the stage `rl`: what is reinforced, how, and by which engine. Documented in docs/behaviour/rewards.md."""
+"""Define the settings of the stage `rl`: the engine, its hyperparameters and the reward.
+
+Documented in docs/behaviour/rewards.md.
+"""
 
 from __future__ import annotations
 
@@ -48,126 +51,136 @@ ET_AGENT_7B: dict[str, Any] = {
     "gpu_memory_share": 0.5,
     "tensor_parallel": 1,
 }
-"""Reinforcement of ET-Agent (arXiv 2601.06860): its text and the launch scripts published with it, with real-token
-lengths and the strict format check in place of the scripts' own. Sigmas are those of the curriculum's phases."""
+"""Settings of ET-Agent (arXiv 2601.06860), from the paper and its published launch scripts. Lengths are counted in
+real tokens and the format check is strict, unlike in the scripts. The sigmas are set by the curriculum's phases."""
 
 
 class RlOptions(TrainingOptions):
-    """How a policy is reinforced in one phase. Group, clipping, sampling and reward are those of the paper; batch and
-    lengths fit the embedded model, and `et-agent-7b` has the paper's."""
+    """Options of the reinforcement in one phase.
+
+    Group size, clipping, sampling and reward are those of the paper; batch sizes and lengths fit the embedded model.
+    The preset `et-agent-7b` has the paper's.
+    """
 
     model_config = ConfigDict(allow_inf_nan=False)
 
     PRESETS: ClassVar[dict[str, dict[str, Any]]] = {"et-agent-7b": ET_AGENT_7B}
 
     engine: Literal["trl", "verl"] = "trl"
-    """What trains: TRL, on one machine, CPU or GPUs; or verl, on GPUs, one machine or several."""
+    """Training engine: TRL, on one machine with CPU or GPUs; or verl, on the GPUs of one or more machines."""
     start: str = "1/sft"
-    """Policy that the first phase begins with: the checkpoint of an instance of this run, `embedded`, a folder in
-    Hugging Face format, or a hub id. Each later phase begins with the policy of the one before."""
+    """Policy that the first phase starts from: the checkpoint of an instance of this run, `embedded`, a folder in
+    Hugging Face format, or a hub id. Each later phase starts from the policy of the previous phase."""
     revision: str = ""
-    """Commit or tag of a hub id; empty takes the newest. The first phase is sampled from it, too."""
+    """Commit or tag of a hub id; empty selects the newest. The first phase's rollouts are sampled from the same
+    revision."""
 
     group_size: int = Field(default=16, ge=2)
-    """Trajectories per question and step; advantages are taken within such a group."""
+    """Trajectories per question and step; advantages are computed within such a group."""
     initial_rollouts: int | None = Field(default=None, ge=1)
-    """Of them, those that begin with the bare question; the others branch off after tool results. None, or the group
-    size, means no branching."""
+    """Trajectories of a group that start from the question; the others branch off after tool results. None, or the
+    group size, disables branching."""
     beam_size: int = Field(default=2, ge=1)
-    """Most trajectories that go on from one tool result, the one that met it included."""
+    """Maximum number of trajectories that continue from one tool result, including the original one."""
     branch_probability: float = Field(default=0.5, ge=0.0, le=1.0)
-    """Probability of a branch where entropy is what it was in the trajectory's first turn."""
+    """Probability of a branch if the entropy equals that of the trajectory's first turn."""
     entropy_weight: float = Field(default=0.2, ge=0.0)
-    """How much that probability rises with entropy: per unit of the mean entropy per token, which is divided by the
-    logarithm of the size of the vocabulary."""
+    """Increase of that probability per unit of entropy. Entropy is the mean per token, divided by the logarithm of
+    the vocabulary size."""
 
     prompts_per_step: int = Field(default=4, ge=1)
-    """Questions of one step, each with its whole group."""
+    """Questions per step, each with its whole group."""
     mini_batch_prompts: int = Field(default=4, ge=1)
-    """Questions of one update; a step makes as many updates as it has mini-batches."""
+    """Questions per update; a step makes one update per mini-batch."""
     num_epochs: int = Field(default=1, ge=1)
-    """Passes over the rows; the questions that are left over at the end of a pass are dropped."""
+    """Passes over the rows; questions that do not fill a step at the end of a pass are dropped."""
     max_steps: int | None = Field(default=None, ge=1)
-    """Most steps; none means all that the passes give."""
+    """Maximum number of steps; None runs all steps of the passes."""
 
     learning_rate: float = Field(default=1e-5, gt=0.0)
     """Learning rate of AdamW."""
     lr_scheduler_type: Literal["constant", "linear", "cosine"] = "constant"
-    """How it falls over the steps."""
+    """Schedule of the learning rate over the steps."""
     weight_decay: float = Field(default=0.01, ge=0.0)
     """Weight decay of AdamW."""
     max_grad_norm: float = Field(default=1.0, gt=0.0)
-    """Gradients are clipped to this norm."""
+    """Norm to which gradients are clipped."""
     clip_low: float = Field(default=0.2, gt=0.0, lt=1.0)
-    """How far below 1 the probability ratio of a token counts."""
+    """Lower clipping range: the probability ratio of a token is clipped at 1 minus this."""
     clip_high: float = Field(default=0.2, gt=0.0)
-    """How far above 1 it counts."""
+    """Upper clipping range: the probability ratio of a token is clipped at 1 plus this."""
     dual_clip: float | None = Field(default=3.0, gt=1.0)
-    """Highest ratio that counts where the advantage is negative; none means no bound."""
+    """Upper bound of the probability ratio for tokens with a negative advantage; None means no bound."""
     loss_agg: Literal["token_mean", "sequence_mean"] = "token_mean"
-    """Mean of the loss over all tokens of an update, or over each trajectory first."""
+    """Averaging of the loss: over all tokens of an update, or over each trajectory first."""
     kl_coef: float = Field(default=0.0, ge=0.0)
-    """Weight of the divergence from the start policy in the loss; at 0 no reference model is loaded."""
+    """Weight of the KL divergence from the start policy in the loss; at 0 no reference model is loaded."""
 
     temperature: float = Field(default=1.0, gt=0.0)
-    """Softmax temperature of training rollouts; validation is greedy."""
+    """Sampling temperature of training rollouts; validation is greedy."""
     top_p: float = Field(default=1.0, gt=0.0, le=1.0)
-    """Share of probability mass that is sampled from."""
+    """Nucleus sampling: share of probability mass to sample from."""
     top_k: int = Field(default=-1, ge=-1)
-    """Number of most likely tokens that are sampled from; -1 means all."""
+    """Number of most likely tokens to sample from; -1 means all."""
     max_prompt_tokens: int = Field(default=1024, ge=1)
-    """Rows and validation questions with longer prompts, system message included, are left out and counted."""
+    """Maximum prompt length in tokens, system message included; rows and validation questions with longer prompts
+    are left out and counted."""
     max_response_tokens: int = Field(default=1024, ge=1)
-    """Longest trajectory after the prompt, tool results included."""
+    """Maximum length in tokens of a trajectory after the prompt, tool results included."""
     max_new_tokens: int | None = Field(default=None, ge=1)
-    """Most new tokens of one turn, at most `max_response_tokens`; none means what is left of the trajectory."""
+    """Maximum number of new tokens per turn, at most `max_response_tokens`; None means what is left of the
+    trajectory."""
 
     scale: float = Field(default=2.0, gt=0.0)
-    """Upper bound of both efficiency factors; 2 makes a factor 1 at the group's mean."""
+    """Upper bound of both efficiency factors; at 2, a factor is 1 at the group's mean."""
     format_mode: Literal["strict", "loose"] = "strict"
-    """Format check: the rules of the quality gate, or the five of the published program."""
+    """Format check: the rules of the quality gate (`strict`), or the five rules of the program published with the
+    paper (`loose`)."""
     format_penalty: float = Field(default=1.0, ge=0.0)
-    """What breaking the format costs."""
+    """Amount subtracted from the reward of a trajectory that breaks the format."""
     flat_penalty: bool = False
-    """Whether a trajectory of broken format scores the penalty alone, however right its answer is; otherwise a right
-    answer in broken format scores about as much as a wrong one in good format."""
+    """Whether a trajectory that breaks the format scores the penalty alone, even if its answer is right. If false, a
+    right answer in broken format scores about as much as a wrong answer in good format."""
     length_scope: Literal["model", "all"] = "model"
-    """Tokens that count as length: those the model wrote, or results too."""
-    symbolic: bool = False
-    """Whether computer algebra decides what the cheaper layers of math equality leave open, as in `scores`."""
+    """Tokens that count towards the length: those that the model wrote (`model`), or tool results too (`all`)."""
+    symbolic: bool | None = None
+    """Whether to use computer algebra for math answers that the cheaper checks cannot decide. None: the setting of
+    `scores` in the same phase, so that selection and reward agree. Limits are those of `scores`."""
 
     sigma_tool: float | None = Field(default=None, ge=0.0)
-    """How steeply calls beyond the group's mean lower the reward; none means that of the phase in `curriculum`."""
+    """Weight of tool calls in the reward: how steeply it falls per call above the group's mean. None: the value of
+    the phase in `curriculum`."""
     sigma_length: float | None = Field(default=None, ge=0.0)
-    """The same for length, in standard deviations; none means that of the phase."""
+    """Weight of length in the reward: how steeply it falls per standard deviation above the group's mean. None: the
+    value of the phase in `curriculum`."""
     sigma_decay: Literal["none", "linear"] = "none"
-    """How both sigmas change within a phase: not at all, or in a line down to 0 at its last step."""
+    """Decay of both sigmas within a phase: none, or linear down to 0 at its last step."""
     allow_plain: bool = False
-    """Whether both sigmas may be 0, which rewards nothing but right answers in good format."""
+    """Whether to allow both sigmas to be 0, which rewards only right answers in good format."""
 
     validation_questions: int = Field(default=0, ge=0)
-    """Held-out questions that are answered greedily now and then; 0 means no validation."""
+    """Number of held-out questions that are answered greedily in each validation; 0 disables validation."""
     validation_steps: int = Field(default=10, ge=1)
     """Steps between validations; the last step is validated too."""
     checkpoint_rule: Literal["last", "best"] = "last"
-    """Which saved policy is handed over: the last one, or the one with the most right answers in validation, among
-    equals the most efficient one."""
+    """Saved policy that becomes the checkpoint: the last one, or the one with the highest correctness in validation;
+    ties go to the most efficient one."""
     save_steps: int = Field(default=10, ge=1)
-    """Steps between saved states, from which a training that was cut off goes on; the last step is saved too."""
+    """Steps between saved states, from which an interrupted training resumes; the last step is saved too."""
 
     extra: dict[str, JsonValue] = {}
-    """Any other key of the engine's own configuration, checked by the engine before training begins."""
+    """Any other keys of the engine's own configuration; the engine checks them before training begins."""
 
     num_nodes: Operational[int] = Field(default=1, ge=1)
-    """Machines that train together; verl only."""
+    """Number of machines that train together; verl only."""
     per_device_batch_size: Operational[int | None] = Field(default=None, ge=1)
-    """Trajectories that a device works at together; none means as many of the longest as make 8,192 tokens, on a CPU
-    whole groups of up to 32,768 tokens. verl packs tokens: room for two of the longest for each; with none for two of
-    the longest in all, at least 8,192 tokens."""
+    """Trajectories per device and micro-batch. None: on a GPU, as many of the longest as make 8,192 tokens; on a
+    CPU, whole groups of up to 32,768 tokens. verl bounds tokens instead: twice the longest trajectory for each; with
+    None, twice the longest, but at least 8,192."""
     gpu_memory_share: Operational[float] = Field(default=0.5, gt=0.0, lt=1.0)
-    """Share of each GPU's memory that vLLM takes for rollouts."""
+    """Share of each GPU's memory that vLLM uses for rollouts."""
     tensor_parallel: Operational[int] = Field(default=1, ge=1)
-    """GPUs over which vLLM spreads the policy."""
+    """Number of GPUs over which vLLM shards the policy."""
 
     @model_validator(mode="after")
     def _check_extra(self) -> RlOptions:
@@ -225,12 +238,12 @@ class RlOptions(TrainingOptions):
 
     @property
     def branches(self) -> bool:
-        """Whether trajectories branch."""
+        """True if trajectories branch."""
         return self.initial_rollouts is not None and self.initial_rollouts < self.group_size
 
     @property
     def reward(self) -> RewardOptions:
-        """What the reward is made with, besides sigmas."""
+        """Constants of the reward, without the sigmas."""
         return RewardOptions(
             scale=self.scale,
             format_mode=self.format_mode,
@@ -240,18 +253,29 @@ class RlOptions(TrainingOptions):
         )
 
 
+class AlgebraLimits(Section):
+    """Resource limits of one comparison by computer algebra."""
+
+    limit_s: float = Field(default=2.0, gt=0.0, le=600.0)
+    """CPU time in seconds; if a comparison takes longer, the answers count as not equal."""
+    memory_mib: int = Field(default=1024, ge=256)
+    """Address space of the comparing process, in MiB."""
+
+
 class RlSettings(Section):
-    """All that an instance of the stage reads."""
+    """All settings that an instance of the stage reads."""
 
     options: RlOptions = RlOptions()
-    """How this phase reinforces; both sigmas are numbers here."""
+    """Options of this phase; both sigmas are resolved to numbers here."""
     phase: int = Field(default=1, ge=1)
     """Number of the phase, from 1."""
     phases: Operational[int] = Field(default=1, ge=1)
-    """Phases of the curriculum; further ones change nothing in the earlier ones."""
+    """Number of phases in the curriculum; adding phases does not change earlier ones."""
     environment: EnvironmentSettings = EnvironmentSettings()
-    """What the policy meets: the same as in every rollout of the run."""
+    """Environment of the policy: the same as in every rollout of the run."""
+    algebra: AlgebraLimits | None = None
+    """Limits of computer algebra in the reward, taken from the phase's `scores`; None if it is not used."""
     model_digest: str = ""
-    """Digest of the files of the policy that training begins with; empty for a hub id or an input."""
+    """Digest of the files of the policy that training starts from; empty for a hub id or an input."""
     seed: int = 0
-    """The run's seed."""
+    """Seed of the run."""

@@ -1,4 +1,4 @@
-"""The curriculum: how many phases there are, how their sigmas fall, and which policy each of them begins with.
+"""Define the curriculum: the number of phases, their sigmas, and the policy that each starts from.
 
 Phase k samples trajectories with policy k-1, selects questions whose trajectories still differ, and trains policy k on
 them. Documented in docs/behaviour/curriculum.md.
@@ -17,7 +17,7 @@ from treadle.core.stage import Address
 
 MAX_PHASES = 20
 PHASED_STAGES = ("rollouts", "scores", "selection", "rl")
-"""Stages with an instance for every phase, in the order of their work."""
+"""Stages with an instance per phase, in the order in which they run."""
 
 _PHASE = re.compile(r"phase-([1-9]\d{0,3})")
 
@@ -25,31 +25,43 @@ Sigma = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
 
 
 class PhaseRollouts(RolloutOptions):
-    """Trajectories that the questions of a phase are selected by; keys as in `rollouts`."""
+    """Rollouts from which the questions of a phase are selected.
+
+    The keys are those of `rollouts`, but they are locked in a run, because they decide what policies are trained on.
+    """
 
     role: ClassVar[str] = "policy"
     samples_per_question: int = Field(default=16, ge=1)
-    """K: trajectories per question, whose spread decides what is selected."""
+    """Trajectories per question (K); the selection uses their spread."""
+    max_questions: int | None = Field(default=None, ge=1)
+    """Maximum number of questions, taken in their order; None means all."""
+    max_questions_per_dataset: int | None = Field(default=None, ge=1)
+    """Maximum number of questions per data set; None means all."""
+    datasets: tuple[str, ...] = ()
+    """Data sets to answer; empty means all."""
     split: Literal["train", "heldout"] | None = "train"
-    """Part of the questions to answer; none means both."""
+    """Split of the questions to answer; None means both."""
 
 
 class CurriculumSettings(Section):
-    """Phases of reinforcement learning, each of which samples, selects and trains with the policy of the one before.
+    """Phases of reinforcement learning; each samples, selects and trains with the policy of the previous phase.
 
-    Every phase is `rollouts@phase-<k>`, `scores@phase-<k>`, `selection@phase-<k>` and `rl@phase-<k>`."""
+    The stages of a phase are `rollouts@phase-<k>`, `scores@phase-<k>`, `selection@phase-<k>` and `rl@phase-<k>`.
+    """
 
     phases: Operational[int] = Field(default=3, ge=1, le=MAX_PHASES)
-    """Number of phases; a run may get further ones, with a sigma more in each list."""
+    """Number of phases; it can be raised in an existing run, with one more sigma in each list."""
     sigma_tool: Growing[tuple[Sigma, ...]] = (0.1, 0.05, 0.025)
-    """How strongly tool calls above the group's mean lower the reward, by phase; `rl.sigma_tool` overrules all."""
+    """Weight of tool calls in the reward, by phase: how steeply it falls per call above the group's mean;
+    `rl.sigma_tool` overrides all."""
     sigma_length: Growing[tuple[Sigma, ...]] = (0.1, 0.05, 0.025)
-    """The same for the length, in standard deviations of the group; `rl.sigma_length` overrules all."""
+    """Weight of length in the reward, by phase: how steeply it falls per standard deviation above the group's mean;
+    `rl.sigma_length` overrides all."""
     sampling_model: str | None = None
-    """Model whose settings serve the policy of a phase, by its name under `models`: what its server loads is replaced
-    by that policy. None: the policy of `pools`."""
+    """Name under `models` of the model whose settings serve the policy of a phase; the policy replaces the weights
+    that its server loads. None: the policy of `pools`."""
     rollouts: PhaseRollouts = PhaseRollouts()
-    """Stage `rollouts` of every phase."""
+    """Settings of the stage `rollouts` in every phase."""
 
     @model_validator(mode="after")
     def _check_lengths(self) -> CurriculumSettings:
@@ -59,26 +71,26 @@ class CurriculumSettings(Section):
         return self
 
     def sigmas(self, phase: int) -> tuple[float, float]:
-        """Sigmas of a phase, counted from 1: of tool calls and of the length."""
+        """Return the sigmas of a phase, counted from 1: (tool calls, length)."""
         return self.sigma_tool[phase - 1], self.sigma_length[phase - 1]
 
 
 def phase_name(phase: int) -> str:
-    """What stands for a phase in addresses and rows, such as `phase-2`."""
+    """Return the name of a phase in addresses and rows, such as `phase-2`."""
     return f"phase-{phase}"
 
 
 def phase_of(name: str | None) -> int | None:
-    """The phase that a name stands for; None for another one."""
+    """Return the number of the phase with this name; None if it is not a phase's name."""
     match = _PHASE.fullmatch(name or "")
     return int(match[1]) if match else None
 
 
 def phase_addresses(iteration: int, phase: int) -> tuple[Address, ...]:
-    """The instances of one phase, producers first."""
+    """Return the addresses of the stages of one phase, producers first."""
     return tuple(Address(iteration, stage, phase_name(phase)) for stage in PHASED_STAGES)
 
 
 def policy_before(start: str, iteration: int, phase: int) -> str:
-    """What a phase begins with: `start`, or the address of the training before it."""
+    """Return the policy that a phase starts from: `start`, or the address of the previous phase's training."""
     return start if phase == 1 else str(Address(iteration, "rl", phase_name(phase - 1)))

@@ -1,4 +1,4 @@
-"""Curves of a reinforcement: a picture in the artifact, and a line of blocks in terminal and UI while it goes on."""
+"""Draw the curves of a reinforcement: a picture for the artifact, and sparklines for the terminal and the UI."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from treadle.rl.training_events import RlStep, Validation
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _MEAN_OVER = 8
-"""Steps of the moving mean: single steps of small batches say little."""
+"""Number of steps in the moving mean, because single steps of small batches are noisy."""
 _MOST_AT_AN_END = 10
-"""Steps at either end of a training that are told as one mean, at most."""
+"""Maximum number of steps at either end of a training that are averaged."""
 
 StepValue = Callable[[RlStep], float | None]
 ValidationValue = Callable[[Validation], float | None]
@@ -31,9 +31,9 @@ _PANELS_PER_ROW = len(_PANELS) // 2
 
 
 def sparkline(values: Sequence[float | None], width: int = 12) -> str:
-    """The newest values as `width` blocks at most, from the lowest among them to the highest; a blank for none.
+    """Return the newest values as at most `width` block characters, scaled from their minimum to their maximum.
 
-    Equal values are a line at half height.
+    A missing value is a blank; equal values are a line at half height.
     """
     newest = list(values)[-width:]
     known = [value for value in newest if value is not None]
@@ -49,7 +49,7 @@ def sparkline(values: Sequence[float | None], width: int = 12) -> str:
 
 
 def moving_mean(values: Sequence[float | None], width: int = _MEAN_OVER) -> list[float | None]:
-    """At each place the mean of what is known of the last `width` values; None where nothing is."""
+    """Return for each position the mean of the known values among the last `width`; None if there is none."""
     means: list[float | None] = []
     for place in range(len(values)):
         known = [value for value in values[max(0, place - width + 1) : place + 1] if value is not None]
@@ -58,24 +58,24 @@ def moving_mean(values: Sequence[float | None], width: int = _MEAN_OVER) -> list
 
 
 def end_steps(num_steps: int) -> int:
-    """How many of the first steps, and of the last, are told as one mean: a third of all, from 1 to 10.
+    """Return how many steps to average at the start and at the end of a training: a third of all, from 1 to 10.
 
-    Fewer would tell which questions were drawn rather than how the policy changed; the ends do not overlap, but for a
-    single step.
+    Fewer steps would show which questions were drawn rather than how the policy changed. The two ends overlap only if
+    there is a single step.
     """
     return max(1, min(_MOST_AT_AN_END, num_steps // 3))
 
 
 def unequal_share(step: RlStep) -> float | None:
-    """Share of groups from which something is learnt."""
+    """Return the share of groups with unequal rewards, which give a gradient; None without groups."""
     return 1.0 - step.num_equal_groups / step.num_groups if step.num_groups else None
 
 
 def draw_curves(steps: Sequence[RlStep], validations: Sequence[Validation], chosen_step: int) -> bytes:
-    """An SVG of reward, correctness, format, answers, calls, length, time-outs and unequal groups over the steps.
+    """Return an SVG with one panel per figure over the steps, such as reward, correctness, format and length.
 
-    Equal data gives equal bytes. Light: each step; dark: the moving mean over 8 of them; red: validation; dotted: the
-    step handed over. Raises ConfigError without matplotlib.
+    Equal data gives equal bytes. Light: each step; dark: the moving mean over 8 steps; red: validation; dotted: the
+    chosen step. Raises ConfigError without matplotlib.
     """
 
     def draw(figure: Any) -> None:

@@ -1,4 +1,4 @@
-"""How far the rollouts of a question disagree: the two objectives of the selection, and whether they are mixed.
+"""Measure how far the rollouts of a question disagree: the two objectives of the selection, and mixed outcomes.
 
 Documented in docs/behaviour/selection.md; after ET-Agent (arXiv 2601.06860), section 3.3.
 """
@@ -12,34 +12,37 @@ import numpy as np
 from treadle.core.errors import DataError
 
 MILLION = 1_000_000
-"""Correctness is counted in millionths, as whole numbers: sums are then exact, and equal outcomes give equal points
-whatever the order of the rollouts."""
+"""Scale of correctness, which is counted in millionths as integers: sums are exact, so equal outcomes give equal
+points in any order of the rollouts."""
 MOST_ROLLOUTS = 3_000
-"""More rollouts of one question would overflow the sums."""
+"""Maximum number of rollouts per question; more would overflow the integer sums."""
 _START = 1_024
 
 
 class Dispersion(NamedTuple):
-    """One value per question; arrays of the same length."""
+    """Statistics with one value per question; arrays of the same length."""
 
     num_rollouts: np.ndarray
-    """All rollouts, int64."""
+    """Number of all rollouts, int64."""
     num_usable: np.ndarray
-    """Of these, those that count below, int64."""
+    """Number of usable rollouts, int64; the statistics below cover these."""
     mean: np.ndarray
-    """Mean correctness, float64; nan where none is usable, as everywhere below."""
+    """Mean correctness, float64; this and all statistics below are nan if no rollout is usable."""
     score_tool: np.ndarray
     """S_tool: population standard deviation of executed calls."""
     score_corr: np.ndarray
     """S_corr: population standard deviation of correctness."""
     lowest: np.ndarray
-    """Least correctness."""
+    """Minimum correctness."""
     highest: np.ndarray
-    """Greatest correctness."""
+    """Maximum correctness."""
 
 
 class DispersionSums:
-    """Sums per question, added to batch by batch in any order: about 70 bytes per question, however many rollouts."""
+    """Running sums per question, batch by batch in any order.
+
+    Memory: about 70 bytes per question, for any number of rollouts.
+    """
 
     def __init__(self) -> None:
         self._rollouts, self._usable = _zeros(), _zeros()
@@ -49,10 +52,10 @@ class DispersionSums:
         self._num_questions = 0
 
     def add(self, questions: np.ndarray, calls: np.ndarray, correctness: np.ndarray) -> None:
-        """Count rollouts: number of the question (int64, from 0), executed calls, correctness in [0, 1].
+        """Add rollouts: number of the question (int64, from 0), executed calls, correctness in [0, 1].
 
         A correctness of nan marks a rollout that is not usable: lost to infrastructure, or without a verdict. Raises
-        ValueError where the three differ in length or correctness lies elsewhere.
+        ValueError if the arrays differ in length or a correctness is outside [0, 1].
         """
         if not len(questions) == len(calls) == len(correctness):
             raise ValueError(
@@ -89,7 +92,7 @@ class DispersionSums:
                 setattr(self, name, np.concatenate([values, np.zeros(max(size, num_questions - size), np.int64)]))
 
     def totals(self) -> Dispersion:
-        """The objectives of every question; raises DataError for more than `MOST_ROLLOUTS` of one."""
+        """Return the statistics of every question; raise DataError if one has more than `MOST_ROLLOUTS` rollouts."""
         count = self._num_questions
         usable = self._usable[:count]
         if (most := int(self._rollouts[:count].max(initial=0))) > MOST_ROLLOUTS:
@@ -103,7 +106,7 @@ class DispersionSums:
             return found
 
         def deviation(values: np.ndarray, squares: np.ndarray, unit: int) -> np.ndarray:
-            # Whole numbers above and below one division: equal deviations are equal, whatever the number of rollouts.
+            # One division of two integers, so that equal deviations are equal floats for any number of rollouts.
             spread = usable * squares[:count] - values[:count] * values[:count]
             root: np.ndarray = np.sqrt(quotient(spread, (usable * unit) ** 2))
             return root
@@ -121,9 +124,9 @@ class DispersionSums:
 
 
 def is_mixed(lowest: np.ndarray, highest: np.ndarray, is_graded: np.ndarray, mixed_f1: float) -> np.ndarray:
-    """Whether some rollouts of each question are right and some wrong (bool array).
+    """Return whether each question has both right and wrong rollouts (bool array).
 
-    `is_graded`: the question is scored by F1, so that `mixed_f1` divides right from wrong; else by 0 or 1.
+    If `is_graded`, the question is scored by F1 and `mixed_f1` separates right from wrong; else correctness is 0 or 1.
     """
     graded = (highest >= mixed_f1) & (lowest < mixed_f1)
     plain = (highest >= 1.0) & (lowest <= 0.0)

@@ -1,6 +1,6 @@
-"""The dump of rollouts: one file of JSON lines per step, written in the engine's process, read by the stage.
+"""Dump rollouts to one JSON Lines file per step; the engine's process writes them and the stage reads them.
 
-A line has the columns of the table `rl_rollouts`. Light to import: the standard library only.
+A line has the columns of the table `rl_rollouts`. Only the standard library is imported.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ _NUMBERS = ("correctness", "f_tool", "f_len", "f_format", "tool_mean", "length_m
 
 
 def write_step(folder: Path, step: int, groups: Sequence[Group], rewards: Sequence[Sequence[Reward]]) -> None:
-    """Write the rollouts of one step (counted from 1), in the order given; the file appears whole.
+    """Write the rollouts of one step (counted from 1) in the order given; the file is replaced atomically.
 
-    A step that is done again after a kill replaces what was written first.
+    If a step is repeated after a kill, its file is overwritten.
     """
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"step-{step:06d}.jsonl"
@@ -36,7 +36,7 @@ def write_step(folder: Path, step: int, groups: Sequence[Group], rewards: Sequen
 
 
 def rollout_row(step: int, group: Group, made: GroupTrajectory, reward: Reward) -> dict[str, Any]:
-    """One row of `rl_rollouts`."""
+    """Return one row of `rl_rollouts`."""
     question = group.question
     numbers = {name: getattr(reward, name) if reward.scored else None for name in _NUMBERS}
     return {
@@ -64,7 +64,7 @@ def rollout_row(step: int, group: Group, made: GroupTrajectory, reward: Reward) 
 
 
 def read_steps(folder: Path, num_steps: int) -> Iterator[list[dict[str, Any]]]:
-    """The rows of each dumped step up to `num_steps`, in the order of steps."""
+    """Yield the rows of each dumped step up to `num_steps`, in the order of the steps."""
     if not folder.is_dir():
         return
     parts = {int(match[1]): path for path in folder.iterdir() if (match := _PART.fullmatch(path.name))}

@@ -1,7 +1,7 @@
-"""The run's environment inside an engine's process: the same tools, prompt and limits as everywhere.
+"""Open the run's environment in an engine's process, with the same tools, prompt and limits as in every rollout.
 
-An engine gets the settings that the stage was given, with paths and the interpreter of programs filled in, and their
-digest; an environment that is another one by then is refused. docs/behaviour/group-rollouts.md, part "The environment".
+An engine gets the stage's settings, with paths and the interpreter of programs filled in, and their digest. An
+environment with another digest is refused. See docs/behaviour/group-rollouts.md, part "The environment".
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from treadle.agent.rollout import ChatCodec, Model, RolloutEngine, RolloutLimits
 from treadle.agent.tools.outcome import Tool
 from treadle.core.errors import ConfigError
 from treadle.core.llm.config import Sampling
+from treadle.core.steady_loop import SteadyLoop
 from treadle.rl.batching import Attendance
 from treadle.rl.branching import Branching
 from treadle.rl.groups import GroupRollouts
@@ -31,13 +32,13 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class OpenEnvironment:
-    """An environment whose tools are open."""
+    """An environment with open tools."""
 
     settings: EnvironmentSettings
     tools: Mapping[str, Tool]
 
     def episode(self) -> ToolEnvironment:
-        """The environment of one trajectory."""
+        """Return the environment of one trajectory."""
         return ToolEnvironment(self.settings, self.tools)
 
     def engine(
@@ -49,7 +50,7 @@ class OpenEnvironment:
         max_response_tokens: int | None = None,
         max_model_len: int | None = None,
     ) -> RolloutEngine:
-        """A rollout engine with the environment's limits; the lesser bound of the assistant's turn holds."""
+        """Return a rollout engine with the environment's limits; the smaller limit of the assistant's turn applies."""
         settings = self.settings
         bounds = [bound for bound in (settings.max_trajectory_tokens, max_response_tokens) if bound is not None]
         limits = RolloutLimits(
@@ -68,7 +69,7 @@ class OpenEnvironment:
         vocab_size: int,
         attendance: Attendance | None = None,
     ) -> GroupRollouts:
-        """Groups of rollouts in this environment; `attendance` is that of a `BatchedModel`."""
+        """Return a runner of groups in this environment; `attendance` is that of the `BatchedModel`, if any."""
         return GroupRollouts(
             engine=engine,
             new_environment=self.episode,
@@ -86,26 +87,28 @@ async def open_environment(
     digest: str = "",
     interpreter: Path | None = None,
 ) -> AsyncIterator[OpenEnvironment]:
-    """Open the tools for the time of the block.
+    """Open the tools for the duration of the block.
 
-    `digest` is what the environment must have, empty for any; `interpreter` runs programs unless the settings name one.
-    Raises ConfigError where the digest is another one, and ToolError or EndpointUnavailable where a tool cannot be
-    opened.
+    `digest` is the expected digest, or empty to accept any; `interpreter` runs programs unless the settings name one.
+    Raises ConfigError if the digest differs, and ToolError or EndpointUnavailable if a tool cannot be opened.
     """
     found = settings.digest()
     if digest not in ("", found):
         raise ConfigError(
             f"the environment in this engine ({found[:12]}) is not that of the run ({digest[:12]}): another version of "
-            "Treadle made the plan; make it anew"
+            "Treadle made the plan; make it again"
         )
     settings = with_interpreter(settings, interpreter)
     async with Opening(TokenBudget(None)) as opening:
-        # A policy in training asks what nobody asked before it: that ends no training.
+        # A policy in training sends new queries, so a query that is not on record must not end the training.
         yield OpenEnvironment(settings, await opening.tools(settings, None, misses_are_empty=True))
 
 
 def with_interpreter(settings: EnvironmentSettings, interpreter: Path | None) -> EnvironmentSettings:
-    """The settings with a Python for programs, unless they name one; it must hold the packages of the sandbox."""
+    """Return the settings with a Python interpreter for programs, unless they name one.
+
+    The interpreter must have the packages of the sandbox.
+    """
     sandbox = settings.python.sandbox
     if interpreter is None or sandbox.interpreter is not None:
         return settings
@@ -114,9 +117,9 @@ def with_interpreter(settings: EnvironmentSettings, interpreter: Path | None) ->
 
 
 class ResidentEnvironment:
-    """An environment for engines that are not asynchronous: it stays open, on an event loop in a thread of its own.
+    """An open environment for synchronous engines, on an event loop in a separate thread.
 
-    Tools go on by themselves (keeping sandboxes warm, say) while the engine trains.
+    Background work of the tools, such as keeping sandboxes warm, continues while the engine trains.
     """
 
     def __init__(
@@ -126,15 +129,15 @@ class ResidentEnvironment:
         digest: str = "",
         interpreter: Path | None = None,
     ) -> None:
-        """The same as for `open_environment`."""
+        """Prepare an environment with the arguments of `open_environment`; entering the block opens it."""
         self._context = open_environment(settings, digest=digest, interpreter=interpreter)
-        self._loop = asyncio.new_event_loop()
+        self._loop = SteadyLoop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="environment", daemon=True)
         self._open: OpenEnvironment | None = None
 
     @property
     def open(self) -> OpenEnvironment:
-        """The open environment; use what it makes in `run` only."""
+        """The open environment; use objects that it makes only in `run`."""
         if self._open is None:
             raise RuntimeError("a resident environment is used outside of its block")
         return self._open
@@ -156,7 +159,7 @@ class ResidentEnvironment:
             self._stop()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Wait for something on the loop; interrupted, it is cancelled there."""
+        """Run a coroutine on the event loop and return its result; cancel it there if this thread is interrupted."""
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result()

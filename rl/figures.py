@@ -1,4 +1,4 @@
-"""What a step and a validation amount to, as the figures that every engine reports.
+"""Compute the figures of a step and of a validation that every engine reports.
 
 Means are over scored trajectories. Documented in docs/behaviour/rewards.md.
 """
@@ -17,7 +17,7 @@ CUT_OFF = frozenset({"length", "budget", "context_full"})
 
 
 def step_figures(groups: Iterable[Sequence[Reward]]) -> dict[str, Any]:
-    """Figures of one training step from the rewards of its groups; means are None where nothing was scored.
+    """Return the figures of one training step from the rewards of its groups; means are None if nothing was scored.
 
     `reward_std` is the mean over groups of the standard deviation (n - 1) within each: at 0 there is nothing to learn.
     """
@@ -47,10 +47,10 @@ def step_figures(groups: Iterable[Sequence[Reward]]) -> dict[str, Any]:
 
 
 def validation_figures(rewards: Sequence[Reward], domains: Sequence[str]) -> dict[str, Any]:
-    """Figures of one validation, one trajectory per question, as a whole and under `by_domain`.
+    """Return the figures of one validation, with one trajectory per question, overall and under `by_domain`.
 
     `efficiency` is the mean of correctness / max(1, calls), `executed` the share of executed calls that did not fail;
-    None where nothing was scored, or called.
+    figures are None if nothing was scored or called.
     """
     pairs = [(reward, domain) for reward, domain in zip(rewards, domains, strict=True) if reward.scored]
     names = sorted({domain for _, domain in pairs})

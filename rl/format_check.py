@@ -1,8 +1,8 @@
-r"""Whether a trajectory keeps to its format, for the reward: strictly, or as loosely as the published program.
+r"""Check a trajectory's format for the reward: strictly, or as loosely as the published program.
 
-`strict` is the gate of training rows (`treadle.agent.wellformed`): what was trained on as an example is what is then
-rewarded. `loose` has the five rules of the program published with arXiv 2601.06860, for comparison. Both read typed
-segments: what a document or a program's output quotes counts for nothing. Documented in docs/behaviour/rewards.md.
+`strict` is the check of the training rows (`treadle.agent.wellformed`), so that the reward follows the training
+examples. `loose` has the five rules of the program published with arXiv 2601.06860, for comparison. Both read typed
+segments: text quoted by a document or a program's output does not count. Documented in docs/behaviour/rewards.md.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ LOOSE_FAULTS = {
     "call_without_result": "an opened call is not closed, or no result comes after it",
     "boxed_count": r"the answer holds no `\boxed{`, or no `}`",
 }
-"""Code -> what is wrong, in the order in which faults are told; the codes are those of the strict check."""
+"""Code -> description, in the order in which faults are returned; the codes are those of the strict check."""
 
 _THINK = "think"
 
@@ -31,15 +31,15 @@ _THINK = "think"
 def format_reasons(
     segments: Sequence[Segment], mode: FormatMode = "strict", protocol: Protocol = TOOL_PROTOCOL
 ) -> tuple[str, ...]:
-    """Codes of the rules that a turn breaks; empty where its format is good."""
+    """Return the codes of the rules that a turn breaks; empty if its format is good."""
     return tuple(format_faults(segments, protocol) if mode == "strict" else loose_faults(segments, protocol))
 
 
 def loose_faults(segments: Sequence[Segment], protocol: Protocol = TOOL_PROTOCOL) -> list[str]:
-    """Codes of LOOSE_FAULTS, in their order.
+    """Return the codes of LOOSE_FAULTS that apply, in their order.
 
     Accepts what the published program accepts: text after the answer, thoughts closed before they open, results without
-    a call, a result of one tool for the call of the other.
+    a call, and a result of one tool for the call of another.
     """
     text = _skeleton(segments, protocol)
     think, answer = protocol.by_name[_THINK], protocol.by_name[protocol.answer]
@@ -59,9 +59,9 @@ def loose_faults(segments: Sequence[Segment], protocol: Protocol = TOOL_PROTOCOL
 
 
 def _skeleton(segments: Sequence[Segment], protocol: Protocol) -> str:
-    """What the model wrote, with each result as an empty block; a model cannot write results, so their markers go.
+    """Return the model's text with each tool result as an empty block and the model's own result markers removed.
 
-    Each leaves a character behind, so that what stood around it cannot close up to another marker.
+    A removed marker leaves a NUL character, so that the text around it cannot form another marker.
     """
     result = protocol.by_name[RESULT]
     block = result.opening + result.closing
@@ -70,7 +70,7 @@ def _skeleton(segments: Sequence[Segment], protocol: Protocol) -> str:
 
 
 def _calls_have_results(text: str, tool: str, protocol: Protocol) -> bool:
-    """Whether each opening marker of a tool is followed by its closing one and then by a result, read left to right."""
+    """Return whether each opening marker of a tool is followed by its closing marker and then by a result."""
     tag, result = protocol.by_name[tool], protocol.by_name[RESULT]
     position = 0
     while (start := text.find(tag.opening, position)) >= 0:

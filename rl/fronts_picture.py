@@ -1,4 +1,4 @@
-"""The picture of a selection: questions in the plane of both objectives, the fronts, how right the questions are."""
+"""Draw a selection: the questions in the plane of both objectives, the fronts, and the questions' correctness."""
 
 from __future__ import annotations
 
@@ -11,16 +11,19 @@ from treadle.rl.choice import SELECTED, Choice
 from treadle.rl.selection_report import TENTHS, fronts_of, tenths
 
 _POINTS_SHOWN = 2_000
-"""More distinct points would make a file that browsers open slowly; they are then thinned out evenly."""
+"""Maximum number of distinct points per series; more make a file that browsers open slowly, so they are thinned out
+evenly."""
 _SIZES = ((1, 2.5), (2, 4.0), (8, 6.0))
-"""From so many questions on one point it is drawn so large."""
+"""Pairs of a minimum number of questions on a point and the size of its marker."""
 _LINES_SHOWN = 5
 _GREY = "#c8c8c8"
 
 
 def draw_fronts(choice: Choice) -> bytes:
-    """An SVG, with a row for each domain under quotas; equal choices, equal bytes. Raises ConfigError without
-    matplotlib."""
+    """Return an SVG, with a row for each domain under quotas; equal choices give equal bytes.
+
+    Raises ConfigError without matplotlib.
+    """
     pools = choice.pools()
 
     def draw(figure: Any) -> None:
@@ -58,7 +61,7 @@ def _draw_plane(axes: Any, choice: Choice, of_domain: str) -> None:
 
 
 def _distinct(choice: Choice, mask: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Distinct points (n x 2, by S_tool) and how many questions lie on each."""
+    """Return distinct points (n x 2, by S_tool) and the number of questions on each."""
     points = np.stack([choice.score_tool[mask], choice.score_corr[mask]], axis=1)
     distinct, counts = np.unique(points, axis=0, return_counts=True)
     step = -(-len(distinct) // _POINTS_SHOWN) or 1

@@ -1,13 +1,12 @@
-"""One trajectory of a group in the making: its rollout, what was sampled where, and the time that its tools have left.
+"""Run one trajectory of a group: its rollout, the sampled log-probabilities, and the time that its tools have left.
 
-How long a trajectory waits for the model, for its siblings or for a free sandbox says how busy the machine is. None of
-that may reach a reward, so only what its calls took counts; an engine that hangs is ended by who supervises it.
-Normative: docs/behaviour/group-rollouts.md, part "Infrastructure and time".
+The time that a trajectory waits for the model, its siblings or a free sandbox depends on the machine's load and must
+not affect a reward. Only the time of its calls counts; the engine's supervisor ends a process that hangs. Normative:
+docs/behaviour/group-rollouts.md, part "Infrastructure and time".
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
@@ -16,14 +15,15 @@ from treadle.agent.rollout import Model, Rollout
 from treadle.agent.transcript import ORIGIN_SAMPLED
 from treadle.core.errors import DeadlineExceeded
 from treadle.core.llm.types import Completion, CompletionRequest
+from treadle.core.work_clock import timed_work
 from treadle.rl.branching import turn_entropy
 
 
 class TimedEnvironment:
-    """An environment whose calls use up a trajectory's time, as long as each of them took by its record.
+    """Environment whose calls use up a trajectory's time: the recorded duration of each call, without waiting.
 
     Attributes:
-        time_left_s: What is left of it.
+        time_left_s: Seconds left.
     """
 
     def __init__(self, environment: Environment, time_left_s: float) -> None:
@@ -31,7 +31,7 @@ class TimedEnvironment:
         self._environment = environment
 
     async def reset(self, question: Question, history: Sequence[CallRecord] = ()) -> list[dict[str, str]]:
-        """See `Environment`."""
+        """Reset the environment; see `Environment`."""
         return await self._environment.reset(question, history)
 
     async def step(
@@ -44,29 +44,35 @@ class TimedEnvironment:
         seed: int = 0,
         budget_s: float | None = None,
     ) -> Observation:
-        """See `Environment`; calls run no longer than is left, and those that cannot tell do not wait longer either."""
+        """Run one step; see `Environment`.
+
+        Calls run at most for the time that is left; calls that cannot report their duration have that time as their
+        deadline.
+        """
         left_s = self.time_left_s if budget_s is None else min(budget_s, self.time_left_s)
-        deadline = min(deadline, asyncio.get_running_loop().time() + left_s)
-        observation = await self._environment.step(
-            text, turn=turn, deadline=deadline, log=log, seed=seed, budget_s=left_s
-        )
-        self.time_left_s -= sum(call.seconds for call in observation.calls)
+        with timed_work() as clock:
+            began = clock.time()
+            observation = await self._environment.step(
+                text, turn=turn, deadline=min(deadline, began + left_s), log=log, seed=seed, budget_s=left_s
+            )
+            # The work clock stops while infrastructure holds a call up, so it bounds the recorded durations.
+            self.time_left_s -= min(sum(call.seconds for call in observation.calls), clock.time() - began)
         return observation
 
     def replay(self, observation: Observation) -> None:
-        """See `Environment`."""
+        """Replay an observation; see `Environment`."""
         self._environment.replay(observation)
 
     async def close(self) -> None:
-        """See `Environment`."""
+        """Close the environment; see `Environment`."""
         await self._environment.close()
 
 
 class Recorder:
-    """The model of one trajectory, which notes what was sampled where; rollouts elsewhere have no use for that."""
+    """Model of one trajectory that records the position of each completion and its log-probabilities."""
 
     def __init__(self, model: Model, environment: TimedEnvironment, inherited: Sequence[float]) -> None:
-        """`inherited` are log-probabilities of the ids that the trajectory began with, if it branched off."""
+        """Wrap a model; `inherited` holds the log-probabilities of the ids before the branching point, if any."""
         self._model = model
         self._environment = environment
         self._inherited = inherited
@@ -74,7 +80,7 @@ class Recorder:
         self._answers: list[tuple[int, Completion]] = []
 
     async def complete(self, request: CompletionRequest, *, session: str, deadline: float) -> Completion:
-        """One completion; raises DeadlineExceeded where calls have used up the trajectory's time."""
+        """Return one completion; raise DeadlineExceeded if calls have used up the trajectory's time."""
         if self._environment.time_left_s <= 0:
             raise DeadlineExceeded("the rollout's time is up")
         if self._num_prompt_ids is None:
@@ -86,11 +92,11 @@ class Recorder:
 
     @property
     def last(self) -> Completion | None:
-        """The newest answer."""
+        """The newest completion."""
         return self._answers[-1][1] if self._answers else None
 
     def logprobs(self, ids: Sequence[int], origins: Sequence[int]) -> list[float]:
-        """For each id of the assistant's turn its log-probability, 0.0 where it was not sampled."""
+        """Return the log-probability of each id of the assistant's turn; 0.0 if it was not sampled."""
         values = [*self._inherited, *[0.0] * (len(ids) - len(self._inherited))]
         for start, completion in self._answers:
             for offset, logprob in enumerate(completion.logprobs or ()):
@@ -99,7 +105,10 @@ class Recorder:
         return values
 
     def end_of_turn(self, num_kept: int, eos_ids: Collection[int]) -> tuple[int, float] | None:
-        """The end-of-turn id that follows the `num_kept` ids of the assistant's turn, if the model sampled one."""
+        """Return the end-of-turn id after the `num_kept` ids of the assistant's turn, and its log-probability.
+
+        Returns None if the model did not sample one.
+        """
         if not self._answers:
             return None
         start, completion = self._answers[-1]
@@ -111,7 +120,7 @@ class Recorder:
 
 @dataclass(slots=True, kw_only=True)
 class Session:
-    """One trajectory in the making. `baseline` is the entropy of its first turn, or of that of its parent."""
+    """One trajectory in progress. `baseline` is the entropy of its first turn, or its parent's baseline."""
 
     number: int
     parent: int | None
@@ -131,12 +140,12 @@ class Session:
         self.num_rounds += 1
 
     async def play_out(self) -> None:
-        """Take all turns that are left."""
+        """Take all remaining turns."""
         while self.goes_on:
             await self.advance()
 
     def measure(self, vocab_size: int) -> None:
-        """Note by how much the entropy of the newest turn is above the baseline."""
+        """Set `rise` to the entropy of the newest turn above the baseline."""
         assert self.recorder.last is not None
         entropy = turn_entropy(self.recorder.last, vocab_size)
         if self.baseline is None:

@@ -1,8 +1,8 @@
-"""Groups: all trajectories of one question, as a step of reinforcement learning needs them.
+"""Roll out groups: all trajectories of one question, as a step of reinforcement learning needs them.
 
-Each is a rollout of `treadle.agent.rollout`: the same protocol, tools and limits as everywhere. Trajectories may branch
-(`treadle.rl.branching`); those of a group then take their turns together, so that a group depends on its seed and
-the model's answers alone, never on which tool was quicker. Normative: docs/behaviour/group-rollouts.md.
+Each trajectory is a rollout of `treadle.agent.rollout`, with the same protocol, tools and limits. If trajectories may
+branch (`treadle.rl.branching`), those of a group advance one turn at a time together. A group therefore depends only on
+its seed and the model's answers, never on tool latency. Normative: docs/behaviour/group-rollouts.md.
 """
 
 from __future__ import annotations
@@ -32,18 +32,19 @@ _log = logging.getLogger(__name__)
 Sleep = Callable[[float], Awaitable[object]]
 
 RETRY_PAUSES_S = (0.0, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0)
-"""Before failed groups are tried again: at once what was broken off once, for five minutes what is started anew."""
+"""Pauses before failed groups are retried: at once for a broken connection, then for five minutes in total for a
+restarting service."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupJob:
-    """One group that is asked for.
+    """Request for one group.
 
     Attributes:
-        group_id: Given by the sampler; unique among the groups of a step.
-        question: What all of its trajectories answer.
+        group_id: Set by the sampler; unique among the groups of a step.
+        question: The question that all trajectories answer.
         size: Number of trajectories.
-        seed: Of the group; those of its trajectories, turns and branches derive from it.
+        seed: Seed of the group; the seeds of its trajectories, turns and branches derive from it.
     """
 
     group_id: str
@@ -54,19 +55,19 @@ class GroupJob:
 
 @dataclass(frozen=True, slots=True)
 class GroupTrajectory:
-    """One trajectory of a group, ready to be trained on.
+    """One trajectory of a group, ready for training.
 
     Attributes:
-        session: Its number in the group, from 0 in the order of creation.
-        prompt_ids: Ids before the assistant's turn.
-        completion_ids: The assistant's turn, results included, at most `max_trajectory_tokens`. Where the model ended
-            its last turn without call or answer, its end-of-turn id is the last one.
-        env_mask: For each of them 1 if the model sampled it, else 0.
-        logprobs: For each of them its log-probability when it was sampled; 0.0 where the mask is 0, or if unknown.
-        trajectory: What happened.
-        branch_parent: Session of the trajectory that it branched from; None if it began with the question.
-        branch_depth: Number of branchings between it and the question.
-        seed: Of its turns.
+        session: Number in the group, from 0 in the order of creation.
+        prompt_ids: Token ids before the assistant's turn.
+        completion_ids: Token ids of the assistant's turn, tool results included, at most `max_trajectory_tokens`. If
+            the model ended its last turn without a call or an answer, the end-of-turn id is included.
+        env_mask: 1 for each completion id that the model sampled, else 0.
+        logprobs: Log-probability of each completion id at sampling; 0.0 if the mask is 0 or the value is unknown.
+        trajectory: The rollout's trajectory.
+        branch_parent: Session of the trajectory that it branched from; None if it started from the question.
+        branch_depth: Number of branchings between the question and this trajectory.
+        seed: Seed of the trajectory's turns.
     """
 
     session: int
@@ -85,10 +86,10 @@ class Group:
     """All trajectories of one question, or the reason why there are none.
 
     Attributes:
-        trajectories: By their sessions, exactly as many as asked for; none if the group failed.
-        error: What kept it from being finished, in words; empty if nothing did. It is infrastructure, never the
-            agent, and so no reason for a reward.
-        retryable: Whether that may pass by itself.
+        trajectories: The trajectories by session, exactly as many as requested; empty if the group failed.
+        error: Message of the infrastructure error that made the group fail; empty on success. It is never the agent's
+            fault, so it does not affect a reward.
+        retryable: Whether the error may go away by itself.
     """
 
     group_id: str
@@ -99,7 +100,7 @@ class Group:
 
     @property
     def items(self) -> list[GroupItem]:
-        """What the group's rewards are made from, by sessions."""
+        """Inputs of the group's rewards, by session."""
         return [_item_of(trajectory) for trajectory in self.trajectories]
 
 
@@ -121,16 +122,16 @@ def _item_of(made: GroupTrajectory) -> GroupItem:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupRollouts:
-    """Makes groups, any number of them at once.
+    """Runner of group rollouts; it can run any number of groups concurrently.
 
     Attributes:
-        engine: The policy, with its tokenizer (text mode will not do), sampling and limits.
-        new_environment: Makes the environment of one trajectory.
-        branching: How groups come to their size.
-        rollout_time_s: Time that the calls of one trajectory may take, those of what it has in common with the one it
-            branched from included.
-        vocab_size: Of the policy; the unit of entropies.
-        attendance: Shared with a `BatchedModel`, where the policy is one.
+        engine: The policy with its tokenizer (text mode is not supported), sampling and limits.
+        new_environment: Factory of the environment of one trajectory.
+        branching: Rule by which trajectories branch.
+        rollout_time_s: Time limit for the calls of one trajectory, including those shared with the one it branched
+            from.
+        vocab_size: Vocabulary size of the policy; entropies are in units of its logarithm.
+        attendance: Shared with the `BatchedModel`, if the policy is one.
     """
 
     engine: RolloutEngine
@@ -145,7 +146,10 @@ class GroupRollouts:
             raise ConfigError("group rollouts need token ids: the policy has no tokenizer here")
 
     async def roll_out(self, job: GroupJob) -> Group:
-        """One group. It is marked as failed where a model or a tool could not be asked; other errors are raised."""
+        """Roll out one group; mark it as failed on a ModelError or a retryable ToolError.
+
+        Other errors are raised.
+        """
         self.attendance.enter()
         try:
             async with contextlib.AsyncExitStack() as environments:
@@ -161,7 +165,7 @@ class GroupRollouts:
 
 
 async def roll_out_groups(rollouts: GroupRollouts, jobs: Sequence[GroupJob]) -> list[Group]:
-    """Groups in the order of `jobs`, all at once; those that failed are marked, and the caller decides what then."""
+    """Roll out all groups concurrently, in the order of `jobs`; failed groups are marked and left to the caller."""
     tasks = [asyncio.create_task(rollouts.roll_out(job)) for job in jobs]
     try:
         return await asyncio.gather(*tasks)
@@ -172,9 +176,9 @@ async def roll_out_groups(rollouts: GroupRollouts, jobs: Sequence[GroupJob]) -> 
 async def require_groups(
     rollouts: GroupRollouts, jobs: Sequence[GroupJob], *, sleep: Sleep = asyncio.sleep
 ) -> list[Group]:
-    """The same, but failed groups are tried again where their cause may pass, and none is left that failed.
+    """Roll out all groups and retry those with a retryable error, until none has failed.
 
-    `sleep` is replaced in tests. Raises EngineError with the number of failed groups and the first cause.
+    Tests replace `sleep`. Raises EngineError with the number of failed groups and the first cause.
     """
     groups = await roll_out_groups(rollouts, jobs)
     for pause_s in RETRY_PAUSES_S:
@@ -202,17 +206,17 @@ async def _end(tasks: Sequence[asyncio.Task[Any]]) -> None:
 
 
 class _Making:
-    """One group in the making."""
+    """State of one group while it is rolled out."""
 
     def __init__(self, rollouts: GroupRollouts, job: GroupJob, environments: contextlib.AsyncExitStack) -> None:
-        """All environments that are opened are closed with `environments`."""
+        """Register the close method of every environment on `environments`."""
         self._rollouts = rollouts
         self._job = job
         self._environments = environments
         self._sessions: list[Session] = []
 
     async def play(self) -> None:
-        """Make all trajectories, from the question and from each other."""
+        """Roll out all trajectories, from the question and by branching."""
         size, branching = self._job.size, self._rollouts.branching
         await self._begin(min(branching.initial_rollouts, size))
         while live := [session for session in self._sessions if session.goes_on]:
@@ -230,7 +234,7 @@ class _Making:
             await self._add(None)
 
     async def _branch(self, live: Sequence[Session]) -> None:
-        """Let those that go on branch, in their order, until the group has its size."""
+        """Branch from the unfinished sessions, in their order, until the group is full."""
         branching = self._rollouts.branching
         for session in live:
             session.measure(self._rollouts.vocab_size)
@@ -265,7 +269,7 @@ class _Making:
         self._sessions.append(session)
 
     async def _together(self, sessions: Sequence[Session], play: Callable[[Session], Awaitable[None]]) -> None:
-        """Let sessions play at once. The last one to end leaves its attendance to the group, which goes on then."""
+        """Run sessions concurrently. The last one to end leaves its attendance to the group."""
         attendance = self._rollouts.attendance
         num_others = len(sessions) - 1
         attendance.enter(num_others)
@@ -287,7 +291,7 @@ class _Making:
             attendance.leave(num_others)
 
     def trajectories(self) -> list[GroupTrajectory]:
-        """All of them, when they have ended."""
+        """Return all trajectories; call it when all sessions have ended."""
         return [self._trajectory(session) for session in self._sessions]
 
     def _trajectory(self, session: Session) -> GroupTrajectory:
@@ -298,7 +302,7 @@ class _Making:
         assert engine.codec is not None
         end = session.recorder.end_of_turn(len(ids), engine.codec.eos_ids)
         if trajectory.status == "no_answer" and end is not None:
-            # That it ended here was the model's decision: nothing but this id can unlearn it.
+            # The model decided to end here. Training can only discourage that if the end-of-turn id is in the loss.
             ids.append(end[0])
             mask.append(1)
             logprobs.append(end[1])

@@ -1,4 +1,4 @@
-"""Checks of a trained policy before it counts: it must be its start in everything but the values of its weights."""
+"""Check a trained policy before it is accepted: it must match its base model in everything but the weights' values."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from treadle.core.engines.weight_files import weight_files
 from treadle.core.errors import StageFailed
 
 _MOST_HEADER_BYTES = 100 * 1024 * 1024
-"""What the format allows."""
+"""Limit of the safetensors format."""
 _TIED = "lm_head.weight"
-"""May be left out where it is the same tensor as the input embeddings."""
+"""Tensor that a file may omit if it is the same tensor as the input embeddings."""
 _FP32 = "F32"
 _SHOWN = 5
 DOUBTFUL_MARGIN = 0.5
-"""Difference of log-probabilities below which rounding may decide: where computation is in 16 bits, weights are kept in
-fp32 while training and written in 16 bits."""
+"""Difference of log-probabilities below which rounding may change the greedy token. In 16-bit computation, weights
+are kept in fp32 during training and written in 16 bits."""
 
 
 def check_tokenizer(made: Path, start: ChatTokenizer) -> None:
-    """Raise StageFailed where the policy's tokenizer or chat template is not that of its start."""
+    """Raise StageFailed if the policy's tokenizer or chat template differs from its base model's."""
     digest = ChatTokenizer.load(made).digest
     if digest != start.digest:
         raise StageFailed(
@@ -34,11 +34,10 @@ def check_tokenizer(made: Path, start: ChatTokenizer) -> None:
 
 
 def check_weights(made: Path, start: Path) -> bool:
-    """Raise StageFailed where the policy has other tensors than its start, or of other shapes or number types.
+    """Raise StageFailed if the policy's tensors differ from its base model's in names, shapes or number types.
 
-    Any may be in fp32, which loses nothing.
-
-    False where it cannot be told, since the start has no safetensors files.
+    A tensor in fp32 is always accepted, because fp32 loses no precision. Returns False if the comparison is not
+    possible because the base model has no safetensors files.
     """
     expected, found = tensors(start), tensors(made)
     if not expected:
@@ -59,10 +58,10 @@ def check_weights(made: Path, start: Path) -> bool:
 
 
 def tensors(folder: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """Name -> number type and shape of all tensors that transformers loads from a model's safetensors files, read from
-    their heads alone.
+    """Return the number type and shape of each tensor in a model's safetensors files, by name.
 
-    Raises StageFailed for a file that is damaged or missing.
+    Covers the files that transformers loads; only their headers are read. Raises StageFailed for a damaged or missing
+    file.
     """
     found: dict[str, tuple[str, tuple[int, ...]]] = {}
     try:
@@ -77,9 +76,10 @@ def tensors(folder: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
 
 
 def check_greedy(live: Greedy | None, written: Greedy | None) -> None:
-    """Raise StageFailed where the written policy does not say what the one in training said.
+    """Raise StageFailed if the exported policy's greedy completion is not that of the policy in training.
 
-    From the first id on which rounding may decide, the two may part.
+    The two may differ from the first id at which rounding may decide. If there is no completion of the policy in
+    training, nothing is checked; if only the exported policy's is missing, StageFailed is raised.
     """
     if live is None:
         return
@@ -113,7 +113,7 @@ def _header(path: Path) -> dict[str, Any]:
 
 
 def _ties_embeddings(folder: Path) -> bool:
-    # transformers writes the key where it is not its own default, which is true.
+    # transformers writes the key only if it differs from the config's default, which is true.
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     return bool(config.get("tie_word_embeddings", True))
 

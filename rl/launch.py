@@ -1,7 +1,7 @@
-"""Reinforcement as child processes: check, train, finish, each in the environment of its engine.
+"""Run a reinforcement as child processes in the engine's environment: check, train, finish.
 
-All files of a training lie in one folder. Called again with the folder of a training that was cut off, by whatever, it
-goes on from the newest complete state. Documented in docs/behaviour/rl.md, part "Engine".
+All files of a training are in one folder. Called again with the folder of an interrupted training, `reinforce` resumes
+from the newest complete state. Documented in docs/behaviour/rl.md, part "Engine".
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ from treadle.rl.validation import choose_step, superseded
 
 @dataclass(frozen=True, slots=True)
 class RlFolder(EngineFolder):
-    """Where the files of one reinforcement lie."""
+    """Folder of one reinforcement, with the paths of its files."""
 
     @property
     def plan(self) -> Path:
-        """The plan that is followed."""
+        """The plan of the training."""
         return self.path / "plan.json"
 
     @property
@@ -52,32 +52,32 @@ class RlFolder(EngineFolder):
 
     @property
     def rollouts(self) -> Path:
-        """The dump of rollouts, a file per step."""
+        """Dump of the rollouts, one file per step."""
         return self.path / "rollouts"
 
     @property
     def start_commit(self) -> Path:
-        """Commit on the model hub that the training began with; absent where it began with a folder."""
+        """File with the model hub's commit that the training started from; absent if it started from a folder."""
         return self.path / "start-commit"
 
     @property
     def web(self) -> Path:
-        """The web's record that the policy searches, where the run records one; see `web_snapshot`."""
+        """Folder of the web record that the policy searches, if the run records the web; see `web_snapshot`."""
         return self.path / "web"
 
     @property
     def refused(self) -> Path:
-        """A written policy that failed the checks of the hand-over."""
+        """Folder of an exported policy that failed the checks."""
         return self.path / "refused"
 
     def complete_state(self, name: str) -> Path | None:
-        """The state of a name that an engine told, if it is on the disk as a whole."""
+        """Return the folder of the state that an engine reported, if the state is complete."""
         state = self.output / Path(name).name
         return state if (state / STATE_MARKER).is_file() else None
 
 
 def saved_step(folder: RlFolder) -> int:
-    """The step that the next call of `reinforce` would go on from; 0 where it would begin."""
+    """Return the step from which the next call of `reinforce` would resume; 0 if it would start from the beginning."""
     events = RlEvents(folder.events)
     for _ in events.new():
         pass
@@ -86,64 +86,66 @@ def saved_step(folder: RlFolder) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """What an engine needs besides its plan and the files in the folder."""
+    """Inputs of an engine in addition to its plan and the files in the folder."""
 
     model: str
-    """Folder of the policy that training begins with."""
+    """Folder of the policy that training starts from."""
     environment: Mapping[str, Any]
     """Settings of the environment as JSON-able data, with absolute paths."""
     interpreter: str
-    """Python that runs the programs of the policy: the engine's own need not hold their packages."""
+    """Python interpreter for the policy's programs, because the engine's environment may lack their packages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reinforcement:
-    """A training that ended as it should."""
+    """Result of a successful training."""
 
     model: Path
-    """Folder in Hugging Face format, adapters merged, in the number type of its start, or in fp32 if it sampled so."""
+    """Folder of the policy in Hugging Face format, adapters merged, in the base model's number type, or in fp32 if
+    the rollouts used fp32."""
     steps: tuple[RlStep, ...]
-    """At least one."""
+    """Steps of the training, at least one."""
     validations: tuple[Validation, ...]
-    """In the order of their steps."""
+    """Validations in the order of their steps."""
     chosen_step: int
-    """Step of the state that the model was made of."""
+    """Step whose state was exported as the model."""
     num_steps: int
     num_epochs: float
     num_trained_parameters: int
     resumed_step: int
-    """Step from which the last attempt went on; 0 where it began anew."""
+    """Step from which the last attempt resumed; 0 if it started from the beginning."""
     seconds: float
-    """Time in training, over all attempts, without loading."""
+    """Training time over all attempts in seconds, without loading."""
     live_greedy: Greedy | None
-    """What the policy in training wrote when the state was saved."""
+    """Greedy completion by the policy in training when the state was saved."""
     greedy: Greedy | None
-    """What the model wrote."""
+    """Greedy completion by the exported model."""
     versions: dict[str, str]
     """Package -> version in the engine's environment."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listener:
-    """Who is told what goes on."""
+    """Callbacks for the progress of a training."""
 
     begin: Callable[[int, int], None] = lambda num_steps, resumed_step: None
-    """Number of steps, and the one that is gone on from."""
+    """Called with the number of steps and the step from which training resumes."""
     step: Callable[[RlStep], None] = lambda step: None
-    """Each step of this attempt."""
+    """Called for each step of this attempt."""
     validation: Callable[[Validation], None] = lambda validation: None
-    """Each validation of this attempt."""
+    """Called for each validation of this attempt."""
     notify: Notify = quiet
-    """Lines for people."""
+    """Called with messages for the user."""
 
 
 def reinforce(
     folder: RlFolder, plan: RlPlan, job: Job, options: EngineOptions, listener: Listener | None = None
 ) -> Reinforcement:
-    """Follow the plan on the rows in the folder, or go on with a training that was cut off.
+    """Train as planned on the rows in the folder, or resume an interrupted training.
 
-    Raises ConfigError where the engine refuses the plan, EngineError with the end of the log where a process fails,
-    hangs, runs out of memory or diverges, and where training took no step, got no reward or had nothing to learn from.
+    Raises ConfigError if the engine refuses the plan. Raises EngineError with the end of the log if a process fails,
+    hangs, runs out of memory or diverges, and if training took no step, got no reward or had only equal rewards within
+    each group.
     """
     run = _Run(folder, plan, job, options, listener or Listener())
     with storage_errors("write", folder.path):
@@ -166,7 +168,7 @@ def reinforce(
 
 
 class _Run:
-    """One call of `reinforce`."""
+    """State of one call of `reinforce`."""
 
     def __init__(self, folder: RlFolder, plan: RlPlan, job: Job, options: EngineOptions, listener: Listener) -> None:
         self._folder = folder
@@ -178,13 +180,13 @@ class _Run:
         self.events = RlEvents(folder.events)
 
     def catch_up(self) -> None:
-        """Read what earlier attempts told."""
+        """Read the events of earlier attempts."""
         self.events.mend()
         for _ in self.events.new():
             pass
 
     def process(self, command: str) -> None:
-        """Run one command of the engine to its end; raises EngineError or ConfigError."""
+        """Run one command of the engine to its end; raise EngineError or ConfigError if it fails."""
         self.events.mend()
         self.events.last.pop("error", None)
         self._resume = self._folder.newest_state() if command == "train" else None
@@ -195,9 +197,9 @@ class _Run:
         error = self.events.last.get("error")
         kind = error["kind"] if error else ""
         if kind == "unmoved":
-            self._forget()  # To go on from the last state would look like an end.
+            self._forget()  # Resuming from the last state would look like a finished training.
             if self.events.steps:
-                self._check_rewards()  # Equal rewards are why, and what to do about them can be said.
+                self._check_rewards()  # If equal rewards are the cause, this raises a more helpful error.
         if kind == "environment":
             raise child.failure(f"could not open the policy's environment ({error_text(error)})")
         raise explain_failure(child, code, error, _advice(self._plan.options.engine))
@@ -261,7 +263,7 @@ class _Run:
                 f"{self._plan.num_steps:,}; see {self._folder.path}"
             )
         if self._resume is not None:
-            # A kill may have come between a state and the event that tells of it.
+            # A kill may have come after the state was saved and before its event was written.
             self.events.saved[begin["resumed_step"]] = self._resume.name
         going_on = f", going on from step {begin['resumed_step']:,}" if begin["resumed_step"] else ""
         parameters, device = begin["num_trained_parameters"], printable(str(begin["device"]))
@@ -272,7 +274,7 @@ class _Run:
         self.listener.begin(begin["num_steps"], begin["resumed_step"])
 
     def _prune(self) -> None:
-        """Remove states that are needed no more; a large policy's are hundreds of gigabytes each."""
+        """Delete states that are no longer needed; those of a large policy take hundreds of gigabytes each."""
         for step in superseded(self._plan.options.checkpoint_rule, self._kept(), self.events.validations):
             if (state := self._state(step)) is not None:
                 shutil.rmtree(state, ignore_errors=True)
@@ -281,7 +283,7 @@ class _Run:
         return [step for step in self.events.saved if self._state(step) is not None]
 
     def _state(self, step: int) -> Path | None:
-        """The complete state of a step, if it is there."""
+        """Return the folder of a step's state, if the state is complete."""
         return self._folder.complete_state(self.events.saved[step])
 
     def _forget(self) -> None:
@@ -289,11 +291,11 @@ class _Run:
             shutil.rmtree(path, ignore_errors=True)
 
     def chosen_step(self) -> int:
-        """The step whose state is handed over."""
+        """Return the step whose state becomes the checkpoint."""
         return choose_step(self._plan.options.checkpoint_rule, self._kept(), self.events.validations)
 
     def check_training(self) -> None:
-        """Raise EngineError for a training that ended without an error and still is none."""
+        """Raise EngineError if training exited cleanly without training."""
         steps, end, planned = self.events.steps, self.events.last.get("end", {}), self._plan.num_steps
         if not end.get("step") or not steps:
             raise self._failure("took no step")
@@ -304,7 +306,7 @@ class _Run:
             raise self._failure(f"saved no state in {end['step']:,} steps")
 
     def _check_rewards(self) -> None:
-        """Raise EngineError where no reward was given, or none that differs within its group."""
+        """Raise EngineError if no rollout was rewarded, or if all rewards are equal within each group."""
         steps = self.events.steps
         num_rollouts = sum(step.num_rollouts for step in steps)
         if not num_rollouts or all(step.reward is None for step in steps):
@@ -320,7 +322,7 @@ class _Run:
         return EngineError(f"reinforcement {what}; log: {log}\n{log_tail(log)}")
 
     def result(self) -> Reinforcement:
-        """What came of it, from the events of all attempts."""
+        """Return the result, from the events of all attempts."""
         events, begin = self.events, self.events.begin or {}
         chosen = self.chosen_step()
         return Reinforcement(

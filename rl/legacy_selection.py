@@ -1,9 +1,9 @@
-"""The selection as the original program of ET-Agent makes it, for differential tests; nothing else uses it.
+"""Select questions as the original program of ET-Agent does; used only by differential tests.
 
-Where it departs from `rl/pareto.py`: variance in place of the standard deviation; every pair of questions compared;
-crowding over all questions, repetitions included, with ties left as sorting finds them; the filter for mixed outcomes
-comes last, so that fewer questions remain than were asked for; distances only where a front was cut; one source counts
-as math in the filter and as qa in the rows.
+Differences from `rl/pareto.py`: variance instead of the standard deviation; every pair of questions compared; crowding
+over all questions, repetitions included, with ties in sorting order; the filter for mixed outcomes comes last, so that
+fewer questions remain than requested; distances only if a front was cut; one source counts as math in the filter and as
+qa in the rows.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ MIXED_F1 = 0.75
 
 @dataclass(slots=True)
 class Record:
-    """A question with its K rollouts, and what the selection writes into it."""
+    """A question with its K rollouts and the results of the selection."""
 
     id: str
     source: str
     correctness: Sequence[float] | None
-    """None, as no program of the original writes it: it then counts as nothing."""
+    """Correctness of each rollout; None, because no program of the original writes it, counts as no values."""
     calls: Sequence[int]
     score_tool: float = 0.0
     score_corr: float = 0.0
     rank: int = 0
     distance: float | None = None
-    """Only where its front was cut; math.inf at the boundary."""
+    """Crowding distance, set only if its front was cut; math.inf at the boundary."""
 
 
 def legacy_select(records: Sequence[Record], num_wanted: int) -> list[Record]:
-    """At most `num_wanted` records, in the order of the original: fronts, the last one cut, then the filter."""
+    """Return at most `num_wanted` records in the original's order: fronts, the last one cut, then the filter."""
     for record in records:
         record.score_tool = variance(record.calls)
         record.score_corr = variance(record.correctness or ())
@@ -52,12 +52,12 @@ def legacy_select(records: Sequence[Record], num_wanted: int) -> list[Record]:
 
 
 def variance(values: Sequence[float]) -> float:
-    """Population variance; 0 for no values."""
+    """Return the population variance; 0 for no values."""
     return statistics.pvariance(values) if values else 0.0
 
 
 def dominates(one: Record, other: Record) -> bool:
-    """Whether `one` is as good in both objectives and better in one."""
+    """Return whether `one` is at least as good in both objectives and better in one."""
     return (
         one.score_tool >= other.score_tool
         and one.score_corr >= other.score_corr
@@ -66,7 +66,7 @@ def dominates(one: Record, other: Record) -> bool:
 
 
 def quadratic_fronts(records: Sequence[Record]) -> list[list[Record]]:
-    """Fast non-dominated sorting by its definition; sets `rank`. O(n^2) comparisons and memory."""
+    """Sort into non-dominated fronts by definition and set `rank`. O(n^2) comparisons and memory."""
     beaten = [[other for other, two in enumerate(records) if dominates(one, two)] for one in records]
     num_above = [0] * len(records)
     for below in beaten:
@@ -88,7 +88,7 @@ def quadratic_fronts(records: Sequence[Record]) -> list[list[Record]]:
 
 
 def legacy_crowding(front: list[Record]) -> None:
-    """Set `distance` of all members; leaves them in the order of the last objective."""
+    """Set `distance` of all members; the front ends up sorted by the last objective."""
     distance = dict.fromkeys((record.id for record in front), 0.0)
     for name in ("score_tool", "score_corr"):
         front.sort(key=lambda record: float(getattr(record, name)))
@@ -106,7 +106,7 @@ def legacy_crowding(front: list[Record]) -> None:
 
 
 def legacy_is_mixed(record: Record) -> bool:
-    """Whether some rollouts are right and some wrong, by the source's domain in the original's filter."""
+    """Return whether some rollouts are right and some wrong, by the source's domain in the original's filter."""
     values = record.correctness or ()
     if record.source in MATH_IN_FILTER:
         return 0 in values and 1 in values
@@ -114,5 +114,5 @@ def legacy_is_mixed(record: Record) -> bool:
 
 
 def legacy_domain_in_rows(source: str) -> str:
-    """What the original's converter makes of a source: an unknown one becomes qa, `still` among them."""
+    """Return the domain that the original's converter gives to a source: qa for an unknown one, `still` included."""
     return "math" if source in MATH_IN_ROWS else "qa"

@@ -1,8 +1,8 @@
-"""Non-dominated sorting, crowding and filling for two objectives that are both maximised.
+"""Sort questions into Pareto fronts by two objectives that are both maximised, and order them by crowding distance.
 
-Everything is decided by the points and the questions' keys alone, never by the order in which they come. O(n log n), no
-lists of pairs. Documented in docs/behaviour/selection.md; the sorting and the crowding distance are those of NSGA-II
-(Deb et al. 2002), the sweep is for two objectives only.
+The result depends only on the points and the questions' keys, never on the order of the input. O(n log n) time, without
+lists of pairs. Documented in docs/behaviour/selection.md. Sorting and crowding distance are those of NSGA-II (Deb et
+al. 2002); the sweep works for two objectives only.
 """
 
 from __future__ import annotations
@@ -15,31 +15,31 @@ import numpy as np
 
 
 class Ranking(NamedTuple):
-    """Where each question stands; arrays of the same length."""
+    """Ranks of the questions; arrays of the same length."""
 
     rank: np.ndarray
-    """Front, int32, 0 the best: as many questions dominate it as form the longest chain above it."""
+    """Front, int32, from 0 for the best; the length of the longest chain of questions that dominate it."""
     distance: np.ndarray
     """Crowding distance within its front, float64; inf at the boundary."""
     order: np.ndarray
-    """Places of the questions in the order in which they are taken, int64."""
+    """Indices of the questions in the order of selection, int64."""
 
 
 class Points(NamedTuple):
-    """The distinct points, from the largest first objective on, and among equals from the largest second one on."""
+    """The distinct points, by descending first objective, then by descending second one."""
 
     tool: np.ndarray
     corr: np.ndarray
     of: np.ndarray
-    """For each question the place of its point, int64."""
+    """For each question the index of its point, int64."""
 
 
 def rank_questions(tool: np.ndarray, corr: np.ndarray, keys: Sequence[str]) -> Ranking:
-    """Rank questions by S_tool and S_corr (float64, no nan); `keys` are different from each other.
+    """Rank questions by S_tool and S_corr (float64, no nan); `keys` must be unique.
 
-    The order of taking: fronts one after another; within a front in rounds, in each of which every distinct point gives
-    one question, the least key first, and points come by distance, S_corr, S_tool, the largest first. So a front that
-    is cut anywhere gives no point a second question before every point has given its first.
+    The order of selection takes one front after another. Within a front it takes rounds: each round takes one question
+    from every distinct point, the smallest key first. Within a round, points are sorted by distance, S_corr and S_tool,
+    all descending. Wherever a front is cut, no point has given a second question before every point has given one.
     """
     points = distinct_points(tool, corr)
     ranks = sweep_ranks(points)
@@ -54,7 +54,7 @@ def rank_questions(tool: np.ndarray, corr: np.ndarray, keys: Sequence[str]) -> R
 
 
 def distinct_points(tool: np.ndarray, corr: np.ndarray) -> Points:
-    """The points without repetitions, in the order of the sweep."""
+    """Return the distinct points, in the order of the sweep."""
     if not len(tool):
         return Points(tool, corr, np.empty(0, np.int64))
     order = np.lexsort((-corr, -tool))
@@ -67,10 +67,11 @@ def distinct_points(tool: np.ndarray, corr: np.ndarray) -> Points:
 
 
 def sweep_ranks(points: Points) -> np.ndarray:
-    """Front of each distinct point, int32.
+    """Return the front of each distinct point, int32.
 
-    Of each front the largest S_corr so far is kept, negated: they rise from front to front. What comes later has no
-    larger S_tool, so it is dominated by a front whose largest S_corr is not below its own, and joins the first other.
+    `tops` holds, for each front, the largest S_corr so far, negated; these values increase from front to front. A later
+    point has no larger S_tool, so every front whose largest S_corr is at least the point's own dominates it. The point
+    joins the first other front.
     """
     tops: list[float] = []
     ranks = np.empty(len(points.corr), np.int32)
@@ -85,9 +86,9 @@ def sweep_ranks(points: Points) -> np.ndarray:
 
 
 def crowding_distances(tool: np.ndarray, corr: np.ndarray, rank: np.ndarray) -> np.ndarray:
-    """Crowding distance of distinct points, each within its front; inf for the first and last by an objective.
+    """Return the crowding distance of each distinct point within its front; inf for the first and last by an objective.
 
-    An objective in which a front has no range contributes nothing, to its boundary points neither.
+    If all points of a front are equal in an objective, that objective adds nothing, not even for boundary points.
     """
     distance = np.zeros(len(tool))
     for values, others in ((tool, corr), (corr, tool)):
@@ -113,7 +114,7 @@ def _add_distances(distance: np.ndarray, values: np.ndarray, rank: np.ndarray, o
 
 
 def _turns(group: np.ndarray, place: np.ndarray) -> np.ndarray:
-    """Per member, how many of its group have a lower place."""
+    """Return, for each member, how many of its group have a lower place."""
     order = np.lexsort((place, group))
     turns = np.empty(len(order), np.int64)
     if len(order):

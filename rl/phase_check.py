@@ -1,7 +1,7 @@
-"""What can be told of a phase before anything is made for it: whether it could select questions, and could be trained.
+"""Check a curriculum phase statically, before the run: whether it can select questions and can be trained.
 
-Pure: no file, no machine and no engine is looked at. What depends on them is refused by the stages themselves.
-Documented in docs/behaviour/curriculum.md.
+Pure functions: no file, machine or engine is accessed. The stages themselves check what depends on those. Documented in
+docs/behaviour/curriculum.md.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _SOMEWHERE = Path("/training")
 
 
 def check_spread(selection: SelectionOptions, rollouts: PhaseRollouts, where: str) -> None:
-    """Raise ConfigError where no question could be selected by such rollouts; `where` is the selection's address."""
+    """Raise ConfigError if no question could be selected from such rollouts; `where` is the selection's address."""
     number = rollouts.samples_per_question
     if rollouts.split == "heldout":
         raise ConfigError(
@@ -48,7 +48,7 @@ def check_spread(selection: SelectionOptions, rollouts: PhaseRollouts, where: st
 
 
 def check_training(options: RlOptions, selection: SelectionOptions, rollouts: PhaseRollouts, where: str) -> None:
-    """Raise ConfigError where a phase could not be trained, whatever is selected; `where` is the training's address."""
+    """Raise ConfigError if a phase could not be trained, whatever is selected; `where` is the training's address."""
     most = [("selection.max_questions", selection.max_questions)]
     if selection.quotas:
         most.append(("the sum of selection.quotas", sum(selection.quotas.values())))
@@ -71,7 +71,10 @@ def check_training(options: RlOptions, selection: SelectionOptions, rollouts: Ph
 
 
 def _check_engine(options: RlOptions) -> None:
-    """Generate the engine's configuration on the most lenient machine that was asked for: what it refuses, all do."""
+    """Generate the engine's configuration for the most permissive machine that the options allow.
+
+    If this raises ConfigError, every other machine would be refused too.
+    """
     variant: Literal["cpu", "cuda"] = "cpu" if options.variant == "cpu" else "cuda"
     fewest = options.tensor_parallel if options.engine == "verl" else 1
     devices = options.num_devices or len(options.devices) or fewest

@@ -1,4 +1,4 @@
-"""One phase of reinforcement as data, the same for every engine; each engine's files are generated from it.
+"""Define the plan of one phase, from which each engine's configuration is generated.
 
 Documented in docs/behaviour/rewards.md.
 """
@@ -11,26 +11,26 @@ from pydantic import Field, ValidationError
 
 from treadle.core.config import Section
 from treadle.core.errors import ConfigError, EngineError
-from treadle.rl.config import RlOptions, RlSettings
+from treadle.rl.config import AlgebraLimits, RlOptions, RlSettings
 from treadle.rl.sigmas import SigmaSchedule, check_sigmas
 
-PLAN_VERSION = 1
-"""Raised when the meaning of a plan changes."""
+PLAN_VERSION = 2
+"""Version of the plan format; raised when the meaning of a plan changes."""
 
 
 class Machine(Section):
-    """What a phase is trained on."""
+    """Hardware that a phase is trained on."""
 
     variant: Literal["cpu", "cuda"] = "cpu"
     """Build of the engine."""
     num_devices: int = Field(default=1, ge=1)
-    """GPUs of each node; a CPU counts as one."""
+    """GPUs per node; 1 on a CPU."""
     num_nodes: int = Field(default=1, ge=1)
-    """Machines that train together."""
+    """Number of machines that train together."""
 
     @property
     def num_processes(self) -> int:
-        """Devices that train together, over all nodes."""
+        """Number of devices that train together, over all nodes."""
         return self.num_devices * self.num_nodes
 
 
@@ -38,64 +38,66 @@ ONE_CPU = Machine()
 
 
 class RlPlan(Section):
-    """One phase: which rows, from which policy, with which options, on what. `plan_phase` makes those that are
-    followed.
+    """Plan of one phase: its rows, start policy, options and machine. Use `plan_phase` to make one for a training.
 
-    Counting: a *step* rolls out `prompts_per_step` questions, `group_size` trajectories each, and makes
-    `updates_per_step` *updates* of the policy. Whatever an engine counts, plans count steps.
+    A *step* rolls out `prompts_per_step` questions with `group_size` trajectories each, and makes `updates_per_step`
+    *updates* of the policy. Plans always count steps, whatever an engine counts.
     """
 
     version: int = PLAN_VERSION
-    """Version of the plan's meaning."""
+    """Version of the plan format."""
     address: str
     """Instance of the stage, such as `1/rl@phase-2`."""
     phase: int = Field(ge=1)
     """Number of the phase, from 1."""
     phases: int = Field(ge=1)
-    """Phases of the curriculum."""
+    """Number of phases in the curriculum."""
     start: str
-    """Policy that training begins with, as configured: an instance, `embedded`, a folder, or a hub id."""
+    """Policy that training starts from, as configured: an instance, `embedded`, a folder, or a hub id."""
     rows_digest: str
     """Digest of the table of rows."""
     num_rows: int = Field(ge=0)
-    """Rows that fit `max_prompt_tokens`, of which a pass consists."""
+    """Number of rows that fit `max_prompt_tokens`; a pass goes over these."""
     num_validation_rows: int = Field(default=0, ge=0)
-    """Held-out questions that are answered in validations."""
+    """Number of held-out questions in each validation."""
     environment_digest: str
-    """Digest of the environment; the engine's must be the same."""
+    """Digest of the environment; the engine's environment must have the same."""
     seed: int
-    """Decides the order of rows and all sampling."""
+    """Seed of the order of the rows and of all sampling."""
     machine: Machine = Machine()
-    """What it is trained on."""
+    """Hardware that the phase is trained on."""
+    algebra: AlgebraLimits | None = None
+    """Limits of computer algebra in the reward; None if it is not used."""
     options: RlOptions
-    """How; `variant`, `num_devices` and `num_nodes` in here are what was asked for, `machine` is what there is."""
+    """Options of the phase; `variant`, `num_devices` and `num_nodes` in here are as requested, `machine` is what is
+    available."""
 
     @property
     def precision(self) -> Literal["bf16", "fp16", "fp32"]:
-        """What the policy computes in, in rollouts and updates alike: `auto` is fp32 on a CPU, else bf16."""
+        """Number type of the policy's computation, in rollouts and updates: `auto` is fp32 on a CPU, else bf16."""
         if self.options.precision == "auto":
             return "fp32" if self.machine.variant == "cpu" else "bf16"
         return self.options.precision
 
     @property
     def trajectories_per_step(self) -> int:
-        """Rollouts of one step."""
+        """Rollouts per step."""
         return self.options.prompts_per_step * self.options.group_size
 
     @property
     def steps_per_epoch(self) -> int:
-        """Whole steps in one pass over the rows."""
+        """Full steps per pass over the rows."""
         return self.num_rows // self.options.prompts_per_step
 
     @property
     def num_steps(self) -> int:
-        """Steps of the phase."""
+        """Number of steps of the phase."""
         steps = self.steps_per_epoch * self.options.num_epochs
         return steps if self.options.max_steps is None else min(steps, self.options.max_steps)
 
     @property
     def updates_per_step(self) -> int:
-        """Updates of the policy in one step."""
+        """Updates of the policy per step."""
         return self.options.prompts_per_step // self.options.mini_batch_prompts
 
     @property
@@ -108,20 +110,20 @@ class RlPlan(Section):
         )
 
     def validates_at(self, step: int) -> bool:
-        """Whether a step, counted from 1, is followed by a validation."""
+        """Return whether a validation follows a step, counted from 1."""
         return self.num_validation_rows > 0 and (step % self.options.validation_steps == 0 or step == self.num_steps)
 
     def saves_at(self, step: int) -> bool:
-        """Whether a step, counted from 1, is followed by a saved state."""
+        """Return whether a state is saved after a step, counted from 1."""
         return step % self.options.save_steps == 0 or step == self.num_steps
 
     def to_json(self) -> str:
-        """The plan as text; `from_json` reads it back."""
+        """Return the plan as text; `from_json` reads it back."""
         return self.model_dump_json(indent=2) + "\n"
 
     @classmethod
     def from_json(cls, text: str | bytes) -> RlPlan:
-        """Read `to_json` back; raises EngineError for anything but a plan of this version."""
+        """Read `to_json` back; raise EngineError for anything but a plan of this version."""
         try:
             plan = cls.model_validate_json(text)
         except ValidationError as error:
@@ -136,7 +138,7 @@ class RlPlan(Section):
 def draft_plan(
     options: RlOptions, *, num_rows: int, num_validation_rows: int = 0, machine: Machine = ONE_CPU
 ) -> RlPlan:
-    """A plan of which only options and numbers are known: for estimates and checks before there are rows."""
+    """Return a plan with options and counts only, for estimates and checks before there are rows."""
     return RlPlan(
         address="",
         phase=1,
@@ -161,9 +163,10 @@ def plan_phase(
     num_validation_rows: int = 0,
     machine: Machine = ONE_CPU,
 ) -> RlPlan:
-    """The plan of one phase; raises ConfigError for one that cannot be followed, or would teach nothing about effort.
+    """Return the plan of one phase.
 
-    `num_rows`: those whose prompts are not too long. `machine`: what there is, not what was asked for.
+    `num_rows` counts the rows whose prompts fit; `machine` is what is available, not what was requested. Raises
+    ConfigError if the plan cannot be trained, or if both sigmas are 0 without `allow_plain`.
     """
     options = settings.options
     if options.sigma_tool is None or options.sigma_length is None:
@@ -191,5 +194,6 @@ def plan_phase(
         environment_digest=settings.environment.digest(),
         seed=settings.seed,
         machine=machine,
+        algebra=settings.algebra,
         options=options,
     )

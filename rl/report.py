@@ -1,4 +1,4 @@
-"""What a reinforcement came to: the facts in its record, and the page in its artifact."""
+"""Report a reinforcement: the facts for its record, and the page for its artifact."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ _STEP_FIGURES: tuple[tuple[str, Callable[[RlStep], float | None]], ...] = (
 
 
 def engine_of(plan: RlPlan, done: Reinforcement) -> str:
-    """What trained it, as a checkpoint's row says it."""
+    """Return the engine, its version and the variant, as shown in a checkpoint's row."""
     return f"{plan.options.engine} {done.versions.get(plan.options.engine, '')}, {plan.machine.variant}"
 
 
 def record_metrics(plan: RlPlan, done: Reinforcement, *, policy_in: str, num_too_long: int) -> dict[str, Any]:
-    """The manifest of a phase as flat facts: which plan was followed with what, how far, and where it ended."""
+    """Return the manifest of a phase as flat facts: the plan, its inputs, the steps done and the final figures."""
     options, last = plan.options, done.steps[-1]
     chosen = next((made for made in done.validations if made.step == done.chosen_step), None)
     facts = {
@@ -77,7 +77,7 @@ def record_metrics(plan: RlPlan, done: Reinforcement, *, policy_in: str, num_too
 
 
 def render_report(plan: RlPlan, done: Reinforcement, *, num_too_long: int, num_held_out: int) -> str:
-    """The page `report.md`: what was trained on, how figures moved, and which policy is handed over."""
+    """Return the page `report.md`: the training set, how the figures changed, and which policy was selected."""
     options, num_rollouts = plan.options, sum(step.num_rollouts for step in done.steps)
     left_out = (
         f"; {num_too_long:,} left out for prompts over {options.max_prompt_tokens:,} tokens" if num_too_long else ""
@@ -97,12 +97,12 @@ def render_report(plan: RlPlan, done: Reinforcement, *, num_too_long: int, num_h
 
 
 def num_web_misses(steps: Sequence[RlStep]) -> int:
-    """Searches of scored rollouts that the web's record could not answer."""
+    """Return the number of searches in scored rollouts that the web record could not answer."""
     return round(sum((step.web_misses or 0.0) * step.num_rollouts for step in steps))
 
 
 def num_validation_misses(validations: Sequence[Validation]) -> int:
-    """The same of all validations."""
+    """Return the number of searches in all validations that the web record could not answer."""
     return round(sum((made.overall.web_misses or 0.0) * made.overall.num_questions for made in validations))
 
 

@@ -1,16 +1,14 @@
-"""Rewards of a rollout group: a pure function of its items and the effective sigmas.
+"""Compute the rewards of a rollout group: a pure function of its items and the effective sigmas.
 
-`R = C · f_tool · f_len - penalty · (format broken)` (arXiv 2601.06860): C is the correctness by the one scorer of
-answers, the factors compare an item's calls and length with its group's. Light to import, because it runs inside the
-engines' environments. No text of a model is ever evaluated. Documented in docs/behaviour/rewards.md.
+`R = C · f_tool · f_len - penalty · (format broken)` (arXiv 2601.06860): C is the correctness by the shared answer
+scorer, and the factors compare an item's calls and length with its group's. Few imports, because this runs inside the
+engines' environments. Model text is never evaluated. Documented in docs/behaviour/rewards.md.
 """
 
 from __future__ import annotations
 
-import contextlib
-import importlib.util
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
@@ -18,11 +16,11 @@ from treadle.agent.protocol import TOOL_PROTOCOL, Protocol, Segment, render, tok
 from treadle.core.answers.extraction import extract_prediction
 from treadle.core.answers.math_equal import Checker
 from treadle.core.answers.score import Score, score_answer
-from treadle.core.errors import ConfigError, EngineError
+from treadle.core.errors import EngineError
 from treadle.rl.format_check import FormatMode, format_reasons
 
 FAILED = "failed"
-"""Status of an item that infrastructure, not the policy, kept from being made."""
+"""Status of an item that infrastructure, not the policy, prevented."""
 
 _ANSWERED = "answered"
 _UNFINISHED = Score(0.0, 0.0, 0.0, 0.0, False, "status")
@@ -30,20 +28,21 @@ _UNFINISHED = Score(0.0, 0.0, 0.0, 0.0, False, "status")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupItem:
-    """One trajectory of a group, as far as a reward looks at it. Counts come from the ledger and from ids, never from
-    the text.
+    """The inputs of the reward for one trajectory of a group.
+
+    Counts come from the call ledger and from token ids, never from the text.
 
     Attributes:
         segments: The assistant turn in typed segments; their offsets do not matter.
-        tool_calls: Executed calls, failed ones included, refused ones not.
-        tool_failures: Of them, those that failed.
-        web_misses: Of these, those that a replay of the web could not answer.
-        model_tokens: Tokens that the model wrote.
-        total_tokens: The same with tool results.
+        tool_calls: Number of executed calls, including failed ones, excluding refused ones.
+        tool_failures: Number of executed calls that failed.
+        web_misses: Number of calls that the replayed web record could not answer.
+        model_tokens: Number of tokens that the model wrote.
+        total_tokens: Number of tokens, tool results included.
         status: How the rollout ended; see `treadle.agent.rollout.STATUSES`.
         session: Number within the group, from 0.
-        branch_parent: Session that it branched off from; None where it began with the question.
-        branch_depth: Branches between it and the question.
+        branch_parent: Session that it branched from; None if it started from the question.
+        branch_depth: Number of branchings between the question and this trajectory.
     """
 
     segments: tuple[Segment, ...]
@@ -61,7 +60,7 @@ class GroupItem:
     def from_text(
         cls, text: str, *, status: str = _ANSWERED, protocol: Protocol = TOOL_PROTOCOL, **counts: int
     ) -> GroupItem:
-        """From flat text of which nothing else is known: every well-formed result block counts as the system's."""
+        """Build an item from flat text alone; every well-formed result block counts as a tool result."""
         known = {"tool_calls": 0, "model_tokens": 0, "total_tokens": 0, **counts}
         return cls(segments=tuple(tokenise(text, protocol)), status=status, **known)
 
@@ -71,12 +70,12 @@ class GroupItem:
         return render(self.segments)
 
     def as_json(self) -> dict[str, Any]:
-        """The item as JSON-able data; `from_json` reads it back."""
+        """Return the item as JSON-able data; `from_json` reads it back."""
         return {**asdict(self), "segments": [[part.kind, part.text] for part in self.segments]}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> GroupItem:
-        """Read `as_json` back; offsets of segments are not kept."""
+        """Read `as_json` back; the offsets of segments are not kept."""
         return cls(**{**data, "segments": tuple(Segment(kind, text, 0, 0) for kind, text in data["segments"])})
 
 
@@ -93,20 +92,20 @@ class RewardOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reward:
-    """The reward of one item with all that it was made of.
+    """The reward of one item with all its components.
 
     Attributes:
-        reward: R. For an item that was not scored: the mean of the scored ones, so that its advantage is 0.
-        scored: False where infrastructure lost the trajectory; it then counts in no mean.
+        reward: R. An item that was not scored gets the mean of the scored ones, so that its advantage is 0.
+        scored: False if infrastructure lost the trajectory; it is then excluded from all means.
         correctness: C in [0, 1].
         f_tool, f_len: Efficiency factors, each within (0, scale).
         f_format: 0, or minus the penalty.
         format_reasons: Codes of the broken rules, in the order of the check.
-        answer: The prediction, as found.
-        scorer: The rule of answers that decided.
-        length: Tokens, by `length_scope`.
-        tool_mean, length_mean, length_std: Of the scored items of the group; the deviation is the population's.
-        sigma_tool, sigma_length: Those in effect.
+        answer: The extracted prediction.
+        scorer: The answer rule that was used.
+        length: Number of tokens, by `length_scope`.
+        tool_mean, length_mean, length_std: Statistics of the group's scored items; `length_std` is the population's.
+        sigma_tool, sigma_length: The sigmas in effect.
     """
 
     reward: float
@@ -131,7 +130,7 @@ class Reward:
     web_misses: int = 0
 
     def as_json(self) -> dict[str, Any]:
-        """All components as JSON-able data, for dumps and logs."""
+        """Return all components as JSON-able data, for dumps and logs."""
         return {**asdict(self), "format_reasons": list(self.format_reasons)}
 
 
@@ -147,10 +146,10 @@ def group_rewards(
     checker: Checker | None = None,
     protocol: Protocol = TOOL_PROTOCOL,
 ) -> list[Reward]:
-    """Rewards of all trajectories of one question, in the order of the items; permuting the items permutes them.
+    """Return the rewards of all trajectories of one question, in the order of the items, which does not affect them.
 
-    `gold`: accepted answers; the best one counts. `checker` adds computer algebra to math, as in the stage `scores`.
-    Raises ConfigError for an unknown domain, and EngineError where algebra gave no verdict.
+    `gold`: accepted answers; the best match counts. `checker` adds computer algebra to math, as in the stage `scores`.
+    Raises ConfigError for an unknown domain, and EngineError if computer algebra gave no verdict.
     """
     group = _Group.of([item for item in items if item.status != FAILED], options.length_scope)
 
@@ -172,7 +171,7 @@ def score_item(
     choices: Sequence[str] = (),
     checker: Checker | None = None,
 ) -> tuple[str, Score]:
-    """Prediction and verdict, as the stage `scores` finds them in the same rollout; raises EngineError without one."""
+    """Return prediction and verdict, as the stage `scores` does; raise EngineError if there is no verdict."""
     answer = extract_prediction({"kind": part.kind, "text": part.text} for part in item.segments)
     if item.status != _ANSWERED:
         return answer, _UNFINISHED
@@ -182,23 +181,9 @@ def score_item(
     return answer, score
 
 
-@contextlib.contextmanager
-def open_checker(symbolic: bool) -> Iterator[Checker | None]:
-    """Computer algebra in confined processes of its own, where it is wanted; raises ConfigError where it is missing."""
-    if not symbolic:
-        yield None
-        return
-    from treadle.core.answers.symbolic import SymbolicChecker
-
-    if importlib.util.find_spec("math_verify") is None:
-        raise ConfigError("rl.symbolic needs the package math-verify beside the engine; set rl.symbolic = false")
-    with SymbolicChecker() as checker:
-        yield checker
-
-
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """What the scored items of a group have in common."""
+    """Statistics over the scored items of a group."""
 
     tool_mean: float
     length_mean: float
@@ -211,7 +196,7 @@ class _Group:
             return cls(0.0, 0.0, 0.0)
         lengths = [_length(item, length_scope) for item in items]
         total = sum(lengths)
-        # Whole numbers up to the root, so that neither the order of the items nor rounding decides anything.
+        # Integers up to the square root, so that neither the order of the items nor rounding affects the result.
         spread = count * sum(length * length for length in lengths) - total * total
         return cls(sum(item.tool_calls for item in items) / count, total / count, math.sqrt(spread) / count)
 
@@ -261,7 +246,7 @@ def _length(item: GroupItem, scope: str) -> int:
 
 
 def _factor(scale: float, x: float) -> float:
-    """scale / (1 + e^x), without overflow on either side."""
+    """Return scale / (1 + e^x), without overflow on either side."""
     if x <= 0:
         return scale / (1.0 + math.exp(x))
     decayed = math.exp(-x)
@@ -269,7 +254,7 @@ def _factor(scale: float, x: float) -> float:
 
 
 def _with_neutral(rewards: list[Reward]) -> list[Reward]:
-    """Give items that were not scored the mean of those that were."""
+    """Set the reward of items that were not scored to the mean of those that were."""
     scored = [reward.reward for reward in rewards if reward.scored]
     if len(scored) == len(rewards):
         return rewards

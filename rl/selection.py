@@ -1,8 +1,8 @@
-"""The stage `selection`: scored rollouts in, the questions that are worth reinforcement learning out.
+"""Run the stage `selection`: choose the questions that are worth reinforcement learning, from scored rollouts.
 
-Scores are read twice: once for sums per question, once for the rollouts of those that were chosen. Rows are sorted
-through files, so that memory grows by less than a KiB per question and by nothing per rollout or text. Documented in
-docs/behaviour/selection.md.
+Scores are read twice: once for sums per question, once for the rollouts of the selected ones. Rows are sorted through
+files, so memory grows by less than 1 KiB per question and does not depend on the number of rollouts or the length of
+texts. Documented in docs/behaviour/selection.md.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _ROWS_PER_BUCKET = 1_024
 
 
 class _Questions:
-    """Questions that were met, numbered from 0; data sets and domains as numbers of their names."""
+    """Questions seen so far, numbered from 0; data sets and domains are stored as codes."""
 
     def __init__(self) -> None:
         self.numbers: dict[str, int] = {}
@@ -52,21 +52,21 @@ class _Questions:
 
     @property
     def keys(self) -> list[str]:
-        """Keys by number."""
+        """Question keys by number."""
         return list(self.numbers)
 
     def datasets_by_number(self) -> list[str]:
-        """Data set of each question."""
+        """Return the data set of each question."""
         names = list(self.datasets)
         return [names[code] for code in self.dataset_of]
 
     def domains_by_number(self) -> list[str]:
-        """Domain of each question."""
+        """Return the domain of each question."""
         names = list(self.domains)
         return [names[code] for code in self.domain_of]
 
     def of(self, batch: pa.RecordBatch) -> np.ndarray:
-        """Number of the question of each row of `scores`; raises DataError for one without a reward."""
+        """Return the question's number for each row of `scores`; raise DataError for a domain without a reward."""
         encoded = pc.dictionary_encode(batch["question_key"])
         local = encoded.indices.to_numpy()
         _, first = np.unique(local, return_index=True)
@@ -84,7 +84,7 @@ class _Questions:
 
 
 class _Making:
-    """One run of the stage."""
+    """State of one run of the stage."""
 
     def __init__(self, context: StageContext) -> None:
         settings: SelectionSettings = context.settings
@@ -98,7 +98,7 @@ class _Making:
         self._num_unscored = 0
 
     def run(self) -> dict[str, Any]:
-        """Choose and write; returns metrics."""
+        """Select questions, write all outputs and return the metrics."""
         num_rollouts = sum(table.num_rows for table in self._context.inputs["scores"])
         self._context.progress.start(2 * num_rollouts, 0, "rollouts")
         sums = self._count()
@@ -121,7 +121,7 @@ class _Making:
         self._context.add_file(RL_ROWS.kind, "report.md", report.encode())
         return metrics_of(found)
 
-    # The first pass: what is known of each question.
+    # First pass: collect the statistics of each question.
 
     def _count(self) -> DispersionSums:
         sums = DispersionSums()
@@ -141,7 +141,7 @@ class _Making:
         return sums
 
     def _correctness(self, batch: pa.RecordBatch) -> np.ndarray:
-        """Score of each rollout, nan where it is not usable, which is counted by cause."""
+        """Return the score of each rollout, nan if it is not usable; count the unusable ones by cause."""
         failed = batch["status"].to_numpy(zero_copy_only=False) == FAILED
         scores: np.ndarray = batch["score"].to_numpy(zero_copy_only=False).astype(np.float64)
         self._num_failed += int(failed.sum())
@@ -152,7 +152,7 @@ class _Making:
         return (batch for table in self._context.inputs["scores"] for batch in table.batches(_COUNTED))
 
     def _rollout_keys(self) -> Iterator[str]:
-        """Keys of the rollouts in their order; raises StageFailed where one was made in another environment."""
+        """Yield the keys of the rollouts in their order; raise StageFailed if one comes from another environment."""
         for table in self._context.inputs["rollouts"]:
             for batch in table.batches(["rollout_key", "environment_digest"]):
                 for digest in batch["environment_digest"].unique().to_pylist():
@@ -173,7 +173,7 @@ class _Making:
         raise ArtifactError(f"{what} at its place; run `scores` again on the rollouts that are read here")
 
     def _held_out(self) -> np.ndarray:
-        """Which questions are kept from training; raises ArtifactError for one that is not among the questions."""
+        """Return the mask of held-out questions; raise ArtifactError for a question that is not in `questions`."""
         held_out = np.zeros(len(self._questions.numbers), bool)
         known = np.zeros(len(self._questions.numbers), bool)
         for table in self._context.inputs["questions"]:
@@ -191,7 +191,7 @@ class _Making:
         return held_out
 
     def _earlier(self) -> list[Earlier]:
-        """The questions of earlier phases, as far as they were met."""
+        """Return the questions of earlier phases that occur among the current ones."""
         found = []
         for table in self._context.inputs.get("previous", ()):
             mask = np.zeros(len(self._questions.numbers), bool)
@@ -220,12 +220,13 @@ class _Making:
             "all_wrong": "the policy answers none of them: train it further, or ask easier questions",
             "over_quota": f"selection.quotas has 0 for {', '.join(without)}: raise it",
         }
-        # Questions that a quota alone keeps out are the nearest to a row, however few they are.
+        # Raising a quota is the smallest change that gives rows, however few questions it affects.
         most = "over_quota" if without else max(counts, key=lambda code: counts[code])
         hint = hints.get(most, "let the rollouts answer questions")
         raise StageFailed(f"{self._context.address}: no question is left to train on ({told}); {hint}")
 
-    # The second pass: rollouts and texts of the chosen ones to the bucket of their place, then bucket by bucket.
+    # Second pass: put the rollouts and texts of the selected questions into buckets by position, then write each
+    # bucket.
 
     def _write_rows(self, choice: Choice) -> None:
         chosen = np.flatnonzero(choice.fate == SELECTED)
@@ -251,7 +252,7 @@ class _Making:
             self._context.write(RL_ROWS.kind, chunk)
 
     def _spread_rollouts(self, is_chosen: np.ndarray, places: Mapping[str, int], rollouts: Buckets) -> None:
-        """A line per question and batch: its key, then key, score, calls and usability of its rollouts."""
+        """Add a line per question and batch: the key, then rollout key, score, calls and usability of each rollout."""
         for batch in self._score_batches():
             wanted = pa.array(is_chosen[self._questions.of(batch)])
             taken = batch.select(_OUTCOME).filter(wanted).to_pydict()
@@ -315,7 +316,7 @@ class _Making:
 
 
 def _by_question(lines: Sequence[bytes]) -> dict[str, list[list[Any]]]:
-    """Rollouts of each question, whose lines may come from several batches."""
+    """Return the rollouts of each question, whose lines may come from several batches."""
     found: dict[str, list[list[Any]]] = {}
     for key, outcomes in map(orjson.loads, lines):
         found.setdefault(key, []).extend(outcomes)
@@ -323,8 +324,11 @@ def _by_question(lines: Sequence[bytes]) -> dict[str, list[list[Any]]]:
 
 
 def run_selection(context: StageContext) -> Mapping[str, Any]:
-    """Choose questions and write them; returns counts. Raises StageFailed where none is left to train on, or where the
-    rollouts were made in another environment, and ArtifactError where rollouts, scores and questions do not match."""
+    """Select questions, write them and return the metrics.
+
+    Raises StageFailed if no question is left or if the rollouts come from several models or another environment. Raises
+    ArtifactError if rollouts, scores and questions do not match.
+    """
     return _Making(context).run()
 
 

@@ -1,4 +1,4 @@
-"""What a selection came to: counts for the record, and the page `report.md`."""
+"""Report a selection: counts for the record, and the page `report.md`."""
 
 from __future__ import annotations
 
@@ -27,42 +27,42 @@ TENTHS = 10
 
 
 class Earlier(NamedTuple):
-    """What an earlier phase trained on."""
+    """Rows that an earlier phase trained on."""
 
     phase: int
     num_rows: int
     mask: np.ndarray
-    """Which of the questions at hand are among its rows, bool."""
+    """Mask of the current questions that are among its rows, bool."""
 
 
 class Findings(NamedTuple):
-    """All that there is to tell of a selection."""
+    """Results of a selection that the report shows."""
 
     choice: Choice
     datasets: Sequence[str]
-    """Per question."""
+    """Data set of each question."""
     earlier: Sequence[Earlier]
     num_failed: int
-    """Rollouts lost to infrastructure; they count for nothing."""
+    """Number of rollouts lost to infrastructure; they are not used."""
     num_unscored: int
-    """Further ones without a verdict; likewise."""
+    """Number of further rollouts without a verdict; they are not used either."""
 
 
 class Front(NamedTuple):
-    """A front, under quotas that of one domain."""
+    """Summary of one Pareto front; under quotas, of one domain's front."""
 
     rank: int
     domain: str
-    """Empty where all domains are ranked together."""
+    """Domain of the front; empty if all domains are ranked together."""
     size: int
     num_selected: int
     tool: tuple[float, float]
-    """Least and greatest S_tool."""
+    """Minimum and maximum of S_tool."""
     corr: tuple[float, float]
 
 
 def metrics_of(found: Findings) -> dict[str, Any]:
-    """Flat numbers for the stage's record; names of data sets as `treadle.core.figures.plain` shows them."""
+    """Return flat metrics for the stage's record; data set names are escaped by `treadle.core.figures.plain`."""
     choice = found.choice
     selected = choice.fate == SELECTED
     return {
@@ -92,7 +92,7 @@ def metrics_of(found: Findings) -> dict[str, Any]:
 
 
 def _front_metrics(choice: Choice) -> dict[str, int]:
-    """Fronts, the largest one, and those that rows come from: in all, and by domain where each was ranked by itself."""
+    """Count the fronts, the largest front and the fronts with selected questions; under quotas also by domain."""
     fronts = fronts_of(choice)
     pools = {"": fronts}
     if choice.quotas:
@@ -108,7 +108,7 @@ def _front_metrics(choice: Choice) -> dict[str, int]:
 
 
 def fronts_of(choice: Choice) -> list[Front]:
-    """The fronts by rank, those of equal rank by domain."""
+    """Return the fronts sorted by rank, then by domain."""
     fronts = []
     for domain, pool in choice.pools():
         ranked = np.flatnonzero(pool.rank >= 0)
@@ -131,15 +131,15 @@ def _front(choice: Choice, domain: str, members: np.ndarray) -> Front:
 
 
 def tenths(values: np.ndarray) -> np.ndarray:
-    """How many values in [0, 1] lie in each tenth, 1 in the last one; nan is left out."""
+    """Count the values in [0, 1] per tenth, shape (10,); 1 counts in the last tenth, nan is skipped."""
     known = values[~np.isnan(values)]
-    # Three tenths are a little less than 0.3 times ten; a border belongs to the upper tenth.
+    # Rounding may put a border value slightly below its tenth; a border belongs to the upper tenth.
     places = np.minimum((known * TENTHS + 1e-9).astype(np.int64), TENTHS - 1)
     return np.bincount(places, minlength=TENTHS)
 
 
 def quota_note(choice: Choice) -> str:
-    """That quotas are not full, as a part of a sentence; empty where all are, or none is set."""
+    """Return a clause that lists the quotas that are not full; empty if all are full or none is set."""
     short = [f"{name} {taken:,} of {quota:,}" for name, taken, quota in choice.unfilled()]
     if not short:
         return ""
@@ -147,7 +147,7 @@ def quota_note(choice: Choice) -> str:
 
 
 def render_report(found: Findings, phase: int) -> str:
-    """The page `report.md`."""
+    """Return the page `report.md`."""
     choice = found.choice
     counts = choice.counts()
     num_mixed = int((choice.rank >= 0).sum())

@@ -1,4 +1,4 @@
-"""Settings of the stage `selection`."""
+"""Define the settings of the stage `selection`."""
 
 from __future__ import annotations
 
@@ -13,19 +13,21 @@ Domain = Literal["math", "qa", "choice"]
 
 
 class SelectionOptions(Section):
-    """Which questions are worth reinforcement learning: those whose rollouts still disagree."""
+    """Options of the selection, which keeps the questions whose rollouts still disagree."""
 
     max_questions: int = Field(default=8000, ge=1)
-    """Most questions; whole fronts are taken in order, and the first that does not fit is thinned out by crowding."""
+    """Maximum number of questions. Whole fronts are taken in order; the first front that does not fit is cut by
+    crowding distance."""
     min_rollouts: int = Field(default=4, ge=2)
-    """A question with fewer usable rollouts is left out."""
+    """Minimum number of usable rollouts; a question with fewer is left out."""
     mixed_f1: float = Field(default=0.75, gt=0.0, le=1.0)
-    """A question of domain qa is mixed if one of its rollouts has at least this F1 and another one less."""
+    """F1 threshold for domain qa: a question is mixed if at least one of its rollouts reaches it and at least one
+    does not."""
     quotas: dict[Domain, Annotated[int, Field(ge=0)]] = {}
-    """Most questions per domain, at most `max_questions` in all: each domain is then ranked by itself. Empty: all are
-    ranked together."""
+    """Maximum number of questions per domain, at most `max_questions` in total; each domain is then ranked
+    separately. Empty: all domains are ranked together."""
     exclude_previous: bool = False
-    """Whether questions that an earlier phase trained on are left out."""
+    """Whether to leave out questions that an earlier phase trained on."""
 
     @model_validator(mode="after")
     def _quotas_fit(self) -> Self:
@@ -40,13 +42,13 @@ class SelectionOptions(Section):
 
 
 class SelectionSettings(Section):
-    """All that an instance of the stage reads."""
+    """All settings that an instance of the stage reads."""
 
     options: SelectionOptions = SelectionOptions()
-    """Which questions."""
+    """Filters and limits of the selection."""
     phase: int = Field(default=1, ge=1)
     """Phase of the curriculum that the rows are for."""
     environment: EnvironmentSettings = EnvironmentSettings()
-    """What the rollouts were made in; its prompt becomes that of the rows."""
+    """Environment of the rollouts; its prompt becomes the prompt of the rows."""
     seed: int = 0
-    """The run's seed; it decides the order of the rows."""
+    """Seed of the run; it decides the order of the rows."""

@@ -1,7 +1,7 @@
-"""The two sigmas over the steps of a phase.
+"""Compute both sigmas over the steps of a phase.
 
-The curriculum lowers them from phase to phase; `linear` also lowers them to 0 within one, as the program published with
-arXiv 2601.06860 does. Documented in docs/behaviour/rewards.md.
+The curriculum lowers them from phase to phase; `linear` also lowers them to 0 within a phase, as the program published
+with arXiv 2601.06860 does. Documented in docs/behaviour/rewards.md.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ SigmaDecay = Literal["none", "linear"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SigmaSchedule:
-    """Sigmas of one phase of `num_steps` steps, each of which may make several updates."""
+    """Sigmas of one phase with `num_steps` steps; a step may make several updates."""
 
     sigma_tool: float
     sigma_length: float
@@ -25,13 +25,16 @@ class SigmaSchedule:
     num_steps: int
 
     def at(self, step: int) -> tuple[float, float]:
-        """The effective (sigma_tool, sigma_length) at a step, counted from 1."""
+        """Return the effective (sigma_tool, sigma_length) at a step, counted from 1."""
         factor = decay_factor(self.decay, step, self.num_steps)
         return self.sigma_tool * factor, self.sigma_length * factor
 
 
 def decay_factor(decay: SigmaDecay, step: int, num_steps: int) -> float:
-    """d(t): 1 without decay, else (T - t) / (T - 1) and never below 0; a phase of one step has 0. `step` is from 1."""
+    """Return the factor of both sigmas at `step` (from 1): 1 without decay, else max(0, (T - t) / (T - 1)).
+
+    For a phase of one step, the factor with decay is 0. Raises ValueError if `step` is below 1.
+    """
     if step < 1:
         raise ValueError(f"steps are counted from 1, not {step}")
     if decay == "none":
@@ -40,10 +43,10 @@ def decay_factor(decay: SigmaDecay, step: int, num_steps: int) -> float:
 
 
 def check_sigmas(sigma_tool: float, sigma_length: float, *, allow_plain: bool, where: str) -> None:
-    """Raise ConfigError where sigmas are no sigmas, or both are 0 without `allow_plain`.
+    """Raise ConfigError if a sigma is negative or not finite, or if both are 0 without `allow_plain`.
 
-    `where` names what they belong to, such as `1/rl@phase-2`. With both at 0 the factors are the same for every
-    trajectory, and the policy learns nothing about calls and length, whatever else the configuration says.
+    `where` is the address for messages, such as `1/rl@phase-2`. With both at 0, the factors are the same for every
+    trajectory, and the policy learns nothing about calls and length.
     """
     for name, sigma in (("sigma_tool", sigma_tool), ("sigma_length", sigma_length)):
         if not (math.isfinite(sigma) and sigma >= 0):

@@ -1,7 +1,7 @@
-"""The stage `rl`: questions and a policy in, the policy of one more phase out.
+"""Run the stage `rl`: train a policy for one phase on selected questions.
 
-The training lies in the stage's workspace, so an attempt that was cut off is gone on with from its newest complete
-state. Documented in docs/behaviour/rl.md.
+The training is in the stage's workspace, so a later attempt resumes from the newest complete state. Documented in
+docs/behaviour/rl.md.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _log = logging.getLogger(__name__)
 
 
 class _Shown:
-    """Hands steps and validations on to the stage's listener, each figure with the curve of its last steps."""
+    """Reporter of steps and validations to the stage's progress, with sparklines of the latest steps."""
 
     def __init__(self, context: StageContext) -> None:
         self._progress = context.progress
@@ -52,12 +52,12 @@ class _Shown:
         self._steps: list[RlStep] = []
 
     def begin(self, num_steps: int, resumed_step: int) -> None:
-        """Training begins, or goes on."""
+        """Start the progress, or continue it after `resumed_step`."""
         self._done = resumed_step
         self._progress.start(num_steps, resumed_step, "steps")
 
     def step(self, step: RlStep) -> None:
-        """One more step."""
+        """Report one step."""
         self._steps.append(step)
         facts = {
             "reward": self._curve("reward", 2),
@@ -70,7 +70,7 @@ class _Shown:
         self._done = step.step
 
     def validation(self, validation: Validation) -> None:
-        """A validation."""
+        """Report a validation."""
         figures = validation.overall
         if figures.correctness is not None:
             self._progress.advance(0, validation=f"{figures.correctness:.2f} at step {validation.step}")
@@ -82,7 +82,7 @@ class _Shown:
 
 
 class RlRun:
-    """One attempt of the stage."""
+    """State of one attempt of the stage."""
 
     def __init__(self, context: StageContext) -> None:
         self._context = context
@@ -96,7 +96,7 @@ class RlRun:
         self._num_validation_too_long = 0
 
     def run(self) -> dict[str, Any]:
-        """Train, or go on training, and hand the policy over."""
+        """Train, or resume training, then check the policy, write the outputs and return the metrics."""
         met, self._web_record = replayed(self._settings.environment, self._context.store, self._folder.web)
         environment = local_environment(met)
         start = self._start()
@@ -121,7 +121,7 @@ class RlRun:
         return self._write(done, plan)
 
     def _start(self) -> Path:
-        """Folder of the policy that training begins with; of a hub id at the commit that the first attempt met."""
+        """Return the folder of the start policy; a hub id is pinned to the commit that the first attempt resolved."""
         options, checkpoints, key = self._options, self._context.inputs.get("checkpoint", ()), "rl.start"
         start = base_model(options.start, checkpoints, _log.info, key=key)
         if isinstance(start, Path):
@@ -136,7 +136,7 @@ class RlRun:
         return folder
 
     def _store_rows(self, fits: Fits) -> int:
-        """Put the rows where the engine finds them; returns their number."""
+        """Write the training rows for the engine; return their number."""
         rows = FittingRows(rows_to_train_on(self._context.inputs["rl_rows"]), fits)
         store(self._folder.parquet, rows.batches())
         self._num_too_long = rows.num_too_long
@@ -157,7 +157,7 @@ class RlRun:
         return rows.num_rows
 
     def _store_validation(self, fits: Fits) -> int:
-        """The same for held-out questions, where there is validation."""
+        """Write the held-out questions for the engine if validation is enabled; return their number."""
         number, address = self._options.validation_questions, self._context.address
         if not number:
             return 0
@@ -210,9 +210,9 @@ class RlRun:
         )
 
     def _check_handover(self, done: Reinforcement, start: Path, tokenizer: ChatTokenizer) -> None:
-        """Raise StageFailed where the policy is not its start, trained, or not what was trained.
+        """Raise StageFailed if the exported policy does not match its base model or the policy in training.
 
-        It is put aside then, so that the next attempt writes it anew.
+        The exported folder is then moved aside, so that the next attempt exports the policy again.
         """
         try:
             check_tokenizer(done.model, tokenizer)
@@ -225,8 +225,8 @@ class RlRun:
                 shutil.rmtree(refused, ignore_errors=True)
                 done.model.rename(refused)
             raise StageFailed(
-                f"{address}: {failure}; see {refused}. The next attempt writes it anew from the trained state; "
-                f"`treadle stage {address} --force` trains anew"
+                f"{address}: {failure}; see {refused}. The next attempt writes it again from the trained state; "
+                f"`treadle stage {address} --force` trains again"
             ) from None
 
     def _write(self, done: Reinforcement, plan: RlPlan) -> dict[str, Any]:
@@ -246,7 +246,10 @@ class RlRun:
         return {**metrics, "validation_too_long": self._num_validation_too_long, **self._web_metrics(done)}
 
     def _web_metrics(self, done: Reinforcement) -> dict[str, Any]:
-        """What was replayed of the web, and how often it had no answer; nothing where no web is searched."""
+        """Return the digest of the replayed web record and the numbers of unanswered searches.
+
+        Empty if the environment does not search the web.
+        """
         if not self._web_record:
             return {}
         number, in_validation = num_web_misses(done.steps), num_validation_misses(done.validations)
@@ -294,9 +297,10 @@ class RlRun:
 
 
 def local_environment(settings: EnvironmentSettings) -> dict[str, Any]:
-    """The environment as an engine's process reads it: it runs in another folder, so paths are absolute.
+    """Return the environment's settings for an engine's process.
 
-    Raises ConfigError for what such a process cannot be given.
+    Paths are absolute, because the process runs in another folder. Raises ConfigError for settings that are not
+    supported in training.
     """
     if settings.summarizer is not None:
         raise ConfigError(
@@ -311,7 +315,7 @@ def local_environment(settings: EnvironmentSettings) -> dict[str, Any]:
 
 
 def _check_web(settings: EnvironmentSettings) -> None:
-    """Rows to train on do not say where a question is to be searched."""
+    """Raise ConfigError if questions are routed individually, because training rows do not say where to search."""
     search = settings.search
     if search.web is None or not settings.searches_web:
         return
@@ -323,7 +327,7 @@ def _check_web(settings: EnvironmentSettings) -> None:
 
 
 def _absolute(section: Any) -> Any:
-    """The section with absolute paths in its operational keys; the others are part of the environment's digest."""
+    """Return the section with absolute paths in its operational keys; other keys belong to the environment's digest."""
     changed: dict[str, Any] = {}
     for name, field in type(section).model_fields.items():
         value = getattr(section, name)
@@ -337,18 +341,18 @@ def _absolute(section: Any) -> Any:
 
 
 def _whole(path: Path) -> Path:
-    """An absolute path; what was a URL of an object store stays as it is."""
+    """Return an absolute path, or the path itself if it stands for an object store's URL."""
     return path if is_object_store(path) else path.expanduser().absolute()
 
 
 def run(context: StageContext) -> Mapping[str, Any]:
-    """Reinforce a policy over one phase; returns the facts of its manifest."""
+    """Train a policy for one phase and return the facts of its manifest."""
     return RlRun(context).run()
 
 
 RL = Stage(
     name="rl",
-    version=2,
+    version=3,
     settings=RlSettings,
     consumes={"rl_rows": "rl_rows", "questions": "questions", "checkpoint": "checkpoint"},
     optional=frozenset({"questions", "checkpoint"}),

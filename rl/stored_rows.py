@@ -1,4 +1,4 @@
-"""What an engine is asked to train and validate on, as parquet files in the training's folder."""
+"""Write the rows that an engine trains and validates on, as parquet files in the training's folder."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from treadle.core.storage import storage_errors
 from treadle.rl.verl_rows import TRAINING_COLUMNS, TRAINING_SCHEMA, training_rows
 
 Fits = Callable[[Mapping[str, Any]], bool]
-"""Whether the prompt of a row is short enough."""
+"""Check of whether the prompt of a row is short enough."""
 
 
 class FittingRows:
-    """Batches of `TRAINING_SCHEMA` in their order, without rows of long prompts, which are counted."""
+    """Batches of `TRAINING_SCHEMA` in their order, without the rows whose prompts are too long; these are counted."""
 
     def __init__(self, batches: Iterable[pa.RecordBatch], fits: Fits) -> None:
         self._batches = batches
         self._fits = fits
         self.num_rows = self.num_too_long = 0
-        """Handed on so far, and left out."""
+        """Numbers of rows yielded so far and of rows left out."""
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """What fits."""
+        """Yield the batches without the rows that do not fit."""
         for batch in self._batches:
             kept = batch.filter(pa.array([self._fits(row) for row in batch.to_pylist()], pa.bool_()))
             self.num_rows += kept.num_rows
@@ -38,13 +38,13 @@ class FittingRows:
 
 
 def rows_to_train_on(tables: Sequence[Rows]) -> Iterator[pa.RecordBatch]:
-    """Tables of `rl_rows` in batches of `TRAINING_SCHEMA`."""
+    """Yield the rows of `rl_rows` in batches of `TRAINING_SCHEMA`."""
     for table in tables:
         yield from map(training_rows, table.batches(TRAINING_COLUMNS))
 
 
 def prompt_fits(environment: EnvironmentSettings, tokenizer: ChatTokenizer, max_tokens: int) -> Fits:
-    """A check of prompts as the policy meets them."""
+    """Return a function that checks whether a row's prompt, as the policy gets it, has at most `max_tokens` tokens."""
 
     def fits(row: Mapping[str, Any]) -> bool:
         return len(tokenizer.prompt_ids(opening_messages(environment, Question.from_row(row)))) <= max_tokens
@@ -53,7 +53,7 @@ def prompt_fits(environment: EnvironmentSettings, tokenizer: ChatTokenizer, max_
 
 
 def store(path: Path, batches: Iterable[pa.RecordBatch]) -> None:
-    """Write batches of `TRAINING_SCHEMA` as they come; the file appears whole. Raises StorageError."""
+    """Write batches of `TRAINING_SCHEMA` as they arrive; the file is replaced atomically. Raises StorageError."""
     import pyarrow.parquet as pq
 
     unfinished = path.with_suffix(".tmp")

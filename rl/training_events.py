@@ -1,4 +1,4 @@
-"""What a reinforcement tells of its steps, validations and saved states. Documented in docs/behaviour/rl.md."""
+"""Read the events of a reinforcement: steps, validations and saved states. Documented in docs/behaviour/rl.md."""
 
 from __future__ import annotations
 
@@ -13,54 +13,54 @@ from treadle.core.engines.training import Greedy
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RlStep:
-    """One step: rollouts of a batch of questions, and the updates made with them. None: not told."""
+    """One step: rollouts of a batch of questions, and the updates made with them. None: not reported."""
 
     step: int
-    """From 1, those of earlier attempts included."""
+    """Number of the step from 1, counting those of earlier attempts."""
     reward: float | None
-    """Mean; None where no rollout was scored."""
+    """Mean reward; None if no rollout was scored."""
     reward_std: float | None
     """Mean over groups of the standard deviation within each."""
     correctness: float | None
     format_ok: float | None
     """Share of rollouts in good format."""
     answered: float | None
-    """Share that ended with an answer."""
+    """Share of rollouts that ended with an answer."""
     cut_off: float | None
-    """Share that ended because there was no room for more tokens."""
+    """Share of rollouts that ended because there was no room for more tokens."""
     timeout: float | None
-    """Share that ended because their calls had used up `rollout_time_s`."""
+    """Share of rollouts that ended because their calls had used up `rollout_time_s`."""
     calls: float | None
-    """Mean executed calls."""
+    """Mean number of executed calls."""
     tool_failures: float | None
     web_misses: float | None
-    """Mean searches that a replay of the web could not answer."""
+    """Mean number of searches that the replayed web record could not answer."""
     length: float | None
-    """Mean tokens of a rollout, those that count as its length."""
+    """Mean tokens per rollout that count as its length."""
     f_tool: float | None
     f_len: float | None
     sigma_tool: float | None
     sigma_length: float | None
     num_rollouts: int
-    """Scored ones."""
+    """Number of scored rollouts."""
     num_groups: int
     num_equal_groups: int
-    """Groups of equal rewards, from which nothing is learnt."""
+    """Number of groups with equal rewards, which have no gradient."""
     loss: float | None
     entropy: float | None
     learning_rate: float | None
     grad_norm: float | None
     seconds: float
-    """Time in training so far, over all attempts, without what was lost with them."""
+    """Training time so far over all attempts, in seconds, excluding steps that were lost with an attempt."""
 
     def as_row(self) -> dict[str, Any]:
-        """A row of `rl_log`."""
+        """Return a row of `rl_log`."""
         return {name: getattr(self, name) for name in self.__slots__}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValidationFigures:
-    """Greedy answers to held-out questions, one each. None: nothing was scored, or called."""
+    """Figures of one greedy answer per held-out question. None: nothing was scored, or no tool was called."""
 
     num_questions: int
     correctness: float | None
@@ -72,11 +72,11 @@ class ValidationFigures:
     executed: float | None
     """Share of executed calls that did not fail."""
     web_misses: float | None = None
-    """Mean searches that a replay of the web could not answer."""
+    """Mean number of searches that the replayed web record could not answer."""
 
     @classmethod
     def of_event(cls, event: Mapping[str, Any]) -> ValidationFigures:
-        """From the event, or from what it says of one domain; what an engine does not know it leaves out."""
+        """Build the figures from an event, or from its part for one domain; an engine may leave out `web_misses`."""
         known: dict[str, Any] = {"web_misses": None, **event}
         return cls(**{name: known[name] for name in cls.__slots__})
 
@@ -86,12 +86,12 @@ class Validation:
     """One validation."""
 
     step: int
-    """Step after which it was made."""
+    """Step after which the policy was validated."""
     overall: ValidationFigures
     by_domain: Mapping[str, ValidationFigures]
 
     def as_rows(self) -> list[dict[str, Any]]:
-        """Rows of `rl_validation`."""
+        """Return the rows of `rl_validation`."""
         named = {"all": self.overall, **self.by_domain}
         return [
             {"step": self.step, "domain": name, **{key: getattr(figures, key) for key in figures.__slots__}}
@@ -100,19 +100,19 @@ class Validation:
 
 
 class RlEvents(EventLog[RlStep]):
-    """The events of a reinforcement."""
+    """Event log of a reinforcement."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
         self.validations: dict[int, Validation] = {}
-        """By step, each made once."""
+        """Validations by step."""
         self.saved: dict[int, str] = {}
         """Step -> name of its state's folder."""
         self.live_greedy: dict[int, Greedy] = {}
-        """Step -> what the policy in training wrote then."""
+        """Step -> greedy completion by the policy in training."""
 
     def take(self, event: dict[str, Any]) -> None:
-        """See `EventLog.take`."""
+        """Process one event; see `EventLog.take`."""
         super().take(event)
         kind = event["event"]
         if kind == "begin":
@@ -129,6 +129,6 @@ class RlEvents(EventLog[RlStep]):
             self.live_greedy[event["step"]] = greedy
 
     def read_step(self, event: dict[str, Any]) -> RlStep:
-        """See `EventLog.read_step`; what an engine does not know it leaves out."""
+        """Return the step of an event; figures that an engine leaves out are None. See `EventLog.read_step`."""
         facts: dict[str, Any] = {name: event.get(name) for name in RlStep.__slots__}
         return RlStep(**facts)

@@ -1,7 +1,7 @@
-"""From a plan to the arguments of TRL's GRPOConfig and of PEFT's LoraConfig.
+"""Translate a plan into the arguments of TRL's GRPOConfig and PEFT's LoraConfig.
 
-Written for TRL 1.16. TRL counts updates where plans count steps, and micro-batches where plans count trajectories; all
-translation is here. Documented in docs/behaviour/rewards.md.
+Written for TRL 1.16. TRL counts updates where plans count steps, and micro-batches where plans count trajectories; the
+whole translation is in this module. Documented in docs/behaviour/rewards.md.
 """
 
 from __future__ import annotations
@@ -14,14 +14,15 @@ from treadle.core.errors import ConfigError
 from treadle.rl.plan import RlPlan
 
 MICRO_BATCH_TOKENS = {"cuda": 8192, "cpu": 32_768}
-"""Tokens that a device works at together where `per_device_batch_size` is open, all trajectories being of the greatest
-length. A CPU takes whole groups, at least one, so that siblings share the work on their prompt."""
+"""Maximum tokens of a device's micro-batch if `per_device_batch_size` is not set, assuming trajectories of maximum
+length. A CPU takes whole groups, at least one, so that siblings share the computation of their prompt."""
 
 
 def trl_arguments(plan: RlPlan, output: Path) -> dict[str, Any]:
-    """Arguments of GRPOConfig; `output` is where states go.
+    """Return the arguments of GRPOConfig; states are saved in `output`.
 
-    Raises ConfigError where groups or mini-batches cannot be spread over the devices, or a CPU cannot do what is asked.
+    Raises ConfigError if groups or mini-batches cannot be spread over the devices, or if TRL does not support the
+    options on this machine.
     """
     options = plan.options
     per_device, accumulation, steps_per_generation = _spread(plan)
@@ -50,7 +51,7 @@ def trl_arguments(plan: RlPlan, output: Path) -> dict[str, Any]:
         "scale_rewards": "group",
         "mask_truncated_completions": False,
         "learning_rate": options.learning_rate,
-        # TRL's default falls in a line.
+        # TRL's default is linear decay.
         "lr_scheduler_type": options.lr_scheduler_type,
         "weight_decay": options.weight_decay,
         "max_grad_norm": options.max_grad_norm,
@@ -62,15 +63,15 @@ def trl_arguments(plan: RlPlan, output: Path) -> dict[str, Any]:
         "dataloader_num_workers": 0,
         "logging_strategy": "steps",
         "logging_steps": per_step,
-        # A loss that is no number ends the training; TRL would hide it.
+        # A loss of nan or inf must end the training; with this filter TRL would hide it.
         "logging_nan_inf_filter": False,
         "log_completions": False,
         "save_strategy": "steps",
         "save_steps": options.save_steps * per_step,
-        # Whoever started the training drops old states, because the best one must outlive the newer ones.
+        # The process that started the training deletes old states, because the best one must outlive newer ones.
         "save_total_limit": None,
         "save_only_model": False,
-        # Validation is greedy, in the run's environment and by the training's scorer: none of it is TRL's.
+        # TRL does not validate: validation is greedy, in the run's environment, with the training's scorer.
         "eval_strategy": "no",
         "eval_steps": options.validation_steps * per_step,
         "report_to": list(options.trackers) or "none",
@@ -80,7 +81,7 @@ def trl_arguments(plan: RlPlan, output: Path) -> dict[str, Any]:
 
 
 def lora_arguments(plan: RlPlan) -> dict[str, Any] | None:
-    """Arguments of LoraConfig; None where all weights are trained."""
+    """Return the arguments of LoraConfig; None if all weights are trained."""
     options = plan.options
     if options.finetuning_type == "full":
         return None
@@ -95,9 +96,9 @@ def lora_arguments(plan: RlPlan) -> dict[str, Any] | None:
 
 
 def check_whole_groups(per_device: int, steps_per_generation: int, group_size: int) -> None:
-    """Raise ConfigError unless each device's share of a step holds whole groups.
+    """Raise ConfigError unless each device's share of a step consists of whole groups.
 
-    TRL would take the groups apart over processes, and a reward that compares siblings would see some of them only.
+    TRL would split the groups over processes, and a reward that compares siblings would see only some of them.
     """
     share = per_device * steps_per_generation
     if share % group_size:
@@ -108,7 +109,7 @@ def check_whole_groups(per_device: int, steps_per_generation: int, group_size: i
 
 
 def _spread(plan: RlPlan) -> tuple[int, int, int]:
-    """Trajectories of a micro-batch, and micro-batches of an update and of a step, per device."""
+    """Return, per device, the trajectories of a micro-batch and the micro-batches of an update and of a step."""
     options, processes = plan.options, plan.machine.num_processes
     share, rest = divmod(options.mini_batch_prompts * options.group_size, processes)
     if rest:
@@ -129,7 +130,7 @@ def _spread(plan: RlPlan) -> tuple[int, int, int]:
 
 
 def _fitting(plan: RlPlan, share: int) -> int:
-    """The largest micro-batch that divides a device's share of an update and fits."""
+    """Return the size of the largest micro-batch that divides a device's share of an update and fits."""
     options, variant = plan.options, plan.machine.variant
     unit = options.group_size if variant == "cpu" else 1
     fitting = MICRO_BATCH_TOKENS[variant] // (options.max_prompt_tokens + options.max_response_tokens)
@@ -138,7 +139,7 @@ def _fitting(plan: RlPlan, share: int) -> int:
 
 
 def _for_variant(plan: RlPlan) -> dict[str, Any]:
-    """All that differs between CPU and GPU."""
+    """Return the arguments that differ between CPU and GPU."""
     options, machine = plan.options, plan.machine
     if machine.num_nodes > 1:
         raise ConfigError('rl: TRL trains on one machine; set rl.num_nodes = 1, or rl.engine = "verl"')
@@ -164,7 +165,7 @@ def _for_variant(plan: RlPlan) -> dict[str, Any]:
         "bf16": plan.precision == "bf16",
         "fp16": plan.precision == "fp16",
         "gradient_checkpointing": checkpointing is not False,
-        # Processes wait for the one whose rollouts take longest, and nothing of it is heard in the meantime.
+        # Processes wait silently for the one with the slowest rollouts.
         "ddp_timeout": math.ceil(options.stall_timeout_s),
         "use_vllm": True,
         "vllm_mode": "colocate",

@@ -1,5 +1,7 @@
-"""Keys of TRL's GRPOConfig that `rl.extra` does not pass through: those with a name here, and those that would break
-what the stage promises."""
+"""List the keys of TRL's GRPOConfig that `rl.extra` does not pass through.
+
+They either have another name in `rl`, or would break what the stage guarantees.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,7 @@ TYPED_KEYS: dict[str, str] = {
     "vllm_gpu_memory_utilization": "gpu_memory_share",
     "vllm_tensor_parallel_size": "tensor_parallel",
 }
-"""TRL's name of what has another name here."""
+"""TRL's key -> key of `rl` with the same meaning."""
 
 REFUSED_KEYS: dict[str, str] = {
     **dict.fromkeys(("output_dir", "overwrite_output_dir", "resume_from_checkpoint", "do_train", "local_rank"), _OURS),
@@ -79,4 +81,4 @@ REFUSED_KEYS: dict[str, str] = {
     **dict.fromkeys(("hub_revision", "log_completions_hub_repo"), _UPLOAD),
     "hub_token": "secrets are not configuration; set the environment variable that its library reads",
 }
-"""Keys that are refused, each with the reason."""
+"""Refused key -> reason."""

@@ -1,4 +1,4 @@
-"""Which saved policy is handed over, which states are kept meanwhile, and which held-out questions tell."""
+"""Choose the saved policy of a training, the states to delete, and the held-out questions for validation."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _ANSWERED_COLUMNS = (*QUESTION_COLUMNS, "answers")
 
 
 def choose_step(rule: Rule, saved: Collection[int], validations: Mapping[int, Validation]) -> int:
-    """The step whose saved policy is handed over; `saved` is not empty.
+    """Return the step whose saved policy becomes the checkpoint; `saved` is not empty.
 
-    `best` takes the one with most right answers in validation, among equals the most efficient one, then the later
-    one; steps that were not validated, or of which no answer could be scored, do not compete. The last one where
-    none does.
+    `best` takes the step with the highest correctness in validation; ties go to the most efficient one, then to the
+    latest. Steps without a validation, or with no scored answer in it, are skipped. If none is left, or the rule is
+    `last`, the last step is returned.
     """
     told = [step for step in saved if step in validations and validations[step].overall.correctness is not None]
     if rule == "last" or not told:
@@ -36,15 +36,15 @@ def _merit(validation: Validation) -> tuple[float, float, int]:
 
 
 def superseded(rule: Rule, saved: Collection[int], validations: Mapping[int, Validation]) -> set[int]:
-    """Steps whose states are needed no more: neither the newest, from which training goes on, nor the chosen one."""
+    """Return the steps whose states can be deleted: all but the newest, for resuming, and the chosen one."""
     return set(saved) - {max(saved), choose_step(rule, saved, validations)} if saved else set()
 
 
 def validation_questions(tables: Sequence[Rows], number: int, seed: int) -> tuple[list[dict[str, Any]], int]:
-    """Up to `number` held-out questions, and how many there are.
+    """Return up to `number` held-out questions, and the number of all held-out questions.
 
-    They are taken in turns from every pair of domain and data set, so that each is heard, in an order drawn from the
-    seed; the order of the table plays no part.
+    Questions are taken in turn from every pair of domain and data set, so that all are represented, in an order drawn
+    from the seed; the order of the table does not matter.
     """
     pools: dict[tuple[str, str], list[str]] = {}
     for row in _held_out(tables, ("question_key", "domain", "dataset")):

@@ -1,8 +1,9 @@
-"""verl's configuration, generated from a plan: Hydra overrides of `verl.trainer.main_ppo`, and the agent loop's YAML.
+"""Generate verl's configuration from a plan: Hydra overrides of `verl.trainer.main_ppo`, and the agent loop's YAML.
 
 Written for verl 0.9.x, whose default trainer counts steps as plans do: one batch of prompts, `ppo_mini_batch_size`
-prompts an update, each times `rollout.n`. Keys that only the fork behind arXiv 2601.06860 knew are never written:
-groups, branching and rewards are our agent loop's (`treadle.rl.engine.verl_loop`). Documented in docs/guides/verl.md.
+prompts per update, each times `rollout.n`. Keys that only the fork behind arXiv 2601.06860 has are never written:
+Treadle's agent loop (`treadle.rl.engine.verl_loop`) makes groups, branches and rewards. Documented in
+docs/guides/verl.md.
 """
 
 from __future__ import annotations
@@ -21,33 +22,33 @@ from treadle.rl.plan import RlPlan
 from treadle.rl.verl_extra import check_extra
 
 AGENT_LOOP = "treadle"
-"""Name of our agent loop in verl's registry."""
+"""Name of Treadle's agent loop in verl's registry."""
 REWARD_MODULE = "pkg://treadle.rl.engine.verl_reward"
-"""What verl asks for the reward of a trajectory that came without one."""
+"""Module with the reward function that verl calls for a trajectory without a reward."""
 METRICS_VARIABLE = "VERL_FILE_LOGGER_PATH"
-"""Environment variable by which verl is told where its logger `file` writes."""
+"""Environment variable with the path that verl's logger `file` writes to."""
 _LOSS = {"token_mean": "token-mean", "sequence_mean": "seq-mean-token-mean"}
 _DTYPE = {"auto": "bfloat16", "bf16": "bfloat16", "fp16": "float16"}
 _UNBOUNDED_RATIO = 1e6
-"""verl always has a dual clip; at this ratio it bounds nothing."""
+"""Ratio of the dual clip if it is disabled; verl always has one, and this value never applies."""
 _ANSWER_TOKENS = 8192
-"""Least tokens that a GPU takes at once, where `per_device_batch_size` does not say how many trajectories."""
+"""Minimum number of tokens per forward pass on a GPU if `per_device_batch_size` is not set."""
 _PLAIN = re.compile(r"[A-Za-z_/][A-Za-z0-9_./@+-]*")
 _RESERVED = ("null", "true", "false", "inf", "nan")
 
 
 @dataclass(frozen=True, slots=True)
 class VerlFiles:
-    """Paths that verl is given.
+    """Paths for verl.
 
     Attributes:
         job: Job of the training, from which the agent loop reads plan and environment.
-        rows, validation: Questions in the shape of `treadle.rl.verl_rows`.
+        rows, validation: Questions in verl's schema.
         model: Start policy in Hugging Face format.
-        output: Where states go: `global_step_<n>`.
+        output: Folder of the states `global_step_<n>`.
         loop: YAML that names the agent loop.
-        metrics: JSON lines of the metrics of each step.
-        resume: State to go on from; None to begin anew.
+        metrics: JSON lines with the metrics of each step.
+        resume: State to resume from; None to start from the beginning.
     """
 
     job: Path
@@ -61,10 +62,10 @@ class VerlFiles:
 
 
 def verl_overrides(plan: RlPlan, files: VerlFiles) -> dict[str, JsonValue]:
-    """Key -> value for every setting in which a training departs from verl's defaults, or that it must not depart from.
+    """Return every setting that differs from verl's defaults or that a training must not change, by key.
 
-    `rl.extra` may add keys and replace those that no option of the plan decides; a key that verl's schema does not
-    have needs a leading `+`, as on Hydra's command line. Raises ConfigError for what verl cannot do.
+    `rl.extra` may add keys and replace those that no option of the plan decides; a key that verl's schema does not have
+    needs a leading `+`, as on Hydra's command line. Raises ConfigError for options that verl does not support.
     """
     _refuse_unable(plan)
     decided = {**_data(plan, files), **_policy(plan, files), **_rollout(plan, files), **_trainer(plan, files)}
@@ -75,12 +76,12 @@ def verl_overrides(plan: RlPlan, files: VerlFiles) -> dict[str, JsonValue]:
 
 
 def override_lines(overrides: Mapping[str, JsonValue]) -> list[str]:
-    """Overrides as arguments of a Hydra program."""
+    """Return the overrides as arguments of a Hydra program."""
     return [f"{key}={hydra_value(value)}" for key, value in overrides.items()]
 
 
 def hydra_value(value: JsonValue) -> str:
-    """A value in Hydra's grammar; text that could be read as something else is quoted."""
+    """Return a value in Hydra's grammar; text that could be read as something else is quoted."""
     if value is None:
         return "null"
     if isinstance(value, bool):
@@ -96,15 +97,15 @@ def hydra_value(value: JsonValue) -> str:
 
 
 def _quoted(text: str) -> str:
-    # Within quotes only the quote itself is escaped, and backslashes before one (or before the end); `${` would refer
-    # to another key.
+    # Inside quotes, only the quote itself is escaped, and backslashes before a quote or at the end; `${` would refer to
+    # another key.
     escaped = re.sub(r"(\\*)'", lambda found: found[1] * 2 + "\\'", text)
     tail = len(escaped) - len(escaped.rstrip("\\"))
     return f"'{escaped}{escaped[len(escaped) - tail :]}'".replace("${", "\\${")
 
 
 def loop_yaml(job: Path) -> str:
-    """The file at `agent_loop_config_path`: our agent loop under its name. JSON is YAML."""
+    """Return the file for `agent_loop_config_path`, which names Treadle's agent loop. JSON is valid YAML."""
     entry = {"name": AGENT_LOOP, "_target_": "treadle.rl.engine.verl_loop.TreadleLoop", "job": str(job)}
     return json.dumps([entry], indent=2) + "\n"
 
@@ -119,8 +120,6 @@ def _refuse_unable(plan: RlPlan) -> None:
         raise ConfigError("rl.lora_dropout: verl's adapters have no dropout; set it to 0")
     if options.precision == "fp32":
         raise ConfigError("rl.precision: vLLM inside verl computes in 16 bits; choose auto, bf16 or fp16")
-    if options.symbolic:
-        raise ConfigError("rl.symbolic: the environment of verl has no computer algebra; set it to false")
     if plan.machine.num_devices % options.tensor_parallel:
         raise ConfigError(
             f"rl.tensor_parallel {options.tensor_parallel} does not divide {plan.machine.num_devices} GPUs of a node"
@@ -161,7 +160,7 @@ def _policy(plan: RlPlan, files: VerlFiles) -> dict[str, JsonValue]:
         "clip_ratio_c": dual_clip,
         "loss_agg_mode": _LOSS[options.loss_agg],
         "entropy_coeff": 0,
-        # A reference policy is loaded for nothing where its weight is 0.
+        # With weight 0, verl would still load the reference policy.
         "use_kl_loss": options.kl_coef > 0,
         "kl_loss_coef": options.kl_coef,
         "optim.lr": options.learning_rate,
@@ -183,9 +182,9 @@ def _policy(plan: RlPlan, files: VerlFiles) -> dict[str, JsonValue]:
 
 
 def _saved(options: RlOptions) -> list[JsonValue]:
-    """What a state holds: `hf_model` is the live policy's own copy, which the merged shards are compared with.
+    """Return the contents of a state: `hf_model` is the live policy's own copy, to compare the merged shards with.
 
-    With adapters verl writes that copy under names which no program reads, so that it is left out.
+    With adapters verl writes that copy under names that no program reads, so it is left out.
     """
     contents: list[JsonValue] = ["model", "optimizer", "extra"]
     return contents if options.finetuning_type == "lora" else [*contents, "hf_model"]
@@ -216,7 +215,7 @@ def _rollout(plan: RlPlan, files: VerlFiles) -> dict[str, JsonValue]:
         "max_model_len": options.max_prompt_tokens + options.max_response_tokens,
         "tensor_model_parallel_size": options.tensor_parallel,
         "gpu_memory_utilization": options.gpu_memory_share,
-        # Branching reads them; so does verl's comparison of sampler and trainer.
+        # Branching needs them, as does verl's comparison of sampler and trainer.
         "calculate_log_probs": True,
         "multi_turn.enable": True,
         "agent.default_agent_loop": AGENT_LOOP,
@@ -245,7 +244,7 @@ def _trainer(plan: RlPlan, files: VerlFiles) -> dict[str, JsonValue]:
         "trainer.n_gpus_per_node": plan.machine.num_devices,
         "trainer.nnodes": plan.machine.num_nodes,
         "trainer.default_local_dir": str(files.output),
-        # The agent loop writes the rollouts of each step itself, with everything that their rewards were made of.
+        # The agent loop writes the rollouts of each step itself, with all components of their rewards.
         "trainer.rollout_data_dir": None,
         "trainer.resume_mode": "resume_path" if files.resume else "disable",
         "trainer.resume_from_path": str(files.resume) if files.resume else None,
@@ -257,24 +256,24 @@ def _trainer(plan: RlPlan, files: VerlFiles) -> dict[str, JsonValue]:
 
 
 def _choices(plan: RlPlan) -> dict[str, JsonValue]:
-    """What the plan leaves open; `rl.extra` may choose otherwise."""
+    """Return the settings that the plan does not decide; `rl.extra` may replace them."""
     tokens = _tokens_per_device(plan)
     return {
         "actor_rollout_ref.model.use_remove_padding": True,
-        # flash-attn has to be compiled on the machine; with it: flash_attention_2.
+        # flash-attn has to be compiled on the machine; if it is installed, flash_attention_2 can be set.
         "+actor_rollout_ref.model.override_config.attn_implementation": "sdpa",
         "actor_rollout_ref.actor.strategy": "fsdp2",
         "actor_rollout_ref.actor.use_dynamic_bsz": True,
         "actor_rollout_ref.actor.ppo_max_token_len_per_gpu": tokens,
         "actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu": 2 * tokens,
         "actor_rollout_ref.rollout.agent.num_workers": 8,
-        # Every trajectory comes with its reward, so that these have nothing to do.
+        # Every trajectory already has its reward, so the reward workers are idle.
         "reward.num_workers": 1,
     }
 
 
 def _tokens_per_device(plan: RlPlan) -> int:
-    """Most tokens of one forward and backward pass: room for two of the longest trajectories for each asked for."""
+    """Return the maximum tokens of a forward and backward pass: twice the longest trajectory, for each of a batch."""
     options = plan.options
     longest = options.max_prompt_tokens + options.max_response_tokens
     if options.per_device_batch_size is None:

@@ -1,4 +1,4 @@
-"""Files in the schema of verl, made of `rl_rows` or of the rows of an engine, whose messages are added."""
+"""Write parquet files in verl's schema, from `rl_rows` or from an engine's rows."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ ENGINE_SCHEMA = pa.schema(
         for field in VERL_SCHEMA
     ]
 )
-"""What our agent loop in verl is given: `extra_info` says more of the question."""
+"""Schema of the rows for Treadle's agent loop in verl: `extra_info` has additional fields of the question."""
 
 
 def write_verl(batches: Iterable[pa.RecordBatch], path: Path, schema: pa.Schema = VERL_SCHEMA) -> int:
-    """Write what of the rows is verl's (`VERL_COLUMNS`) as one file for verl; returns their number."""
+    """Write the columns `VERL_COLUMNS` of the batches to one file for verl; return the number of rows."""
     num_rows = 0
     with pq.ParquetWriter(path, schema, compression="zstd") as file:
         for batch in batches:
@@ -46,10 +46,10 @@ def write_verl_rows(
     phase: int = 0,
     most: int | None = None,
 ) -> int:
-    """Turn rows of `treadle.rl.verl_rows.TRAINING_SCHEMA` into rows for our agent loop in verl (`ENGINE_SCHEMA`).
+    """Convert rows of `TRAINING_SCHEMA` into rows for Treadle's agent loop in verl (`ENGINE_SCHEMA`).
 
-    `split` is `train` or `valid`; `most` bounds their number. The file is there whole or not at all. Returns how many
-    were written.
+    `split` is `train` or `valid`; `most` limits the number of rows. The file is written atomically. Returns the number
+    of rows written.
     """
     unfinished = target.with_name(target.name + ".tmp")
     target.parent.mkdir(parents=True, exist_ok=True)

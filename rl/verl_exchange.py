@@ -1,4 +1,4 @@
-"""Exchange with other programs in verl's parquet schema: our rows for them, and their rows as questions.
+"""Export rows in verl's parquet schema, and import other programs' rows as questions.
 
 Documented in docs/behaviour/selection.md.
 """
@@ -30,7 +30,7 @@ _FIELDS = (("source", "dataset"), ("question", "question"), ("answer", "answer")
 def export_verl(rows: Rows, target: Path, *, origin: Mapping[str, str], replace: bool = False) -> int:
     """Write a table of `rl_rows` as `train.parquet` into a new folder; `origin` goes into `export.json`.
 
-    Returns the number of rows. Raises ConfigError where `target` cannot be taken, ArtifactError, StorageError.
+    Returns the number of rows. Raises ConfigError if `target` is not usable, ArtifactError and StorageError.
     """
     with new_folder(target, replace=replace) as folder:
         num_rows = write_verl(rows.batches(VERL_COLUMNS), folder / TRAIN_FILE)
@@ -42,8 +42,9 @@ def export_verl(rows: Rows, target: Path, *, origin: Mapping[str, str], replace:
 def import_verl(source: Path, target: Path, domains: Mapping[str, str], *, replace: bool = False) -> dict[str, int]:
     """Write the rows of a verl-style file as questions, one file per domain, with a configuration that reads them.
 
-    `domains`: foreign `data_source` -> domain. Returns the number of questions per domain. Raises DataError naming a
-    row that is none, ConfigError for a `data_source` that is ours or that no row has, StorageError as `export_verl`.
+    `domains`: foreign `data_source` -> domain. Returns the number of questions per domain. Raises DataError naming an
+    invalid row, ConfigError for a `data_source` in `domains` that is Treadle's own or that no row has, and
+    StorageError.
     """
     if ours := sorted(domains.keys() & set(DATA_SOURCES.values())):
         raise ConfigError(
@@ -78,10 +79,10 @@ def _file_of(domain: str) -> str:
 
 
 def _sources(folder: Path, domains: Iterable[str]) -> str:
-    """The part of a configuration that reads the files."""
+    """Return the part of a configuration that reads the files."""
     lines = ["# Give it after the configuration of a run:  treadle run config.toml questions.toml --run NAME"]
     for domain in domains:
-        # A text of JSON is one of TOML, but for one character that JSON does not escape.
+        # A JSON string is a TOML string, except for DEL, which JSON does not escape.
         path = orjson.dumps(str(folder / _file_of(domain))).decode().replace("\x7f", "\\u007f")
         lines += ["", "[[questions.sources]]", f"path = {path}", f'domain = "{domain}"']
         lines += [f'{name}_field = "{field}"' for name, field in _FIELDS]
@@ -103,15 +104,15 @@ class ForeignRow:
     dataset: str
     data_source: str
     domain: str
-    """`choice` where there are options, as for every question; else that of its `data_source`."""
+    """`choice` if the row has options; else the domain of its `data_source`."""
     split: str
-    """train or heldout."""
+    """`train` or `heldout`."""
     id: str
     number: int
     """1-based row of the file."""
 
     def as_json(self) -> bytes:
-        """A line that the stage `questions` reads."""
+        """Return a line that the stage `questions` reads."""
         fields = {
             "question": self.question,
             "answer": list(self.answers),
@@ -124,13 +125,13 @@ class ForeignRow:
 
 
 def read_verl(path: Path, domains: Mapping[str, str] | None = None) -> Iterator[ForeignRow]:
-    """The rows of a verl-style parquet (or JSON Lines) file as questions.
+    """Yield the rows of a verl-style parquet (or JSON Lines) file as questions.
 
-    The question is `extra_info.question`, else the last message of the user, whatever instructions it holds; the data
-    set is `extra_info.source`, else `data_source`. Raises DataError for a row without a question, and for one without
-    options whose data source is neither ours nor in `domains`.
+    The question is `extra_info.question`, else the last user message, including any instructions in it. The data set is
+    `extra_info.source`, else `data_source`. Raises DataError for a row without a question, and for one without options
+    whose data source is neither Treadle's own nor in `domains`.
     """
-    for row in read_rows(path):
+    for row in read_rows(path, columns=("data_source", "prompt", "extra_info", "reward_model")):
         where = f"{path}, row {row.number}"
         if row.value is None:
             raise DataError(f"{where}: {row.detail}")
@@ -152,7 +153,8 @@ def _foreign(fields: Mapping[str, Any], number: int, domains: Mapping[str, str] 
         choices=choices,
         dataset=_text(info.get("source")) or data_source,
         data_source=data_source,
-        domain="choice" if choices else domain_of(data_source, domains),
+        # A scorer other than the domain's is not imported; the benchmark's configuration sets it as `scorer`.
+        domain="choice" if choices else domain_of(data_source, domains).removesuffix("_characters"),
         split="train" if _text(info.get("split")) in ("", "train") else "heldout",
         id=_text(info.get("id")) or _text(info.get("index")),
         number=number,

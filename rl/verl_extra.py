@@ -1,9 +1,9 @@
-"""Keys of `rl.extra` that are not handed to verl: code from outside, and what would make another training of the plan.
+"""Refuse keys of `rl.extra` that would make verl run foreign code or change the plan.
 
-Made from the sources of verl 0.9.1: what reaches `load_extern_object`, `load_extern_type`, `load_class_from_fqn`,
-`import_external_libs`, `import_module`, Hydra's `instantiate`, a shell or `torch.load`, and what vLLM and transformers
-load themselves. A part is looked for wherever it stands in a key, since verl has most tables more than once (actor,
-critic, teacher, reward model). Documented in docs/guides/verl.md.
+Derived from the sources of verl 0.9.1: keys that reach `load_extern_object`, `load_extern_type`, `load_class_from_fqn`,
+`import_external_libs`, `import_module`, Hydra's `instantiate`, a shell or `torch.load`, and keys that vLLM and
+transformers load themselves. A name is refused at any position in a key, since verl has most tables more than once
+(actor, critic, teacher, reward model). Documented in docs/guides/verl.md.
 """
 
 from __future__ import annotations
@@ -55,15 +55,16 @@ _FOREIGN_CODE = frozenset(
         "skip",
     }
 )
-"""Parts of keys by which verl would run code that is neither its own nor ours."""
+"""Names in a key with which verl would run code that is neither its own nor Treadle's."""
 _OTHER_ROWS = frozenset({"data.train_max_samples", "data.val_max_samples"})
-"""Keys by which verl would leave out rows that the plan counts."""
+"""Keys with which verl would leave out rows that the plan counts."""
 
 
 def check_extra(key: str, value: JsonValue, decided: AbstractSet[str]) -> None:
-    """Refuse a key, or the table around it, that is among the `decided` ones or that a training must not have.
+    """Raise ConfigError if `rl.extra` must not set the key.
 
-    Raises ConfigError.
+    Refused are keys in `decided` and tables around or inside these, keys that load foreign code, keys that leave out
+    rows, malformed keys, and values that are tables.
     """
     if not _KEY.fullmatch(key) or _has_table(value):
         raise ConfigError(
@@ -84,7 +85,7 @@ def _has_table(value: JsonValue) -> bool:
 
 
 def _fetches_code(name: str, value: JsonValue) -> bool:
-    """Whether a value names a kernel of a hub, which transformers would load, or a path that verl gives to a shell."""
+    """Return whether a value makes transformers load a kernel from a hub, or verl pass a path to a shell."""
     if isinstance(value, list):
         return any(_fetches_code(name, item) for item in value)
     return isinstance(value, str) and (

@@ -1,7 +1,7 @@
-"""Command lines of a training with verl: on one node, and on several that Ray joins.
+"""Build the command lines of a training with verl, for one node and for several nodes joined by Ray.
 
-On one node the engine's process runs `command_line` itself, and verl starts Ray. On several, `write_cluster_script`
-writes what is to be run on each of them. Documented in docs/guides/verl.md.
+On one node the engine's process runs `command_line` itself, and verl starts Ray. For several nodes,
+`write_cluster_script` writes a script to run on each of them. Documented in docs/guides/verl.md.
 """
 
 from __future__ import annotations
@@ -15,37 +15,37 @@ from treadle.rl.plan import RlPlan
 RAY_PORT = 6379
 """Port of Ray's head node."""
 QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "VLLM_NO_USAGE_STATS": "1"}
-"""Environment variables with which neither Ray nor vLLM reports its use to anybody."""
+"""Environment variables that turn off the usage reports of Ray and vLLM."""
 
 
 def command_line(python: str, overrides: Sequence[str]) -> list[str]:
-    """The command that trains; it joins the Ray cluster that `RAY_ADDRESS` names, else it starts one on this node."""
+    """Return the training command; it joins the Ray cluster at `RAY_ADDRESS`, or starts Ray if that is unset."""
     return [python, "-m", "verl.trainer.main_ppo", *overrides]
 
 
 def merge_command(python: str, state: Path, target: Path) -> list[str]:
-    """The command that makes a model of the shards in a state of FSDP, in 16 bits, without a GPU."""
+    """Return the command that merges the shards of an FSDP state into a model in 16 bits, without a GPU."""
     merge = [python, "-m", "verl.model_merger", "merge", "--backend", "fsdp", "--use_cpu_initialization"]
     return [*merge, "--local_dir", str(state / "actor"), "--target_dir", str(target)]
 
 
 def head_command(python: str, num_devices: int) -> list[str]:
-    """The command that starts Ray on the first node."""
+    """Return the command that starts Ray on the first node."""
     ray = [python, "-m", "ray.scripts.scripts", "start", "--head"]
     return [*ray, f"--port={RAY_PORT}", f"--num-gpus={num_devices}", "--include-dashboard=false"]
 
 
 def worker_command(python: str, num_devices: int, head: str) -> list[str]:
-    """The command that joins a further node to the first, whose address is `head`."""
+    """Return the command that joins another node to the first, whose address is `head`."""
     ray = [python, "-m", "ray.scripts.scripts", "start"]
     return [*ray, f"--address={head}:{RAY_PORT}", f"--num-gpus={num_devices}"]
 
 
 def cluster_script(plan: RlPlan, python: str, overrides: Sequence[str]) -> str:
-    """A shell script for a cluster: `head` and `train` on the first node, `worker` on the others, `stop` on all.
+    """Return a shell script for a cluster: `head` and `train` on the first node, `worker` on the others, `stop` on all.
 
     All nodes must see the training's folder, the engine's environment and Treadle's code at the same paths, and
-    `PYTHONPATH` must name the last: Ray hands the environment of `ray start` to its workers.
+    `PYTHONPATH` must name the last: Ray passes the environment of `ray start` to its workers.
     """
     machine = plan.machine
     train = shlex.join(command_line(python, overrides))
@@ -66,5 +66,5 @@ esac
 
 
 def write_cluster_script(path: Path, plan: RlPlan, python: str, overrides: Sequence[str]) -> None:
-    """Write `cluster_script`."""
+    """Write `cluster_script` to a file."""
     path.write_text(cluster_script(plan, python, overrides), encoding="utf-8")

@@ -1,7 +1,7 @@
-"""Rows for reinforcement learning in the schema of verl's trainers, and in that of our engines.
+"""Convert questions and `rl_rows` into rows of verl's schema and of Treadle's own training schema.
 
-verl's schema: one row per question with data_source, prompt, ability, reward_model, extra_info. Files of it are in
-`rl/verl_data.py`. Documented in docs/behaviour/selection.md.
+verl's schema has one row per question with data_source, prompt, ability, reward_model and extra_info. `rl/verl_data.py`
+writes its files. Documented in docs/behaviour/selection.md.
 """
 
 from __future__ import annotations
@@ -15,11 +15,17 @@ import pyarrow as pa
 from treadle.core.errors import DataError
 from treadle.core.schemas import RL_ROWS
 
-DATA_SOURCES: Mapping[str, str] = {"math": "math_effi_rl", "qa": "qa_effi_rl", "choice": "choice_effi_rl"}
-"""Domain -> `data_source`, by which a reward of verl's kind chooses its rule."""
+DOMAINS = ("math", "qa", "choice")
+DATA_SOURCES: Mapping[str, str] = {
+    "math": "math_effi_rl",
+    "qa": "qa_effi_rl",
+    "qa_characters": "qa_characters_effi_rl",
+    "choice": "choice_effi_rl",
+}
+"""Answer rule -> `data_source`, from which a verl reward function chooses the rule."""
 VERL_COLUMNS = ("data_source", "prompt", "ability", "reward_model", "extra_info")
 VERL_SCHEMA = pa.schema([pa.field(name, RL_ROWS.schema.field(name).type) for name in VERL_COLUMNS])
-"""What a file for verl holds; no column is without a type, so that files can be put one after another."""
+"""Schema of a file for verl; every column has a type, so that files can be concatenated."""
 TRAINING_SCHEMA = pa.schema(
     [
         ("question_key", pa.string()),
@@ -35,7 +41,7 @@ TRAINING_SCHEMA = pa.schema(
         ("scorer", pa.string()),
     ]
 )
-"""What an engine of ours reads. `question` is without its options."""
+"""Schema of the rows that an engine reads; `question` is without its options."""
 TRAINING_COLUMNS = (
     "question_key",
     "reward_model",
@@ -48,12 +54,12 @@ TRAINING_COLUMNS = (
     "format",
     "scorer",
 )
-"""Columns of `rl_rows` that `training_rows` looks at."""
+"""Columns of `rl_rows` that `training_rows` needs."""
 _MOST_TEXTS = 1_000
 
 
 def training_rows(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Rows of `rl_rows` (with `TRAINING_COLUMNS`) as an engine reads them, in the same order."""
+    """Convert rows of `rl_rows` (with `TRAINING_COLUMNS`) to `TRAINING_SCHEMA`, in the same order."""
     info = batch["extra_info"]
     columns = {
         **{name: batch[name] for name in TRAINING_COLUMNS if name in TRAINING_SCHEMA.names},
@@ -65,7 +71,7 @@ def training_rows(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def validation_rows(questions: Iterable[Mapping[str, Any]]) -> pa.RecordBatch:
-    """Rows of `questions` as an engine reads them; objectives and ranks are 0."""
+    """Convert rows of `questions` to `TRAINING_SCHEMA`; objectives and ranks are 0."""
     rows = [
         {
             **{
@@ -93,9 +99,9 @@ def verl_row(
     score_corr: float = 0.0,
     rank: int = 0,
 ) -> dict[str, Any]:
-    """verl's columns for a row of `questions` that is asked with these messages.
+    """Return verl's columns for a row of `questions` with these prompt messages.
 
-    `split` is `train` or `valid`; `index` must be unique in a file. Raises DataError for a domain without a rule.
+    `split` is `train` or `valid`; `index` must be unique in a file. Raises DataError for a domain without a reward.
     """
     domain = question["domain"]
     check_domain(domain, question["dataset"])
@@ -122,23 +128,23 @@ def verl_row(
 
 def check_domain(domain: str, dataset: str) -> None:
     """Raise DataError, naming the data set, for a domain without a reward."""
-    if domain not in DATA_SOURCES:
+    if domain not in DOMAINS:
         raise DataError(
             f"data set {dataset!r} has domain {domain!r}, for which there is no reward; "
-            f"map it to {', '.join(DATA_SOURCES)} in questions.domains"
+            f"map it to {', '.join(DOMAINS)} in questions.domains"
         )
 
 
 def gold_answers(value: object) -> list[str]:
-    """Gold answers as a list of strings: one of a scalar, one empty string where there are none.
+    """Return gold answers as a list of strings; a scalar becomes one string, no answer one empty string.
 
-    Raises DataError for anything that is no text, number or list of these.
+    Raises DataError for anything but text, numbers and lists of these.
     """
     return texts_of(value, "gold answer") or [""]
 
 
 def texts_of(value: object, what: str) -> list[str]:
-    """A scalar, or each item of a list, as text; raises DataError, naming `what`, for anything but text and numbers."""
+    """Return a scalar, or each item of a list, as text; raise DataError, naming `what`, for other types."""
     if value is None:
         return []
     if isinstance(value, Mapping):
@@ -162,11 +168,11 @@ def _text(value: object, what: str) -> str:
 
 
 def domain_of(data_source: str, domains: Mapping[str, str] | None = None) -> str:
-    """Domain of a `data_source`: one of ours, or as `domains` says; raises DataError naming an unknown one."""
+    """Return the answer rule of a `data_source`, Treadle's own or one in `domains`; raise DataError if unknown."""
     known = {**{source: domain for domain, source in DATA_SOURCES.items()}, **(domains or {})}
     if data_source not in known:
         raise DataError(
-            f"data source {data_source!r} has no domain; map it to one of {', '.join(DATA_SOURCES)} "
+            f"data source {data_source!r} has no domain; map it to one of {', '.join(DOMAINS)} "
             f"(known: {', '.join(known)})"
         )
     return known[data_source]

@@ -1,6 +1,6 @@
-"""The web of a reinforcement: what its run has met of it so far, as a record that an engine's process replays.
+"""Snapshot the web results that a run has stored so far, as a record that the engine's process replays.
 
-Such a process has no run to record into, and asks nobody. Documented in docs/behaviour/rl.md.
+An engine's process cannot write to the run's store and sends no web requests. Documented in docs/behaviour/rl.md.
 """
 
 from __future__ import annotations
@@ -21,16 +21,18 @@ from treadle.core.storage import LocalStorage
 
 _ARTIFACTS = "artifacts/web_record"
 _Pairs = Iterator[tuple[Entry, str | None]]
-"""Entries in the order of their keys, each with its loose key."""
+"""Entries sorted by key, each with its loose key."""
 
 
 def replayed(
     settings: EnvironmentSettings, store: Callable[[str], KeyedStore], folder: Path
 ) -> tuple[EnvironmentSettings, str]:
-    """The environment as it is replayed, and the digest of the record that it goes by; empty where no web is searched.
+    """Return the environment with web access set to replay, and the digest of the replayed record.
 
-    A mode other than `replay` goes by the run's own store, and by the record that the run began with. They are put into
-    `folder` once, so that all attempts at a training meet the same. Raises TreadleError where they cannot be read.
+    The digest is empty if the environment does not search the web. In mode `replay`, the settings are returned
+    unchanged. In any other mode, the entries of the run's own store and of the record that the run started with are
+    written to `folder` once, so that all attempts at a training see the same entries. Raises TreadleError if they
+    cannot be read.
     """
     web = settings.search.web
     if web is None or not settings.searches_web:
@@ -55,7 +57,7 @@ def replayed(
 
 
 def _merged(*sources: _Pairs) -> _Pairs:
-    """Entries in the order of their keys; of those with one key the first source's, found by any of its loose keys."""
+    """Yield the entries sorted by key; of entries with equal keys, keep the first source's, and the first loose key."""
     pairs = heapq.merge(*sources, key=lambda pair: pair[0].key)
     for _, same in itertools.groupby(pairs, key=lambda pair: pair[0].key):
         (entry, loose), *others = same

@@ -1,4 +1,4 @@
-"""Settings of the stage `sft`: what is trained, how, and on what. Documented in docs/behaviour/sft.md."""
+"""Define the settings of the stage `sft`: model, training and rows. See docs/behaviour/sft.md."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ ET_AGENT_7B: dict[str, Any] = {
     "plot_loss": True,
     "trackers": [],
 }
-"""Fine-tuning of ET-Agent (arXiv 2601.06860): its text and the configuration published with it."""
+"""Fine-tuning of ET-Agent (arXiv 2601.06860), from the paper and the configuration published with it."""
 
 _OURS = "Treadle sets it"
 _DATA = "rows come tokenised, with their labels, from `sft_rows`, and nothing else is trained on"
@@ -59,7 +59,7 @@ TYPED_KEYS: dict[str, str] = {
     "use_cpu": "variant",
     "no_cuda": "variant",
 }
-"""LLaMA-Factory's name of what has another name here."""
+"""Names of Treadle's keys by LLaMA-Factory's names, if they differ."""
 
 REFUSED_KEYS: dict[str, str] = {
     **dict.fromkeys(("stage", "do_train", "output_dir", "overwrite_output_dir", "resume_from_checkpoint"), _OURS),
@@ -81,71 +81,74 @@ REFUSED_KEYS: dict[str, str] = {
     **dict.fromkeys(("hf_hub_token", "ms_hub_token", "om_hub_token", "hub_token", "swanlab_api_key"), _SECRET),
     "swanlab_lark_secret": _SECRET,
 }
-"""Keys of LLaMA-Factory that would break what the stage promises, each with the reason."""
+"""Keys of LLaMA-Factory that would break guarantees of the stage, each with the reason."""
 
 
 class SftOptions(TrainingOptions):
-    """How a model is fine-tuned. The defaults are those measured with the embedded model; `et-agent-7b` has those of
-    the paper."""
+    """Model and hyperparameters of fine-tuning.
+
+    The defaults were measured with the embedded model; the preset `et-agent-7b` has those of the paper.
+    """
 
     PRESETS: ClassVar[dict[str, dict[str, Any]]] = {"et-agent-7b": ET_AGENT_7B}
 
     model: str = EMBEDDED
-    """What training begins with: `embedded`, a folder in Hugging Face format, a hub id, or the policy of a phase
-    of this run, such as `1/rl@phase-1`. Its tokenizer and chat template must be those that the rows were made with."""
+    """Model to train: `embedded`, a folder in Hugging Face format, a hub id, or the policy of a phase of this run, such
+    as `1/rl@phase-1`. Its tokenizer and chat template must be those that the rows were made with."""
     revision: str = ""
-    """Commit or tag of a hub id; empty takes the newest."""
+    """Commit or tag of a hub id; empty for the newest."""
     template: str | None = None
-    """LLaMA-Factory's template, which adds what it needs to the tokenizer. Rows come tokenised, so it shapes no
-    prompt; none reads the tokenizer's own chat template."""
+    """Template of LLaMA-Factory, which adds the tokens that it needs to the tokenizer. It does not affect prompts,
+    because rows are tokenised already; by default the tokenizer's own chat template is used."""
     learning_rate: float = Field(default=1e-4, gt=0.0)
-    """Highest learning rate."""
+    """Peak learning rate."""
     lr_scheduler_type: Literal[
         "linear", "cosine", "cosine_with_restarts", "polynomial", "constant", "constant_with_warmup", "inverse_sqrt"
     ] = "cosine"
-    """How the learning rate falls after the warm-up."""
+    """Schedule of the learning rate after the warm-up."""
     warmup_ratio: float = Field(default=0.1, ge=0.0, lt=1.0)
     """Share of all steps in which the learning rate rises from 0."""
     num_train_epochs: float = Field(default=1.0, gt=0.0)
-    """Passes over the rows."""
+    """Number of passes over the rows."""
     batch_size: int = Field(default=8, ge=1)
-    """Rows of one update, over all devices and nodes; the steps of gradient accumulation follow from it."""
+    """Number of rows per update, over all devices and nodes; determines the steps of gradient accumulation."""
     weight_decay: float = Field(default=0.0, ge=0.0)
     """Weight decay of AdamW."""
     max_grad_norm: float = Field(default=1.0, ge=0.0)
-    """Gradients are clipped to this norm; 0 clips nothing."""
+    """Maximum norm of the gradient, which is clipped to it; 0 disables clipping."""
     cutoff_tokens: int | None = Field(default=None, ge=1)
-    """Longer rows are left out and counted, never cut; none takes all that `sft_rows` accepted."""
+    """Maximum number of tokens of a row. Longer rows are left out and counted, never truncated. By default all rows of
+    `sft_rows` are used."""
     max_rows: int | None = Field(default=None, ge=1)
-    """Most rows; they are shuffled, so the first ones are a draw."""
+    """Maximum number of rows; as they are shuffled, the first ones are a random sample."""
     deepspeed: Literal["none", "zero3"] = "none"
-    """`zero3`: weights, gradients and optimizer spread over the GPUs by DeepSpeed, nothing offloaded, gathered in 16
-    bits when the model is saved. GPUs only."""
+    """Distribution by DeepSpeed. `zero3`: weights, gradients and optimizer state are sharded over the GPUs without
+    offload, and gathered in 16 bits when the model is saved. GPUs only."""
     attention: Literal["auto", "disabled", "sdpa", "fa2", "fa3"] = "auto"
-    """Implementation of attention; `auto` is that of transformers, `fa2` and `fa3` need FlashAttention installed."""
+    """Implementation of attention; `auto` is the default of transformers, `fa2` and `fa3` need FlashAttention."""
     liger_kernel: bool = False
-    """Fused kernels of Liger. GPUs only."""
+    """Whether to use the fused kernels of Liger. GPUs only."""
     unsloth_gradient_checkpointing: bool = False
-    """Gradient checkpointing that keeps activations in the host's memory. GPUs only."""
+    """Whether gradient checkpointing keeps activations in the host's memory. GPUs only."""
     logging_steps: int = Field(default=1, ge=1)
-    """Steps over which a logged loss is the mean; the first and the last of them stand in the checkpoint's row."""
+    """Number of steps over which a logged loss is averaged; the checkpoint's row has the first and the last one."""
     extra: dict[str, JsonValue] = {}
-    """Any other key of LLaMA-Factory, checked by its own parser before training begins."""
+    """Any other keys of LLaMA-Factory, checked by its own parser before training starts."""
 
     per_device_batch_size: Operational[int | None] = Field(default=None, ge=1)
-    """Rows that a device works at together; none means as many as make 8,192 tokens with the longest row."""
+    """Number of rows that a device processes at once; by default as many as give 8,192 tokens with the longest row."""
     num_nodes: Operational[int] = Field(default=1, ge=1)
-    """Machines that train together; GPUs only."""
+    """Number of machines that train together; GPUs only."""
     main_address: Operational[str] = Field(default="", pattern=r"^[A-Za-z0-9.:_-]*$")
-    """Host name or address of the first node, under which the others reach it; needed with several nodes."""
+    """Host name or address under which the other nodes reach the first one; required with several nodes."""
     main_port: Operational[int] = Field(default=29500, ge=1, le=65535)
-    """Its port for them."""
+    """Port of the first node for the others."""
     save_steps: Operational[int] = Field(default=50, ge=1)
-    """Steps between the states from which a training that was cut off goes on."""
+    """Number of steps between saved states; an interrupted training resumes from the newest one."""
     ddp_timeout_s: Operational[int] = Field(default=1800, ge=1)
-    """How long a process may wait for the others in one exchange."""
+    """Timeout in seconds of a process that waits for the others in a collective operation."""
     plot_loss: Operational[bool] = False
-    """Whether LLaMA-Factory draws its own picture of the loss beside its logs."""
+    """Whether LLaMA-Factory saves its own loss plot next to its logs."""
 
     @field_validator("extra")
     @classmethod
@@ -165,11 +168,11 @@ class SftOptions(TrainingOptions):
 
 
 class SftSettings(Section):
-    """All that an instance of the stage reads."""
+    """All settings that an instance of the stage reads."""
 
     options: SftOptions = SftOptions()
-    """What is trained, and how."""
+    """Model and hyperparameters."""
     model_digest: str = ""
-    """Digest of the files of the model that training begins with; empty for a hub id."""
+    """Digest of the files of the base model; empty for a hub id."""
     seed: int = 0
-    """The run's seed; it decides the order of the rows in each pass, and how adapters begin."""
+    """Seed of the run; determines the order of the rows in each pass and the initial adapters."""

@@ -1,7 +1,7 @@
-"""Fine-tuning rows for other trainers: LLaMA-Factory's text formats, OpenAI messages, a Hugging Face data set.
+"""Export fine-tuning rows for other trainers: LLaMA-Factory's text formats, OpenAI messages, a Hugging Face data set.
 
-Rows are streamed, in their order. The formats of text carry neither token ids nor masks; what that costs is said in
-`Format.loses`, in the export itself and in docs/behaviour/sft.md.
+Rows are streamed in their order. The text formats have neither token ids nor masks. `Format.loses`, the export itself
+and docs/behaviour/sft.md describe the consequences.
 """
 
 from __future__ import annotations
@@ -30,38 +30,39 @@ _MASKS_LOST = (
     "no masks: a trainer that reads it learns to write results of tools too, and LLaMA-Factory trains on the whole "
     "answer"
 )
-_IDS_LOST = "no token ids: the text is encoded anew, which need not give the ids that the model met and wrote"
+_IDS_LOST = "no token ids: the text is encoded again, which need not give the ids that the model met and wrote"
 
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """How rows are written."""
+    """An export format."""
 
     name: str
     meaning: str
     columns: tuple[str, ...]
-    """What it reads of `sft_rows`."""
+    """Columns of `sft_rows` that it reads."""
     write: Callable[[Iterator[pa.RecordBatch], Path], None]
-    """Writes the rows into a folder."""
+    """Function that writes the rows into a folder."""
     loses: tuple[str, ...] = ()
-    """What the rows have and the export has not."""
+    """Descriptions of what the rows have and the export lacks."""
 
 
 @dataclass(frozen=True, slots=True)
 class Export:
-    """What was written."""
+    """The result of an export."""
 
     folder: Path
     format: Format
     num_rows: int
     num_text_mode: int
-    """Rows without token ids, as they were made in text mode."""
+    """Number of rows without token ids, which were made in text mode."""
 
 
 def export_rows(rows: Rows, name: str, target: Path, *, origin: Mapping[str, str], replace: bool = False) -> Export:
-    """Write a table of `sft_rows` in the format `name` into a new folder `target`; `origin` goes into `export.json`.
+    """Write a table of `sft_rows` in the format `name` into a new folder `target`; `origin` is added to `export.json`.
 
-    Raises ConfigError where `target` cannot be taken (see `new_folder`), ArtifactError, StorageError.
+    Raises ConfigError if `target` cannot be used (see `new_folder`), ArtifactError if the rows cannot be read,
+    StorageError if writing fails.
     """
     chosen = FORMATS[name]
     counts = _Counts()
@@ -86,7 +87,7 @@ def export_rows(rows: Rows, name: str, target: Path, *, origin: Mapping[str, str
 
 
 class _Counts:
-    """Rows on their way through: counted, and their origins written beside them, in the same order."""
+    """A pass-through counter of rows, which also writes their origins to the side-car file in the same order."""
 
     def __init__(self) -> None:
         self.num_rows = 0
@@ -116,7 +117,7 @@ def _origin_of(row: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-# LLaMA-Factory and OpenAI: a line of JSON per row.
+# LLaMA-Factory and OpenAI: one JSON line per row.
 
 
 def _sharegpt(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -129,7 +130,7 @@ def _alpaca(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def messages_of(row: Mapping[str, Any]) -> list[dict[str, str]]:
-    """A row as a conversation; without a system message where there is none."""
+    """Return a row as a conversation, without a system message if it is empty."""
     system = [{"role": "system", "content": row["system"]}] if row["system"] else []
     turns = [{"role": "user", "content": row["user"]}, {"role": "assistant", "content": row["assistant"]}]
     return [*system, *turns]
@@ -148,7 +149,7 @@ _DATASET_INFO: Mapping[str, dict[str, Any]] = {
         "columns": {"prompt": "input", "response": "output", "system": "instruction"},
     },
 }
-"""Without the system column LLaMA-Factory would put its template's own system message in its place."""
+"""Column mappings; without the system column LLaMA-Factory would add its template's own system message."""
 
 
 def _lines(
@@ -189,7 +190,7 @@ configs:
 # Fine-tuning rows
 
 Trajectories of a tool-using agent. `input_ids` and `labels` are the token ids that the model met and wrote, `labels`
--100 where there is no loss (the prompt, results of tools); both are empty in rows that were made in text mode.
+-100 if there is no loss (the prompt, results of tools); both are empty in rows that were made in text mode.
 `messages` is the same as text. `id` is the question, `tid` the trajectory, `operator` what made it, `source` its data
 set.
 
@@ -209,7 +210,7 @@ def _write_hf(batches: Iterator[pa.RecordBatch], folder: Path) -> None:
 
 
 def _parts(batches: Iterator[pa.RecordBatch]) -> Iterator[Iterator[pa.RecordBatch]]:
-    """The batches cut into runs of about 100,000 rows, each a file."""
+    """Split the batches into runs of about 100,000 rows, one per file."""
     waiting: list[pa.RecordBatch] = []
 
     def part() -> Iterator[pa.RecordBatch]:
@@ -278,4 +279,4 @@ FORMATS: Mapping[str, Format] = {
         ),
     )
 }
-"""Format name -> how it is written."""
+"""Export formats by name."""

@@ -1,7 +1,7 @@
-"""Fine-tuning as child processes: prepare, train, finish, each in the environment of the engine `sft`.
+"""Run fine-tuning in child processes (prepare, train, finish), each in the environment of the engine `sft`.
 
-All files of a training lie in one folder. Called again with the folder of a training that was cut off, by whatever, it
-goes on from the newest complete state. Documented in docs/behaviour/sft.md, part "Engine".
+All files of a training are in one folder. If called again with the folder of an interrupted training, it resumes from
+the newest complete state. See docs/behaviour/sft.md, part "Engine".
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _log = logging.getLogger(__name__)
 
 ENGINE = "sft"
 _FOREIGN = ("ALLOW_EXTRA_ARGS", "DISABLE_VERSION_CHECK", "LLAMABOARD_ENABLED", "USE_KT", "USE_MCA", "USE_RAY")
-"""Switches of LLaMA-Factory that would make it another program."""
+"""Switches of LLaMA-Factory that would change the program that runs."""
 _ADVICE = Advice(
     refused="LLaMA-Factory refuses the configuration of sft",
     memory="lower per_device_batch_size or cutoff_tokens, set gradient_checkpointing, use LoRA, or "
@@ -62,7 +62,7 @@ _ROWS_SCHEMA = pa.schema([("input_ids", pa.list_(pa.int32())), ("labels", pa.lis
 
 @dataclass(frozen=True, slots=True)
 class TrainingFolder(EngineFolder):
-    """Where the files of one fine-tuning lie."""
+    """Paths of the files of one fine-tuning."""
 
     @property
     def rows(self) -> Path:
@@ -81,60 +81,60 @@ class TrainingFolder(EngineFolder):
 
     @property
     def unmoved(self) -> Path:
-        """States of the last attempt after which the weights seemed to be what they were; not gone on from."""
+        """States of a training that seemed not to change the weights; not resumed."""
         return self.path / "unmoved"
 
     @property
     def nodes(self) -> Path:
-        """Commands for the further nodes, one a line."""
+        """Commands for the other nodes, one per line."""
         return self.path / "nodes.txt"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineOptions(training.EngineOptions):
-    """How the engine's processes are run."""
+    """Options of the engine's processes."""
 
     torchrun: tuple[str, ...] | None = None
-    """Arguments of torchrun where training is distributed."""
+    """Arguments of torchrun, for distributed training."""
     num_nodes: int = 1
-    """Machines that train together; with several, `torchrun` holds the arguments of the first one."""
+    """Number of machines that train together; if there are several, `torchrun` has the arguments of the first one."""
 
     @property
     def num_devices(self) -> int:
-        """GPUs of this node that take part: as many as torchrun starts processes, else one."""
+        """Number of GPUs used on this node: the number of processes that torchrun starts, else one."""
         option = "--nproc_per_node="
         return next((int(part.removeprefix(option)) for part in self.torchrun or () if part.startswith(option)), 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Training:
-    """A training that ended as it should."""
+    """The result of a completed training."""
 
     model: Path
-    """Folder in Hugging Face format, adapters merged, in the number type of the base model."""
+    """Folder in Hugging Face format, adapters merged, in the data type of the base model."""
     steps: tuple[TrainingStep, ...]
     """Logged steps, at least one."""
     num_steps: int
-    """Updates."""
+    """Number of updates."""
     num_epochs: float
     num_trained_parameters: int
     resumed_step: int
-    """Step from which the last attempt went on; 0 where it began anew."""
+    """Step from which the last attempt resumed; 0 if it started from the beginning."""
     seconds: float
-    """Time in training, over all attempts, without loading."""
+    """Time in training in seconds, over all attempts, without loading."""
     greedy: Greedy | None
     versions: dict[str, str]
-    """Package -> version in the engine's environment."""
+    """Versions by package in the engine's environment."""
     revision: str
-    """Commit on the model hub that was trained; empty for a base model that lies in a folder."""
+    """Commit of the base model on the model hub; empty for a folder."""
     tokenizer_digest: str
-    """Of the base model's tokenizer and chat template, as `ChatTokenizer.digest`."""
+    """Digest of the base model's tokenizer and chat template, as in `ChatTokenizer.digest`."""
 
 
 def store_rows(folder: TrainingFolder, batches: Iterable[pa.RecordBatch]) -> int:
-    """Write `input_ids` and `labels` of the batches as they come; returns the number of rows.
+    """Write `input_ids` and `labels` of the batches as they arrive; return the number of rows.
 
-    The file appears whole. It is not written again where it is there: the folder belongs to one set of rows.
+    The file is written atomically. An existing file is kept, because the folder belongs to one set of rows.
     """
     import pyarrow.parquet as pq
 
@@ -163,13 +163,13 @@ def fine_tune(
     on_step: Callable[[TrainingStep], None] = lambda step: None,
     notify: Notify = quiet,
 ) -> Training:
-    """Train on the stored rows as LLaMA-Factory's YAML says, or go on with a training that was cut off.
+    """Train on the stored rows according to LLaMA-Factory's YAML, or resume an interrupted training.
 
     The YAML must name the folder's `rows` and `output`. `on_prepared` is called before training with the event
-    `prepared` (`tokenizer_digest`, `revision`), and what it raises keeps training from beginning; `on_begin` with the
-    number of steps and the one that is gone on from, `on_step` with each logged step of this attempt. Raises
-    ConfigError where LLaMA-Factory refuses the YAML, EngineError with the end of the log where a process fails, hangs,
-    runs out of memory or diverges, and where training took no step or moved nothing.
+    `prepared` (`tokenizer_digest`, `revision`); an exception from it prevents the training. `on_begin` is called with
+    the number of steps and the step resumed from, `on_step` with each logged step of this attempt. Raises ConfigError
+    if LLaMA-Factory refuses the YAML. Raises EngineError with the end of the log if a process fails, hangs, runs out of
+    memory or diverges, and if training took no step or did not change the weights.
     """
     run = _Run(folder, options, prompt, notify)
     with storage_errors("write", folder.path):
@@ -202,17 +202,17 @@ class _Run:
         self.events = TrainingEvents(folder.events)
 
     def catch_up(self) -> None:
-        """Read what earlier attempts told."""
+        """Read the events of earlier attempts."""
         self.events.mend()
         for _ in self.events.new():
             pass
 
     def is_finished(self) -> bool:
-        """Whether nothing is left to be done; the model alone is not all, where a prompt is to be continued."""
+        """Return whether everything is done: the model is written, and the prompt, if any, is continued."""
         return self._folder.model.is_dir() and (not self._prompt or "greedy" in self.events.last)
 
     def has_checked(self, config_text: str) -> bool:
-        """Whether this very YAML was the last that LLaMA-Factory accepted."""
+        """Return whether this exact YAML was the last that LLaMA-Factory accepted."""
         prepared = self.events.last.get("prepared", {})
         return bool(prepared.get("config_digest") == hashlib.sha256(config_text.encode()).hexdigest())
 
@@ -222,7 +222,7 @@ class _Run:
         on_begin: Callable[[int, int], None] = lambda num_steps, resumed_step: None,
         on_step: Callable[[TrainingStep], None] = lambda step: None,
     ) -> None:
-        """Run one command of the engine to its end; raises EngineError or ConfigError."""
+        """Run one command of the engine to its end; raise EngineError or ConfigError if it fails."""
         self.events.mend()
         self.events.last.pop("error", None)
         child = self._start(command)
@@ -248,7 +248,7 @@ class _Run:
             raise explain_failure(child, code, error, _FINISH_ADVICE if command == "finish" else _ADVICE)
 
     def _set_aside(self) -> None:
-        """Move the states of a training that moved nothing: going on from the last one would look like an end."""
+        """Move the states of a training without effect aside: resuming from the last one would look like completion."""
         folder = self._folder
         if folder.output.is_dir():
             shutil.rmtree(folder.unmoved, ignore_errors=True)
@@ -284,16 +284,16 @@ class _Run:
         options = self._options
         environ = training_environ(ENGINE, self._folder, options, without=_FOREIGN)
         if choose_variant(ENGINE, options.variant) != "cpu":
-            # One process that sees several GPUs counts as started wrongly.
+            # LLaMA-Factory takes a single process that sees several GPUs for a wrong start.
             environ[VISIBLE] = first_gpus(options.num_devices, environ)
         if command == "prepare" and options.torchrun is not None:
-            # LLaMA-Factory refuses what needs torchrun wherever it was not started so; port 0 is any that is free.
+            # LLaMA-Factory refuses settings that need torchrun if it is started otherwise; port 0 is any free one.
             environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
             environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
         return environ
 
     def _tell_nodes(self, argv: Sequence[str], environ: Mapping[str, str]) -> None:
-        """Say what has to be run on the further nodes: this one waits for them."""
+        """Write and log the commands to run on the other nodes, which this node waits for."""
         if self._options.num_nodes == 1:
             return
         ours = {name: value for name, value in environ.items() if os.environ.get(name) != value}
@@ -313,7 +313,7 @@ class _Run:
         self._notify(f"training {parameters:,} parameters on {device}: {begin['num_steps']:,} steps{going_on}")
 
     def check_training(self) -> None:
-        """Raise EngineError for a training that ended without an error and still is none."""
+        """Raise EngineError if training exited cleanly without training."""
         steps, end, log = self.events.steps, self.events.last.get("end", {}), self._folder.logs / "train.log"
         num_steps = (self.events.begin or {}).get("num_steps", 0)
         if not end.get("step"):
@@ -331,7 +331,7 @@ class _Run:
             )
 
     def result(self) -> Training:
-        """What came of it, from the events of all attempts."""
+        """Return the result, from the events of all attempts."""
         last, steps = self.events.last, self.events.steps
         begin = self.events.begin or {}
         return Training(

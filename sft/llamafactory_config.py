@@ -1,7 +1,7 @@
-"""From settings to what LLaMA-Factory reads: its YAML, DeepSpeed's JSON, and how several GPUs and nodes are started.
+"""Convert settings to LLaMA-Factory's YAML, DeepSpeed's JSON, and the commands for several GPUs and nodes.
 
-Written for LLaMA-Factory 0.9.5. `tokenized_path` makes it ignore every other data option, yet `dataset` must be set;
-and where the tokenised rows are missing it would tokenise that data set instead, so the name is one that cannot exist.
+Written for LLaMA-Factory 0.9.5. With `tokenized_path` it ignores every other data option, yet `dataset` must be set. If
+the tokenised rows are missing, it would tokenise that data set instead, so the name is one that cannot exist.
 """
 
 from __future__ import annotations
@@ -18,59 +18,59 @@ from treadle.core.errors import ConfigError
 from treadle.sft.config import SftOptions
 
 NO_DATASET = "none-only-tokenized-path"
-"""Named as `dataset`: never there, so that missing rows end in an error and not in another training."""
+"""Value of `dataset`, which never exists, so that missing rows cause an error and not a training on other data."""
 MICRO_BATCH_TOKENS = 8192
-"""Tokens that a device works at together where `per_device_batch_size` is open."""
+"""Number of tokens that a device processes at once if `per_device_batch_size` is not set."""
 _KEPT_STATES = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """What a training runs on."""
+    """The hardware of a training."""
 
     variant: str
     """Build of the engine: cpu or cuda."""
     num_devices: int = 1
-    """Processes of this node, one per GPU; a CPU counts as one."""
+    """Number of processes on this node, one per GPU; 1 for a CPU."""
     num_nodes: int = 1
 
     @property
     def num_processes(self) -> int:
-        """Processes that train together, over all nodes."""
+        """Number of processes that train together, over all nodes."""
         return self.num_devices * self.num_nodes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Paths:
-    """Where one training finds and leaves its files."""
+    """The paths of a training's inputs and outputs."""
 
     model: str
     """Folder of the base model, or a hub id."""
     rows: Path
     """Folder of tokenised rows, as `datasets` saves them; it must exist before LLaMA-Factory starts."""
     output: Path
-    """Where the model, the states and the logs go."""
+    """Folder for the model, the states and the logs."""
     deepspeed: Path
     """File with `deepspeed_config()`; read only with `deepspeed = "zero3"`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingPlan:
-    """What LLaMA-Factory is told, and what of the settings cannot be followed here."""
+    """The arguments for LLaMA-Factory, and the settings that have no effect here."""
 
     arguments: dict[str, Any]
-    """Its keys, in the order of the YAML."""
+    """Keys of LLaMA-Factory, in the order of the YAML."""
     notes: tuple[str, ...]
-    """One sentence per setting without effect on this machine."""
+    """Notes on the settings without effect on this machine, one sentence each."""
     machine: Machine
 
     @property
     def distributed(self) -> bool:
-        """Whether it must be started by torchrun."""
+        """Whether torchrun must start the training."""
         return self.machine.num_processes > 1 or "deepspeed" in self.arguments
 
     def yaml(self) -> str:
-        """The configuration file of `llamafactory-cli train`; raises ConfigError without PyYAML."""
+        """Return the configuration file of `llamafactory-cli train`; raise ConfigError without PyYAML."""
         try:
             import yaml
         except ModuleNotFoundError:
@@ -81,9 +81,9 @@ class TrainingPlan:
 
 
 def plan_training(options: SftOptions, paths: Paths, machine: Machine, *, longest_row: int, seed: int) -> TrainingPlan:
-    """What to tell LLaMA-Factory; `longest_row` in tokens, after `cutoff_tokens`.
+    """Return the plan of a training; `longest_row` is in tokens, after `cutoff_tokens`.
 
-    Raises ConfigError where the batch cannot be spread over the devices, or a CPU cannot do what is asked.
+    Raises ConfigError if the batch cannot be divided over the devices, or if a CPU does not support a setting.
     """
     device, notes = _for_variant(options, machine)
     per_device, accumulation = _spread(options, machine, longest_row)
@@ -139,7 +139,7 @@ def _finetuning(options: SftOptions) -> dict[str, Any]:
 
 
 def _for_variant(options: SftOptions, machine: Machine) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """All keys that differ between CPU and GPU, and what a CPU leaves out."""
+    """Return all keys that differ between CPU and GPU, and notes on settings without effect on a CPU."""
     checkpointing = options.gradient_checkpointing
     if machine.variant != "cpu":
         precision = "bf16" if options.precision == "auto" else options.precision
@@ -173,7 +173,7 @@ def _for_variant(options: SftOptions, machine: Machine) -> tuple[dict[str, Any],
 
 
 def _spread(options: SftOptions, machine: Machine, longest_row: int) -> tuple[int, int]:
-    """Rows per device, and micro-batches per update."""
+    """Return the number of rows per device and pass, and of passes per update."""
     processes = machine.num_processes
     share, rest = divmod(options.batch_size, processes)
     if rest:
@@ -193,7 +193,10 @@ def _spread(options: SftOptions, machine: Machine, longest_row: int) -> tuple[in
 
 
 def deepspeed_config() -> bytes:
-    """DeepSpeed's JSON: ZeRO-3 without offload, weights gathered in 16 bits on save; `auto` follows the trainer."""
+    """Return DeepSpeed's JSON: ZeRO-3 without offload, weights gathered in 16 bits on save.
+
+    `auto` values are set by the trainer.
+    """
     automatic = dict.fromkeys(
         (
             "train_batch_size",
@@ -223,22 +226,22 @@ def deepspeed_config() -> bytes:
 
 
 def torchrun_arguments(options: SftOptions, machine: Machine, node: int = 0) -> list[str]:
-    """Arguments of `python -m torch.distributed.run`, before the program; `node` from 0."""
+    """Return the arguments of `python -m torch.distributed.run` before the program; `node` counts from 0."""
     return [
         f"--nnodes={machine.num_nodes}",
         f"--node_rank={node}",
         f"--nproc_per_node={machine.num_devices}",
         f"--master_addr={options.main_address or '127.0.0.1'}",
         f"--master_port={options.main_port}",
-        # How long nodes wait for one another before any of them trains; left out, it is torchrun's own, minutes.
+        # Timeout of the nodes for each other before training starts; the default of torchrun is only minutes.
         f"--rdzv_conf=timeout={options.ddp_timeout_s}",
     ]
 
 
 def commands_of_nodes(argv: Sequence[str], variables: Mapping[str, str], num_nodes: int) -> list[str]:
-    """What a person runs on each further node, from the command that was started on the first one.
+    """Return the command for each further node, derived from the command of the first one.
 
-    `argv` holds `torchrun_arguments`; `variables` are those of its environment that matter. The nodes must see
+    `argv` includes `torchrun_arguments`; `variables` are the relevant ones of its environment. All nodes need
     interpreter, model, rows and output under the same paths.
     """
     if "--node_rank=0" not in argv:

@@ -1,4 +1,4 @@
-"""The picture of the rows that are trained on: how long they are, and how much of each is a target."""
+"""Draw the rows that are trained on: their lengths and their shares of target tokens."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _OPERATORS_SHOWN = 8
 
 
 def draw_rows(statistics: RowStatistics, cutoff_tokens: int | None = None) -> bytes:
-    """An SVG with two histograms and the shares of prompt, results and targets by operator; equal rows, equal bytes.
+    """Return an SVG with two histograms, and the shares of prompt and results, and of targets, by operator.
 
-    Raises ConfigError without matplotlib.
+    Equal rows give equal bytes. Raises ConfigError without matplotlib.
     """
 
     def draw(figure: Any) -> None:

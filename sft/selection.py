@@ -1,4 +1,4 @@
-"""Which rows of `sft_rows` are trained on: those with token ids, within the cut-off, up to a number."""
+"""Select the rows of `sft_rows` to train on: those with token ids, within the cut-off, up to a maximum number."""
 
 from __future__ import annotations
 
@@ -8,29 +8,29 @@ from treadle.sft.config import SftOptions
 
 
 class RowSelection:
-    """Takes rows batch by batch, in their order (they are shuffled), and counts what it leaves out.
+    """A filter that takes rows batch by batch, in their order (they are shuffled), and counts the rows it leaves out.
 
-    Rows are never cut: half a trajectory would teach the model to stop in the middle.
+    Rows are never truncated: half a trajectory would teach the model to stop in the middle.
     """
 
     def __init__(self, options: SftOptions) -> None:
         self._cutoff_tokens = options.cutoff_tokens
         self._max_rows = options.max_rows
         self.num_read = 0
-        """Rows looked at."""
+        """Number of rows read."""
         self.num_text_mode = 0
-        """Of these, left out because they have no token ids."""
+        """Number of these without token ids."""
         self.num_too_long = 0
-        """Of these, left out because they are longer than `cutoff_tokens`."""
+        """Number of these longer than `cutoff_tokens`."""
         self.num_over_limit = 0
-        """Of these, left out because `max_rows` had been taken."""
+        """Number of these beyond `max_rows`."""
         self.num_rows = 0
-        """Of these, taken."""
+        """Number of these taken."""
         self.longest_row = 0
-        """Tokens of the longest row taken."""
+        """Number of tokens of the longest row taken."""
 
     def take(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """The rows of a batch to train on; it must have the column `num_tokens`."""
+        """Return the rows of a batch to train on; the batch must have the column `num_tokens`."""
         import pyarrow.compute as pc
 
         self.num_read += batch.num_rows
@@ -50,5 +50,5 @@ class RowSelection:
         return taken
 
     def left_out(self) -> dict[str, int]:
-        """Why -> number of rows left out."""
+        """Return the number of rows left out, by reason."""
         return {"text_mode": self.num_text_mode, "too_long": self.num_too_long, "over_limit": self.num_over_limit}

@@ -1,7 +1,7 @@
-"""The stage `sft`: fine-tuning rows and a model in, a checkpoint out that can be served and trained further.
+"""Implement the stage `sft`: train a model on fine-tuning rows, and write a checkpoint.
 
-The training lies in the stage's workspace, so an attempt that was cut off is gone on with from its newest complete
-state. Documented in docs/behaviour/sft.md.
+The checkpoint can be served and trained further. The training is kept in the stage's workspace, so an interrupted
+attempt resumes from its newest complete state. See docs/behaviour/sft.md.
 """
 
 from __future__ import annotations
@@ -45,26 +45,26 @@ _MASKED = -100
 
 
 class _Steps:
-    """Hands the steps of a training on to the stage's listener."""
+    """A forwarder of training steps to the stage's progress listener."""
 
     def __init__(self, context: StageContext) -> None:
         self._progress = context.progress
         self._done = 0
 
     def begin(self, num_steps: int, resumed_step: int) -> None:
-        """Training begins, or goes on."""
+        """Report that training starts or resumes."""
         self._done = resumed_step
         self._progress.start(num_steps, resumed_step, "steps")
 
     def step(self, step: TrainingStep) -> None:
-        """A logged step."""
+        """Report a logged step."""
         rate = f"{step.learning_rate:.2g}"
         self._progress.advance(step.step - self._done, loss=round(step.loss, 4), learning_rate=rate)
         self._done = step.step
 
 
 class SftRun:
-    """One attempt of the stage."""
+    """One attempt at the stage."""
 
     def __init__(self, context: StageContext) -> None:
         self._context = context
@@ -77,13 +77,13 @@ class SftRun:
         self._prompt: list[int] = []
 
     def run(self) -> dict[str, Any]:
-        """Train, or go on training, and hand the checkpoint over."""
+        """Train or resume training, then write the checkpoint and its tables."""
         base = base_model(self._options.model, self._context.inputs.get("checkpoint", ()), _log.info, key="sft.model")
         num_rows = self._store()
         if isinstance(base, Path):
             self._check_tokenizer(ChatTokenizer.load(base).digest)
         plan = self._plan(base)
-        # Before the training: hours of it are not to be lost for want of a library of pictures.
+        # Before the training, so that a missing matplotlib does not cost hours of it.
         picture = draw_rows(self._statistics, self._options.cutoff_tokens)
         steps = _Steps(self._context)
         training = fine_tune(
@@ -99,7 +99,7 @@ class SftRun:
                 num_nodes=plan.machine.num_nodes,
             ),
             prompt=self._prompt,
-            # Of a hub id the engine alone knows the tokenizer, once it has fetched it.
+            # For a hub id, only the engine has the tokenizer, after downloading it.
             on_prepared=lambda prepared: self._check_tokenizer(prepared["tokenizer_digest"]),
             on_begin=steps.begin,
             on_step=steps.step,
@@ -109,7 +109,7 @@ class SftRun:
         return self._write(training, plan, num_rows, picture)
 
     def _store(self) -> int:
-        """Choose the rows and put them where the engine finds them; returns their number."""
+        """Select the rows and store them for the engine; return their number."""
         num_rows = store_rows(self._folder, self._chosen())
         if not self._selection.num_read:
             for _ in self._chosen():
@@ -136,7 +136,7 @@ class SftRun:
                 yield chosen
 
     def _check_tokenizer(self, digest: str) -> None:
-        """Raise ConfigError where the rows were not made with the tokenizer of the model."""
+        """Raise ConfigError if the rows were made with another tokenizer than the model's."""
         if strange := self._digests - {digest}:
             raise ConfigError(
                 f"{self._context.address}: the rows were made with tokenizer {min(strange)[:12]}, but that of "
@@ -160,7 +160,7 @@ class SftRun:
         return plan
 
     def _check_handover(self, training: Training) -> None:
-        """Raise StageFailed where what was trained does not speak as its rows do."""
+        """Raise StageFailed if the trained model's tokenizer or chat template is not that of its rows."""
         digest = ChatTokenizer.load(training.model).digest
         if strange := self._digests - {digest}:
             raise StageFailed(
@@ -223,7 +223,7 @@ class SftRun:
         return bound[0].digest if bound else self._settings.model_digest
 
     def _without_places(self, plan: TrainingPlan) -> str:
-        """The YAML without where this machine keeps its files: equal trainings leave equal bytes."""
+        """Return the YAML without absolute paths of this machine, so that equal trainings give equal bytes."""
         inside = f"{self._folder.path}/"
         arguments = {
             name: f"./{value.removeprefix(inside)}" if isinstance(value, str) and value.startswith(inside) else value
@@ -242,7 +242,7 @@ class SftRun:
 
 
 def run(context: StageContext) -> Mapping[str, Any]:
-    """Fine-tune one model; returns what it was trained on, steps and losses."""
+    """Fine-tune one model; return statistics of the rows, steps and losses."""
     return SftRun(context).run()
 
 

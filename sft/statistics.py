@@ -1,4 +1,4 @@
-"""Statistics of the rows that are trained on: lengths, shares of targets, by operator and data set."""
+"""Compute statistics of the rows that are trained on: lengths and target shares, by operator and data set."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ COLUMNS = (
     "num_result_tokens",
     "num_target_tokens",
 )
-"""Columns of `sft_rows` that are looked at."""
+"""Columns of `sft_rows` that are used."""
 _NUMBERS = COLUMNS[2:]
 _GROUPS_SHOWN = 40
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Rows of one operator, of one data set, or all."""
+    """Statistics of the rows of one operator, of one data set, or of all rows."""
 
     kind: str
     """`all`, `operator` or `dataset`."""
@@ -43,12 +43,12 @@ class Group:
 
     @property
     def target_share(self) -> float:
-        """Targets among its tokens."""
+        """Share of its tokens that are targets."""
         return self.target_tokens / self.tokens if self.tokens else 0.0
 
 
 class RowStatistics:
-    """Counted batch by batch; holds four numbers and two codes per row, and no text."""
+    """A collector of row statistics; it keeps four numbers and two codes per row, and no text."""
 
     def __init__(self) -> None:
         self._numbers = {name: array("i") for name in _NUMBERS}
@@ -56,28 +56,28 @@ class RowStatistics:
         self._codes = {kind: array("i") for kind in self._places}
 
     def add(self, batch: pa.RecordBatch) -> None:
-        """Count the rows of a batch, which must have `COLUMNS`."""
+        """Add the rows of a batch, which must have `COLUMNS`."""
         for name, numbers in self._numbers.items():
             numbers.frombytes(np.ascontiguousarray(batch[name].to_numpy(), np.int32).tobytes())
         for kind, places in self._places.items():
             self._codes[kind].extend(places.setdefault(name, len(places)) for name in batch[kind].to_pylist())
 
     def numbers(self, name: str) -> np.ndarray:
-        """One of the columns that hold numbers, a value per row."""
+        """Return one of the numeric columns, int32 with one value per row."""
         return np.frombuffer(self._numbers[name], np.int32) if self._numbers[name] else np.empty(0, np.int32)
 
     def target_shares(self) -> np.ndarray:
-        """Per row, the share of its tokens that are targets."""
+        """Return the share of target tokens of each row."""
         shares: np.ndarray = self.numbers("num_target_tokens") / np.maximum(self.numbers("num_tokens"), 1)
         return shares
 
     def num_unmasked(self) -> int:
-        """Rows with results of tools of which some tokens are targets: all of them without `mask_results`."""
+        """Return the number of rows in which tool results are targets: all with results, without `mask_results`."""
         behind = self.numbers("num_tokens") - self.numbers("num_prompt_tokens")
         return int((self.numbers("num_target_tokens") + self.numbers("num_result_tokens") > behind).sum())
 
     def groups(self) -> list[Group]:
-        """All rows, then operators, then data sets, by name."""
+        """Return the statistics of all rows, then by operator, then by data set, each sorted by name."""
         everything = np.ones(len(self._numbers["num_tokens"]), bool)
         found = [self._group("all", "all", everything)]
         for kind, places in self._places.items():
@@ -96,7 +96,7 @@ class RowStatistics:
 
 
 def metrics_of(statistics: RowStatistics, selection: RowSelection) -> dict[str, Any]:
-    """Flat numbers for the stage's record."""
+    """Return flat metrics for the stage record."""
     overall = statistics.groups()[0]
     return {
         "rows": overall.num_rows,
@@ -110,7 +110,7 @@ def metrics_of(statistics: RowStatistics, selection: RowSelection) -> dict[str, 
 
 
 def render_statistics(statistics: RowStatistics, selection: RowSelection) -> str:
-    """A section of Markdown: what is trained on, what was left out, a table of groups."""
+    """Return a section of Markdown: rows trained on, rows left out, and a table of groups."""
     groups = statistics.groups()
     overall, left_out = groups[0], selection.left_out()
     parts = [

@@ -1,4 +1,4 @@
-"""What a fine-tuning tells of its steps."""
+"""Define the events that a fine-tuning reports."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ class TrainingStep:
     """A logged step."""
 
     step: int
-    """Updates so far, those of earlier attempts included."""
+    """Number of updates so far, earlier attempts included."""
     num_steps: int
-    """Updates of the whole training."""
+    """Number of updates of the whole training."""
     loss: float
-    """Mean per target token over the steps since the line before."""
+    """Mean loss per target token since the previous logged step."""
     learning_rate: float
     grad_norm: float | None
-    """Norm of the gradient before it is clipped."""
+    """Norm of the gradient before clipping."""
     epoch: float
     seconds: float
-    """Time in training so far, over all attempts, without what was lost with them."""
+    """Seconds in training so far, over all attempts, without work that was lost with them."""
 
 
 class TrainingEvents(EventLog[TrainingStep]):

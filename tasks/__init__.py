@@ -1,1 +1,1 @@
-"""The stage catalogue and its Prefect task wrappers."""
+"""Stage catalogue, and everything that runs, inspects and reports stages: command-line logic and Prefect tasks."""

@@ -1,4 +1,4 @@
-"""Beginning a run: its configuration, from files or as it was begun with, and the run itself, made or opened."""
+"""Resolve the configuration of a run and create or open the run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,14 @@ from treadle.core.errors import ConfigError
 from treadle.core.locked_config import create_or_open_run
 from treadle.core.runs import Run, run_exists
 from treadle.core.stage import Address
-from treadle.tasks.begin_checks import check_models, check_roles, check_secrets, check_web, has_keys
+from treadle.tasks.begin_checks import (
+    check_models,
+    check_provider,
+    check_roles,
+    check_secrets,
+    check_web,
+    has_keys,
+)
 from treadle.tasks.catalog import flow_addresses, semantic_of
 from treadle.tasks.config import TreadleConfig
 from treadle.tasks.models import flow_models
@@ -19,18 +26,41 @@ from treadle.tasks.services import with_index_of_services
 
 
 def configuration_of(root: str | Path, run_id: str, configs: Sequence[Path], overrides: Sequence[str]) -> TreadleConfig:
-    """The configuration named on the command line, or, without files, that of the existing run."""
+    """Return the configuration from the files and overrides, or, without files, that of the existing run.
+
+    Raises ConfigError if there are neither files nor such a run, and as `load_config` and `stored_config` do.
+    """
     if configs:
         return load_config(TreadleConfig, configs, overrides)
     if not run_exists(root, run_id):
         raise ConfigError(f"there is no run {run_id!r} in {root}; name a configuration file to start it")
-    return load_config(TreadleConfig, (), overrides, base=Run.open(root, run_id).config())
+    return stored_config(Run.open(root, run_id), overrides)
+
+
+def stored_config(run: Run, overrides: Sequence[str] = ()) -> TreadleConfig:
+    """Return a run's own configuration with `--set` overrides.
+
+    Raises RunError if the stored configuration is damaged, and ConfigError, naming its file, if this version does not
+    accept it.
+    """
+    base = run.config()
+    try:
+        return load_config(TreadleConfig, (), overrides, base=base)
+    except ConfigError as error:
+        place = run.storage.location(run.key("config.json"))
+        raise ConfigError(
+            f"{error} (in {place}, the configuration that the run was made with, or in --set); name the configuration "
+            f"file of the run again, or correct this with --set"
+        ) from None
 
 
 def resolve_config(
     root: str | Path, run_id: str, config_file: Path | None, config: TreadleConfig | None
 ) -> TreadleConfig:
-    """The configuration given to a flow: the file, with the keys that were set in `config` on top."""
+    """Return the configuration passed to a flow: the file, overridden by the keys that are set in `config`.
+
+    With neither, return that of the existing run; raises ConfigError if there is none.
+    """
     if config_file is not None:
         given = config.model_dump(mode="json", exclude_unset=True) if config is not None else {}
         return load_config(TreadleConfig, (config_file,), data=given)
@@ -40,8 +70,10 @@ def resolve_config(
 
 
 def as_begun(config: TreadleConfig, root: str | Path, run_id: str, *, ask: bool = True) -> TreadleConfig:
-    """The configuration with what it leaves open and an existing run was begun with: models of the flow, and the index
-    of search services (see `with_index_of_services`, also for errors)."""
+    """Fill in what the configuration leaves open with the values that an existing run was created with.
+
+    These are the models of the flow and the index of search services (see `with_index_of_services`, also for errors).
+    """
     config = with_index_of_services(config, root, run_id, ask=ask)
     if config.flow.models or not run_exists(root, run_id):
         return config
@@ -54,11 +86,12 @@ def as_begun(config: TreadleConfig, root: str | Path, run_id: str, *, ask: bool 
 def open_run(
     root: str | Path, run_id: str, config: TreadleConfig, configs: Sequence[Path] = (), *, needs_keys: bool = True
 ) -> Run:
-    """Make the run, or open it if its configuration would give the same results; raises RunError otherwise.
+    """Create the run, or open it if its configuration would give the same results; raise RunError otherwise.
 
-    Raises ConfigError for a configuration that holds a secret of the environment. Before a model becomes part of a run,
-    its servers are asked for it: a wrong name would be locked in. What a search of the web needs is looked for, too.
-    Without `needs_keys` what wants a key that is not there is not asked.
+    Raises ConfigError if the configuration contains a secret from the environment. Models that are new to the run are
+    checked against their servers first, because a wrong name would be locked in. A new run also needs what its web
+    search requires (see `check_web` and `check_provider`). Without `needs_keys`, web search and models whose API keys
+    are missing are not checked.
     """
     resolved, given = config.model_dump(mode="json"), "\n".join(map(read_text, configs))
     check_secrets(config, given, resolved)
@@ -67,6 +100,7 @@ def open_run(
         check_roles(config)
         if needs_keys:
             check_web(config)
+            check_provider(config)
     known = set(made.info.semantic.get("models", {})) if made is not None else set[str]()
     if not needs_keys:
         known |= {name for name, settings in config.models.items() if not has_keys(settings)}
@@ -76,7 +110,7 @@ def open_run(
 
 
 def semantic_for(run: Run, config: TreadleConfig) -> dict[str, Any]:
-    """`semantic_of`, with the models of the flow unnamed where an older version made the run without their names."""
+    """Return `semantic_of`, without the flow's model names if an older version created the run without them."""
     semantic = semantic_of(config)
     unnamed = not run.info.semantic.get("flow", {}).get("models")
     if unnamed and tuple(semantic["flow"]["models"]) == _models_of(run):
@@ -85,7 +119,7 @@ def semantic_for(run: Run, config: TreadleConfig) -> dict[str, Any]:
 
 
 def known_addresses(run: Run) -> list[Address]:
-    """Addresses of a run's flow, producers first; none where its configuration is of another version."""
+    """Return the addresses of a run's flow, producers first; empty if another version wrote its configuration."""
     try:
         return flow_addresses(load_config(TreadleConfig, base=run.config()))
     except ConfigError:
@@ -93,10 +127,10 @@ def known_addresses(run: Run) -> list[Address]:
 
 
 def _models_of(run: Run) -> tuple[str, ...]:
-    """Models of a run's flow, by its own configuration; none where that is of another version."""
+    """Return the models of a run's flow from its own configuration; empty if another version wrote it."""
     if named := run.info.semantic.get("flow", {}).get("models"):
         return tuple(named)
     try:
-        return flow_models(load_config(TreadleConfig, base=run.config()))
+        return flow_models(load_config(TreadleConfig, base=run.readable_config()))
     except ConfigError:
         return ()

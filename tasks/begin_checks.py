@@ -1,12 +1,14 @@
-"""What is looked at before a run is made: the models that it asks, the web that it searches, the keys it needs."""
+"""Check the models, web search and API keys that a run needs before it is created."""
 
 from __future__ import annotations
 
 import os
+import socket
 import time
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from typing import Any
+from urllib.parse import urlsplit
 
 from treadle.core.errors import EndpointUnavailable
 from treadle.core.llm.config import ModelSettings
@@ -18,11 +20,14 @@ from treadle.tasks.models import flow_models, pool_models, score_models
 from treadle.tasks.phases import flow_phases, sampling_model
 
 _CHECK_S = 30.0
-"""How long a server may take to answer before a run is made; a slow one is met again in the stage."""
+"""Longest time a server may take to answer before a run is created. A slower one is checked again by the stage."""
+
+_CONNECT_S = 10.0
+"""Timeout for connecting to a search provider."""
 
 
 def key_variables(config: TreadleConfig) -> set[str]:
-    """Environment variables that the configuration expects keys in."""
+    """Return the environment variables that the configuration reads API keys from."""
     endpoints = [endpoint for model in config.models.values() for endpoint in model.endpoints]
     search = config.environment.search
     endpoints += [*search.encoder.endpoints, *(search.service.endpoints if search.service else ())]
@@ -33,12 +38,12 @@ def key_variables(config: TreadleConfig) -> set[str]:
 
 
 def check_secrets(config: TreadleConfig, *data: Any) -> None:
-    """Raise ConfigError where JSON-able data holds a secret of the environment."""
+    """Raise ConfigError if JSON-able data contains a secret from the environment."""
     refuse_secrets(_texts(list(data)), named=key_variables(config))
 
 
 def _texts(tree: Any) -> Iterator[str]:
-    """All texts in JSON-able data, keys included."""
+    """Yield all strings in JSON-able data, including keys."""
     if isinstance(tree, Mapping):
         tree = [*tree.keys(), *tree.values()]
     if isinstance(tree, list):
@@ -49,10 +54,10 @@ def _texts(tree: Any) -> Iterator[str]:
 
 
 def check_web(config: TreadleConfig) -> None:
-    """Look for what is needed where the web is searched.
+    """Check the prerequisites of web search, if the configuration searches the web.
 
-    Raises ConfigError naming a variable that should hold a key of the search provider, ArtifactError where there is no
-    record to take searches from.
+    Raises ConfigError naming the missing API key variable of the search provider, ArtifactError if there is no search
+    record to replay from.
     """
     from treadle.agent.web.key_ring import KeyRing
     from treadle.agent.web.record_folder import record_manifest
@@ -66,8 +71,31 @@ def check_web(config: TreadleConfig) -> None:
         record_manifest(open_storage(web.record_used))
 
 
+def check_provider(config: TreadleConfig) -> None:
+    """Raise SearchUnavailable if a custom search provider refuses connections, because every search would fail.
+
+    It is not checked if there is a search record to answer from: then the provider may not be needed.
+    """
+    from treadle.retriever.client import SearchUnavailable
+
+    web = config.environment.search.web
+    if web is None or not config.environment.searches_web or web.mode == "replay" or web.record_used is not None:
+        return
+    if web.provider is None or web.provider.url is None:
+        return
+    parts = urlsplit(web.provider.url)
+    try:
+        place = (parts.hostname, parts.port or (443 if parts.scheme == "https" else 80))
+        socket.create_connection(place, timeout=_CONNECT_S).close()
+    except OSError as error:
+        raise SearchUnavailable(
+            f"the search provider {web.provider.type} takes no connection at {web.provider.url}: {error}; "
+            "start it, or correct `environment.search.web.provider.url`"
+        ) from error
+
+
 def check_roles(config: TreadleConfig) -> None:
-    """Raise ConfigError for a model that cannot play a role it has, whatever its server says."""
+    """Raise ConfigError if a model's API cannot support one of its roles, regardless of what its server reports."""
     from treadle.agent.opening import check_api
 
     sampled = [("policy", sampling_model(config))] if flow_phases(config, 1) else []
@@ -76,7 +104,7 @@ def check_roles(config: TreadleConfig) -> None:
 
 
 def _players(config: TreadleConfig) -> list[tuple[str, str]]:
-    """Roles of `pools` and the models that play them in any iteration, each pair once."""
+    """Return the unique pairs of `pools` role and model name over all iterations."""
     if "pools" not in config.flow.stages:
         return []
     iterations = range(1, config.flow.iterations + 1)
@@ -85,9 +113,9 @@ def _players(config: TreadleConfig) -> list[tuple[str, str]]:
 
 
 def check_models(config: TreadleConfig, known: Collection[str]) -> None:
-    """Raise ConfigError where a server that answers does not serve its model as configured; others may come up.
+    """Raise ConfigError if a server that answers does not serve its model as configured.
 
-    Servers of models that the run knows are not asked again.
+    Servers that do not answer are skipped, because they may start later. Models in `known` are not checked again.
     """
     import asyncio
 
@@ -118,6 +146,6 @@ def check_models(config: TreadleConfig, known: Collection[str]) -> None:
 
 
 def has_keys(settings: ModelSettings) -> bool:
-    """Whether the environment has all keys that a model's endpoints want."""
+    """Return whether the environment has all API keys that the model's endpoints need."""
     named = (endpoint.api_key_env for endpoint in settings.endpoints)
     return all(os.environ.get(name) for name in named if name)

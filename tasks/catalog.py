@@ -1,6 +1,6 @@
-"""The stage catalogue: every stage, how its settings follow from the configuration, and how instances are bound.
+"""Define the stage catalogue: all stages, how their settings follow from the configuration, and how inputs are bound.
 
-The command line, the Prefect flows and the generated reference all read this one list.
+The command line, the Prefect flows and the generated reference all read this list.
 """
 
 from __future__ import annotations
@@ -68,26 +68,27 @@ STAGES: Mapping[str, Stage] = {
     stage.name: stage
     for stage in (QUESTIONS_STAGE, INDEX, POOLS_STAGE, SFT_ROWS_STAGE, SFT, ROLLOUTS, SCORES, SELECTION, RL, REPORT)
 }
-"""All but `index` are part of the flow: that one is run by itself, where an index is to be there beforehand."""
+"""All stages by name. All but `index` are part of the flow; `index` is run by itself to build an index in advance."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Recipe:
-    """How instances of one stage are made from the configuration."""
+    """How instances of one stage are built from the configuration."""
 
     settings: Callable[[TreadleConfig, Address], Section]
-    """From the configuration as the instance's iteration sees it."""
+    """Settings from the configuration as seen by the instance's iteration."""
     inputs: Callable[[TreadleConfig, Address], Mapping[str, tuple[Address, ...]]]
     by_model: bool = False
-    """Whether there is one instance per model."""
+    """True for one instance per model."""
     by_phase: bool = False
-    """Whether there is one instance per phase of the curriculum."""
+    """True for one instance per curriculum phase."""
 
 
 def flow_instances(config: TreadleConfig) -> list[Instance]:
-    """All instances of the flow in an order in which they can run; raises ConfigError and DataError.
+    """Return all instances of the flow in an order in which they can run.
 
-    ConfigError also where one reads, by way of others, what is made of it: none of them could ever be run.
+    Raises ConfigError for invalid settings, for unknown addresses in `overrides` and for a cycle (an instance that
+    depends on its own output), and DataError for a missing file.
     """
     addresses = flow_addresses(config)
     known = {str(address) for address in addresses}
@@ -118,7 +119,7 @@ def _refuse_circles(instances: Sequence[Instance]) -> None:
 
 
 def flow_addresses(config: TreadleConfig) -> list[Address]:
-    """Addresses of the flow's instances, producers first."""
+    """Return the addresses of the flow's instances, producers first."""
     addresses = []
     wanted = config.flow.stages
     for iteration in range(1, config.flow.iterations + 1):
@@ -132,9 +133,9 @@ def flow_addresses(config: TreadleConfig) -> list[Address]:
 
 
 def instance(config: TreadleConfig, address: Address) -> Instance:
-    """The instance at an address, its input files read for their digests.
+    """Return the instance at an address; its input files are read for their digests.
 
-    Raises ConfigError for one that cannot exist in this configuration, DataError for a missing file.
+    Raises ConfigError if it cannot exist in this configuration, DataError for a missing file.
     """
     if address.stage not in STAGES:
         raise ConfigError(f"there is no stage {address.stage!r}; the stages are {', '.join(STAGES)}")
@@ -152,7 +153,7 @@ def instance(config: TreadleConfig, address: Address) -> Instance:
 
 
 def _check_qualifier(config: TreadleConfig, address: Address, recipe: _Recipe) -> None:
-    """Raise ConfigError where an address names no model, or no phase, of this configuration, or one too many."""
+    """Raise ConfigError if the address lacks a model or phase, or has an unknown or superfluous one."""
     if recipe.by_phase and phase_at(config, address) is not None:
         return
     stem = f"{address.iteration}/{address.stage}"
@@ -166,9 +167,9 @@ def _check_qualifier(config: TreadleConfig, address: Address, recipe: _Recipe) -
 
 
 def semantic_of(config: TreadleConfig) -> dict[str, Any]:
-    """The configuration without operational keys, those inside `overrides` included; what a run is locked to.
+    """Return the configuration without operational keys, also inside `overrides`; a run is locked to it.
 
-    The models of the flow are named even where the configuration leaves them to be found.
+    The models of the flow are always listed, even if the configuration leaves them to be derived.
     """
     semantic: dict[str, Any] = semantic_dump(config)
     if config.models:
@@ -273,7 +274,7 @@ def _scores(config: TreadleConfig, address: Address) -> ScoresSettings:
     name = address.qualifier or ""
     options = overridden(config, address, config.scores)
     if phase_of(name) is not None:
-        # Rules alone: what selects questions is what rewards go by.
+        # No model judges: questions are selected by the same rules that rewards use.
         model, tokenizer_digest = asked_model(sampling_model(config), phase_model(config, address))
         options = options.model_copy(update={"judges": JudgesOptions(), "redundancy": RedundancyOptions()})
     else:

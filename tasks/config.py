@@ -1,4 +1,4 @@
-"""The whole configuration of a run: one table per stage, the models, and how instances differ from the tables."""
+"""Define the configuration of a run: one table per stage, the models, and per-instance overrides."""
 
 from __future__ import annotations
 
@@ -25,30 +25,36 @@ FlowStage = Literal["pools", "sft_rows", "sft", "selection", "rl", "rollouts", "
 
 
 class FlowSettings(Section):
-    """What one turn of the flow does."""
+    """What one iteration of the flow runs."""
 
     stages: tuple[FlowStage, ...] = ("rollouts", "scores", "report")
-    """Stages of the flow besides `questions`: `pools` and `sft_rows` make fine-tuning data, `sft` trains on it, `rl`
-    goes through all phases of the curriculum (rollouts, scores, selection and training of each), `selection` without
-    `rl` through the first one up to its selection, the others measure models. Any stage can also be run by itself."""
+    """Stages of the flow besides `questions`. `pools` and `sft_rows` make fine-tuning data, and `sft` trains on it.
+    `rl` runs all phases of the curriculum (rollouts, scores, selection and training of each); `selection` without `rl`
+    runs the first phase up to its selection. `rollouts`, `scores` and `report` measure models. Any stage can also be
+    run by itself.
+    """
     models: tuple[str, ...] = ()
-    """Models that answer the questions, by their names under `models`; each becomes `rollouts@<model>` and
-    `scores@<model>`, and the report compares them. Empty: all but the summarizer, the judges of scores, and those that
-    only help to make pools, in their order."""
+    """Models that answer the questions, by their names under `models`. Each becomes `rollouts@<model>` and
+    `scores@<model>`, and the report compares them. Empty: all models in their order, except the summarizer, the judges
+    of scores, and models used only as a critic, refiner or judge in `pools`; if that leaves none, all models.
+    """
     iterations: Operational[int] = Field(default=1, ge=1, le=100)
-    """Turns of the whole loop. Each one after the first starts from the last checkpoint of the one before, so that some
-    stage has to train; a run may get further ones. `1/sft`, where a table names it, is `2/sft` in the second one."""
+    """Number of iterations of the whole loop. Each one after the first starts from the last checkpoint of the previous
+    one, so more than one iteration needs `sft` or `rl` in `stages`. May be raised for an existing run. A table that
+    names `1/sft` refers to `2/sft` in the second iteration.
+    """
 
     device_wait_s: Operational[float] = Field(default=86_400.0, ge=0.0)
-    """How long a stage waits for GPUs that another process of this machine has, before it fails."""
+    """Seconds that a stage waits for GPUs that another process on this machine holds. After that it fails."""
 
     workers: Operational[int] = Field(default=0, ge=0, le=MAX_SHARDS)
-    """Flow runs of the deployment `work/shards` that a flow run asks for to help it with a stage whose `shards` are
-    above 1. Without Prefect it does nothing: there one starts `treadle work` oneself."""
+    """Number of flow runs of the deployment `work/shards` that a flow run requests to help with stages whose `shards`
+    is above 1. No effect without Prefect: start `treadle work` yourself.
+    """
 
     @property
     def last_training(self) -> Literal["rl", "sft"] | None:
-        """The stage with the last checkpoint of an iteration, where one is trained."""
+        """Stage that makes the last checkpoint of an iteration; None if no stage trains."""
         return "rl" if "rl" in self.stages else "sft" if "sft" in self.stages else None
 
     @model_validator(mode="after")
@@ -62,45 +68,46 @@ class FlowSettings(Section):
 
 
 class TreadleConfig(Section):
-    """One run. Written once as `config.json` when the run is made; later changes are refused if they would change
-    results."""
+    """Configuration of one run. Written once as `config.json` when the run is created; later changes that would change
+    results are refused.
+    """
 
     seed: int = Field(default=0, ge=0, lt=2**31)
-    """Every random choice of the run derives from it."""
+    """Seed of every random choice in the run."""
     flow: FlowSettings = FlowSettings()
-    """Which instances the flow is made of."""
+    """Stages, models and iterations that make up the flow."""
     models: Growing[dict[str, ModelSettings]] = {}
-    """Models by name. The name stands in addresses (`1/rollouts@<name>`) and in the reports."""
+    """Models by name. The name appears in addresses (`1/rollouts@<name>`) and in reports."""
     questions: QuestionsSettings = QuestionsSettings()
     """Stage `questions`: where questions come from and how they are checked."""
     environment: EnvironmentSettings = EnvironmentSettings()
-    """What the agent can do: prompt, tools and limits. One environment for data, training and evaluation."""
+    """Prompt, tools and limits of the agent. Data generation, training and evaluation share one environment."""
     pools: PoolOptions = PoolOptions()
-    """Stage `pools`: the self-evolving flywheel."""
+    """Stage `pools`: the self-evolving data flywheel."""
     sft_rows: SftRowsOptions = SftRowsOptions()
     """Stage `sft_rows`: which trajectories become rows for fine-tuning."""
     sft: SftOptions = SftOptions()
-    """Stage `sft`: how a model is fine-tuned on them."""
+    """Stage `sft`: how a model is fine-tuned on these rows."""
     selection: SelectionOptions = SelectionOptions()
-    """Stage `selection`: which questions a phase of reinforcement learning is trained on."""
+    """Stage `selection`: which questions a phase of reinforcement learning trains on."""
     rl: RlOptions = RlOptions()
-    """Stage `rl`: how a policy is reinforced in one phase."""
+    """Stage `rl`: how a policy is trained in one phase of reinforcement learning."""
     curriculum: CurriculumSettings = CurriculumSettings()
     """Phases of reinforcement learning."""
     rollouts: RolloutOptions = RolloutOptions()
-    """Stage `rollouts`: how many trajectories, and how they are sampled."""
+    """Stage `rollouts`: number of rollouts per question, and how they are sampled."""
     scores: ScoresOptions = ScoresOptions()
-    """Stage `scores`."""
+    """Stage `scores`: how rollouts are scored."""
     report: Revisable[ReportSettings] = ReportSettings()
-    """Stage `report`."""
+    """Stage `report`: what the report compares and averages."""
     overrides: dict[str, dict[str, Any]] = {}
-    """Keys of a stage's table that differ for one instance, by address:
-    `overrides."1/rollouts@base".max_questions = 20`. A `preset` among them replaces those keys of the table that it
-    has."""
+    """Keys of a stage's table that differ for one instance, by address: `overrides."1/rollouts@base".max_questions =
+    20`. A `preset` here replaces the keys of the table that the preset sets.
+    """
 
     @model_validator(mode="after")
     def check_names(self) -> TreadleConfig:
-        """Refuse names that point nowhere."""
+        """Raise ValueError if a key names a model, table or address that does not exist."""
         for name in self.flow.models:
             if name not in self.models:
                 raise ValueError(f"flow.models names {name!r}, which is not under [models]; add [models.{name}]")
@@ -136,7 +143,7 @@ class TreadleConfig(Section):
 
 
 def table_of(config: TreadleConfig, address: Address) -> Section:
-    """The table that an instance goes by, before its overrides."""
+    """Return the configuration table of an instance, before its overrides."""
     if address.stage == "rollouts" and phase_of(address.qualifier) is not None:
         return config.curriculum.rollouts
     table: Section = getattr(config, address.stage)
@@ -144,9 +151,9 @@ def table_of(config: TreadleConfig, address: Address) -> Section:
 
 
 def overridden(config: TreadleConfig, address: Address, table: T_Section) -> T_Section:
-    """A table with the keys that differ for one instance; raises ConfigError for keys that it has not.
+    """Return the table with the overrides of one instance applied; raise ConfigError for unknown keys.
 
-    A preset that is named for the instance replaces the table's keys; keys beside it win.
+    A preset in the overrides replaces the table's keys; keys given next to it take precedence over the preset.
     """
     changes = config.overrides.get(str(address))
     if changes is None:
@@ -155,7 +162,7 @@ def overridden(config: TreadleConfig, address: Address, table: T_Section) -> T_S
 
 
 def environment_of(config: TreadleConfig) -> EnvironmentSettings:
-    """The environment with the digest of what it searches; raises DataError for a missing file."""
+    """Return the environment with the digest of its search corpus; raise DataError for a missing file."""
     environment = config.environment
     if not environment.call_limit("search"):
         return environment

@@ -1,7 +1,8 @@
-"""All checks of `treadle doctor`: those of the core, and those of the parts that the core does not know."""
+"""Run the checks of `treadle doctor`: those of the core, and those of the sandbox, web pages and Prefect."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from treadle.core.storage import open_storage
 
 
 def run_checks(root: str | Path) -> list[Check]:
-    """Run every check; none raises, a failing one carries its remedy."""
+    """Run every check. A failing check is returned with its remedy, not raised."""
     core = core_checks(root if isinstance(root, Path) else Path())
     if not isinstance(root, Path):
         core = [_check("root", lambda: _object_root(root), _ROOT_FIX) if item.name == "root" else item for item in core]
@@ -41,7 +42,7 @@ def _check(name: str, probe: Callable[[], str], fix: str) -> Check:
 
 
 def _object_root(root: str) -> str:
-    """Write an object, read it and delete it."""
+    """Write, read and delete an object."""
     import uuid
 
     storage, key = open_storage(root), f"treadle-probe-{uuid.uuid4().hex}"
@@ -62,7 +63,7 @@ def _sandbox() -> str:
 
 
 def _web_pages() -> Check:
-    """Start a process that reads pages of the web, and see what is taken away from it."""
+    """Start a process that reads web pages, and report how well it is confined."""
     import asyncio
     from importlib.metadata import PackageNotFoundError, version
 
@@ -89,7 +90,6 @@ def _web_pages() -> Check:
 
 
 def _prefect() -> str:
-    import os
     from importlib.metadata import PackageNotFoundError, version
 
     try:
@@ -99,13 +99,49 @@ def _prefect() -> str:
     server = os.environ.get("PREFECT_API_URL", "")
     if not server:
         return f"{installed}, PREFECT_API_URL is not set: no flow runs"
-    if not prefect_answers(server):
-        raise ConfigError(f"{installed}, but the server of PREFECT_API_URL={server} does not answer")
+    require_prefect(server)
     return f"{installed}, server {server}"
 
 
+def require_prefect(api_url: str) -> None:
+    """Raise ConfigError unless a Prefect server answers at this API URL and accepts our password."""
+    from treadle.tasks.prefect.home import use_own_password
+
+    if not prefect_answers(api_url):
+        raise ConfigError(
+            f"the Prefect server of PREFECT_API_URL={api_url} does not answer; "
+            "start it, or unset PREFECT_API_URL to run without Prefect"
+        )
+    use_own_password()
+    if _wants_password(api_url):
+        raise ConfigError(
+            f"the Prefect server of PREFECT_API_URL={api_url} wants a password: set PREFECT_API_AUTH_STRING; for the "
+            'server of `treadle prefect up`: eval "$(treadle prefect env)"'
+        )
+
+
+def _wants_password(api_url: str) -> bool:
+    """Return whether the server rejects the credentials that this process would send."""
+    import base64
+    import urllib.error
+    import urllib.request
+
+    request = urllib.request.Request(f"{api_url.rstrip('/')}/admin/version")
+    if password := os.environ.get("PREFECT_API_AUTH_STRING"):
+        request.add_header("Authorization", "Basic " + base64.b64encode(password.encode()).decode())
+    elif key := os.environ.get("PREFECT_API_KEY"):
+        request.add_header("Authorization", f"Bearer {key}")
+    try:
+        with urllib.request.urlopen(request, timeout=10):
+            return False
+    except urllib.error.HTTPError as error:
+        return error.code in (401, 403)
+    except (OSError, ValueError):
+        return False
+
+
 def prefect_answers(api_url: str) -> bool:
-    """Whether a Prefect server answers at this API address."""
+    """Return whether a Prefect server answers at this API URL, with or without a password."""
     import urllib.error
     import urllib.request
 
@@ -113,6 +149,6 @@ def prefect_answers(api_url: str) -> bool:
         with urllib.request.urlopen(f"{api_url.rstrip('/')}/health", timeout=10):
             return True
     except urllib.error.HTTPError:
-        return True  # a server that wants a key is a server
+        return True  # An HTTP error still means that a server is running.
     except (OSError, ValueError):
         return False

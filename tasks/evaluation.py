@@ -1,4 +1,4 @@
-"""What `treadle eval` was asked for, as the ordinary configuration of a run.
+"""Turn the options of `treadle eval` into an ordinary run configuration.
 
 Documented in docs/guides/evaluation.md.
 """
@@ -22,13 +22,13 @@ from treadle.tasks.config import TreadleConfig
 from treadle.tasks.models import flow_models
 
 MAX_QUESTIONS = 500
-"""Rows of each benchmark that are asked unless something else is said (arXiv 2601.06860)."""
+"""Default number of rows per benchmark (arXiv 2601.06860)."""
 DEFAULTS: Mapping[str, Any] = {
-    # A benchmark with rows left out is another one: bad rows stop it, and only equal words count as one question.
+    # A benchmark with missing rows is a different benchmark: bad rows stop it, and only identical texts are duplicates.
     "questions": {"max_error_rate": 0.0, "near_duplicate_threshold": 1.0},
     "rollouts": {"sampling": {"temperature": 0.6, "top_p": 0.95}},
 }
-"""What an evaluation has where neither files nor options say otherwise, and the defaults of a run would."""
+"""Defaults of an evaluation that differ from those of a run."""
 _STAGES = ("rollouts", "scores", "report")
 _RUN_ID_CHARS = 100
 _JUDGE = "judge"
@@ -36,29 +36,29 @@ _JUDGE = "judge"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """What was asked for; None or empty leaves it to the configuration files, then to the defaults.
+    """Options of an evaluation. None or empty falls back to the configuration files, then to the defaults.
 
     Attributes:
         model: Name of the model in requests.
         endpoints: Base URLs of its servers.
-        api_key_env: Environment variable with their key.
-        chat: Whether they have the chat route alone.
-        tokenizer: Folder with its tokenizer and chat template.
-        prices: What a million prompt and a million sampled tokens cost.
-        benchmarks: `NAME=FILE`, or `NAME` alone, which is looked for in `data_root`.
-        data_root: Folder with a folder for each benchmark.
-        max_questions: Rows of each benchmark, from its start.
-        samples: Rollouts of each question.
+        api_key_env: Environment variable with their API key.
+        chat: True if they have only the chat route.
+        tokenizer: Folder with the model's tokenizer and chat template.
+        prices: Price of a million prompt tokens and of a million sampled tokens.
+        benchmarks: `NAME=FILE`, or only `NAME`, which is looked up in `data_root`.
+        data_root: Folder with one subfolder per benchmark.
+        max_questions: Number of rows of each benchmark, from its start.
+        samples: Rollouts per question.
         tools: Names of the tools that may be called.
-        corpus: Files of documents to search.
-        retrievers: Base URLs of retrieval services to search at instead.
-        temperature: Of the sampling.
-        max_tokens: Most new tokens of one turn.
-        max_total_tokens: Most tokens of all rollouts together.
-        max_cost: Most money for all rollouts together.
-        judge: Name of a model that decides about answers to mathematical questions and votes on wasted calls.
+        corpus: Document files to search.
+        retrievers: Base URLs of retrieval services to search instead.
+        temperature: Sampling temperature.
+        max_tokens: Maximum number of new tokens per turn.
+        max_total_tokens: Token budget of all rollouts together.
+        max_cost: Cost budget of all rollouts together.
+        judge: Name of a model that judges answers to mathematical questions and votes on redundant calls.
         judge_endpoints: Base URLs of its servers.
-        judge_key_env: Environment variable with their key.
+        judge_key_env: Environment variable with their API key.
     """
 
     model: str | None = None
@@ -84,7 +84,7 @@ class Asked:
 
 
 def run_name(asked: Asked, files: Sequence[Path] = ()) -> str:
-    """The run of a model and its benchmarks where none is named; raises ConfigError where it cannot be told."""
+    """Return the default run name of a model and its benchmarks; raise ConfigError if the options lack one."""
     if files and (asked.model is None or not asked.benchmarks):
         raise ConfigError("name the run with --run; one that comes from a configuration file has no name by itself")
     if asked.model is None:
@@ -96,7 +96,7 @@ def run_name(asked: Asked, files: Sequence[Path] = ()) -> str:
 
 
 def model_name(model: str) -> str:
-    """What a model is called in the run and its report: its name without what is before the last slash."""
+    """Return the name of a model in the run and its report: its path without anything before the last slash."""
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", model.rstrip("/").rsplit("/", 1)[-1]).lstrip("._-")
     return name or "model"
 
@@ -104,10 +104,10 @@ def model_name(model: str) -> str:
 def evaluation_config(
     asked: Asked, root: str | Path, run_id: str, files: Sequence[Path] = (), overrides: Sequence[str] = ()
 ) -> TreadleConfig:
-    """The configuration of an evaluation: defaults, files, what was asked for, `--set`, later ones winning.
+    """Return the configuration of an evaluation: defaults, files, options, `--set`, later ones winning.
 
-    Where neither files nor a model are named, an existing run goes on with its own configuration in place of defaults
-    and files. Raises ConfigError in one sentence for whatever is missing or not known.
+    If neither files nor a model are given, an existing run continues with its own configuration instead of defaults and
+    files. Raises ConfigError in one sentence for anything that is missing or unknown.
     """
     goes_on = not files and asked.model is None and run_exists(root, run_id)
     base = Run.open(root, run_id).config() if goes_on else DEFAULTS
@@ -131,9 +131,9 @@ def evaluation_config(
 
 
 def unknown_template(config: TreadleConfig) -> tuple[str, ...]:
-    """The evaluated models whose chat template nobody named: they are asked in ChatML, which may not be theirs.
+    """Return the evaluated models without a configured chat template; they are prompted in ChatML, which may be wrong.
 
-    A service that is asked over the chat route has its own.
+    Models behind the chat route are left out: the service applies its own template.
     """
     models = ((name, config.models[name]) for name in flow_models(config))
     return tuple(
@@ -164,7 +164,10 @@ def _no_benchmark() -> ConfigError:
 
 
 def _put_model(tree: dict[str, Any], given: TreadleConfig, asked: Asked) -> str | None:
-    """Put the evaluated model into `tree`, on top of the one that the files evaluate; its name, or None as they are."""
+    """Put the evaluated model into `tree` on top of the one in the files.
+
+    Returns its name, or None if the options change nothing.
+    """
     changes = _model_keys(asked)
     agents = flow_models(given) if given.models else ()
     if not agents and asked.model is None:
@@ -195,9 +198,10 @@ def _put_model(tree: dict[str, Any], given: TreadleConfig, asked: Asked) -> str 
 
 
 def _for_model(table: Mapping[str, Any], model: str | None, endpoints: Sequence[str], option: str) -> dict[str, Any]:
-    """What of a model's table of the files holds for `model` too; raises ConfigError where they start another's server.
+    """Return the keys of a model's table in the files that still apply to `model`.
 
-    A tokenizer, a chat template and a revision belong to one model.
+    A tokenizer, a chat template and a revision belong to one model. Raises ConfigError if the table starts a server of
+    another model.
     """
     is_other = model is not None and table.get("model", model) != model
     if is_other and table.get("server") and not endpoints:
@@ -221,7 +225,7 @@ def _model_keys(asked: Asked) -> dict[str, Any]:
 
 
 def _put_benchmarks(tree: dict[str, Any], given: TreadleConfig, asked: Asked) -> None:
-    """Put the sources of the benchmarks into `tree`, in place of those of the files."""
+    """Put the benchmark sources into `tree`, replacing those of the files."""
     questions = tree.setdefault("questions", {})
     if asked.benchmarks:
         most = asked.max_questions or MAX_QUESTIONS
@@ -241,13 +245,13 @@ def _put_benchmarks(tree: dict[str, Any], given: TreadleConfig, asked: Asked) ->
 
 
 def _changed_source(source: dict[str, Any], name: str, asked: Asked) -> dict[str, Any]:
-    """A source of the files in another folder and up to another row, where that was asked for."""
+    """Return a source of the files with its folder and row limit replaced, if options ask for that."""
     path = str(_file_below(asked.data_root, name)) if asked.data_root is not None else None
     return {**source, **_without_none({"path": path, "limit": asked.max_questions})}
 
 
 def _source(text: str, data_root: Path | None, own: Mapping[str, Benchmark]) -> tuple[str, Path]:
-    """Name and file of `NAME=FILE`, or of `NAME` below a folder; raises ConfigError."""
+    """Parse `NAME=FILE`, or look `NAME` up in a folder; return name and file, or raise ConfigError."""
     name, has_file, file = text.partition("=")
     if rule_for(name, own) is GENERIC:
         known = {*RULES, *own}
@@ -270,7 +274,10 @@ def _source(text: str, data_root: Path | None, own: Mapping[str, Benchmark]) -> 
 
 
 def _file_below(root: Path, name: str) -> Path:
-    """`<root>/<name>/test.jsonl`, or its equal in another format or as the one part of a hub's; raises ConfigError."""
+    """Return the test file of a benchmark in `<root>/<name>`; raise ConfigError if there is none.
+
+    This is `test.jsonl`, the same in another format, or the only `test-*.parquet` part of a hub dataset.
+    """
     folder = root / name
     for suffix in FORMATS:
         if (path := folder / f"test{suffix}").is_file():
@@ -286,7 +293,7 @@ def _file_below(root: Path, name: str) -> Path:
 
 
 def _put_tools(tree: dict[str, Any], asked: Asked, overrides: Sequence[str]) -> None:
-    """Put the tools into `tree`; without anything to search the search tool is off unless it was asked for."""
+    """Put the tools into `tree`. Without a corpus or service, search is disabled unless it was requested."""
     environment = tree.setdefault("environment", {})
     search = dict(environment.get("search", {}))
     if asked.corpus and asked.retrievers:
@@ -315,7 +322,7 @@ def _put_tools(tree: dict[str, Any], asked: Asked, overrides: Sequence[str]) -> 
 
 
 def _put_judge(tree: dict[str, Any], given: TreadleConfig, asked: Asked) -> None:
-    """Put a judge into `tree`, on top of the model `judge` of the files; it is asked over the chat route."""
+    """Put a judge into `tree`, on top of the model `judge` of the files. It is called over the chat route."""
     if asked.judge is None:
         if asked.judge_endpoints or asked.judge_key_env:
             raise ConfigError("--judge-endpoint and --judge-key-env are about a judge; name it with --judge MODEL")

@@ -1,4 +1,4 @@
-"""A part of a flow: from an instance on, or without some."""
+"""Select a part of a flow: from a given instance on, or without some instances."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ _SHOWN = 3
 
 @dataclass(frozen=True, slots=True)
 class FlowPart:
-    """What of a flow is made, and what is not."""
+    """Which instances of a flow run, and which do not."""
 
     instances: list[Instance]
-    """Those that are made, or looked at whether anything changed, in their order."""
+    """Instances that are run, or checked for changes, in flow order."""
     kept: dict[str, str] = field(default_factory=dict)
-    """Address -> why it would be made otherwise, of those that are taken as they are; empty where it would not."""
+    """Address -> why the instance is outdated, for results that are used as they are; empty if they are up to date."""
     left_out: dict[str, str] = field(default_factory=dict)
-    """Address -> why, of those without a result."""
+    """Address -> reason, for instances that are skipped and have no result."""
 
     @property
     def is_part(self) -> bool:
-        """Whether anything of the flow is not in it."""
+        """True if any instance of the flow is left out."""
         return bool(self.kept or self.left_out)
 
     def lines(self) -> list[str]:
-        """What users are to know beforehand: what is stale, and what is not there in the end."""
+        """Return warnings for the user: outdated results that are used, and instances that are left out."""
         stale = [f"warning: {address} is taken as it is, though: {why}" for address, why in self.kept.items() if why]
         return stale + [f"{address} is left out: {why}" for address, why in self.left_out.items()]
 
@@ -43,11 +43,11 @@ def flow_part(
     start_from: str | None = None,
     without: Collection[str] = (),
 ) -> FlowPart:
-    """What is made of a flow that starts from an instance, without others.
+    """Return the part of a flow that starts from an instance and leaves some out.
 
-    What comes before `start_from`, and what is named in `without`, is taken as it is. Where one of `without` has no
-    result, what reads it is left out as well. Raises ConfigError for an address that is not in the flow, and where
-    nothing is left to make, RunError where something that lies before `start_from` is to be read and has no result.
+    Results before `start_from`, and of instances in `without`, are used as they are. If an instance in `without` has no
+    result, everything that reads it is left out too. Raises ConfigError for an address that is not in the flow and if
+    nothing is left to run, RunError if an instance before `start_from` is needed and has no result.
     """
     known = [str(item.address) for item in instances]
     for text in (*([start_from] if start_from else []), *without):

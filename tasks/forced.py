@@ -1,9 +1,10 @@
-"""A forced run as a whole: what it still has to make again, also after it was cut off.
+"""Track which instances a forced run still has to run again, also after it was interrupted.
 
-While `run --force` is at work, `runs/<run>/forced.json` says which attempt each instance's result was of when it began.
-An instance whose result is of a later one has been made again; the next `run --force` goes on behind it, unless a plain
-run of the whole flow has been through meanwhile: what that one left is the beginning of something new. Runs of a part
-of the flow say nothing of the rest of it. What was imported is not made again by a forced run.
+While `run --force` is running, `runs/<run>/forced.json` records the attempt that each instance's result had when it
+began. An instance whose result has a later attempt has already been run again, and the next `run --force` continues
+after it. A plain run of the whole flow in between ends the forced run: the next `run --force` starts from the
+beginning. Runs of a part of the flow leave the state of the other instances unchanged. A forced run does not replace
+imported results.
 """
 
 from __future__ import annotations
@@ -26,21 +27,20 @@ class _Begun(BaseModel):
 
     format: int = 1
     begun_at: str
-    """UTC, ISO 8601."""
+    """Start of the forced run, UTC, ISO 8601."""
     attempts: Mapping[str, int]
-    """Address -> attempt of its result when the forced run began; 0 where there was none."""
+    """Address -> attempt of its result when the forced run began; 0 if it had no result."""
 
 
 @contextmanager
 def forced_run(
     run: Run, addresses: Iterable[Address], *, force: bool, is_part: bool = False
 ) -> Iterator[frozenset[Address]]:
-    """Make these instances of a flow again: yields those that are still to be made, of a forced run that was cut off
-    the rest.
+    """Yield the instances that a forced run still has to run again; after an interruption only the remaining ones.
 
-    At the end of the block the forced run is over; where the block is left by an exception it can be continued. Without
-    `force` nothing is made again, and at the end of the block a forced run that was cut off before is over as well.
-    `is_part`: these are not all of the flow; then what a forced run has still to make of the others remains.
+    The forced run is over at the end of the block. If an exception leaves the block, it can be continued later. Without
+    `force`, yields an empty set, and the end of the block also ends a forced run that was interrupted before.
+    `is_part`: the addresses are not the whole flow, so pending instances outside it stay pending.
     """
     wanted = [address for address in addresses if not imported_from(address, run)] if force else []
     left = frozenset[Address]()
@@ -50,22 +50,24 @@ def forced_run(
         left = unfinished or frozenset(wanted)
         now = {str(address): _attempt(run, address) for address in wanted}
         known = begun.attempts if begun is not None else {}
-        # Who begins anew what has been made again already counts from here on.
+        # If all of them were already run again, this is a new forced run: it starts from their current attempts.
         attempts = {**known, **now} if unfinished is None else {**now, **known}
         if begun is None or attempts != known:
             begun = _Begun(begun_at=begun.begun_at if begun is not None else utc_now(), attempts=attempts)
             run.storage.put(run.key(_FILE), begun.model_dump_json(indent=2).encode())
     yield left
     begun = _load(run)
+    # A result reused from an earlier iteration follows its origin, so it is not pending.
     goes_on = is_part and begun is not None and any(not _is_taken_over(text, run) for text in _unmade(run, begun))
     if not goes_on and run.storage.exists(run.key(_FILE)):
         run.storage.delete(run.key(_FILE))
 
 
 def is_forced(instance: Instance, run: Run, again: Collection[Address]) -> bool:
-    """Whether a forced run makes an instance again; not one that an earlier iteration has made again the same way.
+    """Return whether a forced run runs this instance again.
 
-    Raises RunError for a missing input.
+    False if an earlier iteration has an equal result, unless the instance has a result of its own. Raises RunError for
+    a missing input.
     """
     if instance.address not in again:
         return False
@@ -75,9 +77,9 @@ def is_forced(instance: Instance, run: Run, again: Collection[Address]) -> bool:
 
 
 def still_to_make(run: Run, addresses: Iterable[Address]) -> frozenset[Address] | None:
-    """What a forced run that was cut off has not made again of these; None where there is no such run, or nothing left.
+    """Return which of these an interrupted forced run has not run again yet.
 
-    Without what was imported.
+    Imported results are excluded. Returns None if there is no such run or nothing is left.
     """
     begun = _load(run)
     if begun is None:
@@ -88,7 +90,7 @@ def still_to_make(run: Run, addresses: Iterable[Address]) -> frozenset[Address] 
 
 
 def _unmade(run: Run, begun: _Begun) -> set[str]:
-    """Of the instances of a forced run those that it has not made again."""
+    """Return the instances of a forced run that it has not run again yet."""
     return {text for text, attempt in begun.attempts.items() if _attempt(run, Address.parse(text)) <= attempt}
 
 
@@ -107,4 +109,4 @@ def _load(run: Run) -> _Begun | None:
     try:
         return None if content is None else _Begun.model_validate_json(content)
     except ValidationError:
-        return None  # Written by another version: then everything is made again.
+        return None  # Written by another version: run everything again.

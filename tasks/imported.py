@@ -1,4 +1,4 @@
-"""Results that were read from files of other programs: no run makes them anew unless that is asked for by name."""
+"""Protect results that were imported from other programs' files: a run replaces one only if told to by its address."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from treadle.core.stage import Address
 
 
 def imported_from(address: Address, run: Run) -> str | None:
-    """Name of the file that the result in force was imported from; None where the stage made it, or there is none."""
+    """Return the name of the file that the current result was imported from; None if there is none."""
     record = run.record(address)
     return record.imported_from if record is not None else None
 
 
 def replaces_import(address: Address, run: Run, action: str) -> bool:
-    """Whether what `state_of` says would come of an instance puts something else in the place of an import.
+    """Return whether an action from `state_of` would replace an imported result.
 
-    Not where the result is that of an earlier iteration, whose import is replaced by another one.
+    False if the result was reused from an earlier iteration and another result of an earlier iteration replaces it.
     """
     record = run.record(address)
     if record is None or record.imported_from is None:
@@ -24,7 +24,7 @@ def replaces_import(address: Address, run: Run, action: str) -> bool:
 
 
 def refusal(address: Address, run: Run, why: str) -> str:
-    """What to say of an import that would have to be made anew."""
+    """Return the message for an imported result that would have to be replaced."""
     return (
         f"was imported from {imported_from(address, run)}, and {why}: "
         f"import it again, or make it with `treadle stage {address} --force`"

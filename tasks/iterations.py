@@ -1,7 +1,7 @@
-"""Iterations: the configuration as one of them sees it, and the checkpoint that it starts from.
+"""Resolve the configuration for one iteration, and the checkpoint that it starts from.
 
-What follows from a configuration for an instance follows from what its own iteration sees of it, so that little else
-knows of iterations. Documented in docs/behaviour/iterations.md.
+Settings and inputs of an instance are derived from the configuration as its iteration sees it, so that other modules
+need no special case for iterations. Documented in docs/behaviour/iterations.md.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from treadle.tasks.models import checkpoints_of, made_here, pool_models, with_we
 
 
 def starting_policy(config: TreadleConfig, iteration: int) -> Address | None:
-    """The last checkpoint of the iteration before; None for the first iteration, and where nothing is trained."""
+    """Return the last checkpoint of the previous iteration; None for the first iteration and if no stage trains."""
     stage = config.flow.last_training
     if iteration == 1 or stage is None:
         return None
@@ -25,10 +25,12 @@ def starting_policy(config: TreadleConfig, iteration: int) -> Address | None:
 
 
 def at_iteration(config: TreadleConfig, iteration: int) -> TreadleConfig:
-    """The configuration as an iteration sees it.
+    """Return the configuration as an iteration sees it.
 
-    What its tables name of the first iteration is the same of this one, training begins with the policy that this one
-    starts from unless it is made in it, and iterations behind it are not there yet. Overrides are literal.
+    - Checkpoints of the first iteration that tables name become those of this iteration.
+    - Training starts from this iteration's starting policy, unless its start is made within the iteration.
+    - `flow.iterations` ends at this iteration.
+    - Overrides are taken literally.
     """
     policy = starting_policy(config, iteration)
     models = {name: _own_model(config, model, iteration) for name, model in config.models.items()}
@@ -42,9 +44,9 @@ def at_iteration(config: TreadleConfig, iteration: int) -> TreadleConfig:
 
 
 def pool_roles(config: TreadleConfig, iteration: int) -> dict[str, tuple[str, ModelSettings]]:
-    """Role -> name and settings of the model that plays it in `pools` of an iteration.
+    """Return role -> name and settings of its model in `pools` of an iteration.
 
-    The policy, and each role that is left to it, has the weights that the iteration starts from, unless an override
+    The policy, and each role that defaults to it, uses the weights that the iteration starts from, unless an override
     names its model.
     """
     address = Address(iteration, "pools")
@@ -57,7 +59,7 @@ def pool_roles(config: TreadleConfig, iteration: int) -> dict[str, tuple[str, Mo
 
 
 def pool_checkpoints(config: TreadleConfig, iteration: int) -> tuple[Address, ...]:
-    """The instances whose checkpoints play roles in `pools` of an iteration, each once."""
+    """Return the instances whose checkpoints play roles in `pools` of an iteration, without duplicates."""
     address = Address(iteration, "pools")
     policy = starting_policy(config, iteration)
     names = pool_models(config, address)
@@ -67,8 +69,10 @@ def pool_checkpoints(config: TreadleConfig, iteration: int) -> tuple[Address, ..
 
 
 def _along(config: TreadleConfig, address: Address) -> set[str]:
-    """The policy of `pools` and the roles that it plays because no model is named for them; none where an override
-    names the policy."""
+    """Return the `pools` roles that use the iteration's starting policy: the policy and roles that default to it.
+
+    Empty if an override names the policy.
+    """
     if "model" in config.overrides.get(str(address), {}).get("roles", {}).get("policy", {}):
         return set()
     roles = overridden(config, address, config.pools).roles
@@ -77,13 +81,13 @@ def _along(config: TreadleConfig, address: Address) -> set[str]:
 
 
 def _own_start(config: TreadleConfig, start: str, iteration: int, policy: Address | None) -> str:
-    """What training begins with in an iteration: what is made in each one, else the policy that it starts from."""
+    """Return the model that training starts from: this iteration's own checkpoint if it makes one, else `policy`."""
     own = _own(config, start, iteration)
     return own if policy is None or own != start else str(policy)
 
 
 def _own_model(config: TreadleConfig, model: ModelSettings, iteration: int) -> ModelSettings:
-    """A model with the weights of an iteration; servers of the user's own are asked for them by their address."""
+    """Return a model with the weights of an iteration; user-run servers serve them under the checkpoint's address."""
     if isinstance(model.server, VllmServer):
         own = _own(config, model.server.model, iteration)
         return model.model_copy(update={"server": model.server.model_copy(update={"model": own})})
@@ -91,7 +95,7 @@ def _own_model(config: TreadleConfig, model: ModelSettings, iteration: int) -> M
 
 
 def _own(config: TreadleConfig, name: str, iteration: int) -> str:
-    """What a model's name stands for in an iteration: of what each iteration makes its own, else what it says."""
+    """Return the iteration's own checkpoint for a name such as `1/sft`; any other name is returned unchanged."""
     for made in made_here(name):
         if made.iteration == 1 and _is_made_in_each(config, made):
             return str(replace(made, iteration=iteration))
@@ -99,7 +103,7 @@ def _own(config: TreadleConfig, name: str, iteration: int) -> str:
 
 
 def _is_made_in_each(config: TreadleConfig, made: Address) -> bool:
-    """Whether a checkpoint of the first iteration is part of the flow, and so has a counterpart in every iteration."""
+    """Return whether the flow makes this checkpoint in every iteration."""
     if made.stage not in config.flow.stages:
         return False
     phase = phase_of(made.qualifier)

@@ -1,8 +1,8 @@
-"""Making the instances of a flow one after the other: what commands, demo and Prefect flows have in common."""
+"""Run the instances of a flow one after the other, for the commands, the demo and the Prefect flows."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
@@ -13,6 +13,7 @@ from treadle.core.records import StageRecord
 from treadle.core.runs import Run
 from treadle.core.stage import Instance, Progress
 from treadle.tasks.config import TreadleConfig
+from treadle.tasks.estimate.again import made_again
 from treadle.tasks.forced import forced_run, is_forced
 from treadle.tasks.imported import imported_from
 from treadle.tasks.plan import check_import
@@ -21,11 +22,11 @@ from treadle.tasks.serving.servers import ModelServers
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """An instance whose turn it is.
+    """An instance that is next to run.
 
     Attributes:
-        force: Whether it is made although there is a result of it.
-        servers: Those of the flow.
+        force: True if it runs although it has a result.
+        servers: Model servers of the flow.
     """
 
     instance: Instance
@@ -43,13 +44,12 @@ def making(
     is_part: bool = False,
     notify: Notify = quiet,
 ) -> Iterator[Iterator[Turn]]:
-    """A block in which the instances of a flow are made: yields their turns, each of which is to be used up before the
-    next.
+    """Yield the instances of a flow one at a time; use each one up before taking the next.
 
-    Servers of models that one turn has started are there for the next ones, and gone at the end of the block. `force`
-    makes all again but what was imported, and goes on where such a run was cut off; `is_part` says that these instances
-    are not all of the flow. `notify` is told of servers, of waiting for GPUs, and of what is not made again. Raises as
-    `ModelServers` does, and what is raised within.
+    Model servers that one instance started stay up for the next ones and are stopped at the end of the block. `force`
+    runs everything again except imported results, and continues where an interrupted forced run stopped. `is_part`: the
+    instances are not the whole flow. `notify` receives messages about servers, waiting for GPUs and kept imports.
+    Raises as `ModelServers` does, and what the block raises.
     """
     addresses = [item.address for item in instances]
     if force:
@@ -72,18 +72,27 @@ def run_instance(
     *,
     force: bool = False,
     accept_failures: bool = False,
+    retry: Set[str] = frozenset(),
     progress: Progress | None = None,
     servers: ModelServers | None = None,
     helped: Helped | None = None,
+    notify: Notify = quiet,
 ) -> StageRecord:
-    """`execute`, with servers of models around it where the configuration asks for some and there is work to do.
+    """Run `execute`, with model servers around it if the configuration asks for them and there is work to do.
 
-    `servers` are those of the flow that the instance is part of; without them it has its own. Raises RunError, too,
-    where the result in force was imported and would be made anew, unless that is forced.
+    `servers` are those of the flow that the instance is part of; by default it starts its own. `notify` is told
+    beforehand which paid results are computed again. Also raises RunError if an imported result would be replaced,
+    unless forced.
     """
     if not force:
         check_import(instance, run)
+    if (line := made_again(instance, run, force=force)) is not None:
+        notify(line)
     with ExitStack() as stack:
         servers = servers if servers is not None else stack.enter_context(ModelServers(run))
-        served = stack.enter_context(servers.around(instance, lambda: force or state_of(instance, run) == "run"))
-        return execute(served, run, force=force, accept_failures=accept_failures, progress=progress, helped=helped)
+        served = stack.enter_context(
+            servers.around(instance, lambda: bool(force or retry) or state_of(instance, run) == "run")
+        )
+        return execute(
+            served, run, force=force, accept_failures=accept_failures, retry=retry, progress=progress, helped=helped
+        )

@@ -1,4 +1,4 @@
-"""Which models a configuration has for what: agents of the flow, roles of `pools`, checkpoints."""
+"""Determine which models a configuration uses for what: agents of the flow, roles of `pools`, checkpoints."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _CHECKPOINT = re.compile(r"[1-9]\d{0,3}/(sft|rl)(@[A-Za-z0-9][A-Za-z0-9._-]*)?")
 
 
 def flow_models(config: TreadleConfig) -> tuple[str, ...]:
-    """Models whose rollouts the flow makes; raises ConfigError if there is none."""
+    """Return the models whose rollouts the flow collects; raise ConfigError if there is none."""
     roles = config.pools.roles
     helpers = {roles.critic.model, roles.refiner.model, roles.judge.model} - {roles.policy.model}
     helpers |= {config.environment.search.summarizer, config.scores.redundancy.model, *config.scores.judges.models}
@@ -30,9 +30,9 @@ def flow_models(config: TreadleConfig) -> tuple[str, ...]:
 
 
 def pool_models(config: TreadleConfig, address: Address | None = None) -> dict[str, str]:
-    """Role -> name of the model that plays it in `pools`, at an address by its overrides too.
+    """Return role -> name of its model in `pools`, including overrides if an address is given.
 
-    Raises ConfigError where none is configured, and for one that an override names and that is not there.
+    Raises ConfigError if no model is configured, and if an override names an unknown one.
     """
     roles = (overridden(config, address, config.pools) if address is not None else config.pools).roles
     policy = roles.policy.model or flow_models(config)[0]
@@ -54,7 +54,7 @@ def pool_models(config: TreadleConfig, address: Address | None = None) -> dict[s
 
 
 def score_models(config: TreadleConfig, address: Address) -> tuple[str, ...]:
-    """Models that `scores@<model>` asks, each once: judges of answers, and the one that votes on wasted calls."""
+    """Return the models that `scores@<model>` calls, without duplicates: answer judges and the redundancy voter."""
     options = overridden(config, address, config.scores)
     voter = options.redundancy.model
     names = dict.fromkeys((*options.judges.models, *((voter,) if voter is not None else ())))
@@ -65,30 +65,32 @@ def score_models(config: TreadleConfig, address: Address) -> tuple[str, ...]:
 
 
 def made_here(model: str) -> tuple[Address, ...]:
-    """The instance of this run whose checkpoint a model's name stands for, if it does."""
+    """Return the instance of this run whose checkpoint a model name stands for; empty if it is none."""
     return (Address.parse(model),) if _CHECKPOINT.fullmatch(model) else ()
 
 
 def with_weights(model: ModelSettings, policy: str, revision: str = "") -> ModelSettings:
-    """A model as it serves another policy: a checkpoint of the run by its address, a folder, or a hub id at a revision.
+    """Return a model that serves another policy.
 
-    A server that the run starts loads that policy. Servers of the user's own cannot be told to, so a checkpoint of the
-    run is asked for by its address: they must serve it under that name. The tutor stays what it is.
+    The policy is the address of a checkpoint of the run, a folder, or a hub id at a revision.
+
+    A server that the run starts loads that policy. User-run servers cannot be told what to load, so they must serve a
+    checkpoint of the run under its address as the model name. The tutor stays unchanged.
     """
     if isinstance(model.server, VllmServer):
         server = model.server.model_copy(update={"model": policy, "revision": revision})
-        # A folder whose files have changed is another policy.
+        # A folder whose files have changed is a different policy.
         return model.model_copy(update={"server": server, "revision": folder_digest(policy) or model.revision})
     return model.model_copy(update={"model": policy}) if model.server is None and made_here(policy) else model
 
 
 def is_hub_id(model: str) -> bool:
-    """Whether a model's name stands for one on the hub: it is neither made here, nor embedded, nor a folder."""
+    """Return whether a model name is a hub id: not made by the run, not embedded, and not a folder."""
     return not made_here(model) and model != EMBEDDED and not (model and Path(model).expanduser().is_dir())
 
 
 def check_made_here(config: TreadleConfig, made: Address, where: str) -> None:
-    """Raise ConfigError for a checkpoint that no instance of this configuration makes; `where` names its key."""
+    """Raise ConfigError if no instance of this configuration makes the checkpoint; `where` is the key that names it."""
     phase, last = phase_of(made.qualifier), config.curriculum.phases
     exists = made.qualifier is None if made.stage == "sft" else phase is not None and phase <= last
     if not exists or made.iteration > config.flow.iterations:
@@ -99,12 +101,12 @@ def check_made_here(config: TreadleConfig, made: Address, where: str) -> None:
 
 
 def checkpoint_of(model: ModelSettings) -> Address | None:
-    """The instance whose checkpoint a model's server is to load, if it is one of this run."""
+    """Return the instance of this run whose checkpoint the model's server loads; None if there is none."""
     return next(iter(made_here(model.server.model)), None) if isinstance(model.server, VllmServer) else None
 
 
 def checkpoints_of(config: TreadleConfig, names: Iterable[str | None]) -> tuple[Address, ...]:
-    """The instances whose checkpoints some of the models are, each once; raises ConfigError for one that cannot be."""
+    """Return the unique instances whose checkpoints these models load; raise ConfigError for unknown ones."""
     found: dict[Address, None] = {}
     for name in names:
         if name is not None and (made := checkpoint_of(config.models[name])) is not None:
@@ -114,7 +116,10 @@ def checkpoints_of(config: TreadleConfig, names: Iterable[str | None]) -> tuple[
 
 
 def asked_model(name: str, model: ModelSettings) -> tuple[ModelSettings, str]:
-    """A model that can be asked, and the digest of its tokenizer (empty without one); raises ConfigError."""
+    """Return the checked model and its tokenizer's digest (empty without one).
+
+    Raises ConfigError if it has neither or both of `server` and `endpoints`, or if its tokenizer is missing.
+    """
     if bool(model.endpoints) == (model.server is not None):
         raise ConfigError(
             f"models.{name} has both `server` and `endpoints`; keep one of them"
@@ -122,18 +127,23 @@ def asked_model(name: str, model: ModelSettings) -> tuple[ModelSettings, str]:
             else f"models.{name} has no endpoints; give their URLs, or a server to start"
         )
     tokenizer = tokenizer_folder(model)
+    if tokenizer is not None and not (tokenizer / "tokenizer.json").is_file():
+        raise ConfigError(
+            f"models.{name}.tokenizer: there is no {tokenizer.absolute() / 'tokenizer.json'}; put the tokenizer of "
+            f"{model.model} there, or remove the key: then rows have no token ids, and are not to be trained on here"
+        )
     return model, ChatTokenizer.load(tokenizer).digest if tokenizer else ""
 
 
 def tokenizer_folder(model: ModelSettings) -> Path | None:
-    """The tokenizer whose ids will be spoken, as far as it is known before a server is started."""
+    """Return the folder of the tokenizer, as far as it is known before a server is started."""
     if model.tokenizer is None and isinstance(model.server, TutorServer):
         return model.server.tokenizer
     return model.tokenizer
 
 
 def served_tokenizer(model: ModelSettings) -> Path | None:
-    """The tokenizer that a server started by the run brings along: a folder, or `embedded`; None for a hub id."""
+    """Return the tokenizer that a server started by the run provides: a folder, or `embedded`; None for a hub id."""
     if not isinstance(model.server, VllmServer):
         return None
     folder = Path(model.server.model)

@@ -1,4 +1,4 @@
-"""How far a stage is and how long it still takes: what the terminal and the Prefect UI both show."""
+"""Track the progress of a stage and estimate the time left, for the terminal and the Prefect UI."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ import time
 Fact = str | int | float
 
 _FIRST_UNITS, _FIRST_SHARE = 10, 0.05
-"""Finished before a pace is told, whichever is less: units at work side by side make the very first look slow."""
+"""No estimate before this many units, or this share of them, are finished, whichever is less: concurrency delays the
+first ones.
+"""
 
 
 class Pace:
-    """Counts finished units since the stage, or this attempt at it, began."""
+    """Progress counter of one attempt of a stage."""
 
     def __init__(self) -> None:
         self.total = self.done = self._done_before = 0
@@ -20,7 +22,7 @@ class Pace:
         self._began = time.monotonic()
 
     def start(self, total: int, done: int, unit: str) -> None:
-        """Begin, or begin again with another total; `done` units were finished before."""
+        """Start, or restart with another total; `done` units were finished before."""
         self.total, self.done, self._done_before, self.unit = total, done, done, unit
         self._began = time.monotonic()
 
@@ -30,16 +32,16 @@ class Pace:
         self._facts.update(facts)
 
     def counts(self) -> str:
-        """`12 of 40 rollouts`."""
+        """Return the progress as in `12 of 40 rollouts`."""
         return f"{self.done:,} of {self.total:,} {self.unit}"
 
     def estimate(self) -> str:
-        """`about 2 min left`, by the pace of this attempt; empty where there is nothing to go by."""
+        """Return the time left as in `about 2 min left`, by the pace of this attempt; empty if unknown."""
         left_s = self.left_s()
         return "" if left_s is None else f"about {duration(left_s)} left"
 
     def left_s(self) -> float | None:
-        """Seconds that are left, by the pace of this attempt; None where there is nothing to go by, or nothing left."""
+        """Return the seconds left, by the pace of this attempt; None if unknown or if nothing is left."""
         done_now = self.done - self._done_before
         if done_now <= 0 or self.done >= self.total:
             return None
@@ -48,7 +50,7 @@ class Pace:
         return (self.total - self.done) * (time.monotonic() - self._began) / done_now
 
     def facts(self) -> list[str]:
-        """`tokens per s 310`, as the stage gave them: not yet made harmless."""
+        """Return facts of the stage as in `tokens per s 310`; the text is not sanitized yet."""
         return [
             f"{name.replace('_', ' ')} {value:,.1f}"
             if isinstance(value, float)
@@ -58,7 +60,7 @@ class Pace:
 
 
 def duration(seconds: float) -> str:
-    """`40 s`, `7 min`, `2.5 h`."""
+    """Return a duration as in `40 s`, `7 min`, `2.5 h`."""
     if seconds < 100:
         return f"{seconds:.0f} s"
     minutes = round(seconds / 60)

@@ -1,6 +1,6 @@
-"""What a finished `selection` or `rl` came to, for terminal and UI: which questions, how figures moved over the steps.
+"""Summarize a finished `selection` or `rl` stage for terminal and UI: selected questions, and curves over the steps.
 
-From the stage's record; of `rl` also from its telemetry, where that is still there.
+Reads the stage's record, and for `rl` also its telemetry, if that still exists.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ _SHOWN = {
     "calls": "calls",
     "length": "length in tokens",
 }
-"""Column of the log -> how it is called."""
+"""Log column -> label."""
 
 
 def selection_sentences(metrics: Metrics) -> list[str]:
-    """What was chosen among how many."""
-    first = "" if _group(metrics, "fronts.") else "the first "  # under quotas each domain has fronts of its own
+    """Return how many questions were selected of how many."""
+    first = "" if _group(metrics, "fronts.") else "the first "  # Under quotas each domain has its own fronts.
     return [
         f"{metrics['rows']:,} of {metrics['questions']:,} questions are selected, from {first}"
         f"{metrics['selected_fronts']:,} of {metrics['fronts']:,} fronts; {metrics['rollouts']:,} rollouts decided.",
@@ -39,7 +39,7 @@ def selection_sentences(metrics: Metrics) -> list[str]:
 
 
 def selection_figures(metrics: Metrics) -> list[Figures]:
-    """Why questions were left out, and what became of those that earlier phases were trained on."""
+    """Return why questions were left out, and what happened to those that earlier phases trained on."""
     left_out = sorted(_group(metrics, "left_out.").items(), key=lambda item: (-item[1], item[0]))
     overlap = _group(metrics, "overlap.")
     phases = sorted({name.partition(".")[0] for name in overlap}, key=int)
@@ -59,7 +59,7 @@ def selection_figures(metrics: Metrics) -> list[Figures]:
 
 
 def rl_sentences(metrics: Metrics) -> list[str]:
-    """What was trained on what, and which policy was handed over."""
+    """Return what was trained on how many questions, and which step's policy is the result."""
     sentences = [
         f"{metrics['steps']:,} steps over {metrics['rows']:,} questions by {metrics['engine']}, "
         f"{metrics['rollouts']:,} rollouts; sigmas {metrics['sigma_tool']:g} (calls) and "
@@ -75,7 +75,7 @@ def rl_sentences(metrics: Metrics) -> list[str]:
 
 
 def rl_figures(log: Sequence[Metrics]) -> list[Figures]:
-    """How figures moved: means over the first and over the last steps, and the way between as a curve."""
+    """Return means over the first and the last steps, and a curve over all of them."""
     span = end_steps(len(log))
     rows = []
     for column, name in _SHOWN.items():
@@ -87,12 +87,12 @@ def rl_figures(log: Sequence[Metrics]) -> list[Figures]:
 
 
 def rl_steps(log: Sequence[Metrics]) -> list[dict[str, Any]]:
-    """A row per step, for a page that sorts and filters them."""
+    """Return a row per step, for a page that sorts and filters them."""
     return [{"step": step["step"], **{name: _rounded(step[column]) for column, name in _SHOWN.items()}} for step in log]
 
 
 def rl_log(record: StageRecord, run: Run) -> list[dict[str, Any]]:
-    """Rows of the log of steps; none where it is gone."""
+    """Return the rows of the step log; empty if it no longer exists."""
     import pyarrow.parquet as pq
 
     key = record.telemetry.get(RL_LOG.kind)
@@ -102,7 +102,7 @@ def rl_log(record: StageRecord, run: Run) -> list[dict[str, Any]]:
 
 
 def _blocks(values: Sequence[float | None]) -> list[float | None]:
-    """Means of as many equal parts as a curve has blocks."""
+    """Return the means of equal parts of the values, one per block of the curve."""
     number = min(len(values), _CURVE_BLOCKS)
     cuts = [len(values) * place // number for place in range(number + 1)] if number else []
     return [_mean(values[begin:end]) for begin, end in zip(cuts, cuts[1:], strict=False)]

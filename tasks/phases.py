@@ -1,4 +1,4 @@
-"""What the phases of the curriculum make of a configuration: policies, who serves them, settings, inputs.
+"""Derive the instances of curriculum phases from the configuration: policies, serving models, settings, inputs.
 
 Documented in docs/behaviour/curriculum.md.
 """
@@ -14,7 +14,8 @@ from treadle.core.engines.config import VllmServer
 from treadle.core.errors import ConfigError
 from treadle.core.llm.config import ModelSettings
 from treadle.core.stage import Address
-from treadle.rl.config import RlOptions, RlSettings
+from treadle.eval.config import ScoresOptions
+from treadle.rl.config import AlgebraLimits, RlOptions, RlSettings
 from treadle.rl.curriculum import phase_addresses, phase_name, phase_of, policy_before
 from treadle.rl.phase_check import check_spread, check_training
 from treadle.rl.selection_settings import SelectionSettings
@@ -27,7 +28,7 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)?"
 
 
 def flow_phases(config: TreadleConfig, iteration: int) -> list[Address]:
-    """The instances of all phases that are part of the flow, producers first."""
+    """Return the instances of all phases that are part of the flow, producers first."""
     if "rl" in config.flow.stages:
         phases = range(1, config.curriculum.phases + 1)
         return [address for phase in phases for address in phase_addresses(iteration, phase)]
@@ -35,7 +36,7 @@ def flow_phases(config: TreadleConfig, iteration: int) -> list[Address]:
 
 
 def phase_at(config: TreadleConfig, address: Address) -> int | None:
-    """The phase of an instance, None where it is of none; raises ConfigError for one that the curriculum has not."""
+    """Return the phase of an instance, or None if it has none; raise ConfigError for one beyond the curriculum."""
     phase = phase_of(address.qualifier)
     if phase is not None and phase > config.curriculum.phases:
         raise ConfigError(
@@ -46,9 +47,10 @@ def phase_at(config: TreadleConfig, address: Address) -> int | None:
 
 
 def rl_options(config: TreadleConfig, address: Address) -> RlOptions:
-    """How the phase of an instance trains, with its sigmas and its start filled in.
+    """Return the training options of an instance's phase, with its sigmas and its start filled in.
 
-    Raises ConfigError for a phase in which neither calls nor length would count, or that begins with what comes later.
+    Raises ConfigError if neither calls nor length would count, or if the phase starts from a checkpoint that is made
+    later.
     """
     training, phase, own = replace(address, stage="rl"), _phase(address), config.rl
     changed_start = config.overrides.get(str(training), {}).get("start", own.start) != own.start
@@ -64,11 +66,18 @@ def rl_options(config: TreadleConfig, address: Address) -> RlOptions:
         raise ConfigError(f'overrides."{training}" takes a sigma away; leave it out, or give a number')
     check_sigmas(options.sigma_tool, options.sigma_length, allow_plain=options.allow_plain, where=str(training))
     _check_start(config, options, training, phase)
+    if options.symbolic is None:
+        options = options.model_copy(update={"symbolic": _scores(config, address).symbolic})
     return options.effective()
 
 
+def _scores(config: TreadleConfig, address: Address) -> ScoresOptions:
+    """Return the options of the scores that a phase is selected by."""
+    return overridden(config, replace(address, stage="scores"), config.scores)
+
+
 def _check_start(config: TreadleConfig, options: RlOptions, training: Address, phase: int) -> None:
-    """Raise ConfigError for a checkpoint that cannot be there before the phase, or a revision of what has none."""
+    """Raise ConfigError for a start that the phase cannot have, or a revision of anything but a hub id."""
     start = options.start
     earlier = [replace(training, qualifier=phase_name(number)) for number in range(1, phase)]
     known = [Address(training.iteration, "sft"), *earlier]
@@ -90,9 +99,9 @@ def _check_start(config: TreadleConfig, options: RlOptions, training: Address, p
 
 
 def check_phase(config: TreadleConfig, address: Address) -> None:
-    """Raise ConfigError for a phase that could select no question, or could not be trained, before it is sampled.
+    """Raise ConfigError, before anything is sampled, if a phase could not select any question or could not be trained.
 
-    Its training is looked at where it is part of the flow or asked for.
+    Training is checked if it is part of the flow or if the address is one of stage `rl`.
     """
     selecting, sampling = replace(address, stage="selection"), replace(address, stage="rollouts")
     selection = overridden(config, selecting, config.selection)
@@ -104,14 +113,15 @@ def check_phase(config: TreadleConfig, address: Address) -> None:
 
 
 def sampling_model(config: TreadleConfig) -> str:
-    """Name of the model whose settings serve the policies of phases."""
+    """Return the name of the model whose settings serve the policies of phases."""
     return config.curriculum.sampling_model or pool_models(config)["policy"]
 
 
 def phase_model(config: TreadleConfig, address: Address) -> ModelSettings:
-    """The model that the trajectories of a phase are sampled from: what its training begins with (`with_weights`).
+    """Return the model that the rollouts of a phase are sampled from: the policy that its training starts from.
 
-    Raises ConfigError as `check_phase` does, and for two revisions of one policy.
+    Its settings are those of the sampling model (see `with_weights`). Raises ConfigError as `check_phase` does, and for
+    two different revisions of one policy.
     """
     check_phase(config, address)
     options, name = rl_options(config, address), sampling_model(config)
@@ -127,12 +137,12 @@ def phase_model(config: TreadleConfig, address: Address) -> ModelSettings:
 
 
 def phase_policy(config: TreadleConfig, address: Address) -> tuple[Address, ...]:
-    """The instance whose checkpoint a phase begins with; none where that is not made by this run."""
+    """Return the instance whose checkpoint a phase starts from; empty if this run does not make it."""
     return made_here(rl_options(config, address).start)
 
 
 def selection_settings(config: TreadleConfig, address: Address) -> SelectionSettings:
-    """Settings of `selection@phase-<k>`; raises ConfigError as `check_phase` does."""
+    """Return the settings of `selection@phase-<k>`; raise ConfigError as `check_phase` does."""
     check_phase(config, address)
     return SelectionSettings(
         options=overridden(config, address, config.selection),
@@ -143,7 +153,7 @@ def selection_settings(config: TreadleConfig, address: Address) -> SelectionSett
 
 
 def selection_inputs(config: TreadleConfig, address: Address) -> Mapping[str, tuple[Address, ...]]:
-    """What `selection@phase-<k>` reads: the rollouts and scores of its phase, and the rows of all phases before."""
+    """Return the inputs of `selection@phase-<k>`: rollouts and scores of its phase, and rows of earlier phases."""
     iteration, phase = address.iteration, _phase(address)
     return {
         "rollouts": (replace(address, stage="rollouts"),),
@@ -154,23 +164,28 @@ def selection_inputs(config: TreadleConfig, address: Address) -> Mapping[str, tu
 
 
 def rl_settings(config: TreadleConfig, address: Address) -> RlSettings:
-    """Settings of `rl@phase-<k>`; raises ConfigError as `check_phase` does, and for an environment that no training
-    can be given."""
+    """Return the settings of `rl@phase-<k>`.
+
+    Raises ConfigError as `check_phase` does, and for an environment that cannot be used in training.
+    """
     check_phase(config, address)
     options, environment = rl_options(config, address), environment_of(config)
     local_environment(environment)
+    scores = _scores(config, address)
+    limits = AlgebraLimits(limit_s=scores.symbolic_limit_s, memory_mib=scores.symbolic_memory_mib)
     return RlSettings(
         options=options,
         phase=_phase(address),
         phases=config.curriculum.phases,
         environment=environment,
+        algebra=limits if options.symbolic else None,
         model_digest=folder_digest(options.start),
         seed=config.seed,
     )
 
 
 def rl_inputs(config: TreadleConfig, address: Address) -> Mapping[str, tuple[Address, ...]]:
-    """What `rl@phase-<k>` reads: its rows, questions to validate on, and the policy that it begins with."""
+    """Return the inputs of `rl@phase-<k>`: its rows, questions to validate on, and the policy that it starts from."""
     return {
         "rl_rows": (replace(address, stage="selection"),),
         "questions": (Address(address.iteration, "questions"),),

@@ -1,4 +1,4 @@
-"""What a run would do, and why, without doing it."""
+"""Plan a run: what each instance would do and why, without running anything."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ import orjson
 
 from treadle.core.config import differing_keys, semantic_dump
 from treadle.core.errors import RunError
-from treadle.core.execute import Plan, counterparts, equal_result, state_of, work_digest
+from treadle.core.execute import Plan, equal_result, state_of, work_digest
 from treadle.core.locked_config import is_untouched
 from treadle.core.runs import Run, run_exists
 from treadle.core.stage import Address, Instance
+from treadle.core.taken_over import counterparts
 from treadle.tasks.config import TreadleConfig
 from treadle.tasks.forced import still_to_make
 from treadle.tasks.imported import imported_from, refusal, replaces_import
@@ -24,11 +25,13 @@ _SHOWN_KEYS = 3
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What would happen to one instance."""
+    """Planned action for one instance."""
 
     address: str
     action: Plan | Literal["refuse"]
     why: str
+    same: str = ""
+    """Address of the instance of an earlier iteration whose result is reused."""
 
 
 def plan(
@@ -40,15 +43,15 @@ def plan(
     force: bool = False,
     by_name: bool = False,
 ) -> list[Step]:
-    """One step per instance of a flow, or of the part of it that is made, in their order; nothing is changed.
+    """Return one step per instance of a flow, or of `part` of it, in their order; nothing is changed.
 
-    `by_name`: what is forced was named, and is made also where it was imported.
+    `by_name`: the forced instances were named explicitly, so imported results are replaced too.
     """
     equals, wanted = equal_work(flow), flow if part is None else part
     if not run_exists(root, run_id):
         made = {str(item.address) for item in wanted}
         return [
-            Step(text, "take over", f"the same as {equals[text]}")
+            Step(text, "take over", f"the same as {equals[text]}", equals[text])
             if equals.get(text) in made
             else Step(text, "run", "the run is new")
             for text in (str(item.address) for item in wanted)
@@ -58,7 +61,7 @@ def plan(
 
 
 class _Planner:
-    """Takes the instances of a part of a flow in their order, each by what becomes of those before it."""
+    """Planner that walks the instances in order; each step depends on the steps of its producers."""
 
     def __init__(self, flow: Sequence[Instance], equals: Mapping[str, str], run: Run) -> None:
         self._flow = {str(item.address): item for item in flow}
@@ -75,15 +78,17 @@ class _Planner:
         return list(self._steps.values())
 
     def _step(self, item: Instance, is_forced: bool, cut_off: bool, kept_file: str | None) -> Step:
-        """What becomes of an instance; `kept_file`: what it was imported from, where a forced run leaves it."""
+        """Return the step of an instance; `kept_file`: file of its imported result, which a forced run keeps."""
         address, record = str(item.address), self._run.record(item.address)
         made = {step.address for step in self._steps.values() if step.action in ("run", "take over")}
         first = made.intersection(str(producer) for producers in item.inputs.values() for producer in producers)
+        # An instance's own result is never replaced by an equal one of an earlier iteration.
         same = self._equals.get(address) if record is None or record.same_as else None
         if same is not None and (same in made or ((is_forced or first) and self._is_kept(same))):
-            return Step(address, "take over", f"the same as {same}")
+            return Step(address, "take over", f"the same as {same}", same)
         if is_forced:
-            return Step(address, "run", "--force" + (", going on where it was cut off" if cut_off else ""))
+            return Step(address, "run", "--force" + (", resuming where it stopped" if cut_off else ""))
+        # Its producers run again only because of --force: an unchanged output leaves the import valid.
         if kept_file and first and all(map(self._is_current, first)):
             return Step(address, "reuse", f"imported from {kept_file}; refused unless {min(first)} comes out as it was")
         if first:
@@ -93,28 +98,30 @@ class _Planner:
         action = state_of(item, self._run)
         if kept_file and action == "reuse":
             return Step(address, "reuse", f"imported from {kept_file}")
-        return _unless_imported(Step(address, action, _why(item, self._run, action, cut_off)), item, self._run)
+        taken = equal_result(item, self._run) if action == "take over" else None
+        step = Step(address, action, _why(item, self._run, action, cut_off), taken.address if taken is not None else "")
+        return _unless_imported(step, item, self._run)
 
     def _is_kept(self, address: str) -> bool:
-        """Whether the result of an instance is there, and stays."""
+        """Return whether the result of an instance exists and is kept."""
         return self._steps[address].action == "reuse" if address in self._steps else self._is_current(address)
 
     def _is_current(self, address: str) -> bool:
-        """Whether nothing but being forced makes an instance anew."""
+        """Return whether the result of an instance is up to date, so that only `--force` runs it again."""
         return state_of(self._flow[address], self._run) == "reuse"
 
 
 def _unless_imported(step: Step, item: Instance, run: Run) -> Step:
-    """The step, or the refusal that it comes to where the result in force was imported."""
+    """Return the step, or a refusal if it would replace an imported result."""
     if not replaces_import(item.address, run, step.action):
         return step
     return Step(step.address, "refuse", refusal(item.address, run, step.why))
 
 
 def equal_work(instances: Sequence[Instance]) -> dict[str, str]:
-    """Address -> the instance of an earlier iteration among these that does the same, as far as that is known now.
+    """Map addresses to the instance of an earlier iteration that does the same work.
 
-    By settings and inputs alone; results that only turn out to be equal are found when they are there.
+    Only settings and inputs are compared. Results that turn out to be equal later are detected when they exist.
     """
     works: dict[Address, str] = {}
     equals: dict[str, str] = {}
@@ -132,13 +139,13 @@ def equal_work(instances: Sequence[Instance]) -> dict[str, str]:
 
 
 def why_not_reused(item: Instance, run: Run) -> str:
-    """Why an instance would be made anew; empty where it would not."""
+    """Return why an instance would run again; empty if its result is reused."""
     action = state_of(item, run)
     return "" if action == "reuse" else _why(item, run, action, cut_off=False)
 
 
 def check_import(item: Instance, run: Run) -> None:
-    """Raise RunError where a result that was imported would be replaced by what models are asked or paid for."""
+    """Raise RunError if running the instance would replace an imported result."""
     action = state_of(item, run)
     if replaces_import(item.address, run, action):
         raise RunError(f"{item.address} {refusal(item.address, run, _why(item, run, action, cut_off=False))}")
@@ -165,7 +172,7 @@ def _why(item: Instance, run: Run, action: Plan, cut_off: bool) -> str:
     for ref in (ref for refs in record.inputs.values() for ref in refs):
         producer = next((made for made in run.records() if made.address == ref.address), None)
         if producer is not None and producer.outputs.get(ref.artifact.kind) != ref.artifact:
-            return f"{ref.address} was made anew"
+            return f"{ref.address} was rerun"
     if record.version != item.stage.version:
         return f"stage version {record.version} -> {item.stage.version}"
     if not item.stage.is_whole(record.metrics):
@@ -179,20 +186,23 @@ def _without_record(addresses: Sequence[str], run: Run) -> Collection[str]:
 
 
 def keys_set(config: TreadleConfig) -> list[str]:
-    """`key = value` of every key that is not at its default, one line each."""
+    """Return `key = value` for every key that differs from its default."""
     return list(_flat(config.model_dump(mode="json", exclude_defaults=True), ""))
 
 
 def changed_keys(
     config: TreadleConfig, semantic: Mapping[str, Any], root: str | Path, run_id: str
 ) -> tuple[list[str] | None, bool]:
-    """What differs from an existing run's configuration (None: there is no such run), and if the run refuses that."""
+    """Return the keys that differ from an existing run's configuration, and whether the run refuses them.
+
+    The keys are None if there is no such run.
+    """
     if not run_exists(root, run_id):
         return None, False
     run = Run.open(root, run_id)
     before, now = run.config(), config.model_dump(mode="json")
     if not before.get("flow", {}).get("models"):
-        now["flow"]["models"] = []  # They were found then, and are the same: see `as_begun`.
+        now["flow"]["models"] = []  # They were derived then as well, and are the same: see `as_begun`.
     changed = differing_keys(before, now)
     locked = differing_keys(run.info.semantic, orjson.loads(orjson.dumps(semantic, default=str)), TreadleConfig)
     return changed, bool(locked) and not is_untouched(run)

@@ -1,4 +1,4 @@
-"""Settings of the stage `report`: those of the configuration, and what the registry of benchmarks says of its data."""
+"""Resolve the settings of the stage `report` from the configuration and the benchmark registry."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from treadle.tasks.config import TreadleConfig, overridden
 
 
 def report_settings(config: TreadleConfig, address: Address) -> ReportSettings:
-    """The settings with headline and areas of the data sets that the sources name.
+    """Return the settings with headline and areas of the data sets in the sources filled in.
 
-    Raises ConfigError, before anything is run for it, where one has the name of an average, and where headline or areas
-    name one that no source and no registry has.
+    Raises ConfigError if a data set has the name of an average, and if `headline` or `areas` names one that is neither
+    a source nor a registered benchmark.
     """
     settings: ReportSettings = overridden(config, address, config.report)
     questions = config.questions
@@ -28,7 +28,7 @@ def report_settings(config: TreadleConfig, address: Address) -> ReportSettings:
         domain = questions.domain_of(name, source)
         if source.source_field is None and domain is not None:
             said.setdefault(name, set()).add("math" if domain == "math" else "knowledge")
-    # Where sources of one data set differ, its questions tell that it is mixed.
+    # If the sources of a data set differ, its area is left to its questions.
     areas = {name: area for name, (area, *others) in said.items() if not others}
     if names and all(source.source_field is None for source in questions.sources):
         _check_known(settings, names, config)
@@ -36,7 +36,10 @@ def report_settings(config: TreadleConfig, address: Address) -> ReportSettings:
 
 
 def _check_known(settings: ReportSettings, names: list[str], config: TreadleConfig) -> None:
-    """A misspelt name would change what averages are over without a word; a benchmark may be left out for once."""
+    """Raise ConfigError if `headline` or `areas` names a data set that is neither a source nor a registered benchmark.
+
+    A misspelt name would silently change what averages cover. A known benchmark may be absent from the sources.
+    """
     for key, said in (("headline", settings.headline), ("areas", tuple(settings.areas))):
         if unknown := [
             name for name in said if name not in names and config.questions.benchmark_of(name).domain is None

@@ -1,4 +1,4 @@
-"""What a report was made from."""
+"""Find the tables of scores that a report compares, and imported rollouts behind them."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from treadle.eval.labels import label_prefixes
 
 
 def report_tables(report: StageRecord) -> list[tuple[InputRef, str]]:
-    """Each table of scores that a report is about, and what stands before the names of its models there."""
+    """Return each table of scores in a report, with the prefix of its model names there."""
     refs = report.inputs["scores"]
     prefixes = label_prefixes([(Address.parse(ref.address), ref.artifact.digest) for ref in refs])
     return [(ref, prefix) for ref, prefix in zip(refs, prefixes, strict=True) if prefix is not None]
 
 
 def imported_lines(report: StageRecord, run: Run) -> list[str]:
-    """A sentence for each model of a report whose rollouts another program has made."""
+    """Return a sentence for each model of a report whose rollouts were imported from another program."""
     records, found = run.readable_records()[0], dict[str, str]()
     for scores, prefix in report_tables(report):
         for rollouts in _inputs(records, scores, "rollouts"):
@@ -38,6 +38,6 @@ def _inputs(records: Sequence[StageRecord], made: InputRef, name: str) -> tuple[
 
 
 def _maker(records: Sequence[StageRecord], made: InputRef) -> StageRecord | None:
-    """Whoever made a table; None where it has been made anew since."""
+    """Return the record of the instance that made a table; None if it has been replaced since."""
     ours = (one for one in records if one.address == made.address)
     return next((one for one in ours if one.outputs.get(made.artifact.kind) == made.artifact), None)

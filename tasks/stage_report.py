@@ -1,7 +1,7 @@
-"""What a finished stage came to, for terminal and UI: yield, reasons, tokens, money, projection, curves.
+"""Summarize a finished stage for terminal and UI: yield, rejection reasons, tokens, cost, projection, curves.
 
-From the stage's record, its metrics above all; the only table that is read is `questions`, two columns of it. Prices
-are those that the run's configuration has now, so that they may be set or mended afterwards.
+Everything comes from the stage's record, mainly its metrics; the only table read is `questions`, two columns of it.
+Prices are taken from the run's current configuration, so they may be added or corrected later.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
+from treadle.agent.rollout_report import rollout_sentences
 from treadle.agent.rollout_settings import selected_questions
 from treadle.core.config import load_config
 from treadle.core.errors import ArtifactError, ConfigError
@@ -35,15 +36,15 @@ Metrics = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class StageReport:
-    """A finished stage in words and tables."""
+    """Summary of a finished stage as sentences and tables."""
 
     sentences: list[str]
     figures: list[Figures]
     steps: list[dict[str, Any]] = field(default_factory=list)
-    """Of a training, a row per step."""
+    """One row per training step; empty for other stages."""
 
     def main_rows(self) -> list[dict[str, Any]]:
-        """Rows for a page that sorts and filters them: of the table of operators, or the steps of a training."""
+        """Return rows for a page that sorts and filters them: the table of operators, or the training steps."""
         table = next((one for one in self.figures if one.header[0] == "operator"), None)
         if table is None:
             return self.steps
@@ -51,17 +52,23 @@ class StageReport:
         return [dict(zip(table.header, row, strict=True)) for row in rows]
 
     def markdown(self) -> str:
-        """All of it."""
+        """Return the whole report as markdown."""
         return "\n\n".join([*map(escape, self.sentences), render_figures(self.figures, level=3)])
 
 
 def stage_report(record: StageRecord, run: Run) -> StageReport | None:
-    """The report of a stage; None for one that has none, and for a result of another version."""
-    make = {"pools": _pools, "sft_rows": _sft_rows, "selection": _selection, "rl": _rl}.get(record.stage)
+    """Return the report of a stage; None if the stage has none or another version wrote its metrics."""
+    makers = {"rollouts": _rollouts, "pools": _pools, "sft_rows": _sft_rows, "selection": _selection, "rl": _rl}
+    make = makers.get(record.stage)
     try:
         return make(record, run) if make is not None else None
     except (KeyError, TypeError):
-        return None  # Metrics that another version wrote: the record shows them as they are.
+        return None  # Metrics of another version: the record shows them unchanged.
+
+
+def _rollouts(record: StageRecord, run: Run) -> StageReport | None:
+    sentences = rollout_sentences(record.metrics)
+    return StageReport(sentences, []) if sentences else None
 
 
 def _pools(record: StageRecord, run: Run) -> StageReport:
@@ -129,13 +136,13 @@ def _group(metrics: Metrics, prefix: str) -> dict[str, int]:
 
 
 def _reads(reader: StageRecord, made: StageRecord) -> bool:
-    """Whether one stage's result was made from another one's, as that is now."""
+    """Return whether `reader` was made from the current result of `made`."""
     outputs = set(made.outputs.values())
     return any(ref.artifact in outputs for refs in reader.inputs.values() for ref in refs)
 
 
 def role_models(record: StageRecord, run: Run) -> dict[str, ModelSettings]:
-    """Role -> its model with the prices that the run's configuration has now; of `pools` and `rollouts`."""
+    """Return role -> its model with prices from the run's current configuration, for `pools` and `rollouts`."""
     try:
         models = load_config(TreadleConfig, base=run.config()).models
     except ConfigError:
@@ -149,7 +156,7 @@ def role_models(record: StageRecord, run: Run) -> dict[str, ModelSettings]:
 
 
 def role_costs(record: StageRecord, run: Run) -> dict[str, float | None]:
-    """Role -> what it cost in `pools`; None where its model has no prices."""
+    """Return role -> its cost in `pools`; None if its model has no prices."""
     models = role_models(record, run)
     return {
         role: models[role].cost(used["prompt_tokens"], used["completion_tokens"])
@@ -160,8 +167,10 @@ def role_costs(record: StageRecord, run: Run) -> dict[str, float | None]:
 
 
 def _projection(pools: StageRecord, run: Run, num_good: int, adjective: str) -> list[str]:
-    """What one good trajectory cost, and what all questions would give and cost at this rate; nothing of imported ones,
-    of which nobody knows."""
+    """Return the cost per good trajectory, and the projected yield and cost for all questions.
+
+    Empty for imported pools, whose cost is unknown.
+    """
     if pools.imported_from is not None:
         return []
     metrics = pools.metrics
@@ -185,7 +194,7 @@ def _projection(pools: StageRecord, run: Run, num_good: int, adjective: str) -> 
 
 
 def num_questions_without_limits(record: StageRecord, run: Run) -> int | None:
-    """Questions of the data sets and the split that a stage takes, as if it were told no maximum; None if unknown."""
+    """Return the number of questions in the stage's data sets and split, ignoring its limits; None if unknown."""
     options = record.settings["options"]
     everything = SimpleNamespace(
         datasets=options["datasets"], split=options["split"], max_questions=None, max_questions_per_dataset=None

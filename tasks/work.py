@@ -1,4 +1,4 @@
-"""Helping with stage instances that another process runs: what `treadle work` does."""
+"""Work on shards of stage instances that another process runs: the logic of `treadle work`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from treadle.core.config import load_config
 from treadle.core.engines.cache import Notify, quiet
 from treadle.core.execute import state_of
 from treadle.core.helping import NotUnderWay, check_shared, has_free_shards, help_instance
@@ -16,24 +15,24 @@ from treadle.core.locked_config import check_config
 from treadle.core.locks import watch_leases
 from treadle.core.runs import Run, run_exists
 from treadle.core.stage import Address, Instance, Progress
-from treadle.tasks.begin import as_begun, semantic_for
+from treadle.tasks.begin import as_begun, semantic_for, stored_config
 from treadle.tasks.catalog import STAGES, flow_addresses, instance
 from treadle.tasks.config import TreadleConfig
 from treadle.tasks.serving.servers import ModelServers
 
 LOOK_S = 5.0
-"""How often a process that waits for work looks for some."""
+"""Poll interval of a process that waits for work."""
 
 ShowProgress = Callable[[str], AbstractContextManager[Progress]]
-"""Label -> a listener for the length of a block."""
+"""Label -> context manager that yields a progress listener."""
 
 
 def configuration_for_work(run: Run, root: str | Path, overrides: Sequence[str]) -> TreadleConfig:
-    """The run's configuration, with operational keys of this process's own; nothing is written.
+    """Return the run's configuration with this process's own operational keys; nothing is written.
 
-    Raises RunError where it would give other results than the run's.
+    Raises RunError if it would give other results than the run's configuration.
     """
-    config = load_config(TreadleConfig, (), overrides, base=run.config())
+    config = stored_config(run, overrides)
     config = as_begun(config, root, run.run_id)
     check_config(run, semantic_for(run, config), TreadleConfig)
     return config
@@ -42,8 +41,10 @@ def configuration_for_work(run: Run, root: str | Path, overrides: Sequence[str])
 def open_for_work(
     root: str | Path, run_id: str, address: str, overrides: Sequence[str] = ()
 ) -> tuple[Instance, Run, TreadleConfig]:
-    """One instance, its run and the configuration; raises RunError where there is no such run, and as
-    `configuration_for_work`."""
+    """Return an instance, its run and the configuration.
+
+    Raises RunError if there is no such run, and as `configuration_for_work` does.
+    """
     run = Run.open(root, run_id)
     config = configuration_for_work(run, root, overrides)
     return instance(config, Address.parse(address)), run, config
@@ -57,10 +58,10 @@ def work_at(
     progress: Progress | None = None,
     notify: Notify = quiet,
 ) -> int:
-    """Work at shards of an instance until none is left to claim; returns how many were worked through here.
+    """Work on shards of an instance until none is left to claim; return how many this process worked through.
 
-    Models that the configuration wants served are served by this process too; it waits as long as `device_wait_s` for
-    their GPUs. Errors: see `help_instance`, and EngineError as in `ModelServers.around`.
+    Model servers that the configuration asks for are started by this process too, after waiting up to `device_wait_s`
+    for their GPUs. Errors: see `help_instance`, and EngineError as in `ModelServers.around`.
     """
     watch = watch_leases(run.storage)
     if not has_free_shards(wanted, run, watch):
@@ -74,16 +75,16 @@ def work_at(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Helper:
-    """A process that helps with a run, instance after instance.
+    """A process that helps with a run, one instance after the other.
 
     Attributes:
         root: The root, as a folder or URL.
         run_id: Name of the run.
-        address: The one instance to help with; None for all of the run's flow.
+        address: The only instance to help with; None for all of the run's flow.
         overrides: `KEY=VALUE` of operational keys of this process.
         show: Shows the progress of an instance.
-        notify: Tells what is waited for, and what servers say.
-        counts: Shards worked through here, by instance; grows while it works.
+        notify: Receives messages about waiting and servers.
+        counts: Shards worked through by this process so far, by instance.
     """
 
     root: str | Path
@@ -95,7 +96,7 @@ class Helper:
     counts: dict[str, int] = field(default_factory=dict)
 
     def help_now(self) -> None:
-        """Help with what is under way in shards; raises NotUnderWay where that is not the instance that was named."""
+        """Help with sharded instances that are running now; raise NotUnderWay if the named one is not running."""
         run = Run.open(self.root, self.run_id)
         items, device_wait_s = self._wanted(run)
         for item in items:
@@ -106,16 +107,16 @@ class Helper:
                     raise
 
     def help_until_done(self) -> None:
-        """Help until there are results of all that can be shared, waiting for the run and for what is not begun yet.
+        """Help until everything that is sharded has a result, waiting for the run and its instances to start.
 
-        Raises what a stage raises, and RunError for another configuration than the run's.
+        Raises what a stage raises, and RunError if the configuration does not match the run's.
         """
         told = ""
         while not run_exists(self.root, self.run_id):
             told = self._wait(f"waiting for run {self.run_id} in {self.root}", told)
         run, known, items, device_wait_s = Run.open(self.root, self.run_id), None, list[Instance](), 0.0
         while True:
-            # Making instances reads corpora for their digests.
+            # Building instances reads corpora for their digests, so do it only when the configuration changes.
             if known != (known := run.config()):
                 items, device_wait_s = self._wanted(run)
             left = [item for item in items if state_of(item, run) != "reuse"]
@@ -125,7 +126,7 @@ class Helper:
                 told = self._wait(f"waiting for shards of {', '.join(str(item.address) for item in left)}", told)
 
     def _wanted(self, run: Run) -> tuple[list[Instance], float]:
-        """What is helped with, and how long this process waits for GPUs to do so."""
+        """Return the instances to help with, and how long to wait for GPUs."""
         config = configuration_for_work(run, self.root, self.overrides)
         if self.address:
             named = instance(config, Address.parse(self.address))
@@ -155,5 +156,5 @@ class Helper:
 
 
 def shards_text(count: int) -> str:
-    """How many shards were worked through, for people."""
+    """Return how many shards were worked through, as a message."""
     return f"{count} shard{'s' * (count != 1)} worked through here" if count else "nothing left to help with"

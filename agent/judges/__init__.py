@@ -1,1 +1,1 @@
-"""Judges: they say whether an answer is right. The flywheel uses them while it works, evaluation afterwards."""
+"""Judge whether answers are correct, for the flywheel and for evaluation."""

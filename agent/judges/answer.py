@@ -1,4 +1,4 @@
-"""The judge in force: rules first, and for math answers that rules find unequal a model, where there is one."""
+"""Judge answers of all domains: by rules, then, for math answers that no rule accepts, by a model if there is one."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from treadle.core.config import digest_json
 
 
 class AnswerJudge:
-    """Judges answers of every domain.
+    """Judge for answers of every domain.
 
-    Unfinished or empty: wrong. qa and choice: their rules. Math: equal by rules is right; else the model decides;
-    without a model it is wrong.
+    Unfinished rollouts and empty answers are wrong. qa and choice use their rules. A math answer that the rules find
+    equal is right; otherwise the model decides, and without a model it is wrong.
     """
 
     def __init__(
@@ -29,7 +29,7 @@ class AnswerJudge:
         self._model = ModelJudge(model) if model is not None else None
 
     async def __aenter__(self) -> AnswerJudge:
-        """Raises ConfigError where algebra is wanted and not installed."""
+        """Start the rules' workers. Raises ConfigError if algebra is enabled but not installed."""
         await self._rules.__aenter__()
         return self
 
@@ -50,5 +50,8 @@ class AnswerJudge:
 
 
 def answer_judge_digest(symbolic: SymbolicLimits | None, f1_threshold: float, *, asks_model: bool) -> str:
-    """Of all that decides an AnswerJudge's verdicts, beside the model itself; can be had before any model is there."""
+    """Return a digest of everything that affects an AnswerJudge's verdicts except the model itself.
+
+    It needs no model, so it can be computed before a model is started.
+    """
     return digest_json([rules_digest(symbolic, f1_threshold), model_judge_digest() if asks_model else None])

@@ -1,4 +1,4 @@
-"""What a judge is asked and what it says."""
+"""Define the interface of judges: cases and verdicts."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from treadle.agent.memory import Memory
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One answer to be judged.
+    """Answer to be judged.
 
     Attributes:
-        question: As the model was asked it; options included.
+        question: Text that the model was asked, options included.
         answers: Accepted gold answers.
         choices: Texts of the options; empty if not multiple choice.
-        domain: math, qa or choice.
-        prediction: The extracted answer; empty where there is none.
-        answered: Whether the rollout ended with an answer; if not, nothing it said is right.
-        seed: In [0, 2**31), the same whenever a question is answered the same: such an answer is judged once.
-        session: Of the question. Requests with the same one stay on one endpoint.
-        deadline: In the event loop's clock.
+        domain: Rule that scores the answer: math, qa, qa_characters or choice.
+        prediction: The extracted answer; empty if there is none.
+        answered: Whether the rollout ended with an answer; if not, the verdict is wrong.
+        seed: Seed in [0, 2**31). It is the same for equal answers to a question, so that such an answer is judged once.
+        session: Session of the question. Requests of one session go to one endpoint.
+        deadline: Time of the work clock (`treadle.core.work_clock`).
     """
 
     question: str
@@ -38,16 +38,16 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What a judge says.
+    """Result of a judgement.
 
     Attributes:
-        correct: None where it is unknown: the scorer failed, or the judge model said nothing that can be read. Unknown
-            never counts as right.
-        score: 1 or 0, or token F1 for qa; None where unknown.
-        method: The rule or judge that decided, such as `qa_f1`, `math_symbolic`, `model`.
-        raw: The judge model's replies as they came, if one was asked.
-        error: Why the verdict is unknown.
-        prompt_tokens, completion_tokens: Of the judge model.
+        correct: None if unknown: the scorer failed, or the judge model's replies are unreadable. Unknown never counts
+            as right.
+        score: 1 or 0, or token F1 for qa; None if unknown.
+        method: Rule or judge that decided, such as `qa_f1`, `math_symbolic` or `model`.
+        raw: Unchanged replies of the judge model, if one was asked.
+        error: Reason why the verdict is unknown.
+        prompt_tokens, completion_tokens: Tokens of the judge model.
     """
 
     correct: bool | None
@@ -60,7 +60,7 @@ class Verdict:
 
 
 class Judge(Protocol):
-    """Says whether an answer is right. Used by many questions at once on one event loop.
+    """Interface of judges of answers. Many questions use one judge concurrently on one event loop.
 
     Usage: `async with judge:` around all verdicts.
     """
@@ -70,13 +70,13 @@ class Judge(Protocol):
     async def __aexit__(self, *exc: object) -> None: ...
 
     def digest(self) -> str:
-        """Hex digest of all that decides a verdict: rules, prompts, thresholds."""
+        """Return a hex digest of everything that affects a verdict: rules, prompts, thresholds."""
         ...
 
     async def verdict(self, case: Case, memory: Memory) -> Verdict:
-        """Judge one answer; what a model says is remembered in `memory`, the question's, before it is looked at.
+        """Judge one answer; replies of a model are cached in `memory`, the question's cache, before they are used.
 
-        Units are named after what is judged, `verdict-<digest>/...`, so that the same answer is not judged again.
-        Raises ModelError where a judge model cannot be asked: the work is then owed.
+        Units are named after the digest of the case, `verdict-<digest>/...`, so that an equal answer is not judged
+        again. Raises ModelError if a request to a judge model fails; the work then stays pending.
         """
         ...

@@ -1,4 +1,4 @@
-"""The judge that asks a model: one word or nothing. See docs/behaviour/judges.md."""
+"""Judge answers with a model that replies with one word. See docs/behaviour/judges.md."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from treadle.core.errors import ContextTooLong
 from treadle.core.harmless import one_line
 
 PROTOCOL_VERSION = 2
-"""Raised when views or the reading of replies change."""
+"""Version in the judge's digest; increment it if the views or the parsing of replies change."""
 
 MAX_PREDICTION_CHARS = 2_000
-"""What is longer is no answer but an essay, and wrong without being shown to the model."""
+"""Longest prediction that the model is shown; a longer one counts as wrong."""
 
 MAX_ASKS = 2
-"""The second one only where the first reply cannot be read."""
+"""Most requests per case; the second one is sent only if the first reply is unreadable."""
 
 
 class ModelJudge:
-    """Asks a model whether a predicted answer agrees with the gold answers; it sees nothing else.
+    """Judge that asks a model whether a predicted answer agrees with the gold answers; it is shown nothing else.
 
-    A reply that is not the one word makes one more ask, with another seed and another nonce; after that the verdict is
-    unknown. An answer that was judged before, in the same memory, is not judged again.
+    If a reply is not one of the two words, the model is asked once more, with another seed and another nonce. If that
+    reply is unreadable too, the verdict is unknown. An answer with a verdict in the same cache is not judged again.
     """
 
     def __init__(self, model: RoleModel) -> None:
@@ -45,7 +45,7 @@ class ModelJudge:
         return None
 
     def digest(self) -> str:
-        """Of prompts, views and bounds; the model and its sampling are their owner's to name."""
+        """Return a digest of prompts, views and limits; model and sampling are excluded."""
         return model_judge_digest()
 
     async def verdict(self, case: Case, memory: Memory) -> Verdict:
@@ -57,7 +57,8 @@ class ModelJudge:
         if len(case.prediction) > MAX_PREDICTION_CHARS:
             return Verdict(False, 0.0, "too_long")
         digest = case_digest(case, f"{self._model.name} {self.digest()}")
-        # Two trajectories of a question may bring the same answer at once: the second finds it in the memory.
+        # Two trajectories of a question may have the same answer at the same time: the second one waits for the cached
+        # reply.
         lock = self._busy.setdefault(f"{case.session} {digest}", asyncio.Lock())
         async with lock:
             return await self._ask(case, memory, digest)
@@ -96,10 +97,11 @@ class ModelJudge:
 
 
 def read_verdict(reply: Reply) -> bool | None:
-    """Whether the reply is the word Correct or Incorrect; None if it is anything else, or was cut off.
+    """Return True for Correct and False for Incorrect; None if the reply is anything else or was truncated.
 
-    Of a reply that ends with `<judgment>…</judgment>`, as the published prompt has it, what stands in there counts.
-    Letter case, white space, quotes and emphasis around the word do not matter, nor do thoughts that end in `</think>`.
+    If a reply ends with `<judgment>…</judgment>`, as in the published prompt, only the content of that block counts.
+    Letter case, white space, quotes and emphasis around the word do not matter, and reasoning up to `</think>` is
+    ignored.
     """
     if reply.cut:
         return None
@@ -108,12 +110,12 @@ def read_verdict(reply: Reply) -> bool | None:
 
 
 def correctness_messages(view: View) -> list[dict[str, str]]:
-    """What the model is asked about an answer."""
+    """Return the messages that ask the model about an answer."""
     user = prompt_template("correctness.jinja").render(nonce=view.nonce, view=view.text).rstrip("\n")
     return [{"role": "system", "content": prompt_text("correctness_system.txt")}, {"role": "user", "content": user}]
 
 
 def model_judge_digest() -> str:
-    """Of all that decides a verdict beside the model itself."""
+    """Return a digest of everything that affects a verdict except the model itself."""
     texts = [prompt_text("correctness_system.txt"), prompt_text("correctness.jinja")]
     return digest_json([PROTOCOL_VERSION, MAX_QUESTION_CHARS, MAX_GOLD_CHARS, MAX_PREDICTION_CHARS, *texts])

@@ -1,4 +1,4 @@
-"""The prompts of judges, as they lie beside this file."""
+"""Load the prompts of the judges from this folder."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ if TYPE_CHECKING:
 
 @cache
 def prompt_text(file: str) -> str:
-    """A prompt without the newline at its end."""
+    """Return a prompt without its final newline."""
     return files(__package__).joinpath(file).read_text(encoding="utf-8").removesuffix("\n")
 
 
 @cache
 def prompt_template(file: str) -> jinja2.Template:
-    """The same as a template."""
+    """Return a prompt as a template."""
     import jinja2
 
     return jinja2.Environment(undefined=jinja2.StrictUndefined).from_string(prompt_text(file))

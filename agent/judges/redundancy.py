@@ -1,4 +1,7 @@
-"""The judge that looks at a whole trajectory for wasted calls, and votes. See docs/behaviour/judges.md."""
+"""Judge whole trajectories for redundant or ineffective tool calls, by votes of a model.
+
+See docs/behaviour/judges.md.
+"""
 
 from __future__ import annotations
 
@@ -23,28 +26,28 @@ from treadle.core.config import digest_json
 from treadle.core.errors import ContextTooLong
 
 VOTE_VERSION = 2
-"""Raised when views or the reading of votes change."""
+"""Version in the judge's digest; increment it if the views or the parsing of votes change."""
 
 SEGMENT_CHARS = (MAX_SEGMENT_CHARS, 1_000, 500, 250)
-"""Most characters of each part of the trajectory; the next one where all of it together is too long for the judge."""
+"""Most characters per segment of the trajectory; each next value is tried if the prompt exceeds the judge's window."""
 
 SEGMENT_COUNTS = (240, 80, 24)
-"""Most parts of the trajectory that are shown, each with the fewest characters, where it is too long for all that."""
+"""Most segments of the trajectory, tried in order if the smallest of SEGMENT_CHARS still exceeds the window."""
 
 ANSWER_OPEN, ANSWER_CLOSE = "<answer>", "</answer>"
 
 
 @dataclass(frozen=True, slots=True)
 class Course:
-    """One trajectory to be voted on.
+    """Trajectory to be voted on.
 
     Attributes:
-        question: As the model was asked it; options included.
+        question: Text that the model was asked, options included.
         answers: Accepted gold answers.
-        segments: All that the agent wrote and was told.
-        seed: In [0, 2**31), the same whenever the trajectory is voted on.
-        session: Requests with the same one stay on one endpoint.
-        deadline: In the event loop's clock.
+        segments: All segments of the trajectory, results included.
+        seed: Seed in [0, 2**31), the same whenever the trajectory is voted on.
+        session: Requests of one session go to one endpoint.
+        deadline: Time of the work clock (`treadle.core.work_clock`).
     """
 
     question: str
@@ -57,12 +60,16 @@ class Course:
 
 @dataclass(frozen=True, slots=True)
 class Ballot:
-    """The votes on one trajectory: is there a redundant or ineffective call?
+    """Votes on whether a trajectory has a redundant or ineffective call.
 
     Attributes:
-        abstained: Replies that are no vote, and votes that were not asked for because of `error`.
-        raw: The judge's replies as they came.
-        error: Why fewer votes were asked for than wanted.
+        yes: Votes that there is one.
+        no: Votes that there is none.
+        abstained: Replies that are not a vote, plus votes that were not requested because of `error`.
+        raw: Unchanged replies of the judge model.
+        error: Reason why fewer votes were requested than configured.
+        prompt_tokens: Prompt tokens of the judge model.
+        completion_tokens: Sampled tokens of the judge model.
     """
 
     yes: int
@@ -75,17 +82,20 @@ class Ballot:
 
 
 class RedundancyJudge:
-    """Asks a model several times, with a seed for each vote, and counts. A reply that is no vote is not asked again."""
+    """Judge that asks a model several times, each time with another seed, and counts the votes.
+
+    A reply that is not a vote counts as an abstention; it is not asked for again.
+    """
 
     def __init__(self, model: RoleModel, num_votes: int) -> None:
         self._model = model
         self._num_votes = num_votes
 
     async def vote(self, course: Course, memory: Memory) -> Ballot:
-        """All votes on one trajectory; each is remembered in `memory` as `vote-<n>` before it is looked at.
+        """Return all votes on one trajectory; each is cached in `memory` as `vote-<n>` before it is used.
 
-        A trajectory that does not fit the judge's window is shown in shorter pieces, then in fewer. Raises ModelError
-        where the model cannot be asked: the work is then owed.
+        A trajectory that exceeds the judge's window is shown with shorter segments, then with fewer. Raises ModelError
+        if a request fails; the work then stays pending.
         """
         replies: list[Reply] = []
         views = _views(course)
@@ -113,7 +123,7 @@ class RedundancyJudge:
 
 
 def remembered_votes(memory: Memory, num_votes: int) -> Ballot | None:
-    """The votes on a trajectory that were had before the others could not be; None where there is none."""
+    """Return the votes cached before the model became unavailable; None if there are none."""
     known = (memory.get(f"vote-{number}") for number in range(num_votes))
     replies = [remembered_reply(value) for value in takewhile(bool, known) if value is not None]
     if not replies:
@@ -136,10 +146,10 @@ def _count(replies: Sequence[Reply], num_votes: int, error: str | None) -> Ballo
 
 
 def read_vote(reply: Reply) -> bool | None:
-    """Whether the reply says yes; None if it is no vote.
+    """Return True for yes and False for no; None if the reply is not a vote.
 
-    The last answer block counts, or the whole reply where it has none; it has to be the one word (see `said_word`). A
-    reply that was cut off is a vote only if its block is closed.
+    The last answer block counts, or the whole reply if it has none. It must consist of the one word (see `said_word`).
+    A truncated reply is a vote only if its block is closed.
     """
     text = reply.text.rpartition("</think>")[2]
     _, opening, rest = text.rpartition(ANSWER_OPEN)
@@ -151,19 +161,22 @@ def read_vote(reply: Reply) -> bool | None:
 
 
 def redundancy_messages(view: View) -> list[dict[str, str]]:
-    """What the model is asked about a trajectory."""
+    """Return the messages that ask the model about a trajectory."""
     user = prompt_template("redundancy.jinja").render(nonce=view.nonce, view=view.text).rstrip("\n")
     return [{"role": "system", "content": prompt_text("redundancy_system.txt")}, {"role": "user", "content": user}]
 
 
 def redundancy_judge_digest() -> str:
-    """Of all that decides a vote beside the model itself and what it is shown."""
+    """Return a digest of everything that affects a vote except the model and its input."""
     texts = [prompt_text("redundancy_system.txt"), prompt_text("redundancy.jinja")]
     return digest_json([VOTE_VERSION, MAX_QUESTION_CHARS, MAX_GOLD_CHARS, SEGMENT_CHARS, SEGMENT_COUNTS, *texts])
 
 
 def _views(course: Course) -> Iterator[View]:
-    """Ever shorter ones. The same for all votes that it is short enough for: a cache of prompts reads it once."""
+    """Yield ever shorter views of a trajectory.
+
+    All votes use the first view that fits, so that a prefix cache on the server can reuse the prompt.
+    """
     sizes: list[tuple[int, int | None]] = [(chars, None) for chars in SEGMENT_CHARS]
     sizes += [(SEGMENT_CHARS[-1], count) for count in SEGMENT_COUNTS if count < len(course.segments)]
     for max_chars, max_segments in sizes:

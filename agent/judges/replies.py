@@ -1,4 +1,4 @@
-"""What a judge said, read strictly: one of the words that were asked for, or nothing."""
+"""Parse replies of judge models strictly: a reply is one of the requested words, or unreadable."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ _AROUND = r"[\s*_`\"'“”‘’()\[\].:,#>-]*"
 
 
 def said_word(text: str, words: tuple[str, ...]) -> str | None:
-    """The word that a text consists of, in lower case; None if it is anything but one of `words`.
+    """Return the word that a text consists of, in lower case; None if it is anything but one of `words`.
 
-    Letter case, white space, quotes and emphasis around it do not matter, nor do thoughts that end in `</think>`.
+    Letter case, white space, quotes and emphasis around the word do not matter, and reasoning up to `</think>` is
+    ignored.
     """
     pattern = rf"{_AROUND}({'|'.join(words)})!?{_AROUND}"
     match = re.fullmatch(pattern, text.rpartition("</think>")[2], re.IGNORECASE)
@@ -18,9 +19,10 @@ def said_word(text: str, words: tuple[str, ...]) -> str | None:
 
 
 def closing_block(text: str, name: str) -> str:
-    """What stands in the block `<name>…</name>` that a text ends with, thoughts aside; all of the text without a tag.
+    """Return the content of the block `<name>…</name>` that ends a text; the whole text if there is no such tag.
 
-    Of several the last counts. One that is not closed, or that something follows, stays with its tags: no word.
+    Reasoning up to `</think>` is dropped, and only the last such block counts. If that block is not closed, or if text
+    follows it, the text is returned with its tags, so that it cannot be read as a word.
     """
     said = text.rpartition("</think>")[2].strip()
     _, opening, rest = said.rpartition(f"<{name}>")

@@ -1,4 +1,4 @@
-"""The judge that asks nobody: the one implementation of answer rules, off the event loop where it may take long."""
+"""Judge answers by rules, without a model; comparisons that may take long run outside the event loop."""
 
 from __future__ import annotations
 
@@ -18,17 +18,26 @@ from treadle.core.answers.score import DEFAULT_F1_THRESHOLD, score_answer
 from treadle.core.answers.symbolic import SymbolicChecker
 from treadle.core.config import digest_json
 from treadle.core.errors import DeadlineExceeded, EngineError
+from treadle.core.work_clock import work_clock
 
-RULES_VERSION = 2
-"""Raised when the rules of `core.answers` change what they decide."""
+RULES_VERSION = 3
+"""Version in the judge's digest; increment it if the rules of `core.answers` decide differently, and with it the
+version of the stage `scores`."""
 
 MAX_INLINE_CHARS = 1_000
-"""Predictions up to this length are compared on the event loop, in milliseconds at worst; algebra never is."""
+"""Longest prediction that is compared on the event loop, which takes milliseconds at worst; algebra never runs
+there."""
 
 
 @dataclass(frozen=True, slots=True)
 class SymbolicLimits:
-    """How much algebra may cost. `workers` processes at once; `limit_s` of CPU time for one comparison."""
+    """Limits of algebraic comparison.
+
+    Attributes:
+        workers: Number of worker processes.
+        limit_s: CPU time of one comparison, in seconds.
+        memory_mib: Memory of one worker, in MiB.
+    """
 
     workers: int = 1
     limit_s: float = 2.0
@@ -39,22 +48,22 @@ DEFAULT_SYMBOLIC = SymbolicLimits()
 
 
 class RuleJudge:
-    """Judges by rules: by the choice rule, token F1 or mathematical equality, as the domain has it.
+    """Judge by rules: choice rule, token F1 or mathematical equality, depending on the domain.
 
-    What the symbolic layer finds is remembered, because its limits are those of a machine.
+    Results of algebra are cached, because its limits depend on the machine.
     """
 
     def __init__(
         self, symbolic: SymbolicLimits | None = DEFAULT_SYMBOLIC, f1_threshold: float = DEFAULT_F1_THRESHOLD
     ) -> None:
-        """`symbolic` None does without algebra: what needs it is unequal."""
+        """Prepare the judge; `symbolic` None disables algebra, so answers that need it count as unequal."""
         self._symbolic = symbolic
         self._f1_threshold = f1_threshold
         self._checker: _Closable | None = None
         self._threads: ThreadPoolExecutor | None = None
 
     async def __aenter__(self) -> RuleJudge:
-        """Raises ConfigError where algebra is wanted and not installed."""
+        """Start the workers. Raises ConfigError if algebra is enabled but not installed."""
         if self._symbolic is not None:
             self._checker = _Closable(self._symbolic)
         workers = self._symbolic.workers if self._symbolic is not None else 1
@@ -62,11 +71,11 @@ class RuleJudge:
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        """Waits for comparisons that are under way, each at most its limit of CPU time."""
+        """Wait for comparisons in progress, each at most for its limit of CPU time."""
         await asyncio.to_thread(self._close)
 
     def digest(self) -> str:
-        """Of rules, threshold and limits."""
+        """Return a digest of rules, threshold and limits."""
         return rules_digest(self._symbolic, self._f1_threshold)
 
     async def verdict(self, case: Case, memory: Memory) -> Verdict:
@@ -81,6 +90,7 @@ class RuleJudge:
         if known is not None:
             return Verdict(*orjson.loads(known))
         verdict = await self._decide(case, algebra=True)
+        # After an error the next attempt compares again.
         if verdict.error is None:
             memory.append(unit, orjson.dumps([verdict.correct, verdict.score, verdict.method]))
         return verdict
@@ -91,7 +101,7 @@ class RuleJudge:
             return decide()
         assert self._threads is not None, "a judge is used inside `async with`"
         try:
-            async with asyncio.timeout_at(case.deadline):
+            async with work_clock().limit(case.deadline):
                 return await asyncio.get_running_loop().run_in_executor(self._threads, decide)
         except TimeoutError:
             raise DeadlineExceeded("the time was up before the answer was compared") from None
@@ -106,7 +116,7 @@ class RuleJudge:
 
 
 class _Closable:
-    """A symbolic checker that begins no comparison once it is closing, so that the one under way is the last."""
+    """Symbolic checker that starts no comparison once it is closing, so that the one in progress is the last."""
 
     def __init__(self, limits: SymbolicLimits) -> None:
         self.is_closing = False
@@ -121,7 +131,7 @@ class _Closable:
         return self._checker.check(prediction, gold)
 
     def close(self) -> None:
-        """End the processes."""
+        """End the worker processes."""
         self._checker.__exit__(None, None, None)
 
 
@@ -133,13 +143,13 @@ def _by_rules(case: Case, checker: Checker | None, f1_threshold: float) -> Verdi
 
 
 def rules_digest(symbolic: SymbolicLimits | None, f1_threshold: float) -> str:
-    """Of all that decides a verdict by rules."""
+    """Return a digest of everything that affects a verdict by rules."""
     limits = [symbolic.limit_s, symbolic.memory_mib] if symbolic is not None else None
     return digest_json([RULES_VERSION, f1_threshold, limits])
 
 
 def case_digest(case: Case, judge: str) -> str:
-    """32 hex digits of what is judged, and by which judge; seed, session and deadline do not count."""
+    """Return 32 hex digits for what is judged and by which judge; seed, session and deadline are excluded."""
     content = [judge, case.question, list(case.answers), list(case.choices), case.domain, case.prediction]
-    # Not digest_json: a model may write lone surrogates.
+    # Not digest_json: model output may contain lone surrogates.
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:32]

@@ -1,9 +1,9 @@
-"""What a judge model gets to see: data in blocks whose tags nobody could write in advance.
+"""Render untrusted data for a judge model, in blocks whose tags no author of the data can predict.
 
-Question, gold answers and all that an agent said or was told come from others. Each stands in a block of its own, and
-all tags of one view carry a nonce that is drawn from a seed and the very texts inside: a text that held its own nonce
-would have to be found by trying, and is refused even then. So nothing inside can end its block, and whatever orders it
-gives stand where the judge was told to expect none. Normative: docs/behaviour/judges.md.
+Question, gold answers and all that an agent wrote or read are untrusted. Each is put into a block of its own, and all
+tags of a view end in a nonce that is derived from a seed and the texts inside. A text that contains the nonce leads to
+another nonce. So no text can end its block, and instructions inside stay where the judge is told to expect none.
+Normative: docs/behaviour/judges.md.
 """
 
 from __future__ import annotations
@@ -19,11 +19,13 @@ from treadle.agent.prompts import as_data
 from treadle.agent.protocol import TEXT, Segment
 from treadle.core.config import canonical_json
 from treadle.core.harmless import harmless
+from treadle.core.lookalikes import sub_first
 
 MAX_QUESTION_CHARS = 8_000
 MAX_GOLD_CHARS = 4_000
 MAX_SEGMENT_CHARS = 2_000
-"""Of each part of a trajectory; what is longer keeps head and tail."""
+"""Limits in characters for the question, all gold answers, and each segment of a trajectory; a longer text keeps its
+head and its tail."""
 
 _BLANK = r"[\s\u200b-\u200d\u2060]*"
 _TAG = re.compile(rf"<(?={_BLANK}(?:/{_BLANK})?[A-Za-z_][^<>]*>)")
@@ -31,22 +33,23 @@ _TAG = re.compile(rf"<(?={_BLANK}(?:/{_BLANK})?[A-Za-z_][^<>]*>)")
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """Blocks of data, one after the other, and the nonce that all their tags end in."""
+    """Blocks of data, and the nonce that all their tags end in."""
 
     nonce: str
     text: str
 
 
 def delimited(blocks: Iterable[tuple[str, str]], seed: int) -> View:
-    """Blocks of (name, data). The same seed and data give the same view; other data give other tags."""
+    """Render blocks of (name, data) as a view. Equal seed and data give an equal view; other data give other tags."""
     material = [(name, as_material(text)) for name, text in blocks]
+    # The attempt number changes the nonce if a text contains it.
     nonces = (hashlib.sha256(canonical_json([seed, attempt, material])).hexdigest()[:16] for attempt in count())
     nonce = next(nonce for nonce in nonces if not any(nonce in text.lower() for _, text in material))
     return View(nonce, "\n\n".join(f"<{name}_{nonce}>\n{text}\n</{name}_{nonce}>" for name, text in material))
 
 
 def answer_view(case: Case, seed: int) -> View:
-    """The answer alone: question, gold answers (one a line), predicted answer; nothing of how it was found."""
+    """Return a view of the answer only: question, gold answers (one per line) and predicted answer."""
     return delimited(
         [
             ("question", shortened(case.question, MAX_QUESTION_CHARS)),
@@ -65,9 +68,10 @@ def trajectory_view(
     max_segment_chars: int = MAX_SEGMENT_CHARS,
     max_segments: int | None = None,
 ) -> View:
-    """The whole way: question, gold answers, and every segment in a block named after its kind, long ones shortened.
+    """Return a view of a trajectory: question, gold answers, and each segment in a block named after its kind.
 
-    Of more than `max_segments` half are shown from each end, with a block named note in place of the others.
+    Segments longer than `max_segment_chars` are shortened. Of more than `max_segments`, half are shown from each end,
+    with a block named note in place of the others.
     """
     parts = [(segment.kind, shortened(_inside(segment), max_segment_chars)) for segment in segments]
     if max_segments is not None and len(parts) > max_segments:
@@ -81,12 +85,12 @@ def trajectory_view(
 
 
 def as_material(text: str) -> str:
-    """Text that spells no tag and no control token, and whose control characters and direction marks are escapes."""
-    return as_data(_TAG.sub("&lt;", harmless(text))).strip()
+    """Return text without tags and control tokens, and with control characters and direction marks escaped."""
+    return as_data(harmless(sub_first(_TAG, text, lambda _: "&lt;"))).strip()
 
 
 def shortened(text: str, max_chars: int) -> str:
-    """At most so many characters of a text, half from each end, with a note of what is left out."""
+    """Return at most `max_chars` characters of a text, half from each end, with a note on how many are left out."""
     if len(text) <= max_chars:
         return text
     half = max_chars // 2

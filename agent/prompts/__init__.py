@@ -1,7 +1,7 @@
-"""Prompts of the agent and of those that help it, one file each, in our own words after arXiv 2601.06860.
+"""Load the prompts of the agent and of its helper models, one file each, worded after arXiv 2601.06860.
 
-A `.txt` file is a text as it is, a `.jinja` file a template. Values are put into templates as data: they are never
-read as templates themselves, and a missing one is an error.
+A `.txt` file is plain text, a `.jinja` file is a template. Values are inserted into templates as data: they are never
+parsed as templates, and a missing one is an error.
 """
 
 from __future__ import annotations
@@ -11,12 +11,14 @@ from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, Literal, get_args
 
+from treadle.core.lookalikes import sub_first
+
 if TYPE_CHECKING:
     import jinja2
 
 
 Format = Literal["multiple_choice", "assertion", "fill_in", "open_ended"]
-"""What kind of answer a question asks for."""
+"""Kind of answer that a question asks for."""
 FORMATS: tuple[Format, ...] = get_args(Format)
 
 _CONTROL_TOKEN = re.compile(
@@ -25,31 +27,31 @@ _CONTROL_TOKEN = re.compile(
 
 
 def as_data(text: str) -> str:
-    """Text of others as it goes into a prompt: no spelling of a control token, no lone surrogate."""
-    text = _CONTROL_TOKEN.sub(lambda match: "&lt;" if match[0] == "<" else "&#91;", text)
+    """Return untrusted text for use in a prompt, without spellings of control tokens and without lone surrogates."""
+    text = sub_first(_CONTROL_TOKEN, text, lambda bracket: "&lt;" if bracket == "<" else "&#91;")
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
 @cache
 def system_prompt(name: str) -> str:
-    """Text of one prompt (`both`, `search`, `python`, `none`, `summarizer_system`), without its last newline."""
+    """Return one prompt (`both`, `search`, `python`, `none`, `summarizer_system`) without its final newline."""
     return files(__name__).joinpath(f"{name}.txt").read_text(encoding="utf-8").removesuffix("\n")
 
 
 @cache
 def format_prompt(name: Format) -> str:
-    """What the system prompt adds for questions of a format; empty where it adds nothing (`multiple_choice`)."""
+    """Return the paragraph of the system prompt for questions of a format; empty for `multiple_choice`."""
     return "" if name == "multiple_choice" else system_prompt(f"format_{name}")
 
 
 @cache
 def template_source(name: str) -> str:
-    """Text of one template, for digests."""
+    """Return the source of one template, for digests."""
     return files(__name__).joinpath(f"{name}.jinja").read_text(encoding="utf-8")
 
 
 def render_prompt(name: str, **values: object) -> str:
-    """One template with its values; raises jinja2.UndefinedError where one is missing."""
+    """Render one template. Raises jinja2.UndefinedError if a value is missing."""
     return _template(name).render(**values).rstrip("\n")
 
 

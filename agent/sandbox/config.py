@@ -21,7 +21,7 @@ class SandboxSettings(Section):
     """Import names that programs may use besides the standard library. The first is imported before a program arrives,
     the others if there is time."""
     memory_mb: int = Field(default=1024, ge=64)
-    """Address space of each process, in MiB."""
+    """Address space of each process, and what all of them and the scratch directory may hold together, in MiB."""
     scratch_mb: int = Field(default=64, ge=1)
     """Size of the scratch directory (held in memory) and of the largest file, in MiB."""
     max_processes: int = Field(default=16, ge=1)

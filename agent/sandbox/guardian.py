@@ -50,6 +50,10 @@ class News:
     """Why it could not be started."""
     code: int | None = None
     """How it ended, as `subprocess` tells it: -N after signal N."""
+    cgroup: bool = False
+    """Whether a cgroup limits the memory of all its processes together."""
+    oom: bool = False
+    """Whether its cgroup ran out of memory."""
 
     @classmethod
     def read(cls, text: str) -> News:
@@ -78,14 +82,23 @@ class Guardian:
         self.close()
 
     def start(
-        self, argv: Sequence[str], *, env: Mapping[str, str], cwd: Path, descriptors: Sequence[int] = ()
+        self,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str],
+        cwd: Path,
+        descriptors: Sequence[int] = (),
+        cgroup: dict[str, object] | None = None,
+        devices: Path | None = None,
     ) -> Guarded:
         """Ask for a process in a session of its own, which gets `descriptors` as 3 and on; raises OSError.
 
-        That it could not be started is among its news.
+        That it could not be started is among its news. `cgroup` holds the folder `parent` in which to make one for
+        it, and `limits`, file -> text. The folder `devices` is deleted at the latest when this process has ended.
         """
         number = next(_numbers)
-        request = {"start": number, "argv": list(argv), "env": dict(env), "cwd": str(cwd)}
+        request = {"start": number, "argv": list(argv), "env": dict(env), "cwd": str(cwd), "cgroup": cgroup}
+        request["devices"] = None if devices is None else str(devices)
         stdin, stdout, stderr, news = _pipes(4)
         theirs = (stdin[0], stdout[1], stderr[1], news[1])
         ours = (stdin[1], stdout[0], stderr[0], news[0])

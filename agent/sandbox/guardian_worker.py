@@ -7,12 +7,16 @@ descendant until none is left: also a half-made sandbox, whose processes still w
 
 Standard input is the socket; a message is one JSON object. `{"start": id, "argv", "env", "cwd"}` comes with
 descriptors: 0, 1, 2 of the new process, the pipe on which JSON lines tell of it (`{"pid"}` or `{"error"}`, then
-`{"code"}`), and what it gets as 3 and on. `{"kill": id}` kills its process group, unless it has ended.
+`{"code"}`), and what it gets as 3 and on. With `"cgroup": {"parent", "limits"}` it runs in a cgroup of its own below
+that folder if one can be made: `{"cgroup"}` tells whether it does, `{"oom"}` whether that ran out of memory.
+`"devices"` is a folder to delete at the latest when Treadle is gone. `{"kill": id}` kills its process group, unless it
+has ended.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -20,6 +24,7 @@ import select
 import signal
 import socket
 import sys
+import time
 
 sys.path.append(sys.argv[1])
 import supervisor  # type: ignore[import-not-found]
@@ -29,6 +34,8 @@ MAX_DESCRIPTORS = 16
 _POLL_S = 0.5
 _HIGH = 64
 """Above every number that a new process gets."""
+_REMOVE_S = 2.0
+_PREFIX = "treadle-"
 
 
 def main() -> None:
@@ -42,20 +49,117 @@ def main() -> None:
     requests = socket.socket(fileno=0)
     started: dict[int, tuple[int, int]] = {}
     ending: dict[int, tuple[int, int]] = {}
+    cgroups = Cgroups()
+    folders: list[str] = []
     try:
         while os.getppid() == parent:
             ready, _, _ = select.select([requests, wake], [], [], _POLL_S)
             if wake in ready:
                 os.read(wake, 4096)
-                _reap(started, ending)
-            if requests in ready and not _serve(requests, started):
+                _reap(started, ending, cgroups)
+            cgroups.remove()
+            if requests in ready and not _serve(requests, started, cgroups, folders):
                 return
     finally:
         supervisor.kill_descendants()
+        cgroups.close()
+        for folder in folders:
+            _delete(folder)
 
 
-def _serve(requests: socket.socket, started: dict[int, tuple[int, int]]) -> bool:
-    """Carry out one request; False when there will be none any more. `started` holds pid -> its id, its pipe."""
+class Cgroups:
+    """The cgroups of what the guardian has started: each is made by it, under a name that no other one has had."""
+
+    def __init__(self) -> None:
+        self._used: dict[int, str] = {}
+        self._left: list[str] = []
+        """Ended, with processes that are still on their way out; the kernel removes none before they are gone."""
+        self._swept: set[str] = set()
+
+    def make(self, parent: str) -> str | None:
+        """Make one in a folder, after those that dead guardians left there are removed; None if that fails."""
+        if parent not in self._swept:
+            self._swept.add(parent)
+            self._left += _left_by_dead_guardians(parent)
+            self.remove()
+        folder = os.path.join(parent, f"{_PREFIX}{os.getpid()}-{os.urandom(8).hex()}")
+        try:
+            os.mkdir(folder)
+        except OSError:  # Looking from outside is what limits the memory of all processes then.
+            return None
+        return folder
+
+    def use(self, folder: str, pid: int) -> None:
+        """Note whose it is."""
+        self._used[pid] = folder
+
+    def drop(self, folder: str) -> None:
+        """Remove one as soon as possible."""
+        kill = os.path.join(folder, "cgroup.kill")
+        with contextlib.suppress(OSError):
+            if os.path.exists(kill):  # Linux 5.14.
+                with open(kill, "w") as file:
+                    file.write("1")
+        self._left.append(folder)
+        self.remove()
+
+    def end(self, pid: int) -> bool:
+        """Drop that of a process that has ended; True if the kernel ended something in it for lack of memory."""
+        folder = self._used.pop(pid, None)
+        if folder is None:
+            return False
+        text = ""
+        with contextlib.suppress(OSError), open(os.path.join(folder, "memory.events")) as file:
+            text = file.read()
+        self.drop(folder)
+        return any(line.split()[0] == "oom_kill" and line.split()[1] != "0" for line in text.splitlines())
+
+    def remove(self) -> None:
+        """Remove those that are left, as far as they are empty by now."""
+        self._left = [folder for folder in self._left if _is_busy(folder)]
+
+    def close(self) -> None:
+        """Remove all, once all processes are ended; the last ones take the kernel a moment."""
+        for pid in list(self._used):
+            self.end(pid)
+        until = time.monotonic() + _REMOVE_S
+        while self._left and time.monotonic() < until:
+            time.sleep(0.01)
+            self.remove()
+
+
+def _is_busy(folder: str) -> bool:
+    """Remove a cgroup, unless a process is in it."""
+    try:
+        os.rmdir(folder)
+    except OSError as error:
+        return error.errno == errno.EBUSY
+    return False
+
+
+def _left_by_dead_guardians(parent: str) -> list[str]:
+    with contextlib.suppress(OSError):
+        return [os.path.join(parent, name) for name in os.listdir(parent) if _is_left(name)]
+    return []
+
+
+def _is_left(name: str) -> bool:
+    """Whether a cgroup is one of a guardian that is gone."""
+    words = name.removeprefix(_PREFIX).split("-")
+    if not name.startswith(_PREFIX) or len(words) != 2 or not words[0].isdigit():
+        return False
+    try:
+        with open(f"/proc/{words[0]}/cmdline", "rb") as file:
+            return os.path.basename(__file__).encode() not in file.read()
+    except OSError:
+        return True
+
+
+def _serve(requests: socket.socket, started: dict[int, tuple[int, int]], cgroups: Cgroups, folders: list[str]) -> bool:
+    """Carry out one request; False when there will be none any more.
+
+    `started` holds pid -> its id, its pipe; `folders` holds those to delete at the end.
+    """
     try:
         message, descriptors, _, _ = socket.recv_fds(requests, MAX_MESSAGE_BYTES, MAX_DESCRIPTORS)
     except ConnectionError:
@@ -65,29 +169,38 @@ def _serve(requests: socket.socket, started: dict[int, tuple[int, int]]) -> bool
     for descriptor in descriptors:
         os.set_inheritable(descriptor, False)
     request = json.loads(message)
+    # Treadle deletes each as soon as its sandbox is ready, unless it is killed before.
+    folders[:] = [folder for folder in folders if os.path.exists(folder)]
+    if request.get("devices"):
+        folders.append(request["devices"])
     if "kill" in request:
         for pid, (number, _) in started.items():
             if number == request["kill"]:
                 _kill_group(pid)
         return True
+    cgroup = cgroups.make(request["cgroup"]["parent"]) if request.get("cgroup") else None
     try:
         pid = os.fork()
     except OSError as error:  # No more processes: said of this one, while the others live on.
         _tell(descriptors[3], error=str(error))
         for descriptor in descriptors:
             os.close(descriptor)
+        if cgroup is not None:
+            cgroups.drop(cgroup)
         return True
     if pid == 0:
-        _become(request, descriptors)
+        _become(request, descriptors, cgroup)
     news = descriptors.pop(3)
     started[pid] = request["start"], news
+    if cgroup is not None:
+        cgroups.use(cgroup, pid)
     for descriptor in descriptors:
         os.close(descriptor)
     return True
 
 
-def _become(request: dict[str, object], descriptors: list[int]) -> None:
-    """In the child: take the descriptors and become the command; does not return."""
+def _become(request: dict[str, object], descriptors: list[int], cgroup: str | None) -> None:
+    """In the child: take the descriptors, join the cgroup and become the command; does not return."""
     kept = [fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, _HIGH) for descriptor in descriptors]
     news = kept.pop(3)
     try:
@@ -100,8 +213,9 @@ def _become(request: dict[str, object], descriptors: list[int]) -> None:
         # When the machine runs out of memory, the kernel ends sandboxes before anything else.
         with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "wb", buffering=0) as file:
             file.write(b"1000")
+        joined = cgroup is not None and _join_cgroup(cgroup, request["cgroup"]["limits"])  # type: ignore[index]
         os.chdir(str(request["cwd"]))
-        _tell(news, pid=os.getpid())
+        _tell(news, pid=os.getpid(), cgroup=joined)
         argv: list[str] = request["argv"]  # type: ignore[assignment]
         os.execve(argv[0], argv, request["env"])  # type: ignore[arg-type]
     except OSError as error:
@@ -110,7 +224,27 @@ def _become(request: dict[str, object], descriptors: list[int]) -> None:
         os._exit(127)
 
 
-def _reap(started: dict[int, tuple[int, int]], ending: dict[int, tuple[int, int]]) -> None:
+def _delete(folder: str) -> None:
+    with contextlib.suppress(OSError):
+        for name in os.listdir(folder):
+            os.unlink(os.path.join(folder, name))
+        os.rmdir(folder)
+
+
+def _join_cgroup(folder: str, limits: dict[str, str]) -> bool:
+    """Join a cgroup of one's own; False if that fails, when looking from outside is what limits memory."""
+    try:
+        for name, value in (limits | {"cgroup.procs": "0"}).items():
+            # Not every kernel has every file; one that is missing is a limit less.
+            if os.path.exists(os.path.join(folder, name)):
+                with open(os.path.join(folder, name), "w") as file:
+                    file.write(value)
+    except OSError:
+        return False
+    return os.path.exists(os.path.join(folder, "memory.max"))
+
+
+def _reap(started: dict[int, tuple[int, int]], ending: dict[int, tuple[int, int]], cgroups: Cgroups) -> None:
     """Collect all that have ended; tell Treadle of those that it had started once their groups are gone too.
 
     `ending` holds pid -> exit code, its pipe of those that have ended before the rest of their group.
@@ -125,12 +259,12 @@ def _reap(started: dict[int, tuple[int, int]], ending: dict[int, tuple[int, int]
         ending[pid] = os.waitstatus_to_exitcode(status), started.pop(pid)[1]
     for pid in [pid for pid in ending if _is_empty(pid)]:
         code, news = ending.pop(pid)
-        _tell(news, code=code)
+        _tell(news, code=code, oom=cgroups.end(pid))
         os.close(news)
 
 
 def _ended_child() -> int | None:
-    """A child that has ended and is not reaped."""
+    """Return a child that has ended and is not reaped yet."""
     with contextlib.suppress(ChildProcessError):
         ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         return ended.si_pid if ended is not None else None

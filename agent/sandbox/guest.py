@@ -10,12 +10,15 @@ import ast
 import atexit
 import contextlib
 import ctypes
+import errno
+import fcntl
 import gc
 import importlib
 import importlib.machinery
 import importlib.util
 import json
 import linecache
+import mmap
 import os
 import resource
 import select
@@ -32,7 +35,6 @@ from typing import Any
 PROGRAM = "<program>"
 CAPABILITY_VERSION_3 = 0x20080522
 MEBIBYTE = 1024 * 1024
-WATCH_MS = 50
 IDLE_MS = 100
 """The host needs a moment to hand out a sandbox for which somebody waits already."""
 SPARE_THREADS = 1024
@@ -60,6 +62,8 @@ def set_limits(spec: dict[str, Any]) -> None:
         (resource.RLIMIT_CORE, 0),
         (resource.RLIMIT_MEMLOCK, 0),
         (resource.RLIMIT_MSGQUEUE, 0),
+        # Counted per user: the machine's own processes queue signals too.
+        (resource.RLIMIT_SIGPENDING, 64),
         (resource.RLIMIT_NOFILE, 128),
         (resource.RLIMIT_FSIZE, scratch),
         (resource.RLIMIT_AS, memory),
@@ -87,7 +91,7 @@ class ListedModules:
         self.places = places
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> importlib.machinery.ModuleSpec | None:
-        """The import system's question; see `importlib.abc.MetaPathFinder`."""
+        """Implement the import hook; see `importlib.abc.MetaPathFinder`."""
         place = self.places.get(name) if path is None else None
         if place is None or not os.path.isdir(place):
             return None if place is None else importlib.util.spec_from_file_location(name, place)
@@ -100,7 +104,7 @@ class ListedModules:
 
 
 def checked(result: int, what: str) -> int:
-    """The result of a system call; raises OSError if it failed."""
+    """Return the result of a system call. Raises OSError if it failed."""
     if result < 0:
         raise OSError(ctypes.get_errno(), f"{what}: {os.strerror(ctypes.get_errno())}")
     return result
@@ -124,6 +128,102 @@ def confine(spec: dict[str, Any]) -> None:
     buffer = ctypes.create_string_buffer(code, len(code))
     program = struct.pack("@HP", len(code) // 8, ctypes.addressof(buffer))
     checked(libc.prctl(SET_SECCOMP, SECCOMP_FILTER, program, 0, 0), "system-call filter")
+
+
+def share_without_anonymous_memory(scratch: str | None) -> None:
+    """Let `mmap.mmap(-1, n)` work although the system-call filter refuses shared anonymous memory.
+
+    It becomes an unlinked file in the scratch directory, or private memory if no other process could share it.
+    """
+
+    class Shared(mmap.mmap):
+        def __new__(cls, fileno: int, length: int, flags: int = mmap.MAP_SHARED, *args: Any, **kwargs: Any) -> Any:
+            if fileno != -1 or not flags & mmap.MAP_SHARED:
+                return super().__new__(cls, fileno, length, flags, *args, **kwargs)
+            flags &= ~(mmap.MAP_SHARED | mmap.MAP_ANONYMOUS)
+            if scratch is None:
+                flags |= mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+                return super().__new__(cls, -1, length, flags, *args, **kwargs)
+            file = os.open(scratch, os.O_TMPFILE | os.O_RDWR)
+            try:
+                os.ftruncate(file, length)
+                return super().__new__(cls, file, length, flags | mmap.MAP_SHARED, *args, **kwargs)
+            finally:
+                os.close(file)
+
+    Shared.__name__ = Shared.__qualname__ = "mmap"
+    Shared.__module__ = "mmap"
+    mmap.mmap = Shared  # type: ignore[misc]
+
+
+def lock_by_ranges() -> None:
+    """Let `fcntl.flock` work although the system-call filter refuses it, as on NFS: LOCK_EX needs a file open for
+    writing, LOCK_SH one open for reading, and locks of `fcntl.lockf` count too.
+    """
+    kinds = {fcntl.LOCK_SH: fcntl.F_RDLCK, fcntl.LOCK_EX: fcntl.F_WRLCK, fcntl.LOCK_UN: fcntl.F_UNLCK}
+
+    def flock(fd: Any, operation: int, /) -> None:
+        kind = kinds.get(operation & ~fcntl.LOCK_NB)
+        if kind is None:
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        # These belong to the open file, as those of flock; they cover all of it.
+        command = fcntl.F_OFD_SETLK if operation & fcntl.LOCK_NB else fcntl.F_OFD_SETLKW
+        fcntl.fcntl(fd, command, struct.pack("hhqqi4x", kind, 0, 0, 0, 0))
+
+    fcntl.flock = flock
+
+
+class DatabasesWithoutWal:
+    """Imports `sqlite3` such that `pragma journal_mode=wal` changes nothing.
+
+    SQLite asks for locks (F_GETLK) to share the index of a write-ahead log, and the system-call filter answers that all
+    is locked. Databases with a rollback journal do without.
+    """
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> importlib.machinery.ModuleSpec | None:
+        """Implement the import hook; see `importlib.abc.MetaPathFinder`."""
+        if name != "sqlite3":
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.loader is not None:
+            load = spec.loader.exec_module
+
+            def exec_module(module: types.ModuleType) -> None:
+                load(module)
+                self.change(module)
+
+            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
+
+    def change(self, sqlite3: Any) -> None:
+        """Let new connections ignore the pragma."""
+        open_database = sqlite3.connect
+
+        def allow(action: int, first: str | None, second: str | None, *_: Any) -> int:
+            is_wal = action == sqlite3.SQLITE_PRAGMA and f"{first}={second}".lower() == "journal_mode=wal"
+            return int(sqlite3.SQLITE_IGNORE if is_wal else sqlite3.SQLITE_OK)
+
+        def connect(*args: Any, **options: Any) -> Any:
+            connection = open_database(*args, **options)
+            connection.set_authorizer(allow)
+            return connection
+
+        sqlite3.connect = sqlite3.dbapi2.connect = connect
+
+
+def look_before_times() -> None:
+    """Let `os.utime` of a missing file fail although the filter only pretends: `Path.touch` relies on it."""
+    change_times = os.utime
+
+    def utime(path: Any, *args: Any, **options: Any) -> None:
+        os.stat(path, dir_fd=options.get("dir_fd"), follow_symlinks=options.get("follow_symlinks", True))
+        change_times(path, *args, **options)
+
+    os.utime = utime
+    for able in (os.supports_dir_fd, os.supports_fd, os.supports_follow_symlinks):
+        if change_times in able:
+            able.add(utime)
 
 
 def import_while_idle(names: list[str]) -> None:
@@ -203,7 +303,7 @@ def become(text: str) -> int:
 
 
 def exit_code(error: SystemExit) -> int:
-    """The exit code that the interpreter would use; prints the message of `sys.exit("message")`."""
+    """Return the exit code that the interpreter would use; print the message of `sys.exit("message")`."""
     if error.code is None or isinstance(error.code, int):
         return int(error.code or 0) & 0xFF
     sys.stderr.write(f"{error.code}\n")
@@ -224,12 +324,11 @@ def end(code: int) -> None:
         os._exit(code)
 
 
-def stay_first(program: int, max_files: int | None) -> None:
+def stay_first(program: int) -> None:
     """Live on as the sandbox's first process, whose end is the end of all, until the program or the host ends.
 
-    Ends the program when its scratch directory holds too many files: the file system limits their size, but not the
-    kernel's memory for each of them. Standard input hangs up when the host is gone. bubblewrap's own signal for that
-    case does not reach a process that has left root's identity.
+    Standard input hangs up when the host is gone. bubblewrap's own signal for that case does not reach a process that
+    has left root's identity.
     """
     awake, wake = os.pipe()
     os.set_blocking(wake, False)
@@ -241,21 +340,12 @@ def stay_first(program: int, max_files: int | None) -> None:
     events.register(0, 0)
     while True:
         reap(program)
-        if max_files is not None and files_in(".") > max_files:
-            os.write(2, b"\n[killed: it made too many files]\n")
-            os._exit(1)
-        for descriptor, _ in events.poll(None if max_files is None else WATCH_MS):
+        for descriptor, _ in events.poll():
             if descriptor == 0:
                 # Without isolation the group is all that can be ended.
                 os.killpg(0, signal.SIGKILL)
                 os._exit(1)
             os.read(awake, 4096)
-
-
-def files_in(folder: str) -> int:
-    """Files, folders and links on the file system of a folder."""
-    system = os.statvfs(folder)
-    return system.f_files - system.f_ffree
 
 
 def reap(program: int) -> None:
@@ -293,10 +383,17 @@ def main() -> None:
     gc.freeze()
     program = os.fork()
     if program:
-        stay_first(program, spec["max_files"])
+        stay_first(program)
     set_limits(spec)
     if landlock:
         confine(landlock)
+    if spec["share"] != "anonymously":
+        share_without_anonymous_memory(os.getcwd() if spec["share"] == "in files" else None)
+    if spec["files"] == "own":
+        lock_by_ranges()
+        sys.meta_path.insert(0, DatabasesWithoutWal())
+    elif spec["files"] == "shared":
+        look_before_times()
     os.write(1, b"R")
     import_while_idle(idle)
     gc.enable()

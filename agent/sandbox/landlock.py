@@ -8,48 +8,23 @@ Rights and structures: landlock(7), Linux `include/uapi/linux/landlock.h`.
 
 from __future__ import annotations
 
-import ctypes
-import errno
 import functools
 import os
 from pathlib import Path
 from typing import Any
 
 from treadle.agent.sandbox.runtime import LIBRARIES, PACKAGES, PREFIX, Runtime
-from treadle.agent.sandbox.seccomp import OWN_PROCESS, filter_program
-from treadle.core.errors import SandboxError
+from treadle.agent.sandbox.seccomp import filter_program
+from treadle.agent.sandbox.system_calls import OWN_PROCESS
+from treadle.core.landlock_rights import handled_rights
 
-_CREATE_RULESET = 444
-_GET_VERSION = 1
 _WRITE_FILE, _READ_FILE, _READ_DIR = 1 << 1, 1 << 2, 1 << 3
 _READABLE_DEVICES = ("/dev/random", "/dev/urandom")
-_WRITABLE_DEVICES = ("/dev/null", "/dev/zero", "/dev/full")
-_FILE_RIGHTS = {1: 0x1FFF, 2: 0x3FFF, 3: 0x7FFF, 5: 0xFFFF}
-"""All rights to files that are known from a version on: moving between folders, truncating, device commands."""
-_TCP_RIGHTS, _SCOPES = 0b11, 0b11
-_NO_LANDLOCK = {
-    errno.ENOSYS: "the kernel is older than Linux 5.13, was built without it, or a container's filter hides it",
-    errno.EOPNOTSUPP: "it is switched off at boot: add `landlock` to the kernel parameter `lsm=`",
-}
-
-
-def version() -> int:
-    """The kernel's version of Landlock; raises SandboxError where there is none."""
-    found = int(_libc().syscall(_CREATE_RULESET, None, 0, _GET_VERSION))
-    if found >= 1:
-        return found
-    number = ctypes.get_errno()
-    reason = _NO_LANDLOCK.get(number, os.strerror(number))
-    raise SandboxError(f'programs cannot be isolated with kind = "landlock" here: no Landlock ({reason})')
-
-
-@functools.cache
-def _libc() -> ctypes.CDLL:
-    return ctypes.CDLL(None, use_errno=True)
+_WRITABLE_DEVICES = ("/dev/null", "/dev/full")
 
 
 def confinement(runtime: Runtime) -> dict[str, Any]:
-    """What the guest has to do to itself before it takes a program, as JSON-able data; raises SandboxError."""
+    """Return what the guest restricts before it takes a program, as JSON-able data. Raises SandboxError."""
     return {
         "handled": handled_rights(),
         "rules": [list(rule) for rule in _rules(runtime)],
@@ -60,21 +35,14 @@ def confinement(runtime: Runtime) -> dict[str, Any]:
     }
 
 
-def handled_rights() -> list[int]:
-    """All that this kernel's Landlock can take away: rights to files, to TCP ports, scopes; raises SandboxError."""
-    known = version()
-    rights = _FILE_RIGHTS[max(since for since in _FILE_RIGHTS if since <= known)]
-    return [rights, _TCP_RIGHTS if known >= 4 else 0, _SCOPES if known >= 6 else 0]
-
-
 def executable(runtime: Runtime) -> str:
-    """The interpreter's own file, without the environment around it."""
+    """Return the interpreter's own file, without the environment around it."""
     return dict(runtime.binds)[runtime.executable]
 
 
 @functools.cache
 def _rules(runtime: Runtime) -> tuple[tuple[str, int], ...]:
-    """What the program may reach: path and rights, each with all that lies below it."""
+    """Return the paths that the program may access with their rights, each including everything below it."""
     rules = [(path, _READ_FILE) for path in _READABLE_DEVICES]
     rules += [(path, _READ_FILE | _WRITE_FILE) for path in _WRITABLE_DEVICES]
     hidden = set(runtime.hidden)
@@ -94,7 +62,7 @@ def _readable(path: Path) -> tuple[str, int]:
 
 
 def _modules(runtime: Runtime) -> list[tuple[str, str]]:
-    """Importable names of the packages, with their place on this machine."""
+    """Return the importable names of the packages with their paths on this machine."""
     found = []
     for place, source in runtime.binds:
         if place.startswith(f"{PACKAGES}/"):

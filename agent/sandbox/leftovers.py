@@ -11,12 +11,14 @@ import signal
 from pathlib import Path
 
 from treadle.agent.sandbox.bubblewrap import GUEST
+from treadle.agent.sandbox.devices import delete_leftovers
 
 _OURS = {b"--die-with-parent", b"--info-fd", os.fsencode(GUEST)}
 
 
 def end_leftovers() -> int:
     """End what is left of this user's sandboxes, made by this installation; returns how many there were."""
+    delete_leftovers()
     num_ended = 0
     for name in os.listdir("/proc"):
         if name.isdigit() and _is_left(int(name)):

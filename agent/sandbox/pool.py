@@ -15,7 +15,9 @@ from treadle.agent.sandbox.config import SandboxSettings
 from treadle.agent.sandbox.guardian import Guardian
 from treadle.agent.sandbox.leftovers import end_leftovers
 from treadle.agent.sandbox.process import ProgramResult, SandboxProcess
+from treadle.agent.sandbox.usage import UsageWatch
 from treadle.core.errors import SandboxError
+from treadle.core.work_clock import work_clock
 
 _logger = logging.getLogger(__name__)
 
@@ -27,6 +29,7 @@ class SandboxPool:
         self._settings = settings
         self._launcher: Launcher | None = None
         self._guardian = Guardian()
+        self._usage = UsageWatch()
         self._warm: asyncio.Queue[SandboxProcess | SandboxError] = asyncio.Queue()
         self._starting: set[asyncio.Task[None]] = set()
         self._waiting = 0
@@ -44,6 +47,9 @@ class SandboxPool:
             first = await SandboxProcess.start(
                 self._guardian, self._launcher, self._settings.start_timeout_s, eager=True
             )
+            if self._launcher.bwrap is not None:
+                how = "a memory cgroup of its own" if first.has_cgroup else "sampling from outside, without a cgroup"
+                _logger.info("the memory of each sandbox is limited by %s", how)
             self._warm.put_nowait(first)
         except BaseException:
             await self.__aexit__()
@@ -61,33 +67,30 @@ class SandboxPool:
         warm = [self._warm.get_nowait() for _ in range(self._warm.qsize())]
         await asyncio.gather(*(sandbox.discard() for sandbox in warm if isinstance(sandbox, SandboxProcess)))
         await asyncio.to_thread(self._guardian.close)
+        await asyncio.to_thread(self._usage.close)
 
     async def run(self, program: str, *, time_limit_s: float, deadline: float | None = None) -> ProgramResult:
-        """Run one program for at most `time_limit_s`, and not past `deadline` (the loop's clock), waiting included.
+        """Run one program for at most `time_limit_s`, and not past `deadline` (a time of the work's clock).
 
-        Raises SandboxError if no sandbox can be started, or none was free before the deadline.
+        Waiting for a sandbox holds that clock: how many there are is operational and must not look like a time-out of
+        the program. One comes, since programs end. Raise SandboxError if none can be started.
         """
-        loop = asyncio.get_running_loop()
-        try:
-            async with asyncio.timeout_at(deadline):
-                await self._running.acquire()
-        except TimeoutError:
-            raise _none_was_free() from None
+        clock = work_clock()
+        with clock.hold():
+            await self._running.acquire()
         try:
             try:
-                async with asyncio.timeout_at(deadline):
+                with clock.hold():
                     sandbox = await self._take()
-            except TimeoutError:
-                raise _none_was_free() from None
             except SandboxError as error:
                 # Sandboxes did start when the pool was opened: this one's trouble may pass.
                 error.retryable = True
                 raise
             if deadline is not None:
-                time_limit_s = min(time_limit_s, deadline - loop.time())
+                time_limit_s = min(time_limit_s, deadline - clock.time())
             cpu_s = self._settings.cpu_s or math.ceil(max(time_limit_s, 0.0)) + 1
             try:
-                return await sandbox.run(program, time_limit_s=time_limit_s, cpu_s=cpu_s)
+                return await sandbox.run(program, self._usage, time_limit_s=time_limit_s, cpu_s=cpu_s)
             except asyncio.CancelledError:
                 await asyncio.shield(sandbox.discard())
                 raise
@@ -95,7 +98,7 @@ class SandboxPool:
             self._running.release()
 
     async def _take(self) -> SandboxProcess:
-        """A sandbox that nobody used; replaced at once. Those that died while waiting are thrown away."""
+        """Return an unused sandbox and start its replacement. Sandboxes that ended while waiting are discarded."""
         self._waiting += 1
         try:
             while True:
@@ -130,10 +133,3 @@ class SandboxPool:
                     self._warm.put_nowait(error)
                 else:
                     _logger.warning("%s", error)
-
-
-def _none_was_free() -> SandboxError:
-    """The program never ran: how many sandboxes there are is operational and must not look like its own time-out."""
-    error = SandboxError("no sandbox was free before the rollout's deadline; raise max_running or lower max_concurrent")
-    error.retryable = True
-    return error

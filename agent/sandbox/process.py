@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
 import logging
 import os
 import shutil
 import signal
 import tempfile
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from treadle.agent.sandbox.bubblewrap import Command, Launcher
 from treadle.agent.sandbox.config import SandboxSettings
 from treadle.agent.sandbox.guardian import Guarded, Guardian, News
+from treadle.agent.sandbox.usage import Excess, UsageWatch, descendants
 from treadle.core.errors import SandboxError
+from treadle.core.steady_loop import wait_for_first
 
 _logger = logging.getLogger(__name__)
 
@@ -26,8 +29,6 @@ _KEPT_BYTES = 512 * 1024
 _DRAIN_S = 0.5
 _GONE_S = 10.0
 _FORCED_S = 5.0
-_WEIGH_S = 0.2
-_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +38,8 @@ class ProgramResult:
     exit_code: int | None
     timed_out: bool
     flooded: bool
-    overfull: bool
-    """The host killed it because all its processes together held more memory than one of them may."""
+    excess: Excess | None
+    """What it held too much of, all processes together, so that the host killed it."""
     stdout: str
     stderr: str
     seconds: float
@@ -69,7 +70,7 @@ class Capture(asyncio.Protocol):
             self.flooded.set()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The pipe is closed."""
+        """Note that the pipe is closed."""
         if not self.ended.done():
             self.ended.set_result(None)
 
@@ -82,7 +83,7 @@ class Capture(asyncio.Protocol):
         return data
 
     def text(self) -> str:
-        """What was kept, decoded; a note stands where bytes were dropped."""
+        """Return the kept output, decoded, with a note in place of dropped bytes."""
         tail = self._tail[-_KEPT_BYTES:]
         dropped = self.total_bytes - len(self._head) - len(tail)
         if dropped == 0:
@@ -94,7 +95,12 @@ class Capture(asyncio.Protocol):
 def _start(guardian: Guardian, command: Command, scratch: Path | None) -> Guarded:
     try:
         return guardian.start(
-            command.arguments, env=command.environment, cwd=scratch or Path("/"), descriptors=command.descriptors
+            command.arguments,
+            env=command.environment,
+            cwd=scratch or Path("/"),
+            descriptors=command.descriptors,
+            cgroup=command.cgroup,
+            devices=command.devices,
         )
     except OSError:
         for end in (command.lifeline, command.info):
@@ -113,7 +119,7 @@ def _guardian_killed() -> SandboxError:
 
 
 def _stuck(pid: int | None) -> SandboxError:
-    """The kernel does not let go of it."""
+    """Return the error for a process that the kernel does not end."""
     error = SandboxError(
         f"a sandbox cannot be ended: process {pid} was killed and is still there; "
         f"if `ps -o stat {pid}` says D, it waits for a disk or a network file system of this machine"
@@ -126,8 +132,8 @@ def _same(capture: Capture) -> Capture:
     return capture
 
 
-def _first_process(info: int) -> int | None:
-    """A pidfd of the sandbox's first process, from what bubblewrap wrote; None if it wrote nothing yet.
+def _first_process(info: int) -> tuple[int, int] | None:
+    """Id and pidfd of the sandbox's first process, from what bubblewrap wrote; None if it wrote nothing yet.
 
     Raises OSError where the kernel has no pidfds.
     """
@@ -136,25 +142,10 @@ def _first_process(info: int) -> int | None:
         written = os.read(info, 4096)
     except BlockingIOError:
         return None
-    return os.pidfd_open(json.loads(written)["child-pid"]) if written else None
-
-
-def _descendants(pid: int) -> Iterator[int]:
-    """A process and all below it, as far as the kernel tells."""
-    yield pid
-    with contextlib.suppress(OSError):
-        for task in os.listdir(f"/proc/{pid}/task"):
-            for child in Path(f"/proc/{pid}/task/{task}/children").read_bytes().split():
-                yield from _descendants(int(child))
-
-
-def _own_bytes(pid: int) -> int:
-    """Memory of a process that no file backs. Waits for no lock that the process could hold."""
-    try:
-        _, resident, shared = Path(f"/proc/{pid}/statm").read_bytes().split(maxsplit=3)[:3]
-    except (OSError, ValueError):
-        return 0
-    return (int(resident) - int(shared)) * _PAGE_BYTES
+    if not written:
+        return None
+    pid = int(json.loads(written)["child-pid"])
+    return pid, os.pidfd_open(pid)
 
 
 class SandboxProcess:
@@ -172,9 +163,9 @@ class SandboxProcess:
         self._scratch = scratch
         self._input: asyncio.WriteTransport | None = None
         self._info: int | None = None
-        self._first_process: int | None = None
+        self._first_process: tuple[int, int] | None = None
+        """Its process id and a pidfd."""
         self._memory_bytes = settings.memory_mb * 1024 * 1024
-        self._empty_bytes = 0
 
     @classmethod
     async def start(cls, guardian: Guardian, launcher: Launcher, timeout_s: float, *, eager: bool) -> SandboxProcess:
@@ -184,6 +175,7 @@ class SandboxProcess:
         if scratch is not None and settings.kind == "landlock":
             scratch.chmod(0o755)  # Empty, and read by another user where root starts the sandbox.
         sandbox: SandboxProcess | None = None
+        command: Command | None = None
         try:
             with launcher.command(scratch, eager=eager) as command:
                 guarded = _start(guardian, command, scratch)
@@ -199,6 +191,9 @@ class SandboxProcess:
             if isinstance(error, OSError):
                 raise SandboxError(f"cannot start a sandbox: {error}") from error
             raise
+        finally:
+            if command is not None:
+                command.delete_devices()
         return sandbox
 
     async def _connect(self, lifeline: int | None) -> None:
@@ -238,26 +233,43 @@ class SandboxProcess:
         return News.read(self._news.text())
 
     @property
+    def has_cgroup(self) -> bool:
+        """Whether the kernel itself limits the memory of all its processes together."""
+        return self._told.cgroup
+
+    @property
     def alive(self) -> bool:
         """Whether it can still take a program."""
         return not self._news.ended.done() and not self._stdout.ended.done()
 
-    async def run(self, program: str, *, time_limit_s: float, cpu_s: int) -> ProgramResult:
+    async def run(self, program: str, usage: UsageWatch, *, time_limit_s: float, cpu_s: int) -> ProgramResult:
         """Run one program to its end or its limit; nothing of it is left when this returns."""
-        loop = asyncio.get_running_loop()
-        began = loop.time()
+        if self._lifeline is None:
+            # Without namespaces: one process, or no promise.
+            return await self._run(program, asyncio.get_running_loop().create_future(), time_limit_s, cpu_s)
+        with usage.watching(self._first_pid(), self._memory_bytes) as excess:
+            return await self._run(program, excess, time_limit_s, cpu_s)
+
+    def _first_pid(self) -> int:
+        """Return the id of the first process; old kernels without pidfds have it as the only child of bubblewrap."""
+        if self._first_process is not None:
+            return self._first_process[0]
+        bwrap = self._told.pid or 0
+        return next(itertools.islice(descendants(bwrap), 1, None), bwrap)
+
+    async def _run(
+        self, program: str, excess: asyncio.Future[Excess], time_limit_s: float, cpu_s: int
+    ) -> ProgramResult:
         flooded = [asyncio.ensure_future(capture.flooded.wait()) for capture in (self._stdout, self._stderr)]
         ended = asyncio.ensure_future(self._ended())
-        overfull = asyncio.ensure_future(self._overfull())
         lost = asyncio.ensure_future(self._lost())
-        first = {ended, overfull, lost, *flooded}
+        first: set[asyncio.Future[Any]] = {ended, excess, lost, *flooded}
         try:
-            self._empty_bytes = max(map(_own_bytes, self._processes()))
             body = program.encode("utf-8", "replace")
             await self._send(f"{cpu_s} {len(body)}\n".encode() + body)
-            await asyncio.wait(first, timeout=time_limit_s, return_when=asyncio.FIRST_COMPLETED)
+            seconds = await wait_for_first(first, time_limit_s)
             finished, flood = ended.done(), any(future.done() for future in flooded)
-            full = overfull.done() and not finished
+            too_much: Excess | None = excess.result() if excess.done() and not finished else None
         finally:
             for future in first:
                 future.cancel()
@@ -266,14 +278,16 @@ class SandboxProcess:
         code = self._told.code
         if code is None:
             raise _guardian_killed()
+        if finished and self._told.oom:
+            finished, too_much = False, "memory"
         return ProgramResult(
             exit_code=code if finished else None,
-            timed_out=not finished and not flood and not full,
+            timed_out=not finished and not flood and too_much is None,
             flooded=flood,
-            overfull=full,
+            excess=too_much,
             stdout=self._stdout.text(),
             stderr=self._stderr.text(),
-            seconds=loop.time() - began,
+            seconds=seconds,
         )
 
     async def _send(self, data: bytes) -> None:
@@ -282,23 +296,6 @@ class SandboxProcess:
         self._input = transport
         # Not closed: that it hangs up tells the sandbox that the host is gone.
         transport.write(data)
-
-    async def _overfull(self) -> None:
-        """Wait until all processes together hold more than the limit of one.
-
-        What each had of its first process's memory does not count, since they share it: a little is missed.
-        """
-        if self._lifeline is None:
-            await asyncio.Future()  # One process, or no promise.
-        held = 0
-        while held <= self._memory_bytes:
-            await asyncio.sleep(_WEIGH_S)
-            held = sum(max(0, _own_bytes(pid) - self._empty_bytes) for pid in self._processes())
-
-    def _processes(self) -> list[int]:
-        """Process ids of all that belongs to it, as far as the kernel tells."""
-        pid = self._told.pid
-        return [] if pid is None or self._news.ended.done() else list(_descendants(pid))
 
     async def _lost(self) -> None:
         """Wait until nobody can say any more how it will end."""
@@ -333,7 +330,7 @@ class SandboxProcess:
             self._guardian.kill(self._guarded)
         if self._first_process is not None:
             with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(self._first_process, signal.SIGKILL)
+                signal.pidfd_send_signal(self._first_process[1], signal.SIGKILL)
 
     def _find_first_process(self) -> None:
         """Hold on to the first process while it surely lives: its id may be given to a stranger later."""
@@ -360,7 +357,7 @@ class SandboxProcess:
         await asyncio.wait({self._stdout.ended, self._stderr.ended}, timeout=_DRAIN_S)
         for transport in self._transports:
             transport.close()
-        for descriptor in (self._info, self._first_process):
+        for descriptor in (self._info, self._first_process[1] if self._first_process is not None else None):
             if descriptor is not None:
                 os.close(descriptor)
         self._info = self._first_process = None

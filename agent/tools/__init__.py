@@ -1,1 +1,1 @@
-"""The tools that an agent may call, each returning a structured outcome."""
+"""Tools that an agent may call; each returns a structured outcome."""

@@ -1,4 +1,4 @@
-"""What a tool gives back."""
+"""Define the interface of tools: call context and outcome."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 OutcomeStatus = Literal["ok", "empty", "error", "timeout", "invalid", "refused"]
-"""`invalid`: the argument cannot be used (an empty query). `refused`: over the tool's limit, not executed."""
+"""`invalid`: the argument is unusable (such as an empty query). `refused`: over the tool's limit, not executed."""
 
 NOT_ON_RECORD = "not on record"
-"""Note of a call that a replay of the web could not answer, where it goes on all the same."""
+"""Note of a call that a web replay has no entry for, if the replay continues nevertheless."""
 
 
 @dataclass(frozen=True, slots=True)
 class ToolOutcome:
     """Outcome of one tool call. `text` is what the agent sees between the result tags, cut to the tool's limit.
 
-    `note` says what the status does not, for the record of the call. Tokens are those of a model that the tool asked.
+    `note` adds details to the status, for the record of the call. Tokens are those of a model that the tool used.
     """
 
     status: OutcomeStatus
@@ -28,20 +28,20 @@ class ToolOutcome:
     prompt_tokens: int = 0
     completion_tokens: int = 0
     sources: tuple[str, ...] = ()
-    """Keys of the entries of a web record that the text was made of."""
+    """Keys of the web record entries that the text was made from."""
 
 
 @dataclass(frozen=True, slots=True)
 class CallContext:
-    """What a tool may know of the rollout that calls it.
+    """State of the rollout that a tool may use.
 
     Attributes:
-        question: As the model was asked it.
-        log: The assistant's turn so far: model text up to each call and result blocks, in order; this call last.
-        seed: Of this call, in [0, 2**31).
-        budget_s: Seconds that the call may run, however long it waited before that; None where its deadline bounds
-            both together.
-        route: Where the question's searches go: `local`, `web`, `both`, or None where it does not say.
+        question: Text that the model was asked.
+        log: The assistant turn so far, in order: model text up to each call, and result blocks; this call is last.
+        seed: Seed of this call, in [0, 2**31).
+        budget_s: Seconds that the call may run, not counting any wait before that; None if the deadline limits both
+            together.
+        route: Where the question's searches go: `local`, `web` or `both`; None if the question does not say.
     """
 
     question: str
@@ -52,10 +52,10 @@ class CallContext:
 
 
 class Tool(Protocol):
-    """A tool of the environment. `name` is also its tag. Used by many rollouts at once on one event loop.
+    """Interface of tools. `name` is also the tool's tag. Many rollouts use one tool concurrently on one event loop.
 
-    Usage: `async with tool:` around all calls. `call` never raises for anything the agent did; it raises
-    `ToolError` (retryable or not) only when the tool itself is out of order.
+    Usage: `async with tool:` around all calls. `call` never raises for a mistake of the agent. It raises `ToolError`
+    (retryable or not) only if the tool itself is out of order.
     """
 
     name: str
@@ -65,8 +65,8 @@ class Tool(Protocol):
     async def __aexit__(self, *exc: object) -> None: ...
 
     async def call(self, argument: str, *, deadline: float, context: CallContext | None = None) -> ToolOutcome:
-        """Run one call; `deadline` is in the event loop's clock and bounds it together with the tool's own limit.
+        """Run one call until `deadline`, a time of the work clock (`treadle.core.work_clock`), or the tool's own limit.
 
-        A tool that can tell waiting from running goes by `context.budget_s` in place of it, where there is one.
+        A tool that can tell waiting from running uses `context.budget_s`, if it is set, instead of the deadline.
         """
         ...

@@ -1,7 +1,7 @@
-"""The `python` tool: runs a program of the agent in a sandbox and returns what it printed.
+"""Run an agent's Python programs in a sandbox and return what they print.
 
-The program's text is only cut out of its fence here; parsing and running it is the sandbox's business.
-Behaviour: `docs/behaviour/sandbox.md`.
+Only the Markdown fence is removed here; the sandbox parses and runs the program. Behaviour:
+`docs/behaviour/sandbox.md`.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ from treadle.agent.tools.outcome import CallContext, OutcomeStatus, ToolOutcome
 TIMEOUT_TEXT = "Execution Timeout"
 MAX_PROGRAM_CHARS = 256 * 1024
 _ERROR_HEAD_SHARE = 0.2
+_EXCESS = {"memory": "its processes held too much memory", "files": "it made too many files"}
 
 
 class PythonTool:
-    """Runs one program per call, each in a fresh sandbox: nothing lasts from call to call."""
+    """Tool that runs one program per call, each in a fresh sandbox; nothing persists between calls."""
 
     name = "python"
 
@@ -31,26 +32,27 @@ class PythonTool:
         max_output_chars: int | None = 1000,
         name: str = "python",
     ) -> None:
-        """`max_output_chars` None leaves the text uncut (up to about 1 MiB); `name` is the tag."""
+        """Prepare the tool; `max_output_chars` None leaves the output uncut (up to about 1 MiB), `name` is the tag."""
         self.name = name
         self._time_limit_s = time_limit_s
         self._max_output_chars = max_output_chars
         self._pool = SandboxPool(settings or SandboxSettings())
 
     async def __aenter__(self) -> PythonTool:
-        """Start the sandboxes; raises SandboxError where programs cannot be isolated."""
+        """Start the sandboxes. Raises SandboxError if programs cannot be isolated."""
         await self._pool.__aenter__()
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        """End them all."""
+        """Stop all sandboxes."""
         await self._pool.__aexit__(*exc)
 
     async def call(self, argument: str, *, deadline: float, context: CallContext | None = None) -> ToolOutcome:
-        """Run a program until `deadline` (the loop's clock) or the time limit; raises SandboxError.
+        """Run a program until `deadline` (a time of the work clock) or the time limit. Raises SandboxError.
 
-        Where the context has a budget, that bounds the program from its start, and waiting for a sandbox is free: one
-        comes, since programs end, unless none can be started.
+        With a budget in the context, the budget limits the program from its start and replaces the deadline. The wait
+        for a free sandbox is then not limited: running programs end, so a sandbox becomes free, or SandboxError is
+        raised.
         """
         program = strip_fence(argument)
         if not program.strip():
@@ -68,7 +70,7 @@ class PythonTool:
 
 
 def strip_fence(text: str) -> str:
-    """Take a program out of the Markdown fence around it, if there is one; otherwise return it unchanged."""
+    """Return a program without the Markdown fence around it, if there is one."""
     stripped = text.strip()
     ticks = len(stripped) - len(stripped.lstrip("`"))
     if ticks < 3:
@@ -81,13 +83,13 @@ def strip_fence(text: str) -> str:
 
 
 def read_result(result: ProgramResult) -> tuple[OutcomeStatus, str]:
-    """Status and full text of a result: what it printed or, if it failed, what it wrote to standard error."""
+    """Return status and full text of a result: standard output or, if the program failed, standard error."""
     if result.timed_out or result.exit_code == 128 + signal.SIGXCPU:
         return "timeout", TIMEOUT_TEXT
     if result.flooded:
         return "error", clean(result.stdout or result.stderr) + "\n[killed: it printed too much]"
-    if result.overfull:
-        return "error", f"{clean(result.stderr)}\n[killed: its processes held too much memory]".lstrip()
+    if result.excess is not None:
+        return "error", f"{clean(result.stderr)}\n[killed: {_EXCESS[result.excess]}]".lstrip()
     if result.exit_code == 0:
         text = clean(result.stdout)
         return ("ok" if text else "empty"), text
@@ -101,13 +103,13 @@ def _ending(exit_code: int | None) -> str:
 
 
 def clean(text: str) -> str:
-    """Drop NUL and what is no character, unify line ends, strip empty lines before and white space after."""
+    """Drop NUL, replace unencodable characters, unify line ends, strip leading empty lines and trailing white space."""
     plain = text.replace("\r\n", "\n").replace("\0", "").encode("utf-8", "replace").decode("utf-8")
     return plain.strip("\n").rstrip()
 
 
 def clip(text: str, limit: int | None, head_share: float = 0.5) -> str:
-    """Cut a text to `limit` characters, keeping head and tail and saying how many characters are missing."""
+    """Cut a text to `limit` characters, keeping its head and tail and noting how many characters are left out."""
     if limit is None or len(text) <= limit:
         return text
     note = f"\n... [{len(text) - limit} characters left out] ...\n"

@@ -1,4 +1,4 @@
-"""The search tool: an agent's query becomes documents, or what another model finds in them."""
+"""Answer an agent's search query with documents, or with a summary of them by another model."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from treadle.agent.tools.summarizer import Summarizer
 from treadle.agent.web.control_tokens import without_known_tokens
 from treadle.agent.web.types import RecordMiss
 from treadle.core.waiting import all_of
+from treadle.core.work_clock import work_clock
 from treadle.retriever.index import MAX_QUERY_CHARS
 
 if TYPE_CHECKING:
@@ -30,28 +31,31 @@ __all__ = ["CORPUS_TOO_SLOW", "EMPTY_QUERY", "NO_HIT", "TOO_SLOW", "SearchTool",
 
 
 class WebSearcher(Protocol):
-    """What is needed of a search of the web; `treadle.agent.web.search.WebSearch` fits."""
+    """Interface of web search; `treadle.agent.web.search.WebSearch` implements it."""
 
     async def open(self) -> None:
-        """Get ready; raises TreadleError where that is impossible."""
+        """Prepare for searches. Raises TreadleError if that is impossible."""
         ...
 
     async def search(self, query: str, *, deadline: float) -> WebFound:
-        """What the web says; raises SearchUnavailable where that is not to be had by the deadline, and ToolError."""
+        """Search the web. Raises ToolError, and SearchUnavailable if there is no result by the deadline."""
         ...
 
     async def landed(self) -> None:
-        """Wait for what is under way, each part of it until its own deadline."""
+        """Wait for requests in progress, each until its own deadline."""
         ...
 
     async def close(self) -> None:
-        """Break off what is under way."""
+        """Cancel requests in progress."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """What a place has to say: text for the agent, whole documents for the summarizer. Nothing found is empty."""
+    """Result of one source: text for the agent, whole documents for the summarizer.
+
+    Both are empty if nothing was found.
+    """
 
     text: str = ""
     documents: tuple[str, ...] = ()
@@ -62,7 +66,7 @@ class _Found:
 
 
 class SearchTool:
-    """The tool `search`: documents of a corpus, joined by blank lines, pages of the web, or a summary of either."""
+    """Tool `search`: returns documents of a corpus, joined by blank lines, web pages, or a summary of either."""
 
     name = "search"
 
@@ -75,14 +79,15 @@ class SearchTool:
         *,
         misses_are_empty: bool = False,
     ) -> None:
-        """`searcher` stands in for what the settings name; `web` is needed where they send searches to the web.
+        """Prepare the tool; `searcher` replaces that of the settings.
 
-        `misses_are_empty`: what a replay of the web lacks is as if nothing were found, with a note, and no RecordMiss.
+        `web` is required if the settings send searches to the web. With `misses_are_empty`, a query that a web replay
+        has no entry for finds nothing, with a note, instead of raising RecordMiss.
         """
         self._settings = settings
         self._summarizer = summarizer
         if searcher is None and settings.uses_local:
-            searcher = searcher_for(settings, settings.service, settings.num_threads)
+            searcher = searcher_for(settings, settings.service, settings.top_n, settings.num_threads)
         self._searcher = searcher
         self._web = web
         self._misses_are_empty = misses_are_empty
@@ -92,6 +97,7 @@ class SearchTool:
         try:
             for place in (self._searcher, self._web):
                 if place is not None:
+                    # Registered before opening, so that a failed open is cleaned up too.
                     self._stack.push_async_callback(place.close)
                     await place.open()
         except BaseException:
@@ -101,26 +107,28 @@ class SearchTool:
 
     async def __aexit__(self, *exc: object) -> None:
         try:
-            if self._web is not None and not any(exc):  # broken off, it waits for nothing
+            if self._web is not None and not any(exc):  # after an error or cancellation, do not wait
                 await self._web.landed()
         finally:
             await self._stack.aclose()
 
     async def call(self, argument: str, *, deadline: float, context: CallContext | None = None) -> ToolOutcome:
-        """Answer one query; `deadline` is in the event loop's clock, and all that bounds a summary.
+        """Answer one query; `deadline` is a time of the work clock, and limits only the summary.
 
-        Raises ToolError where no search is possible, ModelError where no summary is.
+        The search itself has a limit of its own. It counts as infrastructure, so it holds the work clock. Raises
+        ToolError if no search is possible, and ModelError if no summary is.
         """
         loop = asyncio.get_running_loop()
         started = loop.time()
-        # Like the service does, so that both find the same.
+        # The retrieval service does the same, so both find the same.
         query = argument.strip()[:MAX_QUERY_CHARS].strip()
         outcome = await self._answer(query, deadline, context) if query else ToolOutcome("invalid", EMPTY_QUERY)
         return replace(outcome, seconds=loop.time() - started)
 
     async def _answer(self, query: str, deadline: float, context: CallContext | None) -> ToolOutcome:
         try:
-            found = await self._find(query, deadline, context.route if context is not None else None)
+            with work_clock().hold():
+                found = await self._find(query, context.route if context is not None else None)
         except TimeoutError:
             return ToolOutcome("timeout", TOO_SLOW)
         is_empty = not found.text and not found.documents
@@ -136,7 +144,7 @@ class SearchTool:
         summary = await self._summarizer.summarize(
             query, found.documents, context, deadline=deadline, from_web=bool(found.sources)
         )
-        # A page may have had its tokens copied, or written in another way and read back.
+        # The summarizer may have copied a token spelling from a page, or decoded an escaped one.
         text = without_known_tokens(summary.text) if found.sources else summary.text
         return replace(
             outcome,
@@ -146,47 +154,44 @@ class SearchTool:
             completion_tokens=summary.completion_tokens,
         )
 
-    async def _find(self, query: str, deadline: float, asked: str | None) -> _Found:
-        """What there is to find, by the question's own route; raises TimeoutError."""
+    async def _find(self, query: str, asked: str | None) -> _Found:
+        """Search by the question's own route. Raises TimeoutError."""
         route = self._settings.route_of(asked)
         if route == "local":
-            return await self._in_corpus(query, deadline)
+            return await self._in_corpus(query)
         if route == "web":
-            return await self._on_web(query, deadline)
-        local, web = await all_of([self._in_time(query, deadline), self._on_web(query, deadline)])
+            return await self._on_web(query)
+        local, web = await all_of([self._in_time(query), self._on_web(query)])
         return _Found(
             "\n\n".join(filter(None, (local.text, web.text))),
             (*local.documents, *web.documents),
             web.sources,
             web.recorded,
             "; ".join(filter(None, (local.note, web.note, WEB_REFUSED if web.refused else ""))),
-            # Where the corpus has nothing either, nothing is found: it was searched.
+            # `refused` stays False: if the corpus has no hit either, the outcome is `empty`, since the corpus was
+            # searched.
         )
 
-    async def _in_time(self, query: str, deadline: float) -> _Found:
-        """The same as of the corpus alone, where it is not all that is searched: one that is late says nothing."""
+    async def _in_time(self, query: str) -> _Found:
+        """Search the corpus next to the web; if it takes too long, return nothing but a note."""
         try:
-            return await self._in_corpus(query, deadline)
+            return await self._in_corpus(query)
         except TimeoutError:
             return _Found(note=CORPUS_TOO_SLOW)
 
-    async def _in_corpus(self, query: str, deadline: float) -> _Found:
+    async def _in_corpus(self, query: str) -> _Found:
         assert self._searcher is not None
-        limit = min(deadline, asyncio.get_running_loop().time() + self._settings.timeout_s)
+        limit = asyncio.get_running_loop().time() + self._settings.timeout_s
         hits = await self._searcher.search(query, self._settings.top_n, deadline=limit)
         documents = "\n\n".join(self._cut(hit.contents) for hit in hits).strip()
         return _Found(documents, tuple(hit.contents for hit in hits))
 
-    async def _on_web(self, query: str, deadline: float) -> _Found:
-        """What the web has; raises TimeoutError where the rollout's own time is over.
-
-        That time is no time of the search: what is under way goes on, and comes on record as it is.
-        """
+    async def _on_web(self, query: str) -> _Found:
+        """Search the web."""
         assert self._web is not None
         limit = asyncio.get_running_loop().time() + self._settings.timeout_s
         try:
-            async with asyncio.timeout_at(deadline):
-                found = await self._web.search(query, deadline=limit)
+            found = await self._web.search(query, deadline=limit)
         except RecordMiss:
             if not self._misses_are_empty:
                 raise

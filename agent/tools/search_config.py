@@ -15,27 +15,27 @@ SearchRoute = Literal["local", "web", "both"]
 
 
 class SearchToolSettings(IndexSettings):
-    """Search over a corpus, indexed in this process or held by services."""
+    """Settings of search in a corpus, indexed in this process or served by retrieval services, and on the web."""
 
     service: ServiceClientSettings | None = None
-    """Services to ask instead of an index in this process."""
+    """Retrieval services to use instead of an index in this process."""
     top_n: int = Field(default=4, ge=1, le=100)
     """Documents per query."""
     document_chars: int = Field(default=1_200, ge=1)
-    """A longer document is cut to so many characters, marked by three dots."""
+    """Most characters of a document; a longer one is cut and ends in three dots."""
     timeout_s: float = Field(default=60.0, gt=0)
-    """Longest time for one query, retries included."""
+    """Time limit of one query in seconds, retries included."""
     num_threads: Operational[int] = Field(default=2, ge=1)
     """Queries that an index in this process answers at once."""
     web: Added[WebSettings | None] = None
-    """Search of the web, beside the corpus or in its place."""
+    """Web search, in addition to the corpus or instead of it."""
     route: Added[Literal["auto", "local", "web", "both"]] = "auto"
-    """Where searches go. `auto`: where there is something to search; with both a corpus and the web, as the question
-    says, and to the web where it does not."""
+    """Where searches go. `auto` uses whatever is configured; with both a corpus and the web, the question decides, and
+    one that does not say is searched on the web."""
 
     @model_validator(mode="after")
     def check_one_place(self) -> Self:
-        """Refuse services together with keys of an index of one's own: one of the two would be ignored."""
+        """Refuse services combined with keys of an index in this process: one of the two would be ignored."""
         if self.service is not None:
             fields = IndexSettings.model_fields
             own = [name for name in fields if getattr(self, name) != fields[name].get_default()]
@@ -49,7 +49,7 @@ class SearchToolSettings(IndexSettings):
 
     @model_validator(mode="after")
     def check_route(self) -> Self:
-        """Refuse to send searches where there is nothing to search."""
+        """Refuse a route to a source that is not configured."""
         if self.route in ("web", "both") and self.web is None:
             raise ValueError(f'search.route = "{self.route}" needs the table search.web')
         if self.route in ("local", "both") and not self.has_local:
@@ -63,16 +63,16 @@ class SearchToolSettings(IndexSettings):
 
     @property
     def uses_web(self) -> bool:
-        """Whether any search goes to the web."""
+        """Whether any search uses the web."""
         return self.web is not None and self.route != "local"
 
     @property
     def uses_local(self) -> bool:
-        """Whether any search goes to a corpus, or should, for want of the web."""
+        """Whether any search uses a corpus, or would have to because there is no web search."""
         return self.route in ("local", "both") or not self.uses_web or (self.route == "auto" and self.has_local)
 
     def route_of(self, asked: str | None) -> SearchRoute:
-        """Where the searches of a question go that says `asked` itself."""
+        """Return the route of a question's searches; `asked` is the question's own choice, if any."""
         if not self.uses_web:
             return "local"
         if not self.uses_local:
@@ -82,9 +82,11 @@ class SearchToolSettings(IndexSettings):
         return "local" if asked == "local" else "both" if asked == "both" else "web"
 
     def with_digests(self) -> Self:
-        """Fill in the content of the corpus files and of the web's record; services tell theirs when the run starts.
+        """Return the settings with digests of the corpus files and of the web record.
 
-        Raises ConfigError, DataError and ArtifactError for what is not there.
+        Services report theirs when the run starts.
+
+        Raises ConfigError, DataError and ArtifactError if something is missing.
         """
         filled = self
         if self.service is None and (self.has_local or not self.uses_web):

@@ -1,4 +1,4 @@
-"""Where the documents of a search come from: an index in this process, or services that hold one."""
+"""Search a corpus, with an index in this process or through retrieval services."""
 
 from __future__ import annotations
 
@@ -16,30 +16,40 @@ from treadle.retriever.index import Hit, Index
 from treadle.retriever.opening import open_index
 
 _MAX_BATCH = 64
-"""Queries that are encoded together."""
+"""Most queries that are encoded together."""
+
+
+class Found(Protocol):
+    """Document of a search result."""
+
+    @property
+    def contents(self) -> str:
+        """Title line and text."""
+        ...
 
 
 class Searcher(Protocol):
-    """Where documents come from."""
+    """Interface of a corpus search."""
 
     async def open(self) -> None:
-        """Get ready; raises TreadleError where that is impossible."""
+        """Prepare for searches. Raises TreadleError if that is impossible."""
         ...
 
-    async def search(self, query: str, top_n: int, *, deadline: float) -> Sequence[Hit]:
-        """At most `top_n` documents, best first; `deadline` is in the event loop's clock.
+    async def search(self, query: str, top_n: int, *, deadline: float) -> Sequence[Found]:
+        """Return at most `top_n` documents, best first; `deadline` is in the event loop's clock.
 
-        Raises TimeoutError where it passed during a search, ToolError or ModelError where searching is impossible.
+        Raises TimeoutError if the deadline passes during a search, and ToolError or ModelError if searching is
+        impossible.
         """
         ...
 
     async def close(self) -> None:
-        """Give everything back; calls in flight may go on to their end."""
+        """Release all resources; calls in progress may run to their end."""
         ...
 
 
 class LocalSearcher:
-    """An index in this process, asked from a few worker threads; queries that must be encoded are asked in batches."""
+    """Index in this process, searched by a few worker threads; queries that need encoding are batched."""
 
     def __init__(self, settings: IndexSettings, num_threads: int) -> None:
         self._settings = settings
@@ -50,18 +60,18 @@ class LocalSearcher:
         self._stack = AsyncExitStack()
 
     async def open(self) -> None:
-        """Load the index, or build it where the cache does not have it."""
+        """Load the index, or build it if it is not cached."""
         self._threads = ThreadPoolExecutor(self._num_threads, thread_name_prefix="search")
         self._index = await asyncio.get_running_loop().run_in_executor(self._threads, open_index, self._settings)
         if self._index.info.encoder is not None:
-            # Nobody is refused: no more queries wait than there are rollouts.
+            # The queue needs no limit: it never holds more queries than there are rollouts.
             batcher = MicroBatcher(
                 self._index, num_workers=self._num_threads, max_batch=_MAX_BATCH, max_waiting=sys.maxsize
             )
             self._batcher = await self._stack.enter_async_context(batcher)
 
     async def search(self, query: str, top_n: int, *, deadline: float) -> Sequence[Hit]:
-        """Ask the index in a worker thread, which ends by itself where the deadline comes first."""
+        """Search the index in a worker thread, which is left to finish if the deadline passes first."""
         if self._index is None:
             raise RuntimeError("search before open")
         async with asyncio.timeout_at(deadline):
@@ -73,7 +83,7 @@ class LocalSearcher:
         return [Hit(document.id, document.title, document.text, score) for document, score in documents]
 
     async def close(self) -> None:
-        """Let the threads go; a query that still runs ends by itself."""
+        """Release the threads; a query in progress ends by itself."""
         await self._stack.aclose()
         if self._threads is not None:
             self._threads.shutdown(wait=False, cancel_futures=True)
@@ -82,6 +92,6 @@ class LocalSearcher:
         self._threads, self._index, self._batcher = None, None, None
 
 
-def searcher_for(index: IndexSettings, service: ServiceClientSettings | None, num_threads: int) -> Searcher:
-    """The services where there are any, else the index in this process."""
-    return ServiceClient(service) if service is not None else LocalSearcher(index, num_threads)
+def searcher_for(index: IndexSettings, service: ServiceClientSettings | None, top_n: int, num_threads: int) -> Searcher:
+    """Return the client of the services if there are any, else the index in this process."""
+    return ServiceClient(service, top_n=top_n) if service is not None else LocalSearcher(index, num_threads)

@@ -1,7 +1,7 @@
-"""The summarizer: another model reads the documents of a search, and the agent is told what serves its query.
+"""Summarize search results for the agent with another model.
 
-Everything that goes into its prompt was written by others. Each part stands in a block of its own; nothing in it can
-close that block, spell a control token or the marker after which the answer is looked for. See docs/behaviour/agent.md.
+Everything in its prompt is untrusted. Each part is put into a block of its own. No text can close its block, spell a
+control token, or spell the marker before the summary. See docs/behaviour/agent.md.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ from treadle.agent.web.control_tokens import without_tokens
 from treadle.core.errors import ContextTooLong
 from treadle.core.llm.config import Sampling
 from treadle.core.llm.types import Completion, CompletionRequest
+from treadle.core.lookalikes import sub_first
 
 MARKER = "**Final Information**"
-"""What helps stands after the last one of these in a reply."""
+"""The summary is the text after the last occurrence of this in a reply."""
 MAX_DOCUMENTS_CHARS = 20_000
-"""All documents of one prompt together; what is beyond is left out, marked by three dots."""
+"""Most characters of all documents in one prompt; the rest is left out, marked by three dots."""
 _WHOLE_ENTRIES = 5
-"""A log of at most so many entries is given as it is."""
+"""A log of at most this many entries is shown in full."""
 _LAST_ENTRIES = 4
 
 _BLOCK_TAG = re.compile(r"<(?=\s*/?\s*(?:question|reasoning|query|documents)\b)", re.IGNORECASE)
@@ -34,30 +35,30 @@ _RESULT = TOOL_PROTOCOL.by_name["result"]
 
 
 class SummaryModel(Protocol):
-    """What is needed of a model; `treadle.core.llm.pool.ModelPool` fits."""
+    """Interface of the model; `treadle.core.llm.pool.ModelPool` implements it."""
 
     async def complete(self, request: CompletionRequest, *, session: str, deadline: float) -> Completion:
-        """One completion of ids."""
+        """Return one completion of token ids."""
         ...
 
     async def chat(
         self, messages: Sequence[Mapping[str, str]], sampling: Sampling, *, seed: int, session: str, deadline: float
     ) -> Completion:
-        """One answer to messages that the server renders."""
+        """Return one answer to messages that the server renders."""
         ...
 
 
 class PromptCodec(Protocol):
-    """What is needed of a tokenizer; `treadle.core.chat.ChatTokenizer` fits."""
+    """Interface of the tokenizer; `treadle.core.chat.ChatTokenizer` implements it."""
 
     def prompt_ids(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
-        """Ids of the prompt; control tokens spelled in a message stay text."""
+        """Return the ids of the prompt; control tokens spelled in a message stay text."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """What a reply came to. `text` is empty where it did not say anything; `note` then says why."""
+    """Result of a summary. If `text` is empty, `note` says why."""
 
     text: str
     note: str = ""
@@ -66,7 +67,7 @@ class Summary:
 
 
 class Summarizer:
-    """Asks one model. `codec` None leaves rendering the messages to the server."""
+    """Summarizer that uses one model. With `codec` None the server renders the messages."""
 
     def __init__(
         self,
@@ -77,7 +78,7 @@ class Summarizer:
         max_model_len: int | None = None,
         added_tokens: frozenset[str] = frozenset(),
     ) -> None:
-        """`added_tokens`: of the model's tokenizer, where it is known; nothing of the web may spell one."""
+        """Set up the model; no text from the web may spell one of `added_tokens`, those of its tokenizer, if known."""
         self._model = model
         self._sampling = sampling
         self._codec = codec
@@ -87,10 +88,10 @@ class Summarizer:
     async def summarize(
         self, query: str, documents: Sequence[str], context: CallContext, *, deadline: float, from_web: bool = False
     ) -> Summary:
-        """What the documents say to a query; `deadline` is in the event loop's clock.
+        """Summarize the documents with respect to a query; `deadline` is a time of the work clock.
 
-        `from_web`: documents are, or results before this one may be, of the web. Raises ModelError where the model
-        cannot be asked, and DeadlineExceeded.
+        `from_web` says that the documents, or results before this one, may be from the web. Raises ModelError if the
+        request fails, and DeadlineExceeded.
         """
         if from_web:
             documents = [without_tokens(document, self._added_tokens) for document in documents]
@@ -107,7 +108,7 @@ class Summarizer:
         return Summary(text, note, completion.prompt_tokens, completion.completion_tokens)
 
     def _without_tokens_in_result(self, entry: str) -> str:
-        """An entry of the log, the inside of its result without spellings of the model's own tokens."""
+        """Return a log entry with spellings of the model's added tokens broken up inside its result block."""
         before, opening, rest = entry.partition(_RESULT.opening)
         inner, closing, after = rest.rpartition(_RESULT.closing)
         if before.strip() or not closing:
@@ -115,7 +116,7 @@ class Summarizer:
         return before + opening + without_tokens(inner, self._added_tokens) + closing + after
 
     async def _ask(self, messages: Sequence[Mapping[str, str]], seed: int, deadline: float) -> Completion | None:
-        # No session: nothing is shared by two of these prompts, so they go where there is least to do.
+        # No session: these prompts share no prefix, so each goes to the least busy endpoint.
         if self._codec is None:
             return await self._model.chat(messages, self._sampling, seed=seed, session="", deadline=deadline)
         ids = self._codec.prompt_ids(messages)
@@ -129,12 +130,12 @@ class Summarizer:
 
 
 def summarizer_prompt() -> list[str]:
-    """The texts behind every prompt, for digests."""
+    """Return the texts behind every prompt, for digests."""
     return [system_prompt("summarizer_system"), template_source("summarizer")]
 
 
 def summary_messages(query: str, documents: Sequence[str], context: CallContext) -> list[dict[str, str]]:
-    """The messages of one summary."""
+    """Return the messages of one summary request."""
     user = render_prompt(
         "summarizer",
         question=_as_data(context.question),
@@ -146,10 +147,10 @@ def summary_messages(query: str, documents: Sequence[str], context: CallContext)
 
 
 def shortened(log: Sequence[str]) -> str:
-    """The reasoning so far as numbered entries.
+    """Return the reasoning so far as numbered entries.
 
-    Of more than five, the first, the last four, those with a search and the results of searches are kept; three dots
-    stand for each run of others (arXiv 2601.06860).
+    Of more than five entries, the first, the last four, and all searches and their results are kept. Three dots stand
+    for each run of others (arXiv 2601.06860).
     """
     searches = [_SEARCH.opening in entry and _SEARCH.closing in entry for entry in log]
     parts: list[str] = []
@@ -164,7 +165,7 @@ def shortened(log: Sequence[str]) -> str:
 
 
 def information_of(reply: str) -> str:
-    """What stands after the last marker of a reply, else the whole of it, as one line; hidden thoughts are dropped."""
+    """Return the text after the last marker of a reply, or else the whole reply, as one line; reasoning is dropped."""
     said = reply.rpartition("</think>")[2]
     return " ".join(said.rpartition(MARKER)[2].split())
 
@@ -181,5 +182,5 @@ def _within(documents: Sequence[str], num_chars: int) -> list[str]:
 
 
 def _as_data(text: str) -> str:
-    """Text that can neither end its block, nor stand for a control token, nor for the marker."""
-    return as_data(_MARKER.sub(r"\1", _BLOCK_TAG.sub("&lt;", text))).strip()
+    """Return text that can neither end its block nor spell a control token or the marker."""
+    return as_data(_MARKER.sub(r"\1", sub_first(_BLOCK_TAG, text, lambda _: "&lt;"))).strip()

@@ -1,1 +1,1 @@
-"""Search of the web, recorded: providers, guarded page fetches, passages, and a record that can be replayed."""
+"""Search the web for the agent and record the results: providers, guarded fetches, passages, replayable records."""

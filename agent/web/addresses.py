@@ -1,4 +1,4 @@
-"""Which addresses may be connected to. The IANA registries of special addresses are the source of what is refused."""
+"""Check which network addresses may be connected to, based on the IANA registries of special-purpose addresses."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ _log = logging.getLogger(__name__)
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 PORTS = frozenset({80, 443, 8080, 8443})
-"""Ports of public servers that may be connected to."""
+"""Ports that may be connected to on public addresses."""
 
 _REFUSED_V4 = tuple(
     ipaddress.IPv4Network(text)
     for text in (
         "0.0.0.0/8",
         "10.0.0.0/8",
-        "100.64.0.0/10",  # shared behind a carrier's NAT; some clouds keep their metadata here
+        "100.64.0.0/10",  # carrier-grade NAT; some clouds serve their metadata here
         "127.0.0.0/8",
-        "161.26.0.0/16",  # a cloud's own services, on public addresses
-        "166.8.0.0/14",  # the same cloud's
-        "168.63.129.16/32",  # another cloud's
-        "169.254.0.0/16",  # link-local, metadata of most clouds
+        "161.26.0.0/16",  # a cloud provider's internal services, on public addresses
+        "166.8.0.0/14",  # the same provider's
+        "168.63.129.16/32",  # another provider's
+        "169.254.0.0/16",  # link-local; metadata of most clouds
         "172.16.0.0/12",
         "192.0.0.0/24",  # protocol assignments; metadata of one cloud
         "192.0.2.0/24",
-        "192.31.196.0/24",  # answered by whoever is near: reverse names of private addresses, as 192.175.48.0/24 is
-        "192.52.193.0/24",  # relays of multicast
-        "192.88.99.0/24",  # relays to 6to4
+        "192.31.196.0/24",  # AS112 anycast for reverse names of private addresses, like 192.175.48.0/24
+        "192.52.193.0/24",  # AMT relays (multicast)
+        "192.88.99.0/24",  # 6to4 relay anycast
         "192.168.0.0/16",
         "192.175.48.0/24",
         "198.18.0.0/15",
@@ -43,24 +43,25 @@ _REFUSED_V4 = tuple(
     )
 )
 _GLOBAL_V6 = ipaddress.IPv6Network("2000::/3")
-"""Everything else is loopback, link-local, unique local, multicast, or an IPv4 address in other clothes."""
+"""Global unicast. All other IPv6 addresses are loopback, link-local, unique local, multicast, or embed an IPv4
+address."""
 _REFUSED_V6 = tuple(
     ipaddress.IPv6Network(text)
     for text in (
         "2001::/23",  # Teredo and other protocols
         "2001:db8::/32",
-        "2002::/16",  # 6to4: an IPv4 address in other clothes
+        "2002::/16",  # 6to4: embeds an IPv4 address
         "2620:4f:8000::/48",  # as 192.175.48.0/24
         "3fff::/20",
     )
 )
 _ISATAP, _ISATAP_MASK = 0x00005EFE, 0xFDFFFFFF
-"""Third quarter of IPv6 addresses whose last one is an IPv4 address (RFC 5214), whatever their network."""
+"""Third 32-bit word of ISATAP addresses, in any network; their last word is an IPv4 address (RFC 5214)."""
 _NOBODYS: dict[int, ipaddress.IPv4Address | ipaddress.IPv6Address] = {
     4: ipaddress.IPv4Address("192.0.2.1"),
     6: ipaddress.IPv6Address("2001:db8::1"),
 }
-"""Addresses that are in papers alone."""
+"""Documentation addresses, which no machine has."""
 _TELLING = {
     "this machine": (ipaddress.ip_network("127.0.0.0/8"), ipaddress.ip_network("::1/128")),
     "the metadata of clouds": (
@@ -71,18 +72,18 @@ _TELLING = {
         ipaddress.ip_network("fd20:ce::254/128"),
     ),
 }
-"""What is worth a warning of its own where it is allowed."""
+"""Networks that cause a warning if they are allowed."""
 
 
 class BlockedAddress(OSError):
-    """An address that may not be connected to. An OSError, so that the next address of the name is tried."""
+    """Address that may not be connected to; an OSError, so that aiohttp tries the next address of the name."""
 
 
 class AddressRule:
-    """Public addresses on the usual ports, and what is allowed beside them."""
+    """Rule that allows public addresses on the usual ports, plus the configured networks."""
 
     def __init__(self, allowed: Iterable[Network] = ()) -> None:
-        """`allowed` is connected to at any port; a warning says so where this machine or its credentials are there."""
+        """Allow `allowed` networks at any port; warn if they contain this machine or cloud metadata."""
         self._allowed = tuple(allowed)
         reached = [
             what
@@ -93,12 +94,12 @@ class AddressRule:
             warn_once(_log, f"pages, and where they redirect to, can reach {' and '.join(reached)} (allowed_networks)")
 
     def check(self, address: str, port: int) -> None:
-        """Raise BlockedAddress unless `address`, in figures, may be connected to at `port`."""
+        """Raise BlockedAddress unless the IP address `address` may be connected to at `port`."""
         try:
             found = ipaddress.ip_address(address)
         except ValueError:
             raise BlockedAddress(f"{address[:50]!r} is not an address") from None
-        if "%" in address:  # the event loop would look it up once more
+        if "%" in address:  # an address with a zone: the event loop would resolve it again
             raise BlockedAddress(f"{address[:50]!r} is not a public address")
         if isinstance(found, ipaddress.IPv6Address) and found.ipv4_mapped is not None:
             found = found.ipv4_mapped
@@ -113,7 +114,7 @@ class AddressRule:
 
 
 def _is_public(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
-    """By the lists above and by Python's, which differs between its versions and calls some of them global."""
+    """Return whether an address is public by the lists above and by Python's `is_global`, which varies by version."""
     if isinstance(address, ipaddress.IPv4Address):
         return address.is_global and not any(address in network for network in _REFUSED_V4)
     if (int(address) >> 32) & _ISATAP_MASK == _ISATAP:
@@ -122,8 +123,8 @@ def _is_public(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
 
 
 def _is_own(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
-    """Whether it is one of this machine's: services there may trust whoever does not come from outside."""
-    # Where the kernel lets sockets be bound to foreign addresses too, it cannot be told.
+    """Return whether an address belongs to this machine, whose services may trust local connections."""
+    # If the kernel lets sockets bind to foreign addresses, a successful bind shows nothing.
     return _can_be_bound(address) and not _can_be_bound(_NOBODYS[address.version])
 
 

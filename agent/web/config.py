@@ -13,7 +13,7 @@ from treadle.core.config import Operational, Section
 from treadle.core.storage import is_object_store
 
 WEB_VERSION = 1
-"""Raised when the same entries would read otherwise to an agent."""
+"""Version in the environment's digest; increment it if the same entries are rendered differently for an agent."""
 
 _VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]*")
 _MAPPED = ipaddress.IPv6Network("::ffff:0:0/96")
@@ -23,24 +23,24 @@ Seconds = Annotated[float, Field(gt=0)]
 
 
 class ProviderSettings(Section):
-    """Who is asked for search results."""
+    """Search provider."""
 
     type: Literal["serper", "brave", "bright_data", "searxng"]
-    """Serper (Google), Brave, Bright Data (Bing or Google, see `engine`), or a SearXNG of your own."""
+    """Serper (Google), Brave, Bright Data (Bing or Google, see `engine`), or a self-hosted SearXNG."""
     url: Operational[str | None] = None
-    """Where it is asked; none means the provider's own address, which SearXNG has not."""
+    """Base URL; none means the provider's own address. SearXNG needs one."""
     api_key_envs: Operational[tuple[str, ...]] = ()
-    """Names of the environment variables that hold its keys. They take turns, and one that is over its rate rests."""
+    """Names of environment variables that hold API keys. Keys are used in turn; a rate-limited key pauses."""
     engine: Literal["bing", "google"] = "bing"
-    """What Bright Data asks."""
+    """Search engine that Bright Data queries."""
     zone: Operational[str | None] = None
-    """The zone of Bright Data that the keys are for."""
+    """Bright Data zone of the keys."""
     max_queries_per_s: Operational[Seconds] = 30.0
     """Most searches started per second."""
     retry_limit: Operational[Annotated[int, Field(ge=0)]] = 3
-    """Further tries with each key after an error that may pass."""
+    """Retries per key after a retryable error."""
     request_timeout_s: Operational[Seconds] = 60.0
-    """Most time for one try."""
+    """Timeout of one attempt in seconds."""
 
     @field_validator("url")
     @classmethod
@@ -74,7 +74,7 @@ class ProviderSettings(Section):
 
     @property
     def name(self) -> str:
-        """What an entry says of who answered: another name means other results."""
+        """Name of the provider in entries; a different name means different results."""
         return f"bright_data/{self.engine}" if self.type == "bright_data" else self.type
 
     @model_validator(mode="after")
@@ -89,24 +89,24 @@ class ProviderSettings(Section):
 
 
 class FetchSettings(Section):
-    """How pages are fetched."""
+    """Limits of page fetches."""
 
     max_fetches: Operational[Count] = 256
-    """Pages at once that are fetched, or wait to be read."""
+    """Most pages that are being fetched, or wait to be read, at once."""
     max_per_host: Operational[Count] = 8
-    """Of them, from one host."""
+    """Most of these pages from one host."""
     max_per_query: Operational[Count] = 10
-    """Of them, for one search."""
+    """Most of these pages for one search."""
     connect_timeout_s: Operational[Seconds] = 10.0
-    """Most time for a connection."""
+    """Connection timeout in seconds."""
     attempts: Operational[Annotated[int, Field(ge=1, le=5)]] = 2
-    """Tries of a page whose server refuses, breaks off, or says that it is busy."""
+    """Attempts per page if the server refuses the connection, breaks it off, or reports that it is busy."""
     reader_processes: Operational[Annotated[int, Field(ge=1, le=64)]] = 2
-    """Confined processes that make text of pages."""
-    user_agent: Operational[str] = "treadle (+https://pypi.org/project/treadle)"
-    """What servers are told of who asks."""
+    """Sandboxed processes that extract text from pages."""
+    user_agent: Operational[str | None] = None
+    """Value of the User-Agent header; None sends `treadle/` and the version."""
     allowed_networks: Operational[tuple[str, ...]] = ()
-    """Networks such as `10.1.0.0/16` whose addresses may be connected to, beside all that are public."""
+    """Networks such as `10.1.0.0/16` that may be connected to in addition to public addresses, at any port."""
 
     @field_validator("allowed_networks")
     @classmethod
@@ -130,62 +130,64 @@ class FetchSettings(Section):
 
     @field_validator("user_agent")
     @classmethod
-    def _check_user_agent(cls, value: str) -> str:
-        if not value.isprintable() or not value.isascii():
+    def _check_user_agent(cls, value: str | None) -> str | None:
+        if value is not None and (not value.isprintable() or not value.isascii()):
             raise ValueError("user_agent is one line of printable ASCII")
         return value
 
 
 _AGES = ("max_age_days", "failure_max_age_hours")
 _ASKING = ("provider", "page_timeout_s", "max_page_bytes")
-"""What only matters to who asks."""
+"""Keys that only matter if the web is requested, so not in a replay."""
 
 
 class WebSettings(Section):
-    """Search of the web, recorded."""
+    """Web search with recorded results."""
 
     mode: Literal["record", "refresh", "replay"] = "record"
-    """What is asked anew: what no record has (`record`), everything once per run (`refresh`), or nothing (`replay`)."""
+    """What is requested from the web. `record`: what no record contains; `refresh`: everything, once per run; `replay`:
+    nothing."""
     recorded_in: Operational[Path | None] = None
-    """Folder of a `web_record` artifact that searches and pages are taken from; a replay needs it. It is kept as a
-    whole path."""
+    """Folder of a `web_record` artifact from which searches and pages are reused; required for a replay. In mode
+    `record`, searches by another provider are requested again. Stored as an absolute path."""
     record_digest: str | None = None
-    """Its digest; filled in when the run starts."""
+    """Digest of that artifact; filled in when the run starts."""
     max_age_days: float | None = Field(default=None, gt=0)
-    """Older entries of that record are asked for again, in mode `record`. None: none is too old."""
+    """Entries of that record older than this are requested again, in mode `record`; none means no age limit."""
     failure_max_age_hours: float = Field(default=24.0, ge=0)
-    """The same for pages that could not be had."""
+    """The same for pages that could not be fetched."""
     provider: ProviderSettings | None = None
-    """Who is asked. Only a replay needs nobody."""
+    """Search provider. Only a replay works without one."""
     top_n: int = Field(default=5, ge=1, le=20)
-    """Hits that are used."""
+    """Hits used per search."""
     pages: bool = True
-    """Whether their pages are read; else the agent is shown the snippets."""
+    """Whether the hits' pages are fetched; otherwise the agent is shown the snippets."""
     snippet_chars: Count = 1_000
-    """Longest snippet that is shown."""
+    """Most characters of a snippet."""
     snippet_match: float = Field(default=0.2, ge=0, lt=1)
-    """A passage is cut out around the sentence that is most like the snippet, if its F1 of words is above this."""
+    """Least word F1 (exclusive) between a sentence and the snippet for a passage to be cut out around that sentence."""
     window_chars: Count | None = None
-    """Characters on either side of that sentence. None: 3,000 for a summarizer, 1,000 for the agent itself."""
+    """Characters kept on either side of that sentence; none means 3,000 for a summarizer and 1,000 for the agent
+    itself."""
     page_chars: int = Field(default=20_000, ge=1, le=50_000)
-    """Characters of a page that are looked at."""
+    """Most characters of a page that are used."""
     pdf_words: int = Field(default=600, ge=1, le=5_000)
-    """Words of a PDF that are looked at."""
+    """Most words of a PDF that are used."""
     max_chars: Count = 20_000
-    """Longest result: what the agent is shown, or the summarizer."""
+    """Most characters of a result, for the agent or the summarizer."""
     page_timeout_s: Seconds = 20.0
-    """Most time for one page, redirects and body included."""
+    """Timeout of one page in seconds, redirects and body included."""
     max_page_bytes: int = Field(default=10 * 1024 * 1024, ge=1)
-    """Largest page, as sent and again unpacked."""
+    """Largest page in bytes; applies to the body as sent and to the decompressed body."""
     fetch: FetchSettings = FetchSettings()
-    """How pages are fetched."""
+    """Limits of page fetches."""
     cache_mb: Operational[Count] = 64
-    """Entries that are held in memory, in MiB."""
+    """Size of the in-memory cache of entries, in MiB."""
 
     @field_validator("recorded_in")
     @classmethod
     def _whole_path(cls, value: Path | None) -> Path | None:
-        # A run is looked into and gone on with from other folders, by the configuration that it keeps.
+        # A run is inspected and resumed from other folders, with the configuration that it stores.
         return value if value is None or is_object_store(value) else value.expanduser().absolute()
 
     @model_validator(mode="after")
@@ -193,24 +195,24 @@ class WebSettings(Section):
         if self.mode == "replay" and self.recorded_in is None:
             raise ValueError("a replay needs recorded_in, the folder of the web_record artifact to go by")
         if self.mode != "replay" and self.provider is None:
-            raise ValueError(f'mode = "{self.mode}" needs a provider; only mode = "replay" asks nobody')
+            raise ValueError(f'mode = "{self.mode}" needs a provider; only mode = "replay" sends no request')
         return self
 
     @property
     def record_used(self) -> Path | None:
-        """The record that entries are taken from; None where there is none, and in a refresh."""
+        """Record from which entries are reused; None without one, and in a refresh."""
         return self.recorded_in if self.mode != "refresh" else None
 
     def effective(self) -> Self:
-        """See `Section.effective`: a replay asks nobody and takes entries of any age, a refresh takes none."""
+        """See `Section.effective`: a replay ignores the provider and entry ages, a refresh ignores the record."""
         names = {"replay": (*_AGES, *_ASKING), "refresh": ("record_digest", *_AGES), "record": ()}[self.mode]
         fields = type(self).model_fields
         return self.model_copy(update={name: fields[name].get_default() for name in names})
 
     def as_met(self) -> Self:
-        """Settings with what an agent can tell of them alone: how searches and pages are shown.
+        """Return the settings reduced to what an agent can observe: how searches and pages are shown.
 
-        Whether they are asked for or replayed, of whom and from which record, is not among that. It is in fingerprints,
-        as it decides what a run gets to see, but rollouts of one and the other were made in the same environment.
+        Mode, provider and record are dropped. They are in fingerprints, since they decide the content that a run sees,
+        but runs that differ only in them have the same environment.
         """
         return self.model_copy(update={"mode": "replay", "record_digest": None}).effective()

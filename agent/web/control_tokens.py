@@ -1,7 +1,7 @@
-"""Spellings of control tokens in text of the web: no page shall be able to write one, whatever the model.
+"""Break up spellings of control tokens in text from the web, so that no page can write one, whatever the model.
 
-Where a tokenizer is known, its own tokens count; a server that is sent text reads the others by a tokenizer of its
-own, so the spellings that are in use are broken up in any case. Pure.
+Of a known tokenizer, its own tokens are broken up. A server that is sent text tokenizes it with another tokenizer, so
+the spellings in common use are broken up in any case. Pure.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from functools import lru_cache
 from typing import Any
 
 from treadle.agent.prompts import as_data
+from treadle.core.lookalikes import sub_first
 
 _ENTITIES = {"<": "&lt;", "[": "&#91;"}
 _LONGEST_TOKEN_CHARS = 100
@@ -36,14 +37,14 @@ _KNOWN = re.compile(
 
 
 def without_known_tokens(text: str) -> str:
-    """A text of others in which none of the control tokens that are in use is spelled, nor any `as_data` knows."""
-    return _KNOWN.sub(_entity, as_data(text))
+    """Return untrusted text in which no control token in common use is spelled, nor any that `as_data` covers."""
+    return sub_first(_KNOWN, as_data(text), lambda character: _ENTITIES.get(character, f"&#{ord(character)};"))
 
 
 def without_tokens(text: str, tokens: frozenset[str]) -> str:
-    """A text in which none of a tokenizer's added tokens is spelled.
+    """Return a text in which none of a tokenizer's added tokens is spelled.
 
-    Tokens that begin with a letter, or hold none, are words and runs of blanks, and stay.
+    Tokens that begin with a letter, or contain none, are words and runs of white space, and stay.
     """
     return _pattern(tokens).sub(_entity, text)
 
@@ -54,7 +55,10 @@ def _entity(match: re.Match[str]) -> str:
 
 @lru_cache(maxsize=16)
 def _pattern(tokens: frozenset[str]) -> re.Pattern[str]:
-    """The first character of each token, where the others follow; made as a tree, as some have thousands."""
+    """Return a pattern for the first character of each token followed by the rest of it.
+
+    Built from a prefix tree, since some tokenizers have thousands of tokens.
+    """
     tree: dict[str, Any] = {}
     for token in filter(_is_control, tokens):
         node = tree
@@ -66,7 +70,7 @@ def _pattern(tokens: frozenset[str]) -> re.Pattern[str]:
 
 
 def _rest(node: dict[str, Any]) -> str:
-    if "" in node:  # longer tokens that begin with this one are found by it
+    if "" in node:  # longer tokens with this prefix match here too
         return ""
     return _either(re.escape(char) + _rest(after) for char, after in sorted(node.items()))
 

@@ -1,4 +1,4 @@
-"""Pages from servers that nobody knows: bounded in addresses, hops, bytes and time. Nothing is unpacked or parsed here.
+"""Fetch web pages with limits on addresses, redirects, bytes and time. Nothing is decompressed or parsed here.
 
 See `docs/behaviour/web.md`, "Fetching pages".
 """
@@ -13,6 +13,7 @@ import os
 import re
 from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
+from importlib.metadata import version
 
 import aiohttp
 from aiohttp.abc import AbstractResolver
@@ -46,15 +47,15 @@ MEDIA_TYPES = frozenset(
         PDF,
     }
 )
-"""Pages that are read."""
+"""Media types that are read."""
 LARGE_BYTES = 1024 * 1024
-"""Beyond this a body needs a place among the large ones."""
+"""A larger body needs one of the slots for large bodies."""
 NUM_LARGE, NUM_LARGE_OF_SITE = 16, 4
 ENCODINGS = {"": "", "identity": "", "gzip": "gzip", "x-gzip": "gzip", "deflate": "deflate"}
-"""Content encodings that are read -> their names in `Fetched`."""
+"""Supported content encodings, mapped to their names in `Fetched`."""
 
 _UNTYPED = frozenset({"", "application/octet-stream", "binary/octet-stream", "application/x-pdf"})
-"""Types that say nothing: the first bytes are looked at."""
+"""Types that say nothing about the content; the first bytes decide."""
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _BUSY = frozenset({429, 500, 502, 503, 504})
 _SNIFFED_BYTES = 512
@@ -70,17 +71,17 @@ _log = logging.getLogger(__name__)
 
 
 class _MayPass(Unfetchable):
-    """A failure that another try may not meet."""
+    """Failure that another attempt may avoid."""
 
 
 class Fetcher:
-    """Fetches pages. Used between `open` and `close`, inside one event loop.
+    """Page fetcher, used between `open` and `close` inside one event loop.
 
     Args:
-        settings: Limits; `fetch.allowed_networks` are connected to beside the public net.
-        resolver: Who says what names mean; none means the machine's own.
-        make_socket: What the guard makes sockets with, once it has allowed an address.
-        pause: What is waited with before another try.
+        settings: Limits; `fetch.allowed_networks` may be connected to in addition to public addresses.
+        resolver: DNS resolver; none means that of the machine.
+        make_socket: Creates sockets for addresses that the guard has allowed.
+        pause: Waits before another attempt.
     """
 
     def __init__(
@@ -96,7 +97,7 @@ class Fetcher:
         self._given_resolver, self._pause = resolver, pause
         fetch = settings.fetch
         self._hosts = Slots(None, fetch.max_per_host)
-        # Held until a page was read, so they bound what lies in memory; a site has a quarter of them at most.
+        # A slot is held until the page is read, which bounds memory; a site gets a quarter of them at most.
         self._pages = Slots(fetch.max_fetches, max(fetch.max_per_host, fetch.max_fetches // 4))
         self._large = Slots(NUM_LARGE, NUM_LARGE_OF_SITE)
         self._closed = False
@@ -104,13 +105,13 @@ class Fetcher:
         self._session: aiohttp.ClientSession | None = None
 
     async def open(self) -> None:
-        """Get ready; say what is out of the ordinary."""
+        """Open the HTTP session; warn about unusual settings."""
         self._say_what_is_unusual()
         raise_open_file_limit()
         self._lookups = Lookups(self._given_resolver or SystemNames())
         fetch = self._settings.fetch
         self._session = aiohttp.ClientSession(
-            # No connection is used twice, and no name's addresses are kept: each request passes the guard.
+            # No connection is reused and no DNS result is cached: each request passes the guard.
             connector=aiohttp.TCPConnector(
                 resolver=FoundNames(), use_dns_cache=False, limit=0, force_close=True, socket_factory=self._guard
             ),
@@ -119,16 +120,16 @@ class Fetcher:
             trust_env=False,
             auto_decompress=False,
             headers={
-                "User-Agent": fetch.user_agent,
+                "User-Agent": fetch.user_agent or f"treadle/{version('treadle')}",
                 "Accept": "text/html, application/xhtml+xml, application/pdf, text/*;q=0.8, application/json;q=0.5",
                 "Accept-Encoding": "gzip, deflate",
             },
         )
-        # aiohttp asks once more by itself where a server hangs up; how often is `attempts`.
+        # aiohttp retries by itself if a server hangs up; the number of tries is `attempts`.
         self._session._retry_connection = False
 
     async def close(self) -> None:
-        """Break off what is under way."""
+        """Cancel the fetches in progress."""
         self._closed = True
         if self._session is not None:
             await self._session.close()
@@ -136,18 +137,18 @@ class Fetcher:
             await self._lookups.close()
 
     async def fetch(self, url: str, *, deadline: float, places: ExitStack | None = None) -> Fetched:
-        """The page at a URL, as sent.
+        """Fetch the page at a URL and return it as sent.
 
         Args:
-            url: Anything; see `urls.checked_url` for what is taken.
-            deadline: Time of the running loop until which it may wait for a place. Waiting costs nothing of the page's
-                own time, and what is begun has all of that.
-            places: What is to be closed when the page is needed no more: till then it counts as one under way, which
-                is what bounds the memory of pages. None: it is over when it is had.
+            url: Any text; see `urls.checked_url` for what is accepted.
+            deadline: Time in the running loop's clock until which it may wait for a slot. Waiting does not count
+                towards the page's timeout, and a fetch that has started gets the whole timeout.
+            places: Exit stack that holds the page's slots; the caller closes it when the page is no longer needed,
+                which bounds the memory of pages. None releases the slots on return.
 
         Raises:
-            Unfetchable: There is no page to be had: why, in words that hold nothing of what the server said.
-            SearchUnavailable: Others were fetched until the deadline. That is no fault of the page.
+            Unfetchable: The page cannot be fetched. The message contains nothing that the server sent.
+            SearchUnavailable: Other pages took all slots until the deadline; this is not the page's fault.
         """
         first = checked_url(url)
         clock = asyncio.get_running_loop()
@@ -190,7 +191,7 @@ class Fetcher:
         raise Unfetchable("redirects", f"there are more than {MAX_REDIRECTS}")
 
     async def _asked(self, url: URL, time: PageTime, held: ExitStack) -> Fetched | str:
-        """One request, on a connection of its own: the page, or the `Location` that it leads to."""
+        """Send one request on a connection of its own; return the page, or the `Location` of a redirect."""
         assert self._session is not None and self._lookups is not None, "open() comes first"
         under_way = Exchange(await self._lookups.addresses(url.raw_host or "", url.port or 0, time))
         exchange.set(under_way)
@@ -201,7 +202,7 @@ class Fetcher:
                 return await self._page(url, response, under_way, time, held)
         except (aiohttp.ClientError, OSError) as error:
             failure = _failure(error, under_way)
-        # Not in the handler: what aiohttp says may hold what the server said.
+        # Not raised in the handler: the context, aiohttp's error, may contain what the server sent.
         raise failure
 
     async def _page(
@@ -270,7 +271,7 @@ def _encoding(headers: CIMultiDictProxy[str]) -> str:
 
 
 def _media_type(headers: CIMultiDictProxy[str]) -> tuple[str, str]:
-    """Type and charset; empty where there is none."""
+    """Return media type and charset; empty if missing."""
     media_type, _, rest = headers.get("Content-Type", "").partition(";")
     charset = _CHARSET.search(rest)
     return media_type.strip().lower(), charset.group(1).lower() if charset else ""
@@ -282,7 +283,7 @@ def _check_first_bytes(body: bytes | bytearray) -> None:
 
 
 def _failure(error: Exception, under_way: Exchange) -> Unfetchable:
-    """What is said of an error of aiohttp, in words of our own: its words hold what the server sent."""
+    """Describe an error of aiohttp in our own words, since its message contains what the server sent."""
     if under_way.wasted:
         return Unfetchable("http", "nearly all that came was something else than a page")
     if isinstance(error, aiohttp.ClientConnectorCertificateError):
@@ -294,7 +295,7 @@ def _failure(error: Exception, under_way: Exchange) -> Unfetchable:
         return Unfetchable("blocked", "; ".join(dict.fromkeys(map(str, under_way.refused[:3]))))
     if isinstance(error, aiohttp.InvalidURL):
         return Unfetchable("invalid_url", "it cannot be asked for")
-    # A body that was cut off comes with a PayloadEncodingError, one without sense with another error of the parser.
+    # A truncated body comes with a PayloadEncodingError, a malformed one with another error of the parser.
     makes_no_sense = isinstance(error.__cause__, HttpProcessingError) and not isinstance(
         error.__cause__, PayloadEncodingError
     )

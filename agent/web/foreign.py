@@ -1,14 +1,13 @@
-"""Search caches of other programs, read as entries of a web record.
+"""Read search caches of other programs as entries of a web record.
 
-Several programs keep what they searched for as one JSON object, or one SQLite table, of query -> result. There is no
-agreed form; the ones that are read stand in docs/behaviour/web.md, Import. Such files are data of strangers: nothing
-in them is evaluated, and everything is bounded.
+Several programs keep their searches as one JSON object, or one SQLite table, of query -> result. There is no standard;
+the supported forms are listed in docs/behaviour/web.md, Import. Such files are untrusted: nothing in them is evaluated,
+and everything is bounded.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import re
 import sqlite3
@@ -20,28 +19,27 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-import orjson
-
 from treadle.agent.web.keys import loose_key, page_key, search_key
 from treadle.agent.web.passages import clean_beginning, clean_line, language_of
 from treadle.agent.web.provider_requests import organic_hits
 from treadle.agent.web.types import IMPORTED, MAX_TEXT_CHARS, Entry, PageEntry, SearchEntry, Unfetchable
 from treadle.agent.web.urls import checked_url
 from treadle.core.errors import DataError
+from treadle.core.foreign_json import load_json
 from treadle.core.harmless import one_line
 from treadle.core.storage import storage_errors
 from treadle.retriever.index import MAX_QUERY_CHARS
 
 MAX_FILE_BYTES = 2 << 30
-"""A JSON file is held whole, so a larger one is refused."""
+"""Largest JSON file that is read, since it is loaded whole."""
 MAX_TABLE_CHARS = MAX_FILE_BYTES
-"""Characters of all values of a table; a few bytes of a file can stand for many of them."""
+"""Most characters of all values of a table; a few bytes of a file can expand to many of them."""
 MAX_VALUE_BYTES = 8 << 20
-"""Of one value of a table."""
+"""Largest value of a table in bytes."""
 _IS_ERROR = "its result is the text of an error"
 _ERROR_KEYS = frozenset({"error", "errors", "statusCode", "status_code"})
 _ERROR_CHARS = 300
-"""From here on a text is believed to be a result, however it begins."""
+"""A text of at least this length is taken for a result, however it begins."""
 _ERROR = re.compile(
     r"""\W*(?:
       (?:\w+\s){0,3}(?:search|request|fetch|query|api|connection|download)\s(?:has\s)?(?:failed|error|timed\sout)\b
@@ -67,7 +65,7 @@ _ENVELOPE = "obj"
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """Something that is no entry: what it was found under, and why it is none."""
+    """Item that cannot be imported: its request, and the reason."""
 
     request: str
     why: str
@@ -75,12 +73,12 @@ class Skipped:
 
 @dataclass
 class Gathered:
-    """Entries of several files by their keys, each with its loose key where it has one.
+    """Entries of several files by key, each with its loose key if it has one.
 
     Attributes:
-        shapes: How many results came in which form.
-        repeated: Entries whose key was there already.
-        skipped: Reasons, with how often; `first` tells of the first one.
+        shapes: Number of results by form.
+        repeated: Number of entries whose key was present already.
+        skipped: Number of skipped items by reason; `first` describes the first one.
     """
 
     entries: dict[str, tuple[Entry, str | None]] = field(default_factory=dict)
@@ -90,7 +88,7 @@ class Gathered:
     first: str = ""
 
     def in_order(self) -> Iterator[tuple[Entry, str | None]]:
-        """As `write_record` takes them."""
+        """Return the entries in the order that `write_record` expects."""
         return (self.entries[key] for key in sorted(self.entries))
 
 
@@ -100,9 +98,9 @@ def gather(
     recorded_at: datetime | None = None,
     base: Iterable[tuple[Entry, str | None]] = (),
 ) -> Gathered:
-    """All entries of some files, after those of a record (`base`); of several with one key the first is kept.
+    """Read all entries of some files, after those of a record (`base`); of entries with one key, the first is kept.
 
-    Raises DataError for a file that cannot be read, or where the files hold nothing that can be used; StorageError.
+    Raises DataError if a file cannot be read or contains nothing usable, and StorageError.
     """
     found = Gathered({entry.key: (entry, loose) for entry, loose in base})
     for path in files:
@@ -133,9 +131,10 @@ def _shape(entry: Entry) -> str:
 
 
 def read_search_cache(path: Path, *, recorded_at: datetime | None = None) -> Iterator[Entry | Skipped]:
-    """Entries of a file, in its order. `recorded_at` dates those that bear no date; without it, the file's own does.
+    """Yield the entries of a file, in its order.
 
-    Raises DataError where the file is no cache that can be read, StorageError where it cannot be opened.
+    `recorded_at` dates entries without a date; without it, the modification time of the file does. Raises DataError if
+    the file is not a readable cache, and StorageError if it cannot be opened.
     """
     with storage_errors("read", path), path.open("rb") as file:
         is_sqlite = file.read(len(_SQLITE_MAGIC)) == _SQLITE_MAGIC
@@ -163,19 +162,15 @@ def _json_rows(path: Path) -> Iterator[tuple[str, Any]]:
 
 
 def _loaded(text: str | bytes) -> Any:
-    """What JSON says, or None; half characters are read, and replaced later."""
+    """Return the value of a JSON text, or None if it is not JSON."""
     try:
-        return orjson.loads(text)
-    except orjson.JSONDecodeError:
-        pass
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
+        return load_json(text.encode("utf-8", "replace") if isinstance(text, str) else text)
+    except ValueError:
         return None
 
 
 def _sqlite_rows(path: Path) -> Iterator[tuple[str, Any]]:
-    """Rows of the one table with columns `key` and `obj`, each in the same envelope as in JSON."""
+    """Yield the rows of the table with columns `key` and `obj`, in the same envelope as in JSON."""
     address = f"file:{quote(str(path.absolute()))}?mode=ro"
     try:
         with contextlib.closing(sqlite3.connect(address, uri=True)) as connection:
@@ -218,7 +213,7 @@ def _entry(request: str, value: Any, date: datetime) -> Entry | Skipped:
     if isinstance(value, bytes):
         return Skipped(request, "its result is binary, such as a pickle, which is never read")
     recorded_at = date.isoformat(timespec="seconds")
-    # As the search tool reads what an agent wrote.
+    # Normalised like a query in the search tool.
     query = clean_line(_sound(request).strip()[:MAX_QUERY_CHARS])
     if not query:
         return Skipped(request, "its query is blank")
@@ -228,7 +223,7 @@ def _entry(request: str, value: Any, date: datetime) -> Entry | Skipped:
 
 
 def _tells_an_error(text: str) -> bool:
-    """Whether a text is no result but why there is none, as programs that cache keep it in its place."""
+    """Return whether a text is an error message, which some programs cache instead of a result."""
     if len(text) >= _ERROR_CHARS:
         return False
     said = _loaded(text) if text.startswith("{") else None
@@ -262,14 +257,14 @@ def _search(query: str, value: Any, recorded_at: str) -> SearchEntry | Skipped:
             return SearchEntry(key, query, language, IMPORTED, (), recorded_at, text)
         value = parsed
     hits = organic_hits(value)
-    # An answer that says of itself nothing but that it is one: whatever was asked, it came to nothing.
+    # An empty answer that is recognisable only by `general`: not evidence that nothing was found.
     if hits is None or (isinstance(value, dict) and "general" in value and "organic" not in value and not hits):
         return Skipped(query, "its result is of an unknown form")
     return SearchEntry(key, query, language, IMPORTED, hits, recorded_at)
 
 
 def moment_of(value: Any) -> datetime | None:
-    """A time stamp as seconds since 1970, or in ISO 8601 (UTC where it names no zone)."""
+    """Parse a time stamp in seconds since 1970 or in ISO 8601 (UTC if it has no zone); None if it is neither."""
     try:
         if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
             return datetime.fromtimestamp(value, UTC)

@@ -1,4 +1,4 @@
-"""Keys of a provider that take turns; one that is over its rate rests, and one that is refused is dropped."""
+"""Rotate the API keys of a provider: a rate-limited key pauses, a refused key is dropped."""
 
 from __future__ import annotations
 
@@ -14,30 +14,33 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """A key: `name` is the environment variable that holds it. Both are empty where a provider needs none."""
+    """API key; `name` is the environment variable that holds it. Both are empty if a provider needs no key."""
 
     name: str
     value: str = field(repr=False)
 
 
 class KeyRing:
-    """Gives out keys in turn. It does not wait: seconds and moments are those of `clock`."""
+    """Rotation of keys. It never waits; times are those of `clock`."""
 
     def __init__(self, names: Sequence[str], environ: Mapping[str, str], *, clock: Callable[[], float]) -> None:
-        """Raises ConfigError naming a variable that holds no usable key. Without names there is one empty key."""
+        """Read the keys from `environ`; without names there is one empty key.
+
+        Raises ConfigError naming a variable without a usable key.
+        """
         self._keys = [Key(name, _value(name, environ)) for name in names] or [Key("", "")]
         self._names = tuple(names)
         self._rests_until: dict[Key, float] = {}
         self._clock = clock
 
     def __len__(self) -> int:
-        """Keys that are not dropped."""
+        """Return the number of keys that are not dropped."""
         return len(self._keys)
 
     def take(self) -> Key | None:
-        """The next key that does not rest; None where all rest, until `ready_at`.
+        """Return the next key that is not paused; None if all are paused until `ready_at`.
 
-        Raises ToolError where all are dropped; it names the variables.
+        Raises ToolError, which names the variables, if all keys are dropped.
         """
         self._check()
         now = self._clock()
@@ -48,11 +51,11 @@ class KeyRing:
         return None
 
     def rest(self, key: Key, seconds: float) -> None:
-        """Do not give out a key for so long; the longest such wish counts."""
+        """Pause a key for some seconds; of several pauses the longest counts."""
         self._rests_until[key] = max(self._clock() + seconds, self._rests_until.get(key, 0.0))
 
     def drop(self, key: Key, why: str) -> None:
-        """Never give out a key again."""
+        """Drop a key for good."""
         if key not in self._keys:
             return
         self._keys.remove(key)
@@ -60,7 +63,7 @@ class KeyRing:
             _log.warning("the key in %s is refused and not used any more: %s", key.name, one_line(why))
 
     def ready_at(self) -> float:
-        """The moment at which the first of the keys may be used. Raises ToolError where all are dropped."""
+        """Return the time at which the first key may be used. Raises ToolError if all are dropped."""
         self._check()
         return min(self._rests_until.get(key, self._clock()) for key in self._keys)
 
@@ -69,7 +72,7 @@ class KeyRing:
             return
         if not self._names:
             raise ToolError(
-                "the search provider lets nobody in without a key: a SearXNG must list json in search.formats of its "
+                "the search provider refuses requests without a key: a SearXNG must list json in search.formats of its "
                 "settings.yml, and have its limiter off for this machine; or name a key in api_key_envs"
             )
         raise ToolError(

@@ -1,7 +1,7 @@
-"""Addresses of names, looked up in threads of their own.
+"""Look up host names in threads of their own.
 
-A lookup cannot be broken off: one whose name server is silent holds its thread for half a minute. So a site has few of
-them at a time, and they are left behind where they take too long.
+A lookup cannot be cancelled: if its name server is silent, it occupies its thread for half a minute. So each site has
+few lookups at a time, and a lookup that takes too long is abandoned.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from treadle.agent.web.turns import is_address, site_of
 from treadle.agent.web.types import Unfetchable
 
 MAX_ADDRESSES = 16
-"""Addresses of one name that are looked at: each may cost the whole time for a connection."""
+"""Most addresses of one name that are used: each may cost a full connection timeout."""
 NUM_LOOKUPS = 64
-"""Under way at once, each in a thread."""
+"""Most lookups in progress at once, each in a thread."""
 NUM_LOOKUPS_OF_SITE = 4
 LOOKUP_S = 8.0
-"""Most time for one; resolvers ask again after 5 s, so a single packet may be lost."""
+"""Timeout of one lookup in seconds; resolvers retry after 5 s, so a single packet may be lost."""
 
 
 class Lookups:
-    """Lookups of names for pages: bounded in number and time, whatever name servers do."""
+    """Lookups of host names for pages, bounded in number and time."""
 
     def __init__(self, resolver: AbstractResolver) -> None:
         self._resolver = resolver
@@ -38,10 +38,11 @@ class Lookups:
         self._under_way: set[asyncio.Future[list[ResolveResult]]] = set()
 
     async def addresses(self, host: str, port: int, time: PageTime) -> list[ResolveResult]:
-        """At most `MAX_ADDRESSES` of a host, none of one that is an address itself; to be asked while `time` runs.
+        """Return at most `MAX_ADDRESSES` addresses of a host, or none if the host is an IP address.
 
-        Waiting behind others costs none of the page's time; behind its own site's lookups it does, so that a site whose
-        name servers are silent holds up nobody else. Raises Unfetchable where there is no address.
+        Call it while `time` runs. Waiting for other sites' lookups does not count towards the page's timeout; waiting
+        for its own site's does, so that a site with silent name servers delays no other. Raises Unfetchable if there is
+        no address.
         """
         if is_address(host):
             return []
@@ -52,7 +53,7 @@ class Lookups:
             places.callback(self._all.release)
             lookup = asyncio.ensure_future(self._resolver.resolve(host, port, socket.AF_UNSPEC))
             self._under_way.add(lookup)
-            # Its places are free when it is over, which may be long after anybody waits for it.
+            # Its slots are released when the lookup ends, which may be long after the timeout.
             lookup.add_done_callback(partial(self._over, places.pop_all()))
         await asyncio.wait([lookup], timeout=LOOKUP_S)
         if not lookup.done():
@@ -62,7 +63,7 @@ class Lookups:
         return lookup.result()[:MAX_ADDRESSES]
 
     async def close(self) -> None:
-        """Wait for none that is under way."""
+        """Cancel the lookups in progress without waiting for their threads."""
         for lookup in self._under_way:
             lookup.cancel()
         await self._resolver.close()
@@ -71,16 +72,16 @@ class Lookups:
         self._under_way.discard(lookup)
         places.close()
         if not lookup.cancelled():
-            lookup.exception()  # Looked at, also where nobody waits.
+            lookup.exception()  # Retrieved, so that asyncio does not log it as never retrieved.
 
 
 class SystemNames(AbstractResolver):
-    """What the machine's own resolver says, asked anew each time. Neither loop nor process waits for its threads."""
+    """Resolver of the machine, without a cache. Neither the event loop nor the process waits for its threads."""
 
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
     ) -> list[ResolveResult]:
-        """Addresses of a host. Raises OSError where there is none."""
+        """Return the addresses of a host. Raises OSError if there are none."""
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[list[ResolveResult]] = loop.create_future()
 
@@ -94,20 +95,20 @@ class SystemNames(AbstractResolver):
             found: list[ResolveResult] | Exception
             try:
                 found = _addresses(host, port, family)
-            except Exception as error:  # noqa: BLE001 - raised where it is waited for
+            except Exception as error:  # noqa: BLE001 - raised where the result is awaited
                 found = error
-            with suppress(RuntimeError):  # the loop was closed meanwhile
+            with suppress(RuntimeError):  # the loop was closed in the meantime
                 loop.call_soon_threadsafe(say, found)
 
         threading.Thread(target=look_up, name="names", daemon=True).start()
         return await answer
 
     async def close(self) -> None:
-        """Threads that still wait for an answer are nobody's any more."""
+        """Do nothing; threads that still wait are daemons and end by themselves."""
 
 
 class FoundNames(AbstractResolver):
-    """What was found before for the request under way: nothing is looked up once more."""
+    """Resolver that returns the addresses already found for the current request; nothing is looked up twice."""
 
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
@@ -116,11 +117,11 @@ class FoundNames(AbstractResolver):
         return exchange.get().addresses
 
     async def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing."""
 
 
 def _addresses(host: str, port: int, family: socket.AddressFamily) -> list[ResolveResult]:
-    # As bytes: the host is ASCII already, and Python's own IDNA would read it once more.
+    # As bytes: the host is ASCII already, and Python would apply its own IDNA to a str.
     found = socket.getaddrinfo(host.encode("ascii"), port, family, socket.SOCK_STREAM, flags=socket.AI_ADDRCONFIG)
     return [
         ResolveResult(hostname=host, host=str(address[0]), port=port, family=kind, proto=0, flags=socket.AI_NUMERICHOST)

@@ -1,4 +1,4 @@
-"""Warnings that are told once: every stage and shard of a process opens the web anew."""
+"""Log a warning once per process, although each stage and shard opens web search again."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _told: set[str] = set()
 
 
 def warn_once(log: logging.Logger, what: str) -> None:
-    """Warn of something, the first time in this process."""
+    """Log a warning if this process has not logged it yet."""
     if what not in _told:
         _told.add(what)
         log.warning("%s", what)

@@ -1,8 +1,8 @@
-"""Text of pages, made in confined processes.
+"""Extract the text of pages in confined processes.
 
-A page may be made to hang, to crash or to take over who reads it. So each is read in a process of its own, limited in
-CPU time and memory. Dying of a page makes it unreadable, which is an outcome; that no process can be had is an error,
-never one, and neither is that none was free in time.
+A page may make its reader hang, crash, or execute code of the page. So each page is read in a process of its own,
+limited in CPU time and memory. A process that dies because of a page marks the page as unreadable, which is an outcome.
+Failing to start a process, or having none free in time, is an infrastructure error, never an outcome.
 """
 
 from __future__ import annotations
@@ -30,12 +30,14 @@ from treadle.agent.web.types import (
     Unfetchable,
 )
 from treadle.core.errors import ToolError
+from treadle.core.parent import FROM_OUTSIDE
 from treadle.retriever.client import SearchUnavailable
 
 _START_TIMEOUT_S = 120.0
-"""Loading the readers takes less than a second; a machine under heavy load may need many."""
+"""Timeout of a start in seconds. Loading the readers takes less than a second, but many on a machine under heavy
+load."""
 _WALL_LIMIT_S = 30.0
-"""The limit of a page is its CPU time; the wall clock only catches a machine that stands still."""
+"""Wall time limit of a page, in seconds. CPU time is the real limit; this one catches a machine that hangs."""
 _MAX_TRIES = 3
 _FAILURES: dict[str, FailureKind] = {kind: kind for kind in get_args(FailureKind)}
 _MODULE = "treadle.agent.web.page_worker"
@@ -46,19 +48,19 @@ _ALL_BUSY = (
 _INSTALL = "the processes that read pages need packages: pip install 'treadle[web]'"
 
 WEAKLY_CONFINED = "limits of time and memory alone, and kept from files where the kernel has Landlock"
-"""What holds the processes that read pages where there is no filter of system calls."""
+"""Confinement of the processes without a filter of system calls."""
 BETTER = "read pages on Linux on x86-64, with a kernel that has seccomp"
 
 _logger = logging.getLogger(__name__)
 
 
 class PageReader:
-    """Some processes that have one page read at a time. Used on one event loop; `open` before, `close` after.
+    """Pool of processes that read one page each at a time. Used on one event loop, between `open` and `close`.
 
-    Who waits is served by site: first where none of its pages is being read, then where reading took the least so far.
-    So pages that take long hold up others of their own site, and the others only for the pages that were begun.
+    Waiting pages are served by site: first the site with the fewest pages being read, then the one with the least
+    reading time so far. So slow pages delay those of their own site; others wait only for pages that have been started.
 
-    `problem` says after `open` what the kernel did not take away from them, and is empty where it took all.
+    After `open`, `problem` says what could not be restricted; it is empty if all was.
     """
 
     def __init__(self, num_processes: int) -> None:
@@ -69,7 +71,7 @@ class PageReader:
         self.problem = ""
 
     async def open(self) -> None:
-        """Start all processes; raises ToolError where that is impossible."""
+        """Start all processes. Raises ToolError if that is impossible."""
         self._is_open = True
         self._workers = {_Worker() for _ in range(self._num_processes)}
         try:
@@ -86,19 +88,19 @@ class PageReader:
             warn_once(_logger, f"pages are read with {WEAKLY_CONFINED}: {self.problem}; {BETTER}")
 
     async def close(self) -> None:
-        """End all processes, in the middle of a page as well."""
+        """End all processes, even while they read a page."""
         self._is_open = False
         workers, self._workers = self._workers, set()
         await asyncio.gather(*(worker.stop() for worker in workers))
 
     async def read(self, page: Fetched, *, max_bytes: int, deadline: float | None = None) -> PageText:
-        """Title and text of a page whose unpacked body has `max_bytes` bytes at most.
+        """Return title and text of a page whose decompressed body has at most `max_bytes` bytes.
 
-        Raises Unfetchable for a page that is none of ours to read, or cannot be read in the time and memory given;
-        SearchUnavailable where no process is free for it by the deadline (of the loop's clock), which is no fault of
-        the page; ToolError where no process starts. What is begun is done, whatever the deadline.
+        Raises Unfetchable if the page is unsupported, or cannot be read within the limits of time and memory;
+        SearchUnavailable if no process is free by `deadline` (in the event loop's clock), which is not the page's
+        fault; ToolError if no process starts. A page that has been started is finished even past the deadline.
 
-        A process that was killed from outside owes it to nobody: the page is read once more, three times at most.
+        If a process is killed from outside, the page is read again, in three attempts at most.
         """
         site = site_of_url(page.final_url)
         for _ in range(_MAX_TRIES):
@@ -138,7 +140,7 @@ class PageReader:
 
 
 class _Worker:
-    """One process, whose children read one page each."""
+    """Process that forks a child for each page."""
 
     def __init__(self) -> None:
         self.problem = ""
@@ -149,21 +151,21 @@ class _Worker:
 
     @property
     def is_gone(self) -> bool:
-        """Whether another one is to read the next page."""
+        """Whether the process must be replaced before the next page."""
         return not self._is_usable or self._exit_code is not None
 
     @property
     def died_of_page(self) -> bool:
-        """Whether the last page was the cause that there is no reply."""
-        return self._was_silent or self._child_code not in (0, -signal.SIGKILL)
+        """Whether the last page is the reason that there was no reply."""
+        return self._was_silent or (self._child_code != 0 and -self._child_code not in FROM_OUTSIDE)
 
     @property
     def _exit_code(self) -> int | None:
         return None if self._process is None else self._process.returncode
 
     async def start(self) -> None:
-        """Wait until it has loaded its readers and given up its rights; raises ToolError."""
-        # Its own environment: nothing that comes from the web gets near our keys.
+        """Start the process and wait until it has loaded its readers and confined itself. Raises ToolError."""
+        # A minimal environment: page content must not get near our API keys.
         environment = {key: os.environ[key] for key in ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH") if key in os.environ}
         try:
             self._process = await asyncio.create_subprocess_exec(
@@ -186,7 +188,7 @@ class _Worker:
         self.problem = str(reply.get("problem", ""))
 
     async def ask(self, page: Fetched, max_bytes: int) -> dict[str, Any] | None:
-        """The reply of its child; None if either died, was silent too long, or said what cannot be meant."""
+        """Return the child's reply; None if a process died or timed out, an empty dict if the reply is malformed."""
         head = orjson.dumps(
             {
                 "media_type": page.media_type,
@@ -196,7 +198,7 @@ class _Worker:
                 "num_bytes": len(page.body),
             }
         )
-        self._is_usable, self._child_code = False, 0  # so it stays where this is cancelled
+        self._is_usable, self._child_code = False, 0  # stays so if this is cancelled
         try:
             reply = await self._exchange(struct.pack(">I", len(head)) + head + page.body, _WALL_LIMIT_S)
         finally:
@@ -205,13 +207,13 @@ class _Worker:
         return reply
 
     async def stop(self) -> None:
-        """End it and collect it."""
+        """Kill the process and wait for it."""
         self._kill()
         if self._process is not None:
             await self._process.wait()
 
     def _kill(self) -> None:
-        # Not by its own method, which may collect a process that ends right now: how it ended would be lost.
+        # Not `Process.kill`, which may reap a process that is ending right now; its exit code would be lost.
         if self._process is not None and self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._process.pid, signal.SIGKILL)
@@ -222,7 +224,7 @@ class _Worker:
         assert self._process.stdout is not None
         try:
             async with asyncio.timeout(timeout_s):
-                # One that is dead already says so by the end of its output.
+                # If the process is dead already, the read below ends with its output.
                 with contextlib.suppress(OSError):
                     self._process.stdin.write(request)
                     await self._process.stdin.drain()
@@ -232,7 +234,7 @@ class _Worker:
             self._was_silent = True
             return None
         except (asyncio.IncompleteReadError, OSError):
-            await self.stop()  # changes nothing of how it ended, if it did
+            await self.stop()  # does not change the exit code of a process that has ended
             return None
         self._is_usable = True
         if self._child_code:
@@ -245,7 +247,7 @@ class _Worker:
 
 
 def _page_text(reply: dict[str, Any]) -> PageText:
-    """What a process replied; raises Unfetchable where it is a failure, or nothing that our program writes."""
+    """Return the page text in a reply. Raises Unfetchable if the reply is a failure or malformed."""
     failure = _FAILURES.get(str(reply.get("failure")))
     if failure is not None:
         raise Unfetchable(failure, str(reply.get("detail"))[:MAX_NAME_CHARS])

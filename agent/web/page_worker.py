@@ -1,11 +1,12 @@
-"""The process that makes text of pages: `python -P -m treadle.agent.web.page_worker`.
+"""Worker process that extracts the text of pages: `python -P -m treadle.agent.web.page_worker`.
 
-HTML and PDF are read by native code that a page can make hang, eat memory, or worse. So this process loads the readers
-and looks at no page itself: each is read by a child of its own, which has given up all but computing (see
-`page_confinement`) and ends with it. One that is taken over can reach nothing, and has no later page to read.
+HTML and PDF are parsed by native code, which a page can make hang, exhaust memory, or worse. So this process loads the
+parsers but parses no page itself. Each page is parsed by a forked child, which is restricted to computing (see
+`core/process_confinement.py`) and exits afterwards. A compromised child can reach nothing, and never sees another page.
 
-One frame in (4 bytes of length, a JSON head, the body as it was sent), one out (4 bytes of length, 4 of the child's
-exit code, what it said: JSON, unless it was taken over). It ends with its standard input, and a child ends with it.
+Request frame: 4 bytes of length, a JSON head, and the body as sent. Reply frame: 4 bytes of length, 4 bytes of the
+child's exit code, and its output (JSON, unless it was compromised). The process ends when its standard input closes,
+and so do its children.
 """
 
 from __future__ import annotations
@@ -29,17 +30,21 @@ from typing import Any, BinaryIO, NoReturn
 
 import orjson
 
-from treadle.agent.web.page_confinement import CPU_LIMIT_S, confine, die_with, give_up_files, limit_memory
 from treadle.agent.web.passages import clean_beginning, clean_line
 from treadle.agent.web.types import MAX_PAGE_TITLE_CHARS, MAX_TEXT_CHARS, PageText, Unfetchable
 from treadle.core.errors import SandboxError
+from treadle.core.process_confinement import confine, die_with, give_up_files, limit_memory
 
 READER_VERSION = 1
-"""Raised when the same page would be read otherwise."""
+"""Version in the reader's name in entries; increment it if the same page gives another text."""
 MAX_REPLY_BYTES = 1024 * 1024
+CPU_LIMIT_S = 5
+"""Of one page."""
+MEMORY_LIMIT_BYTES = 1024**3
+"""Address space."""
 
 _PDF_S = 2.0
-"""CPU seconds after which no further page of a PDF is begun; what was read of it by then is its text."""
+"""CPU seconds after which no further page of a PDF is started; the pages read by then are its text."""
 _SNIFFED_BYTES = 1024
 
 HTML_TYPES = ("text/html", "application/xhtml+xml")
@@ -56,9 +61,11 @@ _HIDDEN = [
         '[style*="visibility: hidden" i]',
     )
 ] + ["dialog:not([open])"]
-"""What a page says itself that it does not show. Some hide their whole body until a script has run."""
+"""Selectors of elements that a page hides. `html` and `body` are excluded: some pages hide them until a script has
+run."""
 
-# Those of the WHATWG's list (encoding.spec.whatwg.org) by Python's names: no module can be loaded later.
+# Encodings of the WHATWG list (encoding.spec.whatwg.org) by their Python names. Loaded in advance, since a confined
+# child can import no module.
 _CODECS = (
     "utf-8 utf-8-sig utf-16 utf-16-le utf-16-be utf-32 ascii cp866 koi8-r koi8-u mac-roman cp874 gbk gb18030 big5 "
     "big5hkscs euc_jp iso2022_jp shift_jis cp932 euc_kr cp949 "
@@ -73,22 +80,22 @@ _MARKS = (
 )
 
 _PIPE = 3
-"""The descriptor by which a child replies, its only one beside two of /dev/null."""
+"""File descriptor of the child's replies; its only one apart from two of /dev/null."""
 
 
 def main() -> int:
-    """Serve pages until standard input ends."""
+    """Serve pages until standard input ends; return the exit code."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which closes our input
     replies = _take_stdout()
-    limit_memory()
+    limit_memory(MEMORY_LIMIT_BYTES)
     try:
         readers = _load()
     except ImportError as error:
         _send(replies, 0, orjson.dumps({"failed": str(error), "is_missing": True}))
         return 1
     give_up_files()
-    gc.freeze()  # Pages of memory that children only read stay shared.
-    # One that reads nothing of the web tells what the kernel takes away, and that readers work without it.
+    gc.freeze()  # Keeps memory pages shared that children only read.
+    # A trial child reports what the kernel restricts, and that the parsers work when restricted.
     exit_code, said = _in_child(_try_out)
     _send(replies, exit_code, said)
     if exit_code:
@@ -101,14 +108,14 @@ def main() -> int:
 
 
 def _take_stdout() -> BinaryIO:
-    """Keep standard output for replies: what a library prints must not get between them."""
+    """Reserve standard output for replies, so that output of a library cannot get between them."""
     replies = os.fdopen(os.dup(1), "wb")
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     return replies
 
 
 def _load() -> dict[str, str]:
-    """Load all that reading needs; the names and versions of the readers. Raises ImportError."""
+    """Load everything that parsing needs; return names and versions of the parsers. Raises ImportError."""
     import pypdfium2  # noqa: F401
     import resiliparse.extract.html2text
     import resiliparse.parse.encoding  # noqa: F401
@@ -134,9 +141,9 @@ def _try_out(problem: str) -> dict[str, Any]:
 
 
 def _in_child(work: Callable[[str], dict[str, Any]]) -> tuple[int, bytes]:
-    """What a child says that does some work, and its exit code; it is over then, whatever it was made to do.
+    """Run `work` in a forked child; return the child's exit code and output. The child has ended by then.
 
-    The work is given what could not be given up before it (see `page_confinement.confine`).
+    `work` is called with what could not be restricted (see `process_confinement.confine`).
     """
     ours, theirs = os.pipe()
     parent, child = os.getpid(), os.fork()
@@ -145,12 +152,12 @@ def _in_child(work: Callable[[str], dict[str, Any]]) -> tuple[int, bytes]:
     os.close(theirs)
     said = _hear(ours)
     os.close(ours)
-    # One that ended by itself is past this signal: it tells how it ended all the same.
+    # A child that has exited is not affected by this signal, so its exit code stays.
     os.kill(child, signal.SIGKILL)
     _, status, usage = os.wait4(child, 0)
     exit_code = os.waitstatus_to_exitcode(status)
     if usage.ru_utime + usage.ru_stime >= CPU_LIMIT_S:
-        exit_code = -signal.SIGXCPU  # also where it held out till the kernel killed it
+        exit_code = -signal.SIGXCPU  # also if it ignored SIGXCPU until the kernel killed it
     return (1 if len(said) > MAX_REPLY_BYTES else exit_code), said[:MAX_REPLY_BYTES]
 
 
@@ -158,11 +165,11 @@ def _be_child(parent: int, reply_to: int, work: Callable[[str], dict[str, Any]])
     exit_code = 1
     try:
         die_with(parent)
-        # Neither what is asked next nor what is replied may pass through it.
+        # The child must not reach the pipes of requests and replies.
         os.dup2(reply_to, _PIPE)
         os.close(0)
         os.closerange(_PIPE + 1, 1024)
-        problem = confine()
+        problem = confine(CPU_LIMIT_S)
         left = memoryview(orjson.dumps(work(problem)))
         while left:
             left = left[os.write(_PIPE, left) :]
@@ -172,15 +179,15 @@ def _be_child(parent: int, reply_to: int, work: Callable[[str], dict[str, Any]])
 
 
 def _hear(child: int) -> bytes:
-    """All that a child says, cut where it is more than ours would; ends this process where nobody waits any more."""
+    """Return the output of a child, truncated beyond MAX_REPLY_BYTES; exit this process if its input closes."""
     said = b""
     waiting = select.poll()
     waiting.register(child, select.POLLIN)
-    waiting.register(0, 0)  # that is: whether the other end was closed
+    waiting.register(0, 0)  # reports whether the other end was closed
     while len(said) <= MAX_REPLY_BYTES:
         ready = [number for number, _ in waiting.poll()]
         if 0 in ready:
-            os._exit(0)  # the child ends with it
+            os._exit(0)  # the child ends with this process
         if not (part := os.read(child, 1 << 16)):
             break
         said += part
@@ -219,12 +226,12 @@ def _answer(
         return {"failure": error.kind, "detail": error.detail}
     except MemoryError:
         raise
-    except Exception as error:  # noqa: BLE001 - whatever a reader cannot read is unreadable
+    except Exception as error:  # noqa: BLE001 - whatever the parser's error, the page is unreadable
         return {"failure": "unreadable", "detail": f"it is damaged or locked ({type(error).__name__})"}
 
 
 def unpacked(body: bytes, encoding: str, max_bytes: int) -> bytes:
-    """A body without its content encoding; raises Unfetchable for one that is longer, unknown or damaged."""
+    """Return a body without its content encoding. Raises Unfetchable if it is too large, unsupported or damaged."""
     if encoding in ("", "identity"):
         if len(body) > max_bytes:
             raise Unfetchable("too_large", f"more than {max_bytes} bytes")
@@ -232,7 +239,7 @@ def unpacked(body: bytes, encoding: str, max_bytes: int) -> bytes:
     if encoding not in ("gzip", "x-gzip", "deflate"):
         raise Unfetchable("encoding", "it is packed in a way that is not read")
     if encoding == "deflate":
-        # Half of the servers send it without the header that it has by the standard.
+        # About half of all servers send deflate without the zlib header that the standard requires.
         is_wrapped = len(body) > 1 and body[0] & 15 == 8 and int.from_bytes(body[:2]) % 31 == 0
         window_bits = zlib.MAX_WBITS if is_wrapped else -zlib.MAX_WBITS
     else:
@@ -250,7 +257,7 @@ def unpacked(body: bytes, encoding: str, max_bytes: int) -> bytes:
 
 
 def read_page(body: bytes, media_type: str, charset: str, readers: dict[str, str]) -> PageText:
-    """Title and text of a page; raises Unfetchable for what is not read, or has no text."""
+    """Return title and text of a page. Raises Unfetchable if its type is not supported or it has no text."""
     if body[:_SNIFFED_BYTES].lstrip().startswith(b"%PDF-") or media_type == PDF_TYPE:
         kind, (title, text) = PDF_TYPE, _read_pdf(body)
     elif media_type in HTML_TYPES or (not media_type and _is_marked_up(body)):
@@ -289,7 +296,7 @@ def _read_html(body: bytes, charset: str) -> tuple[str, str]:
 
 
 def _decoded(body: bytes, charset: str, *, is_html: bool) -> str:
-    """By its mark, else what the server says, else the page itself, else a guess."""
+    """Decode by byte order mark, else by the server's charset, else by the page's own declaration, else by a guess."""
     from resiliparse.parse.encoding import detect_encoding, map_encoding_to_html5
 
     for mark, name in _MARKS:
@@ -298,7 +305,7 @@ def _decoded(body: bytes, charset: str, *, is_html: bool) -> str:
     declared = map_encoding_to_html5(charset, fallback_utf8=False) if charset else None
     try:
         return body.decode(declared or detect_encoding(body, from_html_meta=is_html) or "utf-8", "replace")
-    except (LookupError, OSError):  # one that was not loaded, and now cannot be
+    except (LookupError, OSError):  # a codec that was not loaded in advance
         return body.decode("utf-8", "replace")
 
 
@@ -317,12 +324,12 @@ def _read_pdf(body: bytes) -> tuple[str, str]:
             pages.append(_flowing(page.get_textpage().get_text_bounded()))
             page.close()
         except pypdfium2.PdfiumError:
-            continue  # a damaged page; the others may be whole
+            continue  # a damaged page; others may be intact
     return title, "\n\n".join(pages)
 
 
 def _flowing(text: str) -> str:
-    """A page of a PDF as one paragraph: its lines are those of paper. Marks stand where a word was divided."""
+    """Join the lines of a PDF page into one paragraph; hyphenation marks inside words are removed."""
     return " ".join(re.sub(r"[\x02\ufffe]\s*", "", text).split())
 
 

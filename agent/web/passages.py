@@ -1,4 +1,4 @@
-"""Passages of pages: cleaning, sentences, the sentence that is most like a snippet, the window around it. Pure."""
+"""Cut passages out of pages: clean text, split sentences, find the one most like a snippet, and cut around it. Pure."""
 
 from __future__ import annotations
 
@@ -9,29 +9,29 @@ from collections.abc import Iterator
 from treadle.agent.web.types import Language
 
 MAX_SENTENCE_CHARS = 1_000
-"""A longer sentence is cut at a blank."""
+"""A longer sentence is split at a space."""
 LEAST_HAN_SHARE = 0.3
-"""Of the letters of a query that is taken for Chinese."""
+"""Least share of Han letters in a query that is taken for Chinese."""
 
 Span = tuple[int, int]
-"""Begin and end in characters."""
+"""Start and end in characters."""
 
-# What no reader sees, but a model does: controls, marks of direction and of width zero, variation selectors, tags,
-# annotations and objects, halves of surrogate pairs.
+# Characters that are invisible to people but not to a model: controls, direction marks, zero-width marks, variation
+# selectors, tags, annotations and objects, surrogates.
 _UNSEEN = re.compile(
     r"[\x00-\x08\x0e-\x1f\x7f-\x84\x86-\x9f\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f"
     r"\u202a-\u202e\u2060-\u206f\u3164\ud800-\udfff\ufe00-\ufe0f\ufeff\uffa0\ufff0-\uffff"
     r"\U000e0000-\U000e0fff]+"
 )
 MAX_MARKS = 30
-"""Most marks on one letter that are kept: more is no writing, and composing takes time with their square (UAX #15)."""
-# All marks are among these characters: neither letters nor blanks.
+"""Most combining marks kept per letter. No script uses more, and normalising takes time quadratic in them (UAX #15)."""
+# Superset of the combining marks: neither letters nor white space.
 _MANY_MARKS = re.compile(rf"[^\w\s\x00-\u02ff]{{{MAX_MARKS + 1},}}")
 _MARKS_OF_TWO = frozenset("\u0f73\u0f75\u0f81")
-"""Marks that are not said to be any, but come apart into two that are."""
+"""Marks with combining class 0 that decompose into two marks."""
 _BREAK = re.compile(r"\r\n|[\r\v\f\x85\u2028\u2029]")
 _BLANKS = re.compile(r"(?: (?=[^\S\n])|[^\S\n ])[^\S\n]*")
-"""Blanks that are not one space: in most texts there are few."""
+"""White space other than a single space; rare in most texts."""
 _BLANKS_AT_BREAK = re.compile(r" \n ?|\n ")
 _EMPTY_LINES = re.compile(r"\n{3,}")
 
@@ -45,25 +45,26 @@ _END = re.compile(r"[.!?]+(?=\s)|[。！？；]+|\n")
 
 
 def clean(text: str) -> str:
-    """Text as a page shows it: nothing unseen, composed characters, one blank, at most one empty line.
+    """Return text as a page displays it: no invisible characters, NFC, single spaces, at most one empty line in a row.
 
-    A letter has thirty marks at most. Breaks of any kind become newlines. Cleaning twice changes nothing.
+    A letter keeps at most thirty combining marks. Line breaks of any kind become newlines. Idempotent.
     """
     text = _few_marks(_UNSEEN.sub("", _BREAK.sub("\n", text)))
-    # Once more, as some marks come apart into several.
+    # Again, since some marks decompose into several.
     text = _BLANKS.sub(" ", _few_marks(unicodedata.normalize("NFC", text)))
     return _EMPTY_LINES.sub("\n\n", _BLANKS_AT_BREAK.sub("\n", text)).strip()
 
 
 def clean_line(text: str) -> str:
-    """The same as one line."""
+    """Return text cleaned as by `clean`, on one line."""
     return " ".join(clean(text).split())
 
 
 def clean_beginning(text: str, num_chars: int) -> str:
-    """The first characters of a text when it is clean. Cleaning costs more than reading pages: most is left out.
+    """Return the first `num_chars` characters of the cleaned text, without cleaning all of it.
 
-    Of a longer one no more than 16 times as many are looked at, however much of it is blanks.
+    Cleaning costs more than parsing pages. At most 16 times as many characters are examined, even if most are white
+    space.
     """
     looked_at = num_chars + num_chars // 10
     while True:
@@ -74,7 +75,7 @@ def clean_beginning(text: str, num_chars: int) -> str:
 
 
 def _few_marks(text: str) -> str:
-    """Without the marks of a letter beyond the thirtieth."""
+    """Drop the combining marks of a letter beyond the thirtieth."""
     return text if text.isascii() else _MANY_MARKS.sub(_without_late_marks, text)
 
 
@@ -92,7 +93,7 @@ def _without_late_marks(match: re.Match[str]) -> str:
 
 
 def language_of(query: str) -> Language:
-    """`zh` where at least 30 % of the letters are Han and none is kana or hangul, else `en`."""
+    """Return `zh` if at least 30 % of the letters are Han and none is kana or hangul, else `en`."""
     num_letters = sum(char.isalpha() for char in query)
     num_han = len(_HAN_LETTER.findall(query))
     if num_han == 0 or num_han < LEAST_HAN_SHARE * num_letters or _KANA_OR_HANGUL.search(query):
@@ -101,9 +102,10 @@ def language_of(query: str) -> Language:
 
 
 def sentences(text: str) -> Iterator[Span]:
-    """Where the sentences of a text are, without blanks around them, in order.
+    """Yield the spans of the sentences of a text, in order and without surrounding white space.
 
-    One ends with `.`, `!` or `?` before a blank, with `。！？；`, at the end of a line, or after 1,000 characters.
+    A sentence ends with `.`, `!` or `?` before white space, with `。！？；`, at the end of a line, or after 1,000
+    characters.
     """
     begin = 0
     for match in _END.finditer(text):
@@ -113,7 +115,7 @@ def sentences(text: str) -> Iterator[Span]:
 
 
 def _pieces(text: str, begin: int, end: int) -> Iterator[Span]:
-    """A sentence, cut at blanks where it is too long."""
+    """Yield the span of a sentence, split at spaces if it is too long."""
     while True:
         while begin < end and text[begin].isspace():
             begin += 1
@@ -130,18 +132,18 @@ def _pieces(text: str, begin: int, end: int) -> Iterator[Span]:
 
 
 def words_of(text: str) -> frozenset[str]:
-    """The words of a text in folded case; each Han character is one."""
+    """Return the case-folded words of a text; each Han character is a word."""
     return frozenset(_WORD.findall(text.casefold()))
 
 
 def overlap(left: frozenset[str], right: frozenset[str]) -> float:
-    """F1 of two sets of words: twice those in both, by the sum of their sizes; 0 of two empty ones."""
+    """Return the F1 of two sets of words: twice the size of the intersection by the sum of sizes; 0 if both empty."""
     total = len(left) + len(right)
     return 2 * len(left & right) / total if total else 0.0
 
 
 def best_sentence(text: str, snippet: str, least: float) -> Span | None:
-    """The first of the sentences that are most like a snippet; None where none has an F1 above `least`."""
+    """Return the first of the sentences most like a snippet; None if none has a word F1 above `least`."""
     wanted = words_of(snippet)
     best, best_score = None, least
     for begin, end in sentences(text):
@@ -152,7 +154,7 @@ def best_sentence(text: str, snippet: str, least: float) -> Span | None:
 
 
 def window(text: str, snippet: str, *, num_chars: int, least: float) -> str:
-    """What stands around the best sentence, `num_chars` on either side; without one, the first `2 * num_chars`.
+    """Return the text around the best sentence, `num_chars` on either side; without one, the first `2 * num_chars`.
 
     Source: arXiv 2601.06860, reading of pages.
     """
@@ -163,7 +165,7 @@ def window(text: str, snippet: str, *, num_chars: int, least: float) -> str:
 
 
 def first_words(text: str, num_words: int) -> str:
-    """A text up to its `num_words`-th word; words are what blanks separate."""
+    """Return a text up to its `num_words`-th word; words are separated by white space."""
     end = 0
     for _, match in zip(range(num_words), re.finditer(r"\S+", text), strict=False):
         end = match.end()

@@ -1,6 +1,6 @@
-"""The dialects of search providers: requests, answers, and what kind of failure a reply is. Pure; nothing is sent.
+"""Build requests to search providers and parse their answers and failures. Pure; nothing is sent.
 
-Answers are untrusted: whatever they hold ends in hits within bounds, or in a `Failure`.
+Answers are untrusted: any answer results in bounded hits or in a `Failure`.
 """
 
 from __future__ import annotations
@@ -26,12 +26,13 @@ from treadle.agent.web.types import (
     Language,
     WebHit,
 )
+from treadle.core.foreign_json import load_json
 from treadle.core.llm.wire import Failure, excerpt, parse_retry_after
 
 NUM_RESULTS = 10
-"""Hits that are asked for. Bing counts one more."""
+"""Number of hits requested. Bing counts one more."""
 _MAX_PARTS = 50_000
-"""Lists and objects of an answer: more of them are read in one go of 0.1 s and more, in which no other thread runs."""
+"""Most lists and objects in an answer. Parsing more takes 0.1 s or longer in one go and blocks all other threads."""
 
 _OWN_URLS = {
     "serper": "https://google.serper.dev/search",
@@ -49,20 +50,18 @@ _SPENT_MESSAGE = re.compile(
     r"|(?:you have |you've )?exceeded (?:your|the) (?:current |monthly |daily |api )?quota",
     re.IGNORECASE,
 )
-"""A whole message: part of one may be the query, which is a model's."""
+"""Pattern of a whole message. Part of a message may be the query, which a model wrote."""
 _TAG = re.compile(r"</?strong>")
-# An escape of a JSON text, in group 1 one of half a character.
-_ESCAPE = re.compile(rb"\\(?:u[dD][89abAB]..\\u[dD][c-fC-F]..|(u[dD][89a-fA-F]..)|.)", re.DOTALL)
 _UNICODE = re.compile(r"\\u([0-9a-fA-F]{4})")
 _READ_BYTES = 8_192
 _NOT_SHOWN = "(not shown, as it repeats the key)"
 _MAX_READINGS = 4
-"""As what a text is looked at in search of a key: as it is, unquoted, unquoted twice, ..."""
+"""Number of decodings of a text that are searched for the key: as is, unquoted, unquoted twice, ..."""
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One request to a provider. Its headers hold the key, so they are not shown."""
+    """Request to a provider. `repr` omits the headers, since they contain the key."""
 
     method: str
     url: str
@@ -71,7 +70,7 @@ class Request:
 
 
 def request_of(settings: ProviderSettings, query: str, language: Language, key: str) -> Request:
-    """The request for a query, in the way of the provider; `key` may be empty for a SearXNG."""
+    """Return the request for a query in the provider's format; `key` may be empty for SearXNG."""
     url = settings.url or _OWN_URLS.get(settings.type, "")
     headers = {"Accept": "application/json", "Accept-Encoding": "identity", "User-Agent": "treadle"}
     chinese = language == "zh"
@@ -95,7 +94,7 @@ def request_of(settings: ProviderSettings, query: str, language: Language, key: 
 
 
 def _engine_url(settings: ProviderSettings, query: str, chinese: bool) -> str:
-    """The page of a search engine that Bright Data is to read, and to give back as JSON."""
+    """Return the URL of the search engine's page that Bright Data fetches and returns as JSON."""
     if settings.engine == "google":
         places = {"gl": "cn", "hl": "zh-cn"} if chinese else {"gl": "us", "hl": "en"}
         return f"https://www.google.com/search?{urlencode({'q': query, **places, 'num': NUM_RESULTS, 'brd_json': 1})}"
@@ -105,10 +104,9 @@ def _engine_url(settings: ProviderSettings, query: str, chinese: bool) -> str:
 
 
 def hits_of(settings: ProviderSettings, data: bytes) -> tuple[WebHit, ...]:
-    """Organic hits of an answer with status 200, best first, at most 20. Raises Failure of kind `malformed`.
+    """Return the organic hits of an answer with status 200, best first, at most 20.
 
-    A SearXNG whose engines did not answer has found nothing for another reason than that there is nothing; that is a
-    Failure of kind `server`.
+    Raises Failure of kind `malformed`, or of kind `server` if SearXNG found nothing because its engines did not answer.
     """
     answer = _parsed(data)
     if not isinstance(answer, dict):
@@ -128,13 +126,14 @@ def hits_of(settings: ProviderSettings, data: bytes) -> tuple[WebHit, ...]:
 
 
 def organic_hits(answer: Any) -> tuple[WebHit, ...] | None:
-    """Hits of any known answer: a list, or an object with `organic`, `results`, `web.results` or `webPages.value`.
+    """Return the hits of an answer in any known format, leaving out hits without a usable URL.
 
-    None where it is nothing of the kind, or where one of the hits is no object. Hits without a usable URL are left out.
+    Known are a list, and an object with `organic`, `results`, `web.results` or `webPages.value`. Returns None if the
+    answer has none of these formats, or if a hit is not an object.
     """
     found = answer
     if isinstance(answer, dict):
-        # An answer that has found nothing leaves its list out, but still says that it is one.
+        # An answer without hits omits its list, but other keys still identify it as an answer.
         for path in (("organic",), ("results",), ("web", "results"), ("webPages", "value")):
             found = _at(answer, path)
             if found is not None:
@@ -144,7 +143,7 @@ def organic_hits(answer: Any) -> tuple[WebHit, ...] | None:
             return () if is_answer else None
     if not isinstance(found, list) or not all(isinstance(item, dict) for item in found):
         return None
-    # No more are made than are kept: an answer may list a hundred thousand.
+    # Stops at the limit: an answer may list a hundred thousand hits.
     hits = filter(None, map(_hit, found))
     return tuple(islice(hits, MAX_HITS))
 
@@ -170,7 +169,7 @@ def _hit(item: dict[str, Any]) -> WebHit | None:
 
 
 def _text(item: Any, *names: str, limit: int) -> str:
-    """The first of some values that is a text with something in it, on one line, cut."""
+    """Return the first of some values that is non-blank text, on one line and truncated."""
     for name in names:
         value = item.get(name) if isinstance(item, dict) else None
         if isinstance(value, str) and value.strip():
@@ -179,7 +178,7 @@ def _text(item: Any, *names: str, limit: int) -> str:
 
 
 def _plain(text: str) -> str:
-    """Text of Brave, which marks words and spells characters as HTML does."""
+    """Return text from Brave without its `<strong>` tags and HTML escapes."""
     return clean_line(html.unescape(_TAG.sub("", text)))
 
 
@@ -187,27 +186,19 @@ def _parsed(data: bytes) -> Any:
     if data.count(b"[") + data.count(b"{") > _MAX_PARTS:
         raise Failure("malformed", f"the answer has more than {_MAX_PARTS:,} parts")
     try:
-        return orjson.loads(data)
-    except orjson.JSONDecodeError:
-        pass
-    try:  # half a character in one title must not cost the whole answer
-        return orjson.loads(_ESCAPE.sub(_whole, data))
+        return load_json(data)
     except orjson.JSONDecodeError:
         raise Failure("malformed", "the answer is not JSON") from None
 
 
-def _whole(escape: re.Match[bytes]) -> bytes:
-    return b"\\ufffd" if escape[1] else escape[0]
-
-
 def repeats_key(hits: Iterable[WebHit], key: str) -> bool:
-    """Whether hits hold the key that they were asked with, as it is or as addresses and HTML spell it."""
+    """Return whether hits contain the API key, as it is or as URLs and HTML encode it."""
     return _spell((text for hit in hits for text in (hit.title, hit.url, hit.snippet, hit.site_name, hit.date)), key)
 
 
 def without_key(failure: Failure, data: bytes, key: str) -> Failure:
-    """The failure that an answer is, in words in which its key is not spelled in any such way, nor a part of it."""
-    # More than is said of the answer, so that no key is cut in two where that ends.
+    """Return a failure whose message contains neither the API key, in any such encoding, nor a part of it."""
+    # Reads more of the answer than messages quote, so that no key is cut in two where the quote ends.
     texts = [data[:_READ_BYTES].decode("utf-8", "replace"), str(failure)]
     texts += [_UNICODE.sub(lambda escape: chr(int(escape[1], 16)), text).replace("\\/", "/") for text in texts]
     if not _spell(texts, key):
@@ -230,11 +221,12 @@ def _readings(text: str) -> Iterator[str]:
 
 
 def failure_of(status: int, headers: Mapping[str, str], data: bytes, query: str = "") -> Failure:
-    """What kind of failure an answer to a query with another status than 200 is.
+    """Classify an answer with a status other than 200.
 
-    `rate_limit` and `quota`: the key must rest; `server`: may pass. For the others another query must tell whether it
-    is this one that is refused; if it is not, `key`: the key is; `refused`: any request is; `query`: who knows. What is
-    said of a key is read in fields that no query gets into.
+    The kind is `rate_limit` or `quota` if the key must pause, and `server` if the error is retryable. The other kinds
+    are provisional, since the query itself may be refused; a plain query then decides. If that one fails too, `key`
+    means that the key is refused, `refused` that every request is, and `query` that the cause is unknown. Statements
+    about a key are only read from fields that cannot contain the query.
     """
     said = f"HTTP {status}: {excerpt(data)}"
     code, message = _code_and_message(data)
@@ -255,9 +247,9 @@ def failure_of(status: int, headers: Mapping[str, str], data: bytes, query: str 
 
 
 def _code_and_message(data: bytes) -> tuple[str, str]:
-    """Brave's code of an error and the message of Serper and Bright Data; empty where there is none."""
+    """Return Brave's error code, and the message of Serper and Bright Data; empty if missing."""
     try:
-        answer = orjson.loads(data)
+        answer = load_json(data)
     except orjson.JSONDecodeError:
         return "", ""
     code, message = _at(answer, ("error", "code")), _at(answer, ("message",))
@@ -265,7 +257,7 @@ def _code_and_message(data: bytes) -> tuple[str, str]:
 
 
 def _rest_s(headers: Mapping[str, str]) -> float | None:
-    """Seconds after which a key may be used again, by `Retry-After` or by Brave's headers, a number for each window."""
+    """Return the seconds until a key may be used again, from `Retry-After` or Brave's headers (a number per window)."""
     if (seconds := parse_retry_after(headers.get("Retry-After"))) is not None:
         return seconds
     left = headers.get("X-RateLimit-Remaining", "").split(",")

@@ -1,7 +1,7 @@
-"""Asking search providers: keys in turn, a bounded rate, and retries by what went wrong.
+"""Query search providers, with key rotation, a rate limit, and retries that depend on the failure.
 
-A provider's address is the user's configuration, like a model endpoint: it is asked without redirects, proxies and
-cookies, and its answers are bounded; it is not held to the rules for pages.
+A provider's address is part of the user's configuration, like a model endpoint. Requests to it use no redirects,
+proxies or cookies, and its answers are bounded, but the address rules for pages do not apply.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from treadle.core.llm.wire import Failure
 from treadle.retriever.client import SearchUnavailable
 
 EMPTY_TRIES = 3
-"""Answers without a hit, until that is what there is to find."""
+"""Answers without a hit after which a search counts as empty."""
 RATE_REST_S = 30.0
-"""A key that is over its rate rests so long where the provider does not say how long."""
+"""Pause of a rate-limited key in seconds if the provider does not give one."""
 QUOTA_REST_S = 3_600.0
 _SHORTEST_REST_S = 1.0
 _PLAIN_QUERY = "weather"
-"""What a key is tried with where it refuses a query: nobody refuses this one."""
+"""Query that no provider refuses; it shows whether a key or only a query was refused."""
 _REFUSALS = frozenset({"key", "query", "refused"})
 _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 8.0
@@ -46,7 +46,7 @@ class _Connection:
 
 
 class WebProvider:
-    """A provider that is asked over HTTP; see `Provider`."""
+    """Search provider over HTTP; see `Provider`."""
 
     def __init__(
         self,
@@ -57,7 +57,10 @@ class WebProvider:
         sleep: Sleep = asyncio.sleep,
         seed: int = 0,
     ) -> None:
-        """`clock` and `sleep` are replaced in tests; `seed` feeds the jitter of pauses. Raises what `KeyRing` does."""
+        """Read the keys; `clock` and `sleep` are replaced in tests, `seed` is for the jitter of pauses.
+
+        Raises the errors of `KeyRing`.
+        """
         self.name = settings.name
         self._settings = settings
         self._now = clock if clock is not None else _loop_time
@@ -87,7 +90,7 @@ class WebProvider:
                 await self._pause(rest_s, deadline, f"all keys rest; {last}")
             await self._await_turn(deadline, last)
             key = self._keys.take()
-            if key is None:  # while this search waited for its turn
+            if key is None:  # paused while this search waited for its turn
                 continue
             came = await self._ask(query, language, key, deadline)
             if isinstance(came, Failure) and came.kind in _REFUSALS:
@@ -117,9 +120,9 @@ class WebProvider:
         return True
 
     async def _without_the_query(self, refusal: Failure, key: Key, deadline: float) -> Failure:
-        """What goes wrong with a query that nobody refuses; raises QueryRefused where nothing does.
+        """Send a plain query after a refusal and return its failure; raise QueryRefused if it succeeds.
 
-        A firewall before a provider refuses queries in the way in which a key, an address or anything is refused.
+        A firewall in front of a provider may refuse a query with the same status as a refused key, address or request.
         """
         await self._await_turn(deadline, str(refusal))
         came = await self._ask(_PLAIN_QUERY, "en", key, deadline)
@@ -134,10 +137,10 @@ class WebProvider:
             raise ToolError(f"{self.name} refuses every request; check its url and settings: {failure}")
 
     async def _ask(self, query: str, language: Language, key: Key, deadline: float) -> tuple[WebHit, ...] | Failure:
-        """One request: hits, or what went wrong; raises SearchUnavailable at the deadline."""
+        """Send one request; return hits or the failure. Raises SearchUnavailable at the deadline."""
         request = request_of(self._settings, query, language, key.value)
         headers = CIMultiDict(request.headers)
-        # Encoded already: yarl must not read a query's plus signs and percent signs anew.
+        # Already encoded: yarl must not encode a query's plus and percent signs again.
         url = URL(request.url, encoded=True)
         if self._http is None:
             self._http = HttpClient(_Connection())
@@ -149,17 +152,17 @@ class WebProvider:
                     status, said, data = await self._http.post(url, request.body, headers, secret=key.value)
                 else:
                     status, said, data = await self._http.get(url, headers, secret=key.value)
-                # In a thread: an answer of so many bytes can take more of the event loop's time than others can wait.
+                # In a thread: parsing a large answer could block the event loop for too long.
                 return await asyncio.to_thread(_outcome, self._settings, query, key.value, status, said, data)
         except TimeoutError:
             if limit_s == left_s:
                 raise SearchUnavailable(f"{self.name} did not answer in time") from None
             return Failure("timeout", f"no answer in {limit_s:g} s")
-        except Failure as failure:  # of the connection
+        except Failure as failure:  # connection errors
             return failure
 
     async def _await_turn(self, deadline: float, last: str) -> None:
-        """Let one request start per 1 / max_queries_per_s."""
+        """Wait so that at most `max_queries_per_s` requests start per second."""
         now = self._now()
         starts_at = max(now, self._next_start)
         if starts_at >= deadline:
@@ -177,9 +180,9 @@ class WebProvider:
 def _outcome(
     settings: ProviderSettings, query: str, key: str, status: int, headers: Mapping[str, str], data: bytes
 ) -> tuple[WebHit, ...] | Failure:
-    """What an answer comes to; nothing of it holds the key, which the client knows only as JSON spells it.
+    """Return the hits or the failure of an answer, without the API key in any encoding.
 
-    Hits, and why a query was refused, are kept on record, shown and exported.
+    Hits and refusals are recorded, shown and exported. The HTTP client only removes the key as JSON spells it.
     """
     came: tuple[WebHit, ...] | Failure
     try:
@@ -200,5 +203,5 @@ def _loop_time() -> float:
 
 
 def make_provider(settings: ProviderSettings) -> Provider:
-    """The provider that settings name. Raises ConfigError naming a variable that holds no usable key."""
+    """Return the configured provider. Raises ConfigError naming a variable without a usable key."""
     return WebProvider(settings)

@@ -1,4 +1,4 @@
-"""What a record holds, counted."""
+"""Count the entries of a web record."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ class RecordFacts:
     """Counts of entries.
 
     Attributes:
-        providers: Searches by who answered.
+        providers: Searches by provider.
         empty: Searches that found nothing.
-        refused: Searches that their provider did not take.
-        failures: Pages that could not be had, by why.
+        refused: Searches that their provider refused.
+        failures: Pages that could not be fetched, by reason.
         read: Pages with a text.
-        oldest: When the first was recorded, as it says itself; `newest` likewise. Empty where there are none.
-        num_bytes: Of the entries as JSON.
+        oldest: Earliest `recorded_at`; empty if there are no entries. `newest` is the latest.
+        num_bytes: Size of the entries as JSON.
     """
 
     providers: Counter[str] = field(default_factory=Counter)
@@ -34,16 +34,16 @@ class RecordFacts:
 
     @property
     def num_searches(self) -> int:
-        """Searches."""
+        """Number of searches."""
         return self.providers.total()
 
     @property
     def num_pages(self) -> int:
-        """Pages, with those that could not be had."""
+        """Number of pages, including those that could not be fetched."""
         return self.read + self.failures.total()
 
     def counted(self, entry: Entry) -> Entry:
-        """Count an entry, and hand it on."""
+        """Count an entry and return it."""
         if isinstance(entry, SearchEntry):
             self.providers[entry.provider] += 1
             self.refused += entry.failure is not None
@@ -59,7 +59,7 @@ class RecordFacts:
 
 
 def facts_of(entries: Iterable[Entry]) -> RecordFacts:
-    """The counts of some entries, which are held one at a time."""
+    """Return the counts of some entries, holding one at a time."""
     facts = RecordFacts()
     for entry in entries:
         facts.counted(entry)

@@ -1,7 +1,7 @@
-"""A `web_record` artifact, read by key.
+"""Read a `web_record` artifact by key.
 
-A row group of the table takes 100 ms to read, so a record is unpacked once per machine, into the cache: `bodies.bin`
-holds its entries one behind the other, `index.bin` where they lie, by key, `loose.bin` which of them have loose keys.
+Reading a row group of the table takes 100 ms, so a record is unpacked once per machine, into the cache: `bodies.bin`
+contains the entries back to back, `index.bin` their places by key, and `loose.bin` the numbers of entries by loose key.
 """
 
 from __future__ import annotations
@@ -9,49 +9,49 @@ from __future__ import annotations
 import bisect
 import contextlib
 import hashlib
+import io
 import mmap
 import os
 import re
 import shutil
 import struct
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from treadle.agent.web.record_pages import check_pages
 from treadle.agent.web.record_table import entry_of
 from treadle.agent.web.stored_entries import packed, unpacked
 from treadle.agent.web.types import MAX_TEXT_CHARS, Entry, SearchEntry
 from treadle.core.artifacts import Manifest, parse_manifest
+from treadle.core.confined_rows import KEPT_BYTES, UnreadableInput, UnreadableRow, read_parquet
 from treadle.core.engines.cache import cache_lock, cache_root
 from treadle.core.errors import ArtifactError
-from treadle.core.harmless import one_line
-from treadle.core.parquet import ROW_GROUP_BYTES
 from treadle.core.schemas import WEB_RECORD
 from treadle.core.storage import Storage, force_folder_to_disk, is_object_store, open_storage, storage_errors
 
+if TYPE_CHECKING:
+    import pyarrow as pa
+
 KEPT_RECORDS = 4
-"""Records that stay unpacked on a machine."""
+"""Number of records that stay unpacked on a machine."""
 _PLACE = struct.Struct("<16sQI")
 _LOOSE = struct.Struct("<16sQ")
 _KEY_BYTES = 16
-_ROWS_AT_ONCE = 16
-_MAX_GROUP_BYTES = 5 * ROW_GROUP_BYTES
-"""Of a row group before it is packed: such as Treadle writes have a fifth of it in characters, of 4 bytes at most."""
 _MAX_VALUE_BYTES = 4 * MAX_TEXT_CHARS
 _MAX_HITS_BYTES = 2 * 1024 * 1024
 _MAX_GROWTH = 200
 _ALWAYS_UNPACKED_BYTES = 1024**3
-"""A record unpacks to this much at most, and a larger artifact to so many times its size."""
+"""Most bytes that a record may unpack to; for a larger artifact, `_MAX_GROWTH` times its size."""
 _MANIFEST = "artifact.json"
 _UNPACKED = re.compile(r"[0-9a-f]{16}")
 
 
 def record_digest(location: str | Path) -> str:
-    """Digest of the record in a folder, on a path or `s3://`; only its manifest is read. Raises ArtifactError.
+    """Return the digest of the record in a folder (a path or `s3://`), from its manifest. Raises ArtifactError.
 
-    Of a record that has vanished it is the folder's name, where that is a digest, as `treadle export` names it: what
-    was made with it is then still known as made, and whoever wants to read it is told that it is gone.
+    If the record is gone, the folder's name is returned if it is a digest, as `treadle export` names it. Results made
+    with the record are then still recognised, and only reading it raises an error.
     """
     storage = open_storage(location)
     try:
@@ -64,21 +64,21 @@ def record_digest(location: str | Path) -> str:
 
 
 def _has_vanished(storage: Storage) -> bool:
-    """Whether nothing is there, not even a folder without a manifest (which object stores do not know)."""
+    """Return whether nothing is there, not even a folder without a manifest (object stores have no such folders)."""
     place = storage.location()
     return storage.get(_MANIFEST) is None and (is_object_store(place) or not Path(place).exists())
 
 
 def open_record(location: str | Path) -> RecordFolder:
-    """The record in a folder, on a path or `s3://`; it is unpacked where this machine has not done so.
+    """Open the record in a folder (a path or `s3://`), unpacking it if this machine has not done so.
 
-    Raises ArtifactError for what is no record, or one that has changed, StorageError where the medium fails.
+    Raises ArtifactError if there is no record or it has changed, and StorageError if reading fails.
     """
     storage = open_storage(location)
     manifest = record_manifest(storage)
     root = cache_root() / "web"
     folder = root / manifest.digest
-    # One lock for all: none is removed between the moment it is found and the moment it is opened.
+    # One lock for all records, so that none is removed between finding and opening it.
     with cache_lock(root / "records"), storage_errors("unpack a web record into", folder):
         if not folder.is_dir():
             _unpack(storage, manifest, folder)
@@ -88,12 +88,12 @@ def open_record(location: str | Path) -> RecordFolder:
 
 
 class RecordFolder:
-    """Entries of a record by their keys; an index in shared memory, no entries. Safe for threads."""
+    """Record whose entries are read by key; only its index is mapped into memory. Thread-safe."""
 
     def __init__(self, location: str, digest: str, unpacked_in: Path) -> None:
-        """`unpacked_in`: as `open_record` made it; it may be removed while it is open. Raises OSError."""
+        """Open the files in `unpacked_in`, made by `open_record`; it may be removed meanwhile. Raises OSError."""
         self.location = location
-        """Where the artifact lies, for people."""
+        """Location of the artifact, for messages."""
         self.digest = digest
         self._unpacked_in = unpacked_in
         with contextlib.ExitStack() as stack:
@@ -106,18 +106,18 @@ class RecordFolder:
         return len(self._index)
 
     def get(self, key: str) -> Entry | None:
-        """The entry with this key, or None; raises ArtifactError where the unpacked record is damaged."""
+        """Return the entry with this key, or None. Raises ArtifactError if the unpacked record is damaged."""
         number = self._index.find(bytes.fromhex(key))
         return None if number is None else self._entry(number)
 
     def loose(self, key: str) -> SearchEntry | None:
-        """The imported search with this loose key (of several, the one with the lowest key), or None."""
+        """Return the imported search with this loose key (of several, the one with the lowest key), or None."""
         number = self._loose.find(bytes.fromhex(key))
         entry = None if number is None else self._entry(self._loose.row(number)[1])
         return entry if isinstance(entry, SearchEntry) else None
 
     def entries(self) -> Iterator[tuple[Entry, str | None]]:
-        """All entries in the order of their keys, each with its loose key: what `write_record` takes."""
+        """Yield all entries in the order of their keys, each with its loose key, as `write_record` expects them."""
         loose_keys = {number: key.hex() for key, number in map(self._loose.row, range(len(self._loose)))}
         for number in range(len(self._index)):
             yield self._entry(number), loose_keys.get(number)
@@ -129,14 +129,14 @@ class RecordFolder:
         return unpacked(value, str(self._unpacked_in))
 
     def close(self) -> None:
-        """Let go of the files."""
+        """Close the files."""
         self._bodies.close()
         self._index.close()
         self._loose.close()
 
 
 class _Rows:
-    """A file of rows of one length that begin with a key, sorted, mapped into memory."""
+    """Memory-mapped file of sorted rows of equal length that begin with a key."""
 
     def __init__(self, path: Path, layout: struct.Struct) -> None:
         self._layout = layout
@@ -152,7 +152,7 @@ class _Rows:
         return self._layout.unpack_from(self._data, number * self._layout.size)
 
     def find(self, key: bytes) -> int | None:
-        """Number of the first row with this key, or None."""
+        """Return the number of the first row with this key, or None."""
         number = bisect.bisect_left(range(len(self)), key, key=self._key)
         return number if number < len(self) and self._key(number) == key else None
 
@@ -166,12 +166,12 @@ class _Rows:
 
 
 def record_manifest(storage: Storage) -> Manifest:
-    """The manifest of the record in a folder; raises ArtifactError where there is none."""
+    """Return the manifest of the record in a folder. Raises ArtifactError if there is none, or none of this version."""
     place = storage.location()
     content = storage.get(_MANIFEST)
     if content is None and not is_object_store(place) and not Path(place).exists():
         raise ArtifactError(
-            f"there is no web record at {place}: no such folder; where it was moved, name its place with "
+            f"there is no web record at {place}: no such folder; if it was moved, name its new place with "
             "--set environment.search.web.recorded_in=<folder>"
         )
     if content is None:
@@ -206,7 +206,7 @@ def _unpack(storage: Storage, manifest: Manifest, folder: Path) -> None:
 
 
 def _write_unpacked(storage: Storage, manifest: Manifest, folder: Path) -> None:
-    loose, offset, last = list[tuple[bytes, int]](), 0, b""
+    loose, offset, last, num_rows = list[tuple[bytes, int]](), 0, b"", 0
     most = max(_ALWAYS_UNPACKED_BYTES, _MAX_GROWTH * sum(entry.num_bytes for entry in manifest.files))
     with (folder / "bodies.bin").open("wb") as bodies, (folder / "index.bin").open("wb") as index:
         for number, row in enumerate(_rows(storage, manifest)):
@@ -222,8 +222,13 @@ def _write_unpacked(storage: Storage, manifest: Manifest, folder: Path) -> None:
                 raise ArtifactError(
                     f"{storage.location()} is no record of pages: it unpacks to more than {most:,} bytes"
                 )
+            num_rows += 1
             if row.get("loose_key") is not None:
                 loose.append((_loose_key(str(row["loose_key"])), number))
+    if num_rows != manifest.num_rows:
+        raise ArtifactError(
+            f"{storage.location()} has {num_rows:,} rows instead of {manifest.num_rows:,}; copy it again"
+        )
     (folder / "loose.bin").write_bytes(b"".join(_LOOSE.pack(*pair) for pair in sorted(loose)))
 
 
@@ -234,10 +239,7 @@ def _loose_key(text: str) -> bytes:
 
 
 def _rows(storage: Storage, manifest: Manifest) -> Iterator[dict[str, Any]]:
-    """Rows of the table; each of its files is hashed before its first row is read."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
+    """Yield the rows of the table; each file is hashed before its first row is read."""
     for entry in manifest.files:
         if not entry.name.endswith(".parquet"):
             continue
@@ -250,49 +252,47 @@ def _rows(storage: Storage, manifest: Manifest) -> Iterator[dict[str, Any]]:
                 raise ArtifactError(f"{place} has changed since it was written; export the record again from its run")
             file.seek(0)
             try:
-                check_pages(file, max_group_bytes=_MAX_GROUP_BYTES)
-                table = pq.ParquetFile(file, pre_buffer=False)
-                names = _columns(table, place)
-                # As dictionaries, a text that stands in many rows is held once until it is known to be short.
-                parquet = pq.ParquetFile(file, metadata=table.metadata, pre_buffer=False, read_dictionary=names)
-                for batch in parquet.iter_batches(_ROWS_AT_ONCE, columns=names):
-                    yield from _short_texts(batch, place).to_pylist()
-            except (pa.ArrowException, OSError, ValueError) as error:
-                if isinstance(error, OSError) and error.errno is not None:
-                    raise  # the medium's, and not pyarrow's of what it reads
-                raise ArtifactError(f"{place} cannot be read as a web record: {one_line(str(error))}") from None
+                with _with_descriptor(file) as described:
+                    for part in read_parquet(described, columns=WEB_RECORD.schema.names, max_unpacked_bytes=KEPT_BYTES):
+                        yield from _texts(part)
+            except UnreadableInput as error:
+                raise ArtifactError(f"{place} cannot be read as a web record: {error}") from None
 
 
-def _columns(table: Any, place: str) -> list[str]:
-    """The columns to read; raises ArtifactError where one is no text."""
-    import pyarrow as pa
+@contextlib.contextmanager
+def _with_descriptor(file: io.BufferedIOBase) -> Iterator[Any]:
+    """Yield the file, or a local copy of a file in an object store, which has no descriptor."""
+    try:
+        file.fileno()
+    except OSError:
+        with tempfile.TemporaryFile(dir=cache_root()) as copy:
+            shutil.copyfileobj(file, copy)
+            copy.seek(0)
+            yield copy
+    else:
+        yield file
 
-    wanted = [field for field in table.schema_arrow if field.name in WEB_RECORD.schema.names]
-    for field in wanted:
-        kind = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
-        if not pa.types.is_string(kind):
-            raise ArtifactError(f"{place} cannot be read as a web record: column {field.name} is {kind}, no text")
-    return [field.name for field in wanted]
 
-
-def _short_texts(batch: Any, place: str) -> Any:
-    """A batch of dictionaries as one of texts; raises ArtifactError where one is longer than entries have them."""
+def _texts(part: pa.RecordBatch | UnreadableRow) -> list[dict[str, Any]]:
+    """Return the rows. Raises UnreadableInput for a value that is not text or too long for an entry."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+    if isinstance(part, UnreadableRow):
+        raise UnreadableInput(part.detail)
+    for name, column in zip(part.schema.names, part.columns, strict=True):
+        if not pa.types.is_string(column.type):
+            raise UnreadableInput(f"column {name} is {column.type}, no text")
         limit = _MAX_HITS_BYTES if name == "hits" else _MAX_VALUE_BYTES
-        longest = pc.max(pc.binary_length(column.dictionary)).as_py() or 0
+        longest = pc.max(pc.binary_length(column)).as_py() or 0
         if longest > limit:
-            raise ArtifactError(
-                f"{place} cannot be read as a web record: a value of column {name} has {longest:,} bytes, "
-                f"more than {limit:,}"
-            )
-    return pa.RecordBatch.from_arrays([column.dictionary_decode() for column in batch.columns], batch.schema.names)
+            raise UnreadableInput(f"a value of column {name} has {longest:,} bytes, more than {limit:,}")
+    rows: list[dict[str, Any]] = part.to_pylist()
+    return rows
 
 
 def _drop_unused(root: Path) -> None:
-    """Remove the unpacked records that were used longest ago; who has one open goes on reading it."""
+    """Remove the unpacked records that were used longest ago; processes that have one open can continue to read it."""
     records = [path for path in root.iterdir() if _UNPACKED.fullmatch(path.name)]
     records.sort(key=lambda path: path.stat().st_mtime_ns, reverse=True)
     for path in records[KEPT_RECORDS:]:

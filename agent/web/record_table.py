@@ -1,4 +1,4 @@
-"""The table `web_record`: rows of entries, and entries of rows."""
+"""Convert web record entries to rows of the table `web_record` and back."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _PAGE_TEXTS = ("final_url", "title", "text", "media_type", "failure", "detail", 
 
 
 def row_of(entry: Entry, loose_key: str | None = None) -> dict[str, Any]:
-    """The row of an entry; what is empty is null."""
+    """Return the row of an entry; empty values become null."""
     row: dict[str, Any] = dict.fromkeys(WEB_RECORD.schema.names)
     row.update(key=entry.key, recorded_at=entry.recorded_at, text=entry.text or None, loose_key=loose_key)
     if isinstance(entry, SearchEntry):
@@ -34,7 +34,7 @@ def row_of(entry: Entry, loose_key: str | None = None) -> dict[str, Any]:
 
 
 def entry_of(row: Mapping[str, Any]) -> Entry:
-    """The entry of a row; raises ArtifactError for a row that `row_of` would not have made."""
+    """Return the entry of a row. Raises ArtifactError for a row that `row_of` would not produce."""
     data = {name: value for name, value in row.items() if value is not None and name not in ("request", "hits")}
     try:
         if row["kind"] == "search":
@@ -52,10 +52,10 @@ def entry_of(row: Mapping[str, Any]) -> Entry:
 def write_record(
     storage: Storage, entries: Iterable[tuple[Entry, str | None]], *, made_by: str, work: str | None = None
 ) -> ArtifactRef:
-    """Write entries, each with its loose key where it has one, as an artifact; the same entries give the same digest.
+    """Write entries, each with its loose key or None, as an artifact; equal entries give an equal digest.
 
-    They come in the order of their keys, and are held a few at a time; raises ValueError for another order. `made_by`
-    goes into the manifest; `work` is the key of the folder in which the artifact is prepared, if not the usual one.
+    Entries must come in the order of their keys, else ValueError is raised; only a few are held at a time. `made_by` is
+    stored in the manifest. `work` is the key of the folder in which the artifact is prepared, if not the usual one.
     """
     writer = ArtifactWriter(storage, WEB_RECORD, made_by=made_by, work=work)
     try:

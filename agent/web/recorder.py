@@ -1,6 +1,6 @@
-"""The one way by which anything of the web comes in: from the run's store, from a record, or live and then recorded.
+"""Provide all web content to a run: from the run's store, from a record, or live, and then recorded.
 
-Nothing that an agent met is missing from the store of its run, and nothing that is in the store is asked for again.
+Everything that an agent is shown is in the store of its run, and nothing in the store is requested again.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ T_Result = TypeVar("T_Result")
 
 
 def utc_time() -> datetime:
-    """The time now."""
+    """Return the current time in UTC."""
     return datetime.now(UTC)
 
 
 class Recorder:
-    """Gives entries by the mode of the settings; see `docs/behaviour/web.md`. For one event loop.
+    """Source of entries according to the mode of the settings; see `docs/behaviour/web.md`. For one event loop.
 
-    Of several who ask for one key at a time, one is answered live. What it does goes on where it is cancelled, and
-    counts for the others: to its end where somebody waits for it with `landed`, and until `close` at most.
+    Of concurrent requests for one key, one is sent; the others share its result. If the caller is cancelled, the
+    request continues for the others and for the record: to its end if `landed` is awaited, otherwise until `close`.
     """
 
     def __init__(
@@ -49,9 +49,10 @@ class Recorder:
         clock: Callable[[], datetime] = utc_time,
         threads: Executor,
     ) -> None:
-        """`store`: of the run; `base`: the record at `recorded_in`; `threads` read, others of its own write.
+        """Prepare a recorder with the run's `store` and `base`, the record at `recorded_in`.
 
-        Raises ArtifactError where the base is another than the settings tell, ToolError where one is missing.
+        Reads use `threads`; writes use threads of their own. Raises ArtifactError if the base is not the one in the
+        settings, and ToolError if a required one is missing.
         """
         self._replays = settings.mode == "replay"
         if self._replays and base is None:
@@ -77,11 +78,14 @@ class Recorder:
     async def search(
         self, key: str, query: str, language: Language, ask: Callable[[], Awaitable[SearchEntry]] | None
     ) -> tuple[SearchEntry, bool]:
-        """The entry of a search, and whether it was on record; raises RecordMiss in a replay, and what `ask` raises."""
+        """Return the entry of a search, and whether it was recorded already.
+
+        Raises RecordMiss in a replay, and the errors of `ask`.
+        """
 
         def base() -> SearchEntry | None:
             found = self._in_base(key) or (self._base.loose(loose_key(query)) if self._base else None)
-            # Found by its words alone, it is from now on the entry of this very query.
+            # Found by a loose key, it becomes the entry of exactly this query.
             return None if found is None else replace(_search(found), key=key, query=query, language=language)
 
         entry, recorded = await self._one(key, base, ask, f"search for '{_shown(query)}' ({language})", "")
@@ -90,19 +94,22 @@ class Recorder:
     async def page(
         self, key: str, url: str, fetch: Callable[[], Awaitable[PageEntry]] | None
     ) -> tuple[PageEntry, bool]:
-        """The entry of a page, and whether it was on record; raises RecordMiss in a replay, and what `fetch` raises."""
+        """Return the entry of a page, and whether it was recorded already.
+
+        Raises RecordMiss in a replay, and the errors of `fetch`.
+        """
         entry, recorded = await self._one(
             key, lambda: self._in_base(key), fetch, f"page {_shown(url)}", ", or set pages = false"
         )
         return _page(entry), recorded
 
     async def landed(self) -> None:
-        """Wait until all that is asked for is on record; each part of it has a deadline of its own."""
+        """Wait until everything requested is recorded; each request has its own deadline."""
         while waited_for := [*self._flights.values(), *self._writes]:
             await asyncio.wait(waited_for)
 
     async def close(self) -> None:
-        """Break off what is still asked for; what was had is written."""
+        """Cancel pending requests and finish pending writes."""
         flights = list(self._flights.values())
         for flight in flights:
             flight.cancel()
@@ -124,7 +131,7 @@ class Recorder:
             try:
                 return await asyncio.shield(flight)
             except (TreadleError, TimeoutError) as error:
-                # Who asked may have had less time left than this one.
+                # The deadline of that request may have been earlier than this caller's.
                 if ask is None or (isinstance(error, TreadleError) and not error.retryable):
                     raise
                 if self._flights.get(key) is flight:
@@ -138,7 +145,7 @@ class Recorder:
         if self._flights.get(key) is flight:
             del self._flights[key]
         if not flight.cancelled():
-            flight.exception()  # Looked at, also where all who asked have gone.
+            flight.exception()  # Retrieved, so that asyncio does not log it as never retrieved.
 
     async def _fly(
         self,
@@ -169,7 +176,7 @@ class Recorder:
         return None if self._base is None else self._base.get(key)
 
     async def _add(self, entry: Entry) -> Entry:
-        """Put an entry in force unless there is one, and return the one in force; that is done even if cancelled."""
+        """Store an entry unless there is one already, and return the stored one; completes even if cancelled."""
         write = asyncio.create_task(self._written(entry))
         self._writes.add(write)
         write.add_done_callback(self._writes.discard)
@@ -189,9 +196,9 @@ class Recorder:
         return entry
 
     def _is_young(self, entry: Entry) -> bool:
-        """Whether an entry of the base is used in mode `record`, rather than asked for again."""
+        """Return whether an entry of the base is reused in mode `record` rather than requested again."""
         settings = self._settings
-        # Whoever answered what was imported, it is none of those that could be asked instead.
+        # Imported entries are reused with any provider, since their own is unknown.
         if isinstance(entry, SearchEntry) and entry.provider not in (self._provider, IMPORTED):
             return False
         limits = [timedelta(days=settings.max_age_days)] if settings.max_age_days is not None else []
@@ -209,7 +216,7 @@ class Recorder:
     def _miss(self, what: str, otherwise: str) -> RecordMiss:
         place = self._base.location if self._base is not None else ""
         return RecordMiss(
-            f'the web record {place} has no {what}: replay asks nobody; record a run with mode = "record" and '
+            f'the web record {place} has no {what}: replay sends no request; record a run with mode = "record" and '
             f"recorded_in = {place}, then `treadle export web_record --run <that run>`{otherwise}"
         )
 
@@ -218,7 +225,7 @@ class Recorder:
 
 
 class _Memory:
-    """The entries used last, up to so many bytes of text."""
+    """LRU cache of entries, limited by their size in bytes."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
@@ -259,6 +266,6 @@ def _page(entry: Entry) -> PageEntry:
 
 
 def _shown(text: str) -> str:
-    """Text of a model, for a line of ours."""
+    """Return text written by a model for use in a message: on one line and truncated."""
     shown = one_line(text)
     return shown if len(shown) <= _SHOWN_CHARS else shown[: _SHOWN_CHARS - 3] + "..."

@@ -1,7 +1,7 @@
-"""Results of web searches as text: for the agent, or as documents for its summarizer. Pure.
+"""Render web search results as text for the agent, or as documents for its summarizer. Pure.
 
-All of it was written by others. Each string is cleaned and can spell no control token; quoted as JSON, no page can end
-its own object or begin another one. See docs/behaviour/web.md.
+All content is untrusted. Each string is cleaned and can spell no control token. Quoted as JSON, no page can close its
+own object or open another. See docs/behaviour/web.md.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from treadle.agent.web.types import MAX_URL_CHARS, PageEntry, WebHit
 NOT_FETCHED = "[This page could not be fetched.]"
 SUMMARY_WINDOW_CHARS = 3_000
 AGENT_WINDOW_CHARS = 1_000
-"""On either side of a sentence, where `window_chars` does not say (arXiv 2601.06860)."""
+"""Default of `window_chars`: characters on either side of a sentence (arXiv 2601.06860)."""
 
 _MAX_TITLE_CHARS = 200
 _MAX_NAME_CHARS = 100
@@ -28,29 +28,30 @@ _MORE = "..."
 
 @dataclass(frozen=True, slots=True)
 class _Shown:
-    """What is told of one hit, ready to be quoted."""
+    """Content of one hit, ready to be quoted."""
 
     fields: dict[str, str | int]
     context: str
 
 
 def render_pages(hits: Sequence[WebHit], pages: Sequence[PageEntry], settings: WebSettings) -> str:
-    """Text for the agent: one JSON object a line, without URLs, of `max_chars` characters at most.
+    """Return text for the agent: one JSON object per line, without URLs, at most `max_chars` characters.
 
-    `pages[i]` is the page of `hits[i]`. The object that is too long for what is left has its context cut.
+    `pages[i]` is the page of `hits[i]`. The first object that does not fit has its context truncated and is the last
+    one.
     """
     return "\n".join(_objects(hits, pages, settings, AGENT_WINDOW_CHARS, urls=False))
 
 
 def documents_of(hits: Sequence[WebHit], pages: Sequence[PageEntry], settings: WebSettings) -> tuple[str, ...]:
-    """The same for a summarizer, one document each: with URLs, and by default with wider windows."""
+    """Return the same as documents for a summarizer: with URLs, and by default with wider windows."""
     return tuple(_objects(hits, pages, settings, SUMMARY_WINDOW_CHARS, urls=True))
 
 
 def snippet_documents(hits: Sequence[WebHit], settings: WebSettings) -> tuple[str, ...]:
-    """Where pages are not read: a line `Page i: snippet` for each distinct snippet that says something.
+    """Return a line `Page i: snippet` for each distinct, non-empty snippet; used if pages are not fetched.
 
-    They have `max_chars` characters at most with the newlines between them.
+    Including newlines between them, they have at most `max_chars` characters.
     """
     snippets = dict.fromkeys(_line(hit.snippet, settings.snippet_chars) for hit in hits)
     kept: list[str] = []
@@ -66,7 +67,7 @@ def snippet_documents(hits: Sequence[WebHit], settings: WebSettings) -> tuple[st
 
 
 def render_recorded(text: str, settings: WebSettings) -> str:
-    """A result that was recorded ready-made, `max_chars` characters at most."""
+    """Return a result that was recorded as text, truncated to `max_chars` characters."""
     return _cut(without_known_tokens(clean(text)), settings.max_chars)
 
 
@@ -107,18 +108,18 @@ def _shown(number: int, hit: WebHit, page: PageEntry, settings: WebSettings, win
 
 
 def _within(shown: _Shown, room: int) -> tuple[str, bool]:
-    """An object of at most `room` characters, and whether it has its whole context; empty where none is so short."""
+    """Return an object of at most `room` characters, and whether its context is complete; empty if none fits."""
     line = _json(shown, shown.context)
     if len(line) <= room:
         return line, True
-    # Quoting makes one character of context one or more of JSON, so the length grows with the context.
+    # The length grows with the context: each character becomes one or more characters of JSON.
     num_chars = _most(len(shown.context), lambda count: len(_json(shown, shown.context[:count] + _MORE)) <= room)
     line = _json(shown, shown.context[:num_chars] + _MORE)
     return (line if len(line) <= room else ""), False
 
 
 def _most(limit: int, fits: Callable[[int], bool]) -> int:
-    """The greatest count up to a limit that fits, where all less fit too; 0 where none does."""
+    """Return the largest count up to `limit` that fits; `fits` must be monotonic. 0 if none fits."""
     low, high = 0, limit
     while low < high:
         middle = (low + high + 1) // 2
@@ -131,12 +132,12 @@ def _json(shown: _Shown, context: str) -> str:
 
 
 def _line(text: str, num_chars: int) -> str:
-    """Text of others as one line, cut before it is escaped, so that no escape is cut."""
+    """Return untrusted text as one line; truncated before it is escaped, so that no escape is cut."""
     return without_known_tokens(clean_line(text)[:num_chars])
 
 
 def _cut(text: str, num_chars: int) -> str:
-    """A text of at most so many characters; three dots stand for what is left out, where there is room for them."""
+    """Return text truncated to `num_chars` characters, ending in three dots if there is room for them."""
     if len(text) <= num_chars:
         return text
     return text[: num_chars - len(_MORE)] + _MORE if num_chars > len(_MORE) else ""

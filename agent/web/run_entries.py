@@ -1,4 +1,4 @@
-"""Entries behind the `sources` of a run's calls, wherever the run had them from."""
+"""Look up the web entries behind the `sources` of a run's calls, in the run's store or in its record."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ _KEY = re.compile(r"[0-9a-f]{32}")
 
 
 def checked_key(key: str) -> str:
-    """The key, if it is one; raises DataError."""
+    """Return the key. Raises DataError if it is malformed."""
     if not _KEY.fullmatch(key):
         raise DataError(f"{key[:100]!r} is no key of an entry: keys are 32 hex digits in lower case")
     return key
 
 
 def recorded_in(run: Run) -> Path | None:
-    """The record that a run takes entries from, by its configuration; None where it has none."""
+    """Return the record from which a run reuses entries, by its configuration; None if it has none."""
     web = run.config().get("environment", {}).get("search", {}).get("web") or {}
     place = web.get("recorded_in")
     return Path(place) if place and web.get("mode") != "refresh" else None
 
 
 def verify_web(run: Run) -> dict[str, list[str]]:
-    """What is wrong with what a run has of the web (empty: nothing), by place: its store, and the record that it uses.
+    """Return the problems of a run's web data by location: its store, and the record that it uses.
 
-    Places that it has not are not there.
+    A location without problems has an empty list; one that the run does not have is missing.
     """
     store, problems = run.store(WEB_STORE), list[str]()
     keys = list(store.keys())
@@ -58,7 +58,7 @@ def verify_web(run: Run) -> dict[str, list[str]]:
 
 
 class RunEntries:
-    """Entries of a run's store, and of the record that it replays or began with, which is opened when it is needed."""
+    """Entries of a run's store and of the record that it replays or extends; the record is opened on first use."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
@@ -74,13 +74,19 @@ class RunEntries:
         self._stack.close()
 
     def get(self, key: str) -> Entry | None:
-        """The entry with this key, or None; raises DataError for what is no key, ArtifactError, StorageError."""
+        """Return the entry with this key, or None.
+
+        Raises DataError for a malformed key, ArtifactError and StorageError.
+        """
         if (value := self._store.get(checked_key(key))) is not None:
             return unpacked(value, self._store.location(key))
         return record.get(key) if (record := self._opened()) is not None else None
 
     def loose(self, key: str) -> SearchEntry | None:
-        """The imported search with this loose key, or None; a store has none of them. Raises what `get` does."""
+        """Return the imported search with this loose key, or None; a store has none.
+
+        Raises the same errors as `get`.
+        """
         return record.loose(key) if (record := self._opened()) is not None else None
 
     def _opened(self) -> RecordFolder | None:
@@ -91,7 +97,7 @@ class RunEntries:
         return self._record
 
     def addresses(self, keys: Iterable[str]) -> dict[str, str]:
-        """Key -> where its page lies, for the first pages; a key that cannot be looked up is not in it."""
+        """Return the URLs of pages by key, for the first keys; a key that cannot be looked up is left out."""
         found = {}
         for key in list(dict.fromkeys(keys))[:_MOST_SHOWN]:
             try:
@@ -104,6 +110,6 @@ class RunEntries:
 
 
 def shown_sources(keys: Iterable[str], addresses: Mapping[str, str]) -> list[str]:
-    """What is said of the sources of a call: the addresses of its pages; where none is known, its keys."""
+    """Return texts for the sources of a call: the URLs of its pages, or its keys if no URL is known."""
     keys = list(keys)
     return [addresses[key] for key in keys if key in addresses] or [f"web entry {key}" for key in keys]

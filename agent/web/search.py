@@ -1,7 +1,7 @@
-"""Search of the web: a query becomes a search entry, its hits page entries, and those the text that an agent meets.
+"""Search the web: turn a query into a search entry, its hits into page entries, and those into text for the agent.
 
-Whatever comes from outside passes through the recorder. All that is made of its entries is a function of them and the
-settings alone, so a replay gives the same text. See docs/behaviour/web.md.
+All web content passes through the recorder. The text depends only on entries and settings, so a replay gives the same
+text. See docs/behaviour/web.md.
 """
 
 from __future__ import annotations
@@ -41,62 +41,62 @@ from treadle.core.waiting import all_of
 from treadle.retriever.client import SearchUnavailable
 
 NUM_THREADS = 4
-"""Threads that read and decode entries. Texts are made of them in one more: several would only take turns, and let the
-event loop wait for all of them."""
+"""Threads that read and decode entries. Texts are rendered in one further thread: several would compete for the
+interpreter lock, and the event loop would wait for all of them."""
 LEFT_WAITING = "the search's time was over before all of its pages were had; what is fetched then comes on record"
 
 SWITCH_S = 0.001
-"""How long a thread that makes texts may keep the event loop waiting for the interpreter, in place of Python's 5 ms: in
-one round of the loop that adds up over all its system calls."""
+"""Switch interval of the interpreter in seconds while web search is open, instead of Python's 5 ms. It bounds how long
+the rendering thread keeps the event loop waiting, which adds up over all system calls of one loop iteration."""
 
 _OF_THIS_MACHINE = (TreadleError, OSError, MemoryError, RuntimeError)
-"""What says nothing of a page: a lack of memory, files or threads, and what has been decided already."""
+"""Errors that say nothing about a page: errors already classified, and a lack of memory, files or threads."""
 
 T_Result = TypeVar("T_Result")
 _log = logging.getLogger(__name__)
 
 
 class PageFetcher(Protocol):
-    """What is needed to fetch pages; `treadle.agent.web.fetch.Fetcher` fits."""
+    """Interface of a page fetcher; `treadle.agent.web.fetch.Fetcher` implements it."""
 
     async def open(self) -> None:
-        """Get ready."""
+        """Prepare for fetches."""
         ...
 
     async def fetch(self, url: str, *, deadline: float, places: ExitStack) -> Fetched:
-        """The page at a URL, as sent, which counts as one under way until `places` are closed.
+        """Return the page at a URL as sent; its slots are held until `places` is closed.
 
-        Raises Unfetchable, and SearchUnavailable where it waited for others until the deadline.
+        Raises Unfetchable, and SearchUnavailable if it waited for others until the deadline.
         """
         ...
 
     async def close(self) -> None:
-        """Break off what is under way."""
+        """Cancel fetches in progress."""
         ...
 
 
 class TextReader(Protocol):
-    """What is needed to read pages; `treadle.agent.web.page_reader.PageReader` fits."""
+    """Interface of a page reader; `treadle.agent.web.page_reader.PageReader` implements it."""
 
     async def open(self) -> None:
-        """Get ready; raises ToolError."""
+        """Start the reader. Raises ToolError."""
         ...
 
     async def read(self, page: Fetched, *, max_bytes: int, deadline: float) -> PageText:
-        """What is legible of a page.
+        """Return title and text of a page.
 
-        Raises Unfetchable, SearchUnavailable where it waited for others until the deadline, and ToolError where nothing
-        can be read here.
+        Raises Unfetchable, SearchUnavailable if it waited for others until the deadline, and ToolError if no page can
+        be read on this machine.
         """
         ...
 
     async def close(self) -> None:
-        """End what reads."""
+        """Stop the reader."""
         ...
 
 
 class WebSearch:
-    """Searches of one run; used by many rollouts at once on one event loop."""
+    """Web search of one run; many rollouts use it concurrently on one event loop."""
 
     def __init__(
         self,
@@ -109,9 +109,10 @@ class WebSearch:
         reader: TextReader | None = None,
         clock: Callable[[], datetime] = utc_time,
     ) -> None:
-        """`store`: of the run, which only a replay does without. `summarized`: documents are wanted beside the text.
+        """Prepare a search with the run's `store`, which only a replay does without.
 
-        The last four stand in for what the settings name, in tests.
+        With `summarized`, documents are returned in addition to the text. `provider`, `fetcher`, `reader` and `clock`
+        replace the configured ones in tests.
         """
         self._settings = settings
         self._store = store
@@ -126,7 +127,10 @@ class WebSearch:
         self._reader: TextReader | None = None
 
     async def open(self) -> None:
-        """Get ready; a replay needs neither provider nor page reader. Raises TreadleError where that is impossible."""
+        """Open record, provider and page reader; a replay needs only the record.
+
+        Raises TreadleError if that is impossible.
+        """
         try:
             await self._open()
         except BaseException:
@@ -134,12 +138,12 @@ class WebSearch:
             raise
 
     async def landed(self) -> None:
-        """Wait until what searches that were left have asked for is on record; each of them has its deadline."""
+        """Wait until the requests of abandoned searches are recorded; each has its own deadline."""
         if self._recorder is not None:
             await self._recorder.landed()
 
     async def close(self) -> None:
-        """Break off what is under way and give everything back."""
+        """Cancel requests in progress and release all resources."""
         await self._stack.aclose()
         self._recorder = None
 
@@ -160,7 +164,7 @@ class WebSearch:
         self._stack.push_async_callback(self._recorder.close)
 
     async def _open_outside(self) -> None:
-        """What is asked where nothing is on record; imported late, since a replay needs none of it."""
+        """Open provider, fetcher and reader; imported here, since a replay needs none of them."""
         settings = self._settings
         provider, fetcher, reader = self._given
         if provider is None and settings.provider is not None:
@@ -187,11 +191,12 @@ class WebSearch:
         self._fetcher, self._reader = fetcher, reader
 
     async def search(self, query: str, *, deadline: float) -> WebFound:
-        """What the web says to a query; an empty text where there is no hit.
+        """Return the web's result for a query; its text is empty if there is no hit.
 
-        `deadline` is in the event loop's clock. Whatever ends it, it leaves to the record what is under way; what waits
-        at the deadline is dropped, and nothing of it recorded. Raises SearchUnavailable where the provider is out of
-        order or too slow, or pages were not had by the deadline; RecordMiss in a replay; and ToolError.
+        `deadline` is in the event loop's clock. If the search ends early, requests in progress continue and are
+        recorded; those still waiting at the deadline are dropped and not recorded. Raises SearchUnavailable if the
+        provider is out of order or too slow, or if pages were not fetched by the deadline; RecordMiss in a replay; and
+        ToolError.
         """
         assert self._recorder is not None, "open() comes first"
         query = clean_line(query)
@@ -250,7 +255,7 @@ class WebSearch:
             async with asyncio.timeout_at(deadline), slots:
                 return await self._recorder.page(key, url, lambda: self._fetched(key, url, deadline))
         except TimeoutError:
-            # It says nothing of the page: others may have been in its way, or the provider was slow.
+            # Not the page's fault: other pages may have delayed it, or the provider was slow.
             raise SearchUnavailable(LEFT_WAITING) from None
 
     async def _fetched(self, key: str, url: str, deadline: float) -> PageEntry:
@@ -265,7 +270,7 @@ class WebSearch:
             return PageEntry(key, url, self._now(), final_url, failure=failure.kind, detail=failure.detail)
         except _OF_THIS_MACHINE:
             raise
-        except Exception as error:  # noqa: BLE001 - no page may leave its rollout owed for ever
+        except Exception as error:  # noqa: BLE001 - no page may keep its rollout pending forever
             _log.exception(
                 "unexpected %s at the page %s: this is a bug of Treadle", type(error).__name__, one_line(url)
             )
@@ -281,7 +286,7 @@ class WebSearch:
 
 
 def _usable(hits: Sequence[WebHit], top_n: int) -> list[tuple[str, WebHit]]:
-    """The first hits with their URLs in normal form, without those that lead nowhere or where another one leads."""
+    """Return the first hits with their normalised URLs, without invalid and duplicate URLs."""
     kept: dict[str, WebHit] = {}
     for hit in hits:
         try:

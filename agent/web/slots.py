@@ -1,4 +1,4 @@
-"""How much is under way at once: of all together, and of each."""
+"""Limit concurrency in total and per key, and keep the timeout of a page while it waits for slots."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from contextlib import asynccontextmanager, contextmanager
 
 
 class Slots:
-    """Places for what is under way; those who wait are served in the order in which they came."""
+    """Concurrency limit in total and per key; waiters are served first come, first served."""
 
     def __init__(self, num_all: int | None, num_of_each: int) -> None:
-        """`num_all`: none means as many as there are places of each."""
+        """Set the limits; `num_all` None sets none on the total."""
         self._all = asyncio.Semaphore(num_all) if num_all is not None else None
         self._num_of_each = num_of_each
         self._each: dict[str, _Places] = {}
 
     def __len__(self) -> int:
-        """Of how many there is something under way, or waited for."""
+        """Return the number of keys with slots in use or waited for."""
         return len(self._each)
 
     @asynccontextmanager
     async def one(self, key: str) -> AsyncIterator[None]:
-        """Hold a place of a host, or whatever places are counted by."""
+        """Hold a slot of a key, such as a host, during the block."""
         release = await self.take(key)
         try:
             yield
@@ -30,11 +30,11 @@ class Slots:
             release()
 
     async def take(self, key: str) -> Callable[[], None]:
-        """A place, and what gives it back, which is to be called once."""
+        """Wait for a slot; return a function that releases it, to be called once."""
         places = self._each.setdefault(key, _Places(self._num_of_each))
         places.users += 1
         try:
-            # Its own first: who waits for a slow one takes no place from others.
+            # The slot of the key first: waiting for a slow host must not take a slot of the total.
             await places.free.acquire()
             try:
                 if self._all is not None:
@@ -67,13 +67,13 @@ class _Places:
 
 
 class PageTime:
-    """Seconds that one page has. They run only in `running`, so waiting for a place costs none of them.
+    """Timeout of one page that runs only inside `running`, so that waiting for a slot does not count.
 
-    What runs has all of its seconds, also beyond the deadline; what waits ends with the deadline.
+    While it runs, the page has all its remaining seconds, even past the deadline. While it waits, the deadline applies.
 
     Attributes:
-        left_s: What is left.
-        is_over: Whether the limit came because nothing is left. Else it was the deadline.
+        left_s: Remaining seconds.
+        is_over: Whether the limit was reached because no time is left; otherwise it was the deadline.
     """
 
     def __init__(self, limit: asyncio.Timeout, *, seconds: float, deadline: float) -> None:
@@ -84,12 +84,12 @@ class PageTime:
 
     @property
     def half_is_left(self) -> bool:
-        """Whether another try is worth while."""
+        """Whether enough time is left for another attempt."""
         return self.left_s * 2 >= self._seconds
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Let them run: the limit is where they end."""
+        """Run the timeout during the block; the limit is the time at which it ends."""
         self._start()
         try:
             yield
@@ -98,7 +98,7 @@ class PageTime:
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Stop them within `running`, for a place that others hold: the limit is the deadline."""
+        """Stop the timeout inside `running` while waiting for a slot; the limit is the deadline."""
         self._stop()
         try:
             yield

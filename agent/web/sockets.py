@@ -1,7 +1,7 @@
-"""Sockets of page fetches: made only for addresses that may be connected to, read only while they bring a page.
+"""Create the sockets of page fetches for allowed addresses only, and limit what they receive.
 
-The guard is asked of each address in the moment in which its socket is made. So what is checked is what is connected
-to, whatever a name said before, however a URL spells its host, and wherever a redirect leads.
+The guard checks each address when its socket is created. So the address checked is the address connected to, whatever
+DNS returned before, however a URL spells its host, and wherever a redirect leads.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from aiohttp.abc import ResolveResult
 from treadle.agent.web.addresses import AddressRule, BlockedAddress
 
 WIRE_ALLOWANCE_BYTES = 512 * 1024
-"""What a server may send beside its page: header, certificates, what frames the body, and what waits to be taken."""
+"""Bytes that a server may send in addition to its page: headers, certificates, framing, and data not yet consumed."""
 
 _READ_BYTES = 16 * 1024
 
 
 @dataclass
 class Exchange:
-    """One request and its answer.
+    """One request and its response.
 
     Attributes:
-        addresses: What was found for the name of its host.
-        refused: Addresses that were refused: aiohttp reports only one of the errors of several.
-        num_received: Bytes that came, over all its connections.
+        addresses: Addresses found for the host's name.
+        refused: Addresses that were refused; aiohttp reports only one of several errors.
+        num_received: Bytes received over all its connections.
         num_taken: Bytes of the page among them.
-        wasted: Whether it was ended because nearly all that came was something else.
+        wasted: Whether it was aborted because nearly all bytes received were not part of a page.
     """
 
     addresses: list[ResolveResult] = field(default_factory=list)
@@ -42,25 +42,25 @@ class Exchange:
 
 
 exchange: ContextVar[Exchange] = ContextVar("exchange")
-"""The request under way."""
+"""Request in progress."""
 
 
 class MeteredSocket(socket.socket):
-    """Breaks off where far more comes than a page: a byte in each chunk, or preliminary answers without end.
+    """Socket that aborts if far more than the page is received, such as chunks of one byte or endless 1xx responses.
 
-    Each such byte costs the event loop a hundred times what a byte of a page does.
+    Each such byte costs the event loop a hundred times as much as a byte of a page.
     """
 
     exchange: Exchange
 
     def recv(self, size: int, flags: int = 0) -> bytes:
-        """See `socket.recv`; less at once, so that nobody else in the loop waits long."""
+        """See `socket.recv`; returns less at once, so that others in the event loop do not wait long."""
         data = super().recv(min(size, _READ_BYTES), flags)
         self._count(len(data))
         return data
 
     def recv_into(self, buffer: Any, size: int = 0, flags: int = 0) -> int:
-        """The same for TLS."""
+        """See `socket.recv_into`, which TLS uses; limited in the same way."""
         num = super().recv_into(buffer, min(size or len(buffer), _READ_BYTES), flags)
         self._count(num)
         return num
@@ -73,7 +73,7 @@ class MeteredSocket(socket.socket):
 
 
 class Guard:
-    """Makes sockets for aiohttp (`TCPConnector.socket_factory`): only for addresses that the rule allows."""
+    """Socket factory for aiohttp (`TCPConnector.socket_factory`) that creates sockets only for allowed addresses."""
 
     def __init__(
         self, rule: AddressRule, make_socket: Callable[[int, int, int], MeteredSocket] = MeteredSocket
@@ -82,7 +82,7 @@ class Guard:
         self._make_socket = make_socket
 
     def __call__(self, info: tuple[Any, ...]) -> socket.socket:
-        """A socket for a row of `getaddrinfo`. Raises BlockedAddress, and notes it in the exchange."""
+        """Create a socket for a row of `getaddrinfo`. Raises BlockedAddress, and notes it in the exchange."""
         family, kind, protocol, _, address = info
         under_way = exchange.get()
         try:

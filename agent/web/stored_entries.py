@@ -1,4 +1,4 @@
-"""Entries as values of a run's store: cut to bounds, packed, and checked when they are read."""
+"""Encode web entries as values of a run's store: truncated and compressed, and validated when read."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from treadle.core.errors import ArtifactError
 from treadle.core.keyed_store import KeyedStore
 
 WEB_STORE = "web"
-"""Name of the store in which a run keeps what it met on the web."""
+"""Name of the store in which a run keeps its web entries."""
 
 _MAX_QUERY_CHARS = 5_000
 _MAX_DETAIL_CHARS = 500
 _FORMAT = b"1"
-# A search of 20 hits whose characters all need 6 bytes of JSON is half of this.
+# Twice the size of a search of 20 hits whose characters all need 6 bytes of JSON.
 _MAX_BYTES = 2 * 1024 * 1024
 
 
 def bounded(entry: Entry) -> Entry:
-    """The entry as it is kept: its texts cut to bounds, and such as UTF-8 can encode."""
+    """Return the entry with its texts truncated to their limits and encodable in UTF-8."""
     if isinstance(entry, SearchEntry):
         return replace(
             entry,
@@ -71,12 +71,12 @@ def _cut(text: str, most: int) -> str:
 
 
 def packed(entry: Entry) -> bytes:
-    """The value of an entry that is `bounded`: one byte of format, then JSON, compressed."""
+    """Return the stored value of a `bounded` entry: one byte of format, then compressed JSON."""
     return _FORMAT + zlib.compress(entry.to_json())
 
 
 def unpacked(value: bytes, where: str) -> Entry:
-    """What `packed` made; raises ArtifactError naming `where` it lies."""
+    """Read the output of `packed`. Raises ArtifactError that names `where` the value is stored."""
     try:
         if value[:1] != _FORMAT:
             raise ArtifactError("an entry of a web record is in a format that this Treadle does not read")
@@ -90,7 +90,7 @@ def unpacked(value: bytes, where: str) -> Entry:
 
 
 def entries_of(store: KeyedStore) -> Iterator[Entry]:
-    """All entries of a run's store, in the order of their keys, one at a time; raises ArtifactError, StorageError."""
+    """Yield all entries of a run's store in the order of their keys. Raises ArtifactError and StorageError."""
     keys = store.keys()
     for key in keys:
         if (value := store.get(key)) is not None:

@@ -1,4 +1,4 @@
-"""Turns at what there is little of: not first come, first served, but by site, so that one holds up only itself."""
+"""Lease scarce resources fairly by site, not first come, first served, so that a slow site delays only itself."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ T = TypeVar("T")
 
 
 def site_of(host: str) -> str:
-    """The part of a host's name that its owner registered, as far as its letters tell; an address is a site itself.
+    """Return the registered domain of a host name, guessed from its labels; an IP address is its own site.
 
-    `a.b.example.org` -> `example.org`, `www.example.co.uk` -> `example.co.uk`. Where it tells wrong, sites share turns.
+    `a.b.example.org` -> `example.org`, `www.example.co.uk` -> `example.co.uk`. After a wrong guess, several sites share
+    their turns.
     """
     host = host.rstrip(".").lower()
     labels = host.split(".")
@@ -29,12 +30,12 @@ def site_of(host: str) -> str:
 
 
 def site_of_url(url: str) -> str:
-    """The site of a URL in normal form."""
+    """Return the site of a URL in normal form."""
     return site_of(URL(url).raw_host or "")
 
 
 def is_address(host: str) -> bool:
-    """Whether a host is no name."""
+    """Return whether a host is an IP address."""
     try:
         ipaddress.ip_address(host)
     except ValueError:
@@ -44,7 +45,7 @@ def is_address(host: str) -> bool:
 
 @dataclass(eq=False, slots=True)
 class Turn(Generic[T]):
-    """What is lent. `thing` may be replaced by another one before it is given back."""
+    """Lease of a resource. The holder may replace `thing` before it returns the lease."""
 
     site: str
     thing: T
@@ -52,10 +53,9 @@ class Turn(Generic[T]):
 
 
 class Turns(Generic[T]):
-    """Things that are lent to sites, one to a turn.
+    """Fair lease pool: the site with the fewest leases first, then with the least lease time, then first come.
 
-    Next is a site that has none, then one that has had them for the least time; among equals who came first. What was
-    had is forgotten when nobody waits. `clock` is replaced in tests.
+    Lease times are forgotten once no request waits. `clock` is replaced in tests.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -66,12 +66,12 @@ class Turns(Generic[T]):
         self._seconds: defaultdict[str, float] = defaultdict(float)
 
     def add(self, thing: T) -> None:
-        """One more to lend."""
+        """Add a resource to the pool."""
         self._idle.append(thing)
         self._serve()
 
     async def take(self, site: str) -> Turn[T]:
-        """One for a site, once it is its turn; `give_back` afterwards."""
+        """Wait for a lease for a site; return it with `give_back`."""
         given: asyncio.Future[Turn[T]] = asyncio.get_running_loop().create_future()
         self._waiting[given] = site
         self._serve()
@@ -83,7 +83,7 @@ class Turns(Generic[T]):
             raise
 
     def give_back(self, turn: Turn[T]) -> None:
-        """End a turn."""
+        """End a lease."""
         self._num_lent[turn.site] -= 1
         self._seconds[turn.site] += self._clock() - turn.since
         self.add(turn.thing)

@@ -1,4 +1,4 @@
-"""What comes from the web: hits of a search, texts of pages, and the two kinds of entries that a record keeps."""
+"""Define the data of web search: hits, page texts, and the two kinds of entries in a record."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import orjson
 from treadle.core.errors import ArtifactError, ToolError
 
 MAX_TEXT_CHARS = 50_000
-"""Of a page, or of a result that was recorded ready-made."""
+"""Longest text of a page, or of a result that was recorded as text."""
 MAX_HITS = 20
 MAX_URL_CHARS = 2_048
 MAX_TITLE_CHARS = 500
 MAX_PAGE_TITLE_CHARS = 300
 MAX_SNIPPET_CHARS = 5_000
 MAX_NAME_CHARS = 200
-"""Of a site's name, a date, a type."""
+"""Longest site name, date or type."""
 IMPORTED = "import"
-"""Provider of searches, and reader of pages, that another program recorded."""
+"""Provider of searches and reader of pages that were recorded by another program."""
 
 Language = Literal["en", "zh"]
 FailureKind = Literal[
@@ -36,11 +36,11 @@ FailureKind = Literal[
     "type",
     "unreadable",
 ]
-"""Why a page could not be had."""
+"""Reason why a page could not be fetched."""
 
 
 class Unfetchable(Exception):
-    """A page that cannot be had. It never leaves this package: it becomes `PageEntry.failure`."""
+    """Page that cannot be fetched. The error stays inside this package and becomes `PageEntry.failure`."""
 
     def __init__(self, kind: FailureKind, detail: str) -> None:
         super().__init__(f"{kind}: {detail}")
@@ -49,21 +49,21 @@ class Unfetchable(Exception):
 
 
 class QueryRefused(Exception):
-    """A query that its provider does not take, though it takes others.
+    """Query that its provider refuses, while it accepts others.
 
-    It never leaves this package: it becomes `SearchEntry.failure`.
+    The error stays inside this package and becomes `SearchEntry.failure`.
     """
 
 
 class RecordMiss(ToolError):
-    """A replay is asked for something that its record does not hold; it asks nobody, so the stage stops."""
+    """A replay needs an entry that its record does not have. It makes no requests, so the stage stops."""
 
     retryable = False
 
 
 @dataclass(frozen=True, slots=True)
 class WebHit:
-    """One organic hit of a search, as the provider gave it, cut to bounds."""
+    """Organic hit of a search as returned by the provider, truncated to limits."""
 
     title: str
     url: str
@@ -74,13 +74,13 @@ class WebHit:
 
 @dataclass(frozen=True, slots=True)
 class SearchEntry:
-    """What a provider answered to a query.
+    """Answer of a provider to a query.
 
     Attributes:
         key: See `keys.search_key`.
-        recorded_at: UTC, ISO 8601, seconds.
-        text: A result that was recorded ready-made, as imports have it; then there are no hits.
-        failure: `refused` where the provider does not take the query; `detail` is what it said.
+        recorded_at: UTC, ISO 8601, in seconds.
+        text: Result that was recorded as text, as in imports; there are no hits then.
+        failure: `refused` if the provider refuses the query; `detail` is its message.
     """
 
     key: str
@@ -94,19 +94,19 @@ class SearchEntry:
     detail: str = ""
 
     def to_json(self) -> bytes:
-        """JSON, with its kind."""
+        """Return the entry as JSON, with its kind."""
         return orjson.dumps({"kind": "search", **asdict(self)})
 
 
 @dataclass(frozen=True, slots=True)
 class PageEntry:
-    """The text of a page, or why it could not be had.
+    """Text of a page, or the reason why it could not be fetched.
 
     Attributes:
         key: See `keys.page_key`.
-        url: In normal form, as it was asked for (see `urls.checked_url`); `final_url` is where redirects led.
+        url: Requested URL in normal form (see `urls.checked_url`); `final_url` is the URL after redirects.
         text: Visible text, cleaned, at most 50,000 characters.
-        reader: What made the text, with its version.
+        reader: Program that extracted the text, with its version.
     """
 
     key: str
@@ -121,7 +121,7 @@ class PageEntry:
     reader: str = ""
 
     def to_json(self) -> bytes:
-        """JSON, with its kind."""
+        """Return the entry as JSON, with its kind."""
         return orjson.dumps({"kind": "page", **asdict(self)})
 
 
@@ -129,7 +129,7 @@ Entry = SearchEntry | PageEntry
 
 
 def entry_from_json(value: bytes) -> Entry:
-    """What `to_json` wrote; unknown keys are passed over. Raises ArtifactError for anything else."""
+    """Read the output of `to_json`, ignoring unknown keys. Raises ArtifactError for anything else."""
     try:
         data = orjson.loads(value)
         if data["kind"] == "search":
@@ -143,7 +143,7 @@ def entry_from_json(value: bytes) -> Entry:
 
 
 def _known(kind: type, data: dict[str, Any]) -> dict[str, Any]:
-    """The fields of a dataclass; raises TypeError for a value that is not of the kind that it has."""
+    """Return the values of a dataclass's fields. Raises TypeError for a value of the wrong type."""
     known = {field.name: data[field.name] for field in fields(kind) if field.name in data}
     for name, value in known.items():
         may_be_null = name == "failure"
@@ -154,11 +154,11 @@ def _known(kind: type, data: dict[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """A page as it came.
+    """Page as fetched.
 
     Attributes:
-        body: As sent, still packed; `encoding` is its content encoding (empty, gzip, deflate).
-        charset: Of the content type; empty where there is none.
+        body: Body as sent, still compressed; `encoding` is its content encoding (empty, gzip, deflate).
+        charset: Charset of the content type; empty if there is none.
     """
 
     final_url: str
@@ -170,7 +170,7 @@ class Fetched:
 
 @dataclass(frozen=True, slots=True)
 class PageText:
-    """What is legible of a page: title of at most 300 characters, text of at most 50,000, both cleaned."""
+    """Title (at most 300 characters) and text (at most 50,000) of a page, both cleaned."""
 
     title: str
     text: str
@@ -179,17 +179,17 @@ class PageText:
 
 
 class Provider(Protocol):
-    """Who finds pages for a query. Used by many searches at once on one event loop."""
+    """Interface of a search provider. Many searches use it concurrently on one event loop."""
 
     name: str
-    """As in `SearchEntry.provider`."""
+    """Name as in `SearchEntry.provider`."""
 
     async def search(self, query: str, language: Language, *, deadline: float) -> tuple[WebHit, ...]:
-        """At most 20 hits, best first; none where several answers in a row had none.
+        """Return at most 20 hits, best first; none if several answers in a row had none.
 
-        `deadline` is in the event loop's clock. Raises QueryRefused where the provider refuses this query and takes
-        others; SearchUnavailable where the deadline comes or errors go on; ToolError where the provider refuses all
-        keys, or any request.
+        `deadline` is in the event loop's clock. Raises QueryRefused if the provider refuses this query but accepts
+        others, SearchUnavailable at the deadline or if errors persist, and ToolError if the provider refuses all keys,
+        or every request.
         """
         ...
 
@@ -200,14 +200,14 @@ class Provider(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class WebFound:
-    """What a search of the web comes to.
+    """Result of a web search.
 
     Attributes:
-        text: For the agent.
-        documents: For the summarizer, one JSON object each.
+        text: Text for the agent.
+        documents: Documents for the summarizer: one JSON object per page, the snippets, or the imported text.
         sources: Keys of the entries that were used.
-        recorded: Whether all of them were on record already.
-        refused: Whether nothing was found because the provider does not take the query.
+        recorded: Whether all of them were recorded already.
+        refused: Whether nothing was found because the provider refuses the query.
     """
 
     text: str

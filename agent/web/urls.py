@@ -1,4 +1,4 @@
-"""Which URLs may be asked for, and their one normal form. What is connected to is another question: see `addresses`."""
+"""Check and normalise URLs before they are requested. Which addresses may be connected to is checked in `addresses`."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ _MAX_HOST_CHARS = 253
 
 
 def checked_url(text: str, base: URL | None = None) -> URL:
-    """The normal form of a URL: host in lower case and ASCII, no dot behind it, no fragment, no default port.
+    """Return the normal form of a URL: lower-case ASCII host without a trailing dot, no fragment, no default port.
 
     Args:
-        text: As a search or a `Location` header gave it.
-        base: What a relative one is relative to. Without it, only absolute ones are taken.
+        text: URL as given by a search or a `Location` header.
+        base: Base of relative URLs. Without it, only absolute ones are accepted.
 
     Raises:
-        Unfetchable: `invalid_url`: not http(s), or with credentials, or a host that programs read in different ways.
-            Nothing else is raised, whatever the text.
+        Unfetchable: `invalid_url` if it is not http(s), has credentials, or has a host that programs parse differently.
+            No other error is raised, whatever the text.
     """
     try:
         return _checked(text.strip(" "), base)
     except Unfetchable:
         raise
-    # yarl raises more than ValueError (IndexError for `http://][@`), and some of it only where a part is looked at.
+    # yarl raises more than ValueError (IndexError for `http://][@`), some of it only when a part is accessed.
     except Exception:  # noqa: BLE001
         raise _invalid("it cannot be read") from None
 
@@ -38,7 +38,7 @@ def _checked(text: str, base: URL | None) -> URL:
         raise _invalid(f"it is longer than {MAX_URL_CHARS} characters")
     if not text.isprintable() or " " in text:
         raise _invalid("it has blanks or control characters")
-    # Read anew: `join` leaves quoting behind that yarl itself would not write.
+    # Parsed again: `join` leaves quoting that yarl itself would not write.
     url = URL(text) if base is None else URL(str(base.join(URL(text))))
     if url.scheme not in ("http", "https"):
         raise _invalid("it is not http or https")
@@ -54,7 +54,7 @@ def _checked(text: str, base: URL | None) -> URL:
 
 
 def _check_host(host: str) -> None:
-    """Names of letters, digits, - and _, IPv6 addresses, and IPv4 addresses as four decimal numbers: nothing else."""
+    """Accept names of letters, digits, - and _, IPv6 addresses, and IPv4 addresses of four decimal numbers only."""
     if ":" in host:
         if not is_address(host) or "%" in host:
             raise _invalid("its host is no IPv6 address")
@@ -62,15 +62,15 @@ def _check_host(host: str) -> None:
     labels = host.removesuffix(".").split(".")
     if len(host) > _MAX_HOST_CHARS or not all(_LABEL.fullmatch(label) for label in labels):
         raise _invalid("its host is not a name")
-    # Resolvers read 2130706433, 0177.1 and 0x7f.1 as addresses; browsers do so wherever the last label is a number.
+    # Resolvers read 2130706433, 0177.1 and 0x7f.1 as addresses; browsers do so if the last label is a number.
     if re.fullmatch(r"[0-9]+|0x[0-9a-f]*", labels[-1]) and not is_address(host):
         raise _invalid("its host is neither a name nor an IPv4 address of four decimal numbers")
 
 
 def _normal(url: URL) -> URL:
-    if url.raw_path == "/":  # of `http://host` as of `http://host/`
+    if url.raw_path == "/":  # also for `http://host` without a path
         url = url.with_path("/", keep_query=True)
-    if (host := url.raw_host or "").endswith("."):  # the same name, said to be whole
+    if (host := url.raw_host or "").endswith("."):  # a trailing dot marks a fully qualified name
         url = url.with_host(host[:-1])
     return url.with_fragment(None).with_port(None if url.is_default_port() else url.explicit_port)
 

@@ -1,21 +1,21 @@
-"""Treadle beside its peers: the same work by each, against the same server, one after the other.
+"""Compare Treadle with its peers: each does the same work against the same server, one after the other.
 
     python benchmarks/peers/compare.py                                 everything
     python benchmarks/peers/compare.py --only treadle inspect --rollouts 512 --json
-    python benchmarks/peers/compare.py --no-install                    only what is installed already; says what is not
+    python benchmarks/peers/compare.py --no-install                    only what is installed; lists what is not
 
 Work `tools`: rollouts of three model calls and two tool calls (treadle, inspect, verifiers). Work `rows`: one call per
-row (treadle, distilabel, curator, data_designer). The server answers each call after `--delay` seconds; the tools
-return a text at once. Every peer runs as its documentation recommends, its limits raised to `--in-flight`, displays and
-telemetry off, in an environment of its own with the versions of requirements-<name>.txt.
+row (treadle, distilabel, curator, data_designer). The server responds to each call after `--delay` seconds; the tools
+return a text at once. Every peer runs as its documentation recommends, with its limits raised to `--in-flight`, without
+displays and telemetry, in an environment of its own with the versions of requirements-<name>.txt.
 
-- cost: the work is done twice, for `--in-flight` and for `--rollouts` items; the difference is CPU per item (user and
-  system, all processes) and items per second, without the cost of starting, which is listed apart.
-- kill: the process group gets SIGKILL when half of all answers have been sent, and is resumed in the tool's own way.
-  A repeated call is one whose answer had been sent in full before the kill, and that was asked and answered again.
+- cost: the work is done twice, for `--in-flight` and for `--rollouts` items. The difference gives CPU per item (user
+  and system, all processes) and items per second, without start-up, which is listed separately.
+- kill: the process group gets SIGKILL when half of all responses have been sent, and is resumed in the tool's own way.
+  A repeated call is one whose response had been sent in full before the kill, and that was sent and answered again.
 
-Each peer has its own home folder, and proxies that lead nowhere: nothing but the server and, for installing, pip's
-index is reached.
+Each peer has its own home folder, and proxies that lead nowhere: only the server and, for installing, pip's index are
+reachable.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _UNITS = {work.TOOLS: "rollout", work.ROWS: "row"}
 
 
 def cost(job: running.Job, server: running.Server) -> dict[str, float]:
-    """What the work costs, per item and for the start."""
+    """Measure the cost of the work, per item and for the start."""
     folder = job.folder
     few = running.run(dataclasses.replace(job, num_items=job.in_flight, folder=folder / "few"), server)
     many = running.run(dataclasses.replace(job, folder=folder / "many"), server)
@@ -60,13 +60,13 @@ def cost(job: running.Job, server: running.Server) -> dict[str, float]:
 
 
 def kill(job: running.Job, server: running.Server, delay_s: float) -> dict[str, int]:
-    """What a kill at half of the answers costs."""
+    """Measure the cost of a kill at half of the responses."""
     job = dataclasses.replace(job, folder=job.folder / "kill")
     num_calls = work.NUM_CALLS[job.kind]
     start = server.num_answers()
     running.run(job, server, kill_at=start + job.num_items * num_calls // 2)
     gone = server.num_answers()
-    time.sleep(delay_s + 0.5)  # what the server still owed the dead process is dropped meanwhile
+    time.sleep(delay_s + 0.5)  # the server drops its pending responses to the killed process
     resumed = server.num_answers()
     outcome = running.run(job, server, resume=True)
     before, after = server.answers(start, gone), server.answers(resumed)
@@ -75,7 +75,7 @@ def kill(job: running.Job, server: running.Server, delay_s: float) -> dict[str, 
 
 
 def measure(peer: Peer, kind: str, server: running.Server, folder: Path, options: argparse.Namespace) -> dict[str, Any]:
-    """All figures of one peer at one kind of work, or the reason why there are none."""
+    """Return all figures of one peer for one kind of work, or the reason why there are none."""
     result: dict[str, Any] = {"peer": peer.name, "kind": kind, "version": peer.version()}
     try:
         python = python_of(peer, options.envs, install=not options.no_install)
@@ -121,7 +121,7 @@ def show(results: list[dict[str, Any]], kind: str) -> None:
 
 
 def arguments() -> argparse.Namespace:
-    """What was asked for."""
+    """Parse the options."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=[peer.name for peer in PEERS], help="peers (default: all)")
     parser.add_argument("--kind", nargs="+", choices=list(_UNITS), default=list(_UNITS), help="kinds of work")
@@ -142,7 +142,7 @@ def arguments() -> argparse.Namespace:
 def main() -> None:
     """Measure and print."""
     options = arguments()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that peers are ended and folders removed
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # exit normally, for cleanup
     results = []
     with tempfile.TemporaryDirectory() as name, running.serving(Path(name), options.delay) as server:
         for kind in options.kind:

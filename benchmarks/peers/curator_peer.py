@@ -1,4 +1,4 @@
-"""bespokelabs-curator at the work: one `curator.LLM` over a data set, online, with its cache of responses.
+"""Run the work with bespokelabs-curator: one `curator.LLM` over a data set, online, with its cache of responses.
 
 Resume: the same call again with the same cache folder.
 """
@@ -14,7 +14,7 @@ import work
 
 _litellm = find_spec("litellm")
 assert _litellm is not None and _litellm.origin is not None
-# Its token counter would fetch this vocabulary from the network; litellm, which it depends on, ships it.
+# Its token counter would download this vocabulary; litellm, a dependency of it, ships the file.
 os.environ["TIKTOKEN_CACHE_DIR"] = str(Path(_litellm.origin).parent / "litellm_core_utils" / "tokenizers")
 
 os.environ |= {
@@ -28,19 +28,19 @@ from datasets import Dataset  # noqa: E402
 
 
 class Answers(curator.LLM):
-    """Asks one question per row."""
+    """LLM block with one question per row."""
 
     def prompt(self, row: dict[str, Any]) -> list[dict[str, str]]:
-        """The messages of one row."""
+        """Return the messages of one row."""
         return [{"role": "system", "content": work.SYSTEM}, {"role": "user", "content": row["question"]}]
 
     def parse(self, row: dict[str, Any], response: str) -> dict[str, Any]:
-        """The finished row."""
+        """Return the finished row."""
         return {"item": row["item"], "response": response}
 
 
 def main() -> None:
-    """Ask, or go on."""
+    """Run the work, or resume it."""
     kind, url, num_items, in_flight, folder, _ = work.arguments()
     limits = {"max_requests_per_minute": 10_000_000, "max_tokens_per_minute": 10_000_000_000}
     llm = Answers(

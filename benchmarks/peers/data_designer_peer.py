@@ -1,7 +1,7 @@
-"""NeMo Data Designer at the work: a seed table and one column of text by a model.
+"""Run the work with NeMo Data Designer: a seed table and one column of text by a model.
 
-Its buffer (the rows of a group, the unit of its checkpoints) is as large as the requests in flight, and as many groups
-are active as it takes to fill them. Resume: `create` of the same dataset with `ResumeMode.ALWAYS`.
+Its buffer (rows per group, the unit of its checkpoints) is as large as the number of requests in flight, and as many
+groups are active as needed to fill them. Resume: `create` of the same dataset with `ResumeMode.ALWAYS`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from data_designer.interface import DataDesigner
 
 
 def main() -> None:
-    """Create the dataset, or go on."""
+    """Create the dataset, or resume it."""
     kind, url, num_items, in_flight, folder, resume = work.arguments()
     provider = dd.ModelProvider(name="stub", endpoint=url, provider_type="openai", api_key="none")
     parameters = dd.ChatCompletionInferenceParams(max_parallel_requests=in_flight)

@@ -1,6 +1,7 @@
-"""distilabel at the work: one `TextGeneration` step over a list of rows, in batches as large as the requests in flight.
+"""Run the work with distilabel: one `TextGeneration` step over a list of rows.
 
-Resume: the same pipeline run again with its cache, which keeps whole batches.
+The batches are as large as the number of requests in flight. Resume: the same pipeline again with its cache, which
+keeps whole batches.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from distilabel.steps.tasks import TextGeneration
 
 
 def main() -> None:
-    """Run the pipeline, or go on with it."""
+    """Run the pipeline, or resume it."""
     kind, url, num_items, in_flight, folder, _ = work.arguments()
     os.environ["DISTILABEL_LOG_LEVEL"] = "WARNING"
     os.environ["HF_HUB_OFFLINE"] = "1"

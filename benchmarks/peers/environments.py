@@ -1,4 +1,4 @@
-"""One virtual environment per peer, with pinned versions, below Treadle's cache or a folder of the user's."""
+"""Manage one virtual environment per peer, with pinned versions, in Treadle's cache or a folder of the user."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ class Peer:
 
     name: str
     package: str
-    """Its distribution, whose version is shown."""
+    """Name of its distribution; its version is shown."""
     kinds: tuple[str, ...]
-    """The kinds of work it is for."""
+    """Supported kinds of work."""
 
     @property
     def script(self) -> Path:
-        """What runs in its environment."""
+        """Script that runs in its environment."""
         return _HERE / f"{self.name}_peer.py"
 
     @property
     def requirements(self) -> Path:
-        """Its pinned packages."""
+        """File with its pinned packages."""
         return _HERE / f"requirements-{self.name}.txt"
 
     def version(self) -> str:
-        """Version of its package, as pinned or installed."""
+        """Return the version of its package, as pinned or installed."""
         if self is TREADLE:
             from importlib.metadata import version
 
@@ -55,13 +55,14 @@ PEERS = (
 
 
 class NotInstalled(Exception):
-    """A peer is not there; the message says why in one line."""
+    """Error of a peer that is not installed; the message gives the reason in one line."""
 
 
 def python_of(peer: Peer, folder: Path, *, install: bool) -> str:
-    """The interpreter of a peer's environment, made first if need be; raises NotInstalled."""
+    """Return the interpreter of a peer's environment, installing it first if needed. Raise NotInstalled."""
     if peer is TREADLE:
         return sys.executable
+    # New pins get a new environment.
     digest = hashlib.sha256(peer.requirements.read_bytes()).hexdigest()[:12]
     home = folder / f"{peer.name}-{digest}"
     python, done = home / "bin" / "python", home / "installed"

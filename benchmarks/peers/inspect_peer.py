@@ -1,4 +1,4 @@
-"""inspect_ai at the work: a task of plain `generate()` with two tools, evaluated and retried by its own functions.
+"""Run the work with inspect_ai: a task of plain `generate()` with two tools, using its own `eval` and `eval_retry`.
 
 Resume: `eval_retry` of the log that the killed process left, which first recovers the samples of its buffer.
 """
@@ -17,7 +17,7 @@ from inspect_ai.tool import Tool, tool
 
 @tool
 def search() -> Tool:
-    """The search tool."""
+    """Return the search tool."""
 
     async def execute(query: str) -> str:
         """Search the documents.
@@ -32,7 +32,7 @@ def search() -> Tool:
 
 @tool
 def python() -> Tool:
-    """The Python tool."""
+    """Return the Python tool."""
 
     async def execute(code: str) -> str:
         """Run a program and return what it prints.
@@ -47,7 +47,7 @@ def python() -> Tool:
 
 @task
 def answers(kind: str, num_items: int) -> Task:
-    """The work as a task."""
+    """Return the work as a task."""
     samples = [Sample(id=item + 1, input=work.prompt(kind, item), target="2300") for item in range(num_items)]
     tools: list[Solver] = [use_tools(search(), python())] if kind == work.TOOLS else []
     return Task(dataset=MemoryDataset(samples), solver=[system_message(work.SYSTEM), *tools, generate()])

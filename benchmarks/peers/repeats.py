@@ -1,4 +1,4 @@
-"""Counting what a kill cost, from the server's log and the rows of the resumed run."""
+"""Count repeated calls and lost or duplicated rows after a kill, from the server's log and the resumed run's output."""
 
 from __future__ import annotations
 
@@ -7,42 +7,42 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 Call = tuple[int, int]
-"""Item and number of the call within it, from 0."""
+"""Item, and number of the call within it, from 0."""
 LINE_BYTES = 10
-"""Length of a line of the log: `0000012 1` and the end of the line."""
+"""Length of a line of the log: `0000012 1` and the newline."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What a kill and a resume cost."""
+    """Cost of a kill and a resume."""
 
     calls: int
-    """Calls that the work takes."""
+    """Number of calls that the work takes."""
     answered_before: int
-    """Different calls whose answer had been sent in full when the process was gone."""
+    """Number of distinct calls whose response had been sent in full before the process ended."""
     repeated: int
-    """Answers sent after the kill to calls that had been answered before it."""
+    """Number of responses sent after the kill to calls that had been answered before it."""
     rows_lost: int
-    """Items that are missing in the output of the resumed run."""
+    """Number of items missing in the output of the resumed run."""
     rows_doubled: int
-    """Rows beyond the first of an item in that output."""
+    """Number of duplicate rows in that output."""
 
 
 def line_of(call: Call) -> bytes:
-    """The line of the log for one answer."""
+    """Return the log line of one response."""
     return b"%07d %d\n" % call
 
 
 def calls_of(log: bytes) -> list[Call]:
-    """The answers of a log, in the order in which they were sent."""
+    """Return the responses of a log, in the order in which they were sent."""
     return [(int(line[:7]), int(line[8:])) for line in log.splitlines()]
 
 
 def cost_of(before: Iterable[Call], after: Iterable[Call], rows: Iterable[int], num_items: int, num_calls: int) -> Cost:
-    """Count repeats, lost and doubled rows.
+    """Count repeated calls, and lost and duplicated rows.
 
-    `before` and `after` are the answers sent before the process was gone and from then on; `rows` the items of the
-    final output, `num_items` how many there should be (numbered from 0), `num_calls` the calls of each.
+    `before` and `after` are the responses sent before and after the process ended. `rows` are the items of the final
+    output, `num_items` is their expected number (numbered from 0), `num_calls` the calls per item.
     """
     known = set(before)
     found = Counter(rows)

@@ -1,4 +1,4 @@
-"""Runs a peer's script in a process group of its own, measures it, or kills it at a given number of answers."""
+"""Run a peer's script in a process group of its own and measure it, or kill it after a given number of responses."""
 
 from __future__ import annotations
 
@@ -22,13 +22,16 @@ _LIMIT_S = 300.0
 
 
 class PeerFailed(Exception):
-    """A peer ended with an error, or not at all; the message is its last line."""
+    """Error of a peer that fails or does not end; the message is its last line of output."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What one process took: CPU seconds (user and system, with its children), wall seconds, the memory of its largest
-    process in MiB, and the items of its output (None if it was killed)."""
+    """Resources used by one process, and its output.
+
+    `cpu_s` is user and system time with its children, `peak_mib` the peak memory of its largest process. `items` are
+    the items of its output; None if it was killed.
+    """
 
     cpu_s: float
     wall_s: float
@@ -38,7 +41,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One peer with one piece of work in a folder of its own."""
+    """One peer with one piece of work, in a folder of its own."""
 
     python: str
     script: Path
@@ -48,7 +51,7 @@ class Job:
     folder: Path
 
     def command(self, url: str, *, resume: bool) -> list[str]:
-        """Its command line."""
+        """Return its command line."""
         numbers = [str(self.num_items), str(self.in_flight)]
         return [
             self.python,
@@ -63,23 +66,23 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """The server of all peers."""
+    """The server that all peers use."""
 
     url: str
     log: Path
 
     def num_answers(self) -> int:
-        """Answers sent so far."""
+        """Return the number of responses sent so far."""
         return self.log.stat().st_size // repeats.LINE_BYTES if self.log.exists() else 0
 
     def answers(self, start: int, stop: int | None = None) -> list[repeats.Call]:
-        """Answers sent, by their number."""
+        """Return a slice of the responses sent."""
         return repeats.calls_of(self.log.read_bytes())[start:stop]
 
 
 @contextlib.contextmanager
 def serving(folder: Path, delay_s: float) -> Iterator[Server]:
-    """The server in a process of its own, for the length of a block."""
+    """Run the server in a process of its own for the duration of a block."""
     command = [sys.executable, str(_HERE / "server.py"), str(folder / "answers.log"), "--delay", str(delay_s)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
         assert child.stdout is not None and child.stdin is not None
@@ -88,9 +91,9 @@ def serving(folder: Path, delay_s: float) -> Iterator[Server]:
 
 
 def run(job: Job, server: Server, *, resume: bool = False, kill_at: int | None = None) -> Outcome:
-    """Run a job to its end, or to SIGKILL of its process group once the server has sent `kill_at` answers in all.
+    """Run a job to its end, or kill its process group once the server has sent `kill_at` responses in total.
 
-    Raises PeerFailed.
+    Raise PeerFailed if it fails, or does not end in time.
     """
     job.folder.mkdir(parents=True, exist_ok=True)
     output = job.folder / "output.txt"
@@ -107,7 +110,7 @@ def run(job: Job, server: Server, *, resume: bool = False, kill_at: int | None =
         )
         try:
             killed, status, usage = _wait(child.pid, server, kill_at)
-        finally:  # a helper that outlived its parent, or all of them after Ctrl-C
+        finally:  # helpers that outlived their parent, or all processes after Ctrl-C
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(child.pid, signal.SIGKILL)
         wall_s = time.perf_counter() - started
@@ -123,9 +126,13 @@ def run(job: Job, server: Server, *, resume: bool = False, kill_at: int | None =
 
 
 def _wait(pid: int, server: Server, kill_at: int | None) -> tuple[bool, int, resource.struct_rusage]:
-    """Wait for a process, and kill its group when it is due; whether that was done, its status and what it used."""
+    """Wait for a process, and kill its group when due.
+
+    Return whether it was killed because of `kill_at`, its exit status and its resource usage.
+    """
     deadline, killed = time.monotonic() + _LIMIT_S, False
     while True:
+        # wait4 also returns the resource usage of the process and its children.
         done, status, usage = os.wait4(pid, os.WNOHANG)
         if done:
             return killed, status, usage
@@ -137,9 +144,9 @@ def _wait(pid: int, server: Server, kill_at: int | None) -> tuple[bool, int, res
 
 
 def _environment(folder: Path) -> dict[str, str]:
-    """The environment of a peer: its own home, no way out of this machine, no keys."""
+    """Return the environment of a peer: its own home, no network beyond this machine, no API keys."""
     kept = {name: os.environ[name] for name in ("PATH", "LANG", "TMPDIR") if name in os.environ}
-    nowhere = "http://127.0.0.1:9"  # the discard port: what goes there fails at once
+    nowhere = "http://127.0.0.1:9"  # the discard port: connections fail at once
     proxies = {"HTTP_PROXY": nowhere, "HTTPS_PROXY": nowhere, "NO_PROXY": "127.0.0.1,localhost"}
     return kept | proxies | {"HOME": str(folder), "HF_HUB_OFFLINE": "1", "DO_NOT_TRACK": "1", "OPENAI_API_KEY": "none"}
 

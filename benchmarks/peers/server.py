@@ -1,9 +1,9 @@
-"""The one model server for all peers: canned answers after a fixed delay, and a log of every answer sent.
+"""Serve all peers as the model: canned responses after a fixed delay, and a log of every response sent.
 
-It speaks `/v1/chat/completions` (with tool calls) and `/v1/completions` (text, or token ids of the byte tokenizer),
-not streamed, on a bare asyncio protocol: what is measured beside it is the client. Which item and which call of it is
-due is read off the prompt (work.py). One line per answer goes to the log as soon as the last byte is handed to the
-kernel; requests that name no item (a peer's health check) are answered and not logged.
+Implements `/v1/chat/completions` (with tool calls) and `/v1/completions` (text, or token ids of the byte tokenizer),
+without streaming, on a bare asyncio protocol, so that the client dominates the measurement. The item and the number of
+the call are parsed from the prompt (work.py). Each response is logged in one line once its last byte is passed to the
+kernel. Requests without an item (a peer's health check) are answered but not logged.
 
     python benchmarks/peers/server.py LOG --delay 0.2      prints the port, serves until its standard input closes
 """
@@ -40,13 +40,13 @@ _RESULT_IDS, _TURN_IDS = _ids(_RESULT), b",%d," % _TURN_START_ID
 
 
 def call_of_chat(body: bytes) -> tuple[repeats.Call, int] | None:
-    """Item, number of the call, and how many calls the item takes; None for a request of no item."""
+    """Parse item, number of the call, and the item's number of calls; None for a request without an item."""
     found = _ITEM.search(body)
     return found and ((int(found[1]), len(_TOOL.findall(body))), int(found[2]))
 
 
 def call_of_completion(body: bytes) -> tuple[repeats.Call, int] | None:
-    """The same for a prompt in ids or in text, where results are blocks in the assistant's turn."""
+    """Parse the same from a prompt in ids or text, where tool results are blocks in the assistant's turn."""
     if found := _ITEM_IDS.search(body):
         digits = bytes(int(digit) for digit in found[1].split(b",")[:-1])
         return (int(digits), body.count(_RESULT_IDS, body.rfind(_TURN_IDS))), int(found[2]) - 48
@@ -55,13 +55,13 @@ def call_of_completion(body: bytes) -> tuple[repeats.Call, int] | None:
 
 
 def _step(call: int, num_calls: int) -> int:
-    """Which of the three texts is due: an item of one call gets the last."""
+    """Return which of the three texts is due: an item with one call gets the last."""
     return min(2, call + 3 - num_calls)
 
 
 @cache
 def chat_reply(step: int) -> bytes:
-    """A chat completion: a search, a program, or the answer."""
+    """Return a chat completion: a search, a program, or the answer."""
     name, argument = (("search", {"query": work.QUERY}), ("python", {"code": work.PROGRAM}), ("", {}))[step]
     message = {"role": "assistant", "content": work.THOUGHTS[step] + ("" if name else work.ANSWER)}
     if name:
@@ -71,17 +71,29 @@ def chat_reply(step: int) -> bytes:
     return _body("chat.completion", choice)
 
 
-@cache
-def text_reply(step: int, *, with_ids: bool) -> bytes:
-    """The same as text with Treadle's tags, with ids where they were asked for."""
+def text_reply(step: int, body: bytes) -> bytes:
+    """Return the same as text with Treadle's tags, with ids if requested.
+
+    If the stop string is a single letter, the text is cut after that letter.
+    """
+    with_ids, letter = b'"return_token_ids":true' in body, _ONE_LETTER.search(body)
+    prompt = body[body.find(b'"prompt":') :].partition(b"]" if with_ids else b'","')[0]
+    num_prompt = prompt.count(b",") + 1 if with_ids else len(prompt) // 4
+    return _text_reply(step, num_prompt, with_ids, letter[1].decode() if letter else "")
+
+
+def _text_reply(step: int, num_prompt: int, with_ids: bool, letter: str) -> bytes:
     tag, content = (("search", work.QUERY), ("python", work.PROGRAM), ("answer", work.ANSWER))[step]
     text = f"<think>{work.THOUGHTS[step]}</think><{tag}>{content}</{tag}>"
-    choice = {"index": 0, "text": text, "finish_reason": "stop", "stop_reason": f"</{tag}>"}
-    return _body("text_completion", choice | ({"token_ids": list(text.encode())} if with_ids else {}))
+    if letter:
+        text = text[: text.index(letter) + 1]
+    choice = {"index": 0, "text": text, "finish_reason": "stop", "stop_reason": letter or f"</{tag}>"}
+    ids = list(text.encode()) if with_ids else []
+    return _body("text_completion", choice | ({"token_ids": ids} if ids else {}), num_prompt, len(ids) or 100)
 
 
-def _body(kind: str, choice: dict[str, object]) -> bytes:
-    usage = {"prompt_tokens": 700, "completion_tokens": 300, "total_tokens": 1000}
+def _body(kind: str, choice: dict[str, object], num_prompt: int = 700, num_new: int = 300) -> bytes:
+    usage = {"prompt_tokens": num_prompt, "completion_tokens": num_new, "total_tokens": num_prompt + num_new}
     head = {"id": "stub", "object": kind, "created": 1_700_000_000, "model": work.MODEL}
     return _http(json.dumps(head | {"choices": [choice], "usage": usage}, separators=(",", ":")).encode())
 
@@ -92,11 +104,12 @@ def _http(body: bytes, status: bytes = b"200 OK") -> bytes:
 
 
 _MODELS = _http(json.dumps({"object": "list", "data": [{"id": work.MODEL, "object": "model"}]}).encode())
+_ONE_LETTER = re.compile(rb'"stop":\["(\w)"\]')
 _STREAM = re.compile(rb'"stream":\s*true')
 
 
 def answer(head: bytes, body: bytes) -> tuple[bytes, repeats.Call | None]:
-    """The answer to a request, and which call it was."""
+    """Return the response to a request, and the call that it belongs to."""
     if head.startswith(b"GET"):
         return _MODELS, None
     if _STREAM.search(body):
@@ -106,12 +119,12 @@ def answer(head: bytes, body: bytes) -> tuple[bytes, repeats.Call | None]:
         return chat_reply(_step(call[1] if call else 0, num_calls)), call
     if head.startswith(b"POST /v1/completions"):
         call, num_calls = call_of_completion(body) or (None, 1)
-        return text_reply(_step(call[1] if call else 0, num_calls), with_ids=b'"return_token_ids":true' in body), call
+        return text_reply(_step(call[1] if call else 0, num_calls), body), call
     return _http(b'{"error": {"message": "not found"}}', b"404 Not Found"), None
 
 
 class Connection(asyncio.Protocol):
-    """One connection: one request at a time, as all these clients send them."""
+    """One connection with one request at a time, as all these clients send them."""
 
     def __init__(self, delay_s: float, sent: Callable[[repeats.Call], None]) -> None:
         self._delay_s = delay_s
@@ -120,11 +133,11 @@ class Connection(asyncio.Protocol):
         self._needed = self._head_end = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Keep the transport."""
+        """Store the transport."""
         self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
-        """Collect one request, then answer it later."""
+        """Collect one request, then schedule its response."""
         self._data += data
         if not self._needed:
             self._head_end = self._data.find(b"\r\n\r\n") + 4
@@ -141,7 +154,7 @@ class Connection(asyncio.Protocol):
     def _answer(self, head: bytes, body: bytes) -> None:
         response, call = answer(head, body)
         if self._transport.is_closing():
-            return  # the client is gone: this one was never answered
+            return  # the client disconnected, so this call was not answered
         self._transport.write(response)
         if call is not None and not self._transport.get_write_buffer_size():
             self._sent(call)

@@ -1,4 +1,4 @@
-"""Treadle at the work: its stage `rollouts` with journal and artifact, through `execute()`, with stub tools.
+"""Run the work with Treadle: its stage `rollouts` with journal and artifact, through `execute()`, with stub tools.
 
 Resume: the same call again, as `treadle run` does it. It runs in Treadle's own environment.
 """
@@ -23,7 +23,7 @@ _GIVEN, _MADE = Address(1, "questions"), Address(1, "rollouts")
 
 
 def questions_stage(kind: str, num_items: int) -> Stage:
-    """A stage that writes the questions."""
+    """Return a stage that writes the questions."""
 
     def write(context: StageContext) -> dict[str, Any]:
         fixed = {"dataset": "stub", "domain": "math", "choices": [], "split": "heldout", "source_file": "f"}
@@ -48,7 +48,7 @@ def questions_stage(kind: str, num_items: int) -> Stage:
 
 
 def settings_of(kind: str, url: str, in_flight: int, folder: Path) -> rollouts.RolloutsSettings:
-    """Settings of the stage."""
+    """Return the settings of the stage."""
     tool = {"enabled": kind == work.TOOLS}
     data = {
         "model_name": "base",
@@ -65,10 +65,10 @@ def settings_of(kind: str, url: str, in_flight: int, folder: Path) -> rollouts.R
 
 
 def main() -> None:
-    """Make the rollouts, or go on with them."""
+    """Make the rollouts, or resume them."""
     kind, url, num_items, in_flight, folder, resume = work.arguments()
     if kind == work.TOOLS:
-        # Behind all others: that folder's files have plain names, such as `journal`.
+        # Last on the path, because that folder has modules with common names, such as `journal`.
         sys.path.append(str(Path(__file__).parents[1]))
         import stub_tools
 

@@ -1,4 +1,4 @@
-"""verifiers at the work: `ToolEnv` (or `SingleTurnEnv`), the multi-turn tool environment that runs in its own process.
+"""Run the work with verifiers: `ToolEnv` (or `SingleTurnEnv`), its multi-turn tool environment that runs in-process.
 
 Results are saved one by one, as its own evaluation command does. Resume: `evaluate` with the same results folder.
 """
@@ -33,12 +33,12 @@ async def python(code: str) -> str:
 
 
 async def has_answer(completion: list[object]) -> float:
-    """Reward: whether there is an answer."""
+    """Return the reward: 1 if the answer is present, else 0."""
     return float("2300" in str(completion[-1]))
 
 
 def environment(kind: str, num_items: int) -> vf.Environment:
-    """The work as an environment."""
+    """Return the work as an environment."""
     rows = [{"question": work.prompt(kind, item), "answer": "2300"} for item in range(num_items)]
     common = {"eval_dataset": Dataset.from_list(rows), "system_prompt": work.SYSTEM, "rubric": vf.Rubric([has_answer])}
     if kind == work.TOOLS:
@@ -47,7 +47,7 @@ def environment(kind: str, num_items: int) -> vf.Environment:
 
 
 def main() -> None:
-    """Evaluate, or go on."""
+    """Evaluate, or resume the evaluation."""
     kind, url, num_items, in_flight, folder, _ = work.arguments()
     os.environ["STUB_API_KEY"] = "none"
     results = asyncio.run(

@@ -1,1 +1,1 @@
-"""Taking answers out of trajectories and comparing them with gold answers; one implementation for all uses."""
+"""Extraction of answers from trajectories, and their comparison with gold answers; one implementation for all uses."""

@@ -1,7 +1,7 @@
-r"""Find the prediction in what an agent wrote.
+r"""Find the prediction in the text of an agent.
 
-Only text that the agent wrote counts: a box inside a tool result is somebody else's answer. The input is therefore
-either the segments of a trajectory, of which results are left out, or text that is known to be the agent's own.
+Only text that the agent wrote counts: a box inside a tool result is not its answer. The input is therefore either the
+segments of a trajectory, whose results are skipped, or text that is known to be the agent's own.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ _BRACE = re.compile(r"\\{1,4}(?P<box>boxed|fbox)\s{0,8}\{|\\.|(?P<open>\{)|(?P<c
 
 
 def extract_prediction(segments: Iterable[Mapping[str, Any]]) -> str:
-    """The prediction of a trajectory, given as segments with `kind` and `text`; empty where there is none.
+    """Return the prediction of a trajectory, given as segments with `kind` and `text`; empty if it has none.
 
-    The text between two results is searched as one piece; nothing can begin before a result and end after it.
+    The text between two results is searched as one piece; no block or box can span a result.
     """
     pieces: list[list[str]] = [[]]
     for segment in segments:
@@ -33,10 +33,10 @@ def extract_prediction(segments: Iterable[Mapping[str, Any]]) -> str:
 
 
 def extract_answer(text: str) -> str:
-    r"""The prediction in agent-written text: last answer block, then last balanced `\boxed{…}` or `\fbox{…}`.
+    r"""Return the prediction in agent-written text: last answer block, then last balanced `\boxed{…}` or `\fbox{…}`.
 
-    A block without a box is the prediction as a whole; without a block the last box anywhere is. A box that never
-    closes is no answer. `\text{…}` around a boxed answer is taken off once. The result has no outer white space.
+    A block without a box is the prediction as a whole. Without a block, it is the last box anywhere. A box that never
+    closes is no answer. One `\text{…}` around a boxed answer is removed. The result has no outer white space.
     """
     return _extract([text])
 
@@ -61,10 +61,10 @@ def _last_block(text: str) -> str:
 
 
 def last_box(text: str) -> str | None:
-    r"""Content of the last balanced `\boxed{…}`, else of the last `\fbox{…}`.
+    r"""Return the content of the last balanced `\boxed{…}`, else of the last `\fbox{…}`.
 
-    None if the text has no box at all; empty if it has boxes and none of them closes. Escaped braces (`\{`) do not
-    count as braces. One pass, linear in the text.
+    Return None if the text has no box at all, and an empty text if it has boxes and none of them closes. Escaped braces
+    (`\{`) do not count as braces. One pass, linear in the text.
     """
     found: dict[str, tuple[int, str]] = {}
     stack: list[tuple[str, int]] = []
@@ -86,7 +86,7 @@ def last_box(text: str) -> str | None:
 
 
 def unwrap_command(text: str, commands: tuple[str, ...]) -> str:
-    r"""Take one `\command{…}` off, if it spans the whole text; otherwise the text unchanged."""
+    r"""Remove one `\command{…}` that spans the whole text; return other texts unchanged."""
     for command in commands:
         prefix = f"\\{command}{{"
         if text.startswith(prefix) and text.endswith("}") and closing_brace(text, len(prefix)) == len(text) - 1:
@@ -95,7 +95,7 @@ def unwrap_command(text: str, commands: tuple[str, ...]) -> str:
 
 
 def closing_brace(text: str, start: int) -> int:
-    """Index of the brace that closes the one opened just before `start`; -1 if there is none."""
+    """Return the index of the brace that closes the one opened just before `start`; -1 if there is none."""
     depth = 1
     for match in _BRACE.finditer(text, start):
         if match["box"] or match["open"]:

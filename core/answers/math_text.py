@@ -1,8 +1,8 @@
-r"""Textual forms of mathematical answers.
+r"""Normalise mathematical answers as text.
 
-`textual_form` is the normalisation customary for the MATH data set (Hendrycks et al. 2021): two answers whose forms
-are equal are the same answer. `clean` goes before it and removes what carries no meaning: delimiters, spacing
-commands, currency, units, thousands separators.
+`clean` removes what carries no meaning: delimiters, spacing commands, emphasis, thousands separators. Answers with
+equal `plain_form` are the same answer. `textual_form` is the usual rule for the MATH data set (Hendrycks et al. 2021),
+for comparison with older results.
 """
 
 from __future__ import annotations
@@ -12,74 +12,172 @@ import re
 from treadle.core.answers.extraction import closing_brace, unwrap_command
 from treadle.core.answers.text_match import normalize_math
 
-WRAPPERS = ("text", "mathrm", "textbf", "mathbf", "mbox", "boxed", "fbox")
+WRAPPERS = (
+    "text", "mathrm", "textbf", "mathbf", "mbox", "boxed", "fbox", "textit", "textrm", "mathit", "mathsf", "emph",
+    "underline", "boldsymbol", "operatorname", "ensuremath",
+)  # fmt: skip
 
 _SYMBOLS = {
     "\N{MINUS SIGN}": "-",
     "\N{EN DASH}": "-",
     "\N{MULTIPLICATION SIGN}": r"\times ",
+    "\N{DIVISION SIGN}": r"\div ",
     "\N{MIDDLE DOT}": r"\cdot ",
     "\N{DOT OPERATOR}": r"\cdot ",
     "\N{GREEK SMALL LETTER PI}": r"\pi ",
+    "\N{GREEK SMALL LETTER THETA}": r"\theta ",
     "\N{INFINITY}": r"\infty ",
     "\N{UNION}": r"\cup ",
+    "\N{ELEMENT OF}": r"\in ",
+    "\N{EMPTY SET}": r"\emptyset ",
+    "\N{DOUBLE-STRUCK CAPITAL R}": r"\mathbb{R}",
     "\N{PLUS-MINUS SIGN}": r"\pm ",
     "\N{LESS-THAN OR EQUAL TO}": r"\le ",
     "\N{GREATER-THAN OR EQUAL TO}": r"\ge ",
-    "\N{DEGREE SIGN}": "",
+    "\N{NOT EQUAL TO}": r"\ne ",
+    "\N{ALMOST EQUAL TO}": r"\approx ",
+    "\N{SQUARE ROOT}": r"\sqrt ",
+    "\N{SUPERSCRIPT TWO}": "^2",
+    "\N{SUPERSCRIPT THREE}": "^3",
+    "\N{MATHEMATICAL LEFT ANGLE BRACKET}": r"\langle ",
+    "\N{MATHEMATICAL RIGHT ANGLE BRACKET}": r"\rangle ",
+    "\N{VULGAR FRACTION ONE HALF}": r"\frac{1}{2}",
+    "\N{VULGAR FRACTION ONE QUARTER}": r"\frac{1}{4}",
+    "\N{VULGAR FRACTION THREE QUARTERS}": r"\frac{3}{4}",
+    "\N{DEGREE SIGN}": r"^\circ ",
+    "\N{NO-BREAK SPACE}": " ",
+    "\N{THIN SPACE}": r"\,",
+    "\N{NARROW NO-BREAK SPACE}": r"\,",
 }
-_SPACING = re.compile(r"(?<!\\)\\[,;: ]|~|\\q?quad(?![a-zA-Z])")
+_SYNONYMS = {
+    "dfrac": "frac", "tfrac": "frac", "cfrac": "frac", "dbinom": "binom", "tbinom": "binom", "leq": "le", "geq": "ge",
+    "leqslant": "le", "geqslant": "ge", "neq": "ne", "lt": "<", "gt": ">", "varnothing": "emptyset", "lor": "vee",
+    "langle": "(", "rangle": ")", "lbrack": "[", "rbrack": "]", "colon": ":", "degree": "^circ", "vert": "|",
+    "equiv": "=", "lvert": "|", "rvert": "|", "mid": "|",
+}  # fmt: skip
+_COMMAND = re.compile(r"\\([A-Za-z]{1,20})")
+_THOUSANDS_MARK = re.compile(r"(?<=\d)(?:\{,\}|,\\!)\s{0,4}(?=\d{3}(?!\d))")
+_THIN_THOUSANDS = re.compile(r"(?<![\d.,])\d{1,3}(?:(?:\\[,;: ]|[ ~])\d{3})+(?![\d])")
+_SPACING = re.compile(r"(?<!\\)\\[,;: ]|~|\\(?:q?quad|thinspace|enspace)(?![a-zA-Z])")
 _DROPPED = re.compile(
-    r"\\!|(?<!\\)\\[()\[\]]|\\?\$|\\?%|\^\{\\circ\}|\^\\circ(?![a-zA-Z])|\\degree(?![a-zA-Z])"
-    r"|\\(?:displaystyle|left|right|[bB]igg?[lr]?)(?![a-zA-Z])"
+    r"\\!|(?<!\\)\\[()\[\]]|\\(?:displaystyle|textstyle|left|right|middle|[bB]igg?[lrm]?|limits|bf|rm|it)(?![a-zA-Z])"
+    r"|\\(?:tiny|small|large|Large|LARGE|huge|Huge|normalsize|boldmath)(?![a-zA-Z])"
 )
-_CONJUNCTION = re.compile(r"\\text\{\s{0,8}(?:and|or)\s{0,8}\}|,?(?<![a-z\\])\b(?:and|or)\b(?![a-z])")
-_MEMBERSHIP = re.compile(r"[a-z]\s{0,8}\\in(?![a-z])\s{0,8}|\([a-z](?:\s?,\s?[a-z]){1,8}\)\s?=\s?")
+_DOLLARS = re.compile(r"\\\$|\$\$?")
+_INFIX = re.compile(r"\{([^{}]{1,64})\\(over|choose)(?![a-zA-Z])([^{}]{1,64})\}")
+_LEAD_IN = re.compile(
+    r"(?:\\text\{[^{}]{0,80}\b(?:is|are|equals?|be)\s{0,4}:?\s{0,4}\}\s{0,4}(?=\S)|\\approx(?![a-z])|\\therefore(?![a-z])|=)\s{0,4}"
+)
+_OR = re.compile(r"\s?,?\s?(?:\\text\{\s{0,8},?\s{0,8}or\s{0,8}\}|(?<![A-Za-z\\{])or(?![A-Za-z])|\\vee(?![a-zA-Z]))\s?")
+_AND = re.compile(r"\s?,?\s?(?:\\text\{\s{0,8},?\s{0,8}and\s{0,8}\}|(?<![A-Za-z\\{])and(?![A-Za-z]))\s?")
+_INEQUALITY = re.compile(r"[<>]|\\[lg]e(?![a-zA-Z])")
+_SET_OF = re.compile(
+    r"\\lbrace\s?(?:[A-Za-z](?:\s?\\in\s?\\mathbb\s?\{?\s?[A-Z]\s?\}?)?)\s?[|:]\s?([^{}|]{1,200}?)\s?\\rbrace\s?"
+)
 _THOUSANDS = re.compile(r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?![\d,])")
-_UNIT_POWER = re.compile(r"\^(?:\{\d\}|\d)$")
-_UNIT_START = re.compile(r"\\(?:text|mathrm|textbf|mbox)\{")
-_PLAIN_UNIT = re.compile(
-    r"(?<=[\d})])\s?(?:square |sq\.? |cubic )?(?:[cmk]?m|mi|ft|in|feet|foot|inch(?:es)?|met(?:er|re)s?|miles?|yards?"
-    r"|[cmk]?g|grams?|kilograms?|pounds?|lbs?|hours?|hrs?|minutes?|mins?|seconds?|secs?|days?|weeks?|months?|years?"
-    r"|dollars?|cents?|usd|euros?|units?|degrees?|percent|people|mph|km/h)(?:\^(?:\{\d\}|\d))?"
-)
+_POWER_OF_PYTHON = re.compile(r"(?<=[\w)}])\s?\*\*\s?")
+_INFINITY = re.compile(r"(?<![A-Za-z\\{])infinity(?![A-Za-z}])")
+_LETTERS = re.compile(r"\\[A-Za-z]+|[A-Za-z]+")
+_WORD_CHARS = 4
+"""Number of letters in a row from which they are a word, not a product."""
+_TEXT = re.compile(r"\\(?:text|mathrm|textbf|textit|mbox)\{[^{}]{0,200}\}")
+_REALS = re.compile(r"(?:(?<=\\in)|(?<=\\in )|^)\\mathbb\s?\{?R\}?$")
+_NOTHING = re.compile(r"^\\lbrace\s?\\rbrace$")
 
 
 def clean(text: str) -> str:
-    r"""Lower-case form without delimiters, spacing commands, `$`, `%`, degrees, a trailing unit and separators.
+    r"""Return the answer without delimiters, spacing commands, emphasis, lead-in, full stop and thousands separators.
 
-    `\text{…}` around the whole is taken off; `and`/`or` between values become commas.
+    `\$` is kept as a unit, and `\{` becomes `\lbrace`. `and` and `or` between values become commas; in an answer with
+    inequalities, `or` becomes `\cup`. Case is kept.
     """
     for symbol, replacement in _SYMBOLS.items():
         text = text.replace(symbol, replacement)
-    text = text.replace("{,}", ",").replace(r"\{", r"\lbrace ").replace(r"\}", r"\rbrace ")
-    text = normalize_math(_DROPPED.sub("", _SPACING.sub(" ", text)))
-    text = unwrap_command(text, WRAPPERS).strip()
-    if text.endswith(".") and not text.endswith(".."):
-        text = text[:-1].rstrip()
-    text = _CONJUNCTION.sub(",", _cut_unit(text))
-    if match := _MEMBERSHIP.match(text):
+    text = _THIN_THOUSANDS.sub(_without_separators, _THOUSANDS_MARK.sub("", text))
+    text = text.replace("{,}", ",").replace("{:}", ":").replace(r"\{", r"\lbrace ").replace(r"\}", r"\rbrace ")
+    text = _collapse(_DROPPED.sub("", _SPACING.sub(" ", text)))
+    text = _COMMAND.sub(_synonym, _drop_dollars(text)).strip()
+    text = _unwrap(_INFIX.sub(_prefix, text))
+    if match := _LEAD_IN.match(text):
         text = text[match.end() :]
-    return _join_thousands(text).strip()
+    text = _INFINITY.sub(r"\\infty", _POWER_OF_PYTHON.sub("^", text))
+    text = _AND.sub(",", _OR.sub(r" \\cup " if _INEQUALITY.search(text) else ",", text))
+    if match := _SET_OF.fullmatch(text):
+        text = match[1]
+    return _join_thousands(_REALS.sub(r"(-\\infty,\\infty)", _NOTHING.sub(r"\\emptyset", text))).strip()
 
 
-def _cut_unit(text: str) -> str:
-    body = _UNIT_POWER.sub("", text)
-    if body.endswith("}"):
-        for match in reversed(list(_UNIT_START.finditer(body))):
-            if match.start() > 0 and closing_brace(body, match.end()) == len(body) - 1:
-                return body[: match.start()].rstrip()
-        return text
-    # A unit is a few words at the end; looking at the tail alone keeps this linear.
-    head, tail = text[:-40], text[-40:]
-    for match in _PLAIN_UNIT.finditer(tail):
-        if match.end() == len(tail):
-            return head + tail[: match.start()]
+def fold_case(left: str, right: str) -> tuple[str, str]:
+    """Return both answers in lower case if they have the same letters in different case; else return them unchanged.
+
+    If a letter occurs in upper and lower case within an answer, case matters: `X+1` and `1+x` are the same, `R^2-r^2`
+    and `r^2-R^2` are not. Commands keep their case.
+    """
+    letters = _letters(left), _letters(right)
+    if letters[0] == letters[1] or {one.lower() for one in letters[0]} != {one.lower() for one in letters[1]}:
+        return left, right
+    if any({one.swapcase() for one in found} & found for found in letters):
+        return left, right
+    return _lower(left), _lower(right)
+
+
+def _letters(text: str) -> set[str]:
+    found = (match[0] for match in _LETTERS.finditer(text))
+    return set("".join(letters for letters in found if letters[0] != "\\" and len(letters) < _WORD_CHARS))
+
+
+def _lower(text: str) -> str:
+    return _LETTERS.sub(lambda match: match[0] if match[0][0] == "\\" else match[0].lower(), text)
+
+
+def _synonym(match: re.Match[str]) -> str:
+    found = _SYNONYMS.get(match[1])
+    if found is None:
+        return match[0]
+    if found == "^circ":
+        return r"^\circ"
+    return f"\\{found}" if found[0].isalpha() else found
+
+
+def _drop_dollars(text: str) -> str:
+    r"""Delete `$` as a delimiter; keep `\$`, and write a single `$` before a number as `\$`."""
+    marks = list(_DOLLARS.finditer(text))
+    plain = [mark for mark in marks if mark[0] != r"\$"]
+    if len(plain) == 1 and text[plain[0].end() :].lstrip()[:1].isdigit():
+        return text.replace(r"\$", "").replace("$", r"\$")
+    return re.sub(r"(?<!\\)\$", "", text)
+
+
+def _unwrap(text: str) -> str:
+    for _ in range(4):
+        bare = text.strip()
+        if bare.endswith(".") and not bare.endswith(".."):
+            bare = bare[:-1].rstrip()
+        if bare.startswith("**") and bare.endswith("**") and len(bare) > 4:
+            bare = bare[2:-2]
+        bare = unwrap_command(bare, WRAPPERS).strip()
+        if bare.startswith("{") and bare.endswith("}") and closing_brace(bare, 1) == len(bare) - 1:
+            bare = bare[1:-1].strip()
+        if bare == text:
+            break
+        text = bare
     return text
 
 
+def _prefix(match: re.Match[str]) -> str:
+    return rf"\{'frac' if match[2] == 'over' else 'binom'}{{{match[1].strip()}}}{{{match[3].strip()}}}"
+
+
+def _collapse(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _without_separators(match: re.Match[str]) -> str:
+    return re.sub(r"\D", "", match[0])
+
+
 def _join_thousands(text: str) -> str:
-    """Delete thousands separators outside brackets: `1,000` is a number, the comma of `(1,000)` separates."""
+    """Delete thousands separators outside brackets: `1,000` is a number, but `(1,000)` has two elements."""
     if "," not in text:
         return text
     parts: list[str] = []
@@ -104,18 +202,32 @@ def _without_commas(match: re.Match[str]) -> str:
     return match[0].replace(",", "")
 
 
-def textual_form(text: str, *, original: bool = False) -> str:
-    r"""The comparable form of an answer; purely textual, never fails.
+def plain_form(text: str) -> str:
+    r"""Return the comparable form of a cleaned answer without units; spaces are deleted, except between digits."""
+    text = _TEXT.sub(_inner_text, text)
+    text = re.sub(r"(?<=\d) (?=\d)", "\0", text).replace(" ", "").replace("\0", " ")
+    text = re.sub(r"\\sqrt([^{\[(\\])", r"\\sqrt{\1}", text)
+    text = re.sub(r"(?<![\d])\.(?=\d)", "0.", _brace_fractions(text))
+    text = re.sub(r"(?<=[\^_])\{([A-Za-z\d])\}", r"\1", text.replace(r"+\infty", r"\infty"))
+    return _LETTERS.sub(
+        lambda match: match[0].lower() if len(match[0]) >= _WORD_CHARS and match[0][0] != "\\" else match[0], text
+    )
 
-    `original` keeps one habit of the widespread implementation that loses information: everything behind the first
-    `\text{ ` is taken for a unit, wherever it stands.
+
+def _inner_text(match: re.Match[str]) -> str:
+    return match[0][match[0].index("{") + 1 : -1]
+
+
+def textual_form(text: str) -> str:
+    r"""Return the comparable form of an answer by the MATH data set's usual rule; purely textual, never fails.
+
+    It loses information: everything after the only `\text{ ` is taken for a unit, wherever it stands.
     """
     text = normalize_math(text).replace("\n", "").replace(r"\!", "").replace("\\\\", "\\")
     text = text.replace("tfrac", "frac").replace("dfrac", "frac").replace(r"\left", "").replace(r"\right", "")
     text = text.replace(r"^{\circ}", "").replace(r"^\circ", "").replace(r"\$", "")
-    unit = text.find(r"\text{ ")
-    if unit >= 0 and text.count(r"\text{ ") == 1 and (original or closing_brace(text, unit + 6) == len(text) - 1):
-        text = text[:unit]
+    if text.count(r"\text{ ") == 1:
+        text = text[: text.find(r"\text{ ")]
     text = text.replace(r"\%", "").replace(" .", " 0.").replace("{.", "{0.")
     if not text:
         return text

@@ -1,4 +1,4 @@
-"""The one implementation of "is this answer right": used by scoring, selection, reward and evaluation alike."""
+"""Decide whether an answer is right: the one implementation for scoring, selection, rewards and evaluation."""
 
 from __future__ import annotations
 
@@ -7,27 +7,32 @@ from dataclasses import dataclass
 
 from treadle.core.answers.choice import is_letter, match_choice
 from treadle.core.answers.math_equal import Checker, MathVerdict, math_equal
-from treadle.core.answers.text_match import match_text, normalize_math, normalize_text
+from treadle.core.answers.text_match import characters, match_text, math_words, words
 from treadle.core.errors import ConfigError, EngineError
 
-DOMAINS = ("math", "qa", "choice")
+_TOKENS = {"qa": words, "qa_characters": characters}
+RULES = ("math", *_TOKENS, "choice")
+"""Rules by which answers are compared: the domain of a question, or the `scorer` that its benchmark names."""
+
+GRADED = frozenset(_TOKENS)
+"""Rules whose score is an F1; the others score 0 or 1."""
 
 DEFAULT_F1_THRESHOLD = 0.8
-"""A qa answer is right if its token F1 is greater than this."""
+"""Token F1 above which a qa answer is right."""
 
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """Verdict on one prediction. `score` and `correct` are None if, and only if, the scorer failed (`error`)."""
+    """Verdict on a prediction. `score` and `correct` are None if and only if the scorer failed (`error`)."""
 
     em: float
     acc: float
     f1: float
     score: float | None
-    """P of the metrics: 1 or 0 for math and choice, token F1 for qa."""
+    """P of the metrics (`docs/behaviour/metrics.md`): 1 or 0 for math and choice, F1 for qa."""
     correct: bool | None
     scorer: str
-    """The rule that decided."""
+    """Rule that decided."""
     error: str | None = None
 
 
@@ -40,29 +45,30 @@ def score_answer(
     checker: Checker | None = None,
     f1_threshold: float = DEFAULT_F1_THRESHOLD,
 ) -> Score:
-    """Compare a prediction with the accepted answers by the rule of the domain; the best answer counts.
+    """Score a prediction against the accepted answers by the rule of the domain; the best answer counts.
 
-    An empty prediction scores 0. With choices, or where all gold answers are single letters outside math, the choice
-    rule decides. `checker` adds the symbolic layer to math; without it such a pair is unequal by `math_rules`.
-    Raises ConfigError for an unknown domain.
+    `domain` is one of RULES; `qa_characters` computes F1 over characters in scripts without spaces. An empty prediction
+    scores 0. With choices, or if all gold answers are single letters outside math, the choice rule decides. `checker`
+    adds the symbolic layer to math; without it, pairs that need it are unequal by `math_rules`. Raise ConfigError for
+    an unknown domain.
     """
-    if domain not in DOMAINS:
-        raise ConfigError(f"domain {domain!r} has no scorer; known: {', '.join(DOMAINS)}")
+    if domain not in RULES:
+        raise ConfigError(f"domain {domain!r} has no scorer; known: {', '.join(RULES)}")
     if not prediction.strip():
         return Score(0.0, 0.0, 0.0, 0.0, False, "empty")
-    if choices or domain == "choice" or (domain == "qa" and answers and all(map(is_letter, answers))):
+    if choices or domain == "choice" or (domain in _TOKENS and answers and all(map(is_letter, answers))):
         value = float(match_choice(prediction, answers, choices))
         return Score(value, value, value, value, bool(value), "choice")
     if domain == "math":
         return _score_math(prediction, answers, checker)
-    match = match_text(prediction, answers, normalize_text)
+    match = match_text(prediction, answers, _TOKENS[domain])
     if match.em:
         return Score(match.em, match.acc, match.f1, 1.0, True, "qa_em")
     return Score(match.em, match.acc, match.f1, match.f1, match.f1 > f1_threshold, "qa_f1")
 
 
 def _score_math(prediction: str, answers: Sequence[str], checker: Checker | None) -> Score:
-    match = match_text(prediction, answers, normalize_math)
+    match = match_text(prediction, answers, math_words)
     verdict = MathVerdict(False, "math_rules")
     error: str | None = None
     for gold in answers:
@@ -85,6 +91,6 @@ def _bare(gold: str) -> str:
 
 
 def _is_option(gold: str) -> bool:
-    """Whether the gold answer of a math question is an option such as `(C)`; a bare letter may be a variable."""
+    """Return whether a gold answer in math is an option such as `(C)`; a bare letter may be a variable."""
     bare = _bare(gold)
     return is_letter(bare) and len(bare) > 1

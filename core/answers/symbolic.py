@@ -1,14 +1,15 @@
-"""The symbolic layer of math equality: a small pool of confined worker processes.
+"""Compare mathematical answers by computer algebra, in a small pool of confined worker processes.
 
-Answers are written by models, so a comparison may be made to take for ever. A worker is limited in CPU time and
-memory and replaced when it dies. Dying of the answer is a verdict ("not equal", with the limit that was met); being
-unable to get a verdict at all is an error, never a verdict.
+Answers are written by models, so a comparison may run forever. A worker is limited in CPU time and memory, and replaced
+if it crashes. If an answer cannot be parsed, the algebra fails or a limit is reached, the answers count as unequal, and
+the cause is reported and counted. If no worker can be started, that is an error, never a verdict.
 """
 
 from __future__ import annotations
 
 import contextlib
 import importlib.util
+import logging
 import os
 import queue
 import selectors
@@ -16,7 +17,7 @@ import signal
 import subprocess
 import sys
 import threading
-import time
+from collections import Counter
 from types import TracebackType
 from typing import Any
 
@@ -24,21 +25,25 @@ import orjson
 
 from treadle.core.answers.math_equal import SymbolicVerdict
 from treadle.core.errors import ConfigError, EngineError
+from treadle.core.parent import FROM_OUTSIDE
+from treadle.core.steady_loop import TICK_S, SteadyClock
+
+_log = logging.getLogger(__name__)
 
 START_TIMEOUT_S = 120.0
-"""Loading the algebra takes about a second; a machine under heavy load may need many."""
+"""Most seconds until a worker is ready. Loading the algebra takes about one, but many on a machine under heavy load."""
 
 MAX_REQUESTS = 2_000
-"""A worker is replaced after so many, because the algebra's caches only grow."""
+"""Requests after which a worker is replaced, because the algebra's caches only grow."""
 
 MAX_FAILED_STARTS = 3
-"""After so many failed starts in a row no further one is tried: each may take START_TIMEOUT_S."""
+"""Failed starts in a row after which no other is tried, because each may take START_TIMEOUT_S."""
 
 
 class SymbolicChecker:
-    """Compares LaTeX expressions by computer algebra, in other processes. Safe to use from several threads.
+    """Comparison of LaTeX expressions by computer algebra, in other processes. Safe to use from several threads.
 
-    Workers start with the first comparison that needs them and stop with the context.
+    Workers start with the first comparison that needs them, and stop when the context ends.
     """
 
     def __init__(self, *, workers: int = 1, limit_s: float = 2.0, memory_mib: int = 1024) -> None:
@@ -49,11 +54,14 @@ class SymbolicChecker:
         self._lock = threading.Lock()
         self._failed_starts = 0
         self._start_failure: EngineError | None = None
+        self.num_checks = 0
+        self.undecided: Counter[str] = Counter()
+        """Cause -> number of comparisons that it left undecided; see `SymbolicVerdict`."""
         for _ in range(workers):
             self._idle.put(None)
 
     def __enter__(self) -> SymbolicChecker:
-        """Raises ConfigError if the algebra is not installed."""
+        """Enter the context; raise ConfigError if the algebra is not installed."""
         if importlib.util.find_spec("math_verify") is None:
             raise ConfigError(
                 "the symbolic layer of math answers needs the package math-verify; "
@@ -68,27 +76,48 @@ class SymbolicChecker:
             workers, self._all = self._all, set()
         for worker in workers:
             worker.stop()
+        if self.undecided:
+            causes = ", ".join(f"{cause} {count:,}" for cause, count in self.undecided.most_common())
+            _log.warning(
+                "computer algebra could not decide %s of %s comparisons, which count as unequal: %s",
+                f"{self.undecided.total():,}",
+                f"{self.num_checks:,}",
+                causes,
+            )
 
     def check(self, prediction: str, gold: str) -> SymbolicVerdict:
-        """Compare two expressions; raises EngineError if no worker could give a verdict.
+        """Compare two expressions; raise EngineError if no worker can give a verdict."""
+        verdict = self._check(prediction, gold)
+        with self._lock:
+            self.num_checks += 1
+            if verdict.cause is not None:
+                self.undecided[verdict.cause] += 1
+        return verdict
 
-        A worker that died or ran out of memory may have been brought there by earlier requests: if it had any, the
-        request is made once more to a fresh one. Running out of CPU time is final at once.
+    def _check(self, prediction: str, gold: str) -> SymbolicVerdict:
+        """Compare two expressions, in a fresh worker if the first one fails because of earlier requests.
+
+        A crash or lack of memory is final only if it was the worker's first request; a kill from outside never is, and
+        three of them are an error. Running out of CPU time is final at once.
         """
-        for _ in range(3):
+        num_kills, needs_fresh = 0, False
+        while num_kills < 3:
             worker = self._idle.get()
             verdict = None
             try:
-                if worker is None or worker.num_requests >= MAX_REQUESTS:
+                if worker is None or worker.num_requests >= (1 if needs_fresh else MAX_REQUESTS):
                     worker = self._replace(worker)
                 verdict = worker.ask(prediction, gold)
                 is_first = worker.num_requests == 1
             finally:
-                if worker is not None and (verdict is None or not worker.is_usable or verdict.limit == "memory"):
+                if worker is not None and (verdict is None or not worker.is_usable or verdict.cause == "memory"):
                     self._discard(worker)
                     worker = None
+                # Always return the slot, empty if the worker was discarded.
                 self._idle.put(worker)
-            if verdict.limit in (None, "time", "depth") or (is_first and verdict.limit != "killed"):
+            num_kills += verdict.cause == "killed"
+            needs_fresh |= verdict.cause in ("memory", "crash")
+            if verdict.cause not in ("memory", "crash", "killed") or (is_first and verdict.cause != "killed"):
                 return verdict
         raise EngineError(
             "the process for symbolic comparison was killed from outside again and again; is memory short?"
@@ -120,13 +149,13 @@ class SymbolicChecker:
 
 
 class _Worker:
-    """One process. After `is_usable` turned False it must be stopped."""
+    """Worker process. Once `is_usable` is False, it must be stopped."""
 
     def __init__(self, limit_s: float, memory_mib: int) -> None:
         self.limit_s = limit_s
         self.num_requests = 0
         self.is_usable = True
-        # Its own environment: nothing that a model wrote gets near our keys.
+        # An environment without API keys, since the process handles text written by models.
         environment = {key: os.environ[key] for key in ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH") if key in os.environ}
         module = "treadle.core.answers.symbolic_worker"
         try:
@@ -137,13 +166,14 @@ class _Worker:
                 stderr=subprocess.DEVNULL,
                 cwd="/",
                 env=environment,
+                start_new_session=True,  # Only the parent reacts to Ctrl-C or a closed terminal.
             )
         except OSError as error:
             raise EngineError(f"the process for symbolic comparison did not start: {error}") from error
         self._buffer = b""
 
     def wait_ready(self) -> None:
-        """Wait until it has loaded the algebra; raises EngineError."""
+        """Wait until the process has loaded the algebra; raise EngineError if it fails to."""
         reply = self._receive(START_TIMEOUT_S)
         if reply is None or not reply.get("ready"):
             self.is_usable = False
@@ -151,7 +181,7 @@ class _Worker:
             raise EngineError(f"the process for symbolic comparison did not start: {cause}")
 
     def ask(self, prediction: str, gold: str) -> SymbolicVerdict:
-        """One comparison. Its limit is CPU time; the wall clock only catches a machine that stands still."""
+        """Compare two expressions. The limit is CPU time; the timeout only catches a machine that stands still."""
         self.num_requests += 1
         sides = {"prediction": _encodable(prediction), "gold": _encodable(gold)}
         request = orjson.dumps(sides) + b"\n"
@@ -161,15 +191,15 @@ class _Worker:
             self.process.stdin.flush()
         reply = self._receive(20 * self.limit_s + 10)
         if reply is not None:
-            return SymbolicVerdict(bool(reply["equal"]), reply.get("limit"))
+            return SymbolicVerdict(bool(reply["equal"]), reply.get("cause"))
         self.is_usable = False
         code = self._exit_code()
         if code in (-signal.SIGPROF, -signal.SIGXCPU):
             return SymbolicVerdict(False, "time")
-        return SymbolicVerdict(False, "killed" if code == -signal.SIGKILL else "crash")
+        return SymbolicVerdict(False, "killed" if -code in FROM_OUTSIDE else "crash")
 
     def stop(self) -> None:
-        """End the process and collect it."""
+        """Kill the process and wait for it."""
         self.is_usable = False
         self.process.kill()
         self.process.wait()
@@ -179,14 +209,18 @@ class _Worker:
                     pipe.close()
 
     def _receive(self, timeout_s: float) -> dict[str, Any] | None:
-        """The next reply; None if the process ended or stayed silent, in which case it is killed."""
+        """Return the next reply; None if the process ended, or was killed because it did not reply in time."""
         assert self.process.stdout is not None
         descriptor = self.process.stdout.fileno()
-        end = time.monotonic() + timeout_s
+        # Time during which this process was stopped does not count: the worker may have been stopped with it.
+        clock = SteadyClock()
+        end = clock.time() + timeout_s
         with selectors.DefaultSelector() as selector:
             selector.register(descriptor, selectors.EVENT_READ)
             while b"\n" not in self._buffer:
-                if not selector.select(max(0.0, end - time.monotonic())):
+                if not selector.select(TICK_S):
+                    if clock.time() < end:
+                        continue
                     self.process.kill()
                     return None
                 chunk = os.read(descriptor, 65_536)
@@ -202,5 +236,5 @@ class _Worker:
 
 
 def _encodable(text: str) -> str:
-    """Lone surrogates cannot be sent; a question mark equals nothing."""
+    """Replace lone surrogates, which cannot be sent, by question marks, which equal nothing."""
     return text.encode("utf-8", "replace").decode("utf-8")

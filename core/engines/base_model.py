@@ -1,4 +1,4 @@
-"""What training begins with: where the base model lies on this machine, and which one it is."""
+"""Locate the base model of a training on this machine, and identify it."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from treadle.core.schemas import MODEL_FOLDER
 from treadle.core.stage import Rows
 
 _WHOLE_BYTES = 1 << 20
-"""Files up to this size count with all their bytes; of larger ones the first and the last so many."""
+"""Files up to this size are hashed completely, larger ones by this much at either end."""
 
 
 def base_model(model: str, checkpoints: tuple[Rows, ...], notify: Notify = quiet, *, key: str) -> Path | str:
-    """Folder of the model in Hugging Face format, or a hub id as it is.
+    """Return the folder of the base model in Hugging Face format, or a hub id as it is.
 
-    A checkpoint of the run is the one that was bound; `embedded` is made in the cache on first use. `key` names the
-    setting in errors. Raises ConfigError for a folder that holds no model, EngineError.
+    If `checkpoints` of the run are given, the first one is used; `embedded` is created in the cache on first use. `key`
+    names the setting in errors. Raise ConfigError for a folder that holds no model, EngineError if `embedded` fails.
     """
     if checkpoints:
         return checkpoints[0].folder(MODEL_FOLDER)
@@ -37,10 +37,10 @@ def base_model(model: str, checkpoints: tuple[Rows, ...], notify: Notify = quiet
 
 
 def folder_digest(model: str) -> str:
-    """Hex digest that tells the model in a folder from others; empty for what is no folder.
+    """Return a hex digest that identifies the model in a folder; empty if `model` is not a folder.
 
-    Over the names and sizes of its files and their bytes, of large ones those at both ends: a model of 15 GB is told
-    apart in a moment, and training a changed one is not mistaken for work done.
+    It covers the names and sizes of the files, and their bytes, of large files only those at both ends. So a model of
+    15 GB is hashed in a moment, and training a changed one is not mistaken for finished work.
     """
     folder = Path(model).expanduser()
     if model == EMBEDDED or not folder.is_dir():

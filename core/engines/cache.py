@@ -1,4 +1,4 @@
-"""The cache on this machine: engine environments, unpacked models, copies of Treadle's own code for engines."""
+"""Locate and lock the cache of this machine: engine environments, unpacked models, copies of Treadle's own code."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from pathlib import Path
 from treadle.core.errors import EngineError
 
 Notify = Callable[[str], None]
-"""Takes one line about what goes on."""
+"""Callback that takes one line about progress."""
 
 
 def quiet(line: str) -> None:
-    """A `Notify` that says nothing."""
+    """Ignore a line about progress."""
 
 
 def cache_root() -> Path:
-    """`$TREADLE_CACHE`, else `~/.cache/treadle`."""
+    """Return `$TREADLE_CACHE`, else `~/.cache/treadle`."""
     given = os.environ.get("TREADLE_CACHE", "")
     return Path(given).expanduser().absolute() if given else Path.home() / ".cache" / "treadle"
 
 
 @contextlib.contextmanager
 def cache_lock(path: Path, notify: Notify = quiet) -> Iterator[None]:
-    """Hold `<path>.lock`, so that two processes never build the same cache entry; waits for the other one."""
+    """Hold `<path>.lock`, so that no two processes build the same cache entry; wait until the other one is done."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         lock = path.with_name(path.name + ".lock").open("w")

@@ -1,4 +1,4 @@
-"""What a run may start to serve a model: vLLM in its own environment, or the rule-based tutor; and keys of training."""
+"""Settings of the servers that a run can start (vLLM, or the rule-based tutor), and the common settings of training."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pydantic import AfterValidator, Field, field_validator, model_validator
 from treadle.core.config import Operational, Section, with_preset
 
 EMBEDDED = "embedded"
-"""The name that stands for SmolLM2-135M-Instruct, the model that needs no hub."""
+"""Name of SmolLM2-135M-Instruct in settings; this model needs no hub."""
 
 
 def _check_devices(devices: tuple[int, ...]) -> tuple[int, ...]:
@@ -20,62 +20,64 @@ def _check_devices(devices: tuple[int, ...]) -> tuple[int, ...]:
 
 
 Devices = Annotated[tuple[int, ...], AfterValidator(_check_devices)]
-"""Places of GPUs, see `core.engines.devices`."""
+"""Indices of GPUs, see `core.engines.devices`."""
 
 
 class VllmServer(Section):
-    """A vLLM server, started by the run on this machine and stopped with it."""
+    """vLLM server that the run starts on this machine, and stops at its end."""
 
     type: Literal["vllm"] = "vllm"
-    """Which kind of server."""
+    """Kind of server."""
     model: str = EMBEDDED
     """`embedded`, a folder in Hugging Face format, a hub id, or the checkpoint of an instance of this run: `1/sft`."""
     revision: str = ""
-    """Commit or tag of a hub id; empty takes the newest."""
+    """Commit or tag of a hub id; if empty, the newest commit."""
     variant: Operational[Literal["auto", "cpu", "cuda"]] = "auto"
-    """Build of vLLM; `auto` takes cuda where an NVIDIA GPU answers."""
+    """Build of vLLM; `auto` selects cuda if there is an NVIDIA GPU, else cpu."""
     devices: Operational[Devices] = ()
-    """GPUs that it runs on, by their places among those that can be seen, as in [0, 1]; it is spread over them
-    (`--tensor-parallel-size`) unless `extra_args` say how. Empty: it has all of them to itself. A CPU needs none."""
+    """GPUs to run on, as indices into the visible ones, such as [0, 1]. The model is spread over them
+    (`--tensor-parallel-size`) unless `extra_args` set this. If empty, the server gets all visible GPUs for itself. Not
+    needed on a CPU."""
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
-    """Number type of the weights; `auto` is the checkpoint's own, but 16 bits on a GPU for one in fp32. A CPU without
-    instructions for bf16 (`avx512_bf16`, `amx_bf16`) is several times faster with `float32`, in twice the memory."""
+    """Number type of the weights; `auto` is the checkpoint's own, but 16 bits on a GPU if that is fp32. On a CPU
+    without bf16 instructions (`avx512_bf16`, `amx_bf16`), `float32` is several times faster, in twice the memory."""
     max_model_len: int = Field(default=2048, ge=16)
-    """Window in tokens, prompt and completion together."""
+    """Context window in tokens, prompt and completion together."""
     kv_cache_gb: Operational[int] = Field(default=1, ge=1)
-    """Memory for the key-value cache in GiB. CPU build only; on a GPU see `gpu_memory_share`."""
+    """Memory for the key-value cache in GiB. CPU build only; for a GPU see `gpu_memory_share`."""
     gpu_memory_share: Operational[float] = Field(default=0.85, gt=0.0, le=1.0)
-    """Share of the GPU's memory that vLLM may take."""
+    """Share of the GPU's memory that vLLM may use."""
     threads: Operational[int] = Field(default=0, ge=0)
-    """Compute threads of the CPU build; 0 takes all cores that this process may use."""
+    """Compute threads of the CPU build; 0 uses all cores that are available to this process."""
     compile: Operational[bool | None] = None
-    """Whether vLLM compiles the model at start. By default on a GPU only: on CPU it costs a minute at every first
-    start and gained nothing measurable for small models."""
+    """Whether vLLM compiles the model at startup; by default only on a GPU. On a CPU, compiling takes a minute at every
+    first start, and made small models no faster."""
     port: Operational[int] = Field(default=0, ge=0, le=65535)
-    """Port on the loopback interface; 0 takes a free one."""
+    """Port on the loopback interface; 0 selects a free one."""
     startup_timeout_s: Operational[float] = Field(default=900.0, gt=0)
-    """How long the server may take to answer its first completion."""
+    """Most seconds until the server answers its first completion."""
     extra_args: tuple[str, ...] = ()
-    """Further arguments for vLLM's server, appended as they are."""
+    """Further arguments for vLLM's server, appended unchanged."""
 
 
 class TutorServer(Section):
-    """The tutor, a rule-based stand-in for a model, started by the run."""
+    """Tutor: a rule-based stand-in for a model, started by the run."""
 
     type: Literal["tutor"] = "tutor"
-    """Which kind of server."""
+    """Kind of server."""
     module: Operational[str] = "treadle.demo.tutor"
     """Python module that is run with `-m`."""
     persona: str = "strong"
-    """Which of its characters it plays."""
+    """Character that the tutor plays."""
     tokenizer: Operational[Path | None] = None
-    """Folder of the tokenizer whose ids it speaks; none: its own byte-level one."""
+    """Folder of the tokenizer whose token ids it uses; without it, the tutor's own byte-level tokenizer."""
     port: Operational[int] = Field(default=0, ge=0, le=65535)
-    """Port on the loopback interface; 0 takes a free one."""
+    """Port on the loopback interface; 0 selects a free one."""
     startup_timeout_s: Operational[float] = Field(default=60.0, gt=0)
-    """How long it may take to answer its first completion."""
+    """Most seconds until the server answers its first completion."""
     options: dict[str, str | int | float | bool] = {}
-    """Its other options by name, such as `latency_s`: passed as `--latency-s VALUE`; true passes the bare flag."""
+    """Further options by name, such as `latency_s`: passed as `--latency-s VALUE`; true passes only the flag, false
+    passes nothing."""
 
     @field_validator("module")
     @classmethod
@@ -87,46 +89,46 @@ class TutorServer(Section):
 
 
 ServerSettings = Annotated[VllmServer | TutorServer, Field(discriminator="type")]
-"""A server that the run starts itself, told apart by `type`."""
+"""Server that the run starts itself; `type` selects the kind."""
 
 _OF_ADAPTERS = ("lora_rank", "lora_alpha", "lora_dropout", "lora_target")
 
 
 class TrainingOptions(Section):
-    """Keys that every kind of training has."""
+    """Settings that every kind of training has."""
 
     PRESETS: ClassVar[dict[str, dict[str, Any]]] = {}
 
     preset: Operational[str | None] = None
-    """Named settings to start from, such as `et-agent-7b`; keys given beside it win."""
+    """Named settings to start from, such as `et-agent-7b`; keys that are set as well take precedence."""
     finetuning_type: Literal["full", "lora"] = "full"
-    """All weights, or low-rank adapters that are merged into them at the end."""
+    """Weights to train: `full` trains all of them, `lora` low-rank adapters that are merged into them at the end."""
     lora_rank: int = Field(default=8, ge=1)
-    """Rank of the adapters; `lora` keys count with adapters only."""
+    """Rank of the adapters; the `lora` keys have no effect with `full`."""
     lora_alpha: int | None = Field(default=None, ge=1)
     """Scale of the adapters; none means twice the rank."""
     lora_dropout: float = Field(default=0.0, ge=0.0, lt=1.0)
     """Dropout in the adapters."""
     lora_target: str = "all"
-    """Modules that get an adapter, with commas between; `all` means every linear layer."""
+    """Modules that get an adapter, separated by commas; `all` means every linear layer."""
     precision: Literal["auto", "bf16", "fp16", "fp32"] = "auto"
     """Number type of the computation; `auto` is bf16 on a GPU and fp32 on a CPU."""
     variant: Operational[Literal["auto", "cpu", "cuda"]] = "auto"
-    """Build of the engine; `auto` takes cuda where an NVIDIA GPU answers."""
+    """Build of the engine; `auto` selects cuda if there is an NVIDIA GPU, else cpu."""
     devices: Operational[Devices] = ()
-    """GPUs that it runs on, by their places among those that can be seen, as in [2, 3]; on every node the same. Empty:
-    all of them. A CPU needs none."""
+    """GPUs to train on, as indices into the visible ones, such as [2, 3]; the same on every node. If empty, all visible
+    GPUs. Not needed on a CPU."""
     num_devices: Operational[int | None] = Field(default=None, ge=1)
-    """How many of them take part, the first ones; none means all. A CPU counts as one."""
+    """Number of these GPUs to use, from the first; none means all. A CPU counts as one."""
     gradient_checkpointing: Operational[bool | None] = None
-    """Whether activations are computed twice instead of kept; none means on a GPU only."""
+    """Whether activations are computed again instead of stored, to save memory; by default only on a GPU."""
     threads: Operational[int] = Field(default=0, ge=0)
-    """Compute threads on a CPU; 0 takes all cores that this process may use."""
+    """Compute threads on a CPU; 0 uses all cores that are available to this process."""
     stall_timeout_s: Operational[float] = Field(default=3600.0, gt=0.0)
-    """A training of which nothing is heard for so long (no step, nor anything else) counts as hung and is ended."""
+    """Seconds without progress (a step or any other event) after which a training counts as hung and is stopped."""
     trackers: Operational[tuple[Literal["wandb", "tensorboard", "swanlab", "mlflow", "trackio"], ...]] = ()
     """Experiment trackers that the training reports to; none by default. They must be installed in the engine's
-    environment, and take their keys from their own environment variables."""
+    environment, and read their keys from their own environment variables."""
 
     @model_validator(mode="before")
     @classmethod
@@ -140,9 +142,10 @@ class TrainingOptions(Section):
         return self
 
     def effective(self) -> Self:
-        """Keys of adapters are at their defaults without any: they would tell trainings apart that are the same.
+        """Return the settings with adapter keys at their defaults if no adapters are trained.
 
-        Given ones are kept in the section itself, for an instance that trains adapters by its override.
+        Otherwise these keys would make equal trainings differ. The section itself keeps the given values, for an
+        instance whose override trains adapters.
         """
         if self.finetuning_type == "lora":
             return self

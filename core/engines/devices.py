@@ -1,7 +1,7 @@
-"""The GPUs of this machine: how many there are, and which of them a child process sees.
+"""Find the GPUs of this machine, and select those that a child process sees.
 
-What a configuration names are places among the GPUs that can be seen here: of those in `CUDA_VISIBLE_DEVICES`, else of
-all, in the order of `nvidia-smi`. Documented in docs/behaviour/engines.md, part "Devices".
+A configuration names GPUs by their index among the visible ones: those in `CUDA_VISIBLE_DEVICES`, else all, in the
+order of `nvidia-smi`. Documented in docs/behaviour/engines.md, part "Devices".
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from treadle.core.errors import ConfigError
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 _GPUS = Path("/proc/driver/nvidia/gpus")
-"""A folder per GPU of the machine, by the driver."""
+"""Folder of the driver, with a subfolder per GPU of the machine."""
 
 
 def visible_gpus() -> tuple[str, ...] | None:
-    """The GPUs that can be seen here, as `CUDA_VISIBLE_DEVICES` names them; None where they cannot be counted."""
+    """Return the visible GPUs as `CUDA_VISIBLE_DEVICES` names them; None if they cannot be counted."""
     given = os.environ.get(VISIBLE)
     if given is not None:
         return tuple(part.strip() for part in given.split(",") if part.strip())
@@ -26,10 +26,10 @@ def visible_gpus() -> tuple[str, ...] | None:
 
 
 def chosen_gpus(devices: Sequence[int]) -> tuple[str, ...]:
-    """The GPUs at these places, all where none is named, as `CUDA_VISIBLE_DEVICES` names them.
+    """Return the GPUs at these indices, or all if none is given, as `CUDA_VISIBLE_DEVICES` names them.
 
-    Where they cannot be counted, places count as they are, and all of them as the first one. Raises ConfigError for a
-    place at which there is none.
+    If GPUs cannot be counted, indices are used as they are, and without any the first GPU. Raise ConfigError for an
+    index at which there is no GPU.
     """
     seen = visible_gpus()
     if seen is None:
@@ -41,9 +41,9 @@ def chosen_gpus(devices: Sequence[int]) -> tuple[str, ...]:
 
 
 def num_devices(wanted: int | None, variant: str, devices: Sequence[int] = ()) -> int:
-    """Devices of this node: the GPUs that are wanted, else those that are named, else all; a CPU counts as one.
+    """Return the number of devices of this node: `wanted`, else the GPUs in `devices`, else all; a CPU counts as one.
 
-    Raises ConfigError where they cannot be counted.
+    Raise ConfigError if the GPUs cannot be counted.
     """
     if wanted is not None or variant == "cpu":
         return wanted or 1
@@ -56,11 +56,11 @@ def num_devices(wanted: int | None, variant: str, devices: Sequence[int] = ()) -
 
 
 def first_gpus(count: int, environ: Mapping[str, str] = os.environ) -> str:
-    """`CUDA_VISIBLE_DEVICES` of processes that are to see so many GPUs, the first of those that `environ` shows."""
+    """Return a `CUDA_VISIBLE_DEVICES` that shows only the first `count` of the GPUs that `environ` shows."""
     visible = environ.get(VISIBLE, ",".join(map(str, range(count))))
     return ",".join([device.strip() for device in visible.split(",")][:count])
 
 
 def only_gpus(devices: Sequence[int]) -> dict[str, str]:
-    """Variables of a child that is to see the GPUs at these places alone; none of them where none is named."""
+    """Return variables with which a child sees only the GPUs at these indices; empty if none is given."""
     return {VISIBLE: ",".join(chosen_gpus(devices))} if devices else {}

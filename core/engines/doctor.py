@@ -1,4 +1,4 @@
-"""What can be told about this machine before a run: each check says what it found and how to mend it."""
+"""Check this machine before a run: each check reports what it found and how to fix it."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ _ENGINES = {
     "sft": "torch, torchaudio, torchvision, llamafactory.hparams.parser",
     "trl": "torch, peft, trl, tantivy",
 }
-"""What must be importable in each engine's environment; LLaMA-Factory's parser looks at versions when it is."""
+"""Modules that each engine's environment must be able to import; LLaMA-Factory's parser checks versions on import."""
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One finding. `fail` keeps something from working, `warn` may."""
+    """Result of one check. `fail` keeps something from working, `warn` may."""
 
     name: str
     status: Status
     detail: str
-    """What was found, one line."""
+    """One line on what was found."""
     fix: str = ""
-    """What to do about it; empty for `ok`."""
+    """One line on what to do about it; empty for `ok`."""
 
 
 def core_checks(root: Path) -> list[Check]:
-    """Checks of what the core needs; `root` is where runs are kept. None raises."""
+    """Check what the core needs; `root` is the folder of the runs. Errors become failed checks."""
     probes: list[tuple[str, Callable[[], Check]]] = [
         ("python", _python),
         ("processor", _processor),
@@ -57,7 +57,7 @@ def core_checks(root: Path) -> list[Check]:
 
 
 def run_check(name: str, probe: Callable[[], Check]) -> Check:
-    """Run one check; an error of ours or of the system becomes a failed one."""
+    """Run one check; an error of Treadle or of the system becomes a failed one."""
     try:
         return probe()
     except (TreadleError, OSError, subprocess.SubprocessError) as error:

@@ -1,13 +1,15 @@
-"""Engine environments: one virtual environment per engine, build and lock, made with pip in the cache.
+"""Install engine environments: one virtual environment per engine, build and lock, made with pip in the cache.
 
-An environment's folder is named after the digest of its lock, so a changed lock makes a new one. A marker written last
-tells a complete one from the rest of an interrupted installation, which the next one removes.
+An environment's folder is named after the digest of its lock, so a changed lock creates a new one. A marker that is
+written last distinguishes complete environments from interrupted installations, which the next installation removes.
 """
 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
+import platform
 import re
 import shutil
 import sys
@@ -22,7 +24,7 @@ from treadle.core.engines.process import Child, log_tail, start_child
 from treadle.core.errors import ConfigError, EngineError
 
 VARIANTS = {"serve": ("cpu", "cuda"), "sft": ("cpu", "cuda"), "trl": ("cpu", "cuda"), "verl": ("cpu", "cuda")}
-"""Builds that each engine has a lock for."""
+"""Builds of each engine for which there is a lock."""
 SIZES = {
     "serve-cpu": "2.5 GB",
     "serve-cuda": "about 10 GB",
@@ -33,10 +35,14 @@ SIZES = {
     "verl-cpu": "1.8 GB",
     "verl-cuda": "about 11 GB",
 }
-"""Disk that an installed environment takes."""
+"""Disk space of an installed environment."""
+WITHOUT_DIGESTS = frozenset({"torch", "torchaudio", "torchcodec", "torchvision", "triton"})
+"""Packages whose builds differ between package indexes under one version; locks give no digests for them."""
 _STRAYS = {"verl": ("scripts", "tests")}
-"""Folders that an engine's wheel drops beside its own package, where anybody's `import tests` would find them."""
+"""Folders that an engine's wheel installs next to its own package, where any `import tests` would find them."""
 _COMPLETE = ".complete"
+_PLATFORM = "CPython 3.11 on Linux x86_64"
+"""What the digests of the locks are for."""
 _NETWORK = re.compile(
     r"Temporary failure in name resolution|Name or service not known|Network is unreachable|Connection refused"
     r"|NewConnectionError|ConnectTimeoutError|Read timed out|ProxyError",
@@ -44,7 +50,7 @@ _NETWORK = re.compile(
 
 
 def choose_variant(engine: str, variant: str = "auto") -> str:
-    """Settle on `cpu` or `cuda`; raises ConfigError for an unknown engine or build."""
+    """Return the build to use, `cpu` or `cuda`; raise ConfigError for an unknown engine or build."""
     if engine not in VARIANTS:
         raise ConfigError(f"unknown engine {engine!r}; known: {', '.join(VARIANTS)}")
     if variant == "auto":
@@ -55,38 +61,46 @@ def choose_variant(engine: str, variant: str = "auto") -> str:
 
 
 def has_gpu() -> bool:
-    """Whether the NVIDIA driver has at least one GPU that `CUDA_VISIBLE_DEVICES` does not hide."""
+    """Return whether the NVIDIA driver has at least one GPU that `CUDA_VISIBLE_DEVICES` does not hide."""
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES", "all").strip() in ("", "-1")
     folder = Path("/proc/driver/nvidia/gpus")
     return not hidden and folder.is_dir() and any(folder.iterdir())
 
 
 def lock_text(engine: str, variant: str) -> str:
-    """The lock of one build, as shipped."""
+    """Return the lock of one build, as shipped."""
     return files("treadle.core.engines").joinpath("locks", f"{engine}-{variant}.txt").read_text(encoding="utf-8")
 
 
+def pins(lock: str) -> tuple[list[str], list[str]]:
+    """Return the lines of a lock that have digests, and those of `WITHOUT_DIGESTS`: pip takes no mixture."""
+    lines = [line for line in lock.splitlines() if line and not line.startswith("#")]
+    with_digests = [line for line in lines if " --hash=sha256:" in line]
+    return with_digests, [line for line in lines if line not in with_digests]
+
+
 def environment_path(engine: str, variant: str = "auto") -> Path:
-    """Where the environment lies or would lie."""
+    """Return the path of the environment, whether it is installed or not."""
     variant = choose_variant(engine, variant)
-    pins = sorted(line for line in lock_text(engine, variant).splitlines() if line and not line.startswith("#"))
-    key = "\n".join([*pins, f"python {sys.version_info.major}.{sys.version_info.minor}"])
+    # Digests are left out: with more of them the same packages are installed.
+    versions = sorted(line.split(" ")[0] for line in itertools.chain(*pins(lock_text(engine, variant))))
+    key = "\n".join([*versions, f"python {sys.version_info.major}.{sys.version_info.minor}"])
     return cache_root() / "envs" / f"{engine}-{variant}-{hashlib.sha256(key.encode()).hexdigest()[:12]}"
 
 
 def is_installed(engine: str, variant: str = "auto") -> bool:
-    """Whether the environment is there and complete."""
+    """Return whether the environment exists and is complete."""
     return (environment_path(engine, variant) / _COMPLETE).is_file()
 
 
 def installed() -> dict[str, Path]:
-    """Every complete environment of the present locks, by `<engine>-<variant>`."""
+    """Return every complete environment of the current locks, by `<engine>-<variant>`."""
     found = {f"{name}-{kind}": environment_path(name, kind) for name, kinds in VARIANTS.items() for kind in kinds}
     return {name: path for name, path in found.items() if (path / _COMPLETE).is_file()}
 
 
 def python_of(engine: str, variant: str = "auto") -> Path:
-    """The environment's interpreter; raises EngineError with the command that installs it."""
+    """Return the environment's interpreter; raise EngineError with the install command if it is not installed."""
     if not is_installed(engine, variant):
         wanted = "" if variant == "auto" else f" --variant {variant}"
         raise EngineError(f"engine {engine} is not installed; run: treadle env install {engine}{wanted}")
@@ -94,9 +108,9 @@ def python_of(engine: str, variant: str = "auto") -> Path:
 
 
 def engine_environ(extra: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Environment variables for an engine: ours, without what would leak Python paths, and with Treadle's code."""
+    """Return environment variables for an engine: ours, without Python paths that would leak, and with our code."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL_ENV"))}
-    # GPUs are counted as `nvidia-smi` counts them.
+    # Make CUDA number GPUs like `nvidia-smi`.
     return {
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
         **kept,
@@ -107,12 +121,14 @@ def engine_environ(extra: Mapping[str, str] | None = None) -> dict[str, str]:
 
 
 def install(engine: str, variant: str = "auto", *, notify: Notify = quiet) -> Path:
-    """Install an engine's environment, or return the one that is there; raises EngineError with pip's last lines."""
+    """Install an engine's environment, or return the existing one; raise EngineError with pip's last lines."""
     variant = choose_variant(engine, variant)
     target = environment_path(engine, variant)
     if (target / _COMPLETE).is_file():
         return target
+    _check_platform(f"{engine} ({variant})")
     with cache_lock(target, notify):
+        # Another process may have installed it while this one waited for the lock.
         if (target / _COMPLETE).is_file():
             return target
         if target.exists():
@@ -127,27 +143,36 @@ def install(engine: str, variant: str = "auto", *, notify: Notify = quiet) -> Pa
     return target
 
 
+def _check_platform(what: str) -> None:
+    """Raise EngineError if the digests of the locks are for another Python or machine: pip would refuse each file."""
+    version = ".".join(platform.python_version_tuple()[:2])
+    here = f"{platform.python_implementation()} {version} on {platform.system()} {platform.machine()}"
+    if here != _PLATFORM:
+        raise EngineError(f"cannot install engine {what}: its lock is for {_PLATFORM}, and this is {here}")
+
+
 def _build(engine: str, variant: str, target: Path, notify: Notify) -> None:
     log = target.with_name(target.name + ".log")
     log.unlink(missing_ok=True)
-    lock = target.with_name(target.name + ".lock.txt")
-    lock.write_text(lock_text(engine, variant), encoding="utf-8")
-    total = sum("==" in line and not line.startswith("#") for line in lock.read_text(encoding="utf-8").splitlines())
+    with_digests, without = pins(lock_text(engine, variant))
     pip_environ = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     create = [sys.executable, "-m", "venv", str(target)]
     _step(start_child(create, name="venv", log_path=log, env=pip_environ), 0, notify, f"venv {target}")
-    options = ["--no-deps", "--no-input", "--disable-pip-version-check", "--progress-bar", "off"]
-    command = [str(target / "bin" / "python"), "-m", "pip", "install", *options, "-r", str(lock)]
-    _step(
-        start_child(command, name="pip", log_path=log, env=pip_environ), total, notify, f"engine {engine} ({variant})"
-    )
+    for lines, suffix, checked in ((with_digests, ".lock.txt", ["--require-hashes"]), (without, ".builds.txt", [])):
+        if lines:
+            lock = target.with_name(target.name + suffix)
+            lock.write_text("\n".join(lines) + "\n", encoding="utf-8")
+            options = ["--no-deps", "--no-input", "--disable-pip-version-check", "--progress-bar", "off", *checked]
+            command = [str(target / "bin" / "python"), "-m", "pip", "install", *options, "-r", str(lock)]
+            child = start_child(command, name="pip", log_path=log, env=pip_environ)
+            _step(child, len(lines), notify, f"engine {engine} ({variant})")
     for stray in _STRAYS.get(engine, ()):
         for folder in target.glob(f"lib/python*/site-packages/{stray}"):
             shutil.rmtree(folder)
 
 
 def _step(child: Child, total: int, notify: Notify, what: str) -> None:
-    """Follow one step of an installation to its end; a line of progress every few seconds."""
+    """Wait for the end of one step of an installation, and report progress every few seconds."""
     try:
         said = 0.0
         while (code := child.wait(1.0)) is None:
@@ -168,7 +193,7 @@ def _pip_progress(log: Path, total: int) -> str:
 
 
 def explain_failure(what: str, code: int, log: Path) -> str:
-    """One readable message about a failed installation: the usual causes by name, else the end of pip's log."""
+    """Return one readable message about a failed installation: a usual cause by name, else pip's last lines."""
     tail = log_tail(log, 12)
     if "ensurepip" in tail:
         return f"cannot install {what}: this Python has no ensurepip (Debian, Ubuntu: install python3-venv)"
@@ -176,6 +201,8 @@ def explain_failure(what: str, code: int, log: Path) -> str:
         return f"cannot install {what}: the disk of {log.parent} is full; free space or set TREADLE_CACHE"
     if _NETWORK.search(log_tail(log, 60)):
         return f"cannot install {what}: the package index cannot be reached; check the network or PIP_INDEX_URL"
+    if "DO NOT MATCH THE HASHES" in log_tail(log, 60):
+        return f"cannot install {what}: the package index gave a file that is not that of the lock; log: {log}\n{tail}"
     if "torch==" in tail and "No matching distribution" in tail:
         return (
             f"cannot install {what}: the package index has no CPU build of torch; "

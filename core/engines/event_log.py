@@ -1,4 +1,4 @@
-"""What a training told so far, read from the engine's JSON lines: over all attempts, without what was done twice."""
+"""Follow the events of a training in the engine's JSON lines, over all attempts and without repeated steps."""
 
 from __future__ import annotations
 
@@ -9,18 +9,20 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import orjson
 
+from treadle.core.foreign_json import load_json
+
 
 class LoggedStep(Protocol):
-    """What every kind of training says of a step."""
+    """Facts that every kind of training logs about a step."""
 
     @property
     def step(self) -> int:
-        """Steps so far, those of earlier attempts included."""
+        """Number of steps so far, including those of earlier attempts."""
         ...
 
     @property
     def seconds(self) -> float:
-        """Time in training so far, over all attempts, without what was lost with them."""
+        """Seconds of training so far over all attempts, without the time of steps that were lost."""
         ...
 
 
@@ -28,23 +30,23 @@ T_Step = TypeVar("T_Step", bound=LoggedStep)
 
 
 class EventLog(ABC, Generic[T_Step]):
-    """Follows the file of events; `new` returns what was added since the last call and keeps the state up to date."""
+    """Reader of the events file; `new` yields the events added since the last call and updates the state."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        """The file; need not be there yet."""
+        """File of events; it need not exist yet."""
         self._offset = 0
         self.earlier_s = 0.0
-        """Time in training of the attempts before the newest, without what was lost with them."""
+        """Seconds of training in the attempts before the latest, without the time of steps that were lost."""
         self.steps: list[T_Step] = []
         """Logged steps in order, each once."""
         self.begin: dict[str, Any] | None = None
-        """The newest `begin`."""
+        """Latest `begin` event."""
         self.last: dict[str, dict[str, Any]] = {}
-        """The newest event of each kind; of errors the first one since it was taken out of here."""
+        """Latest event of each kind; of errors the first one, until a caller removes it from here."""
 
     def new(self) -> Iterator[dict[str, Any]]:
-        """Whole lines that were added; what is no event (a line torn by a kill) is passed over."""
+        """Yield the events of complete lines added since the last call; skip lines torn by a kill."""
         try:
             with self.path.open("rb") as file:
                 file.seek(self._offset)
@@ -55,21 +57,21 @@ class EventLog(ABC, Generic[T_Step]):
         self._offset += whole
         for line in data[:whole].splitlines():
             try:
-                event = orjson.loads(line)
+                event = load_json(line)
             except orjson.JSONDecodeError:
                 continue
             self.take(event)
             yield event
 
     def mend(self) -> None:
-        """End a torn last line, so that the next event stands on one of its own."""
+        """End a torn last line, so that the next event starts on a line of its own."""
         if self.path.exists() and not self.path.read_bytes().endswith(b"\n"):
             with self.path.open("ab") as file:
                 file.write(b"\n")
 
     def take(self, event: dict[str, Any]) -> None:
-        """Keep one event; what lies behind the step that a new attempt goes on from is dropped."""
-        # Of the processes that train together each tells of its error, and one is why the others failed.
+        """Record one event; a `begin` drops the steps after the one that its attempt resumes from."""
+        # If several processes train together, each reports an error, and the first is why the others failed.
         if event["event"] != "error" or "error" not in self.last:
             self.last[event["event"]] = event
         if event["event"] == "begin":
@@ -81,4 +83,4 @@ class EventLog(ABC, Generic[T_Step]):
 
     @abstractmethod
     def read_step(self, event: dict[str, Any]) -> T_Step:
-        """A `step` as this kind of training tells it, its seconds already those of all attempts."""
+        """Return the step of a `step` event, whose seconds already cover all attempts."""

@@ -1,4 +1,4 @@
-"""GPUs that a process has for itself, so that two runs on one machine do not meet in their memory.
+"""Claim GPUs for a process, so that two runs on one machine do not compete for their memory.
 
 A claim is a lease on a file in the cache, per machine and GPU: it ends with its process, however that ends. Documented
 in docs/behaviour/engines.md, part "Devices".
@@ -24,11 +24,11 @@ _ANSWERS_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Occupied:
-    """A GPU that another process has."""
+    """GPU that another process holds."""
 
     gpu: str
     holder: Holder | None
-    """None where it ended meanwhile."""
+    """Process that holds the GPU; None if it ended meanwhile."""
 
     def __str__(self) -> str:
         if self.holder is None:
@@ -38,13 +38,13 @@ class Occupied:
 
 
 class GpuClaims:
-    """The GPUs that this process has."""
+    """GPUs that this process holds."""
 
     def __init__(self) -> None:
         self._leases: dict[str, FileLease] = {}
 
     def take(self, gpus: Collection[str], doing: str) -> Occupied | None:
-        """Claim all of these, or none and say which one is not free; what is held already stays."""
+        """Claim all of these GPUs; if one is not free, claim none and return that one. Earlier claims stay."""
         paths = {gpu: path for gpu, path in claim_paths(set(gpus) - self._leases.keys()).items()}
         taken: dict[str, FileLease] = {}
         for gpu, path in sorted(paths.items()):
@@ -58,22 +58,22 @@ class GpuClaims:
         return None
 
     def keep(self, gpus: Collection[str]) -> None:
-        """Give all others back."""
+        """Release all GPUs but these."""
         for gpu in self._leases.keys() - set(gpus):
             self._leases.pop(gpu).release()
 
 
 def occupied_gpus(gpus: Collection[str]) -> list[Occupied]:
-    """Those of these GPUs that somebody has now."""
+    """Return those of these GPUs that a process holds now."""
     holders = ((gpu, living_holder(path)) for gpu, path in claim_paths(gpus).items())
     return [Occupied(gpu, holder) for gpu, holder in holders if holder is not None]
 
 
 def claim_paths(gpus: Collection[str]) -> dict[str, Path]:
-    """The file of each GPU, which `CUDA_VISIBLE_DEVICES` names as here.
+    """Return the lock file of each GPU; `gpus` are named as in `CUDA_VISIBLE_DEVICES`.
 
-    A number may mean another GPU in another process (in a job of a cluster it does), so the driver's own id is taken
-    where it tells one. The cache may be shared by machines.
+    An index may mean another GPU in another process (as in jobs of a cluster), so the driver's UUID is used if it is
+    available. Paths contain the host name, because machines may share the cache.
     """
     if not gpus:
         return {}
@@ -82,7 +82,7 @@ def claim_paths(gpus: Collection[str]) -> dict[str, Path]:
 
 
 def _driver_ids() -> dict[str, str]:
-    """Number of a GPU as this process counts them -> its UUID; empty where the driver's tool does not answer."""
+    """Return the UUID of each GPU by its index in nvidia-smi; empty if that does not answer."""
     program = shutil.which("nvidia-smi")
     if program is None:
         return {}
@@ -94,7 +94,7 @@ def _driver_ids() -> dict[str, str]:
 
 @functools.cache
 def _ids_told_by(program: str) -> dict[str, str]:
-    # Kept: who waits for a GPU asks each second.
+    # Cached: a process that waits for a GPU asks every second.
     query = [program, "--query-gpu=index,uuid", "--format=csv,noheader"]
     done = subprocess.run(query, capture_output=True, text=True, timeout=_ANSWERS_S, check=True)
     pairs = (line.partition(",") for line in done.stdout.splitlines())

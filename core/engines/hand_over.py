@@ -1,4 +1,4 @@
-"""From a trained state to the model's folder that is handed over; runs in the environment of an engine."""
+"""Export a trained state as a model folder in Hugging Face format; runs in the environment of an engine."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ _COPIED = (
 
 
 class NoModel(Exception):
-    """The model that training begins with cannot be had."""
+    """Error: the base model of a training is not available."""
 
 
 def fetch_small_files(base: str, revision: str = "main") -> Path:
-    """Folder with configuration and tokenizer of a folder or hub id, fetched from there if need be; raises NoModel.
+    """Return a folder with the configuration and tokenizer of a folder or hub id; fetch them if necessary.
 
-    So a name that is wrong, or a hub that is out of reach, is met before anything else is done.
+    This finds a wrong name or an unreachable hub before any other work is done. Raise NoModel for them.
     """
     if Path(base).is_dir():
         return Path(base)
@@ -49,20 +49,20 @@ def fetch_small_files(base: str, revision: str = "main") -> Path:
 
 
 def commit_of(folder: Path) -> str:
-    """Commit on the model hub of a folder of `fetch_small_files`; empty for a folder of somebody's own."""
+    """Return the hub commit of a folder of `fetch_small_files`; empty for a folder that is not from the hub."""
     return folder.name if folder.parent.name == "snapshots" and _COMMIT.fullmatch(folder.name) else ""
 
 
 def write_model(
     base: str, state: Path, folder: Path, *, is_adapter: bool, revision: str = "main", in_32_bits: bool = False
 ) -> None:
-    """Make `folder` the trained model in Hugging Face format; there whole or not at all.
+    """Write the trained model to `folder` in Hugging Face format; it appears as a whole or not at all.
 
     The number type is the base's, or fp32 with `in_32_bits`: a small step of training is less than what 16 bits round.
 
-    `state` holds the trained weights, or adapters that are merged into those of `base`, a folder or a hub id. Training
-    takes token ids and adds none, so tokenizer, chat template and generation defaults are the base's own files:
-    transformers would write the same things differently.
+    `state` holds the trained weights, or adapters to merge into those of `base`, a folder or a hub id. Training takes
+    token ids and adds none, so tokenizer, chat template and generation defaults are copied from the base: transformers
+    would write the same content differently. Raise NoModel if the base is not available.
     """
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
@@ -75,14 +75,14 @@ def write_model(
     if is_adapter:
         from peft import PeftModel
 
-        # Merged in 32 bits: in the base's 16 the sum would be rounded twice.
+        # Merged in 32 bits: in the base's 16 bits, the sum would be rounded twice.
         model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32, revision=revision)
         model = PeftModel.from_pretrained(model, str(state)).merge_and_unload()
     else:
         model = AutoModelForCausalLM.from_pretrained(str(state), dtype="auto")
     is_typed = isinstance(base_config.dtype, torch.dtype) and not in_32_bits
     dtype = base_config.dtype if is_typed else torch.float32
-    # Training turns the cache off, and what is saved would keep it off.
+    # Training turns the cache off, and the saved configuration would keep it off.
     model.config.use_cache = getattr(base_config, "use_cache", True)
     model.to(dtype).save_pretrained(str(unfinished))
     for name in _COPIED:
@@ -94,7 +94,7 @@ def write_model(
 
 
 def greedy_ids(folder: Path, prompt: Sequence[int], num_tokens: int) -> dict[str, Any]:
-    """What the model in `folder` writes after `prompt`; see `continue_greedily`."""
+    """Return the greedy continuation of `prompt` by the model in `folder`; see `continue_greedily`."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -104,10 +104,10 @@ def greedy_ids(folder: Path, prompt: Sequence[int], num_tokens: int) -> dict[str
 
 
 def continue_greedily(model: Any, prompt: Sequence[int], num_tokens: int) -> dict[str, Any]:
-    """What a model writes after `prompt`, always the likeliest id, ends of a turn included.
+    """Return the greedy continuation of a prompt: always the likeliest token id, even after the end of a turn.
 
-    Returns `ids` and `margins`: by how much the likeliest log-probability exceeds the next. Another engine may differ
-    where a margin is within its rounding.
+    The result has `ids` and `margins`: the difference between the likeliest log-probability and the next. Another
+    engine may differ if a margin is within its rounding.
     """
     import torch
 

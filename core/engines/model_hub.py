@@ -1,4 +1,4 @@
-"""Models of the hub on this machine: all of one commit, so that what comes after reads a folder and nothing else."""
+"""Fetch models from the hub, with all files from one commit, so that later steps only need to read a folder."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from treadle.core.errors import EngineError
 
 _SMALL = ["*.json", "*.jinja", "*.txt", "tokenizer.model"]
 _FOLDERS = ["*/*"]
-"""What lies in folders of a repository is for other programs."""
+"""Files in subfolders of a repository are for other programs."""
 
 
 def fetch_model(model: str, revision: str, notify: Notify = quiet, *, key: str) -> Path:
-    """Folder of a hub id at a commit or tag, in Hugging Face format; its name is the commit.
+    """Return the folder of a hub id at a commit or tag, in Hugging Face format; its name is the commit.
 
-    Files that are there already are not fetched again. An empty revision takes the newest. Of the weights those are
-    fetched that transformers loads, whatever others lie beside them. `key` names the setting in errors. Raises
-    EngineError where the hub cannot be reached or has no such model, and where a file of the weights is missing.
+    Files that are already on this machine are not fetched again. An empty revision means the newest commit. Of the
+    weights, only those that transformers loads are fetched. `key` names the setting in errors. Raise EngineError if the
+    hub cannot be reached or has no such model, and if a file of the weights is missing.
     """
     from huggingface_hub.errors import HfHubHTTPError
 
-    # The base of the hub's HTTP error is that of the HTTP library in use.
+    # The base class of the hub's HTTP error depends on the HTTP library in use.
     errors: tuple[type[BaseException], ...] = (OSError, ValueError, HfHubHTTPError, *HfHubHTTPError.__bases__)
     notify(f"fetching {model} from the model hub")
     try:
         folder = _fetch(model, revision, [*_SMALL, SAFETENSORS])
-        # From here on at the commit that was met: a newer one would be another model.
+        # From here on, use the commit that was found: a newer one would be another model.
         if not (weight_files(folder) or weight_files(folder, PYTORCH)):
             _fetch(model, folder.name, [PYTORCH])
         names = weight_files(folder) or weight_files(folder, PYTORCH)
@@ -47,7 +47,7 @@ def fetch_model(model: str, revision: str, notify: Notify = quiet, *, key: str) 
 
 
 def first_sentence(error: BaseException) -> str:
-    """Kind of an error and the first sentence that it says, if it says one."""
+    """Return the type of an error and the first sentence of its message, if it has one."""
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0].partition('. ')[0]}" if lines else type(error).__name__
 
@@ -67,9 +67,9 @@ def _fetch(model: str, revision: str, patterns: list[str]) -> Path:
 
 
 def _require_weights(folder: Path, names: tuple[str, ...], what: str) -> None:
-    """Raise EngineError unless all files of the weights are there.
+    """Raise EngineError unless all files of the weights exist.
 
-    Where the hub cannot be reached, a folder that was fetched in part is all that there is of a model.
+    If the hub cannot be reached, only part of a model may have been fetched earlier.
     """
     missing = [name for name in names if not (folder / name).is_file()]
     if not names:

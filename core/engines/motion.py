@@ -1,7 +1,7 @@
-"""Whether training moved weights by what it learnt; runs in the environment of an engine.
+"""Measure whether training moved a model's weights; runs in the environment of an engine.
 
-Under ZeRO-3 a tensor is empty between steps: DeepSpeed keeps this process's part of it in `ds_tensor` and the number of
-all its values in `ds_numel`.
+Under ZeRO-3 a tensor is empty between steps: DeepSpeed keeps this process's part of it in `ds_tensor`, and its number
+of values in `ds_numel`.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ if TYPE_CHECKING:
     import torch
 
 _SAMPLED_VALUES = 4096
-"""Of each tensor. All tensors are looked at: of an adapter's two matrices one does not move at first."""
+"""Values sampled per tensor. All tensors are sampled, because one of an adapter's two matrices starts unmoved."""
 LEAST_MOTION = 1e-8
-"""Below it weights count as unmoved; the smallest useful training moves them thousands of times as far."""
+"""Motion below which weights count as unmoved; the smallest useful training moves them thousands of times as far."""
 
 
 class Motion:
-    """A sample of a model's trained weights, as they were.
+    """Sample of a model's trained weights, as they were at its creation.
 
     Attributes:
-        num_parameters: Weights that are trained, all of them.
+        num_parameters: Number of trained weights.
     """
 
     def __init__(self, model: Any) -> None:
@@ -34,9 +34,9 @@ class Motion:
         self._before = [(weights, values) for weights, values in samples if values.numel()]
 
     def length(self) -> float:
-        """Length of the way that the sample went since, as a share of its own length.
+        """Return the distance that the sample has moved since, relative to its own norm.
 
-        Not a number where nothing could be sampled, and where weights are none any more: it is not known then.
+        NaN (unknown) if nothing could be sampled, or if weights have become NaN.
         """
         if not self._before:
             return math.nan
@@ -47,7 +47,7 @@ class Motion:
         return float((now - before).norm() / before.norm().clamp_min(1e-30))
 
     def is_finite(self) -> bool:
-        """Whether all sampled weights are numbers now."""
+        """Return whether all sampled weights are finite now."""
         return all(bool(_sample(weights).isfinite().all()) for weights, _ in self._before)
 
 
@@ -57,10 +57,10 @@ def _sample(weights: Any) -> torch.Tensor:
 
 
 def had_no_gradient(events: Path) -> bool:
-    """Whether every step that a training's events tell of had a gradient of length 0: then nothing was learnt.
+    """Return whether every logged step of a training had a gradient of norm 0, so that nothing was learnt.
 
-    Weights may have moved all the same, by their decay. All attempts count, as far as they were gone on from; a norm
-    that is not known counts as a gradient. `grad_norm` of an event `step` must speak of all its updates.
+    Weights may have moved all the same, by weight decay. All attempts count, up to the step that the next one resumed
+    from; an unknown norm counts as a gradient. `grad_norm` of a `step` event must cover all its updates.
     """
     norms: dict[int, float | None] = {}
     for line in events.read_bytes().splitlines():

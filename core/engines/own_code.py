@@ -1,8 +1,9 @@
-"""Treadle's own packages as a folder for an engine's Python: an exact copy of what runs here, keyed by content.
+"""Copy Treadle's own packages into a folder for an engine's Python, keyed by their content.
 
-An engine environment takes minutes to install and depends on its lock alone; Treadle's code changes daily. So the
-code is not installed into the environment but laid beside it and put on the engine's `PYTHONPATH`: an edit makes a
-new folder in milliseconds and never a stale one. It needs neither a build back-end nor the network.
+An engine environment takes minutes to install and depends only on its lock, while Treadle's code changes daily. So the
+code is not installed into the environment. It is copied to a folder of its own that is put on the engine's
+`PYTHONPATH`: an edit creates a new folder in milliseconds, and never a stale one. This needs neither a build back-end
+nor the network.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _SUFFIXES = (".py", ".jinja", ".txt")
 
 
 def own_code() -> Path:
-    """Folder with `treadle/...` as it is now; made if it is not there."""
+    """Return a folder with `treadle/...` as it is now; create it if it does not exist."""
     files = {name: path.read_bytes() for name, path in _files().items()}
     digest = hashlib.sha256()
     for name in sorted(files):
@@ -33,7 +34,7 @@ def own_code() -> Path:
 
 
 def _files() -> dict[str, Path]:
-    """Path inside the copy -> file, for every module and data file of every `treadle` package."""
+    """Return path inside the copy -> file, for every module and data file of every `treadle` package."""
     return {
         f"treadle/{package}/{path.relative_to(folder).as_posix()}": path
         for package, folder in _packages().items()
@@ -67,7 +68,7 @@ def _write(target: Path, files: dict[str, bytes]) -> None:
     try:
         temporary.rename(target)
     except OSError:
-        # Another process was faster with the same bytes.
+        # Another process created it first, with the same bytes.
         shutil.rmtree(temporary, ignore_errors=True)
         if not target.exists():
             raise

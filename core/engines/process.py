@@ -1,4 +1,4 @@
-"""Child processes that end with their run: started, watched and stopped through the supervisor."""
+"""Start, watch and stop child processes that end with their run, through the supervisor."""
 
 from __future__ import annotations
 
@@ -21,51 +21,51 @@ _TAIL_BYTES = 16_384
 
 
 class Child:
-    """An engine under its supervisor. Made by `start_child`; `stop` is safe to call at any time, also twice."""
+    """Engine process under its supervisor, created by `start_child`. `stop` may be called at any time, also twice."""
 
     def __init__(self, name: str, pid: int, log_path: Path, supervisor: subprocess.Popen[bytes], grace_s: float):
         self.name = name
-        """What it is called in messages."""
+        """Name in messages."""
         self.pid = pid
         """Process id of the engine itself; also the id of its process group."""
         self.log_path = log_path
-        """File that holds everything it printed."""
+        """File with everything that the engine printed."""
         self._supervisor = supervisor
         self._grace_s = grace_s
 
     @property
     def supervisor_pid(self) -> int:
-        """Process id of the supervisor, whose descendants are all that belongs to the engine."""
+        """Process id of the supervisor; all processes of the engine are its descendants."""
         return self._supervisor.pid
 
     def poll(self) -> int | None:
-        """Exit code, or None while it runs; 128 + n where signal n ended it."""
+        """Return the exit code, or None while it runs; 128 + n if signal n ended it."""
         return self._supervisor.poll()
 
     def wait(self, timeout_s: float | None = None) -> int | None:
-        """Wait for its end; the exit code, or None when `timeout_s` passed first."""
+        """Wait for its end; return the exit code, or None if `timeout_s` passes first."""
         try:
             return self._supervisor.wait(timeout_s)
         except subprocess.TimeoutExpired:
             return None
 
     def stop(self) -> int:
-        """End it with all its descendants: SIGTERM, then SIGKILL after the grace; returns the exit code."""
+        """Stop it and all its descendants: SIGTERM, then SIGKILL after the grace period; return the exit code."""
         if self._supervisor.stdin and not self._supervisor.stdin.closed:
             self._supervisor.stdin.close()
         code = self.wait(self._grace_s + 10.0)
         if code is None:
-            # The engine dies with its supervisor (parent-death signal); only a stuck kernel call leads here.
+            # The engine ends with its supervisor (parent-death signal); only a stuck kernel call leads here.
             self._supervisor.kill()
             code = self._supervisor.wait()
         return code
 
     def log_tail(self, lines: int = 20) -> str:
-        """The last lines of its log, safe to print."""
+        """Return the last lines of its log, safe to print."""
         return log_tail(self.log_path, lines)
 
     def failure(self, what: str) -> EngineError:
-        """The one error about this child: what happened, where the log lies, and its end."""
+        """Return the error for this child: what happened, the path of its log, and the log's last lines."""
         return EngineError(f"{self.name} {what}; log: {self.log_path}\n{self.log_tail()}")
 
 
@@ -78,11 +78,11 @@ def start_child(
     cwd: Path | None = None,
     grace_s: float = 5.0,
 ) -> Child:
-    """Start a command that cannot outlive this process, kill -9 included.
+    """Start a command that cannot outlive this process, even if this one is killed by SIGKILL.
 
     `env` is the whole environment of the command (default: ours). Without `cwd` it runs in an empty folder, where no
-    stray file can be imported in place of a module. Standard output and error go to `log_path`, which is appended to.
-    Raises EngineError where the command cannot be started.
+    stray file can be imported instead of a module. Standard output and error are appended to `log_path`. Raise
+    EngineError if the command cannot be started.
     """
     folder = cwd or empty_folder()
     try:
@@ -117,7 +117,7 @@ def _spawn(
 
 
 def empty_folder() -> Path:
-    """A folder of this user that holds nothing, to run engines in; shared by all of them."""
+    """Return an empty folder of this user to run engines in; all of them share it."""
     folder = Path(tempfile.gettempdir()) / f"treadle-empty-{os.getuid()}"
     folder.mkdir(mode=0o500, exist_ok=True)
     status = folder.lstat()
@@ -127,7 +127,7 @@ def empty_folder() -> Path:
 
 
 def log_tail(path: Path, lines: int = 20) -> str:
-    """The last lines of a log with terminal sequences removed and other control characters shown as escapes."""
+    """Return the last lines of a log, without terminal sequences and with other control characters escaped."""
     try:
         with path.open("rb") as file:
             file.seek(0, os.SEEK_END)
@@ -141,6 +141,6 @@ def log_tail(path: Path, lines: int = 20) -> str:
 
 
 def printable(text: str) -> str:
-    """Remove terminal sequences and escape what a terminal would act upon."""
+    """Remove terminal sequences, and escape other characters that a terminal would interpret."""
     plain = _ESCAPES.sub("", text)
     return "".join(char if char.isprintable() or char == "\t" else ascii(char)[1:-1] for char in plain)

@@ -1,7 +1,7 @@
-"""Serving a model on this machine for as long as a run needs it.
+"""Serve a model on this machine for as long as a run needs it.
 
 A server counts as ready when it has answered a completion, not when its port is open. It listens on the loopback
-interface only and cannot outlive the process that started it.
+interface, unless its `extra_args` set another host, and cannot outlive the process that started it.
 """
 
 from __future__ import annotations
@@ -29,13 +29,16 @@ from treadle.core.engines.devices import only_gpus
 from treadle.core.engines.environments import choose_variant, engine_environ, python_of
 from treadle.core.engines.process import Child, start_child
 from treadle.core.errors import ConfigError, EngineError
+from treadle.core.foreign_json import load_json
+from treadle.core.origin_guard import AnyHostGuard, OriginGuard
+from treadle.core.steady_loop import SteadyClock
 
 HOST = "127.0.0.1"
 TUTOR_MODEL = "treadle-tutor"
-"""Name that the tutor serves."""
+"""Model name that the tutor serves."""
 _EMBEDDED_MODULE = "treadle.demo.embedded_model"
 _SPREADING = {"--tensor-parallel-size", "-tp", "--pipeline-parallel-size", "-pp", "--data-parallel-size", "-dp"}
-"""Arguments of vLLM that say how several GPUs are used."""
+"""Arguments of vLLM that set how several GPUs are used."""
 _PROGRESS_S = 10.0
 _PROBE_S = 60.0
 _USUAL_START = {"cpu": "usually half a minute on CPU", "cuda": "usually one to three minutes"}
@@ -43,29 +46,32 @@ _USUAL_START = {"cpu": "usually half a minute on CPU", "cuda": "usually one to t
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """A server that answers."""
+    """Server that answers requests."""
 
     url: str
-    """Base of its OpenAI-compatible API, ending in `/v1`."""
+    """Base URL of its OpenAI-compatible API, ending in `/v1`."""
     model: str
-    """Name that requests must give."""
+    """Model name that requests must use."""
     tokenizer_folder: Path | None
-    """Folder with `tokenizer.json`; None for a hub id, whose files are in the hub's own cache."""
+    """Folder with `tokenizer.json`; None for a hub id (its files are in the hub's cache) or a tutor without one."""
     startup_s: float
     """Seconds from the start of the process to its first completion."""
     child: Child
-    """Its process."""
+    """Process of the server."""
 
 
 @contextlib.contextmanager
 def serve(
     settings: VllmServer | TutorServer, *, model_name: str = "", log_folder: Path | None = None, notify: Notify = quiet
 ) -> Iterator[ServedModel]:
-    """Start the server that `settings` describe, wait until it answers, stop it on leaving.
+    """Start the server that `settings` describe, wait until it answers, and stop it on leaving.
 
     `model_name` is the name that requests will use (default: the model's own); the log goes to a new file in
-    `log_folder` (default: the cache). Raises EngineError with the end of the log when the server dies or does not
-    answer in time, ConfigError when the port is taken or the model folder is not one.
+    `log_folder` (default: the cache).
+
+    Raises:
+        ConfigError: The port is taken, or the model's folder is not a model.
+        EngineError: The server ended, or did not answer in time; includes the end of the log.
     """
     name = model_name or (settings.model if isinstance(settings, VllmServer) else TUTOR_MODEL)
     port = _port(settings.port)
@@ -93,17 +99,19 @@ def serve(
 
 
 def vllm_arguments(settings: VllmServer, model: str, name: str, port: int, variant: str) -> list[str]:
-    """Arguments of vLLM's server; `variant` is the build, cpu or cuda."""
+    """Return the arguments of vLLM's server; `variant` is the build, cpu or cuda."""
     arguments = ["--model", model, "--served-model-name", name, "--host", HOST, "--port", str(port)]
-    # Without this the model's own generation_config.json would change sampling behind the requests.
+    # Otherwise, the model's own generation_config.json would change the sampling that requests ask for.
     arguments += ["--generation-config", "vllm"]
     arguments += ["--dtype", _number_type(settings, model, variant), "--max-model-len", str(settings.max_model_len)]
     arguments += ["--disable-uvicorn-access-log"]
+    # vLLM does not check `Host`, so a web page could reach it by DNS rebinding.
+    arguments += ["--middleware", f"{OriginGuard.__module__}.{_guard(settings).__name__}"]
     if settings.revision:
         arguments += ["--revision", settings.revision]
     if variant == "cpu":
-        # A seeded request whose prompt is prefilled in pieces kills vLLM 0.32's CPU engine ("CPU Generator does not
-        # use offset"), so prompts are prefilled whole.
+        # A seeded request whose prompt is prefilled in chunks crashes vLLM 0.32's CPU engine ("CPU Generator does not
+        # use offset"), so prompts are prefilled as a whole.
         arguments += ["--no-enable-chunked-prefill", "--max-num-batched-tokens", str(max(8192, settings.max_model_len))]
     else:
         arguments += ["--gpu-memory-utilization", str(settings.gpu_memory_share)]
@@ -113,12 +121,18 @@ def vllm_arguments(settings: VllmServer, model: str, name: str, port: int, varia
     return [*arguments, *settings.extra_args]
 
 
+def _guard(settings: VllmServer) -> type[OriginGuard]:
+    """Return the guard of a server; if the user chose its address, its host names are unknown and not checked."""
+    moved = any(part.partition("=")[0] == "--host" for part in settings.extra_args)
+    return AnyHostGuard if moved else OriginGuard
+
+
 def _number_type(settings: VllmServer, model: str, variant: str) -> str:
-    """What vLLM is told. Its own `auto` rounds fp32 to 16 bits, and with that most of a short reinforcement away."""
+    """Return the `--dtype` of vLLM. On a CPU, fp32 models stay fp32: 16 bits round most of a short RL training away."""
     if settings.dtype != "auto" or variant != "cpu":
         return settings.dtype
     try:
-        config = orjson.loads((Path(model) / "config.json").read_bytes())
+        config = load_json((Path(model) / "config.json").read_bytes())
     except (OSError, ValueError):
         return "auto"
     stored = config.get("dtype", config.get("torch_dtype")) if isinstance(config, dict) else None
@@ -126,15 +140,15 @@ def _number_type(settings: VllmServer, model: str, variant: str) -> str:
 
 
 def _spread(settings: VllmServer) -> list[str]:
-    """One model over all GPUs that are named for it, unless somebody has said otherwise."""
+    """Return the arguments that spread one model over all its GPUs, unless `extra_args` set how."""
     said = any(part.partition("=")[0] in _SPREADING for part in settings.extra_args)
     return [] if said or len(settings.devices) < 2 else ["--tensor-parallel-size", str(len(settings.devices))]
 
 
 def embedded_folder(part: str, notify: Notify = quiet) -> Path:
-    """Folder of the embedded model's `tokenizer`, or of the whole `model`; made in the cache on first use.
+    """Return the folder of the embedded model's `tokenizer`, or of the whole `model`; create it in the cache if needed.
 
-    The part that makes it lies above this one and is therefore run as a program. Raises EngineError.
+    The code that creates it belongs to a higher layer and is therefore run as a program. Raise EngineError if it fails.
     """
     log = cache_root() / "logs" / f"embedded-{part}-{os.getpid()}.log"
     log.unlink(missing_ok=True)
@@ -183,21 +197,21 @@ def _vllm_command(
             "VLLM_CPU_KVCACHE_SPACE": str(settings.kv_cache_gb),
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
             "OMP_NUM_THREADS": str(threads),
-            # Threads that spin at barriers wait for each other's time slices as soon as anything else wants the cores.
+            # Threads that spin at barriers wait for each other's time slices as soon as other processes need the cores.
             "OMP_WAIT_POLICY": "passive",
         }
     else:
         extra |= only_gpus(settings.devices)
     environ = engine_environ(extra)
-    # Set by the user for a server of their own, it would make ours ask for a key.
+    # If the user set this for another server, ours would require a key.
     environ.pop("VLLM_API_KEY", None)
-    # vLLM's `vllm` script looks up metadata of a distribution that the CPU build does not carry.
+    # vLLM's `vllm` script looks up metadata of a distribution that is missing in the CPU build.
     start = [str(python), "-m", "vllm.entrypoints.openai.api_server"]
     return [*start, *vllm_arguments(settings, model, name, port, variant)], environ, tokenizer
 
 
 def _resolve_model(model: str, notify: Notify) -> tuple[str, Path | None]:
-    """What vLLM is told to load, and the local folder if there is one."""
+    """Return the model that vLLM is to load, and the local folder if there is one."""
     if model == EMBEDDED:
         folder = embedded_folder("model", notify)
         return str(folder), folder
@@ -231,7 +245,7 @@ def _expected(settings: VllmServer | TutorServer) -> str:
 
 
 def _port(wanted: int) -> int:
-    """A free port on the loopback interface: the one that is wanted, or any."""
+    """Return a free port on the loopback interface: the wanted one, or any if that is 0."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -249,11 +263,13 @@ def _log_path(folder: Path | None, kind: str, port: int) -> Path:
 
 
 def _wait_until_it_answers(child: Child, url: str, model: str, timeout_s: float, notify: Notify) -> None:
-    started = said = time.monotonic()
+    # Time during which this process was stopped does not count: the server may have been stopped with it.
+    clock = SteadyClock(longest_step_s=2 * _PROBE_S)
+    started = said = clock.time()
     while True:
         if child.poll() is not None:
             raise child.failure(f"ended with code {child.poll()} before it answered")
-        now = time.monotonic()
+        now = clock.time()
         if now - started > timeout_s:
             raise child.failure(f"did not answer within {timeout_s:.0f} s (startup_timeout_s)")
         if now - said > _PROGRESS_S:
@@ -265,12 +281,12 @@ def _wait_until_it_answers(child: Child, url: str, model: str, timeout_s: float,
 
 
 def still_answers(served: ServedModel) -> bool:
-    """Whether a server that was ready still is; raises EngineError where it refuses what it answered before."""
+    """Return whether a server that was ready still is; raise EngineError if it refuses the same completion now."""
     return _answers(served.url, served.model, _PROBE_S)
 
 
 def _answers(url: str, model: str, timeout_s: float) -> bool:
-    """Whether a one-token completion comes back."""
+    """Return whether a completion of one token succeeds; raise EngineError if the server refuses it."""
     body = json.dumps({"model": model, "prompt": "1", "max_tokens": 1, "temperature": 0.0}).encode()
     request = urllib.request.Request(f"{url}/completions", body, {"Content-Type": "application/json"})
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))

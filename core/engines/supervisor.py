@@ -1,10 +1,10 @@
-"""The process between Treadle and an engine: makes sure that nothing of the engine outlives the run.
+"""Supervise an engine for Treadle, so that no process of the engine outlives the run.
 
-Run by path with `python -S -E -I`, so that it starts in milliseconds and imports nothing of ours. It makes itself the
-reaper of all descendants, starts the engine in a session of its own, and watches the pipe to its parent. When that
-pipe closes, for whatever reason, `kill -9` of the parent included, it sends SIGTERM to the engine's group, waits (at
-most a second where the parent is gone), and then kills every descendant, however often those forked or changed their
-session, until none is left.
+Run by path with `python -S -E -I`, so that it starts in milliseconds and imports nothing of ours. It becomes the reaper
+of all descendants, starts the engine in a session of its own, and watches the pipe to its parent. When that pipe
+closes, for whatever reason (including `kill -9` of the parent), it sends SIGTERM to the engine's group, waits (at
+most a second if the parent has ended), and then kills every descendant, even if it forked or changed its session, until
+none is left.
 
 Arguments: grace in seconds, pid of the parent, command... Standard input is the pipe, standard output takes one JSON
 line (`{"pid": n}` or `{"error": text}`), standard error is the log. Exits with the engine's code, 128 + n for signal n.
@@ -25,12 +25,13 @@ _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _POLL_S = 0.5
 _ORPHAN_GRACE_S = 1.0
-"""Of the 10 s within which nothing may be left, a run that lost its own parent has used half before it ends."""
+"""Longest grace period once the parent has ended. All processes must end within 10 s, of which a run that lost its own
+parent may have used half."""
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 def main() -> int:
-    """Start the engine, wait until it ends or the parent is gone, clear up; returns the exit code."""
+    """Start the engine, wait until it ends or the parent has ended, clean up; return the exit code."""
     grace_s, parent, command = float(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]
     if not become_reaper():
         _report({"error": "this kernel has no child subreapers (Linux 3.4 or newer is needed)"})
@@ -51,12 +52,12 @@ def main() -> int:
 
 
 def become_reaper() -> bool:
-    """Make this process the parent of all descendants whose own has ended; whether the kernel can."""
+    """Make this process the parent of its orphaned descendants; return whether the kernel can do so."""
     return bool(_LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0)
 
 
 def wake_on_children() -> int:
-    """A descriptor that becomes readable when a child ends."""
+    """Return a descriptor that becomes readable when a child ends."""
     wake_read, wake_write = os.pipe()
     os.set_blocking(wake_write, False)
     signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
@@ -65,7 +66,7 @@ def wake_on_children() -> int:
 
 
 def die_with_parent(parent: int) -> None:
-    """In a fresh child of `parent`: end as soon as that does, also if it has already."""
+    """End this fresh child of `parent` as soon as the parent ends, or at once if it already has."""
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
         os._exit(127)
@@ -78,7 +79,7 @@ def _report(message: dict[str, object]) -> None:
 
 
 def _start(command: list[str]) -> int | None:
-    """Fork and exec the engine; reports its pid, or why it could not be started (then returns None)."""
+    """Fork and exec the engine and report its pid; if it cannot be started, report why and return None."""
     error_read, error_write = os.pipe()
     supervisor = os.getpid()
     pid = os.fork()
@@ -107,12 +108,12 @@ def _start(command: list[str]) -> int | None:
 
 
 def _watch(child: int, parent: int, wake: int, stopping: list[int]) -> int | None:
-    """Wait for the engine's end (returns its wait status) or for the order to stop (returns None)."""
+    """Wait for the engine's end (return its wait status) or for the order to stop (return None)."""
     while True:
         status = _reap(child)
         if status is not None:
             return status
-        # A process that was forked from the parent may keep the pipe open after it, hence the look at its pid.
+        # A process that was forked from the parent may keep the pipe open after it ends, so check the pid as well.
         if stopping or os.getppid() != parent:
             return None
         ready, _, _ = select.select([0, wake], [], [], _POLL_S)
@@ -123,7 +124,7 @@ def _watch(child: int, parent: int, wake: int, stopping: list[int]) -> int | Non
 
 
 def _reap(child: int) -> int | None:
-    """Collect all that have ended; the wait status of `child` if it was among them."""
+    """Reap all children that have ended; return the wait status of `child` if it was among them."""
     found = None
     while True:
         try:
@@ -137,9 +138,9 @@ def _reap(child: int) -> int | None:
 
 
 def _terminate(child: int, parent: int, grace_s: float) -> int | None:
-    """SIGTERM to the engine's group; its wait status, or None if it did not end within the grace.
+    """Send SIGTERM to the engine's group; return its wait status, or None if it did not end within the grace period.
 
-    Once the parent is gone nobody waits for an orderly end any more, and the grace is short.
+    The grace period is short if the parent has ended, because then no process waits for an orderly end.
     """
     began = time.monotonic()
     with contextlib.suppress(ProcessLookupError):
@@ -153,7 +154,7 @@ def _terminate(child: int, parent: int, grace_s: float) -> int | None:
 
 
 def kill_descendants() -> None:
-    """Kill and reap until no child is left: orphans come to us, so no child means no descendant."""
+    """Kill and reap until no child is left: orphans become our children, so no child means no descendant."""
     while True:
         for pid in _descendants():
             with contextlib.suppress(ProcessLookupError):

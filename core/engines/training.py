@@ -1,8 +1,8 @@
-"""Training in an engine's environment, whatever is trained: its files, its processes, and why they failed.
+"""Run a training in an engine's environment, whatever it trains: its files, its processes, and causes of failures.
 
-A training lies in one folder. Each of its processes runs one command under the supervisor and tells what goes on
-through a file of events. A state counts as complete with its marker, so that a training that was cut off, by
-whatever, goes on from the newest complete one. Documented in docs/behaviour/sft.md and docs/behaviour/rl.md.
+A training has one folder. Each of its processes runs one command under the supervisor and reports its progress in a
+file of events. A state is complete once it has its marker, so an interrupted training resumes from the newest complete
+one. Documented in docs/behaviour/sft.md and docs/behaviour/rl.md.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,42 +21,46 @@ from treadle.core.engines.event_log import EventLog
 from treadle.core.engines.events import STATE_MARKER
 from treadle.core.engines.process import Child, log_tail, printable
 from treadle.core.errors import ConfigError
+from treadle.core.place import Place
+from treadle.core.steady_loop import SteadyClock
 
 _STATE = re.compile(r"(?:checkpoint-|global_step_)(\d+)")
 _POLL_S = 0.25
+_LONGEST_STEP_S = 10.0
+"""A longer time between two polls means that this process was stopped: handling events takes less."""
 _NO_MEMORY = re.compile(r"OutOfMemoryError|out of memory|can't allocate memory|Cannot allocate memory")
 _KILLED = re.compile(r"Signal 9 \(SIGKILL\)")
 
 
 @dataclass(frozen=True, slots=True)
 class EngineFolder:
-    """Where the files of one training lie. Use it for one set of rows and semantic settings only."""
+    """Paths of the files of one training. Use it for one set of rows and semantic settings only."""
 
     path: Path
 
     @property
     def parquet(self) -> Path:
-        """Rows as Treadle writes them."""
+        """Training rows, as Treadle writes them."""
         return self.path / "rows.parquet"
 
     @property
     def output(self) -> Path:
-        """What the engine writes: states, adapters or weights, its own logs."""
+        """Output folder of the engine: states, adapters or weights, its own logs."""
         return self.path / "output"
 
     @property
     def model(self) -> Path:
-        """The trained model in Hugging Face format; there only when it is complete."""
+        """Trained model in Hugging Face format; exists only once it is complete."""
         return self.path / "model"
 
     @property
     def events(self) -> Path:
-        """JSON lines from the engine."""
+        """Events of the engine as JSON lines."""
         return self.path / "events.jsonl"
 
     @property
     def logs(self) -> Path:
-        """Everything that the engine printed, a file per process."""
+        """Folder with everything that the engine printed, one file per process."""
         return self.path / "logs"
 
     @property
@@ -66,16 +69,16 @@ class EngineFolder:
         return self.path / "trained"
 
     def complete_states(self) -> dict[int, Path]:
-        """The engine's own count of steps -> state that is on the disk as a whole."""
+        """Return the states that are completely on disk, by the engine's own count of steps."""
         return {step: path for step, path in self._states() if (path / STATE_MARKER).is_file()}
 
     def newest_state(self) -> Path | None:
-        """The complete state with the most steps."""
+        """Return the complete state with the most steps, None if there is none."""
         complete = self.complete_states()
         return complete[max(complete)] if complete else None
 
     def remove_incomplete_states(self) -> None:
-        """Remove what a kill left of a state that was being written."""
+        """Delete incomplete states, which a killed process left."""
         for _, path in self._states():
             if not (path / STATE_MARKER).is_file():
                 shutil.rmtree(path)
@@ -89,86 +92,92 @@ class EngineFolder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineOptions:
-    """How the processes of a training are run."""
+    """Options for the processes of a training."""
 
     variant: str = "auto"
     """Build of the engine."""
     threads: int = 0
-    """Compute threads on a CPU; 0 takes all cores that this process may use."""
+    """Compute threads on a CPU; 0 uses all cores that are available to this process."""
     offline: bool = True
-    """Whether the model hub is out of reach; false where the base model is a hub id."""
+    """Whether the model hub is out of reach; false if the base model is a hub id."""
     devices: tuple[int, ...] = ()
-    """Places of the GPUs that are seen, see `core.engines.devices`; none means all."""
+    """Indices of the GPUs to use, see `core.engines.devices`; empty means all."""
     stall_timeout_s: float = 3600.0
-    """How long nothing may be heard before a process counts as hung."""
+    """Seconds without progress after which a process counts as hung."""
     num_greedy_tokens: int = 16
-    """Ids that the trained model writes after a prompt."""
+    """Number of token ids that the trained model generates after a prompt, as a sample."""
 
 
 @dataclass(frozen=True, slots=True)
 class Greedy:
-    """What transformers writes after a prompt with a model, always the likeliest id."""
+    """Greedy sample of a model with transformers: the likeliest token ids after a prompt."""
 
     ids: tuple[int, ...]
     margins: tuple[float, ...]
-    """By how much each log-probability exceeds the next one."""
+    """Difference of each log-probability to the next likeliest one."""
 
     @classmethod
     def of_event(cls, event: Mapping[str, Any] | None) -> Greedy | None:
-        """From an event; None where there is none."""
+        """Return the sample of an event; None if there is no event."""
         return cls(tuple(event["ids"]), tuple(event["margins"])) if event else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advice:
-    """What to do about a training that failed, by cause, in the words of its own configuration."""
+    """Advice on a failed training by cause, in the terms of its configuration."""
 
     refused: str
-    """Who refuses which configuration; what it says follows."""
+    """Start of the message for a refused configuration; the engine's reason follows."""
     memory: str
-    """Out of memory."""
+    """For a training that ran out of memory."""
     killed: str
-    """Killed by the system."""
+    """For a process that the system killed."""
     diverged: str
-    """A loss that is no number."""
+    """For a loss that is not a number."""
     unmoved: str
-    """Weights that stayed what they were."""
+    """For weights that did not change."""
 
 
 def follow(
     child: Child, events: EventLog[Any], stall_timeout_s: float, on_event: Callable[[dict[str, Any]], None]
 ) -> int:
-    """Wait for the end of a training process, handing on its events as they come; returns its exit code.
+    """Wait for the end of a training process and pass on its events as they arrive; return its exit code.
 
-    Whatever ends the wait (also Ctrl-C, or an exception of `on_event`) ends the process with all its descendants.
-    Raises EngineError for one of which nothing is heard for `stall_timeout_s`.
+    However the wait ends (also by Ctrl-C, or an exception of `on_event`), the process is stopped with all its
+    descendants. Raise EngineError if it makes no progress for `stall_timeout_s`, and StorageError if the folder of the
+    events is moved, because the engine would keep writing to the old path.
     """
+    place = Place(events.path.parent, f"the folder of {child.name}")
     try:
-        quiet_since, heard = time.monotonic(), -1
+        # If this process is stopped, the training may be too: it is not hung then.
+        clock = SteadyClock(longest_step_s=_LONGEST_STEP_S)
+        quiet_since, heard = clock.time(), -1
         began = False
         while True:
+            place.check()
             code = child.wait(_POLL_S)
+            place.check()
             for event in events.new():
                 began = began or event["event"] == "begin"
                 on_event(event)
             if code is not None:
                 return code
-            # Once it trains, only events count: a hung process may go on printing.
+            # Once training has begun, only events count: a hung process may keep printing.
             now_heard = _size(events.path) + (0 if began else _size(child.log_path))
             if now_heard != heard:
-                quiet_since, heard = time.monotonic(), now_heard
-            elif time.monotonic() - quiet_since > stall_timeout_s:
+                quiet_since, heard = clock.time(), now_heard
+            elif clock.time() - quiet_since > stall_timeout_s:
                 child.stop()
                 what = f"hangs: nothing was heard of it for {stall_timeout_s:g} s (stall_timeout_s)"
-                raise child.failure(f"{what}; it was ended, and the next attempt goes on from the last state")
+                raise child.failure(f"{what}; it was ended, and the next attempt resumes from the last state")
     finally:
         child.stop()
 
 
 def explain_failure(child: Child, code: int, error: Mapping[str, Any] | None, advice: Advice) -> Exception:
-    """The one error about a process that ended with `code`: its cause in words, what to do, the end of its log.
+    """Return the error for a process that ended with `code`: its cause, what to do, and the end of its log.
 
-    `error` is the event that it left, if it could leave one.
+    `error` is the event that the process wrote about its error, None if it wrote none.
     """
     kind = error["kind"] if error else ""
     message = error_text(error)
@@ -177,7 +186,7 @@ def explain_failure(child: Child, code: int, error: Mapping[str, Any] | None, ad
         return ConfigError(f"{advice.refused}: {message.partition(': ')[2] or message}")
     if kind == "tools":
         lost = f"lost a tool or a service ({message})"
-        return child.failure(f"{lost}; mend it, and the next attempt goes on from the last state")
+        return child.failure(f"{lost}; mend it, and the next attempt resumes from the last state")
     if kind == "diverged":
         return child.failure(f"diverged ({message}); {advice.diverged}")
     if kind == "unmoved":
@@ -190,14 +199,14 @@ def explain_failure(child: Child, code: int, error: Mapping[str, Any] | None, ad
 
 
 def error_text(error: Mapping[str, Any] | None) -> str:
-    """What an engine said of its failure, on one line that is safe to print; empty where it said nothing."""
+    """Return an engine's error message on one line that is safe to print; empty if there is none."""
     return printable(" ".join(str(error["message"]).split()))[:1000] if error else ""
 
 
 def training_environ(
     engine: str, folder: EngineFolder, options: EngineOptions, *, without: tuple[str, ...] = ()
 ) -> dict[str, str]:
-    """Environment variables of a training process; `without` names switches that would make it another program."""
+    """Return the environment variables of a training process; `without` names switches that must not be set."""
     extra = {
         "TOKENIZERS_PARALLELISM": "false",
         "HF_DATASETS_CACHE": str(folder.path / "cache"),
@@ -210,7 +219,7 @@ def training_environ(
         extra |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
     if choose_variant(engine, options.variant) == "cpu":
         threads = options.threads or len(os.sched_getaffinity(0))
-        # Threads that spin at barriers wait for each other's time slices as soon as anything else wants the cores.
+        # Threads that spin at barriers wait for each other's time slices as soon as other processes need the cores.
         extra |= {VISIBLE: "", "OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "passive"}
     else:
         extra |= only_gpus(options.devices)

@@ -1,6 +1,6 @@
-"""Which files of a model's folder hold its weights, as transformers chooses them when it loads the model.
+"""List the files of a model's folder that hold its weights, as transformers chooses them when it loads the model.
 
-Other sets of weights may lie beside them, such as Mistral's `consolidated.safetensors`: they are for other programs.
+The folder may contain other sets of weights, such as Mistral's `consolidated.safetensors`: they are for other programs.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ from pathlib import Path
 
 SAFETENSORS = "model.safetensors"
 PYTORCH = "pytorch_model.bin"
-"""The older format, taken where there is no other."""
+"""Older format, used if there are no safetensors."""
 _LONGEST_NAME = 255
 
 
 def weight_files(folder: Path, single: str = SAFETENSORS) -> tuple[str, ...]:
-    """Names of the files of one format: the `single` one where it is there, else those that its index lists.
+    """Return the names of the weight files of one format: the `single` one if it exists, else those in its index.
 
-    Empty where there is neither; a file that an index lists may be missing. Raises ValueError for an index that is
-    damaged, or lists anything but files of this format in the folder itself.
+    Empty if there is neither; a file that an index lists may be missing. Raise ValueError if the index is damaged, or
+    lists anything but files of this format in the folder itself.
     """
     if (folder / single).is_file():
         return (single,)
@@ -32,12 +32,12 @@ def weight_files(folder: Path, single: str = SAFETENSORS) -> tuple[str, ...]:
     names = list(places.values())
     for name in names:
         if not isinstance(name, str) or not _is_plain(name) or not name.endswith(Path(single).suffix):
-            raise ValueError(f"{index.name} lists {str(name)[:80]!r}, which is no file of weights beside it")
+            raise ValueError(f"{index.name} lists {str(name)[:80]!r}, which is no weight file in the same folder")
     return tuple(sorted(set(names)))
 
 
 def _is_plain(name: str) -> bool:
-    """Whether a name stays in its folder, and means only itself where patterns are expected."""
+    """Return whether a name stays in its folder, and matches only itself as a pattern."""
     return (
         name == Path(name).name and name.isprintable() and not set(name) & set("*?[]\\") and len(name) < _LONGEST_NAME
     )

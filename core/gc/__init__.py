@@ -1,1 +1,1 @@
-"""Garbage of a root: found, judged, and removed beside processes at work."""
+"""Garbage collection of a storage root: find and delete unreferenced files while other processes work."""

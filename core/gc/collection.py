@@ -1,4 +1,4 @@
-"""Removing what `core.gc.garbage` finds beside processes at work: each thing is looked at again when it is ours."""
+"""Delete the garbage that `core.gc.garbage` finds, after checking each item again under a lock against its users."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from treadle.core.storage import Storage, remove_abandoned
 
 @dataclass(slots=True)
 class Collected:
-    """What has gone, and what was left after all, with the reasons."""
+    """Result of a collection: deleted items, and items that were left after all, with the reasons."""
 
     plan: Plan
     removed: list[Garbage] = field(default_factory=list)
@@ -26,15 +26,15 @@ class Collected:
 
     @property
     def num_bytes(self) -> int:
-        """All that was freed."""
+        """Number of bytes freed."""
         return sum(item.num_bytes for item in self.removed)
 
 
 def collect(storage: Storage, min_age_s: float, *, patience_s: float = PATIENCE_S) -> Collected:
-    """Remove what nobody needs and nobody has touched for `min_age_s`.
+    """Delete what is unreferenced and has not changed for `min_age_s` seconds.
 
-    What somebody has begun to need meanwhile is left. Raises StorageError; what is removed by then stays removed, and
-    the next collection finds the rest.
+    Items that have become referenced meanwhile are left. The collection waits up to `patience_s` seconds for commits in
+    progress. Raise StorageError; items deleted before it stay deleted, and the next collection finds the rest.
     """
     watch = watch_leases(storage)
     done = Collected(plan_collection(storage, min_age_s, watch=watch))
@@ -42,6 +42,7 @@ def collect(storage: Storage, min_age_s: float, *, patience_s: float = PATIENCE_
     if artifacts:
         try:
             with collecting(storage, patience_s=patience_s) as check:
+                # A commit may have taken up an artifact since the plan was made.
                 again = reach(storage, watch)
                 for item in artifacts:
                     check()
@@ -68,11 +69,11 @@ def _owner(item: Garbage) -> tuple[str, str]:
 def _why_wanted(item: Garbage, folders: Iterable[str], problems: list[str]) -> str:
     if problems:
         return problems[0]
-    return "a record has come to name it" if item.key in folders else ""
+    return "a record references it by now" if item.key in folders else ""
 
 
 def _of_instance(done: Collected, storage: Storage, run_id: str, address: str, items: list[Garbage]) -> None:
-    """Leftovers of an instance, with its lease, so that no attempt begins or goes on meanwhile."""
+    """Delete leftovers of an instance under its lease, so that no attempt starts or continues meanwhile."""
     run = opened(storage, run_id)
     if run is None:
         done.left += [(item, f"run {run_id} cannot be opened any more") for item in items]
@@ -89,9 +90,9 @@ def _of_instance(done: Collected, storage: Storage, run_id: str, address: str, i
 
 
 def _of_run(done: Collected, storage: Storage, run_id: str, items: list[Garbage]) -> None:
-    """What is left of a run, with the lease of its making."""
+    """Delete the remains of a run under the lease of its creation."""
     key, what = f"runs/{run_id}/locks/run.lock", f"the creation of run {run_id}"
-    # Of what lies on this machine alone nothing is to appear on the root.
+    # For items that exist on this machine only, nothing may be created on the root.
     is_here = all(item.here for item in items)
     try:
         with hold(storage.directory(key), what, brief=True) if is_here else hold_key(storage, key, what, brief=True):
@@ -125,7 +126,7 @@ def _remove(done: Collected, item: Garbage, storage: Storage) -> None:
         storage.discard(item.key)
     else:
         if item.what == "artifact" and isinstance(storage, ObjectStorage):
-            # First: what is removed half way is no artifact any more. A folder goes by one rename.
+            # First, because without its manifest a partly deleted artifact is none. A folder is deleted by one rename.
             storage.delete(f"{item.key}/artifact.json")
         storage.delete(item.key)
     done.removed.append(item)

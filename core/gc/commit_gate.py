@@ -1,9 +1,9 @@
-"""Between putting an artifact in place and the record that names it, nobody collects garbage.
+"""Keep gc from deleting an artifact between its commit and the record that references it.
 
-Who commits passes the gate for that short while, together with others who do; who collects has it alone, and looks
-again what records reach before anything goes. On a local root these are two locks of the kernel's, since one alone lets
-those who share it pass for ever before who wants it alone; on an object root, a lease for each commit and one of the
-collector, each of whom looks for the other's after taking its own.
+A commit passes the gate for that short time, together with other commits. A collector holds the gate alone, and checks
+again what records reach before it deletes anything. On a local root the gate consists of two kernel locks, because with
+a single one, back-to-back commits that share it could starve the collector. On an object root there is a lease for each
+commit and one for the collector, and each side looks for the other's lease after taking its own.
 """
 
 from __future__ import annotations
@@ -24,28 +24,28 @@ _log = logging.getLogger(__name__)
 
 _GATE = ".commits.lock"
 _WAY_IN = ".collection.lock"
-"""Closed by a collector that waits for the gate: who is inside leaves, and nobody comes after."""
+"""Held by a collector that waits for the gate: commits in progress leave, and no new ones enter."""
 _COMMITS = "locks/commits"
 _COLLECTOR = "locks/gc.lock"
 _POLL_S = 0.2
 _BRIEF_S = 10.0
-"""How long a collector for which all wait waits for a commit that came just before it."""
+"""Seconds that a collector waits for a commit that started just before it, while all other commits wait."""
 PATIENCE_S = 600.0
-"""How long a collector waits for commits under way; that of a large model into an object store takes minutes."""
+"""Seconds that a collector waits for commits in progress; that of a large model to an object store takes minutes."""
 
 
 @contextlib.contextmanager
 def committing(storage: Storage, name: str) -> Iterator[None]:
-    """Keep collectors away for the length of a block; waits for one that is at work.
+    """Keep collectors out during a block; wait for one that is running.
 
-    `name`: of the stage instance and its run; its lease is held, so no two processes come with one name.
+    `name` identifies the stage instance and its run. Its lease is held, so no two processes use the same name.
     """
     if isinstance(storage, ObjectStorage):
         with _committing_objects(storage, name):
             yield
         return
     with _lock_file(storage, _GATE) as gate:
-        with _lock_file(storage, _WAY_IN) as way_in:
+        with _lock_file(storage, _WAY_IN) as way_in, storage_errors("lock", storage.location()):
             _share(way_in)
             _share(gate)
         yield
@@ -53,9 +53,9 @@ def committing(storage: Storage, name: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def collecting(storage: Storage, *, patience_s: float = PATIENCE_S) -> Iterator[Callable[[], None]]:
-    """Keep commits out for the length of a block; yields what raises RunError where this process has lost that.
+    """Keep commits out during a block; yield a function that raises RunError if this process has lost the gate.
 
-    Waits for commits under way; raises RunError where they do not end in time, or another process collects.
+    Waits for commits in progress. Raise RunError if they do not end in time, or if another process collects.
     """
     if isinstance(storage, ObjectStorage):
         with _collecting_objects(storage, patience_s) as lease:
@@ -65,13 +65,15 @@ def collecting(storage: Storage, *, patience_s: float = PATIENCE_S) -> Iterator[
     while True:
         with _lock_file(storage, _WAY_IN) as way_in, _lock_file(storage, _GATE) as gate:
             brief_ends = min(ends, time.monotonic() + _BRIEF_S)
-            if _taken(way_in, brief_ends) and _taken(gate, brief_ends):
+            with storage_errors("lock", storage.location()):
+                is_taken = _taken(way_in, brief_ends) and _taken(gate, brief_ends)
+            if is_taken:
                 yield lambda: None
                 return
         left_s = ends - time.monotonic()
         if left_s <= 0:
             raise _given_up("a stage is putting its result in force, or another collection is at work")
-        # A commit that takes this long is not to hold up all others until it ends.
+        # A commit that takes this long must not hold up all others until it ends.
         time.sleep(min(_BRIEF_S, left_s))
 
 
@@ -111,6 +113,7 @@ def _taken(lock: int, ends: float) -> bool:
 def _committing_objects(storage: ObjectStorage, name: str) -> Iterator[None]:
     key, watch = f"{_COMMITS}/{name.replace('/', '~')}.lock", watch_leases(storage)
     while True:
+        # Take the lease first, then look for the collector's: if both come at once, at least one sees the other.
         with hold_key(storage, key, f"the commit of {name}"):
             if watch.look(_COLLECTOR) == "free":
                 yield
@@ -121,10 +124,10 @@ def _committing_objects(storage: ObjectStorage, name: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _collecting_objects(storage: ObjectStorage, patience_s: float) -> Iterator[Lease]:
-    """The collector's lease, with no commit left that may have missed it.
+    """Hold the collector's lease, with no commit left that may have missed it.
 
-    Who has the lease holds up all who come to commit, so it is taken when nobody commits, and given back where one that
-    came in between takes long.
+    The lease holds up all new commits. So it is taken when no commit is in progress, and released if one that came in
+    between takes long.
     """
     watch, ends = watch_leases(storage), time.monotonic() + patience_s
     while True:
@@ -139,9 +142,9 @@ def _collecting_objects(storage: ObjectStorage, patience_s: float) -> Iterator[L
 
 
 def _commits_end(storage: ObjectStorage, watch: LeaseWatch, ends: float) -> bool:
-    """Wait until each commit that is under way now is over; False where one is not by then.
+    """Wait until each commit that is in progress now has ended; return False if one has not by `ends`.
 
-    All are looked at each time: that one is dead is known 30 s after the first look.
+    All are checked in every round, because an abandoned lease is recognised only 30 s after the first check.
     """
     left = list(storage.keys(_COMMITS))
     while left := [key for key in left if watch.look(key) != "free"]:

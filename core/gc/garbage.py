@@ -1,8 +1,8 @@
-"""What lies on a root that nobody needs any more, and why: found, not touched.
+"""Find the files of a storage root that are no longer needed, with the reasons, without touching them.
 
-Beside artifacts that nothing reaches these are leftovers of stage instances (journals, workspaces, work folders),
-temporary files of killed writers, and what deletions of runs have left. On an object root the working folder of this
-machine is looked through as well. The rules: `docs/behaviour/gc.md`.
+Apart from unreferenced artifacts, these are leftovers of stage instances (journals, workspaces, work folders),
+temporary files of killed writers, and remains of deleted runs. On an object root, the working folder of this machine is
+searched as well. The rules: `docs/behaviour/gc.md`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from treadle.core.gc.reach import Reach, is_address, opened, reach
 from treadle.core.locks import LeaseWatch, watch_leases
 from treadle.core.object_storage import ObjectStorage
 from treadle.core.runs import FINGERPRINT_DIGITS, Run
-from treadle.core.stage import Address
+from treadle.core.stage import KEPT, Address
 from treadle.core.storage import Storage, storage_errors
 
 What = Literal["artifact", "journal", "workspace", "work folder", "temporary", "remains of a run"]
@@ -37,26 +37,26 @@ _WORK = "work/"
 
 
 class Seen(NamedTuple):
-    """A file or an object."""
+    """File or object on a root."""
 
     key: str
     num_bytes: int
     changed_at: float
-    """Unix time."""
+    """Time of the last change in Unix time."""
 
 
 @dataclass(slots=True)
 class _Heap:
-    """What belongs together, summed up: a root may hold millions of files."""
+    """Totals of files that belong together; they are not kept one by one, as a root may hold millions."""
 
     num_bytes: int = 0
     num_files: int = 0
     changed_at: float = 0.0
     has_results: bool = False
-    """Of a run: whether there is a file below `records`."""
+    """For a run: whether there is a file below `records`."""
 
     def add(self, seen: Seen) -> None:
-        """Count one more."""
+        """Add one file to the totals."""
         self.num_bytes += seen.num_bytes
         self.num_files += 1
         self.changed_at = max(self.changed_at, seen.changed_at)
@@ -64,42 +64,42 @@ class _Heap:
 
 @dataclass(frozen=True, slots=True)
 class Garbage:
-    """Something that can go."""
+    """Item that can be deleted."""
 
     key: str
-    """Of the file or folder, relative to the root."""
+    """Key of the file or folder, relative to the root."""
     what: What
     why: str
     num_bytes: int
     num_files: int
     here: bool = False
-    """Whether it lies in this machine's working folder for an object root, and not on the root itself."""
+    """Whether it is in this machine's working folder for an object root, and not on the root itself."""
     run_id: str = ""
     address: str = ""
-    """Of the stage instance whose lease is to be held."""
+    """Address of the stage instance whose lease must be held for the deletion."""
 
 
 @dataclass(slots=True)
 class Plan:
-    """What can go, and what is worth knowing of what stays."""
+    """Items that can be deleted, and notes on what stays."""
 
     garbage: list[Garbage] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     num_artifacts_kept: int = 0
     bytes_kept: int = 0
-    """Of these artifacts."""
+    """Size of these artifacts."""
     num_young: int = 0
-    """Things that would be garbage, were they not so young."""
+    """Number of items that would be garbage if they were older."""
     bytes_young: int = 0
 
     @property
     def num_bytes(self) -> int:
-        """All that would be freed."""
+        """Number of bytes that would be freed."""
         return sum(item.num_bytes for item in self.garbage)
 
 
 def plan_collection(storage: Storage, min_age_s: float, *, watch: LeaseWatch | None = None) -> Plan:
-    """What nobody needs and nobody has touched for `min_age_s`. Raises StorageError."""
+    """Return a plan of what is not needed and has not changed for `min_age_s` seconds. Raise StorageError."""
     plan, reached = Plan(), reach(storage, watch or watch_leases(storage))
     before = time.time() - min_age_s
     for files, here in _sources(storage):
@@ -111,7 +111,7 @@ def plan_collection(storage: Storage, min_age_s: float, *, watch: LeaseWatch | N
 
 
 def _sources(storage: Storage) -> Iterator[tuple[Iterator[Seen], bool]]:
-    """What lies on the root; and in this machine's working folder, where there is one."""
+    """Yield the files of the root (and False), then those of this machine's working folder, if any (and True)."""
     if isinstance(storage, ObjectStorage):
         yield (Seen(*entry) for entry in storage.listed("")), False
         yield _walk(storage.work), True
@@ -120,7 +120,7 @@ def _sources(storage: Storage) -> Iterator[tuple[Iterator[Seen], bool]]:
 
 
 def _walk(root: Path) -> Iterator[Seen]:
-    """Files below a folder, and the temporary folders among them; what goes away meanwhile is passed over."""
+    """Yield the files below a folder, and the temporary folders among them; skip what disappears meanwhile."""
     with storage_errors("list", root):
         for folder, folders, files in os.walk(root):
             temporary = [name for name in folders if _TEMPORARY.fullmatch(name)]
@@ -135,14 +135,14 @@ def _walk(root: Path) -> Iterator[Seen]:
 
 
 class _Look:
-    """A look at one source."""
+    """Search of one source for garbage."""
 
     def __init__(self, storage: Storage, plan: Plan, reached: Reach, before: float, here: bool) -> None:
         self._storage, self._plan, self._reached, self._before, self._here = storage, plan, reached, before, here
         self._needs: dict[tuple[str, str], Needs | None] = {}
 
     def at(self, files: Iterable[Seen]) -> None:
-        """Sort files into what they belong to, and judge that."""
+        """Group files by the item that they belong to, and judge each item."""
         groups: defaultdict[tuple[What, str], _Heap] = defaultdict(_Heap)
         runs: defaultdict[str, _Heap] = defaultdict(_Heap)
         for seen in files:
@@ -181,7 +181,7 @@ class _Look:
             self._add(key, "artifact", "no record and no attempt at work reaches it", heap)
 
     def _maker(self, key: str) -> str | None:
-        """Who made an artifact; None where it has no sound manifest."""
+        """Return `made_by` of an artifact's manifest; None if there is no valid one."""
         try:
             content = self._storage.get(f"{key}/artifact.json")
             return None if content is None else parse_manifest(content, key).made_by
@@ -230,7 +230,7 @@ class _Look:
 
 
 def _group_of(key: str) -> tuple[What, str] | None:
-    """What a file belongs to, where that may be garbage: its kind, and the key of all of it."""
+    """Return the kind and the key of the item that a file belongs to; None if it is never garbage."""
     if match := _OF_INSTANCE.fullmatch(key):
         section, rest = match[2], match[5]
         key_of = f"runs/{match[1]}/{section}/{match[3]}/{match[4]}"
@@ -246,7 +246,7 @@ def _group_of(key: str) -> tuple[What, str] | None:
 
 
 def _outermost(key: str) -> str:
-    """The key up to its first temporary part."""
+    """Return the key up to its first temporary part."""
     parts = key.split("/")
     first = next(index for index, part in enumerate(parts) if _TEMPORARY.fullmatch(part))
     return "/".join(parts[: first + 1])
@@ -254,27 +254,27 @@ def _outermost(key: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What an instance at which nobody is may still want of what it left."""
+    """Leftovers of an idle instance that may still be needed."""
 
     journals: frozenset[str] | None
-    """Names; None: all that there are."""
+    """Names of journals; None means all."""
     workspaces: frozenset[str]
 
     def why_not(self, what: What, name: str) -> str:
-        """Why this is not needed; empty where it is."""
+        """Return why a leftover is not needed; empty if it is needed."""
         if what == "journal":
             if self.journals is None or name in self.journals:
                 return ""
             return "of an attempt before the result in force"
         if what == "workspace":
-            return "" if name in self.workspaces else "nothing goes on with it"
+            return "" if name in self.workspaces else "nothing continues it"
         return "of an attempt that has ended"
 
 
 def needs_of(run: Run, address: Address) -> Needs:
-    """What the next attempt at an instance may go on with; raises RunError for a damaged file.
+    """Return what the next attempt at an instance may resume from; raise RunError for a damaged file.
 
-    Without a result all journals stay: what was paid for is in them, and an earlier input may come back.
+    Without a result all journals stay: they hold completions that were paid for, and an earlier input may return.
     """
     record, attempts = run.record(address), run.attempts(address)
     last = attempts[-1] if attempts else None
@@ -283,5 +283,5 @@ def needs_of(run: Run, address: Address) -> Needs:
     if record is None or own is None:
         return Needs(None, frozenset(workspaces))
     needed = [attempt.journal_name for attempt in attempts if attempt.number > own.number]
-    needed += [own.journal] if own.journal else []
+    needed += [own.journal] if own.journal.startswith(KEPT) else []
     return Needs(frozenset(name[:FINGERPRINT_DIGITS] for name in needed), frozenset(workspaces))

@@ -1,4 +1,4 @@
-"""Which artifacts of a root somebody may still want: by records, by attempts at work, by name in a configuration."""
+"""Find the artifacts of a storage root that are in use: by records, by running attempts, by paths in configurations."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ _ATTEMPT = re.compile(r"attempts/(\d+/[^/]+)/(\d+)/attempt\.json")
 
 @dataclass(slots=True)
 class Reach:
-    """What is reached, and what keeps that from being known."""
+    """Artifacts that are in use, and problems that keep others from being ruled out."""
 
     folders: set[str] = field(default_factory=set)
-    """Keys of artifacts' folders."""
+    """Keys of the folders of artifacts."""
     problems: list[str] = field(default_factory=list)
-    """Each names a file that cannot be read; with one, any artifact may be reached."""
+    """Messages, each on an unreadable file or an attempt of another version; with any, every artifact may be in use."""
     at_work: set[str] = field(default_factory=set)
-    """Keys of instances, such as `runs/first/1/pools`, at which somebody is."""
+    """Keys of instances, such as `runs/first/1/pools`, that a process is working on."""
 
 
 def reach(storage: Storage, watch: LeaseWatch) -> Reach:
-    """All artifacts that runs of a root reach now.
+    """Return all artifacts that runs of a root reference now.
 
-    By the results in force, what these read, what attempts at work read, and paths in configurations, such as that of
-    a web record. Files of other origin are passed over; a record that cannot be read is a problem. Waits, 30 s at
-    most, where the last holder of a lease was on another machine and has not been seen by the watch.
+    These are the current results, their inputs, the inputs of running attempts, and artifacts whose paths are in
+    configurations, such as a web record. Unknown files are skipped; a record that cannot be read is a problem. Waits,
+    at most 30 s, if the last holder of a lease was on another machine and `watch` has not seen it yet.
     """
     found, attempts = Reach(), dict[str, AttemptRecord]()
     for run_id in storage.names("runs"):
@@ -61,7 +61,7 @@ def reach(storage: Storage, watch: LeaseWatch) -> Reach:
 
 
 def at_work(storage: Storage, instances: Iterable[str], watch: LeaseWatch) -> set[str]:
-    """At which instances, by their keys, somebody holds the lease or that of a shard."""
+    """Return the keys of those instances whose lease, or that of a shard, is held by a process."""
     leases = {}
     for key in instances:
         _, run_id, address = key.split("/", 2)
@@ -88,7 +88,7 @@ def _of_records(storage: Storage, prefix: str, found: Reach) -> None:
 
 
 def _last_attempts(storage: Storage, prefix: str, found: Reach) -> Iterator[tuple[str, AttemptRecord]]:
-    """Of each instance of a run, by its key."""
+    """Yield the last attempt of each instance of a run, with the key of the instance."""
     last: dict[str, int] = {}
     for name in (key.removeprefix(prefix) for key in storage.keys(f"{prefix}attempts")):
         if (match := _ATTEMPT.fullmatch(name)) and is_address(match[1]):
@@ -104,7 +104,7 @@ def _last_attempts(storage: Storage, prefix: str, found: Reach) -> Iterator[tupl
 
 
 def opened(storage: Storage, run_id: str) -> Run | None:
-    """The run of this name, or None where it cannot be opened."""
+    """Return the run of this name, or None if it cannot be opened."""
     try:
         info = load_record(storage, f"runs/{run_id}/run.json", RunInfo)
     except RunError:
@@ -113,7 +113,7 @@ def opened(storage: Storage, run_id: str) -> Run | None:
 
 
 def is_address(text: str) -> bool:
-    """Whether this names a stage instance."""
+    """Return whether the text is the address of a stage instance."""
     try:
         Address.parse(text)
     except ConfigError:
@@ -127,6 +127,6 @@ def _read_by(inputs: Mapping[str, Iterable[InputRef]]) -> Iterator[ArtifactRef]:
 
 
 def _named(text: bytes) -> Iterator[str]:
-    """Artifacts that a text names by their paths."""
+    """Yield the artifact folders whose paths a text contains."""
     for match in _NAMED.finditer(text):
         yield f"artifacts/{match[1].decode()}/{match[2].decode()}"

@@ -1,4 +1,4 @@
-"""One request of a caller on its way through the pool: what it asks, and what it has met so far."""
+"""State of one request on its way through the pool: its content, its attempts and its hedges."""
 
 from __future__ import annotations
 
@@ -8,74 +8,105 @@ from dataclasses import dataclass, field
 
 from yarl import URL
 
+from treadle.core.llm.checks import Asked, checked
 from treadle.core.llm.endpoint import Endpoint
+from treadle.core.llm.stops import KEPT, lacks_stop
 from treadle.core.llm.types import Completion
 from treadle.core.llm.wire import Answer, Failure
+from treadle.core.work_clock import Limit, WorkClock, work_clock
 
 ATTEMPTS_PER_ENDPOINT = 2
-"""Failed attempts of one request on one endpoint before it prefers another."""
+"""Failed attempts of a request on one endpoint before another one is preferred."""
 
 
 @dataclass(slots=True, eq=False)
 class Call:
-    """See the module."""
+    """Request of a caller, with the state of its attempts. Times are the event loop's unless noted."""
 
     url_of: Callable[[Endpoint], URL]
     body: bytes
     parse: Callable[[bytes], Answer]
     session: str
     deadline: float
-    beside: bool = False
-    """Whether this is a hedge of another call."""
+    """Time at which to give up, on `clock`."""
+    asked: Asked | None = None
+    """Request data that the answer is checked against; None if unknown."""
+    clock: WorkClock = field(default_factory=work_clock)
+    """Clock of the work that sends the request."""
+    is_hedge: bool = False
+    """Whether it is sent in parallel to another call that is late."""
     failures: int = 0
     rate_limited: int = 0
     hedged: int = 0
+    failed_hedges: int = 0
+    """Failed hedges of the current attempt."""
     kinds: set[str] = field(default_factory=set)
     per_endpoint: dict[str, int] = field(default_factory=dict)
     waits: dict[str, float] = field(default_factory=dict)
-    """URL -> when that endpoint wants to be asked again."""
+    """URL -> time before which that endpoint is not asked again."""
     outage_until: float | None = None
     last: str = ""
+    odd: tuple[str, ...] = ()
+    """Oddities of the malformed answers so far, in order."""
     endpoint: Endpoint | None = None
-    """Where the attempt runs, then who answered."""
+    """Endpoint of the current attempt; at the end, the one that answered."""
     sent_at: float = 0.0
-    scope: asyncio.Timeout | None = None
-    """Of the attempt on the wire."""
+    limit: Limit | None = None
+    """Time limit of the attempt on the wire."""
     hedges: list[asyncio.Task[None]] = field(default_factory=list)
     hedge_at: float = 0.0
-    """Not hedged again before this time."""
+    """Time before which it is not hedged again."""
     hedge_counted: bool = False
-    """Whether its newest hedge was one of the limited number."""
+    """Whether its latest hedge counts towards the pool's limit of hedges."""
     known_late: bool = False
     rescue: Answer | Failure | None = None
-    """What a hedge brought."""
+    """Result of a hedge."""
 
     @property
     def retries(self) -> int:
-        """Attempts besides the first."""
+        """Number of attempts after the first."""
         return self.failures + self.rate_limited + self.hedged
 
     def double(self) -> Call:
-        """The same request, to be tried beside the attempt on the wire, and rather not on the same endpoint."""
+        """Return the same request for a parallel attempt, if possible on another endpoint."""
         avoid = {self.endpoint.url: ATTEMPTS_PER_ENDPOINT} if self.endpoint else {}
-        return Call(self.url_of, self.body, self.parse, self.session, self.deadline, beside=True, per_endpoint=avoid)
+        return Call(
+            self.url_of,
+            self.body,
+            self.parse,
+            self.session,
+            float("inf"),  # It ends with the attempt that it backs up.
+            self.asked,
+            WorkClock(),
+            is_hedge=True,
+            per_endpoint=avoid,
+        )
+
+    def read(self, data: bytes) -> Answer:
+        """Parse the body of a reply and check the answer; raise Failure if it is unusable."""
+        answer = self.parse(data)
+        return answer if self.asked is None else checked(answer, self.asked)
 
     def take_rescue(self) -> Answer:
-        """The answer that a hedge brought; raises the Failure if it brought one."""
+        """Return the answer of a hedge, or raise its Failure."""
         rescue, self.rescue = self.rescue, None
         assert rescue is not None
         if isinstance(rescue, Failure):
             raise rescue
         return rescue
 
-    def deliver(self, endpoint: Endpoint, outcome: Answer | Failure) -> None:
-        """End the attempt on the wire with what a hedge brought."""
-        if self.rescue is None and self.scope is not None and not self.scope.expired():
+    def deliver(self, endpoint: Endpoint, outcome: Answer | Failure, sent_at: float) -> None:
+        """End the attempt on the wire with the result of a hedge, which was sent at `sent_at` in event loop time.
+
+        The time before does not count on the work clock: like that of a failed attempt, the server caused it.
+        """
+        if self.rescue is None and self.limit is not None and not self.limit.expired():
             self.rescue, self.endpoint = outcome, endpoint
-            self.scope.reschedule(asyncio.get_running_loop().time())
+            self.clock.give_back(self.sent_at, sent_at)
+            self.limit.end_now()
 
     def completion(self, answer: Answer, endpoint: Endpoint, seconds: float) -> Completion:
-        """What the caller gets."""
+        """Return the Completion for the caller; `seconds` is the time since the call."""
         return Completion(
             text=answer.text,
             token_ids=answer.token_ids,
@@ -86,14 +117,23 @@ class Call:
             endpoint=endpoint.url,
             seconds=seconds,
             retries=self.retries,
+            stop_dropped=self._lacks_stop(answer, endpoint),
+            notes=self.odd + answer.notes,
         )
+
+    def _lacks_stop(self, answer: Answer, endpoint: Endpoint) -> bool:
+        asked = self.asked
+        if asked is None:
+            return False
+        styles = asked.stop_styles
+        return lacks_stop(answer, asked.stops, KEPT if styles is None else styles.get(endpoint.url, KEPT))
 
 
 def completions_url(endpoint: Endpoint) -> URL:
-    """Where an endpoint completes prompts."""
+    """Return the URL at which an endpoint completes prompts."""
     return endpoint.target.completions
 
 
 def chat_url(endpoint: Endpoint) -> URL:
-    """Where an endpoint answers chats."""
+    """Return the URL at which an endpoint completes chats."""
     return endpoint.target.chat

@@ -1,7 +1,7 @@
-"""HTTP to model servers: one aiohttp session per pool, set up for many long requests.
+"""HTTP client for model servers: one aiohttp session per pool, set up for many long requests.
 
-aiohttp's defaults are wrong here: a limit of 100 connections, five minutes for everything, proxies from the
-environment, a cookie jar. Deadlines are the pool's business; this module turns whatever goes wrong into a `Failure`.
+aiohttp's defaults do not fit: at most 100 connections, five minutes per request, proxies from the environment, a cookie
+jar. The pool enforces deadlines; this module turns every transport error into a `Failure`.
 """
 
 from __future__ import annotations
@@ -22,19 +22,20 @@ from treadle.core.llm.config import EndpointSettings
 from treadle.core.llm.wire import Failure, excerpt
 
 KEY_MARK = b"[key]"
-"""What stands in place of an endpoint's key wherever a server repeats it."""
+"""Replacement for an endpoint's key wherever a server repeats it."""
 SHORTEST_SECRET = 8
-"""Shorter keys are placeholders such as EMPTY: they may well be words of a completion, which stays as it is."""
+"""Length from which keys are searched for in successful answers, too. Shorter ones are placeholders such as EMPTY,
+which may be words of a completion."""
 KEEPALIVE_S = 4.0
-"""Idle connections are dropped before uvicorn drops them at 5 s: a request after a longer tool call meets no reset."""
+"""Seconds until idle connections are closed: before uvicorn's 5 s, so that the next request is not reset."""
 
 _READ_BUFFER_BYTES = 256 << 10
 _ESCAPED_LETTER = re.compile(rb"\\u00(?:3[0-9]|[46][1-9a-f]|[57][0-9a])", re.IGNORECASE)
-"""Or digit, of ASCII."""
+"""JSON escape of an ASCII letter or digit."""
 
 
 class Target:
-    """One endpoint's addresses and headers, prepared once."""
+    """Addresses and headers of one endpoint, prepared once."""
 
     def __init__(self, settings: EndpointSettings) -> None:
         self.url = settings.url
@@ -53,21 +54,21 @@ class Target:
 
 
 class HttpSettings(Protocol):
-    """What the session must know of its servers."""
+    """Settings that the session needs."""
 
     @property
     def connect_timeout_s(self) -> float:
-        """Most time for opening a connection."""
+        """Most seconds to open a connection."""
         ...
 
     @property
     def max_response_bytes(self) -> int:
-        """Largest accepted answer."""
+        """Largest accepted response in bytes."""
         ...
 
 
 class HttpClient:
-    """One session; used inside a running event loop and closed by `close`."""
+    """HTTP session; create it in a running event loop and close it with `close`."""
 
     def __init__(self, settings: HttpSettings) -> None:
         raise_open_file_limit()
@@ -86,16 +87,16 @@ class HttpClient:
     async def post(
         self, url: URL, body: bytes, headers: CIMultiDict[str], *, secret: str = ""
     ) -> tuple[int, Mapping[str, str], bytes]:
-        """Send a JSON body; return status, headers and body. Raises Failure for everything below HTTP.
+        """Send a JSON body; return status, headers and body. Raise Failure for every error below HTTP.
 
-        `secret` is a key that the request carries elsewhere than in `Authorization`; it is masked like that one.
+        `secret` is a key that the request carries outside of `Authorization`; it is masked in the same way.
         """
         return await self._exchange("POST", url, body, headers, secret)
 
     async def get(
         self, url: URL, headers: CIMultiDict[str], *, secret: str = ""
     ) -> tuple[int, Mapping[str, str], bytes]:
-        """Like `post`, without a body."""
+        """Send a GET request; otherwise like `post`."""
         return await self._exchange("GET", url, None, headers, secret)
 
     async def close(self) -> None:
@@ -114,13 +115,13 @@ class HttpClient:
                 if response.status == 200 and len(key) < SHORTEST_SECRET:
                     return 200, response.headers, data
                 said = _without_key(data, key)
-                # A completion is kept in journals and data sets, and its ids spell the key where its text does.
+                # Completions are kept in journals and data sets, and their token ids would still spell a masked key.
                 if response.status == 200 and said is not data:
                     raise Failure("malformed", "the answer repeats the key that it was asked with")
                 return response.status, response.headers, said
         except aiohttp.ClientError as error:
             failure = _failure(error, key)
-        # Not in the handler: what aiohttp says holds what the server said, and tracebacks show the whole chain.
+        # Raised outside the handler: aiohttp's error contains the server's words, and tracebacks show the whole chain.
         raise failure
 
     async def _read(self, response: aiohttp.ClientResponse) -> bytes:
@@ -129,7 +130,7 @@ class HttpClient:
             return await response.read()
         parts: list[bytes] = []
         size = 0
-        # Without a length, or with one that lies beyond the limit, stop as soon as the limit is passed.
+        # Without a length, or with one beyond the limit, stop reading as soon as the limit is passed.
         async for part in response.content.iter_any():
             size += len(part)
             if size > self._limit:
@@ -140,9 +141,9 @@ class HttpClient:
 
 
 def _without_key(data: bytes, key: str) -> bytes:
-    """What a server said, without the key that it was sent: servers that refuse one like to repeat it.
+    """Return a reply without the key that was sent: servers like to repeat a key that they refuse.
 
-    Also as JSON may spell it, with any of its characters as escapes.
+    Also finds the key in JSON's spellings, with any of its characters escaped.
     """
     if not key:
         return data
@@ -150,7 +151,7 @@ def _without_key(data: bytes, key: str) -> bytes:
         data = data.replace(plain, KEY_MARK)
     if b"\\" not in data:
         return data
-    # Nobody needs to escape these, and looking for them takes longer.
+    # Escaped letters and digits are rare, and searching for them takes longer.
     has_letters = _ESCAPED_LETTER.search(data) is not None
     if key.isalnum() and not has_letters:
         return data
@@ -167,7 +168,7 @@ def _escaped(key: str, has_letters: bool) -> re.Pattern[bytes]:
 
 
 def _failure(error: aiohttp.ClientError, key: str) -> Failure:
-    # aiohttp names its TLS setting even where no TLS is spoken.
+    # aiohttp mentions its TLS setting even for plain HTTP.
     said = str(error).replace(" ssl:default", "")
     words = excerpt(_without_key(said.encode("utf-8", "replace"), key)) if said else type(error).__name__
     if isinstance(error, (aiohttp.ClientConnectorCertificateError, aiohttp.ClientConnectorSSLError)):
@@ -180,10 +181,10 @@ def _failure(error: aiohttp.ClientError, key: str) -> Failure:
 
 
 def raise_open_file_limit() -> None:
-    """Raise the soft limit of open files to the hard one: each request in flight holds a connection."""
+    """Raise the soft limit of open files to the hard limit: each request in flight holds a connection."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         try:
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-        except (ValueError, OSError):  # some kernels refuse an infinite limit; then the old one stays
+        except (ValueError, OSError):  # some kernels refuse an infinite limit; keep the old one
             return

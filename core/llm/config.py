@@ -1,4 +1,4 @@
-"""Settings of model access: how to sample, which model, which endpoints."""
+"""Settings of model access: sampling, models and endpoints."""
 
 from __future__ import annotations
 
@@ -16,34 +16,37 @@ _VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]{0,99}")
 
 
 class Sampling(Section):
-    """How completions are drawn. Every value is sent in every request, so no server default decides."""
+    """Sampling parameters. Every value is sent with every request, so that server defaults do not apply.
+
+    With `api = "chat"`, values that change nothing are left out if the service may not know the key.
+    """
 
     temperature: float = Field(default=1.0, ge=0.0)
     """Softmax temperature; 0 means greedy."""
     top_p: float = Field(default=0.95, gt=0.0, le=1.0)
-    """Share of probability mass that is sampled from."""
+    """Share of the probability mass to sample from; 1 means all."""
     top_k: int = Field(default=-1, ge=-1)
-    """Number of most likely tokens that are sampled from; -1 means all."""
+    """Number of most likely tokens to sample from; -1 means all."""
     min_p: float = Field(default=0.0, ge=0.0, le=1.0)
-    """Least probability of a token, relative to the likeliest one."""
+    """Least probability of a token, relative to the most likely one."""
     repetition_penalty: float = Field(default=1.0, gt=0.0)
-    """Divides the scores of tokens that already occur in prompt or answer; 1 means none."""
+    """Divisor for the scores of tokens that already occur in the prompt or answer; 1 means no penalty."""
     max_tokens: int = Field(default=4096, ge=1)
-    """Most new tokens of one request."""
+    """Most new tokens per request."""
 
 
 class EndpointSettings(Section):
-    """One OpenAI-compatible server."""
+    """OpenAI-compatible server."""
 
     url: str
     """Base URL up to and including the version, such as `http://localhost:8000/v1`."""
     api_key_env: str | None = None
-    """Name, in capitals, of the environment variable that holds the key; nothing is sent where it is not given."""
+    """Name, in capitals, of the environment variable that holds the API key; without it no key is sent."""
 
     @field_validator("url")
     @classmethod
     def _check_url(cls, value: str) -> str:
-        # Before all else, and without repeating it: what is refused here may be a secret.
+        # First, and without repeating the value: it may hold a secret.
         if "@" in value or "?" in value or "#" in value:
             raise ValueError("an endpoint URL carries no credentials, query or fragment; name the key in api_key_env")
         parts = urlsplit(value)
@@ -65,54 +68,58 @@ class EndpointSettings(Section):
 
 
 class ModelSettings(Section):
-    """One model and the endpoints that serve it: `[models.<name>]`."""
+    """A model and the endpoints that serve it: `[models.<name>]`."""
 
     model: str = Field(min_length=1)
     """The model's name in requests."""
     revision: str = ""
-    """Which weights stand behind the name, where the name does not say it; changing it makes results new ones."""
+    """Identifies the weights if the model's name does not; after a change, earlier results are not reused."""
     api: Literal["completions", "chat"] = "completions"
-    """How it is asked: `completions` of a prompt (vLLM and the like), or `chat` for services that have nothing else;
-    these can be the agent of `rollouts` (so of `eval`), judge and summarizer."""
+    """Route of the requests: `completions` (vLLM and similar servers), or `chat` for services that offer nothing else.
+    A `chat` model can be the agent of `rollouts` (and so of `eval`), the judge and the summarizer."""
     tokenizer: Operational[Path | None] = None
-    """Folder with the model's tokenizer and chat template; none means text mode. Its digest, not its path, counts."""
+    """Folder with the model's tokenizer and chat template; without it, prompts are sent as text. Results depend on its
+    digest, not its path."""
     endpoints: Operational[tuple[EndpointSettings, ...]] = ()
-    """Servers of this model; a question's requests stay on one of them while it is healthy."""
+    """Servers of this model; the requests of one question stay on one of them while it is healthy."""
     server: ServerSettings | None = None
-    """A server that is started when a stage needs the model, and stopped with it; then `endpoints` stays empty."""
+    """Server to start when a stage needs the model, and to stop afterwards; leave `endpoints` empty then."""
     max_model_len: int | None = Field(default=None, ge=1)
-    """The window in tokens; none means what the server says."""
+    """Context window in tokens; must not exceed the server's. Without it, the smallest window that a server reports."""
     token_ids: Literal["auto", "required", "off"] = "auto"
-    """Whether requests and answers carry token ids: `auto` asks the server, `required` refuses one that cannot."""
+    """Token ids in requests and answers: `auto` uses them if the server can, `required` refuses one that cannot."""
     max_in_flight: Operational[int] = Field(default=256, ge=1)
-    """Most requests in flight per endpoint; at most 64 at first, and never more than the server is found to take."""
+    """Most requests in flight per endpoint; at most 64 at first, and never more than the server proves to handle."""
     connect_timeout_s: Operational[float] = Field(default=10.0, gt=0)
-    """Most time for opening a connection."""
+    """Most seconds to open a connection."""
     request_timeout_s: Operational[float] = Field(default=600.0, gt=0)
-    """Most time for one attempt of one request; then it is tried again."""
+    """Most seconds for one attempt of a request; then it is retried."""
     hedge_floor_s: Operational[float | None] = Field(default=2.0, gt=0)
-    """A request that waits longer than this, and 1.5 times what 95 % of recent answers took, is also sent to another
-    endpoint, and the first answer counts; none means never."""
+    """Seconds after which a request may be late. A request that takes longer than this, and than 1.5 times the 95th
+    percentile of recent answers, is also sent to another endpoint, and the first answer counts; none means never."""
     retry_limit: Operational[int] = Field(default=6, ge=0)
-    """Most retries of one request after failures of the server or the connection."""
+    """Most retries of a request after failures of the server or the connection, plus one per additional endpoint."""
     rate_limit_retries: Operational[int] = Field(default=60, ge=0)
-    """Most retries of one request after the server asked to slow down (429, or 503 with Retry-After)."""
+    """Most retries of a request after the server asked to slow down (429, or 503 with Retry-After)."""
     backoff_base_s: Operational[float] = Field(default=0.5, ge=0)
-    """Pause before the first retry; each further one doubles it, and jitter shortens it by up to a half."""
+    """Seconds before the first retry; each further retry doubles the pause, and jitter shortens it by up to half."""
     backoff_max_s: Operational[float] = Field(default=30.0, ge=0)
-    """Longest pause between retries, unless the server asks for a longer one."""
+    """Longest pause between retries in seconds, unless the server asks for a longer one."""
     outage_wait_s: Operational[float] = Field(default=120.0, ge=0)
-    """How long a request waits for any endpoint while all are down; then its work is owed to a resumed run."""
+    """Seconds that a request waits while all endpoints are down, or its own is silent; then its work is pending, and a
+    later pass or a resumed run retries it."""
     probe_base_s: Operational[float] = Field(default=1.0, gt=0)
-    """First pause between checks whether an endpoint that was down is back; doubles up to `probe_max_s`."""
+    """Seconds between the first checks of an endpoint that is down, or that does not respond while it holds requests;
+    the pause doubles up to `probe_max_s`. An endpoint is silent if it leaves a check unanswered for three times this,
+    or longer if checks usually take long."""
     probe_max_s: Operational[float] = Field(default=5.0, gt=0)
-    """Longest pause between those checks."""
+    """Longest pause between those checks in seconds."""
     max_response_bytes: Operational[int] = Field(default=64 << 20, ge=1024)
-    """Largest accepted answer; a larger one counts as malformed."""
+    """Largest accepted answer in bytes; a larger one counts as malformed."""
     prompt_price_per_million: Operational[float | None] = Field(default=None, ge=0.0)
-    """What a million prompt tokens cost, in the currency of all prices of this configuration; none means unknown."""
+    """Price of a million prompt tokens, in the currency of all prices of this configuration; none means unknown."""
     completion_price_per_million: Operational[float | None] = Field(default=None, ge=0.0)
-    """What a million sampled tokens cost, in the same currency; none means unknown."""
+    """Price of a million sampled tokens, in the same currency; none means unknown."""
 
     @model_validator(mode="after")
     def _has_ids_where_they_are_required(self) -> Self:
@@ -122,10 +129,10 @@ class ModelSettings(Section):
 
     @property
     def is_priced(self) -> bool:
-        """Whether both prices are known."""
+        """True if both prices are known."""
         return self.prompt_price_per_million is not None and self.completion_price_per_million is not None
 
     def cost(self, prompt_tokens: float, completion_tokens: float) -> float:
-        """What so many tokens cost; 0 for a kind of token whose price is unknown."""
+        """Return the cost of so many tokens; a kind of token whose price is unknown costs 0."""
         prices = (self.prompt_price_per_million or 0.0, self.completion_price_per_million or 0.0)
         return (prompt_tokens * prices[0] + completion_tokens * prices[1]) / 1e6

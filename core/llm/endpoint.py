@@ -1,4 +1,4 @@
-"""One endpoint as the pool sees it: its health, and how many requests it may hold now.
+"""State of one endpoint in the pool: its health, and how many requests it may hold now.
 
 Nothing here sends a request.
 """
@@ -12,40 +12,37 @@ from enum import Enum
 
 from treadle.core.llm.client import Target
 from treadle.core.llm.config import EndpointSettings
+from treadle.core.llm.heartbeat import Heartbeat
 from treadle.core.llm.limit import InFlightLimit
 
 FAILURES_UNTIL_DOWN = 3
-"""Consecutive failures after which an endpoint counts as down; a refused connection or a failed trial needs one."""
-GONE_AFTER_S = 0.5
-"""A silent endpoint that does not answer GET /models for so long is given up, with all that it holds."""
+"""Consecutive failures that take an endpoint down; a refused connection or a failure on trial needs only one."""
 
 
 class Health(Enum):
-    """Whether an endpoint gets requests."""
+    """Health of an endpoint; it decides whether the endpoint gets requests."""
 
     HEALTHY = "healthy"
     TRIAL = "trial"
     """Back after an outage: gets requests, but the next failure takes it down again."""
     DRAINING = "draining"
-    """Finishes what it has and gets nothing new, until it is resumed."""
+    """Finishes its requests and gets no new ones until it is resumed."""
     DOWN = "down"
-    """Gets nothing until a check finds it back."""
+    """Gets no requests until a check succeeds."""
 
 
 class Endpoint:
     """State of one endpoint. All times are the event loop's."""
 
-    def __init__(self, settings: EndpointSettings, max_in_flight: int) -> None:
+    def __init__(self, settings: EndpointSettings, max_in_flight: int, heartbeat: Heartbeat) -> None:
         self.target = Target(settings)
         self.url = settings.url
         self.health = Health.HEALTHY
         self.in_flight = 0
         self.paused_until = 0.0
-        self.alive_at = 0.0
-        """When it last said anything."""
-        self.down_at = 0.0
+        self.heartbeat = heartbeat
         self.silent = False
-        """Whether it went down because it said nothing, not even that it fails."""
+        """Whether it went down because it did not respond at all, not even with errors."""
         self.last_error = ""
         self.probe_count = 0
         self.failures_in_a_row = 0
@@ -56,38 +53,44 @@ class Endpoint:
 
     @property
     def limit(self) -> int:
-        """Requests that may be in flight now."""
+        """Most requests that may be in flight now."""
         return self._limit.value
 
     @property
     def load(self) -> int:
-        """Requests in flight or waiting for a slot."""
+        """Number of requests in flight or waiting for a slot."""
         return self.in_flight + len(self._waiters)
 
     @property
     def usable(self) -> bool:
-        """Whether new requests may be placed here."""
+        """True if new requests may be placed here."""
         return self.health is Health.HEALTHY or self.health is Health.TRIAL
 
-    def gone(self, now: float) -> bool:
-        """Whether it fell silent and has not even answered the first check in a while: what it holds is lost."""
-        return self.silent and self.health is Health.DOWN and now - self.down_at >= GONE_AFTER_S
+    @property
+    def alive_at(self) -> float:
+        """Time of its last sign of life."""
+        return self.heartbeat.heard_at
+
+    @property
+    def gone(self) -> bool:
+        """True if it went down because it was silent, so that its requests should be sent elsewhere."""
+        return self.silent and self.health is Health.DOWN
 
     def rank(self, session: bytes) -> bytes:
-        """Rendezvous weight of a session here: the endpoint with the largest one is its home."""
+        """Return the rendezvous hash of a session: the endpoint with the largest one is the session's home."""
         return hashlib.blake2b(session, key=self._salt, digest_size=8).digest()
 
     def try_acquire(self) -> bool:
-        """Take a slot if one is free and nobody waits for it."""
+        """Take a slot if one is free and no request waits for one."""
         if self._waiters or self.in_flight >= self.limit:
             return False
         self.in_flight += 1
         return True
 
     async def acquire(self, *, first: bool = False) -> bool:
-        """Wait for a slot in order of arrival, or before all others.
+        """Wait for a slot in order of arrival, or before all others if `first`.
 
-        Returns False if the endpoint stopped taking requests meanwhile.
+        Return False if the endpoint stopped taking requests meanwhile.
         """
         waiter: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         if first:
@@ -98,6 +101,7 @@ class Endpoint:
             return await waiter
         except asyncio.CancelledError:
             if waiter.done() and not waiter.cancelled():
+                # The slot was granted just before the cancellation.
                 if waiter.result():
                     self.release()
             elif waiter in self._waiters:
@@ -105,7 +109,7 @@ class Endpoint:
             raise
 
     def release(self) -> None:
-        """Give a slot back and hand it on."""
+        """Release a slot and give it to the next waiter."""
         self.in_flight -= 1
         if self._waiters:
             self._hand_out()
@@ -133,7 +137,7 @@ class Endpoint:
             await self._idle.wait()
 
     def succeeded(self, sent_at: float) -> None:
-        """An answer came, just now: healthy, and perhaps more may be held. Called while its slot is still taken."""
+        """Record an answer that just arrived, before its slot is released: the limit may rise."""
         self.failures_in_a_row = 0
         if self.health is Health.TRIAL:
             self.health = Health.HEALTHY
@@ -142,12 +146,12 @@ class Endpoint:
             self._hand_out()
 
     def refused(self, rest_until: float) -> None:
-        """The server asked to slow down; where it refuses everything, nothing is sent to it until a time."""
+        """Record that the server asked to slow down; if it refuses everything, pause it until `rest_until`."""
         if self._limit.refused(self.in_flight - 1):
             self.paused_until = max(self.paused_until, rest_until)
 
     def failed(self, at_once: bool) -> bool:
-        """Count a failure; returns whether it took the endpoint down just now."""
+        """Count a failure; return whether this one took the endpoint down."""
         self.failures_in_a_row += 1
         limit = 1 if at_once or self.health is Health.TRIAL else FAILURES_UNTIL_DOWN
         if not self.usable or self.failures_in_a_row < limit:
@@ -158,17 +162,17 @@ class Endpoint:
         return True
 
     def drain(self) -> None:
-        """Place nothing new here until `resume`."""
+        """Stop placing requests here until `resume`."""
         self.health = Health.DRAINING
         self._send_waiters_away()
 
     def resume(self) -> None:
-        """End a drain; the first failure takes the endpoint down."""
+        """End a drain; the endpoint is on trial, so the next failure takes it down."""
         if self.health is Health.DRAINING:
             self.health, self.silent = Health.TRIAL, False
 
     def readmit(self) -> None:
-        """A check found the endpoint back."""
+        """Put an endpoint on trial after a successful check."""
         if self.health is Health.DOWN:
             self.health = Health.TRIAL
             self.silent = False

@@ -1,7 +1,7 @@
-"""A second try beside a request that takes too long, so that a server which never answers costs seconds.
+"""Send a request that takes too long a second time (a hedge), so that a server that never answers costs only seconds.
 
-What is too long follows from what answers took of late: no time limit fits both a judge's word and a long chain of
-thought. The first attempt goes on, so a request that is merely long loses nothing; the first answer counts.
+The threshold follows recent answer times: no fixed timeout fits both a judge's single word and a long chain of thought.
+The first attempt continues, so a request that is merely long loses nothing; the first answer counts.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from treadle.core.llm.call import Call
 from treadle.core.llm.endpoint import Endpoint
 
 TIMES_P95 = 1.5
-"""A request is late after so many times what 95 % of recent answers took."""
+"""Multiple of the 95th percentile of recent answer times after which a request is late."""
 FEWEST_SAMPLES = 8
 SHARE = 0.05
-"""Most hedges per answer in the long run, besides one per time limit; those of endpoints that are down are free."""
+"""Hedges allowed per answer in the long run, besides one per threshold time; none count if the endpoint is down."""
 _MOST_SAVED = 10.0
 _SAMPLES = 256
 _SAMPLES_PER_UPDATE = 16
@@ -26,7 +26,7 @@ _LONGEST_TICK_S = 0.25
 
 
 class Hedges:
-    """The attempts of a pool that are on the wire, and which of them are late."""
+    """Monitor of a pool's attempts on the wire, which hedges the late ones."""
 
     def __init__(self, floor_s: float | None, most_per_call: int) -> None:
         self.threshold_s = float("inf")
@@ -38,13 +38,13 @@ class Hedges:
         self._saved = 1.0
 
     def sent(self, call: Call, endpoint: Endpoint, now: float) -> None:
-        """An attempt goes on the wire."""
+        """Record that an attempt goes on the wire."""
         call.endpoint, call.sent_at, call.hedge_at, call.known_late = endpoint, now, now, False
-        if not call.beside and self._floor_s is not None:
+        if not call.is_hedge and self._floor_s is not None:
             self._calls[call] = None
 
     def ended(self, call: Call) -> None:
-        """It is off the wire; its hedges end with it."""
+        """Record that an attempt is off the wire, and cancel its hedges."""
         self._calls.pop(call, None)
         if call.hedges:
             for hedge in call.hedges:
@@ -52,7 +52,7 @@ class Hedges:
             call.hedges.clear()
 
     def answered(self, seconds: float) -> None:
-        """Note how long an answer took."""
+        """Record how long an answer took."""
         self._samples.append(seconds)
         self._saved = min(_MOST_SAVED, self._saved + SHARE)
         self._until_update -= 1
@@ -62,17 +62,20 @@ class Hedges:
             self.threshold_s = max(self._floor_s, TIMES_P95 * ordered[(len(ordered) - 1) * 95 // 100])
 
     def postpone(self, call: Call) -> None:
-        """A hedge found no endpoint: it counts for nothing, and may be tried at the next look."""
+        """Take back a hedge that found no endpoint: it does not count, and may be tried again at the next tick."""
         if call.hedge_counted:
             self._saved = min(_MOST_SAVED, self._saved + 1.0)
         call.hedge_at = call.sent_at
 
     async def watch(
         self,
-        note_late: Callable[[Call, Endpoint], None],
+        note_late: Callable[[Call, Endpoint], bool],
         hedge: Callable[[Call], Coroutine[Any, Any, None]],
     ) -> None:
-        """Look for late attempts for ever; the first lateness of each is noted, and a hedge begun where one may be."""
+        """Look for late attempts until cancelled, and start the hedges that are allowed.
+
+        Report each attempt until `note_late` returns True: what it means for the endpoint is known then.
+        """
         if self._floor_s is None:
             return
         loop = asyncio.get_running_loop()
@@ -81,26 +84,34 @@ class Hedges:
             await asyncio.sleep(tick_s)
             now = loop.time()
             self._saved = min(_MOST_SAVED, self._saved + tick_s / self.threshold_s)
-            # What goes down by what is noted now is asked first whether it is there, before all its calls are doubled.
+            # `down` is from before these reports: an endpoint that they take down is probed first, then hedged.
             for call, endpoint, down in self._late(now):
                 if not call.known_late:
-                    call.known_late = True
-                    note_late(call, endpoint)
+                    call.known_late = note_late(call, endpoint)
                 if self._may_hedge(call, down):
                     call.hedge_at = now + self.threshold_s
                     call.hedges = [task for task in call.hedges if not task.done()]
                     call.hedges.append(loop.create_task(hedge(call)))
 
     def _late(self, now: float) -> list[tuple[Call, Endpoint, bool]]:
-        """Late calls, where they are, and whether that is down."""
+        """Return the late calls, each with its endpoint and whether that endpoint is down."""
         late = []
         for call in self._calls:
             endpoint = call.endpoint
             if endpoint is None or now < call.hedge_at:
                 continue
-            if now - call.sent_at >= self.threshold_s or endpoint.gone(now):
-                late.append((call, endpoint, not endpoint.usable))
+            if endpoint.gone or self.is_late(call):
+                # What a silent endpoint lost, it lost all at once, so these hedges are not counted.
+                late.append((call, endpoint, not endpoint.usable or endpoint.heartbeat.back_at > call.sent_at))
         return late
+
+    def is_late(self, call: Call) -> bool:
+        """Return whether the attempt on the wire has taken too long.
+
+        After a silence its server gets the time of one answer: a frozen server continues with what it holds.
+        """
+        back_at = call.endpoint.heartbeat.back_at if call.endpoint is not None else 0.0
+        return asyncio.get_running_loop().time() - max(call.sent_at, back_at) >= self.threshold_s
 
     def _may_hedge(self, call: Call, down: bool) -> bool:
         call.hedge_counted = False

@@ -1,7 +1,7 @@
-"""What hosted chat services refuse in a request, and how it is asked without that.
+"""Adapt requests to hosted chat services that refuse some keys of a request.
 
-Services differ in the keys they take, and say so only in a refusal (HTTP 400 or 422), each in its own words. The
-preflight learns from these what can be done without; nothing is known about any model by its name.
+Services differ in the keys they accept, and report that only in errors (HTTP 400 or 422), each in its own words. The
+preflight learns from these errors which keys to leave out; no model is known by its name.
 """
 
 from __future__ import annotations
@@ -12,28 +12,36 @@ from typing import Any
 
 import orjson
 
+from treadle.core.foreign_json import load_json
+
 FIXED_VALUES = {"temperature": 1.0, "top_p": 1.0}
-"""What services sample with that do not let it be said."""
+"""Values that a service samples with if it does not accept the key."""
+MOST_STOPS = 4
+"""Most stop strings that OpenAI's API accepts."""
 _NEUTRAL = {"top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
-"""Sampling keys beyond OpenAI's own, and the values that change nothing."""
+"""Sampling keys that OpenAI's API lacks, and the values that change nothing."""
 _REFUSABLE = ("max_tokens", "stop", "seed", "top_p", "temperature")
-"""The most harmless ones first: of several that cannot stand together one is given up."""
+"""Keys that a request can do without, the least important first. Of several keys that exclude each other, only the
+first one is dropped."""
 _REFUSAL = re.compile(
     r"unsupported|not support|unrecogni[sz]ed|unknown|unexpected|not permitted|not allowed|cannot both|forbidden",
     re.IGNORECASE,
 )
 _KEYS = frozenset({"model", "messages", "max_completion_tokens", *_REFUSABLE, *_NEUTRAL})
-"""All that a request may have."""
+"""All keys that a request may have."""
 _MARKS = re.compile(r"""[{}]|["']messages\\*["']\s*:\s*\[\s*(?=\{)""")
-"""Where objects begin and end, and what only a request has."""
+"""Braces of objects, and the key `messages`, which only a request has."""
 
 
 def fit(body: dict[str, Any], refused: Collection[str]) -> None:
-    """Take from a request's body what a service does not know and what changes nothing.
+    """Remove keys from a request's body that the service refuses, or that it may not know and that change nothing.
 
-    `refused` are keys as `refused_keys` names them: `max_tokens` becomes `max_completion_tokens`, `stop` and `seed`
-    go, values of sampling go where they are those that the service has anyway.
+    `refused` are keys as returned by `refused_keys`: `max_tokens` becomes `max_completion_tokens`, `stop` and `seed`
+    are removed, `temperature` and `top_p` are removed if they have the service's own value. Only the first
+    `MOST_STOPS` stop strings are kept.
     """
+    if "stop" in body:
+        body["stop"] = body["stop"][:MOST_STOPS]
     if "max_tokens" in refused:
         body["max_completion_tokens"] = body.pop("max_tokens")
     fixed = {name: value for name, value in FIXED_VALUES.items() if name in refused}
@@ -46,11 +54,11 @@ def fit(body: dict[str, Any], refused: Collection[str]) -> None:
 
 
 def refused_keys(status: int, data: bytes) -> tuple[str, ...]:
-    """Keys that a reply refuses and that can be done without, the most harmless one first; none in other replies.
+    """Return the keys that an error reply refuses and a request can do without, the least important first.
 
-    Where the reply says which key it is about (`param` of OpenAI's errors, `loc` of pydantic's), these count alone, and
-    else those that its words name. What it repeats of the request counts for nothing. `max_tokens` is one of them only
-    where the reply names `max_completion_tokens` as well.
+    Other replies give none. If the reply points to keys (`param` of OpenAI's errors, `loc` of pydantic's), only these
+    count, else those that its text names. A request that the reply repeats is ignored. `max_tokens` counts only if the
+    reply also names `max_completion_tokens`.
     """
     if status not in (400, 422):
         return ()
@@ -65,7 +73,7 @@ def refused_keys(status: int, data: bytes) -> tuple[str, ...]:
 
 
 def _without_requests(said: str) -> str:
-    """A reply with `null` for each request that it repeats: as JSON or in Python's spelling, whole or cut off."""
+    """Replace each request that a reply repeats by `null`: in JSON or Python syntax, complete or cut off."""
     begun: list[int] = []
     requests: set[int] = set()
     found: list[tuple[int, int]] = []
@@ -86,9 +94,9 @@ def _without_requests(said: str) -> str:
 
 
 def _pointed(data: bytes) -> set[str]:
-    """Keys of a request that the refusals in a reply point to, if it is JSON."""
+    """Return the request keys that the errors in a reply point to; none if it is not JSON."""
     try:
-        parts = [orjson.loads(data)]
+        parts = [load_json(data)]
     except orjson.JSONDecodeError:
         return set()
     found = set()
@@ -110,12 +118,12 @@ def _is_request(part: dict[str, Any]) -> bool:
 
 
 def _place(told: Any) -> str:
-    """The key in a place such as `stop[0]` or `["body", "stop", 0]`; empty for none of a request."""
+    """Return the request key in a location such as `stop[0]` or `["body", "stop", 0]`; empty if there is none."""
     steps = " ".join(map(str, told)) if isinstance(told, list) else str(told)
     return next((word for word in re.findall(r"\w+", steps) if word in _KEYS), "")
 
 
 def _names(said: str, key: str) -> bool:
-    # Words such as "stop" mean the key only where they are quoted; in JSON within JSON the quotes are escaped.
+    # Words such as "stop" name the key only in quotes; in JSON within JSON the quotes are escaped.
     pattern = rf"\b{key}\b" if "_" in key else rf"[\"'`]{key}\\?[\"'`]"
     return re.search(pattern, said) is not None

@@ -1,8 +1,8 @@
-"""How many requests one server may hold: found by asking, without a word from the server about it.
+"""Find how many requests one server can hold, from its answers and refusals alone.
 
-A refusal that comes whatever the load is (one request in twenty, say) must not look like a limit, and a limit must be
-found although nobody names it. What tells them apart is that above a limit refusals come in a row: then what the
-server holds at that moment is the limit. Servers that refuse nothing are `plateau`'s. Nothing here waits or sends.
+Refusals at random (say, of one request in twenty) must not look like a limit, and servers do not announce their limit.
+Above a limit, refusals come in a row: then the number of requests that the server still holds is the limit. Servers
+that queue requests instead of refusing them are handled in `plateau`. Nothing here waits or sends.
 """
 
 from __future__ import annotations
@@ -10,21 +10,21 @@ from __future__ import annotations
 from treadle.core.llm.plateau import Plateau
 
 START = 64
-"""Requests at first, where the cap allows as many."""
+"""Limit at first, if the cap allows it."""
 FIRST_GROWTH = 3
-"""More requests per answer at the limit until something is refused: four times as many per round; then one more."""
+"""Increase per answer at the limit (fourfold per round of answers) until it is first lowered; 1 from then on."""
 EVIDENCE = 4.0
-"""Refusals in a row that show a limit."""
+"""Number of refusals in a row that show a limit."""
 FORGOTTEN_PER_ANSWER = 0.25
-"""Share of a refusal that each answer takes back: one refusal in five and fewer never add up."""
+"""Share of a refusal that each answer cancels: one refusal in five or fewer never adds up."""
 FIRST_HOLD_ROUNDS = 2
 LONGEST_HOLD_ROUNDS = 32
-"""Rounds of answers between two tries of one more request; doubled each time that the one more was refused."""
+"""Rounds of answers before one more request is tried, at first and at most. Each refused try doubles their number."""
 _TRIAL_ROUNDS = 2
 
 
 class InFlightLimit:
-    """The number of requests that one server may hold now: `value`, between 1 and a cap."""
+    """Number of requests that one server may hold now: `value`, between 1 and a cap."""
 
     def __init__(self, cap: int) -> None:
         self.value = min(cap, START)
@@ -38,11 +38,11 @@ class InFlightLimit:
         self._trying = False
 
     def answered(self, in_flight: int, sent_at: float, now: float) -> bool:
-        """Note an answer, with so many requests in flight including its own; returns whether the limit rose."""
+        """Record an answer; return whether the limit rose. `in_flight` includes the answered request."""
         if self._refusals:
             self._refusals = max(0.0, self._refusals - FORGOTTEN_PER_ANSWER)
         before, plateau = self.value, self._plateau
-        if in_flight < before:  # it is not the limit that keeps requests away
+        if in_flight < before:  # something other than the limit keeps requests away
             if plateau is not None:
                 self.value = plateau.forget() or before
             return self.value > before
@@ -64,18 +64,18 @@ class InFlightLimit:
                 self._answers_left = _TRIAL_ROUNDS * self.value
             else:
                 self._hold_rounds = FIRST_HOLD_ROUNDS
-        # A trial is of one more.
+        # A trial adds a single request.
         self.value = min(most, self.value + (1 if self._trying else self._growth))
 
     def refused(self, others: int) -> bool:
-        """Note that the server asked to slow down while it held so many others.
+        """Record that the server asked to slow down while it held `others` more requests.
 
-        Returns whether it refuses all that it is asked, whatever the load: then only waiting helps.
+        Return whether it refuses everything, whatever the load: then only waiting helps.
         """
         self._refusals = min(EVIDENCE, self._refusals + 1.0)
         if self._refusals < EVIDENCE:
             return False
-        self._plateau = None  # a server that refuses does not let requests wait
+        self._plateau = None  # a server that refuses requests does not queue them
         self._cut(others)
         if others:
             return False

@@ -1,4 +1,4 @@
-"""Endpoints that are down: asked until they are back, and told in the log once each, however many requests met it."""
+"""Track endpoints that are down: check them until they are back, and log each outage only once."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from dataclasses import dataclass
 
 from treadle.core.harmless import one_line
 from treadle.core.llm.config import ModelSettings
-from treadle.core.llm.endpoint import GONE_AFTER_S, Endpoint, Health
+from treadle.core.llm.endpoint import Endpoint, Health
 from treadle.core.llm.wire import Failure
 
 _log = logging.getLogger(__name__)
 
 QUIET_S = 60.0
-"""An endpoint that goes down again within this time of the last line about it is counted, not told."""
+"""Seconds after a log line about an endpoint during which its further outages are counted, not logged."""
 
 
 @dataclass(slots=True)
@@ -28,7 +28,7 @@ class _Outage:
 
 @dataclass(slots=True)
 class _Told:
-    """When something was last told, and what was not told since."""
+    """Time of the last log line on a subject, and the number of lines suppressed since."""
 
     at: float = float("-inf")
     untold: int = 0
@@ -42,7 +42,7 @@ class _Told:
 
 
 class Outages:
-    """Which endpoints of a model are down.
+    """Outages of a model's endpoints.
 
     Attributes:
         over: Set while any endpoint takes requests.
@@ -56,7 +56,7 @@ class Outages:
         ask: Callable[[Endpoint], Awaitable[int]],
         chance: random.Random,
     ) -> None:
-        """`ask` sends GET /models and returns the status; `chance` shortens pauses."""
+        """Create the tracker; `ask` sends GET /models and returns the status, `chance` is the jitter of pauses."""
         self.over = asyncio.Event()
         self.over.set()
         self._name = name
@@ -71,36 +71,32 @@ class Outages:
         self._closed = False
 
     def describe(self) -> str:
-        """What each endpoint said last, as the cause of an error."""
+        """Return the last error of each endpoint, as the cause of an exception."""
         states = "; ".join(f"{item.url} ({item.last_error or item.health.value})" for item in self._endpoints)
         return f"models.{self._name}: no endpoint answers: {states}"
 
     def note_fault(self, endpoint: Endpoint, error: str, *, at_once: bool) -> None:
-        """A request failed in a way that speaks against the endpoint's health; `at_once` takes it down by itself."""
+        """Record a failure that counts against an endpoint's health; `at_once` takes it down immediately."""
         on_trial = endpoint.health is Health.TRIAL
         endpoint.last_error = error
         if not endpoint.failed(at_once):
             return
-        endpoint.down_at = asyncio.get_running_loop().time()
-        self._down.setdefault(endpoint, _Outage(endpoint.down_at))
+        self._down.setdefault(endpoint, _Outage(asyncio.get_running_loop().time()))
         self.refresh()
         if self._closed:
             return
-        # Silence may be one long answer, and three failures in a row may be chance: told if the first check fails too.
-        loop = asyncio.get_running_loop()
-        if endpoint.silent:
-            loop.call_later(GONE_AFTER_S, self._tell_if_gone, endpoint)
-        elif at_once or on_trial:
+        # Three failures in a row may be chance: logged if the check fails too.
+        if at_once or on_trial:
             self._tell_down(endpoint)
-        probe = loop.create_task(self._probe(endpoint))
+        probe = asyncio.get_running_loop().create_task(self._probe(endpoint))
         self._probes.add(probe)
         probe.add_done_callback(self._probes.discard)
 
     def note_success(self, endpoint: Endpoint, sent_at: float) -> None:
-        """The endpoint just now did what it was asked at a time."""
+        """Record that the endpoint just answered a request that was sent at `sent_at`."""
         endpoint.succeeded(sent_at)
         outage = self._down.get(endpoint) if self._down else None
-        # What was sent before the outage says nothing of its end.
+        # A request that was sent before the outage does not show that it is over.
         if outage is None or sent_at < outage.since:
             return
         del self._down[endpoint]
@@ -117,14 +113,14 @@ class Outages:
             self.over.clear()
 
     async def close(self) -> None:
-        """End all checks."""
+        """Cancel all checks."""
         self._closed = True
         for probe in self._probes:
             probe.cancel()
         await asyncio.gather(*self._probes, return_exceptions=True)
 
     async def _probe(self, endpoint: Endpoint) -> None:
-        """Ask an endpoint that is down, at growing intervals, until it answers anything but a server error."""
+        """Check an endpoint that is down, at growing intervals, until it answers with a status below 500."""
         while endpoint.health is Health.DOWN:
             if endpoint.probe_count:
                 pause = self._settings.probe_base_s * 2.0 ** min(endpoint.probe_count - 1, 30)
@@ -132,20 +128,16 @@ class Outages:
             endpoint.probe_count += 1
             status = 599
             try:
-                async with asyncio.timeout(self._settings.connect_timeout_s):
+                async with asyncio.timeout(max(self._settings.connect_timeout_s, endpoint.heartbeat.patience_s)):
                     status = await self._ask(endpoint)
             except (Failure, TimeoutError):
                 pass
             if status < 500:
-                endpoint.alive_at = asyncio.get_running_loop().time()
+                endpoint.heartbeat.heard()
                 endpoint.readmit()
             else:
                 self._tell_down(endpoint)
         self.refresh()
-
-    def _tell_if_gone(self, endpoint: Endpoint) -> None:
-        if not self._closed and endpoint.gone(asyncio.get_running_loop().time()):
-            self._tell_down(endpoint)
 
     def _tell_down(self, endpoint: Endpoint) -> None:
         outage = self._down.get(endpoint)

@@ -1,26 +1,27 @@
-"""Where more requests in flight bring no more answers: for servers that let requests wait instead of refusing them.
+"""Find the number of requests in flight beyond which a server that queues requests answers no faster.
 
-Time alone does not show it, for a batching server rightly gets slower as it holds more. So longer answers only raise a
-suspicion, and half as many requests are tried: they must lose next to nothing, or all is as before. Nothing here waits.
+Latency alone does not show it: a batching server rightly gets slower as it holds more requests. Longer answers are
+therefore only a reason to try half as many requests. If the throughput stays almost the same, the lower limit is kept;
+otherwise the old one is restored. Nothing here waits.
 """
 
 from __future__ import annotations
 
 SLOWER = 2.0
-"""Answers that take so many times what they took at best make a check due."""
+"""Multiple of the best mean latency above which half the limit is tried."""
 ENOUGH = 0.9
-"""Share of the answers per second that half of the requests must bring to be enough."""
+"""Share of the throughput that half of the requests must reach for the lower limit to be kept."""
 FEWEST_ANSWERS = 64
-"""Answers that a rate is taken from, or two per request in flight if that is more: they may come in bursts."""
+"""Least answers per throughput measurement; two per request in flight if that is more, as they may come in bursts."""
 RATES_AT_PLATEAU = 16
-"""Rates that are taken until twice as many requests are tried again; the server may have got faster."""
+"""Measurements at a lowered ceiling before twice as many requests are tried: the server may have become faster."""
 
 _FIRST_SHARE = 0.9
-"""Share of the requests sent before the first answer that tell what answers take at best; the rest may have failed."""
+"""Share of the requests sent before the first answer that determine the best latency; the rest may have failed."""
 
 
 class Plateau:
-    """Watches the answers of one server while its limit is reached; `ceiling` is the most that is worth having."""
+    """Throughput monitor of one server while its limit is reached; `ceiling` is the highest useful limit."""
 
     def __init__(self, cap: int) -> None:
         self.ceiling = cap
@@ -31,13 +32,13 @@ class Plateau:
         self._began = 0.0
         self._value = 0
         self._moved = False
-        # While half of it is tried: the limit, its answers per second, and the ceiling before.
+        # While half of the limit is tried: the limit before, its answers per second, and the ceiling before.
         self._tried: tuple[int, float, int] | None = None
         self._below = False
         self._rates = 0
 
     def forget(self) -> int | None:
-        """Drop what is being measured; returns the limit to go back to, if half of it was being tried."""
+        """Drop the current measurement; return the limit to restore if half of it was being tried, else None."""
         if self._best_s < float("inf"):
             self._answers_left = 0
         if self._tried is None:
@@ -47,11 +48,11 @@ class Plateau:
         return before
 
     def answered(self, value: int, in_flight: int, seconds: float, now: float) -> int | None:
-        """Note an answer that came while the limit was reached; returns another limit where one is to be tried."""
+        """Record an answer that arrived while the limit was reached; return another limit if one is to be tried."""
         if self._best_s == float("inf"):
             self._note_first(value, seconds, now)
             return None
-        if in_flight > value:  # those of the larger limit before
+        if in_flight > value:  # sent under the larger limit before
             return None
         if not self._answers_left:
             self._answers = self._answers_left = max(FEWEST_ANSWERS, 2 * value)
@@ -65,7 +66,7 @@ class Plateau:
         return self._measured(value, self._sum_s / self._answers, self._answers / max(1e-9, now - self._began))
 
     def _note_first(self, value: int, seconds: float, now: float) -> None:
-        # Of requests that were sent later the short answers come first, and would make the others look slow.
+        # Among requests sent later, short answers arrive first and would make the rest look slow.
         if not self._began:
             self._answers = self._answers_left = max(1, int(_FIRST_SHARE * value))
             self._began = now
@@ -80,10 +81,10 @@ class Plateau:
             return self._judge(*self._tried, rate)
         suspicious = self._below or mean_s > SLOWER * self._best_s
         self._best_s = min(self._best_s, mean_s)
-        if self._moved:
+        if self._moved:  # the limit changed during the measurement
             return None
         if suspicious and value > 1:
-            # Whatever comes out, so long is no longer suspicious.
+            # Whatever the result, this latency is no longer suspicious.
             self._best_s, self._tried = mean_s, (value, rate, self.ceiling)
             self.ceiling = value // 2
             return self.ceiling
@@ -96,7 +97,7 @@ class Plateau:
     def _judge(self, before: int, rate_before: float, ceiling_before: int, rate: float) -> int:
         self._tried, self._rates = None, 0
         self._below = rate >= ENOUGH * rate_before
-        if self._below:  # and half of that may be enough too
+        if self._below:  # half of that may be enough too
             return self.ceiling
         self.ceiling = ceiling_before
         return before

@@ -1,7 +1,7 @@
-"""The endpoints of one model as one thing that completes requests, or says in bounded time that it cannot.
+"""Send completion requests to the endpoints of one model, with placement, retries and deadlines.
 
-Which endpoint, how often, how long: placement keeps a question on one server (its prefix cache), failures are retried
-by class, and every wait ends at a deadline. The rules are in `docs/behaviour/llm.md`.
+Requests of one session stay on one server (its prefix cache), failures are retried by class, and every wait is bounded.
+The rules are in `docs/behaviour/llm.md`.
 """
 
 from __future__ import annotations
@@ -14,10 +14,13 @@ from typing import Self, TypeVar
 
 from treadle.core.errors import ConfigError, ContextTooLong, DeadlineExceeded, EndpointUnavailable, ModelError
 from treadle.core.llm.call import ATTEMPTS_PER_ENDPOINT, Call, chat_url, completions_url
+from treadle.core.llm.checks import Asked, asked_prompt, checked_refusal
 from treadle.core.llm.client import HttpClient
-from treadle.core.llm.config import ModelSettings, Sampling
-from treadle.core.llm.endpoint import Endpoint
+from treadle.core.llm.config import EndpointSettings, ModelSettings, Sampling
+from treadle.core.llm.endpoint import Endpoint, Health
+from treadle.core.llm.heartbeat import Heartbeat
 from treadle.core.llm.hedge import Hedges
+from treadle.core.llm.hosted import MOST_STOPS
 from treadle.core.llm.outage import Outages
 from treadle.core.llm.preflight import Vocabulary, inspect_endpoints
 from treadle.core.llm.types import Completion, CompletionRequest, PoolStats, ServerFacts
@@ -31,32 +34,37 @@ from treadle.core.llm.wire import (
     parse_chat,
     parse_completion,
 )
+from treadle.core.work_clock import Limit
 
 T = TypeVar("T")
 Sleep = Callable[[float], Awaitable[object]]
+_SAYS_NOTHING = "it says nothing, not even to GET /models"
 
 
 class ModelPool:
-    """Use as an async context manager; `complete` and `chat` may be called by thousands of tasks of one loop.
+    """Client for all endpoints of one model, used as an async context manager.
+
+    Thousands of tasks of one event loop may call `complete` and `chat` at once.
 
     Attributes:
         name: The model's name in the configuration, for messages.
         stats: Running counts.
-        facts: What `check` found out, None before.
+        facts: Result of `check`; None before it.
     """
 
     def __init__(self, name: str, settings: ModelSettings, *, seed: int = 0, sleep: Sleep = asyncio.sleep) -> None:
-        """`seed` feeds the jitter of pauses only; `sleep` is replaced in tests."""
+        """Create a pool; `seed` affects only the jitter of pauses, and `sleep` is replaced in tests."""
         self.name = name
         self.settings = settings
         self.stats = PoolStats()
         self.facts: ServerFacts | None = None
+        self._vocabulary: Vocabulary | None = None
         self._random = random.Random(seed)
         self._sleep = sleep
         self._endpoints: list[Endpoint] = []
         self._by_url: dict[str, Endpoint] = {}
         self._http: HttpClient | None = None
-        self._scopes: set[asyncio.Timeout] = set()
+        self._limits: set[Limit] = set()
         self._outages = Outages(name, settings, self._endpoints, self._ask_models, self._random)
         self._hedges = Hedges(settings.hedge_floor_s, settings.retry_limit + 1)
         self._watch: asyncio.Task[None] | None = None
@@ -65,7 +73,8 @@ class ModelPool:
     async def __aenter__(self) -> Self:
         if not self.settings.endpoints:
             raise ConfigError(f"models.{self.name} has no endpoints; give their URLs, or a server to start")
-        self._endpoints += [Endpoint(item, self.settings.max_in_flight) for item in self.settings.endpoints]
+        for item in self.settings.endpoints:
+            self._endpoints.append(self._new_endpoint(item))
         self._by_url = {endpoint.url: endpoint for endpoint in self._endpoints}
         self._http = HttpClient(self.settings)
         watch = self._hedges.watch(self._note_late, self._hedge)
@@ -75,50 +84,65 @@ class ModelPool:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Cut off every request in flight or waiting (they raise EndpointUnavailable), then close connections."""
+        """Cancel all requests in flight or waiting (they raise EndpointUnavailable), then close connections."""
         self._closing = True
         await self._outages.close()
         if self._watch is not None:
             self._watch.cancel()
             await asyncio.gather(self._watch, return_exceptions=True)
-        now = asyncio.get_running_loop().time()
-        for scope in self._scopes:
-            if not scope.expired():
-                scope.reschedule(now)
+        for limit in self._limits:
+            limit.end_now()
+        await asyncio.gather(*(endpoint.heartbeat.close() for endpoint in self._endpoints))
         if self._http is not None:
             await asyncio.gather(*(endpoint.wait_idle() for endpoint in self._endpoints))
             await self._http.close()
 
     async def check(self, vocabulary: Vocabulary | None = None) -> ServerFacts:
-        """Preflight: every endpoint answers, serves the model, and agrees with the configuration.
+        """Check that every endpoint answers, serves the model, and agrees with the configuration.
 
-        Sends each endpoint GET /models and one request for one token; where ids are used and the server tells those of
-        its prompts, one more, whose ids have to be those of `vocabulary`. Raises ConfigError or EndpointUnavailable
-        with one line naming the endpoint.
+        Sends each endpoint GET /models, a completion of one token, and up to six short ones that find out how it
+        treats stop strings (not if `api` is `chat`). If token ids are used and the server returns those of its prompts,
+        one more request compares them with `vocabulary`.
+
+        Raises:
+            ConfigError: An endpoint does not fit the configuration; one line names it.
+            EndpointUnavailable: An endpoint cannot be reached or does not work; one line names it.
         """
+        self._vocabulary = vocabulary
         targets = [endpoint.target for endpoint in self._endpoints]
-        self.facts = await inspect_endpoints(self._client(), self.name, self.settings, targets, self._sleep, vocabulary)
+        self.facts = await inspect_endpoints(
+            self._client(),
+            self.name,
+            self.settings,
+            targets,
+            self._sleep,
+            vocabulary,
+            lambda url, seconds: self._by_url[url].heartbeat.took(seconds),
+        )
         return self.facts
 
     async def complete(self, request: CompletionRequest, *, session: str, deadline: float) -> Completion:
         """Complete a prompt.
 
         Args:
-            request: What to ask.
-            session: Requests with the same one stay on one endpoint; empty means the least loaded.
-            deadline: When to give up, in the event loop's time.
+            request: Prompt, sampling and stop strings.
+            session: Requests of the same session stay on one endpoint; if empty, the least loaded one is used.
+            deadline: Time at which to give up, on the caller's work clock (`treadle.core.work_clock`). Waiting for a
+                server or a slot, failed attempts and silences do not count.
 
         Raises:
-            ContextTooLong: The prompt does not fit; was asked once.
-            DeadlineExceeded: The deadline came while a healthy server was working.
-            EndpointUnavailable: Servers kept failing until retries, waiting time or the deadline ran out, or the pool
-                was closed; the work is owed.
-            ModelError: The server refuses the request or answers with something unusable.
+            ContextTooLong: The prompt does not fit; it is sent once.
+            DeadlineExceeded: The deadline passed while a healthy server was working.
+            EndpointUnavailable: Servers kept failing, or were silent or down, until retries or waiting time ran out;
+                or the deadline passed after a hedge failed; or the pool was closed. The work is pending.
+            ModelError: The server refuses the request or gives an unusable answer.
         """
         want_ids = self.settings.token_ids != "off" and isinstance(request.prompt, list)
-        body = completion_body(self.settings.model, request, want_ids)
-        del request  # While it waits the body says it all.
-        completion = await self._call(Call(completions_url, body, parse_completion, session, deadline))
+        model, styles = self.settings.model, self.facts.stops if self.facts is not None else None
+        body = completion_body(model, request, want_ids)
+        asked = asked_prompt(model, request.prompt, request.max_tokens, request.stop, self._vocabulary, styles)
+        del request  # The body holds everything; free the prompt while the call waits.
+        completion = await self._call(Call(completions_url, body, parse_completion, session, deadline, asked))
         if want_ids and completion.token_ids is None and self._ids_promised():
             raise ModelError(
                 f"models.{self.name}: {completion.endpoint} returned no token ids; use a server that can (vLLM: "
@@ -136,18 +160,23 @@ class ModelPool:
         deadline: float,
         stop: Sequence[str] = (),
     ) -> Completion:
-        """Like `complete` over the chat route: the server renders the messages, and there are no token ids."""
+        """Complete messages like `complete`, over the chat route: the server renders them; there are no token ids."""
         chat_only = self.settings.api == "chat"
         refused = self.facts.refused_keys if self.facts is not None else ()
         body = chat_body(self.settings.model, messages, sampling, seed, stop, chat_only=chat_only, refused=refused)
-        return await self._call(Call(chat_url, body, parse_chat, session, deadline))
+        num_bytes = sum(len(message["content"].encode("utf-8", "replace")) for message in messages)
+        # Stop strings that are not sent cannot end the answer.
+        sent = tuple(stop) if not chat_only else () if "stop" in refused else tuple(stop[:MOST_STOPS])
+        styles = self.facts.stops if self.facts is not None else None
+        asked = Asked(self.settings.model, sampling.max_tokens, sent, num_bytes=num_bytes, stop_styles=styles)
+        return await self._call(Call(chat_url, body, parse_chat, session, deadline, asked))
 
     def states(self) -> dict[str, str]:
-        """URL -> `healthy`, `trial` (just back), `draining` or `down`."""
+        """Return the state of each URL: `healthy`, `trial` (just back), `draining` or `down`."""
         return {endpoint.url: endpoint.health.value for endpoint in self._endpoints}
 
     async def drain(self, url: str) -> None:
-        """Place nothing new on one endpoint and return when it is idle; sessions move until `resume`."""
+        """Stop placing requests on one endpoint and return when it is idle; its sessions move until `resume`."""
         endpoint = self._by_url[url.rstrip("/")]
         endpoint.drain()
         self._outages.refresh()
@@ -172,6 +201,7 @@ class ModelPool:
             try:
                 answer = await self._attempt(endpoint, call)
             except Failure as failure:
+                # A hedge may have ended the attempt: then `call.endpoint` is the hedge's.
                 await self._pause(self._after_failure(failure, call.endpoint or endpoint, call), call)
                 continue
             if answer is not None:
@@ -181,10 +211,15 @@ class ModelPool:
         self.stats.completions += 1
         self.stats.prompt_tokens += answer.prompt_tokens
         self.stats.completion_tokens += answer.completion_tokens
+        if answer.notes:
+            self.stats.odd.update(answer.notes)
         return call.completion(answer, endpoint, asyncio.get_running_loop().time() - started)
 
     def _place(self, call: Call) -> Endpoint | None:
-        """The endpoint for the next attempt: the session's home unless it is down, told to wait or has failed twice."""
+        """Return the endpoint for the next attempt, None if none takes requests.
+
+        That is the session's home, unless it takes no requests, told this one to wait, or failed it twice.
+        """
         usable = [endpoint for endpoint in self._endpoints if endpoint.usable]
         if len(usable) < 2:
             return usable[0] if usable else None
@@ -203,16 +238,14 @@ class ModelPool:
         return max(ready, key=lambda endpoint: endpoint.rank(key))
 
     async def _attempt(self, endpoint: Endpoint, call: Call) -> Answer | None:
-        """One request; returns the answer, or None if the endpoint went away while it waited for a slot."""
+        """Send one request; return None if the endpoint stopped taking requests while this one waited for a slot."""
         if call.waits and (own := call.waits.pop(endpoint.url, 0.0)):
             await self._pause(own - asyncio.get_running_loop().time(), call)
         if not endpoint.try_acquire():
-            try:
-                if not await self._bounded(endpoint.acquire(first=call.beside), call.deadline):
+            # Waiting for a slot must not use up the work's time. It needs no timeout: requests end, so slots get free.
+            with call.clock.hold():
+                if not await self._bounded(endpoint.acquire(first=call.is_hedge), call.clock.limit(None)):
                     return None
-            except TimeoutError:
-                cause = call.last or f"models.{self.name}"
-                raise EndpointUnavailable(f"{cause}: no free slot on {endpoint.url} before the deadline") from None
         try:
             now = asyncio.get_running_loop().time()
             if endpoint.paused_until > now:
@@ -223,49 +256,101 @@ class ModelPool:
 
     async def _send(self, endpoint: Endpoint, call: Call) -> Answer:
         sent_at = asyncio.get_running_loop().time()
-        if sent_at >= call.deadline:
+        call.failed_hedges = 0
+        if call.clock.time() >= call.deadline:
             raise self._out_of_time(call, "before the request was sent")
-        limit = sent_at + self.settings.request_timeout_s
+        call.limit = call.clock.limit(call.deadline, lambda: self._is_over(endpoint, call))
+        watch = endpoint.heartbeat.watch(call.limit)
         stats = self.stats
         stats.in_flight += 1
         stats.peak_in_flight = max(stats.peak_in_flight, stats.in_flight)
         self._hedges.sent(call, endpoint, sent_at)
         try:
-            exchange = self._client().post(call.url_of(endpoint), call.body, endpoint.target.headers)
-            status, headers, data = await self._bounded(exchange, min(call.deadline, limit), call)
+            status, headers, data = await self._bounded(self._exchange(endpoint, call), call.limit)
         except TimeoutError:
+            # The limit also ends if a hedge delivered its result, or if the heartbeat gave the server up.
             if call.rescue is not None:
                 return call.take_rescue()
-            if call.deadline <= limit:
-                raise self._out_of_time(call, f"waiting for {endpoint.url}") from None
-            raise Failure("timeout", f"no answer within {self.settings.request_timeout_s:g} s") from None
+            if endpoint.heartbeat.gave_up(watch):
+                endpoint.last_error = f"said nothing for {self.settings.outage_wait_s:g} s"
+                raise EndpointUnavailable(self._outages.describe()) from None
+            self._refuse_silence(endpoint, call)
+            raise self._out_of_time(call, f"waiting for {endpoint.url}") from None
         finally:
             stats.in_flight -= 1
             self._hedges.ended(call)
-        endpoint.alive_at = asyncio.get_running_loop().time()
+            endpoint.heartbeat.unwatch(watch)
+            call.limit = None  # The limit refers to the call: a cycle would keep both until the next collection.
+        endpoint.heartbeat.heard()
         if status != 200:
-            raise self._refusal(endpoint, failure_of(status, headers, data), status)
-        answer = call.parse(data)
+            raise self._refusal(endpoint, self._checked(failure_of(status, headers, data), call), status)
+        answer = call.read(data)
         self._outages.note_success(endpoint, sent_at)
         self._hedges.answered(endpoint.alive_at - sent_at)
         return answer
+
+    def _checked(self, failure: Failure, call: Call) -> Failure:
+        window = self.facts.max_model_len if self.facts is not None else None
+        return failure if call.asked is None else checked_refusal(failure, call.asked, window)
+
+    async def _exchange(self, endpoint: Endpoint, call: Call) -> tuple[int, Mapping[str, str], bytes]:
+        try:
+            async with asyncio.timeout(self.settings.request_timeout_s):
+                return await self._client().post(call.url_of(endpoint), call.body, endpoint.target.headers)
+        except TimeoutError:
+            raise Failure("timeout", f"no answer within {self.settings.request_timeout_s:g} s") from None
+
+    async def _is_over(self, endpoint: Endpoint, call: Call) -> bool:
+        """Return whether to end an attempt whose deadline came: a long answer counts only if its server is alive."""
+        if await endpoint.heartbeat.is_alive():
+            # Its clock may have been set back meanwhile; a rounding error must not make it wait again.
+            return call.clock.time() >= call.deadline - 0.001
+        self._note_silence(endpoint)
+        # A frozen server still holds the request, and its clock is held: wait, if no other endpoint can take it.
+        return any(other.usable for other in self._endpoints)
+
+    def _note_silence(self, endpoint: Endpoint) -> None:
+        if not endpoint.silent:
+            endpoint.silent = endpoint.usable
+            self._outages.note_fault(endpoint, _SAYS_NOTHING, at_once=True)
+
+    def _refuse_silence(self, endpoint: Endpoint, call: Call) -> None:
+        """Raise Failure if the server is silent or down, or was silent since the request was sent.
+
+        Called when the time of a request is up. The server may have lost the request in its silence.
+        """
+        if endpoint.heartbeat.silent_since is not None:
+            raise Failure("silence", _SAYS_NOTHING)
+        if endpoint.heartbeat.back_at > call.sent_at:
+            raise Failure("timeout", "no answer, and it was silent meanwhile")
+        if endpoint.health is Health.DOWN:
+            raise Failure("timeout", "no answer, and it is down")
 
     def _refusal(self, endpoint: Endpoint, failure: Failure, status: int) -> Failure:
         if status in (429, 503):
             endpoint.refused(endpoint.alive_at + max(self._backoff(1), failure.retry_after_s or 0.0))
         return failure
 
-    def _note_late(self, call: Call, endpoint: Endpoint) -> None:
-        # Where others get answers it says nothing: some answers are longer than others.
-        if not endpoint.silent and endpoint.alive_at < call.sent_at:
-            endpoint.silent = endpoint.usable
-            self._outages.note_fault(endpoint, f"no answer within {self._hedges.threshold_s:.3g} s", at_once=True)
+    def _note_late(self, call: Call, endpoint: Endpoint) -> bool:
+        """Take the endpoint of a late call down if it is silent; return whether that is known."""
+        heartbeat = endpoint.heartbeat
+        if heartbeat.silent_since is not None:
+            self._note_silence(endpoint)
+            return True
+        # An endpoint that has answered anything since then is alive: some answers just take longer.
+        if endpoint.alive_at >= call.sent_at:
+            return True
+        heartbeat.ask_now()
+        return False
 
     async def _hedge(self, late: Call) -> None:
-        """Try a late call a second time beside the first, elsewhere if possible; deliver what ends it."""
+        """Send a late call a second time in parallel, elsewhere if possible; deliver its answer or final failure."""
         call = late.double()
         endpoint = self._place(call)
-        if endpoint is None:
+        if endpoint is None or endpoint.heartbeat.silent_since is not None:
+            return self._hedges.postpone(late)
+        if endpoint is late.endpoint and not (await endpoint.heartbeat.is_alive() and self._hedges.is_late(late)):
+            # A frozen server would hold the second request as well, and needs time for the first one afterwards.
             return self._hedges.postpone(late)
         late.hedged += 1
         self.stats.retries["late"] += 1
@@ -278,20 +363,27 @@ class ModelPool:
             if failure.kind not in FINAL_KINDS:
                 if failure.kind != "rate_limit":
                     self._outages.note_fault(endpoint, str(failure), at_once=failure.kind == "connect")
+                    late.failed_hedges += 1
+                    late.last = f"models.{self.name}: {endpoint.url}: {failure}"
+                # A failed hedge may be followed by another one after a pause.
                 late.hedge_at = min(late.hedge_at, again_at)
                 return
             outcome = failure
         if outcome is not None:
-            late.deliver(endpoint, outcome)
+            late.deliver(endpoint, outcome, call.sent_at)
 
     def _after_failure(self, failure: Failure, endpoint: Endpoint, call: Call) -> float:
-        """Book a failed attempt; returns the pause before the next one, or raises what ends the request."""
+        """Record a failed attempt; return the seconds until the next one, or raise if the call is over."""
         message = f"models.{self.name}: {endpoint.url}: {failure}"
         if failure.kind in FINAL_KINDS:
             self._outages.note_success(endpoint, call.sent_at)
             raise (ContextTooLong if failure.kind == "context" else ModelError)(message) from failure
+        call.clock.give_back(call.sent_at)
         call.last = message
         call.kinds.add(failure.kind)
+        if failure.kind == "malformed":
+            call.odd += (failure.oddity,)
+            self.stats.odd[failure.oddity] += 1
         if failure.kind == "rate_limit":
             endpoint.last_error = str(failure)
             call.rate_limited += 1
@@ -304,17 +396,17 @@ class ModelPool:
         return self._after_fault(failure, endpoint, call)
 
     def _after_fault(self, failure: Failure, endpoint: Endpoint, call: Call) -> float:
-        """The same for failures that speak against the endpoint's health."""
-        self._outages.note_fault(endpoint, str(failure), at_once=failure.kind == "connect")
+        """Do the same for a failure that counts against the endpoint's health."""
+        self._outages.note_fault(endpoint, str(failure), at_once=failure.kind in ("connect", "silence"))
         call.failures += 1
         tried = call.per_endpoint[endpoint.url] = call.per_endpoint.get(endpoint.url, 0) + 1
         if call.failures > self.settings.retry_limit + len(self._endpoints) - 1:
             kind = ModelError if call.kinds == {"malformed"} else EndpointUnavailable
             raise kind(f"{call.last}; gave up after {call.retries} attempts") from failure
         self.stats.retries[failure.kind] += 1
-        # A refused connection goes elsewhere at once, or waits for the endpoint's return. A reset looks like an idle
-        # connection that the server closed: nothing is wrong with it. Where others could serve as well, a single
-        # failure of a server that answers otherwise costs no pause either: the next attempt but one goes elsewhere.
+        # A refused connection is retried elsewhere at once, or waits until the endpoint is back. A reset may be an idle
+        # connection that the server closed, which is no fault. With several endpoints, a single failure of a server
+        # that otherwise answers needs no pause either: after a second failure there, the call goes elsewhere.
         single = failure.retry_after_s is None and endpoint.failures_in_a_row <= 1 and len(self._endpoints) > 1
         if failure.kind == "connect" or (tried == 1 and (failure.kind == "reset" or single)):
             return 0.0
@@ -327,51 +419,64 @@ class ModelPool:
     async def _pause(self, seconds: float, call: Call) -> None:
         if seconds <= 0:
             return
-        if asyncio.get_running_loop().time() + seconds >= call.deadline:
+        longest_s = max(self.settings.outage_wait_s, self.settings.backoff_max_s)
+        if seconds > longest_s:  # Only Retry-After can ask for that.
             cause = call.last or self._outages.describe()
-            raise EndpointUnavailable(f"{cause}; the next attempt would be past the deadline")
-        try:
-            await self._bounded(self._sleep(seconds), call.deadline)
-        except TimeoutError:
-            raise self._out_of_time(call, "between attempts") from None
+            raise EndpointUnavailable(f"{cause}; it asks to wait {seconds:.0f} s, longer than {longest_s:g} s")
+        with call.clock.hold():
+            await self._bounded(self._sleep(seconds), call.clock.limit(None))
 
     async def _wait_for_endpoint(self, call: Call) -> None:
-        """Return when an endpoint is back; raises EndpointUnavailable after `outage_wait_s` or at the deadline."""
+        """Wait until an endpoint is back; raise EndpointUnavailable after `outage_wait_s`."""
         if call.outage_until is None:
             call.outage_until = asyncio.get_running_loop().time() + self.settings.outage_wait_s
         try:
-            await self._bounded(self._outages.over.wait(), min(call.deadline, call.outage_until))
+            with call.clock.hold():
+                async with asyncio.timeout_at(call.outage_until):
+                    await self._bounded(self._outages.over.wait(), call.clock.limit(None))
         except TimeoutError:
             raise EndpointUnavailable(self._outages.describe()) from None
 
     def _out_of_time(self, call: Call, where: str) -> ModelError:
-        if failures := call.failures + call.rate_limited:
-            return EndpointUnavailable(f"{call.last}; the deadline came {where}, after {failures} failures")
+        # The time of failed attempts was given back, so only failures during this one leave the work pending.
+        if call.failed_hedges:
+            return EndpointUnavailable(f"{call.last}; the deadline came {where}, after {call.failed_hedges} failures")
         return DeadlineExceeded(f"models.{self.name}: the deadline came {where}")
 
-    async def _bounded(self, work: Awaitable[T], when: float, call: Call | None = None) -> T:
-        """Await something until a time; raises TimeoutError then, or EndpointUnavailable if the pool closes.
-
-        Gives a call the means to be ended before that time.
-        """
-        scope = asyncio.timeout_at(when)
-        if call is not None:
-            call.scope = scope
-        self._scopes.add(scope)
+    async def _bounded(self, work: Awaitable[T], limit: Limit) -> T:
+        """Await `work` within a limit; raise TimeoutError if it passes, EndpointUnavailable if the pool closes."""
+        self._limits.add(limit)
         try:
-            async with scope:
+            async with limit:
                 return await work
         except TimeoutError:
             if self._closing:
                 raise EndpointUnavailable(f"models.{self.name}: stopped while requests were in flight") from None
             raise
         finally:
-            self._scopes.discard(scope)
+            self._limits.discard(limit)
 
     def _client(self) -> HttpClient:
         if self._http is None or self._closing:
             raise EndpointUnavailable(f"models.{self.name}: the pool is not open")
         return self._http
+
+    def _new_endpoint(self, settings: EndpointSettings) -> Endpoint:
+        async def ask() -> None:
+            try:
+                await self._ask_models(endpoint)
+            except Failure as failure:
+                if failure.kind != "malformed":  # That is an answer, too.
+                    raise
+
+        heartbeat = Heartbeat(
+            ask,
+            first_pause_s=self.settings.probe_base_s,
+            longest_pause_s=self.settings.probe_max_s,
+            longest_silence_s=self.settings.outage_wait_s,
+        )
+        endpoint = Endpoint(settings, self.settings.max_in_flight, heartbeat)
+        return endpoint
 
     async def _ask_models(self, endpoint: Endpoint) -> int:
         status, _, _ = await self._client().get(endpoint.target.models, endpoint.target.headers)

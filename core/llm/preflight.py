@@ -1,4 +1,4 @@
-"""What must hold before the first request of a run: endpoints answer, serve the model, and agree with the config."""
+"""Check before the first request of a run that endpoints answer, serve the model, and agree with the configuration."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ from typing import Any, Protocol
 import orjson
 
 from treadle.core.errors import ConfigError, EndpointUnavailable
+from treadle.core.foreign_json import load_json
 from treadle.core.llm.client import HttpClient, Target
 from treadle.core.llm.config import ModelSettings, Sampling
 from treadle.core.llm.hosted import FIXED_VALUES, refused_keys
+from treadle.core.llm.stops import DROPPED, IGNORED, UNKNOWN, stop_within, style_of
 from treadle.core.llm.types import CompletionRequest, ServerFacts
 from treadle.core.llm.wire import (
     Answer,
@@ -27,31 +29,44 @@ from treadle.core.llm.wire import (
 )
 
 PROBE_IDS = [0]
-"""Prompt of the probing completion: an id that every vocabulary has."""
+"""Prompt of the first completion: a token id that every vocabulary has."""
 PROBE_TEXT = "Hi"
 TOKENIZER_TEXT = (
     "Na\u00efve towers sum to 31,415 + 926:\n\tfor item in found: print(item)  # \u6771\u4eac \u041c\u0438\u0440!"
 )
-"""Words, numbers, code, blanks and three scripts: vocabularies that were made differently cut it differently."""
+"""Words, numbers, code, whitespace and three scripts: different vocabularies tokenize it differently."""
+STOP_TEXTS = (
+    "One, two, three, four, five, six,",
+    "Monday, Tuesday, Wednesday, Thursday,",
+    "The quick brown fox jumps over the",
+)
+"""Prompts that models continue with words, so that there is something to stop at."""
+STOP_TOKENS = 12
 _GREEDY = Sampling(temperature=0.0, top_p=1.0, max_tokens=1)
 _CHAT_PROBE = Sampling(temperature=0.5, top_p=0.9, max_tokens=1)
-"""Values that are nowhere the default: a service that takes no others says so."""
+"""Values that are no service's default: a service that accepts no other values refuses them."""
 _CHAT_STOP = ("</end>",)
 _CHAT_HINT = '; if it only chats, ask it with api = "chat" (eval: --chat)'
 _NO_ROUTE = (404, 405, 501)
 _STEP_TIME_S = 60.0
-"""Most time for one token, on a server that may be busy with the work of others."""
+"""Most seconds for one step of the preflight; the server may be busy with other work."""
 _SILENCES = 2
-"""Attempts without an answer after which a server is said to be silent, if the next one meets the same."""
+"""Most retries of a step that timed out."""
 
 
 class Vocabulary(Protocol):
-    """What is needed of a tokenizer; `treadle.core.chat.ChatTokenizer` fits."""
+    """Part of a tokenizer that the preflight uses; `treadle.core.chat.ChatTokenizer` fits."""
 
     folder: Path
+    vocab_size: int
+    added_tokens: frozenset[str]
 
     def encode(self, text: str) -> list[int]:
-        """Ids of plain text, with nothing before or after them."""
+        """Return the token ids of plain text, without BOS or EOS."""
+        ...
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of token ids, including special tokens."""
         ...
 
 
@@ -60,6 +75,8 @@ class _Found:
     max_model_len: int | None
     token_ids: bool
     refused_keys: tuple[str, ...]
+    stops: str
+    """How the endpoint treats stop strings; see `treadle.core.llm.stops`."""
 
 
 async def inspect_endpoints(
@@ -69,12 +86,18 @@ async def inspect_endpoints(
     targets: Sequence[Target],
     sleep: Callable[[float], Awaitable[object]],
     vocabulary: Vocabulary | None = None,
+    took: Callable[[str, float], None] = lambda url, seconds: None,
 ) -> ServerFacts:
-    """Inspect all endpoints of a model at once; raises ConfigError or EndpointUnavailable naming the first bad one.
+    """Inspect all endpoints of a model concurrently.
 
-    Ids of endpoints that say how they understand a text are compared with those of `vocabulary`.
+    If an endpoint returns the token ids of its prompts, they are compared with those of `vocabulary`. `took` is called
+    with the URL of an endpoint and the seconds that it took to list its models.
+
+    Raises:
+        ConfigError: The first endpoint that fails does not fit the configuration.
+        EndpointUnavailable: The first endpoint that fails cannot be reached or does not work.
     """
-    inspections = [_Inspection(http, name, settings, target, sleep, vocabulary).run() for target in targets]
+    inspections = [_Inspection(http, name, settings, target, sleep, vocabulary, took).run() for target in targets]
     results = await asyncio.gather(*inspections, return_exceptions=True)
     for result in results:
         if isinstance(result, BaseException):
@@ -91,11 +114,12 @@ async def inspect_endpoints(
         token_ids=token_ids,
         endpoints=tuple(target.url for target in targets),
         refused_keys=tuple(sorted({key for item in found for key in item.refused_keys})),
+        stops={target.url: item.stops for target, item in zip(targets, found, strict=True)},
     )
 
 
 class _Inspection:
-    """One endpoint's preflight. Passing troubles are tried again; a refused connection is not."""
+    """Preflight of one endpoint. Temporary failures are retried; a refused connection is not."""
 
     def __init__(
         self,
@@ -105,8 +129,10 @@ class _Inspection:
         target: Target,
         sleep: Callable[[float], Awaitable[object]],
         vocabulary: Vocabulary | None,
+        took: Callable[[str, float], None],
     ) -> None:
         self._vocabulary = vocabulary
+        self._took = took
         self._http = http
         self._name = name
         self._settings = settings
@@ -119,11 +145,14 @@ class _Inspection:
 
     async def run(self) -> _Found:
         chat = self._settings.api == "chat"
+        stops = DROPPED
         try:
             window = await self._with_retries(self._check_model)
             token_ids = await self._with_retries(self._check_chat if chat else self._check_completion)
             if token_ids and self._vocabulary is not None and self._tells_prompt_ids:
                 await self._with_retries(self._check_vocabulary)
+            if not chat:
+                stops = await self._with_retries(self._check_stops)
         except Failure as failure:
             raise self._explain(failure) from failure
         wanted = self._settings.max_model_len
@@ -132,7 +161,9 @@ class _Inspection:
                 f"{self._where} serves a window of {window} tokens, fewer than max_model_len = {wanted}; "
                 "lower max_model_len or start the server with a larger window"
             )
-        return _Found(window, token_ids, tuple(self._refused_keys))
+        if chat and "stop" in self._refused_keys:
+            stops = IGNORED
+        return _Found(window, token_ids, tuple(self._refused_keys), stops)
 
     async def _with_retries(self, step: Callable[[], Awaitable[Any]]) -> Any:
         for attempt in range(self._settings.retry_limit + 1):
@@ -160,14 +191,16 @@ class _Inspection:
             raise Failure("timeout", f"no answer within {limit_s:g} s") from None
 
     async def _check_model(self) -> int | None:
-        """The served window; raises ConfigError if the model is not among those listed."""
+        """Return the served window in tokens, None if unknown; raise ConfigError if the model is not listed."""
+        began = asyncio.get_running_loop().time()
         status, headers, data = await self._http.get(self._target.models, self._target.headers)
+        self._took(self._target.url, asyncio.get_running_loop().time() - began)
         if status in _NO_ROUTE:
             return None
         if status != 200:
             raise failure_of(status, headers, data)
         try:
-            cards = {str(card["id"]): card for card in orjson.loads(data)["data"]}
+            cards = {str(card["id"]): card for card in load_json(data)["data"]}
         except (orjson.JSONDecodeError, KeyError, TypeError):
             raise Failure("malformed", f"/models does not list models: {excerpt(data)}") from None
         card = cards.get(self._settings.model)
@@ -179,7 +212,7 @@ class _Inspection:
         return window if type(window) is int and window > 0 else None
 
     async def _check_completion(self) -> bool:
-        """Whether ids go in and out; raises Failure if the server completes nothing."""
+        """Return whether token ids go in and out; raise Failure if the server completes nothing."""
         if self._settings.token_ids != "off":
             try:
                 answer = await self._complete(PROBE_IDS, want_ids=True)
@@ -192,7 +225,7 @@ class _Inspection:
         return False
 
     async def _check_vocabulary(self) -> None:
-        """Raise ConfigError where the server's ids of a text are not ours; it may put one (BOS) before them."""
+        """Raise ConfigError if the server tokenizes a text differently; one more id (BOS) at the start is fine."""
         assert self._vocabulary is not None
         theirs = (await self._complete(TOKENIZER_TEXT, want_ids=True)).prompt_ids
         ours = tuple(self._vocabulary.encode(TOKENIZER_TEXT))
@@ -202,10 +235,20 @@ class _Inspection:
                 "makes of it; name the folder with the tokenizer of the model that is served there"
             )
 
-    async def _check_chat(self) -> bool:
-        """Always False: the chat route has no ids. Raises Failure if the server does not answer messages.
+    async def _check_stops(self) -> str:
+        """Return how the server treats stop strings: complete a text, then stop at a letter of the result."""
+        for text in STOP_TEXTS:
+            free = (await self._complete(text, max_tokens=STOP_TOKENS)).text
+            if stop := stop_within(free):
+                answer = await self._complete(text, max_tokens=STOP_TOKENS, stop=(stop,))
+                if (style := style_of(free, stop, answer)) != UNKNOWN:
+                    return style
+        return UNKNOWN
 
-        Finds which keys the service refuses: asked without one that it named, it may name another.
+    async def _check_chat(self) -> bool:
+        """Return False, as the chat route has no token ids; raise Failure if the server does not answer messages.
+
+        Collects the keys that the service refuses: without one of them, the next request may be refused for another.
         """
         status, headers, data = await self._ask_chat()
         while new := [key for key in refused_keys(status, data) if key not in self._refused_keys]:
@@ -218,7 +261,7 @@ class _Inspection:
             )
         if status != 200:
             failure = failure_of(status, headers, data)
-            # One token is too few for the thoughts of some models, whose service answers 400 then.
+            # One token is too few for some models that think first; their service answers HTTP 400 then.
             if failure.kind != "context":
                 raise failure
             return False
@@ -232,8 +275,10 @@ class _Inspection:
         body = chat_body(self._settings.model, messages, sampling, 0, _CHAT_STOP, chat_only=True, refused=refused)
         return await self._http.post(self._target.chat, body, self._target.headers)
 
-    async def _complete(self, prompt: list[int] | str, *, want_ids: bool = False) -> Answer:
-        request = CompletionRequest(prompt, max_tokens=1, sampling=_GREEDY, stop=(), seed=0)
+    async def _complete(
+        self, prompt: list[int] | str, *, want_ids: bool = False, max_tokens: int = 1, stop: tuple[str, ...] = ()
+    ) -> Answer:
+        request = CompletionRequest(prompt, max_tokens=max_tokens, sampling=_GREEDY, stop=stop, seed=0)
         body = completion_body(self._settings.model, request, want_ids)
         status, headers, data = await self._http.post(self._target.completions, body, self._target.headers)
         if status in _NO_ROUTE and self._listed:

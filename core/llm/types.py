@@ -1,8 +1,9 @@
-"""What goes to a model and what comes back."""
+"""Data types of model access: requests, completions, server facts and statistics."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import orjson
@@ -12,14 +13,14 @@ from treadle.core.llm.config import Sampling
 
 @dataclass(frozen=True, slots=True)
 class CompletionRequest:
-    """One raw completion. `prompt` is token ids where the server takes them, else text.
+    """Request for one raw completion.
 
     Attributes:
-        prompt: Ids or text of the whole context.
+        prompt: Token ids of the whole context if the server takes them, else its text.
         max_tokens: Most new tokens of this request; replaces `sampling.max_tokens`.
-        sampling: How to draw.
+        sampling: Sampling parameters.
         stop: Strings that end the answer; the one that did is part of the text.
-        seed: 0 <= seed < 2**63, chosen by the caller from what is asked, never from when.
+        seed: 0 <= seed < 2**63, derived by the caller from the request's content, never from its time.
     """
 
     prompt: list[int] | str
@@ -31,20 +32,24 @@ class CompletionRequest:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """One answer.
+    """Answer of a model.
 
     Attributes:
-        text: The new text, stop string included.
-        token_ids: The sampled ids as the server gave them, or None in text mode.
+        text: The new text, with the stop string that ended it, unless `stop_dropped`.
+        token_ids: The sampled ids as the server returned them, or None in text mode.
         finish_reason: `stop` (a stop string or the model's own end), `length` or `content_filter`.
         stop_reason: The stop string that ended it, if one did.
         prompt_tokens: As counted by the server.
         completion_tokens: As counted by the server.
-        endpoint: URL of the server that answered. Volatile, like the next two.
-        seconds: From the call to the answer, retries and waiting included.
-        retries: Failed attempts before this answer.
-        logprobs: Log-probabilities of the sampled ids, one for each, where training asks for them.
-        entropies: Entropies in nats at the first sampled ids, likewise.
+        endpoint: URL of the server that answered. Volatile, like `seconds` and `retries`.
+        seconds: Seconds from the call to the answer, including retries and waiting.
+        retries: Attempts after the first, hedges included.
+        logprobs: Log-probabilities of the sampled ids, one for each, if training asks for them.
+        entropies: Entropies in nats at the first sampled ids, if training asks for them.
+        stop_dropped: Whether a stop string ended the answer, or may have, and the server left it out of the text. It is
+            `stop_reason` if that is a stop string, else it is unknown. See `treadle.core.llm.stops`.
+        notes: Oddities of this answer and of the malformed ones before it: keys of
+            `treadle.core.llm.oddities.ODDITIES`.
     """
 
     text: str
@@ -58,33 +63,37 @@ class Completion:
     retries: int
     logprobs: tuple[float, ...] | None = None
     entropies: tuple[float, ...] | None = None
+    stop_dropped: bool = False
+    notes: tuple[str, ...] = ()
 
     def to_json(self) -> bytes:
-        """Bytes for the journal."""
+        """Return the bytes for the journal."""
         return orjson.dumps(self)
 
     @classmethod
     def from_json(cls, data: bytes) -> Completion:
-        """Inverse of `to_json`; raises ValueError or TypeError for other bytes."""
-        fields = orjson.loads(data)
-        ids = fields["token_ids"]
-        fields["token_ids"] = None if ids is None else tuple(ids)
-        for name in ("logprobs", "entropies"):
-            if fields.get(name) is not None:
-                fields[name] = tuple(fields[name])
-        return cls(**fields)
+        """Parse the bytes of `to_json`; raise ValueError for other bytes."""
+        try:
+            fields = orjson.loads(data)
+            for name in ("token_ids", "logprobs", "entropies", "notes"):
+                if fields.get(name) is not None:
+                    fields[name] = tuple(fields[name])
+            return cls(**fields)
+        except (TypeError, AttributeError) as error:
+            raise ValueError(f"a stored answer of a model cannot be read: {error}") from error
 
 
 @dataclass(frozen=True, slots=True)
 class ServerFacts:
-    """What `ModelPool.check` found out.
+    """Result of `ModelPool.check`.
 
     Attributes:
         model: The model's name in requests.
-        max_model_len: Window in tokens: the configured one, else the smallest a server named, else None.
-        token_ids: Whether every endpoint takes and returns token ids, and they are wanted.
+        max_model_len: Window in tokens: the configured one, else the smallest that a server reports, else None.
+        token_ids: Whether every endpoint takes and returns token ids, and `token_ids` is not `off`.
         endpoints: URLs that answered.
-        refused_keys: What requests over the chat route have to do without; see `treadle.core.llm.hosted.refused_keys`.
+        refused_keys: Keys that chat requests must leave out; see `treadle.core.llm.hosted.refused_keys`.
+        stops: URL -> how the endpoint treats stop strings; see `treadle.core.llm.stops`.
     """
 
     model: str
@@ -92,6 +101,7 @@ class ServerFacts:
     token_ids: bool
     endpoints: tuple[str, ...]
     refused_keys: tuple[str, ...] = ()
+    stops: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -101,11 +111,12 @@ class PoolStats:
     Attributes:
         requests: Calls to `complete` and `chat`.
         completions: Calls that returned an answer.
-        retries: Failed attempts that were tried again, by class (see `docs/behaviour/llm.md`).
+        retries: Retried attempts by class of failure, and hedges as `late` (see `docs/behaviour/llm.md`).
         prompt_tokens: Sum over answers.
         completion_tokens: Sum over answers.
         in_flight: Requests on the wire now.
         peak_in_flight: Largest value of `in_flight`.
+        odd: Odd answers by kind, malformed ones included: keys of `treadle.core.llm.oddities.ODDITIES`.
     """
 
     requests: int = 0
@@ -115,3 +126,4 @@ class PoolStats:
     completion_tokens: int = 0
     in_flight: int = 0
     peak_in_flight: int = 0
+    odd: Counter[str] = field(default_factory=Counter)

@@ -1,7 +1,7 @@
-"""The OpenAI-compatible dialect: request bodies, answers, and what kind of failure a reply is.
+"""Build requests for the OpenAI-compatible API, parse answers, and classify failures.
 
-Pure functions over bytes; nothing here waits. Replies are untrusted: whatever they hold ends in a `Completion` or in
-a `Failure`, never in another exception.
+Pure functions over bytes; nothing here waits. Replies are untrusted: every one results in an `Answer` or a `Failure`,
+never in another exception.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 
 import orjson
 
+from treadle.core.foreign_json import load_json
 from treadle.core.llm.config import Sampling
 from treadle.core.llm.hosted import fit
 from treadle.core.llm.types import CompletionRequest
@@ -24,20 +25,26 @@ _CONTEXT_WORDS = re.compile(
     r"|longer than the (?:model|maximum)|prompt is too long|exceed_context|or model output limit was reached",
     re.IGNORECASE,
 )
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _MESSAGE_LIMIT = 300
+_LARGEST_ID = 2**31 - 1
 
 
 class Failure(Exception):
-    """One failed attempt.
+    """Failed attempt of a request.
 
-    `kind` is `connect`, `reset`, `timeout`, `server`, `malformed` or `rate_limit` (all tried again), or `context` or
-    `refused` (final). `retry_after_s` is what the server asked for.
+    `kind` is `connect`, `reset`, `timeout`, `silence` (of the whole server), `server`, `malformed` or `rate_limit` (all
+    retried), or `context` or `refused` (final). `retry_after_s` is the pause that the server asked for. `oddity` is the
+    kind of a malformed answer: a key of `treadle.core.llm.oddities.ODDITIES`.
     """
 
-    def __init__(self, kind: str, message: str, retry_after_s: float | None = None) -> None:
+    def __init__(
+        self, kind: str, message: str, retry_after_s: float | None = None, *, oddity: str = "unusable"
+    ) -> None:
         super().__init__(message)
         self.kind = kind
         self.retry_after_s = retry_after_s
+        self.oddity = oddity
 
 
 FINAL_KINDS = frozenset({"context", "refused"})
@@ -45,7 +52,7 @@ FINAL_KINDS = frozenset({"context", "refused"})
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The parts of a reply that matter, checked."""
+    """Checked parts of a reply."""
 
     text: str
     token_ids: tuple[int, ...] | None
@@ -53,12 +60,36 @@ class Answer:
     stop_reason: str | None
     prompt_tokens: int
     completion_tokens: int
+    own_end: bool = False
+    """Whether the server reports that the model ended its turn by itself, so that no stop string did."""
+    model: str | None = None
+    """Name of the model according to the server."""
+    largest_id: int = -1
+    """Largest of `token_ids`; -1 if there are none."""
+    notes: tuple[str, ...] = ()
+    """Oddities of an answer that is kept all the same: keys of `treadle.core.llm.oddities.ODDITIES`."""
     prompt_ids: tuple[int, ...] | None = None
-    """The prompt as the server understood it, where it says so (vLLM: `prompt_token_ids`); read by the preflight."""
+    """Token ids of the prompt, if the server returns them (vLLM: `prompt_token_ids`); only the preflight reads them."""
+
+
+_FINISH = {
+    "stop": "stop",
+    "eos_token": "stop",
+    "eos": "stop",
+    "end_turn": "stop",
+    "stop_sequence": "stop",
+    "length": "length",
+    "max_tokens": "length",
+    "max_length": "length",
+    "content_filter": "content_filter",
+}
+"""Finish reason of a server -> finish reason of an `Answer`."""
+_OWN_END = frozenset({"eos_token", "eos", "end_turn"})
+_GAVE_UP = (None, "abort", "error")
 
 
 def completion_body(model: str, request: CompletionRequest, want_ids: bool) -> bytes:
-    """JSON body for POST /completions."""
+    """Return the JSON body for POST /completions."""
     body: dict[str, Any] = {"model": model, "prompt": request.prompt}
     _add_sampling(body, request.sampling, request.max_tokens, request.seed)
     body["stop"] = request.stop
@@ -78,10 +109,10 @@ def chat_body(
     chat_only: bool = False,
     refused: Collection[str] = (),
 ) -> bytes:
-    """JSON body for POST /chat/completions.
+    """Return the JSON body for POST /chat/completions.
 
-    For services that are `chat_only`, keys beyond OpenAI's own are left out where they change nothing, and those that
-    the service has `refused` as `treadle.core.llm.hosted.fit` says.
+    If `chat_only`, keys that OpenAI's API lacks are left out if they change nothing, and keys in `refused` are handled
+    as `treadle.core.llm.hosted.fit` describes.
     """
     body: dict[str, Any] = {"model": model, "messages": [dict(message) for message in messages]}
     _add_sampling(body, sampling, sampling.max_tokens, seed)
@@ -96,7 +127,7 @@ def chat_body(
 
 def _dump(body: dict[str, Any]) -> bytes:
     try:
-        # A copy, because orjson's own bytes keep a buffer many times their size, and thousands of bodies wait at once.
+        # A copy: orjson's own bytes keep a buffer many times their size, and thousands of bodies wait at once.
         return bytes(memoryview(orjson.dumps(body)))
     except TypeError:  # a lone surrogate, which JSON cannot carry
         return json.dumps(body, ensure_ascii=False).encode("utf-8", "replace")
@@ -113,61 +144,116 @@ def _add_sampling(body: dict[str, Any], sampling: Sampling, max_tokens: int, see
 
 
 def parse_completion(data: bytes) -> Answer:
-    """Read a completion; raises Failure of kind `malformed`, or `server` where the server itself gave up."""
-    reply, choice = _first_choice(data)
-    ids = choice.get("token_ids")
-    return _answer(reply, choice, choice.get("text"), _checked_ids(ids))
+    """Parse a completion; raise Failure of kind `malformed`, or `server` if the server itself gave up.
+
+    An error in a reply with status 200 is classified by the status in its `code`, if it has one.
+    """
+    reply, choice = _only_choice(data)
+    ids, largest = _checked_ids(choice.get("token_ids"), data)
+    return _answer(reply, choice, choice.get("text"), data, ids, largest)
 
 
 def parse_probe(data: bytes) -> Answer:
-    """Read a completion like `parse_completion`, with the ids of its prompt."""
-    _, choice = _first_choice(data)
-    return replace(parse_completion(data), prompt_ids=_checked_ids(choice.get("prompt_token_ids")))
+    """Parse a completion like `parse_completion`, with the token ids of its prompt."""
+    _, choice = _only_choice(data)
+    return replace(parse_completion(data), prompt_ids=_checked_ids(choice.get("prompt_token_ids"), data)[0])
 
 
 def parse_chat(data: bytes) -> Answer:
-    """Read a chat completion; raises Failure like `parse_completion`.
+    """Parse a chat completion; raise Failure like `parse_completion`.
 
-    Null content is no text: a model that was cut off while it thought has said nothing yet. What it says in refusing is
-    a text like any other.
+    Null content is empty text: a model that was cut off while it was thinking has written nothing yet. The text of a
+    `refusal` is treated like any other.
     """
-    reply, choice = _first_choice(data)
+    reply, choice = _only_choice(data)
     message = choice.get("message")
     if not isinstance(message, dict) or "content" not in message:
-        return _answer(reply, choice, None, None)
+        return _answer(reply, choice, None, data)
     content = message["content"]
     if content is None:
         content = message.get("refusal") or ""
-    return _answer(reply, choice, content, None)
+    return _answer(reply, choice, content, data)
 
 
-def _first_choice(data: bytes) -> tuple[dict[str, Any], dict[str, Any]]:
+def _only_choice(data: bytes) -> tuple[dict[str, Any], dict[str, Any]]:
     try:
-        reply = orjson.loads(data)
-        choice = reply["choices"][0]
-    except (orjson.JSONDecodeError, KeyError, IndexError, TypeError):
-        raise Failure("malformed", f"the answer is not a completion: {excerpt(data)}") from None
-    if not isinstance(reply, dict) or not isinstance(choice, dict):
-        raise Failure("malformed", f"the answer is not a completion: {excerpt(data)}")
+        reply = load_json(data, keep_surrogates=True)
+    except orjson.JSONDecodeError:
+        raise _malformed("not_json", f"the answer is not JSON: {excerpt(data)}") from None
+    if not isinstance(reply, dict):
+        raise _malformed("no_completion", f"the answer is not a completion: {excerpt(data)}")
+    if error := reply.get("error"):
+        raise _error_in_answer(error, data)
+    choices = reply.get("choices")
+    # One answer was asked for: among several, or with another index than the first, the right one is unknown.
+    if not isinstance(choices, list) or len(choices) != 1 or not isinstance(choices[0], dict):
+        raise _malformed("no_completion", f"the answer is not a completion: {excerpt(data)}")
+    choice = choices[0]
+    if choice.get("index") not in (0, None):
+        raise _malformed("no_completion", f"the answer is choice {excerpt_of(choice['index'])} instead of 0")
     return reply, choice
 
 
-def _answer(reply: dict[str, Any], choice: dict[str, Any], text: object, ids: tuple[int, ...] | None) -> Answer:
+def _error_in_answer(error: object, data: bytes) -> Failure:
+    code = error.get("code") if isinstance(error, dict) else None
+    if type(code) is int and 400 <= code < 600:
+        return failure_of(code, {}, data)
+    return _malformed("error", f"the answer is an error with HTTP 200: {error_message(data)}")
+
+
+def _malformed(oddity: str, message: str) -> Failure:
+    return Failure("malformed", message, oddity=oddity)
+
+
+def _answer(
+    reply: dict[str, Any],
+    choice: dict[str, Any],
+    text: object,
+    data: bytes,
+    ids: tuple[int, ...] | None = None,
+    largest_id: int = -1,
+) -> Answer:
     if not isinstance(text, str):
-        raise Failure("malformed", "the answer has no text")
-    finish = choice.get("finish_reason")
-    if finish in (None, "abort", "error"):
-        raise Failure("server", f"the server gave up on the request (finish_reason {finish!r})")
-    stop = choice.get("stop_reason")
+        raise _malformed("no_text", "the answer has no text")
+    if text != _unicode(text):
+        # Tables and prompts cannot hold such a text, and a changed text is not the model's.
+        raise _malformed("not_json", "the answer's text is not Unicode")
+    said = choice.get("finish_reason")
+    if said in _GAVE_UP:
+        raise Failure("server", f"the server gave up on the request (finish_reason {said!r})")
+    if not isinstance(said, str):
+        raise _malformed("no_completion", f"the answer's finish_reason is {excerpt_of(said)}")
+    finish = _FINISH.get(said)
+    stop: object = None
+    if finish == "stop":
+        stop = choice.get("stop_reason")
+        if stop is None:
+            stop = choice.get("matched_stop")
+    notes: tuple[str, ...] = ()
+    if finish is None:
+        finish, notes = "stop", ("unknown_finish",)
+    elif finish == "content_filter":
+        notes = ("content_filter",)
     prompt_tokens, completion_tokens = _usage(reply.get("usage"))
+    model = reply.get("model")
     return Answer(
         text=text,
         token_ids=ids,
-        finish_reason=finish if finish in ("length", "content_filter") else "stop",
-        stop_reason=stop if isinstance(stop, str) else None,
+        finish_reason=finish,
+        stop_reason=_unicode(stop) if isinstance(stop, str) else None,
         prompt_tokens=prompt_tokens,
         completion_tokens=completion_tokens,
+        # A number is the id of an end-of-turn token.
+        own_end=type(stop) is int or said in _OWN_END,
+        model=_unicode(model) if isinstance(model, str) else None,
+        largest_id=largest_id,
+        notes=notes,
     )
+
+
+def _unicode(text: str) -> str:
+    """Return a text with U+FFFD for each lone surrogate."""
+    return text if text.isascii() else _SURROGATE.sub("\ufffd", text)
 
 
 def _usage(usage: object) -> tuple[int, int]:
@@ -175,20 +261,28 @@ def _usage(usage: object) -> tuple[int, int]:
         prompt, completion = usage.get("prompt_tokens"), usage.get("completion_tokens", 0)
         if type(prompt) is int and type(completion) is int and prompt >= 0 and completion >= 0:
             return prompt, completion
-    raise Failure("malformed", "the answer has no token usage")
+    raise _malformed("no_usage", "the answer has no token usage")
 
 
-def _checked_ids(ids: object) -> tuple[int, ...] | None:
+def _checked_ids(ids: object, data: bytes) -> tuple[tuple[int, ...] | None, int]:
+    """Return token ids and the largest of them, -1 if there are none."""
     if ids is None:
-        return None
+        return None, -1
     try:
-        # One pass in C: takes integers of 32 bits and nothing else.
-        checked = tuple(array("i", ids)) if isinstance(ids, list) else None
+        # One pass in C; it accepts unsigned 32-bit integers, and booleans too.
+        checked = tuple(array("I", ids)) if isinstance(ids, list) else None
     except (TypeError, OverflowError):
         checked = None
-    if checked is None or (checked and min(checked) < 0):
-        raise Failure("malformed", "the answer's token_ids are not a list of ids")
-    return checked
+    largest = max(checked) if checked else -1
+    if checked is None or largest > _LARGEST_ID or _has_booleans(ids, data):
+        raise _malformed("bad_ids", "the answer's token_ids are not a list of ids")
+    return checked, largest
+
+
+def _has_booleans(ids: object, data: bytes) -> bool:
+    if b"true" not in data and b"false" not in data:  # a hundred times faster than looking at each id
+        return False
+    return isinstance(ids, list) and bool in map(type, ids)
 
 
 def failure_of(status: int, headers: Mapping[str, str], data: bytes) -> Failure:
@@ -217,9 +311,9 @@ def _advice(status: int) -> str:
 
 
 def error_message(data: bytes) -> str:
-    """The server's own words, safe for a terminal and short."""
+    """Return the server's error message, short and safe for a terminal."""
     try:
-        reply = orjson.loads(data)
+        reply = load_json(data)
     except orjson.JSONDecodeError:
         return excerpt(data)
     error = reply.get("error", reply) if isinstance(reply, dict) else reply
@@ -228,14 +322,19 @@ def error_message(data: bytes) -> str:
 
 
 def excerpt(data: bytes) -> str:
-    """The first characters of untrusted bytes on one line, without control characters."""
+    """Return the first characters of untrusted bytes on one line, without control characters."""
     text = data[: 4 * _MESSAGE_LIMIT].decode("utf-8", "replace")
     line = " ".join("".join(char if char.isprintable() else " " for char in text).split())
     return line[:_MESSAGE_LIMIT] + ("…" if len(line) > _MESSAGE_LIMIT else "") or "(empty)"
 
 
+def excerpt_of(value: object) -> str:
+    """Return the excerpt of an untrusted value's repr."""
+    return excerpt(repr(value)[: 4 * _MESSAGE_LIMIT].encode("utf-8", "replace"))
+
+
 def parse_retry_after(value: str | None) -> float | None:
-    """Seconds of a `Retry-After` header; None if absent or unreadable. Dates are not read: clocks may differ."""
-    if value is None or not re.fullmatch(r"\s*\d{1,9}(?:\.\d{1,6})?\s*", value):
+    """Return the seconds in a `Retry-After` header; None if absent or unreadable. Dates are ignored: clocks differ."""
+    if value is None or not re.fullmatch(r"[ \t]*[0-9]{1,9}(?:\.[0-9]{1,6})?[ \t]*", value):
         return None
     return float(value)

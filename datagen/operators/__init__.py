@@ -1,4 +1,4 @@
-"""The flywheel's operators, one file each (arXiv 2601.06860), and how they are found by name."""
+"""Load the flywheel's operators (arXiv 2601.06860) by name."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ SHIPPED = {
     "hint_tail": "treadle.datagen.operators.hint_at_tail:HintAtTail",
     "reflect": "treadle.datagen.operators.reflection:Reflection",
 }
-"""Short name -> class; the name is the operator's own and stands in the rows."""
+"""Short name -> class; the name is the operator's `name` and is stored in the rows."""
 
 GROUP = "treadle.operators"
-"""Entry points of this group are known by their names."""
+"""Entry point group of operators; an entry point's name is the operator's name in the configuration."""
 
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,39}")
 _TAKEN = ("initial", "locate_flaw")
-"""What stands in the rows for initial rollouts and for the finding of the shipped operators."""
+"""Names in the rows for initial rollouts and for the finding of the shipped operators."""
 
 
 def load_operators(names: Sequence[str]) -> list[Operator]:
-    """The operators in the order of their names; raises ConfigError for an unknown or doubled one."""
+    """Return the operators in the order of their names; raise ConfigError for an unknown or repeated one."""
     operators = [_load(name) for name in names]
     taken = [operator.name for operator in operators]
     if twice := {name for name in taken if taken.count(name) > 1}:
@@ -39,7 +39,7 @@ def load_operators(names: Sequence[str]) -> list[Operator]:
 
 
 def operator_versions(names: Sequence[str]) -> dict[str, int]:
-    """Name -> version of the operators, for fingerprints."""
+    """Return the version of each operator by name, for fingerprints."""
     return {operator.name: operator.version for operator in load_operators(names)}
 
 
@@ -52,7 +52,7 @@ def _load(name: str) -> Operator:
         )
     try:
         operator: Operator = getattr(importlib.import_module(module), attribute)()
-    except Exception as error:  # whatever a module of the user's raises when it is imported
+    except Exception as error:  # any error that a user's module raises on import
         what = f"{type(error).__name__}: {error}"
         if isinstance(error, ModuleNotFoundError) and error.name == module:
             what += "; put its folder on PYTHONPATH"

@@ -1,8 +1,8 @@
-"""What an operator is: it takes one trajectory of a pool and makes another one, or says why it does not.
+"""Define the interface of an operator, which makes a new trajectory from one trajectory of a pool, or rejects it.
 
-An operator is a class without arguments, named in `pools.operators` by its short name, by an entry point of the group
-`treadle.operators`, or as `module:Class`. All it needs it gets from its `Workbench`; it holds no state, and everything
-it draws derives from the workbench's seed, so that a resumed run repeats it answer by answer.
+An operator is a class without constructor arguments, named in `pools.operators` by its short name, by an entry point of
+the group `treadle.operators`, or as `module:Class`. It gets everything from its `Workbench` and keeps no state. All its
+random choices derive from the workbench's seed, so that a resumed run repeats it exactly.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ Branch = Literal["correct", "incorrect"]
 
 @dataclass(frozen=True, slots=True)
 class Edit:
-    """What an operator made.
+    """The result of an operator.
 
     Attributes:
         trajectory: The new trajectory.
-        step: 1-based step of the parent that was replaced or followed by a hint; None where that has no meaning.
+        step: 1-based step of the parent that was replaced or followed by a hint; None if not applicable.
         text: The hint, the analysis or the new step.
     """
 
@@ -33,7 +33,7 @@ class Edit:
     text: str = ""
 
     def __post_init__(self) -> None:
-        """Raises TypeError at once: a wrong type would be noticed only when the rows are written."""
+        """Raise TypeError for a wrong type, which would otherwise be noticed only when the rows are written."""
         kinds: tuple[tuple[object, Any], ...] = (
             (self.trajectory, Trajectory),
             (self.step, int | None),
@@ -44,11 +44,11 @@ class Edit:
 
 
 class Rejected(Exception):
-    """An operator came to nothing, for a reason that is the model's or the trajectory's, not a failure.
+    """Exception for an operator without a result because of the model's reply or the trajectory; not an error.
 
     Attributes:
         reason: A code such as `unparseable_reply`; counted in the stage's report.
-        reply: The model's reply that was rejected, as it came; empty where none was.
+        reply: The model's rejected reply, verbatim; empty if there was none.
     """
 
     def __init__(self, reason: str, reply: str = "") -> None:
@@ -60,19 +60,19 @@ class Rejected(Exception):
 
 
 class Operator(Protocol):
-    """One way to make a trajectory from another one."""
+    """Interface of an operator."""
 
     name: ClassVar[str]
-    """Stands in the rows; letters, digits and underscores."""
+    """Name in the rows; lower-case letters, digits and underscores, starting with a letter."""
     version: ClassVar[int]
-    """Raise it when it would make something else: earlier pools are then not reused."""
+    """Version; raise it when the operator's results change, so that earlier pools are not reused."""
     branch: ClassVar[Branch]
-    """Whether it is applied to trajectories with a right answer or to the others."""
+    """Branch of the operator: whether it applies to trajectories with a right answer or to the others."""
 
     async def apply(self, bench: Workbench) -> Edit:
-        """Make a trajectory from `bench.parent`; raises Rejected.
+        """Make a trajectory from `bench.parent`; raise Rejected if that is not possible.
 
-        Any other exception, or another result, costs this operator alone: it is logged, and the question ends as
-        `partial`. Errors of models and tools (ModelError, ToolError) pass through: the question is owed.
+        Any other exception, or another result, fails only this operator: it is logged, and the question ends as
+        `partial`. Errors of models and tools (ModelError, ToolError) propagate and leave the question pending.
         """
         ...

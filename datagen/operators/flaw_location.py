@@ -1,4 +1,4 @@
-"""Flaw location: which step went wrong first. Found once for all operators that start from it."""
+"""Locate the first flawed step of a trajectory; the result is shared by all operators that need it."""
 
 from __future__ import annotations
 
@@ -8,11 +8,14 @@ from treadle.datagen.steps import numbered
 from treadle.datagen.workbench import Workbench
 
 ANALYSIS = "Analysis:"
-"""The label at which the answer is stopped: only the number before it is used."""
+"""Label at which the reply is stopped, because only the number before it is used."""
 
 
 async def flawed_step(bench: Workbench) -> int:
-    """1-based number of the parent's first flawed step, the last step included; raises Rejected."""
+    """Return the 1-based number of the parent's first flawed step; raise Rejected if the critic's reply has none.
+
+    The last step may be the flawed one.
+    """
     return await bench.once("locate_flaw", _locate)
 
 

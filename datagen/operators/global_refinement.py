@@ -1,7 +1,7 @@
-"""Global refinement: every thought is rewritten shorter, everything else stays; no tool runs.
+"""Refine a trajectory globally: rewrite every thought in fewer words and copy everything else; no tool runs.
 
-The critic writes the trajectory again, but only its thoughts are its own: each is begun for it and ends at its closing
-marker, and what follows in the parent is then copied before it goes on.
+The critic writes the trajectory again, one thought at a time. Each thought is prefilled with its opening marker and
+stops at its closing marker; the parent's text up to the next thought is then copied.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from treadle.datagen.operators.replies import THINK, read_thought
 from treadle.datagen.workbench import Workbench
 
 LONGEST = 1.2
-"""A new thought may be so many times as long as the old one."""
+"""Maximum length of a new thought, relative to the old one."""
 
 
 class GlobalRefinement:
-    """Treats reasoning that goes on too long in trajectories that answered rightly."""
+    """Operator against overlong reasoning in trajectories with a right answer."""
 
     name = "global_refine"
     version = 1
     branch = "correct"
 
     async def apply(self, bench: Workbench) -> Edit:
-        """Rewrite the thoughts one by one and put the trajectory together again."""
+        """Rewrite the thoughts one by one and reassemble the trajectory."""
         parent = bench.trajectory
         if not _actions(parent.segments):
             raise Rejected("no_actions")
@@ -47,7 +47,7 @@ class GlobalRefinement:
 
 
 async def _leaner(bench: Workbench, written: str, segment: Segment) -> str:
-    """A thought written again after what was written so far."""
+    """Return a rewritten thought that continues what was written so far."""
     think = bench.protocol.by_name[THINK]
     values = {"question": bench.question.user_message, "trajectory": bench.trajectory.text}
     reply = await bench.ask(
@@ -58,7 +58,7 @@ async def _leaner(bench: Workbench, written: str, segment: Segment) -> str:
 
 
 def _thought(segment: Segment, bench: Workbench) -> bool:
-    """Whether there is anything to rewrite in a segment."""
+    """Return whether a segment is a thought with text."""
     return segment.kind == THINK and bool(_inside(segment, bench).strip())
 
 
@@ -68,5 +68,5 @@ def _inside(segment: Segment, bench: Workbench) -> str:
 
 
 def _actions(segments: Sequence[Segment]) -> list[tuple[str, str]]:
-    """Calls, results and answers with their texts."""
+    """Return calls, results and answers with their texts."""
     return [(segment.kind, segment.text) for segment in segments if segment.kind not in (TEXT, THINK)]

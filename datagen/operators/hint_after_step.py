@@ -1,4 +1,4 @@
-"""Hint after a step: after the first flawed step and its result the policy is made to think again."""
+"""Insert a hint after the first flawed step and its result, so that the policy thinks again."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from treadle.datagen.workbench import Workbench
 
 
 class HintAfterStep:
-    """Treats insufficient tool calls early on, and lets the policy find its own way out of a flaw."""
+    """Operator against too few tool calls at an early step; the policy finds its own way out of the flaw."""
 
     name = "hint_step"
     version = 1
     branch = "incorrect"
 
     async def apply(self, bench: Workbench) -> Edit:
-        """Open a thought with a hint after the flawed step; where that is the last one, take its answer back."""
+        """Start a thought with a hint after the flawed step; withdraw the answer instead if the step has no result."""
         number = await flawed_step(bench)
         hint = bench.choose("hint", bench.hints)
         if bench.steps[number - 1].has_result:

@@ -1,4 +1,4 @@
-"""Hint at the tail: the answer is taken back into an open thought, and the policy is made to think again."""
+"""Withdraw the answer into an open thought that ends with a hint, so that the policy thinks again."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from treadle.datagen.workbench import Workbench
 
 
 class HintAtTail:
-    """Treats insufficient tool calls: answers given too early."""
+    """Operator against too few tool calls: answers given too early."""
 
     name = "hint_tail"
     version = 1
     branch = "incorrect"
 
     async def apply(self, bench: Workbench) -> Edit:
-        """Take the answer back, add a hint, and let the policy go on."""
+        """Withdraw the answer, add a hint, and continue with the policy."""
         hint = bench.choose("hint", bench.hints)
         return Edit(await bench.continue_from(reopened_prefix(bench, hint)), text=hint)

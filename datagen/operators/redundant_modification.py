@@ -1,4 +1,4 @@
-"""Redundant modification: the first step with redundancy is rewritten, what followed it is made anew."""
+"""Rewrite the first step with redundancy, then continue from it with a new rollout."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from treadle.datagen.workbench import Workbench
 
 
 class RedundantModification:
-    """Treats redundant reasoning and redundant calls of trajectories that answered rightly."""
+    """Operator against redundant reasoning and redundant calls in trajectories with a right answer."""
 
     name = "redundant_mod"
     version = 1
     branch = "correct"
 
     async def apply(self, bench: Workbench) -> Edit:
-        """Ask the critic for the step and its simpler form, put that in its place, and let the policy go on."""
+        """Ask the critic for the step and a simpler version, replace the step, and continue with the policy."""
         steps = bench.steps
         if not steps:
             raise Rejected("no_steps")

@@ -1,4 +1,4 @@
-"""Reflection: a paragraph on what went wrong in the whole trajectory takes the place of the hint at its tail.
+"""Withdraw the answer and add a reflection on the whole trajectory, instead of a hint.
 
 Not among the default operators.
 """
@@ -11,18 +11,18 @@ from treadle.datagen.operators.replies import read_paragraph
 from treadle.datagen.workbench import Workbench
 
 LEAD_IN = "Let me check what I have done so far."
-"""With which the paragraph is begun for the refiner."""
+"""Prefilled start of the refiner's paragraph."""
 
 
 class Reflection:
-    """Treats flaws that no single step shows."""
+    """Operator against flaws that are not visible in a single step."""
 
     name = "reflect"
     version = 1
     branch = "incorrect"
 
     async def apply(self, bench: Workbench) -> Edit:
-        """Ask the refiner for the paragraph, take the answer back, add it, and let the policy go on."""
+        """Ask the refiner for a paragraph, withdraw the answer, add the paragraph, and continue with the policy."""
         if not bench.steps:
             raise Rejected("no_steps")
         values = {"question": bench.question.user_message, "trajectory": bench.trajectory.text}

@@ -1,4 +1,4 @@
-"""An answer taken back: what follows the last result becomes one unfinished thought, whatever it was."""
+"""Withdraw an answer: turn everything after the last tool result into one unfinished thought."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 
 def reopened(tail: str, protocol: Protocol, thought: str) -> str:
-    """Text after the last result, without its markers, in one open thought that ends with `thought`.
+    """Return the text after the last result, without markers, as one open thought that ends with `thought`.
 
-    All of the text stays. No closing marker is left at which the engine would act, none comes about where text moves
-    together, and a call that was written but never run is words.
+    All words are kept. The text contains no marker at which the engine would act, and joining its parts creates none. A
+    call that was written but never run becomes plain words.
     """
     runs = re.compile(f"(?:{protocol.markers.pattern})+")
     words = runs.sub(_gap, tail)
@@ -28,14 +28,17 @@ def reopened(tail: str, protocol: Protocol, thought: str) -> str:
 
 
 def _gap(match: re.Match[str]) -> str:
-    """A newline for markers between words: without it `<se<think>arch>` would become a marker."""
+    """Return a newline for markers between words: without it `<se<think>arch>` would become a marker."""
     text, start, end = match.string, match.start(), match.end()
     between = start > 0 and end < len(text) and not text[start - 1].isspace() and not text[end].isspace()
     return "\n" if between else ""
 
 
 def reopened_prefix(bench: Workbench, thought: str) -> Prefix:
-    """The parent up to its last result id for id, then its end as an open thought that ends with `thought`."""
+    """Return the parent as a prefix whose last part is an open thought that ends with `thought`.
+
+    Everything up to the last result keeps its exact token ids.
+    """
     segments = bench.trajectory.segments
     end = max((index + 1 for index, segment in enumerate(segments) if segment.kind == RESULT), default=0)
     tail = "".join(segment.text for segment in segments[end:])

@@ -1,8 +1,8 @@
-"""What critics and refiners say, read: step numbers, corrected steps, new steps, paragraphs, thoughts.
+"""Parse the replies of critics and refiners: step numbers, corrected steps, new steps, paragraphs and thoughts.
 
-Tolerant of what models do to a format (case, brackets, bold labels, blank lines, words before it), strict about what it
-means. Nothing but Rejected is ever raised, with the raw reply; time is linear in the reply. The rules:
-docs/behaviour/flywheel.md.
+Tolerant of variations of the format (case, brackets, bold labels, blank lines, leading words), strict about the
+content. The only exception raised is Rejected, with the raw reply. Time is linear in the reply's length. The rules are
+in docs/behaviour/flywheel.md.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from treadle.agent.role import Reply
 from treadle.datagen.operators.base import Rejected
 
 THINK = "think"
-"""Name of the tag of reasoning."""
+"""Name of the tag of thoughts."""
 
-# All repetitions are bounded or possessive: a hostile reply costs no more than its length.
+# All repetitions are bounded or possessive, so that a hostile reply takes only linear time.
 _LINE = r"^[ \t>*_#`-]{0,16}"
 _COLON = r"[ \t*_]{0,8}:"
 _OPEN, _CLOSE = r"[\s*_`\"'\[({<]{0,16}", r"[ \t*_`\"'\])}>.]{0,16}"
@@ -38,7 +38,7 @@ _MOST_DIGITS = 9
 
 @dataclass(frozen=True, slots=True)
 class Redundancy:
-    """The first step with redundancy, why, and how it reads without it."""
+    """The first step with redundancy, the analysis, and the step without it."""
 
     step: int
     analysis: str
@@ -46,7 +46,7 @@ class Redundancy:
 
 
 def read_step_number(reply: Reply, num_steps: int) -> int:
-    """The number after the first `Step:` before the first `Analysis:`; raises Rejected."""
+    """Return the number after the first `Step:` before the first `Analysis:`; raise Rejected without a valid one."""
     found = _find_number(reply.text)
     if found is None:
         raise Rejected("no_step_number", reply.text)
@@ -54,7 +54,10 @@ def read_step_number(reply: Reply, num_steps: int) -> int:
 
 
 def read_redundancy(reply: Reply, num_steps: int, protocol: Protocol) -> Redundancy:
-    """A finding of redundancy; raises Rejected, with `no_redundancy` where the reply says that there is none."""
+    """Return the redundancy that a reply describes; raise Rejected if there is none or the reply is malformed.
+
+    The reason is `no_redundancy` if the reply says that there is none.
+    """
     text = cut_after_first_close(reply.text, protocol)
     number, none = _find_number(text), _NO_STEP.search(text)
     if none is not None and (number is None or none.start() < number[0]):
@@ -71,15 +74,16 @@ def read_redundancy(reply: Reply, num_steps: int, protocol: Protocol) -> Redunda
 
 
 def read_new_step(reply: Reply, protocol: Protocol) -> str:
-    """A step that a refiner wrote, made complete; raises Rejected."""
+    """Return the step that a refiner wrote, completed; raise Rejected if it is unusable."""
     return complete_step(reply.text, reply, protocol)
 
 
 def complete_step(text: str, reply: Reply, protocol: Protocol) -> str:
-    """A step that begins with a closed thought, up to the end of its first call or answer.
+    """Return a step that starts with a closed thought, cut after its first call or answer.
 
-    Missing markers of the thought are put in; a step that has them stays as it is, white space around it apart. A step
-    without call or answer is left for the policy to go on with. Raises Rejected.
+    Missing markers of the thought are added; a step that has them is unchanged except for surrounding whitespace. In a
+    step without call or answer the thought stays open, and the policy continues it. Raises Rejected if the step is
+    empty, unfinished or malformed.
     """
     text = cut_after_first_close(text, protocol)
     text = text[_end_of_echo(text) :].strip()
@@ -98,7 +102,7 @@ def complete_step(text: str, reply: Reply, protocol: Protocol) -> str:
 
 
 def read_paragraph(reply: Reply, lead_in: str, what: str, protocol: Protocol) -> str:
-    """The first paragraph of what a model went on with after a lead-in; raises Rejected (`empty_<what>`)."""
+    """Return the first paragraph of a reply, with its lead-in; raise Rejected (`empty_<what>`) if it is empty."""
     said = cut_after_first_close(reply.text, protocol).strip()
     end = _PARAGRAPH_END.search(said)
     said = said[: end.start()].rstrip() if end else said
@@ -108,12 +112,12 @@ def read_paragraph(reply: Reply, lead_in: str, what: str, protocol: Protocol) ->
 
 
 def read_thought(reply: Reply, most_chars: float, protocol: Protocol) -> str:
-    """The inside of a thought that was begun for the model, up to its closing marker; raises Rejected."""
+    """Return the text of a prefilled thought up to its closing marker; raise Rejected if it is unusable."""
     think = protocol.by_name[THINK]
     thought, closing, _ = reply.text.partition(think.closing)
     if not closing:
         raise Rejected("unclosed_thought", reply.text)
-    # The marker was begun for it; models repeat it.
+    # Models may repeat the prefilled marker.
     if thought.lstrip().startswith(think.opening):
         thought = thought.lstrip().removeprefix(think.opening)
     if not thought.strip():
@@ -126,7 +130,7 @@ def read_thought(reply: Reply, most_chars: float, protocol: Protocol) -> str:
 
 
 def _find_number(text: str) -> tuple[int, str] | None:
-    """Place and digits of the first step number; None where there is none before the other labels."""
+    """Return position and digits of the first step number; None if there is none before the other labels."""
     ends = [match.start() for match in (_ANALYSIS.search(text), _CORRECTED.search(text)) if match]
     match = _NUMBER.search(text, 0, min(ends, default=len(text)))
     return (match.start(), match[1]) if match else None
@@ -134,20 +138,20 @@ def _find_number(text: str) -> tuple[int, str] | None:
 
 def _in_range(digits: str, num_steps: int, reply: Reply) -> int:
     digits = digits.lstrip("0")
-    # Python refuses to read integers of thousands of digits.
+    # Python refuses to parse integers of thousands of digits.
     if not digits or len(digits) > _MOST_DIGITS or int(digits) > num_steps:
         raise Rejected("step_out_of_range", reply.text)
     return int(digits)
 
 
 def _end_of_echo(text: str) -> int:
-    """Where a step begins behind what models put before it: a fence, the label, the heading of the prompt."""
+    """Return where a step starts after what models may put before it: a fence, the label, the heading of the prompt."""
     match = _ECHO.match(text)
     return match.end() if match else 0
 
 
 def _start_of_action(text: str, reply: Reply, protocol: Protocol) -> int:
-    """Where the call or answer that ends a step begins; its length where it has none."""
+    """Return where the call or answer at the end of a step starts; the length of the text if there is none."""
     closed = protocol.closing_stops.search(text)
     opening = next((match for match in protocol.markers.finditer(text) if _opens_action(match, protocol)), None)
     if closed is None:
@@ -158,7 +162,7 @@ def _start_of_action(text: str, reply: Reply, protocol: Protocol) -> int:
         raise Rejected("broken_markers", reply.text)
     inside = text[opening.end() : -len(protocol.by_name[opening[2]].closing)]
     if protocol.markers.search(inside):
-        # The engine would take all from the first opening marker on for the argument.
+        # The engine would take everything after the first opening marker as the argument.
         raise Rejected("broken_markers", reply.text)
     if not inside.strip():
         raise Rejected("empty_call", reply.text)

@@ -1,4 +1,4 @@
-"""Re-rollout: one more fresh rollout of a question that was answered, independent of its parent."""
+"""Roll out an answered question once more, independently of the parent."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from treadle.datagen.workbench import Workbench
 
 
 class Rerollout:
-    """Adds variety to what already works."""
+    """Operator that adds variety to questions with a right answer."""
 
     name = "rerollout"
     version = 1
     branch = "correct"
 
     async def apply(self, bench: Workbench) -> Edit:
-        """A fresh rollout."""
+        """Return a new rollout."""
         return Edit(await bench.roll_out())

@@ -1,4 +1,4 @@
-"""Self-correction: the first flawed step is explained and replaced, what followed it is made anew."""
+"""Explain and replace the first flawed step, then continue from it with a new rollout."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from treadle.datagen.steps import numbered
 from treadle.datagen.workbench import Workbench
 
 LEAD_IN = "The trouble with this step is that"
-"""With which the analysis is begun for the refiner: it is not asked whether there is a flaw, but which."""
+"""Prefilled start of the analysis: the refiner is not asked whether there is a flaw, but which one."""
 
 
 class SelfCorrection:
-    """Treats erroneous reasoning and unsuitable calls."""
+    """Operator against erroneous reasoning and unsuitable calls."""
 
     name = "self_correct"
     version = 1
     branch = "incorrect"
 
     async def apply(self, bench: Workbench) -> Edit:
-        """Have the flawed step explained, then replaced, and let the policy go on from there."""
+        """Let the refiner explain and replace the flawed step, then continue with the policy."""
         number = await flawed_step(bench)
         steps = numbered([step.text for step in bench.steps[:number]])
         values = {"question": bench.question.user_message, "steps": steps}

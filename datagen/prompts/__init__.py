@@ -1,8 +1,8 @@
-"""Prompts of the flywheel's operators, one pair of files each, in our own words after arXiv 2601.06860.
+"""Load and render the prompts of the flywheel's operators, which follow arXiv 2601.06860.
 
-`<name>_system.txt` is the system message, `<name>.jinja` the user message. A folder of the user's may replace any of
-the files. Values are data: in them the markers of control tokens are broken up, they are never read as templates, and a
-missing one is an error. Each prompt has a digest, which stands in the rows that it helped to make.
+`<name>_system.txt` is the system message, `<name>.jinja` the user message. A user's folder may replace any of the
+files. Values are data: control token markers in them are escaped, they are never read as templates, and a missing value
+is an error. The digest of each prompt is stored in the rows that were made with it.
 """
 
 from __future__ import annotations
@@ -27,28 +27,28 @@ PROMPTS = ("redundancy", "refine_thoughts", "locate_flaw", "analyse_flaw", "repl
 
 @dataclass(frozen=True)
 class PromptSet:
-    """The prompts in force: those shipped, or where `folder` has a file of the same name, that one."""
+    """The prompts in use: those shipped, or for each file of the same name in `folder`, that one."""
 
     folder: Path | None = None
     _templates: dict[str, jinja2.Template] = field(default_factory=dict, compare=False)
 
     @cached_property
     def texts(self) -> dict[str, tuple[str, str]]:
-        """Name -> texts of the two files; raises ConfigError for a file that cannot be read or belongs to nothing."""
+        """Texts of the two files of each prompt, by name; raises ConfigError for an unreadable or unknown file."""
         if self.folder is not None:
             self._check_folder(self.folder)
         return {name: (self._read(f"{name}_system.txt"), self._read(f"{name}.jinja")) for name in PROMPTS}
 
     def digest(self, name: str) -> str:
-        """16 hex digits of a prompt's texts."""
+        """Return the digest of a prompt's texts, 16 hex digits."""
         return digest_json(self.texts[name])[:16]
 
     def digests(self) -> dict[str, str]:
-        """Name -> digest of all prompts."""
+        """Return the digests of all prompts by name."""
         return {name: self.digest(name) for name in PROMPTS}
 
     def check(self) -> None:
-        """Raise ConfigError for a file that cannot be read, compiled or rendered, or asks for what there is not."""
+        """Raise ConfigError for a file that cannot be read, compiled or rendered, or that uses an unknown value."""
         import jinja2.meta
 
         for name in self.texts:
@@ -62,9 +62,9 @@ class PromptSet:
             self.messages(name, dict.fromkeys(known, "text"))
 
     def messages(self, name: str, values: Mapping[str, object]) -> list[dict[str, str]]:
-        """System and user message of a prompt; texts among the values (also in lists) are made harmless.
+        """Return system and user message of a prompt; control token markers in the values (also in lists) are escaped.
 
-        Raises ConfigError where the template asks for a value that is not there, or cannot be rendered.
+        Raises ConfigError if the template uses a missing value or cannot be rendered.
         """
         import jinja2
 
@@ -73,7 +73,7 @@ class PromptSet:
             user = self._template(name).render(**safe).rstrip("\n")
         except jinja2.UndefinedError as error:
             raise ConfigError(f"prompt {name}.jinja: {error.message}; it knows {', '.join(sorted(safe))}") from None
-        except Exception as error:  # whatever the code in a user's template raises
+        except Exception as error:  # any error that code in a user's template raises
             raise ConfigError(f"prompt {name}.jinja cannot be rendered: {type(error).__name__}: {error}") from error
         return [{"role": "system", "content": self.texts[name][0]}, {"role": "user", "content": user}]
 

@@ -1,5 +1,5 @@
 """The tutor: an OpenAI-compatible server that answers by rule for the sample world.
 
-It stands in for models where none is at hand: the demo's first minute, tests, load. It is no language model and is
-never presented as one. See docs/behaviour/demo.md.
+It replaces models where none is available: in the demo's first minute, in tests and for load. It is not a language
+model and is never presented as one. See docs/behaviour/demo.md.
 """

@@ -1,4 +1,4 @@
-"""`python -m treadle.demo.tutor`: run a tutor until it is told to stop."""
+"""Run a tutor until it is stopped: `python -m treadle.demo.tutor`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import NoReturn
 
 import orjson
 
-from treadle.core.errors import ConfigError, StorageError, TreadleError
+from treadle.core.errors import ConfigError, Interrupted, StorageError, TreadleError
 from treadle.demo.tutor.server import TutorServer
 from treadle.demo.tutor.settings import (
     DESCRIPTION,
@@ -31,7 +31,7 @@ RATES = "redundant=0.25,broken=0.15,early=0.15,wrong=0.15,stubborn=0.2,careless=
 
 
 class _Parser(argparse.ArgumentParser):
-    """Reports a wrong argument in one line."""
+    """Argument parser that raises ConfigError for a wrong argument."""
 
     def error(self, message: str) -> NoReturn:
         raise ConfigError(f"{message}; see treadle tutor --help")
@@ -46,7 +46,12 @@ def build_parser() -> argparse.ArgumentParser:
         "Example: treadle tutor --port 8002 --persona noisy --latency-s 0.2 --faults 500=0.02,reset=0.01",
     )
     add = parser.add_argument
-    add("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
+    add(
+        "--host",
+        default="127.0.0.1",
+        help="address to listen on (default: %(default)s); on any but 127.0.0.1, localhost and ::1 every machine that "
+        "reaches it may use it, and of a request only its Origin is checked, not its Host",
+    )
     add("--port", type=int, default=0, help="port; 0 takes a free one (default)")
     add("--port-file", type=Path, help="write the port number here when ready")
     add("--persona", choices=("strong", "noisy"), default="strong", help=f"how {MODEL} behaves (default: %(default)s)")
@@ -63,7 +68,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def settings_of(arguments: argparse.Namespace) -> TutorSettings:
-    """Turn parsed arguments into settings; raises ConfigError."""
+    """Convert parsed arguments to settings; raise ConfigError."""
     for name in ("latency_s", "jitter_s", "rate_limit_per_s"):
         if not 0 <= getattr(arguments, name) < float("inf"):
             raise ConfigError(f"--{name.replace('_', '-')} must be a number from 0 on")
@@ -84,7 +89,7 @@ def settings_of(arguments: argparse.Namespace) -> TutorSettings:
 
 
 async def serve(settings: TutorSettings, host: str, port: int, port_file: Path | None) -> None:
-    """Run a tutor until SIGTERM or SIGINT; raises ConfigError if it cannot listen."""
+    """Run a tutor until SIGTERM or SIGINT; raise ConfigError if it cannot listen."""
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
@@ -120,7 +125,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except TreadleError as error:
         sys.stderr.write(f"treadle: tutor: {error}\n")
         return error.exit_code
-    return 0
+    return Interrupted.exit_code  # Only a signal ends a tutor.
 
 
 if __name__ == "__main__":

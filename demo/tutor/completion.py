@@ -1,4 +1,4 @@
-"""From a request body to an answer: checks, the role's text, stop strings, length. No input or output here."""
+"""Turn a request body into an answer: validation, the role's text, stop strings, length; without I/O."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _NOT_CONTENT = frozenset({"stream", "stream_options", "user", "request_id", "ret
 
 
 class Refused(Exception):
-    """A request that is answered with an error status."""
+    """Error status in response to a request."""
 
     def __init__(self, status: int, message: str, kind: str = "BadRequestError") -> None:
         super().__init__(message)
@@ -33,7 +33,7 @@ class Refused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """An answer: text, its ids, and how it ended."""
+    """An answer: text, its token ids, and how it ended."""
 
     text: str
     ids: tuple[int, ...]
@@ -49,14 +49,14 @@ def request_digest(body: Mapping[str, Any]) -> str:
 
 
 class Writer:
-    """Writes answers for one set of settings and one tokenizer. Equal requests get equal answers."""
+    """Writer of answers for one set of settings and one tokenizer. Equal requests get equal answers."""
 
     def __init__(self, settings: TutorSettings, tokenizer: ChatTokenizer) -> None:
         self._settings = settings
         self._tokenizer = tokenizer
 
     def write(self, body: Mapping[str, Any], *, chat: bool) -> Written:
-        """Answer a completion or chat request; raises Refused."""
+        """Answer a completion or chat request; raise Refused."""
         model = body.get("model", MODELS[0])
         if model not in MODELS:
             raise Refused(404, f"The model `{model}` does not exist.", "NotFoundError")
@@ -128,7 +128,7 @@ class Writer:
 
 
 def _cut(text: str, body: Mapping[str, Any]) -> tuple[str, str | None]:
-    """Cut a text at its first stop string; the string stays where the request asks for that."""
+    """Cut a text at its first stop string, which is kept if the request asks for it; raise Refused."""
     given = body.get("stop") or []
     stops = [given] if isinstance(given, str) else given
     if not isinstance(stops, list) or not all(isinstance(stop, str) and stop for stop in stops):

@@ -1,4 +1,4 @@
-"""Reading a prompt: who is asked what, and which tool calls and results the open assistant turn already holds."""
+"""Parse a prompt: system and user messages, and the tool calls and results in the open assistant turn."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _CALL = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A tool call of the open turn. `result` is None where no result block follows it."""
+    """A tool call of the open turn. `result` is None if no result block follows it."""
 
     tool: str
     argument: str
@@ -25,7 +25,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """What a prompt says. `thought` is the text of a think block that is still open, None where there is none."""
+    """Content of a prompt. `thought` is the text of an unclosed think block, or None."""
 
     system: str
     user: str
@@ -35,7 +35,7 @@ class Conversation:
 
 
 def read_prompt(prompt: str) -> Conversation:
-    """Read a prompt rendered in ChatML; of any other text, take the recognised (else the last) line as the question."""
+    """Parse a prompt in ChatML. In any other text, the question is the first recognized line, else the last one."""
     turns = list(_TURN.finditer(prompt))
     if not turns:
         return _read_plain(prompt)
@@ -43,13 +43,13 @@ def read_prompt(prompt: str) -> Conversation:
     user = next((turn for turn in turns if turn[1] == "user"), None)
     after = user.end() if user else 0
     assistant = next((turn for turn in turns if turn[1] == "assistant" and turn.start() >= after), None)
-    # Everything from the first assistant turn on is that turn: a tool result may hold the markers of a template.
+    # Everything after the first assistant turn belongs to it: a tool result may contain template markers.
     open_turn = prompt[assistant.start(2) :] if assistant else ""
     return _with_turn(system, user[2] if user else "", open_turn)
 
 
 def read_messages(messages: Sequence[Mapping[str, str]]) -> Conversation:
-    """Read the messages of a chat request; a last assistant message is the open turn."""
+    """Parse the messages of a chat request; a trailing assistant message is the open turn."""
     system = "\n".join(message["content"] for message in messages if message["role"] == "system")
     users = [message["content"] for message in messages if message["role"] == "user"]
     last = messages[-1] if messages else {"role": "user", "content": ""}

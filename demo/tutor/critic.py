@@ -1,7 +1,8 @@
-"""Critic and refiner by rule: find the flaw, explain it, write the step anew, say a thought in fewer words.
+"""Play critic and refiner by rule: find the flaw, explain it, rewrite the step, shorten a thought.
 
-They know what the question needs and what the results say (`diagnosis`), so they are right, in the formats of
-datagen/prompts. The noisy persona is careless at a rate: it overlooks, takes another step, or keeps to no format.
+They derive what the question needs and what the results say (`diagnosis`), so they are right, in the formats of
+datagen/prompts. The noisy persona is careless at a rate: it overlooks a flaw, takes another step, or ignores the
+format.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ def _find_redundancy(conversation: Conversation, steps: list[Step], draws: Draws
 
 
 def _corrected(flaw: Flaw) -> str:
-    """The step without its flaw; where only the thought is too long, its call or answer stays as it is."""
+    """Return the step without its flaw; if only the thought is too long, its call or answer is kept."""
     block = _BLOCK.search(flaw.step.text) if flaw.kind == "wordy" else None
     if block is None:
         return f"<think>{flaw.thought}</think>{flaw.action}"
@@ -122,7 +123,7 @@ def _advice(flaw: Flaw) -> str:
 
 
 def _lean_thought(conversation: Conversation, *, careless: bool) -> str:
-    """The thought that the open turn stands at, in fewer words, and the end of its block."""
+    """Return a shorter version of the open turn's current thought, with the end of its block."""
     trajectory = _TRAJECTORY.search(conversation.user)
     thoughts = _THOUGHT.findall(trajectory[2] if trajectory else conversation.user)
     place = max(0, conversation.turn.count("<think>") - 1)
@@ -133,7 +134,7 @@ def _lean_thought(conversation: Conversation, *, careless: bool) -> str:
 
 
 def _shortened(thought: str) -> str:
-    """The last sentence that says something, in lean words; never longer than the thought."""
+    """Return the last informative sentence in fewer words, never longer than the thought."""
     text = " ".join(thought.split())
     if len(text.split("? I search")) == 1:
         parts = [part for part in _SENTENCE_END.split(text) if "\\boxed" not in part and not _HESITATION.match(part)]

@@ -1,7 +1,7 @@
-"""What is wrong with a trajectory of the sample world: its steps, and the first one that a capable reader would fault.
+"""Diagnose trajectories of the sample world: parse the steps, and find the first one with a flaw.
 
-The question says what has to be looked up and computed, the results so far say what is known: both together, by the
-rules of the strong policy, give the step that would have been right. No gold answer is known here.
+The question determines what to look up and compute, and the results so far what is known. From both, the rules of the
+strong policy derive the right step. No gold answer is used.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ REASONS: dict[Kind, str] = {
     "idle": "the call does not ask for what is needed next and brings nothing new",
     "early": "it answers before everything that the question needs was found out; a call is missing",
     "wrong": "what it works out or reads is not what the question asks for",
-    "unfinished": "it comes to no call and no answer",
+    "unfinished": "it ends without a call or an answer",
     "wordy": "the thought says again what was said before and can be left out",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A numbered step of a prompt, with the calls in it."""
+    """A numbered step of a prompt, with its calls."""
 
     number: int
     text: str
@@ -48,13 +48,13 @@ class Step:
 
     @property
     def thought(self) -> str:
-        """All it thinks."""
+        """Text of all think blocks."""
         return " ".join(found.strip() for found in _THOUGHT.findall(self.text))
 
 
 @dataclass(frozen=True, slots=True)
 class Flaw:
-    """A step that is not as it should be, why, and the thought and action that would be right in its place."""
+    """A flawed step, the kind of flaw, and the thought and action that would be right instead."""
 
     step: Step
     kind: Kind
@@ -69,7 +69,7 @@ def read_steps(text: str) -> list[Step]:
 
 
 def read_question(text: str) -> str:
-    """Return the question of a prompt: in tags, after `Question:`, else a line that is one of the sample world."""
+    """Return the question of a prompt: in tags, after `Question:`, else the first sample world question."""
     match = _QUESTION.search(text)
     if match:
         return match[2]
@@ -81,7 +81,7 @@ def read_question(text: str) -> str:
 
 
 def right_turn(question: str, before: Sequence[Step], draws: Draws) -> tuple[str, str]:
-    """Return thought and action that are right after some steps."""
+    """Return the right thought and action after some steps."""
     calls = tuple(call for step in before for call in step.calls)
     return plan(Conversation("", question, calls), STRONG, draws)
 
@@ -92,12 +92,12 @@ def first_error(question: str, steps: Sequence[Step], draws: Draws) -> Flaw | No
 
 
 def first_redundancy(question: str, steps: Sequence[Step], draws: Draws) -> Flaw | None:
-    """Return the first step whose call or thought can be left out; a call that brought nothing can."""
+    """Return the first step whose call or thought is unnecessary; a call without a useful result is."""
     return next((flaw for flaw in _flaws(question, steps, draws) if flaw.step.calls or flaw.kind == "wordy"), None)
 
 
 def _flaws(question: str, steps: Sequence[Step], draws: Draws) -> Iterator[Flaw]:
-    """Yield the flaws in the order of their steps, at most one of a step."""
+    """Yield the flaws in the order of their steps, at most one per step."""
     for place, step in enumerate(steps):
         thought, action = right_turn(question, steps[:place], draws)
         kind = _kind(question, step, steps[:place], action)
@@ -106,14 +106,14 @@ def _flaws(question: str, steps: Sequence[Step], draws: Draws) -> Iterator[Flaw]
 
 
 def flaw_at(question: str, steps: Sequence[Step], draws: Draws) -> Flaw:
-    """Return the last step as a flaw: what is wrong with it, or `wrong` where nothing is."""
+    """Return the last step as a flaw: its kind, or `wrong` if it has none."""
     thought, action = right_turn(question, steps[:-1], draws)
     kind = _kind(question, steps[-1], steps[:-1], action)
     return Flaw(steps[-1], kind if kind and kind != "wordy" else "wrong", thought, action)
 
 
 def is_broken(call: Call) -> bool:
-    """Return whether a call is empty or brought an error or nothing."""
+    """Return whether a call is empty, or its result is empty or an error."""
     if not call.argument or call.result == "":
         return True
     if call.tool == "python":
@@ -156,7 +156,7 @@ def _kind_of_answer(text: str, right: str) -> Kind | None:
 
 
 def _essence(program: str) -> str:
-    """The computation of one of the strong policy's programs."""
+    """Return the computation in one of the strong policy's programs."""
     line = _plain(program.split("\n")[0])
     return line.removeprefix("print(").removesuffix(")") if line.startswith("print(") else line.partition("=")[2]
 

@@ -1,4 +1,4 @@
-"""Seeded decisions: everything the tutor does by chance is a function of the request and a label."""
+"""Make seeded decisions: everything random in the tutor is a function of the request and a label."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 class Draws:
-    """Chance that depends on a key alone, never on time, order or other requests."""
+    """Random draws that depend only on a key, never on time, order or other requests."""
 
     def __init__(self, *key: object) -> None:
         self._key = hashlib.blake2b("\0".join(map(str, key)).encode("utf-8", "surrogatepass"), digest_size=16).digest()
@@ -24,7 +24,7 @@ class Draws:
         return self.bits(label) / 2**64
 
     def happens(self, label: str, rate: float) -> bool:
-        """Whether something of a given rate happens."""
+        """Return whether an event with the given rate happens."""
         return rate > 0 and self.share(label) < rate
 
     def choose(self, label: str, options: Sequence[T]) -> T:

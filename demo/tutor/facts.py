@@ -1,4 +1,4 @@
-"""Reading tool results: what the documents in them say, and numbers that programs printed."""
+"""Extract facts from tool results: sentences of documents, and numbers that programs printed."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ _WORDS: Mapping[str, tuple[str, ...]] = {
 
 
 def read_facts(calls: Iterable[Call]) -> dict[tuple[str, str], str]:
-    """Return (name, attribute) -> value of every sentence of the sample world in the results of the searches."""
+    """Return (name, attribute) -> value for every sentence of the sample world in the search results."""
     facts: dict[tuple[str, str], str] = {}
     for call in calls:
         if call.tool != "search" or not call.result:
@@ -66,14 +66,14 @@ def read_facts(calls: Iterable[Call]) -> dict[tuple[str, str], str]:
 
 
 def read_number(call: Call) -> str | None:
-    """Return the number that a program printed, None where the result is anything else."""
+    """Return the number that a program printed, or None if the result is anything else."""
     if call.tool != "python" or call.result is None or not _NUMBER.fullmatch(call.result):
         return None
     return call.result
 
 
 def queries(name: str, attribute: str) -> tuple[str, ...]:
-    """Return search queries for an attribute of a named entity, in words that its document uses."""
+    """Return search queries for an attribute of an entity, in words that its document uses."""
     lead = _LEADS[KIND_OF[attribute]].format(name)
     return tuple(f"{lead} {words}" for words in _WORDS[attribute])
 

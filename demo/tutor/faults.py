@@ -1,4 +1,4 @@
-"""Faults and the rate limit: which request is hit is decided by its content and attempt, not by chance in time."""
+"""Inject faults and limit the request rate; a fault depends on a request's content and attempt, not on time."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from treadle.demo.tutor.settings import FAULT_KINDS, FaultKind
 
 
 def choose_fault(shares: Mapping[FaultKind, float], seed: int, digest: str, attempt: int) -> FaultKind | None:
-    """Return the fault that the `attempt`-th arrival of a request meets, if any; a retry is drawn anew."""
+    """Return the fault for the `attempt`-th arrival of a request, or None; each retry is a new draw."""
     if not shares:
         return None
     at = Draws("fault", seed, digest, attempt).share("kind")
@@ -28,7 +28,7 @@ def choose_fault(shares: Mapping[FaultKind, float], seed: int, digest: str, atte
 
 
 class RateLimit:
-    """A token bucket of one second's size. `clock` returns seconds."""
+    """Token bucket with a capacity of one second. `clock` returns seconds."""
 
     def __init__(self, per_s: float, clock: Callable[[], float]) -> None:
         self._per_s = per_s
@@ -37,7 +37,7 @@ class RateLimit:
         self._at = clock()
 
     def take(self) -> int | None:
-        """Take one token; None if there was one, else the whole seconds to wait (at least 1)."""
+        """Take one token; return None if there was one, else the whole seconds to wait (at least 1)."""
         if self._per_s <= 0:
             return None
         now = self._clock()

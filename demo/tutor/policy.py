@@ -1,7 +1,7 @@
-"""The policy by rule: one turn of a trajectory, from what the question asks and what the results so far say.
+"""Play the policy by rule: one turn of a trajectory, from the question and the results so far.
 
-The plan follows from the wording of the question; the values come out of the tool results in the context and out of
-nothing else. Each turn is worked out afresh, so the rules also carry on a trajectory that somebody else edited.
+The plan follows from the wording of the question; the values come only from the tool results in the context. Each turn
+is derived from scratch, so the rules can also continue an edited trajectory.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ _BOXED = re.compile(r"\\boxed\{([^{}]*)\}")
 
 @dataclass(frozen=True, slots=True)
 class ErrorRates:
-    """How often the noisy persona goes wrong: as a policy in four patterns per trajectory, and in what it is told.
+    """Error rates of the noisy persona: four patterns of a policy, each per trajectory, and two reactions to prompts.
 
     Attributes:
         redundant: Repeats a call although everything is known.
         broken: Its first call is empty or does not parse.
-        early: Answers by guess while one fact is still missing.
+        early: Guesses an answer while one fact is still missing.
         wrong: Follows a wrong plan: another operation, or another fact of the document.
-        stubborn: Does not heed a hint: stays with the answer it had, or goes on as if nothing had been said.
-        careless: As critic or refiner, overlooks what is there, takes another step for it, or keeps to no format.
+        stubborn: Ignores a hint: keeps its former answer, or continues as if there were no hint.
+        careless: As critic or refiner, overlooks a flaw, picks another step, or ignores the format.
     """
 
     redundant: float = 0.25
@@ -43,7 +43,7 @@ class ErrorRates:
     careless: float = 0.1
 
     def scaled(self, factor: float) -> ErrorRates:
-        """Return the rates of the four patterns multiplied, the others as they are."""
+        """Return rates with the four patterns multiplied by a factor and the others unchanged."""
         return replace(
             self,
             redundant=self.redundant * factor,
@@ -59,8 +59,8 @@ STRONG = ErrorRates(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
 def next_turn(conversation: Conversation, rates: ErrorRates, draws: Draws) -> str:
     """Return the next turn: a think block, then one call or the answer.
 
-    Text in a block that is still open makes the policy think again, unless it is stubborn: it errs less, and believes
-    no program but the right one.
+    Text in an unclosed think block makes the policy reconsider, unless it is stubborn: it errs less, and trusts only a
+    program with the right computation.
     """
     if conversation.thought is None:
         thought, action = plan(conversation, rates, draws)
@@ -78,7 +78,7 @@ def next_turn(conversation: Conversation, rates: ErrorRates, draws: Draws) -> st
 
 
 def plan(conversation: Conversation, rates: ErrorRates, draws: Draws, *, doubting: bool = False) -> tuple[str, str]:
-    """Return thought and action of the next turn; `doubting`: what earlier calls brought may not be what is needed."""
+    """Return thought and action of the next turn; `doubting`: do not trust the results of earlier calls."""
     asked = recognise(conversation.user)
     if asked is None:
         return _Generic(conversation).turn()
@@ -95,13 +95,13 @@ def next_facts(question: str, calls: Sequence[Call]) -> frozenset[tuple[str, str
 
 
 def boxed(text: str) -> str | None:
-    """Return what the last box of a text holds, None where there is none."""
+    """Return the content of the last LaTeX box in a text, or None."""
     found = _BOXED.findall(text)
     return found[-1] if found else None
 
 
 class _Generic:
-    """Questions that are not of the sample world: one search, then the first words found."""
+    """Policy for other questions: one search, then the first words found."""
 
     def __init__(self, conversation: Conversation) -> None:
         self._conversation = conversation
@@ -117,7 +117,7 @@ class _Generic:
 
 
 class _Planner:
-    """Questions of the sample world."""
+    """Policy for questions of the sample world."""
 
     def __init__(
         self, conversation: Conversation, asked: Asked, rates: ErrorRates, draws: Draws, doubting: bool
@@ -153,11 +153,11 @@ class _Planner:
         return self._program(expression)
 
     def _hurries(self) -> bool:
-        """Whether to answer too early; asked once per trajectory, so not again after a broken call."""
+        """Return whether to answer too early. Drawn once per trajectory, so never after a broken call."""
         return all(call.argument for call in self._calls) and self._draws.happens("early", self._rates.early)
 
     def resolve(self) -> tuple[list[tuple[str, str]], list[str]]:
-        """Follow every path as far as the facts reach: what is missing next, and the values at the ends."""
+        """Follow every path as far as facts are known; return missing (name, attribute) pairs and final values."""
         missing, values = [], []
         for slot, *attributes in self._asked.template.paths:
             at = self._asked.names[slot]
@@ -172,7 +172,7 @@ class _Planner:
         return missing, values
 
     def _left(self, missing: tuple[str, str]) -> int:
-        """Lookups that are still needed, this one included."""
+        """Return the number of lookups still needed, including this one."""
         ends = [path[-1] for path in self._asked.template.paths]
         if missing[1] in ends:
             return 1
@@ -199,7 +199,7 @@ class _Planner:
         return f"abs({values[0]} - {values[1]})" if combine == "difference" else None
 
     def _printed(self, expression: str) -> str | None:
-        """The number that the right program printed; the noisy policy believes any program unless it doubts."""
+        """Return the number that the right program printed; the noisy policy trusts any program unless it doubts."""
         for call in reversed(self._calls):
             number = read_number(call)
             if number is not None and (self._believes or computes(call, expression)):
@@ -219,7 +219,7 @@ class _Planner:
         return thought, f"<python>{self._draws.choose('code', _CODES).format(expression)}</python>"
 
     def _repeat(self) -> tuple[str, str] | None:
-        """The redundant call, at most one, and only where the trajectory has been lean so far."""
+        """Return a redundant call, at most one, and only if the trajectory has none so far."""
         if not self._calls or len({(call.tool, call.argument) for call in self._calls}) < len(self._calls):
             return None
         if not self._draws.happens("redundant", self._rates.redundant):

@@ -1,4 +1,4 @@
-"""What reached the server: counts in memory, and a file that holds even when the client or the server is killed."""
+"""Log requests to the server: counts in memory, and a file that survives if the client or the server is killed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from treadle.core.errors import StorageError
 
 
 class RequestLog:
-    """Counts requests by content, and writes one JSON line on arrival and one on the answer, unbuffered."""
+    """Counter of requests by content that writes one JSON line on arrival and one on the answer, unbuffered."""
 
     def __init__(self, path: Path | None) -> None:
         self._file = None
@@ -30,7 +30,7 @@ class RequestLog:
         self._max_in_flight = 0
 
     def arrive(self, digest: str, **facts: Any) -> tuple[int, int]:
-        """Note a request before anything is done for it; return its serial number and its attempt, both from 0."""
+        """Record a request before it is handled; return its serial number and its attempt, both from 0."""
         serial, self._serial = self._serial, self._serial + 1
         key = bytes.fromhex(digest)
         attempt = self._arrivals[key]
@@ -41,13 +41,13 @@ class RequestLog:
         return serial, attempt
 
     def answer(self, serial: int, digest: str, status: str) -> None:
-        """Note how a request ended: an HTTP status, `reset`, `hang`, `malformed`, or `cancelled` by the client."""
+        """Record how a request ended: an HTTP status, `reset`, `hang`, `malformed`, or `cancelled` by the client."""
         self._in_flight -= 1
         self._statuses[status] += 1
         self._write({"event": "answered", "serial": serial, "digest": digest, "status": status})
 
     def counts(self) -> dict[str, Any]:
-        """Totals since the start; `repeated` counts arrivals of content that had arrived before."""
+        """Return totals since the start; `repeated` counts arrivals of content that had arrived before."""
         return {
             "requests": self._serial,
             "distinct": len(self._arrivals),

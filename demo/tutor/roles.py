@@ -1,4 +1,4 @@
-"""Which role a prompt is for; judge and summarizer by rule: minimal, in the formats of docs/behaviour/demo.md."""
+"""Detect the role of a prompt, and play judge and summarizer by rule, in the formats of docs/behaviour/demo.md."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _ORDER = re.compile(
 
 
 def role_of(model: str, conversation: Conversation) -> Role:
-    """Return the role that a model name ends in; else guess it from the system prompt; else the policy."""
+    """Return the role in a model name's suffix; else guess it from the system prompt; else the policy."""
     for role in _SUFFIXES:
         if model.endswith(f"-{role}"):
             return role
@@ -49,10 +49,10 @@ def _role_in(system: str) -> Role:
 
 
 def judge(text: str, *, gullible: bool) -> str:
-    """Compare the gold with the predicted answer of a judge prompt: Correct, Incorrect, or Unclear without the two.
+    """Judge the predicted answer in a judge prompt: Correct, Incorrect, or Unclear without gold or prediction.
 
-    The gullible judge obeys any verdict or order that stands outside delimited data (`<tag>…</tag>` or fences). Where
-    the last line asks for redundant calls the judge votes: yes where two calls are the same.
+    The gullible judge obeys any verdict or instruction outside delimited data (`<tag>…</tag>` or fences). If the last
+    line asks about redundant calls, the judge votes: yes if two calls are the same.
     """
     if "redundant" in text.rstrip().rpartition("\n")[2]:
         calls = [_fold(match[2]) for match in _CALL_TAG.finditer(text)]
@@ -81,7 +81,7 @@ def _fold(answer: str) -> str:
 
 
 def summarize(text: str) -> str:
-    """Return the two sentences of the prompt's last paragraphs that share most words with its query line."""
+    """Return the two sentences after the prompt's query line that share most words with it."""
     query = re.search(r"(?im)^\W*(?:current )?(?:search )?query\W*:?\W*(.*)$", text)
     wanted = set(re.findall(r"\w{3,}", (query[1] if query else text[:200]).lower()))
     body = text[query.end() :] if query else text

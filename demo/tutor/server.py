@@ -1,4 +1,4 @@
-"""The tutor's HTTP side: OpenAI-compatible routes, streaming, delays, faults, request log."""
+"""Serve the tutor over HTTP: OpenAI-compatible routes, streaming, delays, faults, request log."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from typing import Any
 
 import orjson
 from aiohttp import web
+from aiohttp.typedefs import Handler
 
 from treadle.core.chat import ChatTokenizer
+from treadle.core.origin_guard import find_refusal, is_loopback_name
 from treadle.demo.byte_tokenizer import write_byte_tokenizer
 from treadle.demo.tutor.completion import Refused, Writer, Written, request_digest
 from treadle.demo.tutor.draws import Draws
@@ -46,11 +48,11 @@ class TutorServer:
 
     @property
     def counts(self) -> dict[str, Any]:
-        """What reached the server so far, as GET /log/counts gives it."""
+        """Request counts so far, as returned by GET /log/counts."""
         return self._log.counts()
 
     async def __aenter__(self) -> TutorServer:
-        app = web.Application(client_max_size=_MAX_BODY_BYTES)
+        app = web.Application(client_max_size=_MAX_BODY_BYTES, middlewares=[self._guard])
         app.router.add_get("/v1/models", self._models)
         app.router.add_get("/health", self._health)
         app.router.add_get("/log/counts", self._counts)
@@ -67,6 +69,17 @@ class TutorServer:
         if self._runner is not None:
             await self._runner.cleanup()
         self._log.close()
+
+    @web.middleware
+    async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        refusal = find_refusal(
+            "tutor",
+            request.method,
+            request.raw_headers,
+            has_query=bool(request.query_string),
+            any_host=not is_loopback_name(self._host),
+        )
+        return await handler(request) if refusal is None else error_response(*refusal, "ForbiddenError")
 
     async def _models(self, request: web.Request) -> web.Response:
         cards = [
@@ -154,7 +167,7 @@ class TutorServer:
         return response
 
     def _pieces(self, written: Written) -> Iterator[tuple[str, tuple[int, ...]]]:
-        """Cut an answer into chunks of a few tokens whose texts join to its text."""
+        """Yield an answer in chunks of a few tokens whose texts join to its text."""
         sent, start = 0, 0
         for end in range(4, len(written.ids), 4):
             text = self._tokenizer.decode(written.ids[:end])
@@ -173,7 +186,7 @@ def _load_tokenizer(folder: Path | None) -> ChatTokenizer:
 
 
 def _head(body: dict[str, Any], digest: str, kind: str) -> dict[str, Any]:
-    # `created` is 0: equal requests get equal bytes.
+    # `created` is always 0, so that equal requests get equal bytes.
     return {"id": f"tutor-{digest[:16]}", "object": kind, "created": 0, "model": body.get("model", MODELS[0])}
 
 

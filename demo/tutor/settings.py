@@ -1,4 +1,4 @@
-"""What the tutor is started with."""
+"""Define the tutor's settings."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FaultKind = Literal["500", "429", "reset", "hang", "malformed"]
 FAULT_KINDS: tuple[FaultKind, ...] = typing.get_args(FaultKind)
 
 MODEL = "treadle-tutor"
-"""Served name. With `-strong` or `-noisy` a request chooses its persona, with `-judge` … its role."""
+"""Served model name. The suffixes `-strong` and `-noisy` select the persona, `-judge` … the role."""
 
 MODELS = (
     MODEL,
@@ -31,16 +31,16 @@ class TutorSettings:
     """Settings of one tutor server.
 
     Attributes:
-        persona: How the plain model name behaves: strong (right and lean) or noisy (error patterns at `rates`).
+        persona: Behaviour of the plain model name: strong (right and lean) or noisy (error patterns at `rates`).
         rates: Error rates of the noisy policy.
-        tokenizer: Folder of the tokenizer whose ids go in and out; None for the byte tokenizer.
-        max_model_len: Window in tokens.
+        tokenizer: Folder of the tokenizer for prompt and completion ids; None for the byte tokenizer.
+        max_model_len: Context length in tokens.
         latency_s: Fixed part of every answer's delay.
         jitter_s: Upper end of the seeded part of the delay.
-        rate_limit_per_s: Requests per second above which 429 is answered; 0 for no limit.
-        faults: Share of requests that meet a fault, by kind.
-        fault_seed: Another seed hits other requests.
-        request_log: JSON lines file, one line when a request arrives and one when it is answered.
+        rate_limit_per_s: Requests per second above which the server answers 429; 0 for no limit.
+        faults: Share of requests that get a fault, by kind.
+        fault_seed: Selects which requests get a fault.
+        request_log: JSON Lines file with one line per arriving request and one per answer.
     """
 
     persona: Persona = "strong"
@@ -61,13 +61,13 @@ class TutorSettings:
 
 
 def parse_rates(text: str) -> ErrorRates:
-    """Read `redundant=0.3,early=0.1` over the default rates; raises ConfigError."""
+    """Parse `redundant=0.3,early=0.1` on top of the default rates; raise ConfigError."""
     given = _parse_shares(text, tuple(item.name for item in fields(ErrorRates)), "--rates")
     return replace(ErrorRates(), **given)
 
 
 def parse_faults(text: str) -> dict[FaultKind, float]:
-    """Read `500=0.02,429=0.02,reset=0.01,hang=0.001,malformed=0.01`; raises ConfigError."""
+    """Parse `500=0.02,429=0.02,reset=0.01,hang=0.001,malformed=0.01`; raise ConfigError."""
     given = _parse_shares(text, FAULT_KINDS, "--faults")
     if sum(given.values()) > 1:
         raise ConfigError(f"--faults {text!r}: the shares add up to more than 1")

@@ -1,6 +1,6 @@
-"""Which of the flywheel's tasks a prompt sets, told by a few words of its system message.
+"""Detect which task of the data flywheel a prompt sets, by a few words of its system message.
 
-They are few and plain, since the prompts are files that a user may replace; docs/behaviour/demo.md lists them.
+The words are few and plain, because users may replace the prompt files; docs/behaviour/demo.md lists them.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ _CUES: tuple[tuple[Task, str], ...] = (
     ("reflect", r"(?=.*\breflect)"),
     ("thoughts", r"(?=.*\bthoughts\b)(?=.*(?:\bedit|\bshorten|\bcondens|\bfewer words\b))"),
 )
-"""All cues of a task have to be there; the first task that fits counts."""
+"""All cues of a task must match; the first matching task is used."""
 
 _BEGUN = re.compile(r"(?is)\A\s*step:\s*\[?\d+\]?\s*analysis:")
 
 
 def guess_task(conversation: Conversation) -> Task:
-    """Return the task of a conversation that surely sets one, however it is worded."""
+    """Return the task of a conversation that is known to set one, however it is worded."""
     task = task_in(conversation.system) or task_in(conversation.user[:4000])
     if task is not None:
         return task
@@ -38,6 +38,6 @@ def guess_task(conversation: Conversation) -> Task:
 
 @lru_cache(maxsize=64)
 def task_in(text: str) -> Task | None:
-    """Return the task that a text sets by its words, None for one that sets none."""
+    """Return the task that a text sets by its words, or None."""
     low = text.lower()
     return next((task for task, cues in _CUES if re.match(cues, low, re.DOTALL)), None)

@@ -1,1 +1,1 @@
-"""One page for a browser: sections of tables and charts in a single file that needs nothing beside it."""
+"""Build a self-contained HTML page of sections with tables and charts."""

@@ -1,6 +1,6 @@
-"""Charts of a page. Each is given plain numbers and draws them; all share one look.
+"""Draw the charts of a page from plain numbers, in one common style.
 
-Lengths are inches, ten of which fill the page.
+Lengths are in inches; the page is ten inches wide.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ _FAINT = "#c8c8c8"
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A value with its interval, in a row of its own."""
+    """A value with its interval, shown in a row of its own."""
 
     group: str
-    """Rows that follow each other with the same group stand together under its name."""
+    """Consecutive rows with the same group are shown together under its name."""
     name: str
     series: int
     value: float
@@ -40,25 +40,25 @@ class Estimate:
 
 
 def short(text: str, num_chars: int = _LONGEST_NAME) -> str:
-    """A name as a chart has room for it."""
+    """Return a name shortened to what fits into a chart."""
     shown = plain(one_line(text))
     return shown if len(shown) <= num_chars else f"{shown[: num_chars - 1]}…"
 
 
 def brief(value: float) -> str:
-    """A number from 0 on with about three digits."""
+    """Format a non-negative number with about three digits."""
     return f"{value:,.{0 if value >= 100 or not value else 1 if value >= 10 else 2 if value >= 1 else 3}f}"
 
 
 def colour_of(series: int) -> str:
-    """The colour of a model, by its number."""
+    """Return the colour of a model by its number."""
     return SERIES[series % len(SERIES)]
 
 
 def interval_chart(title: str, estimates: Sequence[Estimate], *, around_zero: bool = False, note: str = "") -> Chart:
-    """Shares with their intervals, one row each; given as fractions and shown in per cent.
+    """Draw shares with their intervals, one per row; values are fractions and shown in per cent.
 
-    `around_zero`: they are differences; `note`: what is not drawn.
+    `around_zero`: the values are differences. `note`: what is not drawn.
     """
     groups = [(name, list(rows)) for name, rows in groupby(estimates, key=lambda one: one.group)]
     num_rows = len(estimates) + sum(1 for name, _ in groups if name)
@@ -116,7 +116,7 @@ def _finish_rows(axes: Any, places: Sequence[float], labels: Sequence[str], end:
 
 
 def _quiet(axes: Any, grid: str) -> None:
-    """Lines that help to read values, and nothing else that catches the eye."""
+    """Style the axes with a light grid and no other prominent lines."""
     axes.grid(axis=grid, color=GRID, linewidth=0.8)
     axes.set_axisbelow(True)
     for name in ("left", "bottom"):
@@ -127,9 +127,9 @@ def _quiet(axes: Any, grid: str) -> None:
 
 
 def calls_chart(title: str, shares: Mapping[tuple[str, int], Sequence[float]], *, and_more: bool = False) -> Chart:
-    """Model and number of its colour -> share of its rollouts with 0, 1, 2, … calls.
+    """Draw the distribution of tool calls: (model, colour number) -> share of its rollouts with 0, 1, 2, … calls.
 
-    `and_more`: the last place stands for that many calls and more.
+    `and_more`: the last bin also contains all higher numbers of calls.
     """
     num_places = max(len(values) for values in shares.values())
     names = [str(number) for number in range(num_places)]
@@ -166,22 +166,22 @@ def _legend(axes: Any, num_names: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Where the values of one model lie."""
+    """Percentiles of one model's values."""
 
     name: str
     series: int
     percentiles: tuple[float, float, float, float, float]
-    """5th, 25th, 50th, 75th, 95th."""
+    """5th, 25th, 50th, 75th and 95th percentile."""
 
     @classmethod
     def of(cls, name: str, series: int, values: Sequence[float]) -> Spread:
-        """From the values themselves."""
+        """Compute the percentiles from the values."""
         found = np.percentile(np.asarray(values, dtype=np.float64), [5, 25, 50, 75, 95]).tolist()
         return cls(name, series, (found[0], found[1], found[2], found[3], found[4]))
 
 
 def spread_chart(title: str, unit: str, spreads: Sequence[Spread]) -> Chart:
-    """A box per model: the middle half of its values, their median, and where all but the outer tenth lie."""
+    """Draw a box per model: middle half, median, and the range from the 5th to the 95th percentile."""
 
     def draw(figure: Any) -> None:
         axes = figure.subplots()
@@ -206,8 +206,10 @@ def spread_chart(title: str, unit: str, spreads: Sequence[Spread]) -> Chart:
 
 
 def radar_chart(title: str, axes: Sequence[Axis]) -> Chart:
-    """Models as polygons over axes, each with its own range; a value that is missing leaves a gap. The first ones of
-    more than can be told apart, which is then said."""
+    """Draw models as polygons over axes with a range each; a missing value leaves a gap.
+
+    Only the first `MOST_DRAWN` models are drawn; a note says so if there are more.
+    """
     models = list(axes[0].values)
     note = "" if len(models) <= MOST_DRAWN else f"Drawn are the first {MOST_DRAWN} of {len(models)} models."
     words = "; ".join(
@@ -223,11 +225,11 @@ def radar_chart(title: str, axes: Sequence[Axis]) -> Chart:
 
 _FIRST_ENDING = LIGHT
 _ENDINGS = (WARM, SERIES[4], SERIES[3], SERIES[5], SERIES[6], _FAINT, SERIES[7], SERIES[2])
-"""Of those that follow; other colours than those of the models in their order."""
+"""Colours of all statuses but the first. They differ from the colours of the first models."""
 
 
 def endings_chart(title: str, counts: Mapping[str, Mapping[str, int]], statuses: Sequence[str]) -> Chart:
-    """Model -> status -> rollouts, as shares of a bar, statuses in their order; none has the colour of the first."""
+    """Draw model -> status -> rollouts as stacked shares of a bar, with the statuses in their order."""
 
     def draw(figure: Any) -> None:
         axes = figure.subplots()
@@ -254,14 +256,14 @@ def endings_chart(title: str, counts: Mapping[str, Mapping[str, int]], statuses:
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """A sum and what it is made of."""
+    """A sum with the values it consists of."""
 
     name: str
     values: tuple[float, ...]
 
 
 def parts_chart(title: str, unit: str, names: Sequence[str], sums: Sequence[Parts]) -> Chart:
-    """A bar per sum, its parts one after the other; up to four, called `names`."""
+    """Draw a stacked bar per sum, with up to four parts that `names` labels."""
 
     def draw(figure: Any) -> None:
         axes = figure.subplots()
@@ -289,7 +291,7 @@ def parts_chart(title: str, unit: str, names: Sequence[str], sums: Sequence[Part
 
 @dataclass(frozen=True, slots=True)
 class Yield:
-    """What an operator was tried for and what it gave."""
+    """Number of attempts of an operator and their results."""
 
     name: str
     tried: int
@@ -298,7 +300,7 @@ class Yield:
 
 
 def yields_chart(title: str, yields: Sequence[Yield]) -> Chart:
-    """How often each operator was tried, what came of it, and how much of that is right."""
+    """Draw how often each operator was tried, how many trajectories it made, and how many of them are right."""
 
     def draw(figure: Any) -> None:
         axes = figure.subplots()
@@ -322,7 +324,7 @@ def yields_chart(title: str, yields: Sequence[Yield]) -> Chart:
 
 
 def loss_chart(title: str, steps: Sequence[int], losses: Sequence[float]) -> Chart:
-    """Loss over the steps of a training: each as logged, and their moving mean."""
+    """Draw the training loss over steps, as logged and as moving mean."""
     values = np.asarray(losses, dtype=np.float64)
     span = max(1, min(10, len(values) // 5))
     sums = np.cumsum(np.concatenate([[0.0], values]))

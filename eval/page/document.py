@@ -1,7 +1,7 @@
-"""What a page consists of, and how it becomes one HTML file.
+"""Define the parts of a page and render them as one HTML file.
 
-The file asks for nothing: no script, no font, no picture from elsewhere, which its own policy forbids besides. Names
-and texts of models are data to the template, never markup. Equal pages give equal bytes.
+The file loads nothing: no script, font or picture, which its content security policy also forbids. Names and model
+texts are escaped data in the template, never markup. Equal pages give equal bytes.
 """
 
 from __future__ import annotations
@@ -22,29 +22,29 @@ if TYPE_CHECKING:
     import jinja2
 
 _LONG_CELL = 44
-"""Where a cell has more characters, the texts of its column are broken into lines."""
+"""A column wraps its text if one of its cells has more characters than this."""
 
 MOST_TILES = 8
-"""More large numbers than this are no summary."""
+"""Maximum number of tiles; more do not work as a summary."""
 
 GENERATOR = "treadle report"
-"""What the file says that it was made by."""
+"""Value of the generator field of the file."""
 
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """A picture as matplotlib draws it, with what it shows in words for those who do not see it."""
+    """A picture drawn by matplotlib, with a text description for screen readers."""
 
     title: str
     description: str
     svg: bytes
     note: str = ""
-    """One sentence below: what it does not show."""
+    """Sentence below the picture: what it does not show."""
 
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """A paragraph."""
+    """A paragraph of text."""
 
     text: str
 
@@ -57,19 +57,19 @@ class Tile:
     value: str
     note: str
     series: int | None = None
-    """Which colour marks it, as in the charts."""
+    """Number of the colour that marks the tile, as in the charts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
-    """Numbers side by side; of more than `MOST_TILES` the first, which is then said."""
+    """A row of tiles. Only the first `MOST_TILES` are shown; a note says so if there are more."""
 
     tiles: tuple[Tile, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Fold:
-    """Parts that are shown when the reader asks for them."""
+    """Parts that are collapsed until the reader opens them."""
 
     summary: str
     parts: Sequence[Part]
@@ -80,30 +80,30 @@ Part = Chart | Text | Tiles | Figures | Fold
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A part of the page with a place of its own in the contents."""
+    """A part of the page with its own entry in the table of contents."""
 
     name: str
-    """Its place in the page's address: letters, digits and hyphens."""
+    """Fragment of the section's URL: letters, digits and hyphens."""
     title: str
     reading: str
-    """One sentence that says how to read it."""
+    """One sentence that explains how to read the section."""
     parts: Sequence[Part]
 
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """All of it."""
+    """The whole page."""
 
     title: str
     facts: Sequence[tuple[str, str]]
-    """What the page is about, below the title: names and values."""
+    """Names and values below the title: what the page is about."""
     sections: Sequence[Section]
     notes: Sequence[str] = field(default=())
-    """What is missing and why, before everything else."""
+    """What is missing and why; shown at the top."""
 
 
 def render_page(page: Page) -> bytes:
-    """The page as an HTML file."""
+    """Render the page as an HTML file."""
     sections = [
         {
             "name": section.name,
@@ -142,8 +142,9 @@ def _parts(parts: Sequence[Part], name: str) -> list[dict[str, Any]]:
             case Fold():
                 inner = _parts(part.parts, f"{name}-{number}")
                 for one in inner:
+                    # "\0" never matches: a part without a title has nothing to hide.
                     if plain(part.summary).startswith(one.get("title") or "\0"):
-                        one["title"] = ""  # has been read already
+                        one["title"] = ""  # the summary already shows it
                 shown.append({"kind": "fold", "summary": plain(part.summary), "parts": inner})
     return shown
 
@@ -171,7 +172,7 @@ def _table(figures: Figures) -> dict[str, Any]:
 
 
 def _is_text(cells: Sequence[str | int]) -> bool:
-    """Whether a column is words, which stand to the left, rather than numbers."""
+    """Return whether a column holds words, which are left-aligned, rather than numbers."""
     return any(isinstance(cell, str) and cell[:1].isalpha() for cell in cells)
 
 

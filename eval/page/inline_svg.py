@@ -1,7 +1,7 @@
-"""Pictures of matplotlib as parts of a web page: colours of the page's theme, and nothing that could do harm.
+"""Convert SVG from matplotlib into markup for a web page: with the colours of the page's theme, and sanitized.
 
-Only shapes and texts are taken over, with attributes that only describe them: no scripts, no links, no styles that need
-leave. Colours become variables of the page, so that one picture is right in light, in dark and on paper.
+Only shapes and texts with descriptive attributes are kept: no scripts, links, or styles that a content security policy
+would have to allow. Colours become CSS variables, so that one picture works in light mode, dark mode and print.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from treadle.core.pictures import COLOUR, LIGHT, WARM
 from treadle.eval.radar_picture import COLOURS
 
 SERIES = COLOURS
-"""Colours of models, as charts and radar are drawn; the palette has one for each."""
+"""Colours of models in charts and radar; the page's palette has one variable for each."""
 INK, MUTED, GRID, PAPER = "#000000", "#6b7280", "#dfe3e8", "#ffffff"
 
 THEME = {
@@ -34,7 +34,7 @@ THEME = {
     "#9a9a9a": "var(--faint)",
     **{colour: f"var(--series-{number})" for number, colour in enumerate(SERIES)},
 }
-"""Colour as matplotlib writes it -> what stands for it in the page, from eval/colours.css."""
+"""Colour as matplotlib writes it -> CSS value in the page, defined in eval/colours.css."""
 _SHAPES = frozenset({"g", "path", "rect", "circle", "line", "polyline", "polygon", "text", "tspan", "use", "defs"})
 _PLACES = frozenset({"x", "y", "width", "height", "r", "cx", "cy", "x1", "x2", "y1", "y2", "d", "points", "transform"})
 _LOOKS = frozenset(
@@ -47,16 +47,16 @@ _LOOKS = frozenset(
 _PLAIN_VALUE = re.compile(r"[#\w.,%\s-]*")
 _POSITIONS = re.compile(r"[\d.,\sMmLlHhVvCcSsQqTtAaZzEe+-]*|(?:(?:matrix|translate|rotate|scale)\([\d.,\sEe+-]*\)\s*)+")
 _NO_XML = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f]")
-"""Characters that no XML may hold, and that matplotlib passes on from names."""
+"""Characters that XML forbids and that matplotlib copies from names."""
 _FRACTION = re.compile(r"\d+\.\d{3,}")
 _OWN_REFERENCE = re.compile(r"(?:url\()?#([\w.-]+)\)?")
 _PIXELS_PER_POINT = 96 / 72
 
 
 def inline_svg(picture: bytes, name: str, title: str, description: str) -> str:
-    """The picture as markup to put into a page. `name` (letters, digits, hyphens) makes its ids unique there.
+    """Return the picture as markup for a page. `name` (letters, digits, hyphens) makes its ids unique there.
 
-    Raises DataError for what is no SVG.
+    Raise DataError if the picture is not an SVG.
     """
     try:
         root = ElementTree.fromstring(_NO_XML.sub(b"?", picture))
@@ -92,7 +92,7 @@ def _markup(element: ElementTree.Element, name: str, used: set[str]) -> Iterator
 
 
 def _attributes(element: ElementTree.Element, name: str) -> dict[str, str]:
-    """What places and shows a shape. Looks stand as attributes, where a page's policy need not allow any style."""
+    """Return the allowed attributes of a shape. Styles become attributes, so that a page's policy can forbid styles."""
     kept = {}
     for key, value in element.attrib.items():
         local = _local(key)

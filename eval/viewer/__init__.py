@@ -1,5 +1,5 @@
-"""The trajectory viewer behind `treadle view`: a server on this machine alone that shows what a run made.
+"""Serve the trajectory viewer of `treadle view`: a local web server that shows a run's trajectories.
 
-`catalogue.py` reads the columns that are filtered by, `index.py` filters, sorts and counts, `reading.py` fetches one
-trajectory, `app.py` makes pages of it. Documented in docs/behaviour/viewer.md.
+`catalogue.py` reads the columns for filtering, `index.py` filters, sorts and counts, `reading.py` reads one trajectory,
+`app.py` renders pages. Documented in docs/behaviour/viewer.md.
 """

@@ -1,4 +1,4 @@
-"""The pages of the viewer, each with an address, all made on the server. What they show: docs/behaviour/viewer.md."""
+"""Define the viewer's web application: routes and server-side rendered pages. See docs/behaviour/viewer.md."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _log = logging.getLogger(__name__)
 
 _FOLDER = Path(__file__).parent / "templates"
 _COLOURS = Path(__file__).parent.parent / "colours.css"
-"""Of the report's page, too."""
+"""Shared with the report's page."""
 _STATIC = {
     "colours.css": "text/css",
     "viewer.css": "text/css",
@@ -42,12 +42,12 @@ _STATIC = {
 }
 _FRESH_S = 3.0
 _NOT_KEPT = {"cache-control": "no-store"}
-"""What a run holds does not stay in a browser's cache."""
+"""Browsers must not cache the contents of a run."""
 _PLACE = "/{iteration}/{stage}/{key:path}"
 
 
 def make_app(run: Run, kin: Kin, *, fresh_s: float = _FRESH_S) -> Starlette:
-    """The viewer of a run; `fresh_s`: seconds for which a look at what is finished holds."""
+    """Return the viewer application of a run. `fresh_s`: seconds before finished instances are listed again."""
     viewer = _Viewer(run, kin, fresh_s)
     routes = [
         Route("/", _answering(viewer.overview)),
@@ -67,7 +67,7 @@ def make_app(run: Run, kin: Kin, *, fresh_s: float = _FRESH_S) -> Starlette:
 
 
 class _Viewer:
-    """Answers to requests; each is made in a thread of its own."""
+    """Request handlers. Each request runs in a thread of its own."""
 
     def __init__(self, run: Run, kin: Kin, fresh_s: float) -> None:
         self._run_id = run.run_id
@@ -76,24 +76,24 @@ class _Viewer:
         self._templates = _templates()
 
     def overview(self, request: Request) -> Response:
-        """Trajectories that a selection finds, with the filters."""
+        """Show the list of trajectories that match a selection, with the filters."""
         snapshot, selection = self._asked(request)
         return self._page("overview.html.jinja", snapshot, self._pages.overview(snapshot, selection))
 
     def trajectory(self, request: Request) -> Response:
-        """One trajectory."""
+        """Show one trajectory."""
         return self._of_one(request, "trajectory.html.jinja", self._pages.trajectory)
 
     def changes(self, request: Request) -> Response:
-        """Its difference from its parent."""
+        """Show the difference between a trajectory and its parent."""
         return self._of_one(request, "changes.html.jinja", self._pages.changes)
 
     def lineage(self, request: Request) -> Response:
-        """Where it comes from, and the tree of its question."""
+        """Show the lineage of a trajectory, and the tree of its question."""
         return self._of_one(request, "lineage.html.jinja", self._pages.lineage)
 
     def json(self, request: Request) -> Response:
-        """All that is shown, as data."""
+        """Return everything that is shown about a trajectory, as JSON."""
         _, one, _ = self._one(request)
         shown = {
             "instance": one.facts["instance"],
@@ -109,7 +109,7 @@ class _Viewer:
         return Response(harmless_json(shown, indent=True), 200, _NOT_KEPT, "application/json")
 
     def text(self, request: Request) -> Response:
-        """All of a segment that is too long for a page."""
+        """Return the full text of one segment, for segments that the page truncates."""
         _, one, _ = self._one(request)
         place = request.query_params.get("place", "")
         if not (place.isascii() and place.isdecimal() and len(place) < 10) or int(place) >= len(one.segments):
@@ -117,11 +117,11 @@ class _Viewer:
         return PlainTextResponse(harmless(one.segments[int(place)]["text"]), 200, _NOT_KEPT)
 
     def refused(self, request: Request, error: HTTPException) -> Response:
-        """A page that says what is not there."""
+        """Show an error page for an HTTP error."""
         return self._problem(error.status_code, error.detail)
 
     def failed(self, request: Request, error: TreadleError) -> Response:
-        """A page that says what is damaged, or cannot be reached."""
+        """Show an error page for damaged or unreachable data."""
         return self._problem(500, str(error))
 
     def _asked(self, request: Request) -> tuple[Snapshot, Selection]:
@@ -154,13 +154,13 @@ class _Viewer:
 
     def _html(self, status: int, template: str, shown: Mapping[str, Any]) -> Response:
         page = self._templates.get_template(template).render(run_id=self._run_id, **shown)
-        # Data sets may hold lone surrogates, which no encoding has.
+        # Data sets may contain lone surrogates, which cannot be encoded.
         content = page.encode("utf-8", "replace")
         return Response(content, status, _NOT_KEPT, "text/html")
 
 
 def _answering(endpoint: Callable[[Request], Response]) -> Callable[[Request], Response]:
-    """What nobody foresaw ends the request with a page; its text, which may be a model's, goes to the log harmless."""
+    """Wrap an endpoint so that an unexpected exception is logged, sanitized, and answered with an error page."""
 
     def answer(request: Request) -> Response:
         try:
@@ -168,7 +168,7 @@ def _answering(endpoint: Callable[[Request], Response]) -> Callable[[Request], R
         except (HTTPException, TreadleError):
             raise
         except Exception as error:
-            # No error: those that end a command are shown alone.
+            # A warning, because errors are reserved for failures that end a command.
             _log.warning("a page failed: %s: %s", type(error).__name__, one_line(str(error)))
             raise TreadleError("this page could not be made; what the viewer prints says why") from error
 
@@ -183,7 +183,7 @@ def _static(request: Request) -> Response:
     name = request.path_params["name"]
     if name not in _STATIC:
         raise HTTPException(404, "There is no such file.")
-    # Addresses of these files change with their content.
+    # The URLs of these files contain a digest of their content, so they can be cached.
     return Response(_static_bytes(name), 200, {"cache-control": "max-age=86400"}, _STATIC[name])
 
 

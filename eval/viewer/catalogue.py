@@ -1,4 +1,4 @@
-"""What a run has to show, read anew when an instance has finished since."""
+"""List the finished trajectories of a run, and reload when another instance finishes."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ from treadle.eval.viewer.trajectories import KINDS, Joined, facts_of
 _SHOWN_CHARS = 400
 _JOINED: Mapping[str, tuple[str, ...]] = {
     "scores": ("rollout_key", "correct", "score"),
-    "judgements": ("question_key",),  # One may be about several rollouts, which gave the same answer.
+    "judgements": ("question_key",),  # Not keyed by rollout: one judgement covers all rollouts with the same answer.
     "sft_rows": ("rollout_key",),
     "sft_rejections": ("rollout_key", "reason"),
 }
-"""Kind of table -> the column that its rows are found by, and those that the list shows."""
+"""Kind of table -> the column by which its rows are looked up, and the columns that the list needs."""
 
 
 class OpenRun(Run):
-    """A run as it was at one moment. Its tables stay open, so that each file is hashed once."""
+    """A run at one moment. Its tables stay open, so that each file is hashed once."""
 
     def __init__(self, run: Run, records: Sequence[StageRecord], before: OpenRun | None) -> None:
-        """`before`: the run as it was earlier; what is open of it stays open as far as it is still there."""
+        """Open the run. Readers of `before`, an earlier state, are reused for artifacts that still exist."""
         super().__init__(run.storage, run.info)
         self._records = list(records)
         folders = {ref.folder for record in records for ref in record.outputs.values()}
@@ -47,11 +47,11 @@ class OpenRun(Run):
         }
 
     def records(self) -> list[StageRecord]:
-        """See `Run.records`."""
+        """Return the records as in `Run.records`."""
         return self._records
 
     def rows(self, ref: ArtifactRef) -> ArtifactReader:
-        """See `Run.rows`."""
+        """Return a reader as in `Run.rows`."""
         if ref.folder not in self._readers:
             self._readers[ref.folder] = super().rows(ref)
         return self._readers[ref.folder]
@@ -59,23 +59,23 @@ class OpenRun(Run):
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """All that is finished at one moment."""
+    """Everything that is finished at one moment."""
 
     run: OpenRun
     parts: dict[str, Part]
     index: Index
     questions: Questions
     unfinished: list[tuple[str, str]]
-    """Instances that have begun and not come to their end, with their state."""
+    """Started but unfinished instances, with their state."""
     problems: list[str]
-    """Tables that cannot be read, and why."""
+    """Error messages of tables that cannot be read."""
 
 
 class Catalogue:
-    """The finished trajectories of a run. Safe to use from several threads."""
+    """Finished trajectories of a run. Thread-safe."""
 
     def __init__(self, run: Run, *, fresh_s: float) -> None:
-        """`fresh_s`: seconds for which a look at the run's records holds."""
+        """Prepare the catalogue. `fresh_s`: seconds before the run's records are listed again."""
         self._run = run
         self._fresh_s = fresh_s
         self._lock = threading.Lock()
@@ -86,7 +86,7 @@ class Catalogue:
         self._snapshot: Snapshot | None = None
 
     def snapshot(self) -> Snapshot:
-        """What is finished; raises StorageError."""
+        """Return the current snapshot. Raise StorageError if the run cannot be read."""
         with self._lock:
             now = time.monotonic()
             if self._snapshot is None or now - self._looked_at >= self._fresh_s:
@@ -113,7 +113,7 @@ class Catalogue:
         by_instance = {part.instance: part for part in parts}
         told = list(dict.fromkeys([*damaged.values(), *problems]))
         self._snapshot = Snapshot(run, by_instance, index, questions, unfinished, told)
-        self._state = None if problems else state  # What cannot be read may be there again at the next look.
+        self._state = None if problems else state  # With problems, read the tables again at the next look.
 
     def _unfinished(self, records: Sequence[StageRecord]) -> list[tuple[str, str]]:
         finished = {record.address for record in records}
@@ -121,7 +121,7 @@ class Catalogue:
         begun = {"/".join(key.removeprefix(prefix).split("/")[:2]) for key in self._run.storage.keys(prefix[:-1])}
         found: list[tuple[str, str]] = []
         for address in sorted(begun - finished):
-            with contextlib.suppress(ConfigError):  # A file of another origin.
+            with contextlib.suppress(ConfigError):  # Skip files that are not attempts of an instance.
                 found.append((address, self._run.status(Address.parse(address)).state))
         return found
 
@@ -137,7 +137,7 @@ class Catalogue:
         return found
 
     def _joined(self, run: OpenRun, ref: ArtifactRef, name: str, kind: str) -> KeyedTable | None:
-        """The table of a kind that was made from these trajectories."""
+        """Return the table of a kind that was made from these trajectories, or None."""
         for record in run.records():
             made_from = [one.artifact.digest for one in record.inputs.get(name, ())]
             if kind in record.outputs and ref.digest in made_from:

@@ -1,4 +1,4 @@
-"""Columns that trajectories are filtered by: which rows have one of some values, and how many have each."""
+"""Store filter columns compactly: select rows by value, and count rows per value."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ import pyarrow as pa
 
 
 class FilterColumn(Protocol):
-    """One value, or several, per row."""
+    """A column with one value, or several, per row."""
 
     values: tuple[str, ...]
-    """All there are, in the order of the page."""
+    """All values, in the order of the page."""
 
     def mask(self, wanted: Collection[str]) -> np.ndarray:
-        """Rows that have one of the values."""
+        """Return a mask of the rows that have one of the values."""
         ...
 
     def counts(self, rows: np.ndarray) -> list[int]:
-        """How many of the rows of a mask have each value."""
+        """Return for each value the number of rows in a mask that have it."""
         ...
 
 
 class Codes:
-    """One value per row."""
+    """Column with one value per row."""
 
     def __init__(self, column: pa.ChunkedArray, order: Sequence[str] = ()) -> None:
-        """`order`: values that come first, in this order; others follow by their frequency."""
+        """Encode `column`. Values in `order` come first; the others follow by frequency."""
         encoded = column.combine_chunks().dictionary_encode()
         found: list[str] = encoded.dictionary.to_pylist()
         codes = encoded.indices.to_numpy(zero_copy_only=False).astype(np.int32)
@@ -41,19 +41,19 @@ class Codes:
         self.codes = moved[codes]
 
     def mask(self, wanted: Collection[str]) -> np.ndarray:
-        """See `FilterColumn`."""
+        """Return a mask as in `FilterColumn`."""
         chosen = np.array([value in wanted for value in self.values], bool)
         rows: np.ndarray = chosen[self.codes] if len(chosen) else np.zeros(len(self.codes), bool)
         return rows
 
     def counts(self, rows: np.ndarray) -> list[int]:
-        """See `FilterColumn`."""
+        """Return counts as in `FilterColumn`."""
         found: list[int] = np.bincount(self.codes[rows], minlength=len(self.values)).tolist()
         return found
 
 
 class Flags:
-    """Any number of values per row, as bits; bit n stands for value n."""
+    """Column with any number of values per row, stored as bits; bit n stands for value n."""
 
     def __init__(self, bits: np.ndarray, values: Sequence[str]) -> None:
         present = np.bitwise_or.reduce(bits) if len(bits) else 0
@@ -62,12 +62,12 @@ class Flags:
         self._bits = bits
 
     def mask(self, wanted: Collection[str]) -> np.ndarray:
-        """See `FilterColumn`."""
+        """Return a mask as in `FilterColumn`."""
         bits = sum(1 << place for place, value in zip(self._places, self.values, strict=True) if value in wanted)
         rows: np.ndarray = (self._bits & bits) != 0
         return rows
 
     def counts(self, rows: np.ndarray) -> list[int]:
-        """See `FilterColumn`."""
+        """Return counts as in `FilterColumn`."""
         bits = self._bits[rows]
         return [int(np.count_nonzero(bits & (1 << place))) for place in self._places]

@@ -1,4 +1,4 @@
-"""The difference between a trajectory and what it was made from, block by block."""
+"""Compute the difference between a trajectory and its parent, block by block."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from treadle.eval.viewer.segments import KNOWN_KINDS, without_markers
 from treadle.eval.viewer.words import Run, changed_words
 
 _MOST_PAIRS = 300 * 300
-"""Segments of one side times those of the other."""
+"""Limit on the product of the numbers of segments of both sides."""
 _SHOWN_CHARS = 16_000
 _PAGE_CHARS = 600_000
 _PAGE_BLOCKS = 5_000
@@ -20,35 +20,35 @@ _PAGE_BLOCKS = 5_000
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A segment that both have, that went, or that came."""
+    """A segment that is the same on both sides, removed, or added."""
 
     side: str
     kind: str
     runs: list[Run]
-    """Its text; what is new against its counterpart is told apart. The middle of a long one is left out."""
+    """Text of the segment, with changed words marked. The middle of a long text is left out."""
     num_chars: int
 
     @property
     def style(self) -> str:
-        """The kind, where the style sheet knows it."""
+        """CSS class: the kind if the style sheet has it, else "other"."""
         return self.kind if self.kind in KNOWN_KINDS else "other"
 
 
 class Difference(NamedTuple):
-    """What is told of a trajectory and its parent."""
+    """Difference between a trajectory and its parent."""
 
     num_steps: int
-    """Whole steps at the beginning that are the same."""
+    """Number of whole steps at the beginning that are the same."""
     blocks: list[Block]
     num_left_out: int
-    """Blocks after these, which a page has no room for."""
+    """Number of further blocks that do not fit on the page."""
     is_too_long: bool
-    """They have too many segments to be compared."""
+    """Whether there are too many segments to compare."""
 
 
 def difference(kin: Kin, parent: Segments, edited: Segments) -> Difference:
     """Compare two trajectories."""
-    # Comparing takes up to the pairs times the shorter side, and a model may write as many segments as it likes.
+    # Comparison takes (pairs × shorter side) time, and a model may write any number of segments.
     if len(parent) * len(edited) > _MOST_PAIRS:
         return Difference(0, [], 0, True)
     changes = kin.changes_between(parent, edited)
@@ -75,7 +75,7 @@ def _blocks(changes: Changes) -> list[Block]:
 
 
 def _replaced(gone: Sequence[ChangedPiece], come: Sequence[ChangedPiece]) -> list[Block]:
-    """Segments that others took the place of; those of one kind stand side by side and are compared word by word."""
+    """Return blocks for segments that replace others. Those of the same kind are paired and compared by word."""
     pairs = list(takewhile(lambda pair: pair[0].kind == pair[1].kind, zip(gone, come, strict=False)))
     blocks = [block for first, second in pairs for block in _pair(first, second)]
     return blocks + [_block(piece) for piece in (*gone[len(pairs) :], *come[len(pairs) :])]

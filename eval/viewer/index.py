@@ -1,4 +1,4 @@
-"""All trajectories of a run as their filter columns: what a selection finds, how many have each value, what is next."""
+"""Index all trajectories of a run by filter columns: find the rows of a selection, count values, list neighbours."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _KEPT_ANSWERS = 32
 
 
 class Value(NamedTuple):
-    """One value of a filter column: how many of the rows that pass all other filters have it."""
+    """A value of a filter column, with the number of rows that have it and pass all other filters."""
 
     value: str
     num: int
@@ -30,26 +30,29 @@ class Value(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a selection finds."""
+    """Result of a selection."""
 
     rows: np.ndarray
-    """Numbers of the rows, in order."""
+    """Row numbers, in order."""
     values: dict[str, list[Value]]
-    """Filter column -> its values. Those that nothing has are left out, unless they are chosen."""
+    """Filter column -> its values. Values without rows are left out unless chosen."""
 
     @property
     def num_pages(self) -> int:
-        """At least one."""
+        """Number of pages, at least 1."""
         return max(-(-len(self.rows) // PAGE_ROWS), 1)
 
 
 class Index:
-    """Trajectories of all instances, one after another."""
+    """Trajectories of all instances, concatenated."""
 
     def __init__(
         self, facts: Sequence[pa.Table], instances: Sequence[str], search: Callable[[str], np.ndarray]
     ) -> None:
-        """`facts`: a table of `FACTS` for each of the instances; `search`: a text -> a mask of those that have it."""
+        """Build the index from a table of `FACTS` per instance.
+
+        `search` maps a text to a mask of the rows that contain it.
+        """
         self.facts = pa.concat_tables([FACTS.empty_table(), *facts]).combine_chunks()
         self.starts = dict(zip(instances, np.cumsum([0, *(len(table) for table in facts)]).tolist(), strict=False))
         self._search = search
@@ -65,7 +68,7 @@ class Index:
         return len(self.facts)
 
     def find(self, selection: Selection) -> Found:
-        """Rows and counts of a selection; raises ArtifactError where a text is looked for and a table is damaged."""
+        """Return rows and counts of a selection. Raise ArtifactError if a text search hits a damaged table."""
         with self._lock:
             if selection.key in self._answers:
                 self._answers.move_to_end(selection.key)
@@ -84,7 +87,7 @@ class Index:
         if selection.text:
             rows &= self._search(selection.text)
         masks = {name: self._columns[name].mask(values) for name, values in selection.filters.items()}
-        # A column's counts are those of the rows that pass the other filters: what choosing one more value would add.
+        # Counts of a column use the rows that pass the other filters: what choosing one more value would add.
         misses = np.zeros(len(self), np.uint8)
         for mask in masks.values():
             misses += ~mask
@@ -109,21 +112,21 @@ class Index:
         if not sort:
             return rows
         values = self.facts[sort.removeprefix("-")].to_numpy()[rows].astype(np.float64)
-        # Not numbers come last either way.
+        # NaN sorts last in both directions.
         return rows[np.argsort(-values if sort.startswith("-") else values, kind="stable")]
 
     def page(self, found: Found, number: int) -> list[dict[str, Any]]:
-        """The rows of a page, from 1."""
+        """Return the rows of a page; pages start at 1."""
         rows = found.rows[(number - 1) * PAGE_ROWS : number * PAGE_ROWS]
         return self.rows(rows)
 
     def rows(self, numbers: np.ndarray | Sequence[int]) -> list[dict[str, Any]]:
-        """Facts of some rows."""
+        """Return the facts of some rows."""
         found: list[dict[str, Any]] = self.facts.take(pa.array(numbers, pa.int64())).to_pylist()
         return found
 
     def number(self, instance: str, key: str) -> int | None:
-        """The row of a trajectory; None where there is none."""
+        """Return the row number of a trajectory, or None if it is not in the index."""
         return self._numbers.get((instance, key))
 
     @cached_property
@@ -142,16 +145,16 @@ class Index:
         return children
 
     def children(self, instance: str, key: str) -> list[int]:
-        """Rows of what was made from a trajectory."""
+        """Return the row numbers of trajectories made from this one."""
         return self._children.get((instance, key), [])
 
     def of_question(self, question: str) -> np.ndarray:
-        """Rows of a question in all instances."""
+        """Return the row numbers of a question in all instances."""
         return np.flatnonzero(self._question_mask(question))
 
 
 def neighbours(found: Found, number: int) -> tuple[int | None, int | None, int]:
-    """Rows before and after one in a selection, and its place from 1; 0 where it is not in there."""
+    """Return the rows before and after `number` in a selection, and its position from 1 (0 if it is not in there)."""
     places = np.flatnonzero(found.rows == number)
     if not len(places):
         return None, None, 0

@@ -1,4 +1,4 @@
-"""What the viewer is handed to tell where a trajectory comes from; `treadle.tasks`, which it cannot import, has it."""
+"""Define the lineage callbacks that the command line passes to the viewer, which cannot import `treadle.tasks`."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from treadle.core.runs import Run
 
 
 class ChangedPiece(Protocol):
-    """A segment of the difference between a trajectory and its parent."""
+    """Segment in the difference between a trajectory and its parent."""
 
     @property
     def side(self) -> str:
-        """same, removed or added."""
+        """One of "same", "removed" and "added"."""
         ...
 
     @property
@@ -24,21 +24,21 @@ class ChangedPiece(Protocol):
 
     @property
     def text(self) -> str:
-        """All of its text."""
+        """Full text of the segment."""
         ...
 
 
 class Changes(Protocol):
-    """The difference between a trajectory and its parent."""
+    """Difference between a trajectory and its parent."""
 
     @property
     def num_steps(self) -> int:
-        """Whole steps at the beginning that are as in the parent."""
+        """Number of whole steps at the beginning that equal the parent's."""
         ...
 
     @property
     def pieces(self) -> Sequence[ChangedPiece]:
-        """What comes after them."""
+        """Pieces after the common steps."""
         ...
 
 
@@ -47,9 +47,9 @@ Segments = Sequence[Mapping[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class Kin:
-    """How the viewer learns of lineage."""
+    """Lineage callbacks of the viewer."""
 
     trace_back: Callable[[Run, str], Sequence[Mapping[str, Any]]]
-    """Run and key of a trajectory or question -> steps from the source on, as `treadle lineage --json` prints them."""
+    """Run and key of a trajectory or question -> steps from the source on, as printed by `treadle lineage --json`."""
     changes_between: Callable[[Segments, Segments], Changes]
     """Segments of the parent and of the edited trajectory -> their difference."""

@@ -1,4 +1,4 @@
-"""Addresses of the viewer's pages. Nothing in them is taken from data but keys, values of filters and texts, quoted."""
+"""Build the URLs of the viewer's pages. Data only enters them quoted, as keys, filter values and texts."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from treadle.eval.viewer.selection import Selection
 
 
 def list_url(selection: Selection) -> str:
-    """The list."""
+    """Return the URL of the list."""
     return "/" + selection.query()
 
 
 def trajectory_url(instance: str, key: str, selection: Selection, page: str = "trajectory") -> str:
-    """A page of one trajectory (`trajectory`, `changes`, `lineage`, `json`) with the list that it was found in."""
+    """Return the URL of a page of one trajectory (`trajectory`, `changes`, `lineage`, `json`), with the selection."""
     return f"/{page}/{_quoted(instance)}/{_quoted(key)}{selection.query()}"
 
 
 def segment_url(instance: str, key: str, place: int) -> str:
-    """The text of one segment, all of it."""
+    """Return the URL of the full text of one segment."""
     return f"/text/{_quoted(instance)}/{_quoted(key)}?place={place}"
 
 

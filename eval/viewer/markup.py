@@ -1,4 +1,4 @@
-"""Text of models and data sets as HTML: it stays text, whatever it says."""
+"""Escape text of models and data sets for HTML."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _LEAST_MARKED_CHARS = 2
 
 
 def visible(text: str, wanted: str = "") -> Markup:
-    """Escaped text in which control characters and direction marks stand as marked escapes; tabs and newlines stay.
+    """Escape text and show control characters and direction marks as highlighted escapes; keep tabs and newlines.
 
-    What was searched for is marked, in whatever case, unless it is a single character.
+    Occurrences of `wanted` are highlighted regardless of case, unless it is a single character.
     """
     if len(wanted) < _LEAST_MARKED_CHARS:
         return _escaped(text)
@@ -33,5 +33,5 @@ def _escaped(text: str) -> Markup:
 
 
 def printed(value: object) -> object:
-    """What a template prints unless it says otherwise: markup as it is, all else without such characters."""
+    """Return what a template prints by default: markup unchanged, everything else sanitized."""
     return value if isinstance(value, Markup) else harmless(str(value))

@@ -1,4 +1,4 @@
-"""What each page shows, as plain values for its template."""
+"""Compute what each page shows, as plain values for its template."""
 
 from __future__ import annotations
 
@@ -26,36 +26,36 @@ _QUESTION_CHARS = 6000
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A trajectory in a list."""
+    """Trajectory in a list."""
 
     facts: Mapping[str, Any]
     question: str
-    """The beginning of its question."""
+    """Beginning of its question."""
 
     @property
     def style(self) -> str:
-        """Name of its verdict in the style sheet."""
+        """CSS class of its verdict."""
         return STYLES[self.facts["verdict"]]
 
 
 class Group(NamedTuple):
-    """A filter with its values."""
+    """Filter with its values."""
 
     name: str
     heading: str
     shown: list[Value]
     more: list[Value]
-    """Rarer ones, folded away."""
+    """Less frequent values, collapsed at first."""
 
 
 class Pages:
-    """Makes the values of pages; holds nothing of the run."""
+    """Builder of page values; keeps no state of the run."""
 
     def __init__(self, kin: Kin) -> None:
         self._kin = kin
 
     def overview(self, snapshot: Snapshot, selection: Selection) -> dict[str, Any]:
-        """The list."""
+        """Return the values of the list page."""
         found = snapshot.index.find(selection)
         page = min(selection.page, found.num_pages)
         selection = selection.with_only(page=page)
@@ -72,7 +72,7 @@ class Pages:
         }
 
     def trajectory(self, snapshot: Snapshot, one: Trajectory, selection: Selection) -> dict[str, Any]:
-        """One trajectory."""
+        """Return the values of the page of one trajectory."""
         targets = one.targets
         pieces = pieces_of(one.segments, one.calls, targets, _addresses(snapshot, one))
         return {
@@ -92,24 +92,24 @@ class Pages:
         }
 
     def changes(self, snapshot: Snapshot, one: Trajectory, selection: Selection) -> dict[str, Any]:
-        """Its difference from its parent."""
+        """Return the values of the page with the difference from the parent."""
         parent = read_segments(snapshot, one.facts["instance"], one.facts["parent"]) if one.facts["parent"] else None
         found = difference(self._kin, parent, one.segments) if parent is not None else None
         return {**self._frame(snapshot, one, selection), "difference": found, "edit_text": one.row.get("edit_text", "")}
 
     def lineage(self, snapshot: Snapshot, one: Trajectory, selection: Selection) -> dict[str, Any]:
-        """Where it comes from, and the tree of its question."""
+        """Return the values of the lineage page: source steps and the tree of the question."""
         key = one.facts["question_key" if one.kind == "rl_rollouts" else "key"]
         steps: Sequence[Mapping[str, Any]] = ()
         problem = None
         try:
             steps = self._kin.trace_back(snapshot.run, key)
-        except TreadleError as error:  # Of whatever table on the way; the trajectory itself can be shown.
+        except TreadleError as error:  # A table on the way may be damaged; the trajectory itself can still be shown.
             problem = str(error)
         return {**self._frame(snapshot, one, selection), "steps": steps, "problem": problem, "styles": _PLAIN_STYLES}
 
     def _frame(self, snapshot: Snapshot, one: Trajectory, selection: Selection) -> dict[str, Any]:
-        """What stands around every page of a trajectory."""
+        """Return the values that all pages of a trajectory share."""
         index, found = snapshot.index, snapshot.index.find(selection)
         before, after, place = neighbours(found, one.number)
         if place:
@@ -135,7 +135,7 @@ _PLAIN_STYLES = {True: ("right", "right"), False: ("wrong", "wrong"), None: ("no
 
 
 def _groups(found: Found) -> list[Group]:
-    """Filters that tell trajectories apart, or that are set."""
+    """Return the filters that have several values or are set."""
     groups = []
     for name, heading in FILTERS.items():
         values = found.values[name]
@@ -153,12 +153,12 @@ def _lines(snapshot: Snapshot, rows: Sequence[Mapping[str, Any]]) -> list[Line]:
 
 
 def _kin_lines(snapshot: Snapshot, numbers: Sequence[int]) -> dict[str, Any]:
-    """Some of these trajectories, and how many there are."""
+    """Return the first of these trajectories, and their total number."""
     return {"num": len(numbers), "lines": _lines(snapshot, snapshot.index.rows(numbers[:_SHOWN_KIN]))}
 
 
 def _same_question(snapshot: Snapshot, one: Trajectory) -> dict[str, Any]:
-    """Others of the same question, but those that it was made from or that were made of it."""
+    """Return other trajectories of the same question, without the parent and the children."""
     index, instance, question = snapshot.index, one.facts["instance"], one.facts["question_key"]
     near = {one.number, index.number(instance, one.facts["parent"]), *index.children(instance, one.facts["key"])}
     others = [number for number in index.of_question(question).tolist() if number not in near]
@@ -172,7 +172,7 @@ def _same_question(snapshot: Snapshot, one: Trajectory) -> dict[str, Any]:
 
 
 def _page_numbers(page: int, num_pages: int) -> list[int]:
-    """Pages that are linked to: the first, the last, and those around; 0 stands for a gap."""
+    """Return the pages to link to: first, last, and those around the current one; 0 stands for a gap."""
     shown = sorted({1, num_pages, *range(max(page - 2, 1), min(page + 2, num_pages) + 1)})
     numbers: list[int] = []
     for number in shown:
@@ -182,7 +182,7 @@ def _page_numbers(page: int, num_pages: int) -> list[int]:
 
 
 def _facts(one: Trajectory) -> list[tuple[str, str]]:
-    """Names and values, those that are looked for first at the beginning."""
+    """Return names and values, the most important ones first."""
     facts, row = one.facts, one.row
     found: list[tuple[str, Any]] = [
         ("ended", facts["status"].replace("_", " ")),
@@ -216,7 +216,7 @@ def _facts(one: Trajectory) -> list[tuple[str, str]]:
 
 
 def _addresses(snapshot: Snapshot, one: Trajectory) -> dict[str, str]:
-    """Key of an entry of the web that the trajectory met -> where its page lies."""
+    """Map keys of the web entries that the trajectory used to their URLs."""
     keys = [key for call in one.calls for key in call.get("sources", ())]
     if not keys:
         return {}

@@ -1,4 +1,4 @@
-"""What is kept of a run's tables: the trajectories of each instance, and the questions."""
+"""Hold the trajectories of each instance, and the questions of a run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from treadle.eval.viewer.trajectories import Joined, Kind
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """The trajectories of one instance."""
+    """Trajectories of one instance."""
 
     instance: str
     kind_name: str
@@ -25,19 +25,19 @@ class Part:
 
     @property
     def digests(self) -> tuple[str | None, ...]:
-        """Of all tables that it was made of."""
+        """Digests of all tables that the part was built from."""
         return (self.table.reader.digest, *self.joined.digests)
 
 
 @dataclass(frozen=True, slots=True)
 class Questions:
-    """Questions by their keys: the beginnings of their texts in memory, all else where it is stored."""
+    """Questions by key. The beginnings of their texts are in memory, the rest is read from storage."""
 
     tables: Sequence[KeyedTable] = ()
     beginnings: dict[str, str] = field(default_factory=dict)
 
     def row(self, key: str) -> dict[str, Any] | None:
-        """A question; None where it is not known. Raises ArtifactError."""
+        """Return the row of a question, or None if the key is unknown. Raise ArtifactError if it cannot be read."""
         names = ("question", "answers", "choices", "dataset", "domain", "split", "source_file", "source_row")
         found = (table.row(key, names) for table in self.tables)
         return next((row for row in found if row is not None), None)

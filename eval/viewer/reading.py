@@ -1,4 +1,4 @@
-"""One trajectory with all that belongs to it, read when it is looked at."""
+"""Read one trajectory on demand, with the rows of other tables that belong to it."""
 
 from __future__ import annotations
 
@@ -34,34 +34,34 @@ _ROW = ("labels", "num_prompt_tokens", "num_tokens", "num_target_tokens", "repai
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trajectory:
-    """A trajectory as it is stored, and what other tables say of it."""
+    """A stored trajectory, joined with the other tables that refer to it."""
 
     number: int
-    """Its row in the index."""
+    """Row number in the index."""
     kind: str
-    """Table that holds it."""
+    """Name of the table that holds it."""
     facts: dict[str, Any]
-    """Its row of `FACTS`."""
+    """Row of `FACTS`."""
     row: dict[str, Any]
     """Columns of its table."""
     segments: list[dict[str, Any]]
     calls: list[dict[str, Any]]
-    """Its ledger; empty in `rl_rollouts`, which keeps none."""
+    """Ledger of tool calls; empty for `rl_rollouts`, which stores none."""
     question: dict[str, Any] | None
     score: dict[str, Any] | None
-    """Its row of `scores`."""
+    """Row of `scores`."""
     sft_row: dict[str, Any] | None
-    """The fine-tuning row that it became."""
+    """Fine-tuning row made from it."""
     problems: list[str]
-    """What belongs to it and cannot be read."""
+    """Error messages of related data that cannot be read."""
     judgements: Sequence[Mapping[str, Any]] = ()
     """Rows of `judgements` about its answer and its calls."""
 
     @property
     def targets(self) -> np.ndarray | None:
-        """Mask over its token ids: those that fine-tuning learns to write.
+        """Mask over the token ids that fine-tuning trains on.
 
-        None where it is no row or has no ids, and where the row was repaired, which moves them.
+        None if there is no fine-tuning row, if it has no ids, or if the row was repaired, which shifts the ids.
         """
         if self.sft_row is None or self.sft_row["repaired"] or not self.sft_row["labels"]:
             return None
@@ -70,9 +70,9 @@ class Trajectory:
 
 
 def read_trajectory(snapshot: Snapshot, instance: str, key: str) -> Trajectory | None:
-    """A trajectory of an instance; None where there is none.
+    """Return a trajectory of an instance, or None if there is none.
 
-    Raises ArtifactError where it cannot be read; what belongs to it and cannot be read is left out, and told.
+    Raise ArtifactError if it cannot be read. Related data that cannot be read is left out and listed in `problems`.
     """
     number = snapshot.index.number(instance, key)
     if number is None:
@@ -106,9 +106,9 @@ def read_trajectory(snapshot: Snapshot, instance: str, key: str) -> Trajectory |
 
 
 def _judgements(snapshot: Snapshot, part: Part, one: Trajectory) -> list[dict[str, Any]]:
-    """What judges said of a trajectory, or of the first one of its question that is like it.
+    """Return the judgements of a trajectory, or of the first identical one of the same question.
 
-    Each is asked once about what it is shown (an answer, all segments); its row names the first trajectory with that.
+    A judge is asked once per distinct input (an answer, or all segments); the row names the first trajectory with it.
     """
     if part.joined.judgements is None or one.score is None:
         return []
@@ -124,28 +124,28 @@ def _judgements(snapshot: Snapshot, part: Part, one: Trajectory) -> list[dict[st
 
 
 def _is_like(snapshot: Snapshot, one: Trajectory, key: str) -> bool:
-    """Whether a judge is shown the same of another trajectory of the instance."""
+    """Return whether another trajectory of the instance gives a judge the same input."""
     other = read_segments(snapshot, one.facts["instance"], key)
     return other is not None and _shown(other) == _shown(one.segments)
 
 
 def _shown(segments: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
-    """Segments as a judge is shown them."""
+    """Return the segments as a judge sees them."""
     return [(segment["kind"], segment["text"]) for segment in segments]
 
 
 def read_segments(snapshot: Snapshot, instance: str, key: str) -> list[dict[str, Any]] | None:
-    """Segments alone, as of a parent; None where there is no such trajectory. Raises ArtifactError."""
+    """Return the segments only, for example of a parent; None if there is no such trajectory. Raise ArtifactError."""
     number = snapshot.index.number(instance, key)
     if number is None:
         return None
     part = snapshot.parts[instance]
-    # All columns of the page: its row group is then there already.
+    # Read all columns of the page, so that the same cached row group serves both.
     return segments_in(part.table.row(number - snapshot.index.starts[instance], _COLUMNS[part.kind_name]))
 
 
 def segments_in(row: dict[str, Any]) -> list[dict[str, Any]]:
-    """Segments of a row of any of the tables."""
+    """Return the segments of a row of any of the three tables."""
     segments: list[dict[str, Any]] = (
         orjson.loads(row["segments"]) if "segments" in row else segments_of_text(row["output"])
     )

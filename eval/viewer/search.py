@@ -1,4 +1,4 @@
-"""Which trajectories have a text in them, in whatever case."""
+"""Search trajectories for a text, ignoring case."""
 
 from __future__ import annotations
 
@@ -17,23 +17,21 @@ _KEPT_TEXTS = 16
 
 
 class TextSearch:
-    """Looks through all texts, one after another, and remembers what it found of the last texts that were asked for.
-
-    Safe to use from several threads.
-    """
+    """Full scan over all texts, with a cache of the masks of recent searches. Thread-safe."""
 
     def __init__(self) -> None:
         self._masks: OrderedDict[str, dict[str, np.ndarray]] = OrderedDict()
-        """Text -> digest of a table -> its rows with the text."""
+        """Text -> digest of a table -> mask of its rows that contain the text."""
         self._lock = threading.Lock()
 
     def mask(self, parts: Sequence[Part], questions: Questions, index: Index, text: str) -> np.ndarray:
-        """Rows with a text in their question or their trajectory, or at the beginning of their key.
+        """Return a mask of rows whose question or trajectory contains a text, or whose key starts with it.
 
-        Raises ArtifactError.
+        Raise ArtifactError if a table cannot be read.
         """
         asked = pc.is_in(index.facts["question_key"], options=pc.SetLookupOptions(_questions_with(questions, text)))
         mask: np.ndarray = asked.to_numpy() | pc.starts_with(index.facts["key"], text).to_numpy()
+        # Searches run one at a time, so that equal ones are scanned once.
         with self._lock:
             found = self._masks.pop(text, {})
             self._masks[text] = {digest: found[digest] for part in parts if (digest := _digest(part)) in found}

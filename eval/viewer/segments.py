@@ -1,4 +1,4 @@
-"""A trajectory in the pieces that are shown: who wrote what, what became of calls, what a training learns from."""
+"""Split a trajectory into pieces for display: author, tool call status, and tokens that training learns from."""
 
 from __future__ import annotations
 
@@ -20,56 +20,56 @@ _BRIEF_CHARS = 400
 _PREVIEW_CHARS = 160
 
 Segment = Mapping[str, Any]
-"""kind, text, start, end; the last two index token ids, or are equal where there are none."""
+"""Dict with kind, text, start and end. The last two index token ids, and are equal if there are none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
-    """A segment as it is shown."""
+    """A segment prepared for display."""
 
     place: int
-    """Among the segments, from 0."""
+    """Index among the segments, from 0."""
     kind: str
     text: str
-    """Without its markers, from the beginning, as far as it is shown."""
+    """Shown text from the beginning, without markers."""
     tail: str
-    """Its end, where the middle is left out."""
+    """End of the text if the middle is left out."""
     num_chars: int
-    """All of it."""
+    """Length of the full text."""
     is_unclosed: bool
-    """Its closing marker is missing."""
+    """Whether the closing marker is missing."""
     preview: str
-    """The first line, or its beginning."""
+    """First line, or its beginning."""
     outcome: str
-    """What became of a call; empty for other pieces, and where that is not known."""
+    """Status of a tool call; empty for other pieces, or if unknown."""
     note: str
     num_tokens: int
-    """0 where there are no ids."""
+    """Number of token ids; 0 without ids."""
     num_targets: int | None
-    """Of these, tokens that a training learns to write; None where that is not known."""
+    """Number of tokens that training learns to write; None if unknown."""
     sources: Sequence[str] = ()
-    """Where the pages lie that a call met on the web."""
+    """URLs of the pages that a call used on the web."""
 
     @property
     def style(self) -> str:
-        """The kind, where the style sheet knows it."""
+        """CSS class: the kind if the style sheet has it, else "other"."""
         return self.kind if self.kind in KNOWN_KINDS else "other"
 
     @property
     def is_folded(self) -> bool:
-        """Results are long and written by nobody that is looked at."""
+        """True if the piece is collapsed at first. Tool results are long, and not the agent's text."""
         return self.kind == RESULT
 
     @property
     def mask(self) -> str:
-        """all, some or none of it is learnt; empty where that is not known."""
+        """Share of the piece that is trained on: "all", "some" or "none"; empty if unknown."""
         if self.num_targets is None or not self.num_tokens:
             return ""
         return "all" if self.num_targets == self.num_tokens else "some" if self.num_targets else "none"
 
 
 def segments_of_text(text: str) -> list[dict[str, Any]]:
-    """Segments of a turn of which only the text was kept."""
+    """Split the text of a turn into segments; used if only the text was stored."""
     return [{"kind": one.kind, "text": one.text, "start": 0, "end": 0} for one in tokenise(text)]
 
 
@@ -79,18 +79,20 @@ def pieces_of(
     targets: np.ndarray | None = None,
     addresses: Mapping[str, str] = MappingProxyType({}),
 ) -> list[Piece]:
-    """Pieces of a trajectory, the first 5,000: a page of more is slow to make and to look at.
+    """Return the pieces of a trajectory, at most 5,000: larger pages are slow to render and to read.
 
     Args:
-        segments: All of them.
-        calls: Its ledger; only where it has an entry for each call in the text is it known which is whose.
-        targets: Mask over its token ids: those that a training learns to write.
-        addresses: Key of an entry of the web -> where its page lies, as far as that is known.
+        segments: All segments.
+        calls: Ledger of tool calls. Used only if it has an entry for each call in the text; otherwise the assignment is
+            unknown.
+        targets: Mask over the token ids that training learns to write.
+        addresses: Key of a web entry -> URL of its page, as far as known.
     """
     outcomes = _outcomes(segments, calls)
     left, pieces = _PAGE_CHARS, []
     for place, segment in enumerate(segments[:_PAGE_PIECES]):
         inner, is_unclosed = without_markers(segment)
+        # Once the page is full, further pieces are shown briefly.
         room = _SHOWN_CHARS if left > 0 else _BRIEF_CHARS
         text, tail = (inner, "") if len(inner) <= room else (inner[: room * 3 // 4], inner[-room // 4 :])
         left -= len(text) + len(tail)
@@ -116,7 +118,7 @@ def pieces_of(
 
 
 def without_markers(segment: Segment) -> tuple[str, bool]:
-    """The text between a segment's markers, and whether the closing one is missing."""
+    """Return the text between a segment's markers, and whether the closing marker is missing."""
     kind, text = segment["kind"], segment["text"].strip()
     if kind not in TOOL_PROTOCOL.by_name:
         return segment["text"].strip("\n"), False
@@ -127,7 +129,7 @@ def without_markers(segment: Segment) -> tuple[str, bool]:
 
 
 def _outcomes(segments: Sequence[Segment], calls: Sequence[Mapping[str, Any]]) -> dict[int, Mapping[str, Any]]:
-    """Place of a segment -> the entry of the ledger for the call in it."""
+    """Map the index of a segment to the ledger entry of the call in it."""
     places = [place for place, segment in enumerate(segments) if _is_call(segment)]
     if [segments[place]["kind"] for place in places] != [call["tool"] for call in calls]:
         return {}
@@ -146,7 +148,7 @@ def _preview(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """How much of a trajectory a piece takes, for the picture of its course; both are in thousandths."""
+    """Extent of a piece in the picture of the trajectory's course, in thousandths."""
 
     style: str
     start: float
@@ -154,7 +156,7 @@ class Stretch:
 
 
 def course_of(pieces: Iterable[Piece]) -> list[Stretch]:
-    """Pieces side by side, as wide as they are long, short ones wide enough to be seen."""
+    """Lay out pieces in a row with widths proportional to their length, and a minimum width for short ones."""
     shown = list(pieces)
     sizes = np.array([max(piece.num_tokens or piece.num_chars / 4, 1) for piece in shown], float)
     widths = np.maximum(sizes / max(sizes.sum(), 1), 0.006)

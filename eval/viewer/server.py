@@ -1,8 +1,7 @@
-"""Running the viewer: on a loopback address, until it is stopped."""
+"""Run the viewer on a loopback address until it is stopped."""
 
 from __future__ import annotations
 
-import ipaddress
 import os
 import socket
 from collections.abc import Callable
@@ -11,14 +10,15 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from treadle.core.errors import ConfigError
+from treadle.core.origin_guard import is_loopback_name
 
 _SHUTDOWN_S = 1
 
 
 def serve(app: ASGIApp, host: str, port: int, on_listening: Callable[[str], None]) -> None:
-    """Serve until SIGINT or SIGTERM; `on_listening` is told the URL.
+    """Serve until SIGINT or SIGTERM. `on_listening` is called with the URL.
 
-    Raises ConfigError for an address that others can reach, and where the port is taken.
+    Raise ConfigError if the address is not a loopback address or the port is taken.
     """
     config = uvicorn.Config(
         app,
@@ -35,19 +35,12 @@ def serve(app: ASGIApp, host: str, port: int, on_listening: Callable[[str], None
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket of this machine alone; port 0 takes a free one. Raises ConfigError."""
-    if not _is_loopback(host):
-        raise ConfigError(f"the viewer listens on 127.0.0.1 or ::1 alone, not on {host}; use a tunnel to reach it")
+    """Open a socket on a loopback address; port 0 picks a free one. Raise ConfigError."""
+    if not is_loopback_name(host):
+        raise ConfigError(f"the viewer listens on loopback addresses alone, not on {host}; use a tunnel to reach it")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server((host, port), family=family)
     except OSError as error:
         reason = os.strerror(error.errno) if error.errno else str(error)
         raise ConfigError(f"cannot listen on {host} port {port}: {reason}; choose another --port") from error
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

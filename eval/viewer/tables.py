@@ -1,4 +1,4 @@
-"""Single rows of artifacts by their number: key columns in memory, the rest read by row group when it is asked for."""
+"""Read single rows of artifacts by number: key columns are in memory, other columns are read by row group on demand."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _KEPT_BYTES = 256 * 1024 * 1024
 
 @contextlib.contextmanager
 def told(problems: list[str]) -> Iterator[None]:
-    """What is wrong with one table is told there, and no reason not to show the others."""
+    """Append an error about one table to `problems`, so that the others can still be shown."""
     try:
         yield
     except (ArtifactError, StorageError) as error:
@@ -30,14 +30,14 @@ def told(problems: list[str]) -> Iterator[None]:
 
 
 class Groups:
-    """The row groups that were read last, as tables, up to 256 MiB of them and one in any case."""
+    """LRU cache of row groups: up to 256 MiB, but at least one."""
 
     def __init__(self) -> None:
         self._tables: OrderedDict[tuple[Any, ...], pa.Table] = OrderedDict()
         self._lock = threading.Lock()
 
     def get(self, reader: ArtifactReader, place: tuple[str, int], columns: tuple[str, ...]) -> pa.Table:
-        """A row group; raises ArtifactError."""
+        """Return a row group. Raise ArtifactError if it cannot be read."""
         key = (reader.kind, reader.digest, place, columns)
         with self._lock:
             if key in self._tables:
@@ -52,7 +52,7 @@ class Groups:
 
 
 class StoredTable:
-    """A committed table whose rows are known by their number, from 0."""
+    """A committed table with rows addressed by number, from 0."""
 
     def __init__(self, reader: ArtifactReader, groups: Groups) -> None:
         self.reader = reader
@@ -61,7 +61,7 @@ class StoredTable:
         self._ends: list[int] = []
 
     def columns(self, names: Sequence[str]) -> pa.Table:
-        """Some columns of all rows; raises ArtifactError."""
+        """Return some columns of all rows. Raise ArtifactError."""
         tables, places = [], []
         for place, table in self.reader.row_groups(names):
             tables.append(table)
@@ -73,9 +73,9 @@ class StoredTable:
         return pa.concat_tables(tables)
 
     def row(self, number: int, names: Sequence[str]) -> dict[str, Any]:
-        """These columns of one row, as far as the table has them; `columns` has been asked before.
+        """Return columns of one row, as far as the table has them. `columns` must have been called before.
 
-        Raises ArtifactError.
+        Raise ArtifactError if it cannot be read.
         """
         index = int(np.searchsorted(self._ends, number, "right"))
         start = self._ends[index - 1] if index else 0
@@ -85,10 +85,10 @@ class StoredTable:
 
 
 class KeyedTable:
-    """A committed table whose rows are found by a column, mostly its key."""
+    """A committed table with rows found by the value of one column, usually its key."""
 
     def __init__(self, reader: ArtifactReader, key: str, groups: Groups, columns: Sequence[str] = ()) -> None:
-        """`columns`: what is kept in memory beside the key. Raises ArtifactError."""
+        """Read the key column and `columns` into memory. Raise ArtifactError."""
         self.digest = reader.digest
         self._stored = StoredTable(reader, groups)
         self.facts = self._stored.columns([key, *columns])
@@ -96,15 +96,15 @@ class KeyedTable:
 
     @cached_property
     def numbers(self) -> dict[str, int]:
-        """Key -> number of its row."""
+        """Key -> row number."""
         return {key: number for number, key in enumerate(self.keys.to_pylist())}
 
     def row(self, key: str, names: Sequence[str]) -> dict[str, Any] | None:
-        """These columns of the row of a key; None where there is none."""
+        """Return columns of the row of a key, or None if there is none."""
         number = self.numbers.get(key)
         return None if number is None else self._stored.row(number, names)
 
     def rows(self, key: str, names: Sequence[str]) -> list[dict[str, Any]]:
-        """These columns of all rows of a key that several may have; raises ArtifactError."""
+        """Return columns of all rows of a key that is not unique. Raise ArtifactError."""
         numbers = np.flatnonzero(pc.equal(self.keys, key).to_numpy())
         return [self._stored.row(number, names) for number in numbers.tolist()]

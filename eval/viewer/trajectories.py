@@ -1,4 +1,4 @@
-"""What the three tables of trajectories (`rollouts`, `pools`, `rl_rollouts`) have in common, column by column."""
+"""Map the three tables of trajectories (`rollouts`, `pools`, `rl_rollouts`) to the common columns of the list."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ RIGHT, PARTLY, WRONG, NO_VERDICT, NOT_JUDGED = VERDICTS = (
     "no verdict",
     "not judged",
 )
-"""`partly right`: between 0 and 1, of rollouts of a training alone, which have no other verdict than a score."""
+"""Verdicts. `partly right` (a score between 0 and 1) occurs only for training rollouts, whose only verdict is a score.
+"""
 
 TOOL_OUTCOMES = ("no calls", "all calls ran well", "error", "timeout", "invalid", "empty", "refused", "failed")
-"""`failed`: in what way is not known."""
+"""Values of the filter on tool calls. `failed`: the kind of failure is unknown."""
 _NO_CALLS, _ALL_WELL, _FAILED = 1, 2, 1 << TOOL_OUTCOMES.index("failed")
 _OUTCOME_BITS = {name: 1 << place for place, name in enumerate(TOOL_OUTCOMES) if place >= 2}
 
@@ -40,7 +41,7 @@ FACTS = pa.schema(
         ("parent", pa.string()),
     ]
 )  # fmt: skip
-"""A row per trajectory. `parent`: a key of the same instance, or empty; `score`: the reward in `rl_rollouts`."""
+"""One row per trajectory. `parent`: a key of the same instance, or empty; `score`: the reward in `rl_rollouts`."""
 
 _AGENT = (
     "rollout_key", "question_key", "dataset", "model", "sample_index", "operator", "parents", "round", "status",
@@ -53,7 +54,7 @@ _TRAINING = (
 
 
 class Joined(NamedTuple):
-    """Tables that say more of the trajectories of an instance, where they are there."""
+    """Further tables about the trajectories of an instance; None if missing."""
 
     scores: KeyedTable | None = None
     judgements: KeyedTable | None = None
@@ -62,13 +63,13 @@ class Joined(NamedTuple):
 
     @property
     def digests(self) -> tuple[str | None, ...]:
-        """Of each; None for one that is not there."""
+        """Digest of each table; None for a missing one."""
         return tuple(None if table is None else table.digest for table in self)
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A table of trajectories: the columns that the list needs, and how they become `FACTS`; and where its text is."""
+    """A kind of trajectory table: columns that the list needs, text column, and conversion to `FACTS`."""
 
     columns: tuple[str, ...]
     text: str
@@ -76,7 +77,7 @@ class Kind:
 
 
 def facts_of(kind: Kind, table: pa.Table, instance: str, joined: Joined) -> pa.Table:
-    """The rows of a table of trajectories as the list shows them."""
+    """Convert the rows of a table of trajectories to `FACTS`."""
     columns = {"instance": pa.repeat(instance, table.num_rows), **kind.facts(table, joined)}
     return pa.table({name: columns[name] for name in FACTS.names}).cast(FACTS)
 

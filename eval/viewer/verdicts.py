@@ -1,4 +1,4 @@
-"""What judges, scorers and rewards said of a trajectory, in the words of its page."""
+"""Describe the judgements, scores and rewards of a trajectory for its page."""
 
 from __future__ import annotations
 
@@ -16,33 +16,33 @@ _JUDGED = {True: RIGHT, False: WRONG, None: NO_VERDICT}
 
 
 class Said(NamedTuple):
-    """What one judge said."""
+    """Reply of one judge."""
 
     judge: str
     verdict: str
     status: str
     replies: list[str]
-    """As they came."""
+    """Raw replies."""
     error: str | None = None
-    """Why there is no verdict."""
+    """Reason for a missing verdict."""
 
 
 class Votes(NamedTuple):
-    """Votes on whether calls of the trajectory were needless."""
+    """Votes on whether the trajectory has redundant calls."""
 
     yes: int
     no: int
     abstained: int
     judge: str
-    """Who voted; empty where that is not known."""
+    """Name of the voting judge; empty if unknown."""
     replies: list[str]
-    """One for each vote that was asked for, as they came."""
+    """Raw reply to each requested vote."""
     error: str | None
-    """Why fewer were asked for than wanted."""
+    """Reason if fewer votes were requested than configured."""
 
 
 class Measure(NamedTuple):
-    """A named figure; None where there is none."""
+    """A named figure; None without a value."""
 
     name: str
     value: float | None
@@ -50,13 +50,13 @@ class Measure(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """How a trajectory was judged."""
+    """Verdict on a trajectory."""
 
     word: str
     by: str
-    """What decided; empty where nothing did."""
+    """What decided; empty if nothing did."""
     prediction: str
-    """Empty where there is none."""
+    """Predicted answer; empty if there is none."""
     measures: list[Measure]
     said: list[Said] = field(default_factory=list)
     votes: Votes | None = None
@@ -64,12 +64,12 @@ class Verdict:
 
     @property
     def style(self) -> str:
-        """Name in the style sheet."""
+        """CSS class of the verdict."""
         return STYLES[self.word]
 
 
 def verdict_of(one: Trajectory) -> Verdict:
-    """From `scores`, from the trajectory of a pool itself, or from the reward."""
+    """Return the verdict from `scores`, from the row of a pool, or from the reward."""
     word = one.facts["verdict"]
     if one.kind == "rl_rollouts":
         measures = [Measure("correctness", one.row["correctness"])]
@@ -108,7 +108,7 @@ def _scored(word: str, row: Mapping[str, Any], judgements: Sequence[Mapping[str,
 
 
 def _votes(row: Mapping[str, Any], judgements: Sequence[Mapping[str, Any]]) -> Votes | None:
-    """None where nobody votes."""
+    """Return the votes, or None if no model voted."""
     yes, no, abstained = (row.get(name) for name in ("votes_yes", "votes_no", "votes_abstained"))
     if yes is None or no is None or abstained is None:
         return None
@@ -121,7 +121,7 @@ def _replies(said: Mapping[str, Any]) -> list[str]:
 
 
 class Factor(NamedTuple):
-    """One part of a reward."""
+    """A factor or term of a reward."""
 
     name: str
     value: float | None
@@ -129,7 +129,7 @@ class Factor(NamedTuple):
 
 
 def reward_of(one: Trajectory) -> Sequence[Factor]:
-    """The parts of a reward, `reward = correctness * calls * length + format`; none where there is no reward."""
+    """Return the parts of a reward, `reward = correctness * calls * length + format`; empty without a reward."""
     if one.kind != "rl_rollouts":
         return ()
     row = one.row

@@ -1,4 +1,4 @@
-"""Which words of a text that was changed are new, and which are gone."""
+"""Find the words that were added to or removed from a text."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ _LEAST_ALIKE = 0.3
 
 
 class Run(NamedTuple):
-    """Words one after another."""
+    """Consecutive words that are all changed or all unchanged."""
 
     text: str
     is_changed: bool
 
 
 def changed_words(before: str, after: str) -> tuple[list[Run], list[Run]] | None:
-    """Both texts in runs of words, each common to both or not; None where they are too long, or have little in common.
+    """Split both texts into runs of common and changed words; None if they are too long or have too little in common.
 
-    Common beginnings and ends do not count as length.
+    Common beginnings and ends do not count towards the length limit.
     """
     first, second = _WORDS.findall(before), _WORDS.findall(after)
     head = _common(first, second)
@@ -37,14 +37,14 @@ def changed_words(before: str, after: str) -> tuple[list[Run], list[Run]] | None
 
 
 def _share_kept(runs: list[Run]) -> float:
-    """Share of the words, without blanks, that have not changed; 1 without any."""
+    """Return the share of unchanged words, ignoring white space; 1 without words."""
     sizes = [(sum(not word.isspace() for word in _WORDS.findall(run.text)), run.is_changed) for run in runs]
     total = sum(size for size, _ in sizes)
     return sum(size for size, is_changed in sizes if not is_changed) / total if total else 1.0
 
 
 def _common(first: list[str], second: list[str]) -> int:
-    """Words that both begin with."""
+    """Return the number of words that both begin with."""
     count = 0
     while count < min(len(first), len(second)) and first[count] == second[count]:
         count += 1
@@ -52,8 +52,11 @@ def _common(first: list[str], second: list[str]) -> int:
 
 
 def _kept(left: list[str], right: list[str]) -> tuple[np.ndarray, np.ndarray]:
-    """Masks of a longest common subsequence. Its time is the product of the lengths, whatever the words are (that of
-    `difflib` grows with their repetitions)."""
+    """Return masks of a longest common subsequence.
+
+    The time is the product of the lengths, independent of the words (unlike `difflib`, which slows down with
+    repetitions).
+    """
     numbers: dict[str, int] = {}
     first, second = (np.array([numbers.setdefault(word, len(numbers)) for word in side]) for side in (left, right))
     lengths = np.zeros((len(left) + 1, len(right) + 1), np.int16)
@@ -74,7 +77,7 @@ def _kept(left: list[str], right: list[str]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _runs(words: list[str], head: int, kept: np.ndarray) -> list[Run]:
-    """Runs of a text of which only what `kept` masks, after the head, has changed."""
+    """Return the runs of a text in which only words not in `kept`, after the head, have changed."""
     changed = [False] * len(words)
     changed[head : head + len(kept)] = (~kept).tolist()
     marked = groupby(zip(words, changed, strict=True), key=lambda pair: pair[1])

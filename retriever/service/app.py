@@ -1,7 +1,7 @@
-"""The HTTP interface of a retrieval index; what it promises is in docs/behaviour/retrieval.md.
+"""Serve a retrieval index over HTTP; docs/behaviour/retrieval.md specifies the interface.
 
-Routes are compatible with the services of FlashRAG and Search-R1: `/search` and `/batch_search` take one shape, ids
-are text, `contents` is the document as indexed.
+Routes are compatible with the services of FlashRAG and Search-R1: `/search` and `/batch_search` take the same request,
+ids are text, and `contents` is the document as indexed.
 """
 
 from __future__ import annotations
@@ -17,9 +17,11 @@ import orjson
 from fastapi import FastAPI, Request, Response
 from fastapi_offline import FastAPIOffline
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
+from starlette.requests import ClientDisconnect
 
 from treadle.core.errors import TreadleError
 from treadle.core.harmless import one_line
+from treadle.core.origin_guard import OriginGuard
 from treadle.retriever.batching import Busy, MicroBatcher
 from treadle.retriever.index import Index, Ranking
 from treadle.retriever.service.cache import RankingCache
@@ -32,25 +34,27 @@ _log = logging.getLogger(__name__)
 BLANK_QUERY = "Query content cannot be empty"
 DEFAULT_TOP_N = 10
 _MIB = 1024 * 1024
+_CLIENT_CLOSED = 499
+"""Status in the metrics for callers that disconnected, who never receive it."""
 
 
 class _Options(BaseModel):
     model_config = ConfigDict(extra="ignore")
 
     top_n: int = Field(default=DEFAULT_TOP_N, ge=1)
-    """Documents per query."""
+    """Number of documents per query."""
     return_score: bool = False
-    """Give scores beside the documents."""
+    """Whether to return scores with the documents."""
 
 
 class SearchRequest(_Options):
-    """Body of `POST /search`."""
+    """The body of `POST /search`."""
 
     query: str
 
 
 class BatchSearchRequest(_Options):
-    """Body of `POST /batch_search`; the field may be called `query` or `queries`."""
+    """The body of `POST /batch_search`; the field may be called `query` or `queries`."""
 
     queries: list[str] = Field(validation_alias=AliasChoices("query", "queries"))
 
@@ -60,18 +64,18 @@ class FoundDocument(BaseModel):
 
     id: str
     contents: str
-    """Title line and text, whole."""
+    """Title line and full text."""
 
 
 class RetrieverState(BaseModel):
-    """How many workers there are, and how many are free."""
+    """The number of workers, and of free ones."""
 
     total: int
     available: int
 
 
 class Health(BaseModel):
-    """Answer of `GET /health`."""
+    """The answer of `GET /health`."""
 
     status: str
     """`healthy`, or `loading` (with status 503)."""
@@ -79,7 +83,7 @@ class Health(BaseModel):
 
 
 class Refused(Exception):
-    """A request that gets no result."""
+    """A request that is answered with an error status."""
 
     def __init__(self, status: int, detail: Any, headers: dict[str, str] | None = None) -> None:
         super().__init__(detail)
@@ -90,7 +94,7 @@ T_Asked = TypeVar("T_Asked", bound=_Options)
 
 
 class RetrievalService:
-    """One index and what stands before it. `open` may be called once."""
+    """One index with its cache, queue and metrics. Call `open` only once."""
 
     def __init__(self, settings: ServiceSettings) -> None:
         self.settings = settings
@@ -100,7 +104,7 @@ class RetrievalService:
         self.metrics = Metrics(self._num_waiting, self._num_free)
 
     async def open(self, index: Index) -> None:
-        """Begin to answer."""
+        """Start answering searches."""
         settings = self.settings
         batcher = MicroBatcher(
             index,
@@ -113,21 +117,21 @@ class RetrievalService:
         self._index = index
 
     async def close(self) -> None:
-        """Let index and workers go."""
+        """Stop the workers and close the index."""
         if self._batcher is not None:
             await self._batcher.__aexit__()
         if self._index is not None:
             self._index.close()
 
     def health(self) -> tuple[int, Health]:
-        """Status code and state."""
+        """Return status code and state."""
         state = RetrieverState(total=self.settings.num_workers, available=int(self._num_free()))
         if self._index is None:
             return 503, Health(status="loading", retrievers=state)
         return 200, Health(status="healthy", retrievers=state)
 
     def info(self) -> dict[str, Any]:
-        """What is searched; raises Refused while it is loading."""
+        """Return a description of the index; raise Refused while it is loading."""
         index = self._ready()[0]
         facts = index.info
         return {
@@ -141,7 +145,7 @@ class RetrievalService:
         }
 
     async def search(self, queries: Sequence[str], top_n: int) -> list[Ranking]:
-        """Rankings in the order of the queries; raises Refused."""
+        """Return the rankings in the order of the queries; raise Refused."""
         _, batcher = self._ready()
         if top_n > self.settings.max_top_n:
             raise Refused(422, f"top_n must be at most {self.settings.max_top_n}")
@@ -164,7 +168,7 @@ class RetrievalService:
         except TreadleError as error:
             _log.error("a search failed: %s", one_line(str(error)))
             raise Refused(503 if error.retryable else 500, one_line(str(error))) from error
-        # What nobody foresaw ends the request with an answer, not with a traceback at whoever runs the service.
+        # An unforeseen error must end the request with an answer, and not with a traceback for the operator.
         except Exception as error:
             _log.error("a search failed unexpectedly: %s: %s", type(error).__name__, one_line(str(error)))
             raise Refused(500, "the search failed; the service's log says why") from error
@@ -173,7 +177,7 @@ class RetrievalService:
         return found
 
     def documents(self, ranking: Ranking) -> list[dict[str, str]]:
-        """The documents of a ranking."""
+        """Return the documents of a ranking."""
         documents = self._ready()[0].documents
         found = (documents[row] for row, _ in ranking)
         return [{"id": document.id, "contents": document.contents} for document in found]
@@ -191,9 +195,9 @@ class RetrievalService:
 
 
 def make_app(settings: ServiceSettings, load: Callable[[], Awaitable[Index]]) -> FastAPI:
-    """The application; `load` is awaited while the service says that it is loading.
+    """Create the application; `load` is awaited while the service reports that it is loading.
 
-    Raises ConfigError where a token is needed and missing.
+    Raises ConfigError if a token is required and missing.
     """
     service = RetrievalService(settings)
     token = settings.token()
@@ -216,6 +220,9 @@ def make_app(settings: ServiceSettings, load: Callable[[], Awaitable[Index]]) ->
     )
     app.state.on_failure = lambda error: None
     app.add_middleware(TokenGuard, token=token)
+    if token is None:
+        # Without a token, any local caller has access, so pages in the user's browser must be kept out.
+        app.add_middleware(OriginGuard, name="retrieval service")
     _add_routes(app, service)
     return app
 
@@ -223,7 +230,7 @@ def make_app(settings: ServiceSettings, load: Callable[[], Awaitable[Index]]) ->
 async def _load(
     service: RetrievalService, load: Callable[[], Awaitable[Index]], on_failure: Callable[[BaseException], None]
 ) -> None:
-    # Whatever keeps the index from opening ends the service, which is useless without it.
+    # Any failure to open the index ends the service, which is useless without it.
     try:
         await service.open(await load())
     except Exception as error:  # noqa: BLE001
@@ -233,28 +240,28 @@ async def _load(
 def _add_routes(app: FastAPI, service: RetrievalService) -> None:
     @app.get("/health", response_model=Health, responses={503: {"model": Health}})
     async def health() -> Response:
-        """Whether the service answers searches."""
+        """Report whether the service answers searches."""
         status, state = service.health()
         return _json(state.model_dump(), status)
 
     @app.get("/info")
     async def info() -> Response:
-        """Engine, encoder, number of documents and fingerprint of the index."""
+        """Return engine, encoder, number of documents and fingerprint of the index."""
         return await _answered(service, "info", _value(service.info))
 
     @app.get("/metrics")
     async def metrics() -> Response:
-        """Counters for Prometheus."""
+        """Return counters for Prometheus."""
         return Response(service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     @app.post("/search", response_model=list[FoundDocument], openapi_extra=_body_of(SearchRequest))
     async def search(request: Request) -> Response:
-        """The best documents for one query; with `return_score`, `[documents, scores]`."""
+        """Return the best documents for one query; with `return_score`, `[documents, scores]`."""
         return await _answered(service, "search", _search(service, request))
 
     @app.post("/batch_search", response_model=list[list[FoundDocument]], openapi_extra=_body_of(BatchSearchRequest))
     async def batch_search(request: Request) -> Response:
-        """The best documents for each query; with `return_score`, `[documents of all, scores of all]`."""
+        """Return the best documents for each query; with `return_score`, `[documents of all, scores of all]`."""
         return await _answered(service, "batch_search", _batch_search(service, request))
 
 
@@ -283,11 +290,28 @@ def _scores(ranking: Ranking) -> list[float]:
     return [score for _, score in ranking]
 
 
+def require_json(request: Request) -> None:
+    """Raise Refused unless the body is declared as JSON.
+
+    Browsers send other types to other sites without a preflight request.
+    """
+    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if media_type != "application/json":
+        raise Refused(415, "send the body as JSON, with the header 'Content-Type: application/json'")
+
+
 async def _parse(service: RetrievalService, request: Request, model: type[T_Asked]) -> T_Asked:
+    require_json(request)
     try:
-        return model.model_validate_json(await read_body(request, service.settings.max_body_bytes))
+        async with asyncio.timeout(service.settings.timeout_s):
+            body = await read_body(request, service.settings.max_body_bytes)
+        return model.model_validate_json(body)
     except BodyTooLarge as error:
         raise Refused(413, str(error)) from None
+    except TimeoutError:
+        raise Refused(408, f"the body did not arrive within {service.settings.timeout_s:g} s") from None
+    except ClientDisconnect:
+        raise Refused(_CLIENT_CLOSED, "the caller hung up before its body was complete") from None
     except ValidationError as error:
         raise Refused(422, error.errors(include_url=False, include_context=False, include_input=False)) from None
 
@@ -297,7 +321,7 @@ async def _value(make: Callable[[], Any]) -> Any:
 
 
 async def _answered(service: RetrievalService, route: str, answer: Awaitable[Any]) -> Response:
-    """The response of a route, counted."""
+    """Await the answer of a route and return it as a response, updating the metrics."""
     started = time.perf_counter()
     status, headers = 200, None
     try:
@@ -314,6 +338,6 @@ def _json(content: Any, status: int = 200, headers: dict[str, str] | None = None
 
 
 def _body_of(model: type[BaseModel]) -> dict[str, Any]:
-    """A request body for the OpenAPI page; the body itself is parsed here, without FastAPI's copies."""
+    """Return the OpenAPI description of a request body; `_parse` parses bodies without FastAPI's copies."""
     schema = model.model_json_schema(ref_template="#/components/schemas/{model}")
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}

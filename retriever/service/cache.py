@@ -1,4 +1,4 @@
-"""Results of earlier queries, as row numbers and scores, in a bounded amount of memory."""
+"""Cache the results of earlier queries, as row numbers and scores, in bounded memory."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from cachetools import LRUCache
 from treadle.retriever.index import Ranking
 
 _BYTES_PER_ENTRY = 400
-"""About what an entry takes beside its query and its numbers."""
+"""Approximate size of an entry without its query and numbers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,23 +25,23 @@ def _size(entry: _Entry) -> int:
 
 
 class RankingCache:
-    """Least recently used rankings of one index. It lives with the index, so a rebuilt one starts with none."""
+    """A least-recently-used cache of the rankings of one index; a new index gets an empty cache."""
 
     def __init__(self, max_bytes: int) -> None:
         self._entries: LRUCache[tuple[str, int], _Entry] = LRUCache(max_bytes, getsizeof=_size)
 
     @property
     def num_bytes(self) -> int:
-        """Memory in use, about."""
+        """Approximate memory in use."""
         return int(self._entries.currsize)
 
     def get(self, query: str, top_n: int) -> Ranking | None:
-        """The ranking of a query, or None."""
+        """Return the ranking of a query, or None."""
         entry = self._entries.get((query, top_n))
         return None if entry is None else list(zip(entry.rows, entry.scores, strict=True))
 
     def put(self, query: str, top_n: int, ranking: Ranking) -> None:
-        """Keep a ranking; one that is larger than the whole cache is not kept."""
+        """Store a ranking, unless it is larger than the whole cache."""
         rows = array("q", [row for row, _ in ranking])
         entry = _Entry(rows, array("d", [score for _, score in ranking]), len(query))
         if _size(entry) <= self._entries.maxsize:

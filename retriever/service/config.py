@@ -1,49 +1,49 @@
-"""Settings of the retrieval service."""
+"""Define the settings of the retrieval service."""
 
 from __future__ import annotations
 
-import ipaddress
 import os
 
 from pydantic import Field
 
 from treadle.core.config import Section
 from treadle.core.errors import ConfigError
+from treadle.core.origin_guard import is_loopback_name
 from treadle.retriever.config import IndexSettings
 
 
 class ServiceSettings(Section):
-    """How one service listens and how much it takes."""
+    """Address, capacity and limits of one service."""
 
     host: str = "127.0.0.1"
     """Address to listen on; any but a loopback address needs `token_env`."""
     port: int = Field(default=1243, ge=0, le=65_535)
-    """Port to listen on; 0 takes a free one."""
+    """Port to listen on; 0 picks a free one."""
     token_env: str | None = None
     """Environment variable with the token that callers send as `Authorization: Bearer ...`."""
     num_workers: int = Field(default=2, ge=1)
-    """Threads that search at once; they share one index."""
+    """Number of threads that search at once; they share one index."""
     max_batch: int = Field(default=64, ge=1)
-    """Most queries that one worker searches together."""
+    """Maximum number of queries that one worker searches together."""
     max_waiting: int = Field(default=1_024, ge=1)
-    """Queries that may wait for a worker; more are refused with status 429."""
+    """Maximum number of queries waiting for a worker; more are refused with status 429."""
     max_top_n: int = Field(default=100, ge=1)
-    """Most documents per query."""
+    """Maximum number of documents per query."""
     max_body_bytes: int = Field(default=2_000_000, ge=1)
-    """Largest request."""
+    """Maximum size of a request in bytes."""
     timeout_s: float = Field(default=30.0, gt=0)
-    """Longest time for one request, waiting included; then status 504."""
+    """Timeout of one request in seconds, waiting included; then status 504."""
     cache_mib: float = Field(default=64.0, ge=0)
-    """Memory for results of earlier queries; 0 keeps none."""
+    """Memory for results of earlier queries in MiB; 0 disables the cache."""
     shutdown_s: int = Field(default=30, ge=0)
-    """Time that requests in flight are given when the service is stopped."""
+    """Seconds that requests in flight are given when the service is stopped."""
 
     def token(self) -> str | None:
-        """The bearer token; raises ConfigError where one is needed and missing."""
+        """Return the bearer token; raise ConfigError if one is required and missing."""
         token = os.environ.get(self.token_env, "") if self.token_env else ""
         if self.token_env and not token:
             raise ConfigError(f"the environment variable {self.token_env} is empty; put the service's token there")
-        if not token and not _is_loopback(self.host):
+        if not token and not is_loopback_name(self.host):
             raise ConfigError(
                 f"listening on {self.host} lets others in; name the environment variable of a token with --token-env, "
                 "or listen on 127.0.0.1"
@@ -51,19 +51,10 @@ class ServiceSettings(Section):
         return token or None
 
 
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
 class RetrieverConfig(Section):
-    """The file of `treadle retriever`: an index, and how it is served."""
+    """The configuration file of `treadle retriever`: an index and the service in front of it."""
 
     index: IndexSettings = IndexSettings()
-    """What is searched, and how it is ranked."""
+    """Documents and their ranking."""
     service: ServiceSettings = ServiceSettings()
-    """How it is served."""
+    """Service in front of the index."""

@@ -1,4 +1,4 @@
-"""What a request must pass before it is read: its token and its size."""
+"""Check the token and the size of requests before they are parsed."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ _OPEN_PATHS = frozenset({"/health"})
 
 
 class BodyTooLarge(Exception):
-    """A request is longer than the service takes."""
+    """A request longer than the service accepts."""
 
 
 class TokenGuard:
-    """Middleware that answers 401 to requests without the token; `/health` is open to all."""
+    """A middleware that answers 401 to requests without the token; `/health` is open to all."""
 
     def __init__(self, app: ASGIApp, token: str | None) -> None:
         self._app = app
         self._expected = f"Bearer {token}".encode() if token else None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Hand the request on, or refuse it."""
+        """Pass the request on, or refuse it."""
         if self._expected is None or scope["type"] != "http" or scope["path"] in _OPEN_PATHS:
             return await self._app(scope, receive, send)
         given = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
@@ -40,7 +40,7 @@ class TokenGuard:
 
 
 async def read_body(request: Request, max_bytes: int) -> bytes:
-    """The body of a request; raises BodyTooLarge as soon as it is known to be longer."""
+    """Return the body of a request; raise BodyTooLarge as soon as it is known to be too long."""
     announced = request.headers.get("content-length", "")
     if announced.isdigit() and int(announced) > max_bytes:
         raise BodyTooLarge(f"a request may have at most {max_bytes} bytes; this one has {announced}")

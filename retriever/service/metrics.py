@@ -1,4 +1,4 @@
-"""What the service counts, for Prometheus."""
+"""Define the Prometheus metrics of the service."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Metrics:
     """The counters of one service."""
 
     def __init__(self, num_waiting: Callable[[], float], num_free: Callable[[], float]) -> None:
-        """`num_waiting` and `num_free` are asked when somebody looks."""
+        """Register the metrics; `num_waiting` and `num_free` are called whenever the metrics are read."""
         registry = self._registry = CollectorRegistry()
         self.requests = Counter(
             "treadle_retriever_requests", "Requests by route and status", ("route", "status"), registry=registry
@@ -31,5 +31,5 @@ class Metrics:
         free.set_function(num_free)
 
     def text(self) -> bytes:
-        """All of it in Prometheus' text format."""
+        """Return all metrics in Prometheus' text format."""
         return generate_latest(self._registry)

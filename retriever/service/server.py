@@ -1,4 +1,4 @@
-"""Running the service: uvicorn, and how it begins and ends."""
+"""Run the retrieval service in uvicorn, from start to shutdown."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from treadle.retriever.service.app import make_app
 from treadle.retriever.service.config import ServiceSettings
 
 _KEEP_ALIVE_S = 75
-"""Longer than an agent thinks between two searches, so that its connection is still there."""
+"""Longer than an agent's pause between two searches, so that its connection stays open."""
 
 
 def serve(settings: ServiceSettings, open_index: Callable[[], Index], on_listening: Callable[[str], None]) -> None:
     """Serve until SIGINT or SIGTERM; requests in flight are finished.
 
-    `open_index` runs in a thread while the service already says that it is loading; `on_listening` is told the URL.
-    Raises ConfigError (no token, port in use) and what `open_index` raises.
+    `open_index` runs in a thread while the service already reports that it is loading. `on_listening` is called with
+    the URL. Raises ConfigError (no token, port in use) and whatever `open_index` raises.
     """
     failures: list[BaseException] = []
 
     async def load() -> Index:
         index = await asyncio.to_thread(open_index)
-        # What is there now stays: looking through all of it again and again would stop every search for a tenth of a
-        # second.
+        # Exclude existing objects from garbage collection: scanning all of them repeatedly would stop every search for
+        # a tenth of a second.
         gc.collect()
         gc.freeze()
         return index

@@ -1,1 +1,1 @@
-"""What runs inside the environment of an RL engine, and nowhere else: TRL and verl are imported here only."""
+"""Code that runs only inside an RL engine's environment; no other package imports TRL or verl."""

@@ -1,4 +1,4 @@
-"""Commands of the engine's processes: `python -m treadle.rl.engine check|train|finish <job.json>`."""
+"""Run a command in an engine's process: `python -m treadle.rl.engine check|train|finish <job.json>`."""
 
 from __future__ import annotations
 
@@ -16,9 +16,12 @@ _COMMANDS = ("check", "train", "finish")
 
 
 def main(name: str, job_path: str) -> int:
-    """Run one command; what goes wrong becomes an event `error` beside the traceback in the log."""
+    """Run one command and return the exit code.
+
+    An error is logged with its traceback and written as the event `error`.
+    """
     job = json.loads(Path(job_path).read_text(encoding="utf-8"))
-    # Where several processes train, each of them finds its way back to it.
+    # With several training processes, each is started again with this path.
     job["path"] = str(Path(job_path).absolute())
     events = EventFile(Path(job["events"]))
     try:
@@ -26,7 +29,7 @@ def main(name: str, job_path: str) -> int:
             raise BadPlan(f"unknown command {name!r}")
         commands = importlib.import_module(f"treadle.rl.engine.{engine_of(job)}_commands")
         getattr(commands, name)(job, events)
-    # Whatever it is, it ends this process and must be told with its kind.
+    # Any error ends this process and must be reported with its kind.
     except Exception as error:  # noqa: BLE001
         report(error, events, int(os.environ.get("RANK", "0")))
         return 1
@@ -34,7 +37,7 @@ def main(name: str, job_path: str) -> int:
 
 
 def engine_of(job: dict[str, Any]) -> str:
-    """Name of the engine that the job's plan is for; raises BadPlan for one that is not known here."""
+    """Return the engine of the job's plan; raise BadPlan for an unknown one."""
     engine = job["plan"]["options"]["engine"]
     if engine not in ("trl", "verl"):
         raise BadPlan(f"unknown engine {engine!r}")

@@ -1,8 +1,8 @@
-"""Attention over packed sequences: many sequences side by side in one row of tokens, without padding.
+"""Compute attention over packed sequences: many sequences in one row of tokens, without padding.
 
-All other parts of a transformer work at each token alone, so that a model of transformers becomes a packed one by
-replacing its attention. What tokens attend to is told by a `Layout`, handed through the model as the argument `layout`.
-Only models whose every layer attends to all tokens before it fit.
+All other parts of a transformer work on each token separately, so replacing the attention is enough to pack a
+transformers model. A `Layout`, passed through the model as the argument `layout`, says which tokens attend to which.
+Only models in which every layer attends to all earlier tokens are supported.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ _NAME = "treadle_packed"
 
 
 class Layout(Protocol):
-    """Which token attends to which."""
+    """Rule of which token attends to which."""
 
     def attend(
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float
     ) -> torch.Tensor:
-        """Attention of one layer; `query`, `key` and `value` are (heads, tokens, size), the answer likewise."""
+        """Return the attention of one layer; `query`, `key`, `value` and the result are (heads, tokens, size)."""
         ...
 
 
 def is_supported(config: Any) -> bool:
-    """Whether a model of this configuration can work on packed sequences."""
+    """Return whether a model of this configuration can run on packed sequences."""
     kinds = getattr(config, "layer_types", None) or ["full_attention"]
     softcap = getattr(config, "attn_logit_softcapping", None)
     window = getattr(config, "sliding_window", None) if not getattr(config, "layer_types", None) else None
@@ -38,11 +38,11 @@ def is_supported(config: Any) -> bool:
 
 
 _MODELS = frozenset({"llama", "qwen2", "qwen3", "mistral", "olmo2", "smollm3"})
-"""Those whose attention is nothing but that of their keys, values and positions."""
+"""Model types whose attention depends only on keys, values and positions."""
 
 
 def require_supported(config: Any) -> None:
-    """Raise ConfigError for a model that cannot make its rollouts on a CPU."""
+    """Raise ConfigError for a model that cannot generate rollouts on a CPU."""
     if not is_supported(config):
         raise ConfigError(
             f"on a CPU a policy must be of the types {', '.join(sorted(_MODELS))} and attend to all earlier tokens in "
@@ -52,7 +52,7 @@ def require_supported(config: Any) -> None:
 
 @contextlib.contextmanager
 def packed(model: Any) -> Iterator[None]:
-    """Let a model attend as `layout` says while the block runs; its calls then need that argument."""
+    """Use the attention of a `Layout` inside the block; the model's calls then need the argument `layout`."""
     config = model.config.get_text_config()
     before = config._attn_implementation
     config._attn_implementation = _NAME
@@ -72,7 +72,7 @@ def _attend(
     layout: Layout | None = None,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
-    """What transformers calls in each layer; `query` is (1, heads, tokens, size)."""
+    """Compute the attention of one layer; transformers calls this with `query` of (1, heads, tokens, size)."""
     assert layout is not None, "a packed model is called with a layout"
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     out = layout.attend(module.layer_idx, query[0], key[0], value[0], scale)
@@ -85,19 +85,19 @@ AttentionInterface.register(_NAME, _attend)
 def grouped_attention(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, scale: float
 ) -> torch.Tensor:
-    """Attention with fewer heads of keys than of queries, without copying any.
+    """Return the attention with fewer key heads than query heads, without copying any.
 
     Args:
         query: (rows, heads, tokens, size).
         key, value: (rows, key heads, all tokens, size).
-        mask: (rows or 1, tokens, all tokens), what is added to the scores; None for none.
+        mask: (rows or 1, tokens, all tokens), added to the scores; None for no mask.
 
     Returns:
         (rows, heads, tokens, size).
     """
     rows, heads, tokens, size = query.shape
     num_shared = heads // key.shape[1]
-    # The queries that share a head of keys become more queries of it.
+    # Query heads that share a key head become additional queries of that head.
     folded = query.reshape(rows, key.shape[1], num_shared * tokens, size)
     scores = torch.matmul(folded * scale, key.transpose(2, 3))
     if mask is not None:

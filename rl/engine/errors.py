@@ -1,4 +1,4 @@
-"""What can be wrong inside an engine's process, by the kinds that `treadle.rl.launch` tells apart."""
+"""Classify the errors of an engine's process by the kinds that `treadle.rl.launch` distinguishes."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ _NO_MEMORY = ("out of memory", "can't allocate memory", "cannot allocate memory"
 
 
 class BadPlan(Exception):
-    """The engine does not accept the plan, or the files with it are not those that it speaks of."""
+    """Error for a plan that the engine rejects, or whose files do not match it."""
 
 
 class BadEnvironment(Exception):
-    """The policy's environment cannot be opened here, or is another one."""
+    """Error for a policy environment that cannot be opened here, or that differs from the plan's."""
 
 
 class Diverged(Exception):
-    """A loss, a gradient or the policy's scores are no numbers any more."""
+    """Error for a loss, a gradient or policy logits that are nan or inf."""
 
 
 class Unmoved(Exception):
-    """Training ended and the weights are what they were, or moved without a gradient."""
+    """Error for a training that ended with unchanged weights, or without any gradient."""
 
 
 _KINDS: dict[type[Exception], str] = {
@@ -38,7 +38,7 @@ _KINDS: dict[type[Exception], str] = {
 
 
 def kind_of(error: BaseException) -> str:
-    """The kind of an error, `other` for one that has none."""
+    """Return the kind of an error; `other` if it has none."""
     text = str(error).lower()
     if isinstance(error, MemoryError) or any(words in text for words in _NO_MEMORY):
         return "no_memory"
@@ -46,7 +46,7 @@ def kind_of(error: BaseException) -> str:
 
 
 def report(error: Exception, events: EventFile, rank: int = 0) -> None:
-    """Tell of an error that ends the process, beside the traceback in the log; of several, the first one counts."""
+    """Print the traceback to the log and write the event `error`; if there are several, the first one counts."""
     traceback.print_exception(error)
     message = f"{type(error).__name__}: {error}"[:2000] + (f" (process {rank})" if rank else "")
     events.write("error", kind=kind_of(error), message=message, rank=rank)

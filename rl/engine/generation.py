@@ -1,8 +1,8 @@
-"""Completions of many requests at once by the policy in training itself, with transformers.
+"""Generate completions for a batch of requests with the policy in training, using transformers on the CPU.
 
-For the CPU. All sequences go through the model side by side without padding; keys and values are kept between the turns
-of a trajectory and shared between those that begin alike; a sequence that is done leaves the batch. Nothing about a
-request's answer depends on the others but the rounding of sums.
+All sequences go through the model in one packed row, without padding. Keys and values are kept between the turns of a
+trajectory and shared between sequences with a common prefix. A finished sequence leaves the batch. Apart from rounding,
+a completion does not depend on the other requests.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from treadle.rl.engine.key_value_store import Decode, KeyValueStore, Prefill
 from treadle.rl.engine.sampling import Draw, draw
 
 _PREFILL_TOKENS = 4096
-"""Tokens that go through the model at once at most, besides those of a single long context."""
+"""Maximum number of tokens in one prefill pass; a single longer context gets a pass of its own."""
 _KEPT_BYTES = 4 * 1024**3
-"""Memory for keys and values."""
+"""Memory budget for keys and values, in bytes."""
 _MOST_SEQUENCES = 256
 
 
 @dataclass(slots=True)
 class _Sequence:
-    """One request in work."""
+    """One request in progress."""
 
     request: CompletionRequest
     slot: int
@@ -42,7 +42,7 @@ class _Sequence:
 
 
 class PolicyGenerator:
-    """Generates with a model of transformers, in whatever state its weights are when `generate` is called."""
+    """Generator that uses a transformers model with the weights that it has when `generate` is called."""
 
     def __init__(
         self,
@@ -53,10 +53,10 @@ class PolicyGenerator:
         dtype: torch.dtype | None = None,
         with_entropies: bool = True,
     ) -> None:
-        """`model` may be wrapped by PEFT. `autocast` is the precision of its computation, `dtype` that of keys and
-        values. Entropies can be left out, where nobody looks at them.
+        """Prepare generation; `model` may be wrapped by PEFT.
 
-        Raises ConfigError for a model whose attention is of another kind.
+        `autocast` sets the precision of the computation, `dtype` that of keys and values. Set `with_entropies` to False
+        if entropies are not needed. Raises ConfigError if the model's attention is not supported.
         """
         self._model = model
         self._inner = model.get_base_model() if hasattr(model, "get_base_model") else model
@@ -70,15 +70,15 @@ class PolicyGenerator:
         self._stop_ends: dict[tuple[str, ...], _StopEnds] = {}
 
     def forget(self) -> None:
-        """To be called when the weights have changed: what is kept of earlier contexts is wrong then."""
+        """Drop all keys and values; call it when the weights have changed."""
         self._store.clear()
 
     def num_sequences(self, longest: int) -> int:
-        """How many sequences of a length are worked at together, for what their keys and values take."""
+        """Return how many sequences of this length fit in a batch, limited by the memory for keys and values."""
         return max(1, min(_MOST_SEQUENCES, _KEPT_BYTES // (longest * self._store.bytes_per_token)))
 
     def generate(self, requests: Sequence[CompletionRequest]) -> list[Completion]:
-        """Completions in the order of the requests, each with its log-probabilities."""
+        """Return completions with log-probabilities, in the order of the requests."""
         started = time.monotonic()
         was_training = self._inner.training
         self._model.eval()
@@ -110,7 +110,7 @@ class PolicyGenerator:
         return sequences
 
     def _prefill(self, contexts: Sequence[list[int]], slots: Sequence[int]) -> torch.Tensor:
-        """Bring slots up to their contexts; returns the logits after each.
+        """Extend the slots to their contexts and return the logits after each context, (contexts, vocabulary).
 
         Equal contexts go through the model once.
         """
@@ -144,7 +144,7 @@ class PolicyGenerator:
         return batches
 
     def _step(self, live: Sequence[_Sequence]) -> torch.Tensor:
-        """Send the newest id of each through the model."""
+        """Run the model on the newest id of each sequence and return the logits."""
         ids = [sequence.draw.ids[-1] for sequence in live]
         lengths = [len(self._store.ids[sequence.slot]) for sequence in live]
         layout = Decode(self._store, [sequence.slot for sequence in live], lengths)
@@ -156,7 +156,7 @@ class PolicyGenerator:
     def _forward(
         self, ids: Sequence[int], places: torch.Tensor, layout: Layout, kept: Sequence[int] | None
     ) -> torch.Tensor:
-        """Logits, (tokens, vocabulary), at some tokens or all."""
+        """Return the logits, (tokens, vocabulary), at the positions `kept`, or at all if it is None."""
         device = self._inner.device
         answer = self._model(
             input_ids=torch.tensor([ids], device=device),
@@ -169,7 +169,7 @@ class PolicyGenerator:
         return logits
 
     def _judge(self, sequence: _Sequence) -> None:
-        """Note whether the newest id ends the answer."""
+        """Set the finish reason if the newest id ends the completion."""
         ids, request = sequence.draw.ids, sequence.request
         if ids[-1] in self._codec.eos_ids:
             sequence.finish_reason = "stop"
@@ -198,7 +198,7 @@ class PolicyGenerator:
 
 
 class _StopEnds:
-    """Finds stop strings as they are completed, looking only at tokens that can complete one."""
+    """Detector of completed stop strings; it decodes the tail only if the newest token can complete one."""
 
     def __init__(self, codec: ChatTokenizer, stops: Sequence[str]) -> None:
         self._codec = codec
@@ -208,13 +208,14 @@ class _StopEnds:
         self._texts: dict[int, str] = {}
 
     def find(self, ids: Sequence[int]) -> str | None:
-        """The stop string that the newest id completes or contains."""
+        """Return the stop string that the newest id completes or contains, if any."""
         newest = self._texts.get(ids[-1])
         if newest is None:
             newest = self._texts.setdefault(ids[-1], self._codec.decode([ids[-1]]))
         if self._lasts.isdisjoint(newest):
             return None
-        # A token has at least one byte, but for such as stand for nothing; those before cannot have held a whole stop.
+        # Nearly every token has at least one byte, so this tail covers the longest stop string. Earlier tokens cannot
+        # contain a whole stop string: generation would have ended there.
         tail = self._codec.decode(list(ids[-self._window - 1 :]))
         recent = tail[-(len(newest) + self._window) :]
         return next((stop for stop in self._stops if stop in recent), None)

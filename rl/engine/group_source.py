@@ -1,4 +1,4 @@
-"""Groups of rollouts by the policy in training, scored: what a step and a validation begin with."""
+"""Roll out and score the groups of a training step or of a validation, with the policy in training."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import Any
 
 from treadle.agent.config import EnvironmentSettings
 from treadle.agent.rollout import derive_seed
-from treadle.core.answers.math_equal import Checker
 from treadle.core.chat import ChatTokenizer
 from treadle.core.errors import ConfigError, EndpointUnavailable, ToolError
 from treadle.core.llm.config import Sampling
@@ -18,42 +17,44 @@ from treadle.rl.batching import Attendance, BatchedModel, Generate
 from treadle.rl.branching import Branching
 from treadle.rl.engine.errors import BadEnvironment
 from treadle.rl.engine.rows import Row
+from treadle.rl.engine.scorer import GroupScorer, open_scorer
 from treadle.rl.environment import ResidentEnvironment
 from treadle.rl.groups import Group, GroupJob, GroupRollouts, require_groups
 from treadle.rl.plan import RlPlan
-from treadle.rl.rewards import Reward, group_rewards, open_checker
+from treadle.rl.rewards import Reward
 
 
 @dataclass(frozen=True, slots=True)
 class ScoredGroup:
-    """A group with the rewards of its trajectories, by sessions."""
+    """A group with the rewards of its trajectories, by session."""
 
     group: Group
     rewards: list[Reward]
 
 
 class GroupSource:
-    """Makes groups in the run's environment, which stays open for the whole training."""
+    """Source of groups that are rolled out in the run's environment, which stays open for the whole training."""
 
     def __init__(
-        self, plan: RlPlan, environment: ResidentEnvironment, rollouts: GroupRollouts, checker: Checker | None
+        self, plan: RlPlan, environment: ResidentEnvironment, rollouts: GroupRollouts, scorer: GroupScorer
     ) -> None:
         self._plan = plan
         self._environment = environment
         self._rollouts = rollouts
-        self._checker = checker
+        self._scorer = scorer
 
     def step(self, step: int, rows: Sequence[Row], first: int = 0) -> list[ScoredGroup]:
-        """The groups of a step (from 1), in the order of its rows; `first` is the place of the first of them in it.
+        """Return the groups of a step (from 1), in the order of its rows.
 
-        What is drawn depends on the plan's seed alone.
+        `first` is the position in the step of the first row. The random numbers depend only on the plan's seed, the
+        step and the question.
         """
         size = self._plan.options.group_size
         jobs = [_job(row, f"{step}-{place}", size, self._plan.seed, step) for place, row in enumerate(rows, first)]
         return self._make(self._rollouts, jobs, rows, self._plan.sigmas.at(step))
 
     def validate(self, rows: Sequence[Row]) -> list[Reward]:
-        """Rewards of one greedy trajectory per row, without factors of efficiency."""
+        """Return the reward of one greedy trajectory per row; both sigmas are 0."""
         sampling = self._rollouts.engine.sampling.model_copy(update={"temperature": 0.0})
         engine = replace(self._rollouts.engine, sampling=sampling)
         rollouts = replace(self._rollouts, engine=engine, branching=Branching(1))
@@ -67,16 +68,7 @@ class GroupSource:
         return [ScoredGroup(group, self._score(group, row, sigmas)) for group, row in zip(groups, rows, strict=True)]
 
     def _score(self, group: Group, row: Row, sigmas: tuple[float, float]) -> list[Reward]:
-        question = row.question
-        return group_rewards(
-            group.items,
-            row.answers,
-            question.rule,
-            *sigmas,
-            self._plan.options.reward,
-            choices=question.choices,
-            checker=self._checker,
-        )
+        return self._scorer.rewards(group.items, row.question, row.answers, sigmas)
 
 
 @contextlib.contextmanager
@@ -90,9 +82,9 @@ def open_source(
     max_model_len: int | None,
     max_batch: int | None,
 ) -> Iterator[GroupSource]:
-    """Open the environment and let the policy, which `generate` stands for, roll out in it.
+    """Open the environment and yield a source of groups; `generate` produces the policy's completions.
 
-    Raises BadEnvironment where a tool cannot be opened.
+    Raises BadEnvironment if a tool cannot be opened.
     """
     options = plan.options
     sampling = Sampling(
@@ -103,7 +95,7 @@ def open_source(
     )
     attendance = Attendance()
     with (
-        open_checker(options.symbolic) as checker,
+        open_scorer(plan, settings.protocol) as scorer,
         _resident(job, settings) as environment,
         BatchedModel(generate, attendance, max_batch=max_batch) as model,
     ):
@@ -113,7 +105,7 @@ def open_source(
         rollouts = environment.open.groups(
             engine, Branching.from_options(options), vocab_size=codec.vocab_size, attendance=attendance
         )
-        yield GroupSource(plan, environment, rollouts, checker)
+        yield GroupSource(plan, environment, rollouts, scorer)
 
 
 @contextlib.contextmanager

@@ -1,7 +1,7 @@
-"""Keys and values of the sequences of a batch, kept from one turn to the next.
+"""Store the keys and values of a batch's sequences from one turn to the next.
 
-A trajectory's next context begins with the one before, so only what is new has to go through the model. Trajectories of
-a group begin alike, so that one's keys and values are copied to the others. Ids decide what is still valid.
+A trajectory's next context starts with the previous one, so only new tokens go through the model. Trajectories of a
+group share a prefix, whose keys and values are copied. Comparing token ids decides which entries are valid.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ import torch
 from treadle.rl.engine.attention import grouped_attention
 
 _STEP = 64
-"""Tokens by which room grows at least."""
+"""Granularity in tokens of the allocated length."""
 
 
 def num_common(left: Sequence[int], right: Sequence[int]) -> int:
-    """Length of the longest beginning that two sequences share."""
+    """Return the length of the longest common prefix of two sequences."""
     most = min(len(left), len(right))
     if left[:most] == right[:most]:
         return most
@@ -26,14 +26,14 @@ def num_common(left: Sequence[int], right: Sequence[int]) -> int:
 
 
 class KeyValueStore:
-    """A table of slots, one sequence each.
+    """Table of slots with one sequence each.
 
     Attributes:
-        ids: For each slot the ids whose keys and values it holds.
+        ids: For each slot, the token ids whose keys and values it holds.
     """
 
     def __init__(self, config: Any, dtype: torch.dtype, device: torch.device) -> None:
-        """`config` is that of a text model of transformers."""
+        """Create an empty store; `config` is that of a transformers text model."""
         size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         self._shape = (config.num_key_value_heads, size)
         self._num_layers = config.num_hidden_layers
@@ -45,19 +45,19 @@ class KeyValueStore:
 
     @property
     def bytes_per_token(self) -> int:
-        """Memory that one token of one sequence takes."""
+        """Memory per token of one sequence, in bytes."""
         heads, size = self._shape
         num_bytes: int = 2 * self._num_layers * heads * size * int(self._dtype.itemsize)
         return num_bytes
 
     def clear(self) -> None:
-        """Forget all: the model has changed."""
+        """Invalidate all entries; call it when the weights have changed."""
         self.ids = [[] for _ in self.ids]
 
     def assign(self, contexts: Sequence[list[int]], room: int) -> list[int]:
-        """Give each context a slot, filled as far as any slot has its beginning, but for its last token.
+        """Assign a slot to each context and fill it with the longest known prefix, except the last token.
 
-        `room` is the greatest length that any of them may get to. Returns the slots, all different.
+        `room` is the maximum length that a sequence may reach. Returns the slots, all different.
         """
         self._reserve(len(contexts), room)
         free = set(range(len(self.ids)))
@@ -65,7 +65,7 @@ class KeyValueStore:
         for context in contexts:
             known = [num_common(context, ids) for ids in self.ids]
             best = max(range(len(known)), key=known.__getitem__)
-            # Its own slot where that is free, so that nothing is copied.
+            # Prefer the slot that already holds the prefix, so that nothing is copied.
             same = [slot for slot in free if known[slot] == known[best]]
             slot = min(same) if same else min(free, key=lambda one: (known[one], one))
             free.discard(slot)
@@ -77,7 +77,7 @@ class KeyValueStore:
         return slots
 
     def copy(self, source: int, target: int, length: int) -> None:
-        """Copy the first tokens of one slot to another."""
+        """Copy the first `length` tokens of one slot to another."""
         for table in (*self.keys, *self.values):
             table[target, :, :length] = table[source, :, :length]
         self.ids[target] = self.ids[source][:length]
@@ -85,7 +85,7 @@ class KeyValueStore:
     def write(
         self, layer: int, slots: torch.Tensor, places: torch.Tensor, key: torch.Tensor, value: torch.Tensor
     ) -> None:
-        """Put tokens, (heads, tokens, size), each at its place of its slot."""
+        """Write the keys and values of tokens, (heads, tokens, size), each to its position in its slot."""
         self.keys[layer][slots, :, places] = key.transpose(0, 1).to(self._dtype)
         self.values[layer][slots, :, places] = value.transpose(0, 1).to(self._dtype)
 
@@ -99,7 +99,7 @@ class KeyValueStore:
         origins = torch.tensor([move[1] for move in moves], device=self._device)
         longest = max(move[2] for move in moves)
         for table in (*self.keys, *self.values):
-            # Read as a whole before anything is written: a source may be a target too.
+            # Indexing copies the sources before anything is written, because a source may be a target too.
             table[targets, :, :longest] = table[origins, :, :longest]
 
     def _reserve(self, num_slots: int, room: int) -> None:
@@ -118,12 +118,12 @@ class KeyValueStore:
 
 
 class Prefill:
-    """A layout: new tokens of some slots, one after the other, each attending to its slot up to itself."""
+    """Layout of new tokens of several slots in sequence; each token attends to its slot up to itself."""
 
     def __init__(
         self, store: KeyValueStore, slots: Sequence[int], starts: Sequence[int], counts: Sequence[int]
     ) -> None:
-        """For each slot the number of tokens that it has, and of those that are new."""
+        """Lay out `counts` new tokens per slot, after the `starts` tokens that it already has."""
         self._store = store
         device = store._device
         self._pieces = []
@@ -144,7 +144,7 @@ class Prefill:
     def attend(
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float
     ) -> torch.Tensor:
-        """See `Layout`."""
+        """Return the attention of one layer; see `Layout`."""
         store = self._store
         store.write(layer, self._slots, self.places, key, value)
         outs = []
@@ -156,17 +156,17 @@ class Prefill:
 
 
 class Decode:
-    """A layout: one new token of each of some slots."""
+    """Layout of one new token for each of several slots."""
 
     def __init__(self, store: KeyValueStore, slots: Sequence[int], lengths: Sequence[int]) -> None:
-        """For each slot the number of tokens that it has without the new one."""
+        """Lay out one new token per slot; `lengths` are the numbers of tokens without it."""
         self._store = store
         device = store._device
         self._slots = torch.tensor(slots, device=device)
         self.places = torch.tensor(lengths, device=device)
         self._longest = max(lengths) + 1
         num_slots = len(store.ids)
-        # A few slots are gathered, most of them are worked at where they are, together with those that rest.
+        # If few slots are active, gather them; otherwise compute on all slots in place, idle ones included.
         self._is_gathered = 2 * len(slots) < num_slots
         lasts = self.places if self._is_gathered else torch.zeros(num_slots, dtype=torch.long, device=device)
         if not self._is_gathered:
@@ -177,7 +177,7 @@ class Decode:
     def attend(
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float
     ) -> torch.Tensor:
-        """See `Layout`."""
+        """Return the attention of one layer; see `Layout`."""
         store = self._store
         store.write(layer, self._slots, self.places, key, value)
         keys, values = store.keys[layer][:, :, : self._longest], store.values[layer][:, :, : self._longest]

@@ -1,4 +1,4 @@
-"""Rows of a job, as they are rolled out and scored."""
+"""Read a job's rows, check them and encode their prompts."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from treadle.rl.engine.errors import BadPlan
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One question with what its answers are compared with.
+    """One question with its accepted answers.
 
     Attributes:
-        question: What is asked.
+        question: The question.
         answers: Accepted answers.
     """
 
@@ -29,19 +29,19 @@ class Row:
 
     @classmethod
     def from_columns(cls, row: dict[str, Any]) -> Row:
-        """From a row of `treadle.rl.verl_rows.TRAINING_SCHEMA`."""
+        """Return the row of a record of `treadle.rl.verl_rows.TRAINING_SCHEMA`."""
         return cls(Question.from_row(row), tuple(row["answers"]))
 
 
 def read_rows(path: Path) -> list[Row]:
-    """All rows of a file."""
+    """Return all rows of a file."""
     return [Row.from_columns(row) for row in pq.read_table(path).to_pylist()]
 
 
 def check_rows(
     rows: Sequence[Row], num_rows: int, most_tokens: int, environment: EnvironmentSettings, codec: ChatTokenizer
 ) -> None:
-    """Raise BadPlan where rows are not as many as the plan says, or prompts are too long for it."""
+    """Raise BadPlan if the number of rows differs from the plan's, or if prompts are longer than `most_tokens`."""
     if len(rows) != num_rows:
         raise BadPlan(f"there are {len(rows)} rows, and the plan speaks of {num_rows}")
     longer = sum(len(prompt_ids(row, environment, codec)) > most_tokens for row in rows)
@@ -53,7 +53,7 @@ def check_rows(
 
 
 def first_prompt(path: Path, environment: EnvironmentSettings, codec: ChatTokenizer) -> list[int]:
-    """Ids of the prompt of the first row."""
+    """Return the prompt ids of the first row; raise BadPlan if the file has no rows."""
     with pq.ParquetFile(path) as file:
         batch = next(file.iter_batches(1), None)
     if batch is None or not len(batch):
@@ -62,5 +62,5 @@ def first_prompt(path: Path, environment: EnvironmentSettings, codec: ChatTokeni
 
 
 def prompt_ids(row: Row, environment: EnvironmentSettings, codec: ChatTokenizer) -> list[int]:
-    """Ids of a row's prompt, as a rollout begins."""
+    """Return the token ids of a row's prompt, as at the start of a rollout."""
     return codec.prompt_ids(opening_messages(environment, row.question))

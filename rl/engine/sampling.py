@@ -1,4 +1,4 @@
-"""Drawing the next token of several sequences, each with its own settings and its own stream of random numbers."""
+"""Sample the next token of several sequences, each with its own settings and its own random stream."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from treadle.rl.engine.errors import Diverged
 
 
 class Draw:
-    """The tokens drawn so far for one request, and the stream that decides the next one.
+    """Tokens sampled so far for one request, with the random stream that decides the next one.
 
-    The stream depends on the request's seed alone, so that who else is in the batch decides nothing.
+    The stream depends only on the request's seed, so a result does not depend on the rest of the batch.
 
     Attributes:
-        ids: Drawn ids.
-        logprobs: Their log-probabilities at the request's temperature, before `top_p` and its like cut anything off.
-        entropies: In nats, at the first positions at least, where they were asked for.
+        ids: Sampled token ids.
+        logprobs: Log-probability of each id at the request's temperature, before `top_p`, `top_k` or `min_p` apply.
+        entropies: Entropy in nats of at least the first positions, if requested.
     """
 
     def __init__(self, sampling: Sampling, seed: int) -> None:
@@ -30,14 +30,15 @@ class Draw:
         self._stream = torch.Generator().manual_seed(seed)
 
     def uniform(self) -> float:
-        """The next random number in [0, 1)."""
+        """Return the next random number in [0, 1)."""
         return float(torch.rand((), dtype=torch.float64, generator=self._stream))
 
 
 def draw(logits: torch.Tensor, draws: Sequence[Draw], vocab_size: int, *, with_entropies: bool = True) -> list[int]:
-    """Draw one more token for each; `logits` is (sequences, at least vocab_size), further ids are never drawn.
+    """Sample one token for each sequence and return the ids.
 
-    Raises Diverged where they are no numbers.
+    `logits` has the shape (sequences, at least vocab_size); ids from vocab_size on are never sampled. Raises Diverged
+    if the logits contain nan or inf.
     """
     scores = logits[:, :vocab_size].float()
     temperatures = [one.sampling.temperature or 1.0 for one in draws]
@@ -65,7 +66,7 @@ def _choose(probabilities: torch.Tensor, draws: Sequence[Draw]) -> torch.Tensor:
     if plain:
         values = probabilities[plain].cpu().double().cumsum(-1)
         points = torch.tensor([draws[row].uniform() for row in plain], dtype=torch.float64) * values[:, -1]
-        # The first id at which the sum exceeds the point: never one of probability 0.
+        # The first id whose cumulative probability exceeds the point; its own probability is never 0.
         chosen[plain] = torch.searchsorted(values, points[:, None], right=True)[:, 0].clamp_max(values.shape[1] - 1)
     for row in sorted({*range(len(draws))} - {*plain}):
         chosen[row] = _choose_one(probabilities[row], draws[row])
@@ -77,13 +78,13 @@ def _is_plain(sampling: Sampling) -> bool:
 
 
 def _choose_one(probabilities: torch.Tensor, one: Draw) -> int:
-    """With the tail cut off, or the likeliest."""
+    """Sample one id with `top_p`, `top_k` and `min_p`, or return the most likely id at temperature 0."""
     sampling = one.sampling
     if sampling.temperature == 0:
         return int(probabilities.argmax())
     values, ids = probabilities.double().sort(descending=True, stable=True)
     sums = values.cumsum(-1)
-    # What lies before an id decides, so that the likeliest always stays.
+    # The mass before an id decides, so the most likely id is always kept.
     kept = (sums - values < sampling.top_p) & (values >= sampling.min_p * values[0])
     if sampling.top_k > 0:
         kept[sampling.top_k :] = False

@@ -1,8 +1,8 @@
-"""Log-probabilities of a batch of trajectories, the prompt of a group computed once.
+"""Compute the log-probabilities of a batch of trajectories with each group's prompt computed only once.
 
-The trajectories of a group have their prompt in common. In one packed row, the prompt followed by all of them, each of
-which attends to the prompt and to itself, values and gradients are those of separate rows, and neither the prompt nor
-padding is computed again and again. On a CPU, where nothing else hides that work, it is most of a step.
+The trajectories of a group share their prompt. One packed row holds the prompt followed by all of them, and each
+attends to the prompt and to itself. Values and gradients equal those of separate rows, without recomputing the prompt
+or computing padding. On a CPU that work would be most of a training step.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from torch.utils.checkpoint import checkpoint
 from treadle.rl.engine.attention import packed
 
 _LOGIT_ROWS = 1024
-"""Positions whose logits are held at once."""
+"""Number of positions whose logits are in memory at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """Trajectories with one prompt: the prompt's place in the packed row, and those of each trajectory."""
+    """Positions in the packed row of a prompt and of the trajectories that share it."""
 
     prompt: slice
     places: torch.Tensor
-    """(trajectories, longest), padded with places of others."""
+    """(trajectories, longest), padded with positions of other tokens."""
     is_token: torch.Tensor
-    """(trajectories, longest)."""
+    """(trajectories, longest), False for padding."""
     mask: torch.Tensor
-    """(trajectories, 1, longest, prompt + longest): what a token attends to."""
+    """(trajectories, 1, longest, prompt + longest), True if a token attends to another."""
 
 
 class SharedPrompts:
-    """A layout: groups one after the other, each a prompt followed by its trajectories."""
+    """Layout of groups in sequence, each a prompt followed by its trajectories."""
 
     def __init__(self, groups: Sequence[_Group]) -> None:
         self._groups = groups
@@ -43,7 +43,7 @@ class SharedPrompts:
     def attend(
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float
     ) -> torch.Tensor:
-        """See `treadle.rl.engine.attention.Layout`."""
+        """Return the attention of one layer; see `treadle.rl.engine.attention.Layout`."""
         num_shared = query.shape[0] // key.shape[0]
         key, value = key.repeat_interleave(num_shared, 0), value.repeat_interleave(num_shared, 0)
         outs = []
@@ -63,7 +63,7 @@ class SharedPrompts:
 
 
 def _joined(states: torch.Tensor, group: _Group) -> torch.Tensor:
-    """(trajectories, heads, prompt + longest, size): the prompt's, followed by each trajectory's own."""
+    """Return the prompt's states followed by each trajectory's own: (trajectories, heads, prompt + longest, size)."""
     prompt = states[None, :, group.prompt].expand(len(group.places), -1, -1, -1)
     return torch.cat([prompt, states[:, group.places].transpose(0, 1)], 2)
 
@@ -73,13 +73,13 @@ class PackedBatch:
     """A padded batch as one packed row.
 
     Attributes:
-        ids: Of the row.
-        positions: For each of them its position in its trajectory.
-        layout: What attends to what.
-        rows: For each token that is scored its trajectory in the batch, ...
-        columns: ... its place in the completion, ...
-        targets: ... its place in the packed row, ...
-        sources: ... and that of the token before it in the trajectory.
+        ids: Token ids of the row.
+        positions: Position of each token in its trajectory.
+        layout: Rule of which token attends to which.
+        rows: For each scored token, the index of its trajectory in the batch.
+        columns: For each scored token, its index in the completion.
+        targets: For each scored token, its index in the packed row.
+        sources: For each scored token, the index in the packed row of the token before it in the trajectory.
     """
 
     ids: torch.Tensor
@@ -92,12 +92,12 @@ class PackedBatch:
 
 
 def pack(ids: torch.Tensor, attended: torch.Tensor, num_completion: int, wanted: torch.Tensor | None) -> PackedBatch:
-    """Pack a batch of TRL.
+    """Pack a padded batch of TRL.
 
     Args:
         ids: (trajectories, prompt + completion), prompts padded on the left, completions on the right.
         attended: The same shape; 1 for tokens, 0 for padding.
-        num_completion: Number of columns that are the completion's.
+        num_completion: Number of completion columns.
         wanted: (trajectories, completion): tokens to score; None for all.
     """
     start = ids.shape[1] - num_completion
@@ -118,7 +118,7 @@ def pack(ids: torch.Tensor, attended: torch.Tensor, num_completion: int, wanted:
 
 
 class _Packing:
-    """A packed row in the making."""
+    """Builder of a packed row."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -135,7 +135,7 @@ class _Packing:
         self._offset += len(prompt)
 
     def add(self, row: int, ids: torch.Tensor, scored: torch.Tensor) -> None:
-        """A trajectory of the group; `scored` are places in it."""
+        """Add a trajectory to the group; `scored` holds indices into `ids`."""
         num_prompt = self._prompt.stop - self._prompt.start
         before = torch.where(scored == 0, self._prompt.stop - 1, self._offset + scored - 1)
         self._put(ids=ids, positions=self._count(len(ids)) + num_prompt)
@@ -168,7 +168,7 @@ def _group(prompt: slice, places: torch.Tensor, counts: torch.Tensor) -> _Group:
     columns = torch.arange(longest, device=device)
     is_token = columns[None] < counts[:, None]
     own = (columns[None] <= columns[:, None])[None] & is_token[:, None]
-    # Padding attends to itself too, or its rows would be no numbers.
+    # Padding attends to itself, because a softmax over no token is nan.
     own = own | torch.eye(longest, dtype=torch.bool, device=device)[None]
     ahead = torch.ones(len(places), longest, prompt.stop - prompt.start, dtype=torch.bool, device=device)
     return _Group(prompt, places, is_token, torch.cat([ahead, own], 2)[:, None])
@@ -177,9 +177,9 @@ def _group(prompt: slice, places: torch.Tensor, counts: torch.Tensor) -> _Group:
 def log_probs(
     model: Any, batch: PackedBatch, shape: torch.Size, *, temperature: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Log-probabilities, with gradients, and entropies of the scored tokens; 0 at all others.
+    """Return log-probabilities (with gradients) and entropies of the scored tokens, in `shape`; 0 at all other tokens.
 
-    `model` is the causal language model inside all wrappers; `shape` is (trajectories, completion).
+    `model` is the causal language model without wrappers; `shape` is (trajectories, completion).
     """
     backbone = getattr(model, model.base_model_prefix)
     with packed(model):
@@ -208,7 +208,7 @@ def log_probs(
 def _score(
     head: Any, hidden: torch.Tensor, labels: torch.Tensor, temperature: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Log-probability of each label, and the entropy there."""
+    """Return the log-probability of each label and the entropy at its position."""
     logits = head(hidden).float() / temperature
     score = -functional.cross_entropy(logits, labels, reduction="none")
     with torch.no_grad():

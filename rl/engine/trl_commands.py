@@ -1,4 +1,7 @@
-"""What TRL does for the stage `rl`: check a plan, train, write the policy's folder. Imported late, as TRL itself is."""
+"""Commands of a training with TRL: check a plan, train, write the policy's folder.
+
+TRL is imported inside the functions.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +21,7 @@ from treadle.core.engines.events import EventFile
 from treadle.core.engines.hand_over import greedy_ids, write_model
 from treadle.rl.engine.errors import BadEnvironment, BadPlan
 from treadle.rl.engine.rows import first_prompt
+from treadle.rl.engine.scorer import require_algebra
 from treadle.rl.plan import RlPlan
 from treadle.rl.trl_config import lora_arguments, trl_arguments
 
@@ -25,7 +29,7 @@ _PACKAGES = ("trl", "torch", "transformers", "peft", "accelerate", "datasets", "
 
 
 def check(job: dict[str, Any], events: EventFile) -> None:
-    """See whether TRL and PEFT take the plan's arguments, and the environment is that of the plan; event `prepared`."""
+    """Check that TRL and PEFT accept the plan's arguments, and check the environment; write the event `prepared`."""
     from peft import LoraConfig
     from transformers import AutoConfig
     from trl import GRPOConfig
@@ -42,6 +46,7 @@ def check(job: dict[str, Any], events: EventFile) -> None:
     except (ValueError, TypeError, ImportError) as error:
         raise BadPlan(" ".join(str(error).split())) from error
     environment_of(job)
+    require_algebra(plan)
     policy = AutoConfig.from_pretrained(job["model"])
     if plan.machine.variant == "cpu":
         require_supported(policy.get_text_config())
@@ -49,15 +54,15 @@ def check(job: dict[str, Any], events: EventFile) -> None:
 
 
 def train(job: dict[str, Any], events: EventFile) -> None:
-    """Train, from a state where the job names one; on several devices as so many processes."""
+    """Train, from the state in the job if it names one; on several devices, with one process per device."""
     plan = plan_of(job)
     processes = plan.machine.num_processes
     if plan.machine.variant == "cuda":
-        # TRL refuses one process that sees several GPUs.
+        # TRL refuses a single process that sees several GPUs.
         os.environ["CUDA_VISIBLE_DEVICES"] = first_gpus(plan.machine.num_devices)
     if processes > 1 and "RANK" not in os.environ:
         launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
-        # In place of this process, so that the supervisor sees how it ends.
+        # Replace this process, so that the supervisor sees its exit code.
         os.execv(sys.executable, [sys.executable, *launcher, "-m", "treadle.rl.engine", "train", job["path"]])
     from treadle.rl.engine.trl_trainer import train_policy
 
@@ -65,7 +70,10 @@ def train(job: dict[str, Any], events: EventFile) -> None:
 
 
 def finish(job: dict[str, Any], events: EventFile) -> None:
-    """Write the policy's folder from a state, then let it continue the first row's prompt; events `model`, `greedy`."""
+    """Write the policy's folder from a state, then continue the first row's prompt greedily.
+
+    Writes the events `model` and `greedy`.
+    """
     plan = plan_of(job)
     folder = Path(job["final"])
     write_model(
@@ -73,7 +81,7 @@ def finish(job: dict[str, Any], events: EventFile) -> None:
         Path(job["state"]),
         folder,
         is_adapter=plan.options.finetuning_type == "lora",
-        # It is handed over as it sampled: in 16 bits, the changes of a short reinforcement are mostly rounded away.
+        # Export in the precision of the rollouts: rounding to 16 bits would lose most changes of a short training.
         in_32_bits=plan.precision == "fp32",
     )
     events.write("model")
@@ -82,12 +90,12 @@ def finish(job: dict[str, Any], events: EventFile) -> None:
 
 
 def plan_of(job: dict[str, Any]) -> RlPlan:
-    """The job's plan."""
+    """Return the job's plan."""
     return RlPlan.from_json(json.dumps(job["plan"]))
 
 
 def environment_of(job: dict[str, Any]) -> EnvironmentSettings:
-    """Settings of the policy's environment; raises BadEnvironment where they are not those of the plan."""
+    """Return the settings of the policy's environment; raise BadEnvironment if they differ from the plan's."""
     settings = EnvironmentSettings.model_validate(job["environment"])
     if settings.digest() != job["environment_digest"]:
         raise BadEnvironment(

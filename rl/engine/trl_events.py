@@ -1,4 +1,4 @@
-"""What a training by TRL tells of itself. TRL counts updates; what is told is counted in steps of the plan."""
+"""Write the events of a training with TRL. TRL counts updates; events count the plan's steps."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ _BEAT_S = 5.0
 
 
 class Reporter(TrainerCallback):  # type: ignore[misc]
-    """Writes events: `begin`, `beat`, `step`, `validation`, `saved`, `end`, and `live_greedy` for each state.
+    """Callback that writes the events of a training.
 
-    Only the first of several processes writes.
+    The events are `begin`, `beat`, `step`, `validation`, `saved`, `end`, and `live_greedy` for each state. Only the
+    first of several processes writes.
     """
 
     def __init__(self, plan: RlPlan, events: EventFile, *, is_first: bool) -> None:
@@ -34,23 +35,24 @@ class Reporter(TrainerCallback):  # type: ignore[misc]
         self._motion: Motion | None = None
         self._figures: dict[str, Any] = {}
         self.look_at_state: Callable[[], dict[str, Any]] = dict
-        """Gives `ids` and `margins` of the policy in training, when a state is saved."""
+        """Function that returns `ids` and `margins` of a greedy completion by the policy in training, when a state
+        is saved."""
 
     def beat(self) -> None:
-        """Give a sign of life, unless there was one just now."""
+        """Write the event `beat`, unless an event was written in the last few seconds."""
         if time.monotonic() - self._told > _BEAT_S:
             self._write("beat", step=self._step)
 
     def take_figures(self, figures: dict[str, Any]) -> None:
-        """Keep the figures of the rollouts of the step that goes on."""
+        """Keep the rollout figures of the current step."""
         self._figures = figures
 
     def tell_validation(self, figures: dict[str, Any]) -> None:
-        """Tell of a validation of the policy as it is."""
+        """Write the event `validation` for the current policy."""
         self._write("validation", step=self._step, **figures)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
-        """Remember a sample of the weights, so that it can be told whether they moved."""
+        """Write the event `begin` and keep a sample of the weights, to check later whether they moved."""
         self._began = time.monotonic()
         self._motion = Motion(model)
         self._first_step = self._step = state.global_step // self._plan.updates_per_step
@@ -64,18 +66,18 @@ class Reporter(TrainerCallback):  # type: ignore[misc]
         )
 
     def on_substep_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """A sign of life."""
+        """Write a beat if one is due."""
         self.beat()
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
-        """A step; raises Diverged."""
+        """Write the event `step`; raise Diverged if the loss or the gradient norm is nan or inf."""
         logs = logs or {}
         if "loss" not in logs:
             return
         self._step = state.global_step // self._plan.updates_per_step
         loss, norm = float(logs["loss"]), _number(logs.get("grad_norm"))
         if args.fp16 and norm is not None and not math.isfinite(norm):
-            # A single overflow is skipped by the scaler and costs nothing.
+            # The gradient scaler skips the update after a single overflow.
             norm = None
         if not (math.isfinite(loss) and (norm is None or math.isfinite(norm))):
             raise Diverged(f"loss {loss}, gradient norm {norm} at step {self._step}")
@@ -92,7 +94,7 @@ class Reporter(TrainerCallback):  # type: ignore[misc]
         )
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Mark a state as complete once every process has written its part."""
+        """Mark a state as complete once every process has written its part, and write the event `saved`."""
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             torch.distributed.barrier()
         if self._is_first:
@@ -103,7 +105,7 @@ class Reporter(TrainerCallback):  # type: ignore[misc]
             self._write("saved", step=self._step, state=folder.name)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Say how it ended; raises Unmoved where the weights stayed where they were, or moved by their decay alone."""
+        """Write the event `end`; raise Unmoved if the weights did not change, or changed by weight decay alone."""
         assert self._motion is not None
         steps = self._step - self._first_step
         if steps and self._motion.length() <= LEAST_MOTION:
@@ -124,7 +126,7 @@ def _number(value: Any) -> float | None:
 
 
 def gathered(values: Sequence[Any]) -> list[Any]:
-    """The values of all processes."""
+    """Return the values of all processes."""
     from accelerate.utils import gather_object
 
     return list(gather_object(list(values)))

@@ -1,8 +1,8 @@
-"""Group-relative policy optimisation by TRL, with rollouts and rewards of ours.
+"""Train with TRL's group-relative policy optimisation, using Treadle's own rollouts and rewards.
 
-TRL takes the trajectories of a step as they are: ids, and a mask that keeps tool results out of the loss. Rewards are
-made where the groups are, whole, and TRL is handed them. Written for TRL 1.16, whose `rollout_func` is experimental;
-tests/e2e/test_trl_engine.py holds it to what is used here. Documented in docs/behaviour/rl.md.
+TRL gets the trajectories of a step as token ids, with a mask that keeps tool results out of the loss. Rewards are
+computed where whole groups are known, and passed to TRL. Written for TRL 1.16, whose `rollout_func` is experimental;
+tests/e2e/test_trl_engine.py checks what is used here. Documented in docs/behaviour/rl.md.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ from treadle.rl.trl_config import lora_arguments, trl_arguments
 
 
 class StepSampler(Sampler[int]):  # type: ignore[misc]
-    """Indices of rows in the order in which TRL asks for them, over all steps of a plan.
+    """Sampler of row indices in the order in which TRL reads them, over all steps of a plan.
 
-    TRL reads the batch of a step once for each micro-batch and uses it once. Each pass over the rows has an order of
-    its own that depends on the seed alone, so a training that goes on meets the rows that it would have met.
+    TRL reads the batch of a step once for each micro-batch and uses it once. The order of each pass depends only on the
+    seed, so a resumed training gets the rows that it would have got without the interruption.
     """
 
     def __init__(self, plan: RlPlan, steps_per_generation: int) -> None:
@@ -62,7 +62,7 @@ class StepSampler(Sampler[int]):  # type: ignore[misc]
 
 
 def rows_of_step(plan: RlPlan, step: int) -> list[int]:
-    """Indices of the rows of a step, counted from 1."""
+    """Return the indices of the rows of a step, counted from 1."""
     epoch, place = divmod(step - 1, plan.steps_per_epoch)
     order = torch.randperm(
         plan.num_rows, generator=torch.Generator().manual_seed(derive_seed(plan.seed, "rows", epoch))
@@ -73,7 +73,7 @@ def rows_of_step(plan: RlPlan, step: int) -> list[int]:
 
 
 class GroupTrainer(GRPOTrainer):  # type: ignore[misc]
-    """TRL's trainer with rows in the plan's order, validation of ours, and prompts of a group computed once."""
+    """TRL's trainer with rows in the plan's order, Treadle's validation, and each group's prompt computed once."""
 
     control: Any
     plan: RlPlan
@@ -84,13 +84,13 @@ class GroupTrainer(GRPOTrainer):  # type: ignore[misc]
     _buffered_inputs: Any
 
     def create_model_card(self, *_: Any, **__: Any) -> None:
-        """None: the artifact has a card of its own."""
+        """Do nothing: the artifact has its own card."""
 
     def evaluate(self, *_: Any, **__: Any) -> dict[str, float]:
-        """Validate; called where the plan has one."""
+        """Validate the policy; TRL calls this at the steps at which the plan validates."""
         figures = {f"eval_{name}": value for name, value in self.validate().items() if isinstance(value, int | float)}
         self.log(dict(figures))
-        # Takes the request for it back.
+        # Clears the request to evaluate.
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, figures)
         return figures
 
@@ -98,8 +98,11 @@ class GroupTrainer(GRPOTrainer):  # type: ignore[misc]
         return StepSampler(self.plan, self.args.steps_per_generation)
 
     def _prepare_inputs(self, generation_batch: Any) -> dict[str, Any]:
-        """The next micro-batch of a step. TRL's, which shuffles trajectories before it cuts a step into micro-batches,
-        so that neither those nor updates hold groups."""
+        """Return the next micro-batch of a step.
+
+        Replaces TRL's method, which shuffles trajectories before it cuts a step into micro-batches and so splits
+        groups.
+        """
         reads = self.args.steps_per_generation
         if self._step % reads == 0 or self._buffered_inputs is None:
             self._buffered_inputs = self._cut(self._generate_and_score_completions(generation_batch))
@@ -107,10 +110,10 @@ class GroupTrainer(GRPOTrainer):  # type: ignore[misc]
         return batch
 
     def _cut(self, made: dict[str, Any]) -> list[dict[str, Any]]:
-        """Micro-batches of a step in the order of its groups.
+        """Return the micro-batches of a step, in the order of its groups.
 
-        TRL divides an update's loss by the tokens of an average update of the step. What each is told here makes it
-        divide by the update's own, so that the mean is over its tokens.
+        TRL divides an update's loss by the number of tokens in an average update of the step. The `num_items_in_batch`
+        set here makes it divide by the update's own number, so that the mean is over the update's tokens.
         """
         reads, size = self.args.steps_per_generation, self.args.gradient_accumulation_steps
         parts: list[dict[str, Any]] = split_tensor_dict(made, reads)
@@ -123,7 +126,7 @@ class GroupTrainer(GRPOTrainer):  # type: ignore[misc]
         return parts
 
     def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> float:
-        """The mean over the updates of a step so far; transformers logs one per step, that of its last update."""
+        """Return the mean gradient norm over the updates of a step so far; transformers logs only the last one."""
         norm = float(super()._get_grad_norm(model, grad_norm=grad_norm))
         self._norms = [*self._norms, norm] if self.state.global_step % self.plan.updates_per_step else [norm]
         return sum(self._norms) / len(self._norms)
@@ -139,7 +142,7 @@ class GroupTrainer(GRPOTrainer):  # type: ignore[misc]
     def _get_per_token_logps_and_entropies(
         self, model: Any, input_ids: Any, attention_mask: Any, logits_to_keep: int, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-        """TRL's, with the prompts of a group computed once where `shares_prompts`."""
+        """Compute TRL's log-probabilities; if `shares_prompts`, compute each group's prompt only once."""
         if not self.shares_prompts:
             found: tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]
             found = super()._get_per_token_logps_and_entropies(
@@ -161,12 +164,12 @@ class GroupTrainer(GRPOTrainer):  # type: ignore[misc]
 
 
 def innermost(model: Any) -> Any:
-    """The causal language model inside what PEFT wraps around it."""
+    """Return the causal language model inside the PEFT wrapper, or the model itself."""
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
 class Rollouts:
-    """What TRL calls for the trajectories of a step, and for their rewards."""
+    """Callback that gives TRL the trajectories of a step with their rewards."""
 
     def __init__(
         self,
@@ -185,7 +188,11 @@ class Rollouts:
         self._dump = dump
 
     def __call__(self, prompts: Sequence[str], trainer: GRPOTrainer) -> dict[str, Any]:
-        """TRL's `rollout_func`; a prompt is the index of its row, as often as a group has trajectories, in a row."""
+        """Return the trajectories of a step; TRL's `rollout_func`.
+
+        A prompt is the index of its row, repeated once per trajectory of the group. Raises RuntimeError if the indices
+        are not those of the plan's step, in whole groups.
+        """
         size = self._plan.options.group_size
         indices = [int(prompt) for prompt in prompts]
         step = trainer.state.global_step // self._plan.updates_per_step + 1
@@ -207,7 +214,7 @@ class Rollouts:
 
 
 def given_rewards(completions: Sequence[Any], reward: Sequence[float | None], **_: Any) -> list[float | None]:
-    """TRL's reward function: what the rollouts came with."""
+    """Return the rewards that came with the rollouts; TRL's reward function."""
     return list(reward)
 
 
@@ -215,7 +222,7 @@ def _as_trl_takes_it(made: Sequence[ScoredGroup]) -> dict[str, Any]:
     pairs = [pair for one in made for pair in zip(one.group.trajectories, one.rewards, strict=True)]
     answer: dict[str, Any] = {"prompt_ids": [], "completion_ids": [], "logprobs": [], "env_mask": [], "reward": []}
     for trajectory, reward in pairs:
-        # TRL looks at the last id of each; of nothing, it takes one that does not count.
+        # TRL reads the last id of each completion, so an empty one gets one masked id.
         is_empty = not trajectory.completion_ids
         answer["prompt_ids"].append(trajectory.prompt_ids)
         answer["completion_ids"].append([0] if is_empty else trajectory.completion_ids)
@@ -226,7 +233,10 @@ def _as_trl_takes_it(made: Sequence[ScoredGroup]) -> dict[str, Any]:
 
 
 def train_policy(plan: RlPlan, job: dict[str, Any], environment: EnvironmentSettings, events: EventFile) -> None:
-    """Train to the end of the plan, from a state where the job names one; states go to the job's `output`."""
+    """Train to the end of the plan, from the state in the job if it names one.
+
+    States are saved in the job's `output`.
+    """
     start = Path(job["model"])
     codec = ChatTokenizer.load(start)
     rows = read_rows(Path(job["rows"]))
@@ -245,14 +255,14 @@ def train_policy(plan: RlPlan, job: dict[str, Any], environment: EnvironmentSett
 
 
 def _most_tokens(trainer: GroupTrainer) -> int | None:
-    """Tokens that a context may have with what generates, if there is a bound: of a longer one vLLM takes none."""
+    """Return the maximum context length of the model, and of vLLM if it generates; None if there is no limit."""
     own = getattr(innermost(trainer.model).config.get_text_config(), "max_position_embeddings", None)
     served = trainer.args.vllm_max_model_length if trainer.use_vllm else None
     return min((length for length in (own, served) if length is not None), default=None)
 
 
 class _Slot:
-    """Where TRL finds its rollouts, which can be made only when its trainer is there."""
+    """Placeholder for the rollout function: TRL needs it before the trainer exists, rollouts need the trainer."""
 
     rollouts: Rollouts
 
@@ -263,12 +273,12 @@ class _Slot:
 def _trainer(
     plan: RlPlan, start: Path, rows: Sequence[Row], arguments: GRPOConfig, reporter: Reporter
 ) -> tuple[GroupTrainer, _Slot]:
-    # Weights are kept in 32 bits whatever is computed in: the steps of this training are lost in 16.
+    # Keep weights in fp32 whatever the precision of the computation: 16 bits would round away the small updates.
     policy = AutoModelForCausalLM.from_pretrained(str(start), dtype=torch.float32, attn_implementation="sdpa")
     policy.config.use_cache = False
     lora = lora_arguments(plan)
     slot = _Slot()
-    # It says at each start that `rollout_func` may change, which is why its version is pinned.
+    # Silences TRL's warning that `rollout_func` may change; the TRL version is pinned for that reason.
     os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
     trainer = GroupTrainer(
         model=policy,
@@ -282,14 +292,15 @@ def _trainer(
     )
     trainer.plan = plan
     config = policy.config.get_text_config()
-    # On a GPU attention kernels that skip padding do better. A bonus for entropy needs entropies with gradients.
+    # On a GPU, attention kernels that skip padding are faster. An entropy bonus needs entropies with gradients, which
+    # shared prompts do not give.
     plain = not (arguments.gradient_checkpointing or trainer._entropy_bonus_enabled)
     trainer.shares_prompts = arguments.device.type == "cpu" and is_supported(config) and plain
     return trainer, slot
 
 
 class _ValidationTimes(TrainerCallback):  # type: ignore[misc]
-    """Lets TRL evaluate and save where the plan says so."""
+    """Callback that makes TRL evaluate and save at the plan's steps."""
 
     def __init__(self, plan: RlPlan) -> None:
         self._plan = plan
@@ -303,7 +314,7 @@ class _ValidationTimes(TrainerCallback):  # type: ignore[misc]
 def _generator(
     plan: RlPlan, trainer: GroupTrainer, codec: ChatTokenizer, reporter: Reporter
 ) -> tuple[Generate, Callable[[], None], int | None]:
-    """What completes requests, what makes it take note of new weights, and how many it can hold."""
+    """Return functions that generate and that load new weights, and the maximum batch size (None: no limit)."""
     if trainer.use_vllm:
         from treadle.rl.engine.vllm_generation import VllmGenerator
 
@@ -351,7 +362,7 @@ def _rank() -> tuple[int, int]:
 
 
 def _greedy(trainer: GroupTrainer, prompt: Sequence[int], num_tokens: int) -> dict[str, Any]:
-    """What the policy in training writes after a prompt."""
+    """Return the greedy continuation of a prompt by the policy in training."""
     was_training = trainer.model.training
     trainer.model.eval()
     try:

@@ -42,7 +42,7 @@ def _saved_adapters(shards: Path) -> dict[str, torch.Tensor]:
     parts: dict[str, list[Any]] = {}
     for path in sorted(paths, key=lambda path: int(path.stem.rpartition("_")[2])):
         # Of a whole policy's shard the adapters are a small part.
-        for name, tensor in torch.load(path, map_location="cpu", weights_only=False, mmap=True).items():
+        for name, tensor in torch.load(path, map_location="cpu", weights_only=True, mmap=True).items():
             if "lora_" in name:
                 parts.setdefault(name.replace(".default.weight", ".weight"), []).append(tensor)
     return {name: _joined(tensors) for name, tensors in parts.items()}

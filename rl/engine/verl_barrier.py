@@ -1,9 +1,9 @@
-"""Sessions of one group that wait for each other: verl runs each trajectory as a coroutine of its own.
+"""Synchronise the sessions of one group: verl runs each trajectory as a separate coroutine.
 
-The first session to arrive begins the making of the whole group; every session leaves with its own share once all have
-arrived and the group is made. Whatever goes wrong (an error, a session that is cancelled or never comes, time) is met
-by all sessions alike, so that verl marks the group as failed instead of waiting for it or training on a part of it.
-Nothing here knows verl. Documented in docs/guides/verl.md.
+The first session to arrive starts the rollout of the whole group. Each session leaves with its own trajectory once all
+have arrived and the group is finished. Any failure (an error, a session that is cancelled or never arrives, a timeout)
+is raised in all sessions, so that verl marks the group as failed instead of waiting for it or training on a part of it.
+This module does not depend on verl. Documented in docs/guides/verl.md.
 """
 
 from __future__ import annotations
@@ -17,29 +17,29 @@ from treadle.core.errors import EngineError
 T = TypeVar("T")
 
 GroupKey = tuple[str, int]
-"""Group id given by the sampler, and step."""
+"""Group id set by the sampler, and step."""
 
 
 class GroupFailed(EngineError):
-    """No trajectory of a group can be used: names the group, and why."""
+    """Error for a group whose trajectories cannot be used; the message names the group and the reason."""
 
 
 class GroupBarrier(Generic[T]):
-    """Groups in flight on one event loop of one process."""
+    """Barrier for all groups in flight on one event loop of one process."""
 
     def __init__(self, timeout_s: float) -> None:
-        """`timeout_s`: longest time from the arrival of a group's first session to its end."""
+        """Set `timeout_s`, the maximum time from the arrival of a group's first session to the group's end."""
         self._timeout_s = timeout_s
         self._groups: dict[GroupKey, _Gathering[T]] = {}
 
     def __len__(self) -> int:
-        """Groups that are still held."""
+        """Return the number of groups that are still held."""
         return len(self._groups)
 
     async def attend(self, key: GroupKey, session: int, size: int, make: Callable[[], Awaitable[Sequence[T]]]) -> T:
-        """Arrive as session 0 <= `session` < `size`, and leave with the item of that number of what `make` returns.
+        """Join a group as session 0 <= `session` < `size` and return that item of the result of `make`.
 
-        `make` of the first to arrive is called, once. Raises GroupFailed.
+        Only the `make` of the first session to arrive is called, once. Raises GroupFailed.
         """
         group = self._groups.get(key)
         if group is None:
@@ -56,13 +56,13 @@ class GroupBarrier(Generic[T]):
                 self._groups.pop(key, None)
 
     def _forget_before(self, step: int) -> None:
-        """Drop failed groups of earlier steps, which were kept for sessions that never came."""
+        """Drop failed groups of earlier steps, which were kept for sessions that never arrived."""
         for key in [key for key, group in self._groups.items() if group.failed and key[1] < step]:
             del self._groups[key]
 
 
 class _Gathering(Generic[T]):
-    """One group."""
+    """State of one group."""
 
     def __init__(self, key: GroupKey, size: int, make: Callable[[], Awaitable[Sequence[T]]], timeout_s: float) -> None:
         loop = asyncio.get_running_loop()
@@ -72,34 +72,34 @@ class _Gathering(Generic[T]):
         self._num_left = 0
         self._made: Sequence[T] | None = None
         self._end: asyncio.Future[Sequence[T]] = loop.create_future()
-        # All sessions may be gone when it fails.
+        # Retrieve the exception: if all sessions have left, asyncio would log it as never retrieved.
         self._end.add_done_callback(lambda end: end.exception())
         self._timer = loop.call_later(timeout_s, self._run_out, timeout_s)
         self._task = loop.create_task(self._make(make))
 
     @property
     def failed(self) -> bool:
-        """Whether it ended without its items."""
+        """True if the group ended without its items."""
         return self._end.done() and self._end.exception() is not None
 
     def arrive(self, session: int) -> None:
-        """Count a session in."""
+        """Register a session; fail the group if the session is already present or out of range."""
         if session in self._present or not 0 <= session < self._size:
             self.fail(f"session {session} came twice, or is none of {self._size}")
         self._present.add(session)
         self._settle()
 
     async def end(self) -> Sequence[T]:
-        """Wait for the items; raises GroupFailed."""
+        """Wait for the items and return them; raise GroupFailed."""
         return await asyncio.shield(self._end)
 
     def leave(self) -> bool:
-        """Count a session out; returns whether it was the last one."""
+        """Deregister a session; return whether it was the last one."""
         self._num_left += 1
         return self._num_left >= self._size
 
     def fail(self, reason: str, cause: BaseException | None = None) -> None:
-        """End it for all sessions, unless it ended already."""
+        """Fail the group for all sessions, unless it has already ended."""
         if self._end.done():
             return
         error = GroupFailed(f"{self._name} failed: {reason}")
@@ -113,7 +113,7 @@ class _Gathering(Generic[T]):
             made = await make()
             if len(made) != self._size:
                 raise EngineError(f"{len(made)} trajectories were made for {self._size} sessions")
-        # Whatever it is, all sessions must be told.
+        # Any error must reach all sessions.
         except Exception as error:  # noqa: BLE001
             self.fail(f"{type(error).__name__}: {error}", error)
             return

@@ -1,4 +1,4 @@
-"""Commands of a training with verl: check the plan, train, make the model of a state. See `treadle.rl.engine`."""
+"""Commands of a training with verl: check the plan, train, build the model of a state. See `treadle.rl.engine`."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from treadle.core.engines.events import EventFile
 from treadle.core.engines.motion import had_no_gradient
 from treadle.core.errors import EngineError
 from treadle.rl.engine.errors import BadEnvironment, BadPlan, Unmoved
+from treadle.rl.engine.scorer import require_algebra
 from treadle.rl.engine.verl_folder import VerlFolder
 from treadle.rl.engine.verl_follower import Follower
 from treadle.rl.plan import RlPlan
@@ -28,11 +29,11 @@ from treadle.rl.verl_launch import QUIET, command_line, write_cluster_script
 _PACKAGES = ("verl", "ray", "torch", "transformers", "tensordict", "TransferQueue", "tokenizers")
 _POLL_S = 1.0
 _GRACE_S = 30.0
-"""For Ray to end its workers; what is left of them the supervisor of this process ends."""
+"""Seconds that Ray gets to end its workers; the supervisor of this process kills the rest."""
 
 
 def check(job: dict[str, Any], events: EventFile) -> None:
-    """Compose verl's configuration of the plan, compare environments and count rows; event `prepared`."""
+    """Compose verl's configuration, compare the environments and count the rows; write the event `prepared`."""
     from treadle.rl.engine.verl_compose import compose_config
 
     plan = _plan(job)
@@ -40,6 +41,7 @@ def check(job: dict[str, Any], events: EventFile) -> None:
     found = EnvironmentSettings.model_validate(job["environment"]).digest()
     if found != plan.environment_digest:
         raise BadEnvironment(f"it is {found[:12]} in this engine and {plan.environment_digest[:12]} in the plan")
+    require_algebra(plan)
     config = compose_config(override_lines(verl_overrides(plan, folder.files(job))))
     write_rows(job, plan, folder)
     _require_all_rows(config, job, plan, folder.files(job))
@@ -47,9 +49,12 @@ def check(job: dict[str, Any], events: EventFile) -> None:
 
 
 def train(job: dict[str, Any], events: EventFile) -> None:
-    """Train to the end of the plan, from a state where the job names one."""
+    """Train to the end of the plan, from the state in the job if it names one."""
     from treadle.rl.engine.verl_model_folder import count_trained
+    from treadle.rl.engine.verl_states import check_state
 
+    if job["resume"]:
+        check_state(Path(job["resume"]))
     plan, folder = _plan(job), VerlFolder.of_job(job)
     overrides = override_lines(verl_overrides(plan, folder.files(job)))
     prepare(job, plan, folder, overrides)
@@ -71,17 +76,17 @@ def train(job: dict[str, Any], events: EventFile) -> None:
 
 
 def finish(job: dict[str, Any], events: EventFile) -> None:
-    """Make the model of a state; event `greedy`."""
+    """Build the model of a state; write the event `greedy`."""
     from treadle.rl.engine.verl_model_folder import finish_model
 
     finish_model(job, _plan(job), events)
 
 
 def prepare(job: Mapping[str, Any], plan: RlPlan, folder: VerlFolder, overrides: list[str]) -> None:
-    """Write what verl reads: rows, the agent loop's YAML and job; and the same training as a script for a cluster."""
+    """Write what verl reads (rows, the agent loop's YAML, the job), and a script that trains on a cluster."""
     files = folder.files(job)
     folder.path.mkdir(parents=True, exist_ok=True)
-    # What a killed attempt left of its last step would be counted with the same step made again.
+    # A killed attempt may have left groups of its last step, which would be counted again when the step is repeated.
     shutil.rmtree(folder.groups, ignore_errors=True)
     for path in (files.metrics, folder.environment_failure):
         path.unlink(missing_ok=True)
@@ -96,13 +101,13 @@ def write_rows(job: Mapping[str, Any], plan: RlPlan, folder: VerlFolder) -> None
     files, rows = folder.files(job), Path(job["rows"])
     environment = EnvironmentSettings.model_validate(job["environment"])
     write_verl_rows(rows, files.rows, environment, phase=plan.phase)
-    # verl wants validation rows even where it never validates.
+    # verl requires validation rows even if it never validates.
     held_out, most = (Path(job["validation"]), None) if job["validation"] else (rows, 1)
     write_verl_rows(held_out, files.validation, environment, split="valid", phase=plan.phase, most=most)
 
 
 def _require_all_rows(config: Any, job: Mapping[str, Any], plan: RlPlan, files: VerlFiles) -> None:
-    """Raise BadPlan where verl would leave out rows: it would end before the plan's last step."""
+    """Raise BadPlan if verl would drop rows, because it would then end before the plan's last step."""
     from treadle.rl.engine.verl_compose import count_kept_rows
 
     wanted = [("rows", files.rows, plan.num_rows)]
@@ -117,13 +122,14 @@ def _require_all_rows(config: Any, job: Mapping[str, Any], plan: RlPlan, files: 
 
 
 def resumed_step(job: Mapping[str, Any]) -> int:
-    """Step of the state that is gone on from; 0 for none."""
+    """Return the step of the state from which training resumes; 0 for none."""
     return int(Path(job["resume"]).name.rpartition("_")[2]) if job["resume"] else 0
 
 
 def _follow(command: list[str], metrics: Path, follower: Follower) -> None:
-    """Run verl to its end, telling what it logs; raises EngineError where it fails."""
-    # On one machine workers inherit this; on a cluster Ray's runtime environment brings it (see the overrides).
+    """Run verl to its end and write its metrics as events; raise EngineError if it fails."""
+    # On one machine workers inherit the environment; on a cluster Ray's runtime environment sets it (see the
+    # overrides).
     process = subprocess.Popen(command, env={**os.environ, **QUIET, METRICS_VARIABLE: str(metrics)})
     try:
         while process.poll() is None:

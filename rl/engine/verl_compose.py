@@ -1,4 +1,4 @@
-"""What verl itself makes of a plan: its configuration, where an unknown override is an error, and the rows it keeps."""
+"""Compose verl's configuration from overrides, and count the rows that verl would keep."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from treadle.core.errors import ConfigError
 
 
 def compose_config(overrides: Sequence[str]) -> Any:
-    """The configuration (OmegaConf) that `verl.trainer.main_ppo` would train with.
+    """Return the configuration (OmegaConf) that `verl.trainer.main_ppo` would train with.
 
-    The sections whose values verl checks by typed classes without touching a GPU or the model are built once.
-    Raises ConfigError with what Hydra or verl says.
+    Sections with typed classes that need neither a GPU nor the model are instantiated once, so that verl checks their
+    values. Raises ConfigError with the message of Hydra or verl, for example for an unknown override.
     """
     from hydra import compose, initialize_config_module
     from hydra.errors import HydraException
@@ -35,9 +35,9 @@ def compose_config(overrides: Sequence[str]) -> Any:
 
 
 def count_kept_rows(config: Any, rows: Path, model: Path) -> int:
-    """Rows of a file that verl would train on: its data set leaves out, in silence, prompts that are too long.
+    """Count the rows of a file that verl would train on; verl silently drops prompts that are too long.
 
-    `config` is that of `compose_config`; `model` has the tokenizer.
+    `config` is the result of `compose_config`; `model` is a folder with the tokenizer.
     """
     from verl.trainer.ppo.utils import create_rl_dataset
     from verl.utils import hf_processor, hf_tokenizer

@@ -1,7 +1,7 @@
-"""What verl logs and the agent loop writes, told as the events that every engine tells.
+"""Translate verl's metrics and the agent loop's files into the events that all engines write.
 
-verl appends the metrics of a step to a file when all of the step is done: rollouts, updates, the saved state, the
-validation. Rewards and figures come from the groups that the agent loop wrote, so they mean the same with every engine.
+verl appends the metrics of a step to a file when the whole step is done: rollouts, updates, the saved state and the
+validation. Rewards and figures come from the groups that the agent loop wrote, so they mean the same for every engine.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ _METRICS = {
     "learning_rate": "actor/lr",
     "grad_norm": "actor/grad_norm",
 }
-"""Fact of the event `step` -> verl's name of it."""
+"""Field of the event `step` -> verl's metric."""
 _BEAT_S = 5.0
 
 
 class Follower:
-    """Follows one training; `look` tells what is new."""
+    """Follower of one training; each call of `look` writes events for what is new."""
 
     def __init__(
         self, plan: RlPlan, folder: VerlFolder, output: Path, rollouts: Path, events: EventFile, resumed_step: int
     ) -> None:
         self.folder = folder
-        """Where verl's files lie."""
+        """Folder of verl's files."""
         self.last_step = resumed_step
-        """Steps that are done."""
+        """Number of the last finished step."""
         self._plan = plan
         self._output = output
         self._rollouts = rollouts
@@ -52,10 +52,10 @@ class Follower:
         self._beat = (self._began, 0)
 
     def look(self) -> None:
-        """Tell of the steps that were logged since, or that groups are being made.
+        """Write events for newly logged steps, or a beat if more groups have been rolled out.
 
-        Raises Diverged, BadEnvironment where a worker could not open the environment, and EngineError where half or
-        more of a step's groups failed: verl would train on what is left.
+        Raises Diverged, BadEnvironment if a worker could not open the environment, and EngineError if half or more of a
+        step's groups failed, because verl would train on the rest.
         """
         for line in self._new_lines():
             self._step(int(line["step"]), line["data"])
@@ -63,7 +63,7 @@ class Follower:
         self._tell_life()
 
     def failures(self) -> list[str]:
-        """Why groups of the step in progress, or of its validation, failed."""
+        """Return the messages of failed groups of the step in progress and of its validation."""
         step = self.last_step + 1
         return [*self.folder.failures(step, validation=False), *self.folder.failures(step, validation=True)]
 
@@ -81,7 +81,7 @@ class Follower:
         facts = {name: metrics.get(key) for name, key in _METRICS.items()}
         for name in ("loss", "grad_norm"):
             value = facts[name]
-            # verl's logger writes null for what is no number.
+            # verl's logger writes null for nan and inf.
             if _METRICS[name] in metrics and (value is None or not math.isfinite(value)):
                 raise Diverged(f"{name} is no number at step {step}")
         groups = self._whole_groups(step, validation=False)
@@ -89,7 +89,7 @@ class Follower:
         figures = step_figures([[_reward(line) for line in group] for group in groups])
         self._events.write("step", step=step, **figures, **facts, seconds=time.monotonic() - self._began)
         self.last_step = step
-        # verl saves before it validates: what a validation raises must not cost the state.
+        # verl saves before it validates, so an error in the validation must not lose the state.
         self._saved(step)
         if self._plan.validates_at(step):
             self._validation(step)
@@ -103,14 +103,14 @@ class Follower:
         shutil.rmtree(self.folder.groups_of(step, validation=True), ignore_errors=True)
 
     def _whole_groups(self, step: int, *, validation: bool) -> list[list[dict[str, Any]]]:
-        """The groups that a step was trained on, or a validation rests on; warns of those that are missing."""
+        """Return the finished groups of a step or a validation; write a warning if some are missing."""
         groups = self.folder.read_groups(step, validation=validation)
         if (missing := self._num_expected(validation) - len(groups)) > 0:
             self._events.write("warning", message=self._bear(step, missing, validation=validation))
         return groups
 
     def _look_for_failures(self) -> None:
-        """Raise for a step in progress that has failed already, before it is trained."""
+        """Raise an error if the step in progress has already failed, before verl trains on it."""
         failure = self.folder.environment_failure
         if failure.exists() and (why := failure.read_text(encoding="utf-8")):
             raise BadEnvironment(why)
@@ -120,7 +120,7 @@ class Follower:
                 self._bear(step, len(failures), validation=validation)
 
     def _bear(self, step: int, num_missing: int, *, validation: bool) -> str:
-        """What to say of groups that are missing; raises EngineError where they are too many to go on."""
+        """Return a warning about missing groups; raise EngineError if half or more are missing."""
         what = f"questions of the validation after step {step:,}" if validation else f"groups of step {step:,}"
         expected = self._num_expected(validation)
         message = f"{num_missing:,} of {expected:,} {what} could not be rolled out"
@@ -140,7 +140,7 @@ class Follower:
             self._events.write("saved", step=step, state=state.name)
 
     def _tell_life(self) -> None:
-        """A beat when more groups are there than at the last one."""
+        """Write a beat if there are more groups than at the last one."""
         told, known = self._beat
         if time.monotonic() - told < _BEAT_S:
             return

@@ -1,8 +1,8 @@
-"""What the sessions of one agent-loop worker of verl share: the plan, the environment, the groups in flight.
+"""Roll out groups for the sessions of one verl agent-loop worker, which share the plan and the environment.
 
-verl calls a coroutine per trajectory; here they meet, and one group is rolled out and rewarded by the code that every
-engine uses. Of verl only the client of its servers is needed, and of that one method: nothing here imports verl.
-Documented in docs/guides/verl.md.
+verl calls one coroutine per trajectory. The sessions of a group meet here, and the group is rolled out and rewarded by
+the code that all engines use. The only part of verl that is used is one method of its server client; nothing here
+imports verl. Documented in docs/guides/verl.md.
 """
 
 from __future__ import annotations
@@ -22,22 +22,23 @@ from treadle.core.chat import ChatTokenizer
 from treadle.core.llm.config import Sampling
 from treadle.rl.branching import Branching
 from treadle.rl.dump import rollout_row
+from treadle.rl.engine.scorer import GroupScorer, open_scorer
 from treadle.rl.engine.verl_barrier import GroupBarrier, GroupFailed
 from treadle.rl.engine.verl_folder import VerlFolder
 from treadle.rl.engine.verl_model import Client, VerlModel
 from treadle.rl.environment import OpenEnvironment, open_environment
 from treadle.rl.groups import Group, GroupJob, GroupTrajectory, require_groups
 from treadle.rl.plan import RlPlan
-from treadle.rl.rewards import Reward, group_rewards
+from treadle.rl.rewards import Reward
 from treadle.rl.verl_rows import domain_of
 
 VALIDATION = "valid"
-"""`extra_info.split` of a question that is only validated."""
+"""Value of `extra_info.split` for a validation question."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """The columns of one row that verl hands to a session."""
+    """Columns of one row that verl passes to a session."""
 
     group_id: str
     step: int
@@ -48,7 +49,7 @@ class Sample:
 
     @classmethod
     def from_fields(cls, fields: Mapping[str, Any]) -> Sample:
-        """From the keyword arguments of an agent loop's `run`; raises DataError for an unknown `data_source`."""
+        """Build a sample from the arguments of an agent loop's `run`; raise DataError for an unknown `data_source`."""
         info = fields["extra_info"]
         rule = domain_of(fields["data_source"])
         question = Question(
@@ -71,13 +72,13 @@ class Sample:
 
     @property
     def validates(self) -> bool:
-        """Whether it is answered greedily, alone, and not trained on."""
+        """True for a validation question, which is answered greedily, alone, and not trained on."""
         return self.split == VALIDATION
 
 
 @dataclass(frozen=True, slots=True)
 class Rewarded:
-    """One trajectory with its reward, and the weights that it was sampled with (verl's count of updates)."""
+    """One trajectory with its reward, and the oldest and newest weights (verl's update count) that sampled it."""
 
     made: GroupTrajectory
     reward: Reward
@@ -86,15 +87,15 @@ class Rewarded:
 
 
 class RewardFunction(Protocol):
-    """Rewards of a group at a step, by sessions."""
+    """Function that computes the rewards of a group."""
 
     def __call__(self, sample: Sample, group: Group) -> Sequence[Reward]:
-        """As many as the group has trajectories."""
+        """Return one reward per trajectory of the group, by session."""
         ...
 
 
 class LoopHost:
-    """The meeting place of all sessions of one worker process. Use on one event loop."""
+    """Host of all sessions of one worker process. Use it on one event loop."""
 
     def __init__(
         self,
@@ -103,29 +104,31 @@ class LoopHost:
         codec: ChatCodec,
         vocab_size: int,
         folder: VerlFolder,
+        scorer: GroupScorer,
         *,
         rewards: RewardFunction | None = None,
     ) -> None:
-        """`vocab_size` of the policy; `rewards` in place of the plan's."""
+        """Host a training; `vocab_size` is the policy's, `rewards` replaces the scorer's rewards."""
         self._plan = plan
         self._environment = environment
         self._codec = codec
         self._vocab_size = vocab_size
         self._folder = folder
+        self._scorer = scorer
         self._rewards = rewards or self._plan_rewards
         self._barrier: GroupBarrier[Rewarded] = GroupBarrier(plan.options.stall_timeout_s / 2)
 
     @property
     def end_id(self) -> int:
-        """An id that ends a turn."""
+        """Token id that ends a turn."""
         return min(self._codec.eos_ids)
 
     async def attend(
         self, sample: Sample, session: int, size: int, client: Client, sampling: Mapping[str, Any]
     ) -> Rewarded:
-        """Take part in a group of `size` as one session; returns its trajectory.
+        """Join a group of `size` as one session and return its trajectory.
 
-        `sampling` are verl's own sampling parameters. Raises GroupFailed, in every session of the group.
+        `sampling` is verl's own sampling parameters. Raises GroupFailed in every session of the group.
         """
 
         async def make() -> list[Rewarded]:
@@ -157,7 +160,8 @@ class LoopHost:
         rollouts = self._environment.groups(engine, branching, vocab_size=self._vocab_size)
         seed = derive_seed(self._plan.seed, sample.split, sample.step, sample.index)
         (group,) = await require_groups(rollouts, [GroupJob(sample.group_id, sample.question, size, seed)])
-        rewards = self._rewards(sample, group)
+        # Computer algebra may take seconds, and other groups are rolled out on this event loop.
+        rewards = await asyncio.to_thread(self._rewards, sample, group)
         self._store(sample, group, rewards)
         oldest, newest = model.versions(sample.step)
         return [
@@ -165,17 +169,9 @@ class LoopHost:
         ]
 
     def _plan_rewards(self, sample: Sample, group: Group) -> list[Reward]:
-        # A validation looks at correctness and format; nothing is compared within a group of one.
+        # A validation uses only correctness and format; a group of one has nothing to compare.
         sigmas = (0.0, 0.0) if sample.validates else self._plan.sigmas.at(sample.step)
-        return group_rewards(
-            group.items,
-            sample.answers,
-            sample.question.rule,
-            *sigmas,
-            self._plan.options.reward,
-            choices=sample.question.choices,
-            protocol=self._environment.settings.protocol,
-        )
+        return self._scorer.rewards(group.items, sample.question, sample.answers, sigmas)
 
     def _store(self, sample: Sample, group: Group, rewards: Sequence[Reward]) -> None:
         lines = [
@@ -192,9 +188,9 @@ _holders: set[asyncio.Task[None]] = set()
 
 
 async def host_of(job: Path) -> LoopHost:
-    """The host of a training in this process, its environment open for as long as the process lives.
+    """Return this process's host of a training; its environment stays open until the process ends.
 
-    Raises, in every session, what kept it from being made; the training's folder tells of it.
+    If opening it fails, the error is raised in every session and written to the training's folder.
     """
     loop = asyncio.get_running_loop()
     hosts = _hosts.setdefault(loop, {})
@@ -206,30 +202,37 @@ async def host_of(job: Path) -> LoopHost:
 async def _open_host(path: Path) -> LoopHost:
     job = json.loads(path.read_text(encoding="utf-8"))
     folder = VerlFolder.of_job(job)
+    try:
+        plan = RlPlan.from_json(json.dumps(job["plan"]))
+        environment, scorer = await _open_for_good(job, plan)
+        codec = await asyncio.to_thread(ChatTokenizer.load, Path(job["model"]))
+        return LoopHost(plan, environment, codec, codec.vocab_size, folder, scorer)
+    except Exception as error:
+        folder.environment_failure.write_text(f"{type(error).__name__}: {error}"[:2000], encoding="utf-8")
+        raise
+
+
+async def _open_for_good(job: Mapping[str, Any], plan: RlPlan) -> tuple[OpenEnvironment, GroupScorer]:
+    """Open the environment and the scorer in a task that keeps them open as long as the event loop runs."""
+    settings = EnvironmentSettings.model_validate(job["environment"])
     interpreter = job.get("interpreter")
-    opened: asyncio.Future[OpenEnvironment] = asyncio.get_running_loop().create_future()
+    opened: asyncio.Future[tuple[OpenEnvironment, GroupScorer]] = asyncio.get_running_loop().create_future()
 
     async def hold() -> None:
-        """Tools are opened and would be closed by one task, as cancel scopes want it."""
+        """Open the tools and wait forever; cancel scopes must be opened and closed by the same task."""
         try:
-            async with open_environment(
-                EnvironmentSettings.model_validate(job["environment"]),
-                digest=job["environment_digest"],
-                interpreter=Path(interpreter) if interpreter else None,
-            ) as environment:
-                opened.set_result(environment)
-                await asyncio.Event().wait()
+            with open_scorer(plan, settings.protocol) as scorer:
+                async with open_environment(
+                    settings,
+                    digest=job["environment_digest"],
+                    interpreter=Path(interpreter) if interpreter else None,
+                ) as environment:
+                    opened.set_result((environment, scorer))
+                    await asyncio.Event().wait()
         except BaseException as error:
             if opened.done():
                 raise
             opened.set_exception(error)
 
-    holder = asyncio.create_task(hold())
-    _holders.add(holder)
-    try:
-        environment = await opened
-        codec = await asyncio.to_thread(ChatTokenizer.load, Path(job["model"]))
-        return LoopHost(RlPlan.from_json(json.dumps(job["plan"])), environment, codec, codec.vocab_size, folder)
-    except Exception as error:
-        folder.environment_failure.write_text(f"{type(error).__name__}: {error}"[:2000], encoding="utf-8")
-        raise
+    _holders.add(asyncio.create_task(hold()))
+    return await opened

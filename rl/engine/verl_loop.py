@@ -1,7 +1,8 @@
-"""The agent loop that verl runs for each trajectory, found by the YAML at `agent_loop_config_path`.
+"""Run one session of a group as verl's agent loop, which verl loads from the YAML at `agent_loop_config_path`.
 
 Contract of verl 0.9: `run` gets the row's columns with `uid`, `session_id` and `global_steps`, and returns ids, mask
-and log-probabilities of one trajectory; with `reward_score` set, verl asks no reward manager. docs/guides/verl.md.
+and log-probabilities of one trajectory; if `reward_score` is set, verl does not call a reward manager. See
+docs/guides/verl.md.
 """
 
 from __future__ import annotations
@@ -16,15 +17,15 @@ from treadle.rl.rewards import Reward
 
 
 class TreadleLoop(AgentLoopBase):  # type: ignore[misc]
-    """One session of a group; all the work is done by the host that the sessions of a process share."""
+    """One session of a group; the host that the sessions of a process share does all the work."""
 
     def __init__(self, *args: Any, job: str, **kwargs: Any) -> None:
-        """`job`: path of the training's job; the rest is verl's."""
+        """Store the path of the training's job; the other arguments are verl's."""
         super().__init__(*args, **kwargs)
         self._job = Path(job)
 
     async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> AgentLoopOutput:
-        """Take part in the group of `uid` as session `session_id`; raises GroupFailed, which fails the whole group."""
+        """Join the group `uid` as session `session_id`; raise GroupFailed in all sessions if the group fails."""
         host = await host_of(self._job)
         sample = Sample.from_fields(kwargs)
         size = self.rollout_config.val_kwargs.n if sample.validates else self.rollout_config.n
@@ -36,7 +37,7 @@ def _output(rewarded: Rewarded, end_id: int) -> AgentLoopOutput:
     made, reward = rewarded.made, rewarded.reward
     ids, mask, logprobs = made.completion_ids, made.env_mask, made.logprobs
     if not ids:
-        # verl puts the reward on the last token, so there has to be one; it is not trained on.
+        # verl puts the reward on the last token, so there has to be one; its mask is 0.
         ids, mask, logprobs = [end_id], [0], [0.0]
     if not reward.scored:
         mask = [0] * len(mask)
@@ -60,7 +61,7 @@ def _output(rewarded: Rewarded, end_id: int) -> AgentLoopOutput:
 
 
 def reward_columns(reward: Reward) -> dict[str, float]:
-    """Numbers that verl logs beside the reward; it takes `acc` for the main one."""
+    """Return the numbers that verl logs next to the reward; verl treats `acc` as the main one."""
     return {
         "acc": reward.correctness,
         "f_tool": reward.f_tool,

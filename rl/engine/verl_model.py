@@ -1,4 +1,4 @@
-"""verl's inference servers as a model for rollouts: ids in, ids and log-probabilities out."""
+"""Use verl's inference servers as the model of rollouts: token ids in, token ids and log-probabilities out."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from treadle.core.llm.types import Completion, CompletionRequest
 
 
 class Client(Protocol):
-    """The one method of verl's `LLMServerClient` that is used."""
+    """Protocol of verl's `LLMServerClient`, limited to the one method that is used."""
 
     async def generate(self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, Any]) -> Any:
-        """A `TokenOutput`: token_ids, log_probs, stop_reason, extra_fields."""
+        """Return a `TokenOutput` with token_ids, log_probs, stop_reason and extra_fields."""
         ...
 
 
 class VerlModel:
-    """The policy, for one group: all its requests carry the group's id, so that one server's prefix cache has them."""
+    """Model for one group; all requests carry the group's id, so that they share one server's prefix cache."""
 
     def __init__(self, client: Client, group_id: str, sampling: Mapping[str, Any], codec: ChatCodec) -> None:
-        """`sampling`: verl's parameters, which say how to draw; stop strings, lengths and seeds are the rollout's."""
+        """Use verl's `sampling` parameters; stop strings, lengths and seeds come from the rollout."""
         self._client = client
         self._group_id = group_id
         self._sampling = dict(sampling)
@@ -31,13 +31,13 @@ class VerlModel:
         self._versions: list[int] = []
 
     def versions(self, unknown: int) -> tuple[int, int]:
-        """Oldest and newest weights that answered, in verl's count; `unknown` where it does not say."""
+        """Return the oldest and newest weights that answered, in verl's count; `unknown` if verl reports none."""
         return min(self._versions, default=unknown), max(self._versions, default=unknown)
 
     async def complete(self, request: CompletionRequest, *, session: str, deadline: float) -> Completion:
-        """One completion; waiting for it uses up no trajectory's time, so `deadline` plays no part.
+        """Return one completion; `deadline` is ignored, because model time does not count as a trajectory's time.
 
-        Raises EndpointUnavailable where a server or Ray timed out or broke it off, and ModelError.
+        Raises EndpointUnavailable if a server or Ray timed out or aborted the request, and ModelError.
         """
         loop = asyncio.get_running_loop()
         began = loop.time()
@@ -54,7 +54,7 @@ class VerlModel:
             output = await self._client.generate(self._group_id, prompt_ids=request.prompt, sampling_params=parameters)
         except TimeoutError as error:
             raise EndpointUnavailable(f"verl's server did not answer: {type(error).__name__}: {error}") from error
-        # Ray hands on whatever was raised in another process.
+        # Ray re-raises any exception of another process.
         except Exception as error:
             raise ModelError(f"verl's server failed: {type(error).__name__}: {error}") from error
         if output.stop_reason == "aborted":
@@ -67,7 +67,7 @@ class VerlModel:
     def _completion(
         self, request: CompletionRequest, ids: list[int], logprobs: Sequence[float] | None, seconds: float
     ) -> Completion:
-        # verl does not say what ended it: neither which stop string, nor whether any.
+        # verl reports neither which stop string ended the completion nor whether one did.
         ended = bool(ids) and ids[-1] in self._codec.eos_ids
         text = self._codec.decode(ids[:-1] if ended else ids)
         stop = next((stop for stop in request.stop if text.endswith(stop)), None)

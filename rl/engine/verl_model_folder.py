@@ -1,4 +1,4 @@
-"""The model of a state of verl: shards merged, compared with what the live policy saved, in the form of its start."""
+"""Build a model folder from a verl state: merge the shards, compare them with the live policy, write the model."""
 
 from __future__ import annotations
 
@@ -17,15 +17,16 @@ from treadle.core.engines.hand_over import greedy_ids, write_model
 from treadle.core.errors import EngineError
 from treadle.rl.engine.verl_adapters import compare_with_shards
 from treadle.rl.engine.verl_folder import VerlFolder
+from treadle.rl.engine.verl_states import check_state
 from treadle.rl.plan import RlPlan
 from treadle.rl.verl_launch import merge_command
 
 _ADAPTERS = "lora_adapter"
-"""Folder in which verl's merger puts adapters, beside the weights that they belong to."""
+"""Folder in which verl's merger puts adapters, inside the folder of the merged weights."""
 
 
 def count_trained(model: Path, plan: RlPlan) -> int:
-    """Number of parameters that the plan trains, counted on a model without weights."""
+    """Return the number of parameters that the plan trains, counted on a model without weights."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     with torch.device("meta"):
@@ -44,9 +45,9 @@ def count_trained(model: Path, plan: RlPlan) -> int:
 
 
 def finish_model(job: Mapping[str, Any], plan: RlPlan, events: EventFile) -> None:
-    """Make `job["final"]` the model of the state `job["state"]`, whole or not at all; event `greedy`.
+    """Write the model of the state `job["state"]` to `job["final"]` atomically, and the event `greedy`.
 
-    Raises EngineError where the merger fails, or where what it made is not what the live policy saved.
+    Raises EngineError if the merger fails, or if its result differs from what the live policy saved.
     """
     state, final, start = Path(job["state"]), Path(job["final"]), Path(job["model"])
     merged = final.with_name(final.name + ".merged")
@@ -65,17 +66,18 @@ def finish_model(job: Mapping[str, Any], plan: RlPlan, events: EventFile) -> Non
 
 
 def merge(state: Path, target: Path) -> None:
-    """Let verl's merger put the shards of a state together; raises EngineError, the merger's own words in the log."""
+    """Merge the shards of a state with verl's merger, whose output goes to the log; raise EngineError if it fails."""
+    check_state(state)
     command = merge_command(sys.executable, state, target)
     if code := subprocess.run(command, check=False).returncode:
         raise EngineError(f"verl's merger ended with code {code} on {state}")
 
 
 def compare_with_live(merged: Path, live: Path) -> int:
-    """Compare merged weights with those that the policy in training saved as a whole (`hf_model`), tensor by tensor.
+    """Compare merged weights, tensor by tensor, with the full copy that the policy in training saved (`hf_model`).
 
-    Returns the number of tensors. Raises EngineError for another set of names, a shape or a value that differs beyond
-    the merger's rounding to 16 bits, and where the live policy saved nothing.
+    Returns the number of tensors. Raises EngineError if names, shapes or values differ beyond the merger's rounding to
+    16 bits, or if the live policy saved no copy.
     """
     made, saved = dict(_tensors(merged)), dict(_tensors(live))
     if not saved:
@@ -107,7 +109,7 @@ def _tensor(path: Path, name: str) -> torch.Tensor:
 
 
 def first_prompt(folder: VerlFolder, model: Path) -> list[int]:
-    """Prompt ids of the first training row, as a rollout has them."""
+    """Return the prompt ids of the first training row, as in a rollout."""
     import pyarrow.parquet as pq
 
     batch = next(pq.ParquetFile(folder.path / "train.parquet").iter_batches(1, columns=["prompt"]))

@@ -1,4 +1,4 @@
-"""Completions by the vLLM engine that TRL keeps beside the trainer on its GPU."""
+"""Generate completions with the vLLM engine that TRL runs in its own process, on the trainer's GPU."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from treadle.core.llm.types import Completion, CompletionRequest
 from treadle.rl.branching import ENTROPY_WINDOW, position_entropy
 
 _CANDIDATES = 10
-"""Most likely tokens at each position whose probabilities tell its entropy."""
+"""Number of most likely tokens per position from which the entropy is computed."""
 
 
 class VllmGenerator:
-    """Generates with `trainer.vllm_generation` of TRL 1.16, in its mode `colocate`."""
+    """Generator that uses `trainer.vllm_generation` of TRL 1.16, in its mode `colocate`."""
 
     def __init__(self, trainer: Any, codec: ChatTokenizer) -> None:
         self._trainer = trainer
         self._codec = codec
 
     def refresh(self) -> None:
-        """Give vLLM the weights as they are, unless it has them."""
+        """Load the current weights into vLLM, unless it has them."""
         step = self._trainer.state.global_step
         if self._trainer._last_loaded_step != step:
             self._trainer.vllm_generation.sync_weights()
             self._trainer._last_loaded_step = step
 
     def generate(self, requests: Sequence[CompletionRequest]) -> list[Completion]:
-        """Completions in the order of the requests."""
+        """Return completions in the order of the requests."""
         from vllm import SamplingParams
 
         started = time.monotonic()

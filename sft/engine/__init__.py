@@ -1,5 +1,5 @@
-"""What runs inside the environment of the engine `sft`, and nowhere else: LLaMA-Factory is imported here only.
+"""Run LLaMA-Factory inside the environment of the engine `sft`; no other package imports it.
 
-Each command is a process of its own, `python -m treadle.sft.engine <command> <job.json>`. It tells what goes on in a
-file of JSON lines (`events.py`); `treadle.sft.launch` starts it and reads them.
+Each command is a separate process, `python -m treadle.sft.engine <command> <job.json>`. It reports its progress in a
+file of JSON lines (`core/engines/events.py`). `treadle.sft.launch` starts the process and reads the file.
 """

@@ -1,4 +1,4 @@
-"""Commands of the engine's processes: `python -m treadle.sft.engine prepare|train|finish <job.json>`."""
+"""Run a command of the engine: `python -m treadle.sft.engine prepare|train|finish <job.json>`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _NO_MEMORY = ("out of memory", "can't allocate memory", "cannot allocate memory"
 
 
 def prepare(job: dict[str, Any], events: EventFile) -> None:
-    """Check the configuration and that the base model can be had, then save the rows; event `prepared`."""
+    """Check the configuration and the availability of the base model, then save the rows; writes event `prepared`."""
     from treadle.core.chat import ChatTokenizer
     from treadle.core.engines.hand_over import commit_of, fetch_small_files
     from treadle.sft.engine.rows import save_rows
@@ -40,14 +40,14 @@ def prepare(job: dict[str, Any], events: EventFile) -> None:
 
 
 def train(job: dict[str, Any], events: EventFile) -> None:
-    """Train, from a state where the job names one."""
+    """Train, resuming from a state if the job names one."""
     from treadle.sft.engine import training
 
     training.train({**_pinned(job), "resume_from_checkpoint": job["resume"]}, events)
 
 
 def finish(job: dict[str, Any], events: EventFile) -> None:
-    """Write the model's folder, then let it continue the job's prompt; events `model`, `greedy`."""
+    """Write the model's folder, then let the model continue the job's prompt; writes events `model` and `greedy`."""
     from treadle.core.engines.hand_over import greedy_ids, write_model
 
     arguments, folder = _pinned(job), Path(job["model"])
@@ -65,7 +65,7 @@ def finish(job: dict[str, Any], events: EventFile) -> None:
 
 
 def _pinned(job: dict[str, Any]) -> dict[str, Any]:
-    """The configuration, with the commit of the hub that was met first: a newer one is another model."""
+    """Return the configuration with the hub commit of the first fetch, because a newer commit is another model."""
     arguments = read_arguments(Path(job["config"]))
     return {**arguments, "model_revision": job["revision"]} if job["revision"] else arguments
 
@@ -78,12 +78,12 @@ COMMANDS: dict[str, Callable[[dict[str, Any], EventFile], None]] = {
 
 
 def main(name: str, job_path: str) -> int:
-    """Run one command; what goes wrong becomes an event `error` beside the traceback in the log."""
+    """Run one command; on failure write an event `error`, and the traceback to the log."""
     job = json.loads(Path(job_path).read_text(encoding="utf-8"))
     events = EventFile(Path(job["events"]))
     try:
         COMMANDS[name](job, events)
-    # Whatever it is, it ends this process and must be told with its kind.
+    # Any error ends this process and must be reported with its kind.
     except Exception as error:  # noqa: BLE001
         traceback.print_exc()
         if os.environ.get("RANK", "0") == "0" or _kind_of(error) == "no_memory":

@@ -1,4 +1,4 @@
-"""LLaMA-Factory's configuration, read and checked by LLaMA-Factory's own parser."""
+"""Read and check LLaMA-Factory's configuration with its own parser."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 
 
 class BadArguments(Exception):
-    """LLaMA-Factory does not accept the configuration."""
+    """Configuration that LLaMA-Factory does not accept."""
 
 
 def read_arguments(path: Path) -> dict[str, Any]:
-    """The YAML as `llamafactory-cli train` reads it."""
+    """Return the YAML as `llamafactory-cli train` reads it."""
     from omegaconf import OmegaConf
 
     arguments = OmegaConf.to_container(OmegaConf.load(path))
@@ -22,12 +22,14 @@ def read_arguments(path: Path) -> dict[str, Any]:
 
 
 def check_arguments(arguments: dict[str, Any]) -> None:
-    """Raise BadArguments for unknown keys (all of them, each with the nearest known one), for values of a wrong type,
-    and for what the parser refuses."""
+    """Raise BadArguments if the configuration is not valid.
+
+    Reports all unknown keys, each with the closest known one, values of a wrong type, and what the parser refuses.
+    """
     from llamafactory.hparams.parser import _TRAIN_ARGS, get_train_args
     from transformers import HfArgumentParser
 
-    # The parser fills fields in place, hence copies.
+    # Copies, because the parser modifies its input.
     parser = HfArgumentParser(_TRAIN_ARGS)
     actions = {action.dest: action for action in parser._actions}
     problems = []
@@ -46,7 +48,7 @@ def check_arguments(arguments: dict[str, Any]) -> None:
 
 
 def _wrong_value(action: Any, value: Any) -> str:
-    """Why argparse would refuse a plain value; `parse_dict`, which reads the YAML, looks at keys only."""
+    """Return why argparse would refuse a plain value; `parse_dict`, which reads the YAML, checks only keys."""
     if value is None or isinstance(value, (dict, list)):
         return ""
     if action.type is not None:

@@ -1,4 +1,4 @@
-"""Rows as `datasets` saves them, written with the engine's own `datasets`: it must be able to read what is written."""
+"""Save rows as a data set of the engine's own `datasets` package, so that the engine can read it."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ _ROWS_PER_BATCH = 256
 
 
 def save_rows(parquet: Path, folder: Path) -> int:
-    """Turn `input_ids` and `labels` of a parquet file into a folder for `tokenized_path`; returns the number of rows.
+    """Convert `input_ids` and `labels` of a parquet file to a folder for `tokenized_path`; return the number of rows.
 
-    The rows stream through, so that memory does not grow with their number. The folder is there whole or not at all.
+    Rows are streamed, so memory does not grow with their number. The folder is written atomically.
     """
     from datasets import Dataset, Features, Sequence, Value
     from datasets.arrow_writer import ArrowWriter

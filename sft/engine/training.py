@@ -1,4 +1,4 @@
-"""Training with LLaMA-Factory, told step by step."""
+"""Train with LLaMA-Factory, and report each step."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ _BEAT_S = 5.0
 
 
 class Diverged(Exception):
-    """The loss, the gradient or a weight is no number any more."""
+    """Loss, gradient or weight that is not a finite number."""
 
 
 class Unmoved(Exception):
-    """Training ended and the weights are what they were."""
+    """Training that ended without changing the weights."""
 
 
 class Reporter(TrainerCallback):  # type: ignore[misc]
-    """Writes events: `begin`, `beat` and `step` while it goes on, `saved` for each state, `end`."""
+    """A callback that writes the events `begin`, `beat`, `step`, `saved` for each state, and `end`."""
 
     def __init__(self, events: EventFile) -> None:
         self._events = events
@@ -35,7 +35,7 @@ class Reporter(TrainerCallback):  # type: ignore[misc]
         self._motion: Motion | None = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
-        """Remember a sample of the weights, so that it can be told whether they moved."""
+        """Keep a sample of the weights, to detect later whether they moved."""
         self._began = self._beat = time.monotonic()
         self._first_step = state.global_step
         self._motion = Motion(model)
@@ -51,20 +51,20 @@ class Reporter(TrainerCallback):  # type: ignore[misc]
             )
 
     def on_substep_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """A sign of life."""
+        """Write a heartbeat every few seconds."""
         if state.is_world_process_zero and time.monotonic() - self._beat > _BEAT_S:
             self._beat = time.monotonic()
             self._events.write("beat", step=state.global_step)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> Any:
-        """The same; and the last step is always logged, however few there are between logs."""
+        """Write a heartbeat, and log the last step even if it is not a multiple of `logging_steps`."""
         self.on_substep_end(args, state, control)
         if state.global_step >= state.max_steps:
             control.should_log = True
         return control
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
-        """A step with its loss; raises Diverged."""
+        """Write a step with its loss; raise Diverged if the loss or the gradient is not finite."""
         logs = logs or {}
         if "loss" not in logs:
             return
@@ -82,14 +82,14 @@ class Reporter(TrainerCallback):  # type: ignore[misc]
                 epoch=float(logs.get("epoch", state.epoch or 0.0)),
                 seconds=time.monotonic() - self._began,
             )
-        # In fp16 a single overflow is skipped by the scaler and costs nothing.
+        # In fp16, the scaler skips a single overflow.
         if not (math.isfinite(loss) and (finite or args.fp16)):
             raise Diverged(f"loss {loss}, gradient norm {norm} at step {state.global_step}")
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Mark a state as complete once every process has written its part; raises Diverged for one gone bad.
+        """Mark a state as complete once every process has written its part; raise Diverged if a weight is not finite.
 
-        Losses are looked at only where they are logged, which may be later than a state is written.
+        The check is needed here, because a loss may be logged only after a state is saved.
         """
         if self._motion is not None and not self._motion.is_finite():
             raise Diverged(f"weights that are no numbers at step {state.global_step}")
@@ -100,7 +100,7 @@ class Reporter(TrainerCallback):  # type: ignore[misc]
             self._events.write("saved", step=state.global_step)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Say how it ended; raises Unmoved where the weights stayed where they were."""
+        """Write the end; raise Unmoved if the weights have not changed."""
         unmoved = self._motion is not None and self._motion.length() <= LEAST_MOTION
         if state.global_step > self._first_step and unmoved:
             raise Unmoved(f"after {state.global_step - self._first_step} steps the weights are what they were")
@@ -109,8 +109,8 @@ class Reporter(TrainerCallback):  # type: ignore[misc]
 
 
 def train(arguments: dict[str, Any], events: EventFile, callbacks: Sequence[TrainerCallback] = ()) -> None:
-    """Train as the arguments say; the model and its states go to `output_dir`."""
+    """Train with these arguments; the model and its states are written to `output_dir`."""
     from llamafactory.train.tuner import run_exp
 
-    # The trainer would otherwise put the mean of earlier losses in place of a NaN.
+    # By default the trainer replaces a NaN by the mean of earlier losses.
     run_exp({"logging_nan_inf_filter": False, **arguments}, callbacks=[Reporter(events), *callbacks])

@@ -1,1 +1,1 @@
-"""What instances that are to be run will use, estimated before anything is spent."""
+"""Estimate what the instances to run will use, before anything is spent."""

@@ -1,7 +1,7 @@
-"""What a question of `pools`, a rollout, or a phase may be expected to cost in calls and tokens, before any was made.
+"""Estimate the calls and tokens of a question in `pools`, a rollout or a phase before any of them has run.
 
-A reckoning by expectation, not a promise: how long a model thinks and how often it is right is not known beforehand.
-What it stands on is in `ASSUMED`, and is told with every estimate. Model: docs/behaviour/command_line.md.
+These are expected values, not bounds: how long a model reasons and how often it is right is not known in advance. The
+assumptions are in `ASSUMED` and shown with every estimate. Model: docs/behaviour/command_line.md.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ _CHARS_PER_TOKEN = 4
 
 @dataclass(frozen=True, slots=True)
 class Assumed:
-    """What is not known beforehand."""
+    """Assumptions of the cost model."""
 
     turns: float = 3.0
-    """Of a fresh rollout, that with the answer included."""
+    """Turns of a fresh rollout, including the one with the answer."""
     turns_after_edit: float = 2.0
     share_right: float = 0.5
-    """Of the trajectories that are taken up."""
+    """Share of right trajectories among those that operators are applied to."""
     sampled_per_turn: int = 200
     sampled_per_reply: int = 200
-    """By critic, refiner or summarizer."""
+    """Reply of critic, refiner or summarizer."""
     question_tokens: int = 100
     instruction_tokens: int = 500
-    """Of a prompt of critic, refiner or judge, without the trajectory in it."""
+    """Prompt of critic, refiner or judge, without the trajectory in it."""
     verdict_tokens: int = 4
     vote_tokens: int = 8
     yielded: float = 0.7
-    """Of the trajectories that operators might give, those that are taken into the pool."""
+    """Share of operator applications whose trajectory is added to the pool."""
 
 
 ASSUMED = Assumed()
@@ -47,19 +47,19 @@ ASSUMED = Assumed()
 
 @dataclass(slots=True)
 class Expected:
-    """Role -> calls, prompt_tokens and completion_tokens, as expected on average."""
+    """Role -> expected calls, prompt_tokens and completion_tokens."""
 
     roles: dict[str, Counter[str]] = field(default_factory=dict)
 
     def add(self, role: str, calls: float, prompt_tokens: float, completion_tokens: float) -> None:
-        """Expect so many calls, each of so many tokens."""
+        """Add a number of calls with so many tokens each."""
         counts = self.roles.setdefault(role, Counter())
         for name, value in (("calls", 1.0), ("prompt_tokens", prompt_tokens), ("completion_tokens", completion_tokens)):
             counts[name] += calls * value  # type: ignore[assignment]
 
 
 def result_tokens(environment: EnvironmentSettings) -> float:
-    """Of a tool's result at its full length, the mean over the enabled tools; 0 without tools."""
+    """Return the tokens of a tool result at full length, averaged over the enabled tools; 0 without tools."""
     lengths = []
     if environment.call_limit("search"):
         lengths.append(_search_chars(environment.search))
@@ -70,7 +70,7 @@ def result_tokens(environment: EnvironmentSettings) -> float:
 
 
 def _search_chars(search: SearchSettings) -> float:
-    """Of a result of a search: of both places one behind the other, or the mean where each question has its own."""
+    """Return the characters of a search result: the sum over both places, or the mean if each question uses one."""
     places = [search.top_n * search.document_chars] if search.uses_local else []
     if search.uses_web and search.web is not None:
         places.append(_web_chars(search.web))
@@ -78,9 +78,9 @@ def _search_chars(search: SearchSettings) -> float:
 
 
 def web_searches(environment: EnvironmentSettings, model_calls: float) -> float:
-    """Searches of the web that come of so many calls of the policy; 0 where nobody is asked for any.
+    """Return the expected web searches for a number of policy calls; 0 if no provider is called.
 
-    Of the turns all but the last call a tool, each tool as often as the others.
+    All turns but the last call a tool, and all tools are called equally often.
     """
     search, turns = environment.search, Rollout(environment).turns
     if not environment.searches_web or search.web is None or search.web.mode == "replay":
@@ -89,30 +89,30 @@ def web_searches(environment: EnvironmentSettings, model_calls: float) -> float:
 
 
 def _web_chars(web: WebSettings) -> int:
-    """Of a result of the web whose pages were all had, as the agent meets it without a summarizer."""
+    """Return the characters of a web result with all pages fetched, as shown to the agent without a summarizer."""
     page = web.snippet_chars + (2 * (web.window_chars or AGENT_WINDOW_CHARS) if web.pages else 0)
     return min(web.max_chars, web.top_n * page)
 
 
 @dataclass(frozen=True, slots=True)
 class Rollout:
-    """Expectations of one rollout in an environment."""
+    """Expected usage of one rollout in an environment."""
 
     environment: EnvironmentSettings
 
     @property
     def turns(self) -> float:
-        """Of a fresh one."""
+        """Number of turns of a fresh rollout."""
         has_tools = any(self.environment.call_limit(name) for name in ("python", "search"))
         return min(ASSUMED.turns, self.environment.turn_limit()) if has_tools else 1.0
 
     @property
     def tokens(self) -> float:
-        """Of a whole trajectory, results included."""
+        """Tokens of a whole trajectory, including tool results."""
         return self.turns * ASSUMED.sampled_per_turn + (self.turns - 1) * result_tokens(self.environment)
 
     def play(self, expected: Expected, times: float, turns: float, before: float = 0.0) -> None:
-        """Expect turns of the policy, each with all before it as its prompt; `before`: tokens of a prefix."""
+        """Add turns of the policy, each prompted with everything before it; `before`: tokens of a prefix."""
         system = len(self.environment.system_text) / _CHARS_PER_TOKEN
         per_turn = ASSUMED.sampled_per_turn + result_tokens(self.environment)
         prompt = system + ASSUMED.question_tokens + before + (turns - 1) / 2 * per_turn
@@ -123,7 +123,7 @@ class Rollout:
 
 
 def rollout_cost(environment: EnvironmentSettings) -> Expected:
-    """Of one rollout."""
+    """Return the expected usage of one rollout."""
     expected = Expected()
     one = Rollout(environment)
     one.play(expected, 1.0, one.turns)
@@ -131,7 +131,7 @@ def rollout_cost(environment: EnvironmentSettings) -> Expected:
 
 
 def scores_cost(options: ScoresOptions, environment: EnvironmentSettings, share_math: float) -> Expected:
-    """Of the judgements about one rollout; `share_math`: probability that its question is mathematical."""
+    """Return the expected judge usage of one rollout; `share_math`: probability that its question is mathematical."""
     expected, one = Expected(), Rollout(environment)
     asked = 1.0 - ASSUMED.share_right
     judged = sum({"math": share_math * asked, "qa": (1 - share_math) * asked}[rule] for rule in options.judges.domains)
@@ -146,17 +146,17 @@ def scores_cost(options: ScoresOptions, environment: EnvironmentSettings, share_
 
 @dataclass(frozen=True, slots=True)
 class PhaseSize:
-    """What one phase of reinforcement learning rolls out."""
+    """Number of rollouts in one phase of reinforcement learning."""
 
     num_steps: int
     num_rollouts: int
-    """Of all steps; a group that branches makes as many, from shared beginnings."""
+    """Rollouts of all steps. A branching group has as many as any other, from shared prefixes."""
     num_validation_rollouts: int
-    """Greedy ones, of all validations together."""
+    """Greedy rollouts of all validations together."""
 
 
 def phase_size(options: RlOptions, num_rows: int, steps_done: int = 0) -> PhaseSize:
-    """What is left of a phase with so many rows, of which the first steps are done."""
+    """Return the size of the rest of a phase with this many rows, after `steps_done` steps."""
     plan = draft_plan(options, num_rows=num_rows, num_validation_rows=options.validation_questions)
     left = range(steps_done + 1, plan.num_steps + 1)
     validations = sum(map(plan.validates_at, left))
@@ -164,7 +164,7 @@ def phase_size(options: RlOptions, num_rows: int, steps_done: int = 0) -> PhaseS
 
 
 def pool_cost(options: PoolOptions, environment: EnvironmentSettings, share_math: float) -> Expected:
-    """Of one question; `share_math`: probability that the judge model may be asked about its answers."""
+    """Return the expected usage of one question; `share_math`: probability that it may go to the judge model."""
     expected, one = Expected(), Rollout(environment)
     one.play(expected, options.initial_rollouts, one.turns)
     operators = load_operators(options.operators)
@@ -183,7 +183,7 @@ def pool_cost(options: PoolOptions, environment: EnvironmentSettings, share_math
 
 
 def _expand(expected: Expected, one: Rollout, names: list[str], times: float) -> None:
-    """Expect operators to be applied to a trajectory."""
+    """Add the usage of applying operators to trajectories."""
     after, half = ASSUMED.turns_after_edit, one.tokens / 2
 
     def ask(role: str, calls: float) -> None:
@@ -191,7 +191,7 @@ def _expand(expected: Expected, one: Rollout, names: list[str], times: float) ->
         expected.add(role, times * calls, prompt, ASSUMED.sampled_per_reply)
 
     if {"self_correct", "hint_step"}.intersection(names):
-        ask("critic", 1.0)  # they share where the flaw is
+        ask("critic", 1.0)  # these operators share one diagnosis of the flaw
     for name in names:
         if name == "rerollout":
             one.play(expected, times, one.turns)

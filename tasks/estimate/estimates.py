@@ -1,4 +1,4 @@
-"""The estimates of all instances of a flow that ask models, each by the module of its kind."""
+"""Estimate all instances of a flow that call models, with the estimator for each kind of stage."""
 
 from __future__ import annotations
 
@@ -14,12 +14,20 @@ from treadle.tasks.estimate.figures import Estimate
 from treadle.tasks.estimate.judges import estimate_of_judges
 from treadle.tasks.estimate.outlook import Outlook
 from treadle.tasks.estimate.phases import estimate_of_phase
+from treadle.tasks.estimate.preview import NOTHING_KNOWN, Preview
 from treadle.tasks.estimate.trajectories import estimate_of_trajectories
 
 
-def estimates(instances: Sequence[Instance], run: Run | None, to_run: Sequence[str], *, force: bool) -> list[Estimate]:
-    """Estimates of those instances that would be run and ask models; `run`: None where there is none yet."""
-    outlook = Outlook(instances, run, frozenset(to_run), force)
+def estimates(
+    instances: Sequence[Instance],
+    run: Run | None,
+    to_run: Sequence[str],
+    *,
+    force: bool,
+    preview: Preview = NOTHING_KNOWN,
+) -> list[Estimate]:
+    """Return estimates of the instances that would run and call models; `run`: None if it does not exist yet."""
+    outlook = Outlook(instances, run, frozenset(to_run), force, preview)
     wanted = [item for item in instances if str(item.address) in outlook.to_run]
     return [found for item in wanted if (found := _estimate(item, outlook)) is not None]
 

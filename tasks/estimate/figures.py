@@ -1,4 +1,4 @@
-"""An estimate: what an instance is expected to use, role by role, and what that stands on."""
+"""Define an estimate: the expected usage of an instance by role, and its basis."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from treadle.core.llm.config import ModelSettings
 
 @dataclass(frozen=True, slots=True)
 class RoleEstimate:
-    """What one role is expected to use."""
+    """Expected usage of one role."""
 
     role: str
     model: str
@@ -19,13 +19,13 @@ class RoleEstimate:
     prompt_tokens: int
     completion_tokens: int
     cost: float | None
-    """In the currency of the prices; None where the model has none."""
+    """Cost in the currency of the prices; None if the model has none."""
 
     @classmethod
     def of_units(
         cls, role: str, name: str, model: ModelSettings | None, used: Mapping[str, float], num_units: int
     ) -> RoleEstimate:
-        """From what one unit uses on average; `name`: of the model, whose settings give the prices."""
+        """Build it from the mean usage of one unit; `name`: of the model, whose settings give the prices."""
         prompt, completion = (round(used[kind] * num_units) for kind in ("prompt_tokens", "completion_tokens"))
         cost = model.cost(prompt, completion) if model is not None and model.is_priced else None
         return cls(role, name, round(used["calls"] * num_units), prompt, completion, cost)
@@ -33,14 +33,14 @@ class RoleEstimate:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """What one instance is expected to use.
+    """Expected usage of one instance.
 
     Attributes:
-        unit: question, or rollout.
-        num_units: Those still to be made; None where it is not known, then `roles` are for 1,000 questions.
+        unit: "question" or "rollout".
+        num_units: Number still to be made; if None, it is unknown and `roles` are for 1,000 questions.
         counted: Where that number is from.
-        basis: What the estimate stands on.
-        assumptions: One per line; empty where it stands on measurements.
+        basis: Measurements or model that the estimate is based on.
+        assumptions: One per line; empty if it is based on measurements.
     """
 
     address: str
@@ -51,21 +51,21 @@ class Estimate:
     assumptions: list[str]
     roles: list[RoleEstimate]
     num_searches: int = 0
-    """Of the web, at a provider that may take money for each; what is on record already is not asked for."""
+    """Web searches at a provider that may charge for each; those that a record answers are not subtracted."""
     num_pages: int = 0
-    """Fetched for them at most."""
+    """Maximum number of pages fetched for these searches."""
 
     @property
     def num_tokens(self) -> int:
-        """All of them."""
+        """Prompt and sampled tokens of all roles."""
         return sum(role.prompt_tokens + role.completion_tokens for role in self.roles)
 
     @property
     def cost(self) -> float | None:
-        """None where a model has no price."""
+        """Cost of all roles; None if a model has no price."""
         costs = [role.cost for role in self.roles]
         return sum(cost for cost in costs if cost is not None) if None not in costs else None
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON-able form."""
+        """Return a JSON-able form."""
         return {**asdict(self), "num_tokens": self.num_tokens, "cost": self.cost, "estimate": True}

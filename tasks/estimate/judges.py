@@ -1,4 +1,4 @@
-"""Estimates of judges: what `scores` asks models about rollouts."""
+"""Estimate the judge calls of `scores`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from treadle.tasks.estimate.units import NUM_WHERE_UNKNOWN, questions_of
 
 
 def estimate_of_judges(item: Instance, settings: ScoresSettings, outlook: Outlook) -> Estimate:
-    """Of the judges of one model's rollouts."""
+    """Return the estimate for the judges of one model's rollouts."""
     (producer,) = item.inputs["rollouts"]
     rollouts = next(one for one in outlook.instances if one.address == producer)
     made = rollouts.settings
@@ -33,7 +33,7 @@ def estimate_of_judges(item: Instance, settings: ScoresSettings, outlook: Outloo
     if settings.redundancy is not None:
         models[f"redundancy:{settings.redundancy.name}"] = settings.redundancy
     factor = num_rollouts if num_rollouts is not None else NUM_WHERE_UNKNOWN * made.options.samples_per_question
-    # Another model's scores, or those of other settings, need not have asked everybody.
+    # Scores of another model or with other settings may not have used all of these roles.
     lacking = {name: reckoned[name] for name in models if name in reckoned and name not in mean.roles}
     used = {**mean.roles, **lacking}
     assumptions = _assumptions(settings) if lacking or not mean.measured else []
@@ -66,6 +66,6 @@ def _assumptions(settings: ScoresSettings) -> list[str]:
 
 
 def _judged_before(item: Instance, run: Run) -> int:
-    """Judgements that the instance has, of whatever settings: a killed attempt's, and those behind earlier results."""
+    """Return the number of judgements in the journal of the last attempt, regardless of settings."""
     attempts = run.attempts(item.address)
     return run.shards(item.address, attempts[-1].journal_name).count_finished() if attempts else 0

@@ -1,4 +1,4 @@
-"""What a unit used on average where the same stage was run already, finished or not."""
+"""Compute mean usage per unit from earlier results of the same stage, finished or not."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from treadle.eval.config import ScoresSettings
 from treadle.rl.curriculum import MAX_PHASES, phase_of
 
 _MOST_SAMPLED = 500
-"""Finished units that are read of an unfinished stage to take their mean."""
+"""Maximum number of finished units of an unfinished stage that the mean is taken of."""
 
 
 @dataclass(frozen=True, slots=True)
 class Mean:
-    """Role -> mean calls and tokens of a unit, and what they are the mean of."""
+    """Mean calls and tokens of a unit by role, and their basis."""
 
     roles: Mapping[str, Mapping[str, float]]
     basis: str
@@ -30,21 +30,21 @@ class Mean:
 
 
 def measured(item: Instance, run: Run | None) -> Mean | None:
-    """Means of the same stage in this run: of its record, else of what is finished of it."""
+    """Return the means of the same stage in this run: from a record, else from the finished part of an attempt."""
     if run is None:
         return None
     try:
         return mean_of_records(item, run) or _mean_of_journal(item, run)
     except (TreadleError, KeyError, TypeError, ValueError):
-        return None  # Left by another version: then it is reckoned.
+        return None  # Written by another version: use the cost model instead.
 
 
 def mean_of_records(item: Instance, run: Run) -> Mean | None:
-    """Of the result that is most like what the instance will make; a training's are rollouts of phases."""
+    """Return means of the most similar result; a training is compared with rollouts of phases."""
     stage = "rollouts" if item.stage.name == "rl" else item.stage.name
     same = [record for record in run.records() if record.stage == stage and record.imported_from is None]
     if item.stage.name == "rl":
-        # Those of a model that is measured, greedily or on other questions, are of another kind.
+        # Rollouts of an evaluated model differ: other questions, or greedy sampling.
         same = [record for record in same if phase_of(Address.parse(record.address).qualifier)]
     like = replace(item.address, stage=stage)
     for record in sorted(same, key=lambda record: _unlike(Address.parse(record.address), like)):
@@ -59,12 +59,12 @@ def mean_of_records(item: Instance, run: Run) -> Mean | None:
 
 
 def _is_of_all(metrics: Mapping[str, Any]) -> bool:
-    """Whether the usage is that of all judgements; an older version counted only what was not taken over."""
+    """Return whether the usage covers all judgements; an older version did not count reused ones."""
     return not metrics["num_judgements_missing"] and not metrics.get("num_judgements_reused")
 
 
 def _unlike(address: Address, like: Address) -> tuple[bool, int]:
-    """How little the rollouts of one instance say of another's: its own first, then those of near phases."""
+    """Return a sort key of how dissimilar two instances are: equal addresses first, then near phases."""
     phase, wanted = phase_of(address.qualifier), phase_of(like.qualifier)
     if phase is None or wanted is None:
         return address != like, 0 if phase == wanted else MAX_PHASES
@@ -76,7 +76,7 @@ def _mean_of_journal(item: Instance, run: Run) -> Mean | None:
     if not attempts:
         return None
     if isinstance(item.settings, ScoresSettings):
-        return None  # What is finished are judgements; how many a rollout has is not known from them.
+        return None  # Finished units are judgements; they do not tell how many a rollout needs.
     rows = [
         orjson.loads(row) for row in run.shards(item.address, attempts[-1].journal_name).finished_rows(_MOST_SAMPLED)
     ]
@@ -91,7 +91,7 @@ def _mean_of_journal(item: Instance, run: Run) -> Mean | None:
 
 
 def _usage_of(counts: Mapping[str, Any]) -> dict[str, dict[str, int]]:
-    """Usage of a rollout, or of all of a stage, from its row or its metrics."""
+    """Return the usage of a rollout, or of a whole stage, from its row or its metrics."""
     own = {"calls": counts["num_turns"], **{name: counts[name] for name in ("prompt_tokens", "completion_tokens")}}
     if not counts.get("summarizer_prompt_tokens"):
         return {"policy": own}

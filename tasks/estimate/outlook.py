@@ -1,4 +1,4 @@
-"""What is known of a flow when its instances are estimated."""
+"""Collect what is known of a flow when its instances are estimated."""
 
 from __future__ import annotations
 
@@ -10,22 +10,25 @@ from treadle.core.errors import RunError
 from treadle.core.execute import equal_result, fingerprint_of
 from treadle.core.records import StageRecord
 from treadle.core.runs import Run
-from treadle.core.stage import Address, Instance
+from treadle.core.stage import Address, Instance, Rows
+from treadle.tasks.estimate.preview import NOTHING_KNOWN, Preview
 
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
-    """A flow, its run so far, and which of its instances are going to be run."""
+    """A flow, its run so far, and the instances that are going to run."""
 
     instances: Sequence[Instance]
     run: Run | None
-    """None where it is not begun."""
+    """None if the run does not exist yet."""
     to_run: frozenset[str]
     """Addresses."""
     force: bool
+    preview: Preview = NOTHING_KNOWN
+    """Inputs that were counted in advance."""
 
     def kept(self, producer: Address) -> StageRecord | None:
-        """The result of an instance that is there, and stays, or that is taken over from an earlier iteration."""
+        """Return the result of an instance that will not run: its own, or an equal one of an earlier iteration."""
         if self.run is None or str(producer) in self.to_run:
             return None
         if (record := self.run.record(producer)) is not None:
@@ -37,7 +40,7 @@ class Outlook:
             return None
 
     def goes_on(self, item: Instance) -> str:
-        """Fingerprint of the last attempt, if this one would go on with what it left; else empty."""
+        """Return the fingerprint of the last attempt if this instance would resume it, else an empty string."""
         if self.run is None or self.force:
             return ""
         attempts = self.run.attempts(item.address)
@@ -47,6 +50,14 @@ class Outlook:
             return ""
         return attempts[-1].fingerprint if same else ""
 
-    def num_finished(self, item: Instance) -> int:
-        """Units that an attempt which did not complete has finished, if this one would go on with them."""
-        return self.run.status(item.address).num_finished if self.run is not None and self.goes_on(item) else 0
+    def tables(self, producers: Sequence[Address], kind: str) -> list[Rows] | None:
+        """Return the tables that instances have made, or would make without cost; None if one is unknown."""
+        found = []
+        for producer in producers:
+            table = self.preview.questions.get(str(producer)) if kind == "questions" else None
+            if table is None and self.run is not None and (record := self.kept(producer)) is not None:
+                table = self.run.rows(record.outputs[kind])
+            if table is None:
+                return None
+            found.append(table)
+        return found

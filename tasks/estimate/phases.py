@@ -1,4 +1,4 @@
-"""Estimates of phases of reinforcement learning, whose rollouts are like those that selected their questions."""
+"""Estimate phases of reinforcement learning, assuming rollouts like those that selected their questions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from treadle.tasks.estimate.units import training_rows
 
 
 def estimate_of_phase(item: Instance, settings: RlSettings, outlook: Outlook) -> Estimate:
-    """Of the rollouts of a training."""
+    """Return the estimate for the rollouts of a training phase."""
     num_rows, counted = training_rows(item, outlook)
     done = _steps_done(item, outlook)
     if done:
@@ -41,7 +41,7 @@ def estimate_of_phase(item: Instance, settings: RlSettings, outlook: Outlook) ->
 
 
 def _steps_done(item: Instance, outlook: Outlook) -> int:
-    """Steps of the last attempt that are saved, if this one would go on from them."""
+    """Return the number of saved steps of the last attempt, if this one would resume from them."""
     run, fingerprint = outlook.run, outlook.goes_on(item)
     if run is None or not fingerprint:
         return 0

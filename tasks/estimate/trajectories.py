@@ -1,4 +1,4 @@
-"""Estimates of stages that ask a policy for trajectories, `pools` and `rollouts`."""
+"""Estimate the stages that sample trajectories from a policy: `pools` and `rollouts`."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ _POOL_ASSUMPTIONS = (
     f"{ASSUMED.share_right:.0%} of what is taken up is right; all rounds are made; after an edit come "
     f"{ASSUMED.turns_after_edit:g} turns; {ASSUMED.yielded:.0%} of the applications give a trajectory",
     "the judge is asked once about every answer to a math question, though rules decide some of them",
-    "an operator of your own asks once and goes on from an edit",
+    "an operator of your own asks once and continues from an edit",
 )
 
 
 def estimate_of_trajectories(item: Instance, settings: PoolsSettings | RolloutsSettings, outlook: Outlook) -> Estimate:
-    """Of an instance that makes pools, or rollouts."""
+    """Return the estimate of an instance of `pools` or `rollouts`."""
     samples = settings.options.samples_per_question if isinstance(settings, RolloutsSettings) else 1
     questions = questions_of(item, settings, outlook)
     mean = measured(item, outlook.run) or _reckoned(settings, questions)
     num_units, source = questions.number, questions.source
     if num_units is not None:
         num_units *= samples
-        if done := outlook.num_finished(item):
-            num_units, source = max(num_units - done, 0), f"{source}; {done:,} are finished"
+        if (reuse := outlook.preview.reuses.get(str(item.address))) is not None and reuse.num_finished:
+            num_units, source = reuse.num_open, f"{source}; {reuse.num_finished:,} are finished"
     factor = num_units if num_units is not None else NUM_WHERE_UNKNOWN * samples
     models = _models(settings)
     policy = mean.roles.get("policy", {}).get("calls", 0.0)
@@ -59,7 +59,7 @@ def estimate_of_trajectories(item: Instance, settings: PoolsSettings | RolloutsS
 
 
 def _models(settings: PoolsSettings | RolloutsSettings) -> dict[str, tuple[str, ModelSettings | None]]:
-    """Role -> name and settings of its model."""
+    """Return role -> name and settings of its model."""
     if isinstance(settings, PoolsSettings):
         return {role: (one.name, one.model) for role, one in settings.roles.items()}
     helper = settings.environment.summarizer or "?"

@@ -1,4 +1,4 @@
-"""How many units there are to be made: counted where they are there, else by the configured maximum."""
+"""Determine the number of units to make: counted if they exist, else the configured maximum."""
 
 from __future__ import annotations
 
@@ -8,20 +8,18 @@ from types import SimpleNamespace
 from typing import Any
 
 from treadle.agent.rollout_settings import RolloutsSettings, selected_questions
-from treadle.core.records import StageRecord
-from treadle.core.runs import Run
-from treadle.core.stage import Instance
+from treadle.core.stage import Instance, Rows
 from treadle.datagen.pools_settings import PoolsSettings
 from treadle.rl.selection_settings import SelectionSettings
 from treadle.tasks.estimate.outlook import Outlook
 
 NUM_WHERE_UNKNOWN = 1_000
-"""Questions, or rows, that an estimate is for where it is not known how many there are."""
+"""Number of questions or rows that an estimate assumes if the actual number is unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class Questions:
-    """Those that trajectories are made of: how many, of which the share is math, and where that is from."""
+    """Number of questions to make trajectories of, the share of math questions, and where these figures are from."""
 
     number: int | None
     share_math: float
@@ -29,12 +27,11 @@ class Questions:
 
 
 def questions_of(item: Instance, settings: PoolsSettings | RolloutsSettings, outlook: Outlook) -> Questions:
-    """Counted in the questions that the instance reads, where they are there; else the configured maximum."""
+    """Return the number of questions that the instance reads, else the configured maximum."""
     options: Any = settings.options
     producers = item.inputs["questions"]
-    records = [record for producer in producers if (record := outlook.kept(producer)) is not None]
-    if outlook.run is not None and len(records) == len(producers):
-        domains = [row["domain"] for row in _selected(outlook.run, records, options)]
+    if (tables := outlook.tables(producers, "questions")) is not None:
+        domains = [row["domain"] for row in _selected(tables, options)]
         share = domains.count("math") / len(domains) if domains else 0.0
         return Questions(len(domains), share, f"counted in {', '.join(map(str, producers))}")
     limits = _most_rows(item, outlook.instances)
@@ -49,22 +46,21 @@ def questions_of(item: Instance, settings: PoolsSettings | RolloutsSettings, out
 
 
 def _most_rows(item: Instance, instances: Sequence[Instance]) -> list[int]:
-    """How many rows the sources of the questions give at most; empty where one of them is read to its end."""
+    """Return the maximum number of rows in the question sources; empty if a source has no limit."""
     makers = [made for made in instances if made.address in item.inputs["questions"]]
     rows = [source.limit for made in makers for source in getattr(made.settings, "sources", ())]
     known = [limit for limit in rows if limit is not None]
     return [sum(known)] if known and len(known) == len(rows) else []
 
 
-def _selected(run: Run, records: Sequence[StageRecord], options: Any) -> Any:
-    tables = [run.rows(record.outputs["questions"]) for record in records]
+def _selected(tables: Sequence[Rows], options: Any) -> Any:
     names = ("datasets", "split", "max_questions", "max_questions_per_dataset")
     chosen = SimpleNamespace(**{name: getattr(options, name) for name in names})
     return selected_questions(chosen, tables, ("dataset", "split", "domain"))
 
 
 def training_rows(item: Instance, outlook: Outlook) -> tuple[int, str]:
-    """Rows that a training will have, and where that is from."""
+    """Return the number of rows of a training phase, and where that number is from."""
     (producer,) = item.inputs["rl_rows"]
     if (record := outlook.kept(producer)) is not None:
         num_rows = record.outputs["rl_rows"].num_rows

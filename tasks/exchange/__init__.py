@@ -1,1 +1,1 @@
-"""Results that leave a run for other programs, and those of other programs that enter one."""
+"""Export results of a run for other programs, and import results of other programs into a run."""

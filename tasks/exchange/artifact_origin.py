@@ -1,6 +1,6 @@
-"""What an artifact was made of, for those who get it without its run: instances, digests, settings, sources.
+"""Describe the provenance of an exported artifact: instances, digests, settings, sources.
 
-What tells of the machine that made it stays behind: of a path nothing but its last part goes into an export.
+Nothing about the machine is exported: of each path only the last part is kept.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ _FENCE = re.compile(r"`{3,}")
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """An artifact on the way back from another."""
+    """An artifact in the provenance of another one."""
 
     address: str
     """Instance that made it."""
     artifact: ArtifactRef
     record: StageRecord | None
-    """Its record; None where that instance has been made anew since."""
+    """Record of the instance; None if the instance has a different result now."""
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON-able form, without what tells of the machine."""
+        """Return a JSON-able form, without paths of the machine."""
         found: dict[str, Any] = {
             "instance": self.address,
             "kind": self.artifact.kind,
@@ -51,7 +51,7 @@ class Origin:
 
 
 def origins(run: Run, record: StageRecord, kind: str) -> list[Origin]:
-    """A table of a result, and all that it was made of, each once, nearest first."""
+    """Return a table of a result and everything that it was made from, without duplicates, nearest first."""
     records = {made.address: made for made in run.records()}
     found: dict[tuple[str, str], Origin] = {}
     ahead = [Origin(record.address, record.outputs[kind], record)]
@@ -70,7 +70,7 @@ def origins(run: Run, record: StageRecord, kind: str) -> list[Origin]:
 
 
 def without_places(value: Any) -> Any:
-    """JSON-able data with nothing but the last part of each path in it, in texts that are paths as a whole."""
+    """Return JSON-able data in which each string that is a path is reduced to its last part."""
     if isinstance(value, Mapping):
         return {str(key): without_places(item) for key, item in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, str):
@@ -81,7 +81,7 @@ def without_places(value: Any) -> Any:
 
 
 def origin_text(way: Sequence[Origin], *, level: int = 2) -> str:
-    """Markdown: what it was made of, and where the questions came from."""
+    """Return the provenance as markdown: the tables it was made from, and the sources of the questions."""
     rows = tuple(
         (origin.address, origin.artifact.kind, f"{origin.artifact.num_rows:,}", origin.artifact.digest)
         for origin in way
@@ -89,7 +89,7 @@ def origin_text(way: Sequence[Origin], *, level: int = 2) -> str:
     note = (
         ""
         if all(origin.record for origin in way)
-        else "Of an instance made anew since, what it was made of is unknown."
+        else "The instance was rerun since, so its former inputs are unknown."
     )
     table = Figures("Made of", ("instance", "table", "rows", "digest"), rows, note)
     sources = list(dict.fromkeys(source for origin in way for source in _sources(origin)))
@@ -100,7 +100,7 @@ def origin_text(way: Sequence[Origin], *, level: int = 2) -> str:
 
 
 def _sources(origin: Origin) -> Iterator[str]:
-    """Data sets that a stage `questions` read."""
+    """Yield the data sets that a `questions` stage read."""
     settings = origin.record.settings if origin.record is not None and origin.record.stage == "questions" else {}
     for source in settings.get("sources", ()) if isinstance(settings, Mapping) else ():
         name = source.get("hub") or source.get("name") or source.get("dataset")
@@ -110,7 +110,7 @@ def _sources(origin: Origin) -> Iterator[str]:
 
 
 def json_block(value: Any) -> str:
-    """JSON in a fence that nothing in it can close."""
+    """Return data as JSON in a markdown code fence that its content cannot close."""
     text = orjson.dumps(value, option=orjson.OPT_INDENT_2).decode()
     text = "\n".join(map(plain, text.split("\n")))
     fence = "`" * max([3, *(len(match[0]) + 1 for match in _FENCE.finditer(text))])

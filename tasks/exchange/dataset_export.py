@@ -1,4 +1,4 @@
-"""Any table of a run as a data set of its own: its files, and a card that says what it is and what it was made of."""
+"""Export a table of a run as a data set: its files, and a card with description and provenance."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ _LICENCE = (
 
 
 def export_dataset(run: Run, record: StageRecord, kind: str, target: Path, *, replace: bool = False) -> dict[str, Any]:
-    """Write a table of a result into a new folder that `datasets.load_dataset` reads; returns what was written.
+    """Write a table of a result into a new folder that `datasets.load_dataset` reads; return a summary.
 
-    Raises RunError for a kind that it did not make, ArtifactError for a file that has changed, ConfigError where
-    `target` cannot be taken (see `new_folder`), StorageError.
+    Raises RunError if the instance has no table of this kind, ArtifactError for a file that has changed, ConfigError if
+    `target` cannot be used (see `new_folder`), StorageError.
     """
     if kind not in record.outputs:
         raise RunError(f"{record.address} made no {kind}; it made {', '.join(record.outputs)}")
@@ -60,9 +60,10 @@ def export_dataset(run: Run, record: StageRecord, kind: str, target: Path, *, re
 
 
 def copy_checked(run: Run, rows: ArtifactReader, name: str, target: Path) -> None:
-    """Copy a data file of an artifact, hashing it on the way; raises ArtifactError for one that has changed."""
+    """Copy a data file of an artifact and verify its hash; raise ArtifactError if the file has changed."""
     entry = next(entry for entry in rows.manifest.files if entry.name == name)
     key = f"artifacts/{rows.kind}/{rows.digest}/{name}"
+    # The name comes from a manifest file and must not lead out of the target folder.
     if ".." in Path(name).parts or Path(name).is_absolute():
         raise ArtifactError(f"{key} is no name of a file of an artifact")
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -74,13 +75,13 @@ def copy_checked(run: Run, rows: ArtifactReader, name: str, target: Path) -> Non
 
 
 def write_facts(folder: Path, facts: dict[str, Any]) -> None:
-    """Write `export.json`, by which an export is known."""
+    """Write `export.json`, which marks a folder as an export."""
     content = orjson.dumps({"version": 1, **facts}, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
     (folder / EXPORT_FILE).write_bytes(content)
 
 
 def front_matter(fields: dict[str, str | list[str]]) -> str:
-    """YAML head of a card; values are quoted where they are not plain words."""
+    """Return the YAML front matter of a card; values are quoted unless they are plain words."""
     lines = ["---"]
     for name, value in fields.items():
         if isinstance(value, list):

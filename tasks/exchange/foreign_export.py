@@ -1,4 +1,4 @@
-"""Pools and rollouts of a run in the form of the program published with arXiv 2601.06860, which import reads too."""
+"""Export pools and rollouts in the format of the program published with arXiv 2601.06860, which import reads too."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ Row = Mapping[str, Any]
 
 
 def export_records(run: Run, record: StageRecord, kind: Kind, target: Path, *, replace: bool = False) -> dict[str, Any]:
-    """Write a table of `pools` or `rollouts` as a JSON array with an object per question; returns what was written.
+    """Write a table of `pools` or `rollouts` as a JSON array with one object per question; return a summary.
 
-    Raises RunError where what it was made from cannot be told, ConfigError where `target` cannot be taken (see
-    `new_folder`), ArtifactError, StorageError.
+    Raises RunError if its inputs no longer match it, ConfigError if `target` cannot be used (see `new_folder`),
+    ArtifactError, StorageError.
     """
     make = _pools if kind == "pools" else _rollouts
     num_records = num_trajectories = 0
@@ -96,9 +96,10 @@ def _rollouts(run: Run, record: StageRecord) -> Iterator[dict[str, Any]]:
 
 
 def _verdicts(run: Run, record: StageRecord) -> Callable[[str], Row] | None:
-    """Verdicts by key, of the scores of exactly these rollouts; rollouts and scores come in one order.
+    """Return a lookup of verdicts by rollout key from the scores of these rollouts; None if there are no scores.
 
-    Where others scored the same bytes too, such as those of an earlier iteration, the instance's own scores count.
+    Rollouts and scores have the same order, so keys must be looked up in order. If several instances scored the same
+    table, for example in another iteration, the scores with the instance's own iteration and model are used.
     """
     place = Address.parse(record.address)
     own = str(Address(place.iteration, "scores", place.qualifier))
@@ -134,7 +135,7 @@ def _counts(row: Row) -> dict[str, int]:
 def _by_question(
     run: Run, record: StageRecord, rows: Iterator[dict[str, Any]]
 ) -> Iterator[tuple[dict[str, Any], Iterator[dict[str, Any]]]]:
-    """The first fields of an object, and the rows of its question."""
+    """Yield the common fields of each object, and the rows of its question; raise RunError for an unknown question."""
     environment = _environment(record)
     questions = {
         row["question_key"]: row for ref in record.inputs[QUESTIONS.kind] for row in run.rows(ref.artifact).rows(_ASKED)

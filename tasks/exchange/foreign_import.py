@@ -1,7 +1,7 @@
-"""Putting what another program made in the place of a stage's own result, so that the next stages go on from it.
+"""Import results of another program as the result of a stage, so that later stages continue from them.
 
-The instance's record has the fingerprint that the stage itself would give it, so that it is not made again; that it was
-imported, and from which content, stands in the record's metrics, in the artifact (`imported.json`) and in its rows.
+The record has the fingerprint that the stage itself would produce, so the instance is not run again. The record's
+metrics, the artifact (`imported.json`) and its rows state that it was imported, and from which content.
 """
 
 from __future__ import annotations
@@ -28,9 +28,10 @@ from treadle.core.records import StageRecord
 from treadle.core.runs import Run
 from treadle.core.schemas import POOL_EVENTS, POOL_QUESTIONS, POOLS, ROLLOUTS
 from treadle.core.stage import Address, Instance, StageContext
+from treadle.datagen.layouts import Rejected
 from treadle.datagen.pool_report import PoolReport
 from treadle.datagen.pools_settings import PoolsSettings
-from treadle.datagen.question_rows import Question, Rejected, parse_row
+from treadle.datagen.question_rows import Question, parse_row
 from treadle.datagen.question_sources import QuestionsSettings, SourceSettings
 from treadle.tasks.catalog import instance
 from treadle.tasks.config import TreadleConfig
@@ -50,27 +51,27 @@ _SOURCE = SourceSettings(
 
 @dataclass(slots=True)
 class Imported:
-    """What came of a file."""
+    """Result of reading a file to import."""
 
     num_rows: int = 0
-    """Rows that were taken."""
+    """Number of accepted rows."""
     num_trajectories: int = 0
     num_other_prompts: int = 0
-    """Rows whose agent had another system message than this run's."""
+    """Number of rows whose agent had another system message than this run's."""
     num_selected: int = 0
-    """Questions that the stage itself would ask; those without a row are missing in the result."""
+    """Number of questions that the stage itself would use; those without a row are missing in the result."""
     refusals: list[Refusal] = field(default_factory=list)
-    """The first 10,000."""
+    """Rejected rows, at most the first 10,000."""
     reasons: Counter[str] = field(default_factory=Counter)
 
     def refuse(self, refusal: Refusal) -> None:
-        """Count a row that is not taken."""
+        """Count a rejected row."""
         self.reasons[refusal.reason] += 1
         if len(self.refusals) < _MOST_TOLD:
             self.refusals.append(refusal)
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON-able form."""
+        """Return a JSON-able form."""
         return {
             "num_rows": self.num_rows,
             "num_trajectories": self.num_trajectories,
@@ -86,10 +87,10 @@ class Imported:
 def write_questions(
     path: Path, kind: Kind, config: TreadleConfig, domains: Mapping[str, str], target: Path, *, replace_it: bool
 ) -> int:
-    """Write the questions of a file and a configuration that reads them into a new folder; returns their number.
+    """Write the questions of a file, and a configuration that reads them, into a new folder; return their number.
 
-    `domains`: data set -> domain, for those that nobody knows. Raises DataError where no row holds a question and
-    trajectories, ConfigError where `target` cannot be taken (see `new_folder`), StorageError.
+    `domains`: data set -> domain, for data sets without a known one. Raises DataError if no row has a question and
+    trajectories, ConfigError if `target` cannot be used (see `new_folder`), StorageError.
     """
     settings = _with_domains(config.questions, domains)
     found, seen = Imported(), set[str]()
@@ -114,11 +115,11 @@ def write_questions(
 def import_records(
     path: Path, kind: Kind, config: TreadleConfig, run: Run, address: Address, *, force: bool = False
 ) -> tuple[StageRecord, Imported]:
-    """Put the rows of a file in force as the result of a stage instance whose questions have been made.
+    """Import the rows of a file as the result of a stage instance whose questions already exist.
 
-    Raises RunError where there is another result already, or answers of an attempt that was cut off (unless `force`),
-    or where others work at its shards, DataError where no row can be taken, and as `execute` does. A row whose question
-    the stage itself does not ask is left out, like any other that cannot be used.
+    Rows that cannot be used are left out, including those whose question the stage itself would not use. Raises
+    RunError if there is another result or unfinished work (both unless `force`), or if other processes work on its
+    shards; DataError if no row can be used; and as `execute` does.
     """
     wanted = instance(config, address)
     if wanted.stage.name != kind:
@@ -130,21 +131,22 @@ def import_records(
         raise RunError(f"{address} of run {run.run_id} is there already, {made}; replace it with --force")
     _check_begun(run, address, force=force)
     job = _Import(path, kind, sha256, config, wanted)
-    # What the stage itself would do may have been done in an earlier iteration; the file is something else.
-    stage = replace(wanted.stage, run=job.run, work=None, names_itself=True)
+    # The file's content differs from what the stage would make, so equal work of an earlier iteration must not be
+    # reused.
+    stage = replace(wanted.stage, run=job.run, work=None, jobs=None, names_itself=True)
     record = execute(replace(wanted, stage=stage), run, force=force)
     return record, job.found
 
 
 def _check_begun(run: Run, address: Address, *, force: bool) -> None:
-    """Raise RunError for work of the stage that the import would remove: paid for, or being done by helpers."""
+    """Raise RunError if the import would remove work of the stage: already paid for, or in progress on helpers."""
     status, attempts = run.status(address), run.attempts(address)
     if status.state == "running":
-        return  # Its lease is asked for next, and says who has it.
+        return  # `execute` asks for its lease next and reports who holds it.
     if status.num_finished and not force:
         raise RunError(
             f"{address} of run {run.run_id} was begun, and {status.num_finished:,} are finished in its journal, which "
-            "an import would remove; go on with it (`treadle status` says how), or import all the same with --force"
+            "an import would remove; continue it (`treadle status` says how), or import all the same with --force"
         )
     shards = run.shards(address, attempts[-1].journal_name) if attempts else None
     if shards is None or (plan := shards.plan()) is None:
@@ -160,7 +162,7 @@ _EXAMPLES: Mapping[Kind, str] = {"pools": "1/pools", "rollouts": "1/rollouts@bas
 
 
 class _Import:
-    """Takes the place of a stage's function."""
+    """Replacement of a stage's function that writes the imported rows."""
 
     def __init__(self, path: Path, kind: Kind, sha256: str, config: TreadleConfig, wanted: Instance) -> None:
         self._path, self._kind, self._sha256, self._config = path, kind, sha256, config
@@ -169,7 +171,7 @@ class _Import:
         self._known: set[str] = set()
 
     def run(self, context: StageContext) -> Mapping[str, Any]:
-        """See `core.stage.Stage.run`."""
+        """Write the imported rows and return metrics, as `core.stage.Stage.run` does."""
         tables = context.inputs["questions"]
         self._known = {row["question_key"] for table in tables for row in table.rows(("question_key",))}
         questions = {row["question_key"]: row for row in selected_questions(context.settings.options, tables)}
@@ -202,7 +204,7 @@ class _Import:
     def _taken(
         self, rows: ForeignRows, questions: Mapping[str, Mapping[str, Any]]
     ) -> Iterator[tuple[Mapping[str, Any], list[dict[str, Any]]]]:
-        """Questions with their rows, in the order of the file."""
+        """Yield questions with their rows, in the order of the file."""
         make = rows.pools if self._kind == "pools" else rows.rollouts
         lines: dict[str, int] = {}
         for record in read_records(self._path, self._kind):
@@ -223,9 +225,9 @@ class _Import:
     def _asked(
         self, record: ForeignRecord, questions: Mapping[str, Mapping[str, Any]], lines: Mapping[str, int]
     ) -> Mapping[str, Any]:
-        """The question that a row is about, of those that the stage itself asks; raises Rejected.
+        """Return the question of a row, among those that the stage itself would use; raise Rejected.
 
-        `lines`: key -> row that was taken.
+        `lines`: question key -> number of the row already accepted for it.
         """
         parsed = _question_of(record, self._config.questions)
         if isinstance(parsed, Refusal):
@@ -250,7 +252,7 @@ class _Import:
     ) -> dict[str, Any]:
         counts: Counter[str] = Counter()
         for _, rows in taken:
-            context.write(ROLLOUTS.kind, rows)
+            context.write(ROLLOUTS.kind, [{**row, "job": None} for row in rows])
             counts["num_rollouts"] += len(rows)
             for row in rows:
                 counts[f"status_{row['status']}"] += 1
@@ -281,11 +283,12 @@ def _pool_question(question: Mapping[str, Any], rows: Sequence[Mapping[str, Any]
         "num_correct": sum(row["correct"] is True for row in rows),
         "initial_correct": any(row["correct"] is True for row in rows if row["operator"] == INITIAL),
         "usage": "{}",
+        "job": None,
     }
 
 
 def _tokenizer(model: ModelSettings) -> ChatTokenizer | None:
-    """That of the policy, as `sft_rows` takes it; None where it has none here, so that rows are text alone."""
+    """Return the policy's tokenizer, as `sft_rows` uses it; None without a local one, so that rows have only text."""
     folder = tokenizer_folder(model) or served_tokenizer(model)
     if folder is None:
         return None
@@ -293,7 +296,7 @@ def _tokenizer(model: ModelSettings) -> ChatTokenizer | None:
 
 
 def _question_of(record: ForeignRecord, settings: QuestionsSettings) -> Question | Refusal:
-    """Its question, as the stage `questions` reads it; or why that takes none."""
+    """Return the question of a row as the stage `questions` parses it, or why it is rejected."""
     try:
         return parse_row(InputRow(record.number, record.fields), _SOURCE, settings)
     except Rejected as error:
@@ -306,7 +309,7 @@ def _with_domains(settings: QuestionsSettings, domains: Mapping[str, str]) -> Qu
 
 
 def _sources_toml(folder: Path, domains: Mapping[str, str]) -> str:
-    """The part of a configuration that reads the questions."""
+    """Return a configuration file that reads the questions."""
     lines = ["# Give it after the configuration of a run:  treadle run config.toml questions.toml --run NAME", ""]
     if domains:
         lines += ["[questions.domains]", *(f"{_toml(name)} = {_toml(domain)}" for name, domain in domains.items()), ""]
@@ -317,7 +320,7 @@ def _sources_toml(folder: Path, domains: Mapping[str, str]) -> str:
 
 
 def _toml(text: str) -> str:
-    # A text of JSON is one of TOML, but for one character that JSON does not escape.
+    # JSON strings are valid TOML strings, except that JSON does not escape DEL.
     return orjson.dumps(text).decode().replace("\x7f", "\\u007f")
 
 

@@ -1,9 +1,9 @@
-"""Rows of other programs' files: pools of a flywheel and direct rollouts, read and checked.
+"""Read and validate rows of other programs' files: pools of a data flywheel and direct rollouts.
 
-Three shapes, told apart by their fields: what the program published with arXiv 2601.06860 writes of its flywheel
+Three shapes are recognized by their fields: flywheel records of the program published with arXiv 2601.06860
 (`evolve_trajectories_buffer`), its direct rollouts (`rollout_outputs`), and pools with an object per trajectory
-(`pool`). Documented in docs/guides/export.md. Nothing is guessed: a row that is none of them, or does not hold
-together, is rejected with a reason.
+(`pool`). Documented in docs/guides/export.md. Nothing is guessed: a row of another shape, or with inconsistent fields,
+is rejected with a reason.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 from treadle.core.inputs import InputRow, read_rows
-from treadle.datagen.question_rows import Rejected, check_text
+from treadle.datagen.layouts import Rejected
+from treadle.datagen.question_rows import check_text
 
 Kind = Literal["pools", "rollouts"]
 
 MAX_TRAJECTORIES = 1_000
 MAX_CHARS = 1_000_000
-"""Of one trajectory."""
+"""Limit for one trajectory."""
 IMPORTED = "imported"
 INITIAL = "initial"
 
@@ -42,7 +43,7 @@ _STATUSES = {
     "error": "failed",
     "failed": "failed",
 }
-"""How a rollout ended, by the words of other programs."""
+"""Status words of other programs -> status of a rollout."""
 _OUTCOMES = frozenset(("ok", "empty", "error", "timeout", "invalid", "refused"))
 _END = "</answer>"
 _NOTES = ("Timeout", "Error")
@@ -54,21 +55,21 @@ class ForeignTrajectory:
 
     text: str
     status: str
-    """How it ended, as in `rollouts`."""
+    """Status as in `rollouts`."""
     operator: str
-    """What made it; `imported` where nobody says."""
+    """Operator that made it; `imported` if the file names none."""
     prediction: str = ""
     correct: bool | None = None
     score: float | None = None
     round: int = 0
     parent: int | None = None
-    """Place of its parent in the row."""
+    """Index of its parent in the row."""
     edit_step: int | None = None
     edit_text: str = ""
     outcomes: tuple[tuple[str, str], ...] | None = None
-    """(tool, status) of its calls; None where they have to be read off the text."""
+    """(tool, status) of its calls; None if they must be inferred from the text."""
     num_executed: tuple[int, int] | None = None
-    """Searches and Python calls that ran, where the row counts them."""
+    """Number of searches and Python calls that ran; None if the row has no counts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,17 +77,17 @@ class ForeignRecord:
     """One row: a question and its trajectories."""
 
     number: int
-    """1-based: the line in JSON Lines, the position elsewhere."""
+    """1-based: line number in JSON Lines, position in other formats."""
     fields: dict[str, Any]
-    """`question`, `answer` and `source`, to be read as a row of questions."""
+    """`question`, `answer` and `source`, to be parsed like a row of questions."""
     system: str
-    """The system message that the agent had; empty where it is not told."""
+    """System message of the agent; empty if the row has none."""
     trajectories: tuple[ForeignTrajectory, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A row that is not taken, and why."""
+    """A rejected row, and why."""
 
     number: int
     reason: str
@@ -94,7 +95,7 @@ class Refusal:
 
 
 def read_records(path: Path, kind: Kind) -> Iterator[ForeignRecord | Refusal]:
-    """The rows of a file (JSON, JSON Lines or parquet), each read or refused; raises DataError as `read_rows` does."""
+    """Yield the parsed or rejected rows of a JSON, JSON Lines or parquet file; raise DataError as `read_rows` does."""
     for row in read_rows(path):
         try:
             yield _record(row, kind)
@@ -134,7 +135,7 @@ def _system(fields: Mapping[str, Any]) -> str:
 
 
 def _why_empty(fields: Mapping[str, Any]) -> str:
-    """What the other program noted of a row without trajectories."""
+    """Return why a row has no trajectories, according to the other program."""
     for name in ("prediction", "initial_output", "status"):
         value = fields.get(name)
         if isinstance(value, str) and (value.startswith(_NOTES) or name == "status"):
@@ -143,7 +144,7 @@ def _why_empty(fields: Mapping[str, Any]) -> str:
 
 
 def _evolved(fields: Mapping[str, Any]) -> Iterator[ForeignTrajectory]:
-    """Of a flywheel record: the pool, with predictions and verdicts beside it; the first one is the initial rollout."""
+    """Yield the pool of a flywheel record with its predictions and verdicts; the first one is the initial rollout."""
     texts = _list(fields, "evolve_trajectories_buffer")
     predictions = _beside(fields, "evolve_predictions", texts)
     verdicts = _beside(fields, "evolve_trajectories_llm_judge_results", texts)
@@ -161,7 +162,7 @@ def _evolved(fields: Mapping[str, Any]) -> Iterator[ForeignTrajectory]:
 
 
 def _sampled(fields: Mapping[str, Any]) -> Iterator[ForeignTrajectory]:
-    """Of a record of direct rollouts; an empty one keeps its place as failed."""
+    """Yield the rollouts of a record of direct rollouts. An empty one keeps its position as failed."""
     texts = _list(fields, "rollout_outputs")
     counts = _beside(fields, "tool_counts", texts)
     ends = _beside(fields, "finish", texts) if fields.get("finish") is not None else [None] * len(texts)
@@ -177,7 +178,7 @@ def _sampled(fields: Mapping[str, Any]) -> Iterator[ForeignTrajectory]:
 
 
 def _pooled(fields: Mapping[str, Any]) -> Iterator[ForeignTrajectory]:
-    """Of a pool with an object per trajectory."""
+    """Yield the trajectories of a pool with an object per trajectory."""
     entries = _list(fields, "pool")
     places: dict[Any, int] = {}
     for place, entry in enumerate(entries):
@@ -219,7 +220,7 @@ def _list(fields: Mapping[str, Any], name: str) -> list[Any]:
 
 
 def _beside(fields: Mapping[str, Any], name: str, texts: Sequence[Any]) -> list[Any]:
-    """A list with one entry per trajectory."""
+    """Return a list with one entry per trajectory; raise Rejected if its length differs."""
     if fields.get(name) is None:
         raise Rejected("missing_field", f"the row has no {name}")
     values = _list(fields, name)
@@ -238,7 +239,7 @@ def _text(value: Any, where: str) -> str:
 
 
 def _status_of(text: str) -> str:
-    """How a rollout ended that does not say so."""
+    """Return the status of a rollout that the row does not state: `failed`, `answered` or `no_answer`."""
     if not text:
         return "failed"
     return "answered" if text.endswith(_END) else "no_answer"

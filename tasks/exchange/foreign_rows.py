@@ -1,7 +1,7 @@
-"""Trajectories of other programs as rows of ours: segments, calls, and token ids by the policy's tokenizer.
+"""Convert trajectories of other programs to rows: segments, calls, and token ids by the policy's tokenizer.
 
-Ids are those of text that was encoded here, and say so: no id has origin 1, sampled. What became of a call is read off
-its result, by the words that the program published with arXiv 2601.06860 has for failures, and by our own.
+The text is tokenized here, so no token id has origin 1 (sampled). The status of a call is inferred from its result, by
+the failure messages of the program published with arXiv 2601.06860 and by Treadle's own.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from treadle.agent.tools.python import TIMEOUT_TEXT
 from treadle.agent.tools.search import EMPTY_QUERY, NO_HIT, REFUSED, TOO_SLOW
 from treadle.agent.transcript import Transcript
 from treadle.core.chat import ChatTokenizer
-from treadle.datagen.question_rows import Rejected
+from treadle.datagen.layouts import Rejected
 from treadle.tasks.exchange.foreign_records import IMPORTED, ForeignRecord, ForeignTrajectory
 
 _FAILURES = ("Tool execute failed", "Local search failed: ", "Bing search failed: ")
@@ -36,7 +36,7 @@ _SAID: Mapping[str, OutcomeStatus] = {
     EMPTY_QUERY: "invalid",
     REFUSED: "invalid",
 }
-"""What results are as a whole, in the words of that program and in our own."""
+"""Complete result texts -> status, in the words of that program and of Treadle."""
 _NOT_RUN = re.compile(
     r"(?:The limit of \w+ calls \(\d+\) is reached; this call was not run|The \w+ tool is not available here)\. "
     r"Go on without it\."
@@ -47,25 +47,25 @@ _NO_TEXT = "the imported file has no text of it"
 
 
 class ForeignRows:
-    """Makes rows for one instance."""
+    """Converter of trajectories to the rows of one instance."""
 
     def __init__(self, environment: EnvironmentSettings, tokenizer: ChatTokenizer | None, model: str) -> None:
-        """`model`: name of the model that stands for the one that wrote the trajectories."""
+        """Set up the conversion; `model`: name of the model that stands for the one that wrote the trajectories."""
         self._environment, self._tokenizer, self._model = environment, tokenizer, model
         self._digests = environment.digests()
         self._tokenizer_digest = tokenizer.digest if tokenizer is not None else ""
 
     def differs(self, record: ForeignRecord, question: Mapping[str, Any]) -> bool:
-        """Whether the agent had another system message than this run's has for the question."""
+        """Return whether the agent had another system message than this run has for the question."""
         system = self._environment.system_text_of(question.get("format"))
         return bool(record.system) and record.system.strip() != system.strip()
 
     def rollouts(self, record: ForeignRecord, question: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """Rows of `rollouts`; raises Rejected where counts of calls are not those of the text."""
+        """Return rows of `rollouts`; raise Rejected if counts of calls do not match the text."""
         return [self._row(one, place, record, question) for place, one in enumerate(record.trajectories)]
 
     def pools(self, record: ForeignRecord, question: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """Rows of `pools`, with verdicts as the file has them; raises Rejected as `rollouts` does."""
+        """Return rows of `pools` with the verdicts of the file; raise Rejected as `rollouts` does."""
         rows = self.rollouts(record, question)
         for one, row in zip(record.trajectories, rows, strict=True):
             row["parents"] = [rows[one.parent]["rollout_key"]] if one.parent is not None else []
@@ -138,9 +138,9 @@ class ForeignRows:
 
 
 def _stretches(pieces: Sequence[Segment], protocol: Protocol) -> Iterator[tuple[bool, str]]:
-    """(whether it is a result, text): what the model wrote up to and including a call, and results.
+    """Yield (True for a result, text) for each span: model text up to and including a call, and results.
 
-    White space between a call and its result is the environment's, as in the reinforcement of the same program.
+    White space between a call and its result belongs to the result, as in that program's reinforcement learning.
     """
     written = ""
     for piece in pieces:
@@ -160,7 +160,7 @@ def _stretches(pieces: Sequence[Segment], protocol: Protocol) -> Iterator[tuple[
 
 
 def _calls(pieces: Sequence[Segment], protocol: Protocol, told: tuple[tuple[str, str], ...] | None) -> list[CallRecord]:
-    """The ledger: what each call came to, by the file's word where it has one, else by its result."""
+    """Return the calls with their status: as stated by the file, else inferred from the result."""
     solid = [piece for piece in pieces if piece.kind != TEXT or not piece.text.isspace()]
     found: list[CallRecord] = []
     for place, piece in enumerate(solid):
@@ -185,7 +185,7 @@ def _calls(pieces: Sequence[Segment], protocol: Protocol, told: tuple[tuple[str,
 
 
 def status_of_result(tool: str, text: str) -> OutcomeStatus:
-    """What became of a call, by the text of its result alone; prose that speaks of errors is no failure."""
+    """Infer the status of a call from its result; text that merely mentions errors is not a failure."""
     if text in _SAID:
         return _SAID[text]
     if _NOT_RUN.fullmatch(text):
@@ -201,7 +201,7 @@ def status_of_result(tool: str, text: str) -> OutcomeStatus:
 
 
 def _score(one: ForeignTrajectory, domain: str) -> float | None:
-    """As the file has it; of a verdict alone, where a verdict is all that the domain knows."""
+    """Return the score in the file, else one derived from the verdict; None if a verdict is not enough (`qa`)."""
     if one.score is not None or one.correct is None:
         return one.score
     return None if domain == "qa" else float(one.correct)

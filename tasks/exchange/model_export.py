@@ -1,4 +1,4 @@
-"""A checkpoint of a run as a folder in Hugging Face format, with a model card: base, data, training, scores."""
+"""Export a checkpoint as a folder in Hugging Face format with a model card: base, data, training, scores."""
 
 from __future__ import annotations
 
@@ -38,20 +38,20 @@ _HEADLINE = ("score", "calls_requested", "efficiency", "conciseness")
 
 @dataclass(frozen=True, slots=True)
 class Base:
-    """The model that training began with, at the end of the chain of checkpoints."""
+    """Model that training started from, at the end of the chain of checkpoints."""
 
     name: str
-    """Hub id, name of a folder, or what is known of it."""
+    """Hub id, name of a folder, or a description."""
     hub_id: str | None
     licence: str | None
-    """As the hub writes it; None where it is not known here."""
+    """Licence as the hub writes it; None if unknown."""
 
 
 def export_model(run: Run, record: StageRecord, target: Path, *, replace: bool = False) -> dict[str, Any]:
-    """Write the model of a checkpoint into a new folder that transformers and vLLM load; returns what was written.
+    """Write the model of a checkpoint into a new folder that transformers and vLLM load; return a summary.
 
-    Raises RunError where the instance made no model, ArtifactError for a file that has changed, ConfigError where
-    `target` cannot be taken (see `new_folder`), StorageError.
+    Raises RunError if the instance made no model, ArtifactError for a file that has changed, ConfigError if `target`
+    cannot be used (see `new_folder`), StorageError.
     """
     if CHECKPOINTS.kind not in record.outputs:
         raise RunError(f"{record.address} made no model; it made {', '.join(record.outputs)}")
@@ -82,14 +82,14 @@ def export_model(run: Run, record: StageRecord, target: Path, *, replace: bool =
 
 
 def _base(run: Run, way: Sequence[Origin]) -> Base:
-    """Of the checkpoints on the way, the one that no other of the run was the base of."""
+    """Return the base model of the first checkpoint in the provenance."""
     rows = [next(run.rows(origin.artifact).rows()) for origin in way if origin.artifact.kind == CHECKPOINTS.kind]
     row = next((row for row in rows if not made_here(row["base_model"])), rows[-1])
     model = row["base_model"]
     if model == EMBEDDED:
         return Base(EMBEDDED_MODEL, EMBEDDED_MODEL, _EMBEDDED_LICENCE)
     if made_here(model):
-        return Base(f"the earlier {model}, made anew since", None, None)
+        return Base(f"the earlier {model}, rerun since", None, None)
     folder = Path(model).expanduser()
     if folder.is_dir() or model.startswith(("/", ".", "~")) or not _HUB_ID.fullmatch(model):
         return Base(str(without_places(str(folder))), None, _licence_of(folder, row["base_digest"]))
@@ -97,7 +97,7 @@ def _base(run: Run, way: Sequence[Origin]) -> Base:
 
 
 def _licence_of(folder: Path, digest: str) -> str | None:
-    """What the card of the base model says, if it is the model still."""
+    """Return the licence in the base model's card; None if the folder has changed or has no licence."""
     try:
         if folder_digest(str(folder)) != digest:
             return None
@@ -110,7 +110,7 @@ def _licence_of(folder: Path, digest: str) -> str | None:
 
 
 def _scores(run: Run, checkpoint: StageRecord) -> tuple[list[dict[str, Any]], list[str]]:
-    """Rows of figures of this very checkpoint, per instance of `scores`; and what could not be read."""
+    """Return rows of figures of this checkpoint per instance of `scores`, and notes on what could not be read."""
     ours = checkpoint.outputs[CHECKPOINTS.kind]
     records, found, notes = run.records(), list[dict[str, Any]](), list[str]()
     sampled = {
@@ -127,7 +127,7 @@ def _scores(run: Run, checkpoint: StageRecord) -> tuple[list[dict[str, Any]], li
         if scored.stage != "scores" or not any(artifact in sampled for artifact in read):
             continue
         if (table := scored.outputs["scores"]) in told:
-            continue  # What a later iteration has taken over is no further measurement.
+            continue  # A result reused by a later iteration is not another measurement.
         told.add(table)
         try:
             rollouts = [ScoredRollout.from_row(row) for row in run.rows(table).rows(list(COLUMNS))]
@@ -140,7 +140,7 @@ def _scores(run: Run, checkpoint: StageRecord) -> tuple[list[dict[str, Any]], li
 
 
 def _is_agent(rollouts: StageRecord, checkpoint: StageRecord) -> bool:
-    """Whether the checkpoint was the agent of these rollouts, not only the summarizer of their searches."""
+    """Return whether the checkpoint was the agent of these rollouts, not only their search summarizer."""
     settings = rollouts.settings if isinstance(rollouts.settings, Mapping) else {}
     server = (settings.get("model") or {}).get("server") or {}
     made = Address.parse(checkpoint.address)
@@ -149,7 +149,7 @@ def _is_agent(rollouts: StageRecord, checkpoint: StageRecord) -> bool:
         return (named[0].stage, named[0].qualifier) == (made.stage, made.qualifier)
     if phase_of(Address.parse(rollouts.address).qualifier) is None:
         return False
-    first = next(iter(rollouts.inputs.get("checkpoint", ())), None)  # The policy's comes before that of helpers.
+    first = next(iter(rollouts.inputs.get("checkpoint", ())), None)  # The policy's comes before those of helpers.
     return first is not None and first.artifact == checkpoint.outputs[CHECKPOINTS.kind]
 
 
@@ -171,8 +171,8 @@ def _card(
         f"# {escape(run.run_id)} {escape(record.address)}",
         f"{how} from {escape(base.name)} by Treadle {escape(run.info.treadle_version)}: instance "
         f"{escape(record.address)} of run {escape(run.run_id)}, checkpoint "
-        f"`{record.outputs[CHECKPOINTS.kind].digest}`. It writes calls of tools between markers, and goes on behind "
-        "their results: what runs it has to stop at a call, run it, and put the result in. "
+        f"`{record.outputs[CHECKPOINTS.kind].digest}`. It writes calls of tools between markers, and continues after "
+        "their results: a program that runs it has to stop at a call, run it, and put the result in. "
         "`export.json` has everything below in a form for programs.",
         render_figures([_training(row)]),
         "## Settings\n\n" + json_block(without_places(record.settings)),

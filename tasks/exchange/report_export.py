@@ -1,4 +1,4 @@
-"""A finished report in the formats of `treadle export report`."""
+"""Convert a finished report to the formats of `treadle export report`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _FORMATS = {".json": "json", ".csv": "csv", ".md": "md", ".txt": "md", "": "md"}
 
 
 def format_by_name(file: Path) -> str:
-    """The format that a file's name asks for; raises ConfigError for a name that asks for none."""
+    """Return the format that a file name implies; raise ConfigError if it implies none."""
     if (found := _FORMATS.get(file.suffix.lower())) is None:
         raise ConfigError(
             f"{file}: no format has names that end in {file.suffix}; name one with --format, or end it in .json, .csv "
@@ -33,7 +33,7 @@ def format_by_name(file: Path) -> str:
 
 
 def report_content(run: Run, record: StageRecord, format_name: str) -> bytes:
-    """What the file holds: json, csv, comparisons, md, or legacy; raises RunError where what it needs is gone."""
+    """Return the file content: json, csv, comparisons, md or legacy; raise RunError if inputs no longer exist."""
     summary = run.rows(record.outputs[SUMMARY.kind])
     if format_name == "md":
         return summary.read_file("report.md")
@@ -49,7 +49,7 @@ def report_content(run: Run, record: StageRecord, format_name: str) -> bytes:
 
 
 def _legacy(run: Run, record: StageRecord) -> dict[str, Any]:
-    """From the scores that the report read, and from the rollouts and questions that these were made of."""
+    """Return the legacy report, from the scores that the report read and their rollouts and questions."""
     scores = report_tables(record)
     makers = [_maker(run, ref) for ref, _ in scores]
     rollouts = [ref for maker in makers for ref in maker.inputs["rollouts"]]
@@ -64,7 +64,7 @@ def _legacy(run: Run, record: StageRecord) -> dict[str, Any]:
 def _scored(
     run: Run, tables: Sequence[tuple[InputRef, str]], makers: Sequence[StageRecord]
 ) -> Iterator[dict[str, Any]]:
-    """Rows of scores under the names of the report, with whether judges decide about their answers."""
+    """Yield rows of scores with the model names of the report, and whether judges can decide about them."""
     for (ref, prefix), maker in zip(tables, makers, strict=True):
         judges = ScoresSettings.model_validate(maker.settings).options.judges
         domains = judges.domains if judges.models else ()
@@ -74,10 +74,10 @@ def _scored(
 
 
 def _maker(run: Run, ref: InputRef) -> StageRecord:
-    """The record of the stage that made an input, as it was when that was read."""
+    """Return the record that made an input; raise RunError if it has been replaced since."""
     made = run.record(Address.parse(ref.address))
     if made is None or made.outputs.get(ref.artifact.kind) != ref.artifact:
-        raise RunError(f"{ref.address} has been made anew since the report; run the report again")
+        raise RunError(f"{ref.address} has been rerun since the report; run the report again")
     return made
 
 

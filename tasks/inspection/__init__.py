@@ -1,1 +1,1 @@
-"""Looking into runs: rows and where they come from, all runs at one glance, two runs beside each other."""
+"""Inspect runs: single rows and their lineage, an overview of all runs, and the differences between two runs."""

@@ -1,6 +1,6 @@
-"""Where a row comes from: the way from a trajectory back to the row of the user's file, and on to its verdicts.
+"""Trace the lineage of a row: from a trajectory back to the row of the user's file, and on to its verdicts.
 
-What the flywheel made of a question is a tree of its own: see `tasks/inspection/pool_tree.py`.
+For the trajectories that the data flywheel derived from a question, see `tasks/inspection/pool_tree.py`.
 """
 
 from __future__ import annotations
@@ -27,32 +27,32 @@ _QUESTIONS = ("questions", "question_key")
 
 @dataclass(frozen=True, slots=True)
 class FoundRollout:
-    """A trajectory with all that belongs to it."""
+    """A trajectory with everything that belongs to it."""
 
     address: Address
     rollout: dict[str, Any]
     question: dict[str, Any]
     score: dict[str, Any] | None
-    """The row of `scores`; None where there is none, and for trajectories of a pool, which hold their verdicts."""
+    """Row of `scores`. None if there is none, and for trajectories of a pool, which contain their own verdict."""
     segments: list[dict[str, Any]]
     tool_calls: list[dict[str, Any]]
     parent: dict[str, Any] | None = None
-    """The row of the trajectory that it was made from, segments unpacked."""
+    """Row of the trajectory that it was edited from, with parsed segments."""
     unread: tuple[str, ...] = ()
-    """Why tables that may hold its score could not be read: of another version, or damaged."""
+    """Errors of tables that may hold its score: damaged, or written by another version."""
 
     @property
     def is_of_pool(self) -> bool:
-        """Whether the flywheel made it."""
+        """True if the trajectory comes from `pools`."""
         return "edit_step" in self.rollout
 
     @property
     def changes(self) -> Changes | None:
-        """What differs from the parent; None without one."""
+        """Differences from the parent trajectory; None without a parent."""
         return changes_between(self.parent["segments"], self.segments) if self.parent else None
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON-able form."""
+        """Return a JSON-able form."""
         rollout = {**self.rollout, "segments": self.segments, "tool_calls": self.tool_calls}
         for name in ("judge", "prompts", "models", "usage"):
             if self.is_of_pool:
@@ -69,23 +69,23 @@ class FoundRollout:
 
 @dataclass(frozen=True, slots=True)
 class LineageStep:
-    """One step of the way: a row of a table, the artifact that holds it, or all that became of a question."""
+    """One step of a lineage: a row of a table, the artifact that holds it, or the pool of a question."""
 
     label: str
     facts: dict[str, Any] = field(default_factory=dict)
     tree: PoolTree | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON-able form."""
+        """Return a JSON-able form."""
         tree = {"pool": self.tree.as_dict()} if self.tree else {}
         return {"label": self.label, **self.facts, **tree}
 
 
 def find_rollout(run: Run, key: str) -> FoundRollout:
-    """Find a rollout, or a trajectory of a pool, by its key or an unambiguous beginning; raises DataError.
+    """Return a rollout, or a trajectory of a pool, by its key or a unique prefix; raise DataError.
 
-    What iterations made with one seed has one key in all of them: `2/<key>` is that of the second one, and a key alone
-    that of the last one which has it.
+    Iterations with equal seeds produce equal keys. `2/<key>` selects the trajectory of the second iteration; a key
+    alone selects that of the last iteration that has it.
     """
     iteration, key = _parted(key)
     kind, whole = full_key(run, (_ROLLOUTS, _POOLS), key, "trajectory", iteration)
@@ -93,13 +93,14 @@ def find_rollout(run: Run, key: str) -> FoundRollout:
 
 
 def _parted(text: str) -> tuple[int | None, str]:
-    """The iteration that a key is looked for in, where it names one, and the key."""
+    """Split `2/<key>` into iteration and key; the iteration is None if the text names none."""
     match = _KEY_OF_ITERATION.fullmatch(text)
     return (int(match[1]), match[2]) if match else (None, text)
 
 
 def _found(run: Run, kind: str, key: str, iteration: int | None) -> FoundRollout:
     made = rows_with(run, kind, "rollout_key", key, iteration=iteration)
+    # The last iteration that has the key.
     address, row = max(made, key=lambda found: found[0].iteration)
     score, unread = _score(run, key, address.iteration) if kind == "rollouts" else (None, ())
     parent = None
@@ -120,7 +121,7 @@ def _found(run: Run, kind: str, key: str, iteration: int | None) -> FoundRollout
 
 
 def _score(run: Run, key: str, iteration: int) -> tuple[dict[str, Any] | None, tuple[str, ...]]:
-    """The row of `scores` of a rollout; without one, why tables of scores could not be read."""
+    """Return the `scores` row of a rollout or None, and without a row the errors of unreadable score tables."""
     import pyarrow.compute as pc
 
     unread = []
@@ -150,7 +151,7 @@ def _question(run: Run, key: str) -> dict[str, Any]:
 
 
 def trace_back(run: Run, key: str) -> list[LineageStep]:
-    """The way of a trajectory or a question, from its source on; raises DataError for an unknown key."""
+    """Return the lineage of a trajectory or a question, from its source on; raise DataError for an unknown key."""
     iteration, key = _parted(key)
     kind, whole = full_key(run, (_ROLLOUTS, _POOLS, _QUESTIONS), key, "trajectory or question", iteration)
     if kind == "rollouts":
@@ -216,7 +217,7 @@ def _rollout_steps(run: Run, found: FoundRollout) -> list[LineageStep]:
 
 
 def _selections(run: Run, question_key: str, *, of_rollout: FoundRollout | None = None) -> list[LineageStep]:
-    """Phases that a question was selected for, of all or of those that a rollout had a part in."""
+    """Return the phases that selected a question; with `of_rollout` only those that its rollout counted for."""
     columns = ("question_key", "rank", "score_tool", "score_corr", "parents")
     iteration, key = (of_rollout.address.iteration, of_rollout.rollout["rollout_key"]) if of_rollout else (None, "")
     return [
@@ -231,7 +232,7 @@ def _selections(run: Run, question_key: str, *, of_rollout: FoundRollout | None 
 
 
 def _trainings(run: Run, question_key: str) -> list[LineageStep]:
-    """Phases that were trained on a question, a step of the way for each."""
+    """Return one lineage step for each curriculum phase that trained on a question."""
     steps: dict[Address, Counter[int]] = {}
     for address, row in rows_with(run, "rl_rollouts", "question_key", question_key, ("question_key", "step")):
         steps.setdefault(address, Counter())[row["step"]] += 1
@@ -246,6 +247,6 @@ def _trainings(run: Run, question_key: str) -> list[LineageStep]:
 
 
 def _artifacts(run: Run, kind: str, address: Address | None = None) -> list[str]:
-    """Digests of the tables of a kind: that of one instance, or of all."""
+    """Return the digests of the tables of a kind: that of one instance, or of all."""
     records = [record for record in run.records() if address in (None, Address.parse(record.address))]
     return sorted({record.outputs[kind].digest for record in records if kind in record.outputs})

@@ -1,4 +1,4 @@
-"""All runs of a root at one glance."""
+"""Summarize all runs of a root."""
 
 from __future__ import annotations
 
@@ -15,25 +15,27 @@ _GRAVEST_FIRST = ("running", "failed", "crashed", "interrupted")
 
 @dataclass(frozen=True, slots=True)
 class RunOverview:
-    """One run."""
+    """Summary of one run."""
 
     run_id: str
     state: str
-    """That of an instance which runs or did not complete, else `completed`, `unfinished`, `not begun`, `unreadable`."""
+    """State of an instance that is running or did not complete, else `completed`, `unfinished`, `not begun` or
+    `unreadable`.
+    """
     num_completed: int = 0
     num_instances: int = 0
     created_at: str | None = None
     """UTC, ISO 8601."""
     changed_at: str | None = None
-    """When an attempt last began or ended."""
+    """Time when an attempt last started or ended, UTC, ISO 8601; if there is none, `created_at`."""
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON-able form."""
+        """Return a JSON-able form."""
         return asdict(self)
 
 
 def overviews(root: str | Path) -> list[RunOverview]:
-    """All runs of a root, by name; one that cannot be read is said to be so."""
+    """Return a summary of all runs of a root, by name. The state of a run that cannot be read is `unreadable`."""
     return [_overview(root, run_id) for run_id in list_runs(root)]
 
 

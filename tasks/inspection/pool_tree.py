@@ -1,4 +1,4 @@
-"""What the flywheel made of one question, as a tree: initial rollouts, what operators made of them, what came of it."""
+"""Build the pool of one question as a tree: initial rollouts, their edits by operators, and the results."""
 
 from __future__ import annotations
 
@@ -25,57 +25,57 @@ _COPIED = (
 
 @dataclass(frozen=True, slots=True)
 class Barren:
-    """An operator, or a finding for several of them, that gave no trajectory."""
+    """An operator application, or a finding shared by several operators, that produced no trajectory."""
 
     round: int
     operator: str
     outcome: str
-    """found, duplicate, rejected or failed."""
+    """One of `found`, `duplicate`, `rejected`, `failed`."""
     reason: str
     reply: str
-    """The model's reply that was rejected."""
+    """The rejected reply of the model."""
     error: str | None
     twin: str | None
-    """The trajectory that it repeated."""
+    """Key of the trajectory that it duplicates."""
     num_tokens: int
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON-able form."""
+        """Return a JSON-able form."""
         return {name: getattr(self, name) for name in self.__slots__}
 
 
 @dataclass(frozen=True, slots=True)
 class Fate:
-    """What `sft_rows` made of a trajectory."""
+    """Result of a trajectory in `sft_rows`."""
 
     is_row: bool
     reasons: tuple[str, ...] = ()
-    """Codes of all rules that it breaks, or why it was not selected."""
+    """Codes of all rules that it violates, or why it was not selected."""
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A trajectory, and what was tried with it."""
+    """A trajectory, and the edits that were tried on it."""
 
     key: str
     facts: dict[str, Any]
     """Columns of its row."""
     method: str
-    """What decided the verdict."""
+    """Method that decided the verdict."""
     usage: dict[str, Any]
     fate: Fate | None
-    """None where `sft_rows` did not see it."""
+    """None if `sft_rows` did not read the trajectory."""
     chosen: bool
     edits: list[Node] = field(default_factory=list)
     barren: list[Barren] = field(default_factory=list)
 
     @property
     def num_tokens(self) -> int:
-        """Prompt and sampled tokens of all roles that making and judging it took."""
+        """Prompt and sampled tokens of all roles that making and judging the trajectory took."""
         return _tokens(self.usage)
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON-able form."""
+        """Return a JSON-able form."""
         fate = None if self.fate is None else {"row": self.fate.is_row, "reasons": list(self.fate.reasons)}
         return {
             "key": self.key,
@@ -91,18 +91,18 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class PoolTree:
-    """The pool of one question in one instance of `pools`."""
+    """Pool of one question in one instance of `pools`."""
 
     address: Address
     outcome: dict[str, Any]
-    """The row of `pool_questions`, usage unpacked."""
+    """Row of `pool_questions`, with parsed usage."""
     roots: list[Node]
     barren: list[Barren]
-    """Initial rollouts that gave no trajectory."""
+    """Initial rollouts that produced no trajectory."""
 
     @property
     def label(self) -> str:
-        """One line that sums it up."""
+        """One-line summary of the pool."""
         row, tokens = self.outcome, _tokens(self.outcome["usage"])
         error = f" ({row['error']})" if row["error"] else ""
         return (
@@ -111,7 +111,7 @@ class PoolTree:
         )
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON-able form."""
+        """Return a JSON-able form."""
         return {
             **self.outcome,
             "trajectories": [node.as_dict() for node in self.roots],
@@ -120,7 +120,7 @@ class PoolTree:
 
 
 def pool_trees(run: Run, question_key: str, chosen: str | None = None) -> Iterator[PoolTree]:
-    """The tree of a question in each instance of `pools` that took it up; `chosen`: a trajectory to be marked."""
+    """Yield the pool of a question in each instance of `pools` that has one; `chosen`: key of a trajectory to mark."""
     outcomes = dict(rows_with(run, "pool_questions", "question_key", question_key))
     if not outcomes:
         return
@@ -164,7 +164,7 @@ def _barren(event: Mapping[str, Any]) -> Barren:
 
 
 def _fates(run: Run, question_key: str, iteration: int) -> dict[str, Fate]:
-    """Trajectory -> what `sft_rows` of its iteration made of it."""
+    """Return trajectory key -> its result in `sft_rows` of the iteration."""
     columns = ("rollout_key", "reason", "reasons")
     rejected = rows_with(run, "sft_rejections", "question_key", question_key, columns, iteration=iteration)
     fates = {row["rollout_key"]: Fate(False, tuple(row["reasons"]) or (row["reason"],)) for _, row in rejected}

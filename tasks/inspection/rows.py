@@ -1,4 +1,4 @@
-"""Finding single rows among the tables of a run, without reading more of them than has to be."""
+"""Find single rows in the tables of a run, without reading more than necessary."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from treadle.core.stage import Address
 from treadle.core.taken_over import own_results
 
 Key = tuple[str, str]
-"""Kind of table, and its column that identifies."""
+"""Kind of a table, and the column with its key."""
 
 
 def full_key(run: Run, places: Sequence[Key], prefix: str, what: str, iteration: int | None = None) -> tuple[str, str]:
-    """The kind of table and the one key that is this, or else begins so, in any of the places, of one iteration or all.
+    """Return the kind of table and the full key for a key or unique prefix, searching all `places`.
 
-    Raises DataError where there is none, and where there are several. Reads only the keys.
+    Searches one iteration or, by default, all; reads only key columns. Raises DataError if no key or several keys
+    match.
     """
     import pyarrow.compute as pc
 
@@ -49,8 +50,10 @@ def rows_with(
     *,
     iteration: int | None = None,
 ) -> Iterator[tuple[Address, dict[str, Any]]]:
-    """Rows of all tables of a kind, or of those of one iteration, with this value, as a stream; with these columns, or
-    all."""
+    """Yield the rows of all tables of a kind whose `column` equals `value`; by default with all columns.
+
+    With `iteration`, only tables of that iteration are searched.
+    """
     import pyarrow.compute as pc
 
     for address, table in tables(run, kind, iteration):
@@ -60,7 +63,10 @@ def rows_with(
 
 
 def tables(run: Run, kind: str, iteration: int | None = None) -> Iterator[tuple[Address, ArtifactReader]]:
-    """All tables of a kind, each with the first instance that has it, or those of one iteration, the taken over too."""
+    """Yield all tables of a kind, each with the first instance that has it.
+
+    With `iteration`, yield the tables of that iteration, including those reused from earlier ones.
+    """
     records = run.records()
     for record in own_results(records) if iteration is None else records:
         address = Address.parse(record.address)

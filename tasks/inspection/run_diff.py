@@ -1,4 +1,4 @@
-"""How two runs differ: configuration, software, results by their digests, counts, and figures of the reports."""
+"""Compare two runs: configuration, software, digests of the results, counts, and figures of the reports."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Verdict = Literal["same", "changed", "only first", "only second"]
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A value by its dotted name in both; None where one has none."""
+    """A value, by its dotted name, that differs between two runs; None in a run without it."""
 
     name: str
     first: Any
@@ -34,34 +34,34 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class TableChange:
-    """A table that a stage instance made."""
+    """Comparison of a table that a stage instance wrote."""
 
     kind: str
     first_rows: int | None
-    """None where it made no such table."""
+    """None if the first run has no such table."""
     second_rows: int | None
     is_same: bool
-    """Whether the digests are equal, so that both hold the same bytes."""
+    """True if the digests are equal, that is, both tables have the same content."""
 
 
 @dataclass(frozen=True, slots=True)
 class InstanceDiff:
-    """How the results at one address differ."""
+    """Differences between the results at one address."""
 
     address: str
     verdict: Verdict
     tables: tuple[TableChange, ...]
     settings: tuple[Change, ...]
     inputs: tuple[str, ...]
-    """Addresses of which the two read different content."""
+    """Addresses whose results differ as inputs of the two."""
     metrics: tuple[Change, ...]
     same_as: tuple[str, str] = ("", "")
-    """In each run the earlier iteration that has this result, where it was taken over and not made."""
+    """For each run, the earlier iteration that the result was reused from; empty if it was not reused."""
 
 
 @dataclass(frozen=True, slots=True)
 class FigureChange:
-    """A figure of a report that differs."""
+    """A figure of a report that differs between two runs."""
 
     address: str
     model: str
@@ -72,29 +72,32 @@ class FigureChange:
 
     @property
     def difference(self) -> float | None:
-        """Second minus first; None where one says nothing."""
+        """Second minus first; None if one has no value."""
         return None if self.first is None or self.second is None else self.second - self.first
 
 
 @dataclass(slots=True)
 class RunDiff:
-    """All differences of two runs."""
+    """All differences between two runs."""
 
     first: str
     second: str
     config: list[Change] = field(default_factory=list)
     idle_config: list[Change] = field(default_factory=list)
-    """Keys that differ in tables of stages which are in neither run's flow and of which neither has a result."""
+    """Differing keys of tables whose stage is in neither run's flow and has a result in neither."""
     software: list[Change] = field(default_factory=list)
     instances: list[InstanceDiff] = field(default_factory=list)
-    """All addresses, those that are the same included."""
+    """All addresses, including identical ones."""
     figures: list[FigureChange] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    """What could not be compared, and why."""
+    """Messages about what could not be compared, and why."""
 
 
 def run_diff(first: Run, second: Run) -> RunDiff:
-    """Compare two runs, of one root or of two; what cannot be read is noted. Raises RunError for a damaged config."""
+    """Compare two runs of one root or of two; raise RunError for a damaged configuration.
+
+    Records and tables that cannot be read are listed in `notes`.
+    """
     diff = RunDiff(first.run_id, second.run_id)
     diff.software = list(_changes(_software(first), _software(second)))
     one, other = (_records(run, diff.notes) for run in (first, second))
@@ -110,7 +113,7 @@ def run_diff(first: Run, second: Run) -> RunDiff:
 
 
 def _idle_tables(*runs: tuple[Run, Mapping[str, StageRecord]]) -> set[str]:
-    """Tables of the configuration that no stage of these runs reads; none where a run's flow is not known."""
+    """Return the configuration tables that no stage of these runs reads; empty if a run's flow is unknown."""
     used: set[Address] = set()
     for run, records in runs:
         flow = known_addresses(run)
@@ -123,7 +126,7 @@ def _idle_tables(*runs: tuple[Run, Mapping[str, StageRecord]]) -> set[str]:
 
 
 def _in_order(runs: Iterable[Run], addresses: Iterable[str]) -> list[str]:
-    """As the flows make them, iteration by iteration; what is in no flow comes after it, by stage, phase and name."""
+    """Return addresses in flow order, by iteration; those in no flow come last, by stage, phase and name."""
     flows = sorted((known_addresses(run) for run in runs), key=len, reverse=True)
     ranks = {str(address): rank for rank, address in enumerate(dict.fromkeys(chain(*flows)))}
 
@@ -210,7 +213,7 @@ _ABSENT = object()
 
 
 def _changes(first: Any, second: Any, path: str = "") -> Iterator[Change]:
-    """Leaves of JSON-able data that differ; a list of another length is one leaf."""
+    """Yield the leaves of JSON-able data that differ; lists of different lengths are compared as one leaf."""
     if isinstance(first, Mapping) and isinstance(second, Mapping):
         for key in (*first, *(key for key in second if key not in first)):
             below = f"{path}.{key}" if path and key else path or str(key)

@@ -1,4 +1,4 @@
-"""What an edited trajectory has in place of what its parent had, segment by segment."""
+"""Compare an edited trajectory with its parent, segment by segment."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ Segment = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A segment, as far as it is the same, only in the parent, or only in the edited one."""
+    """A segment that is in both trajectories, only in the parent, or only in the edited one."""
 
     side: Side
     kind: str
     text: str
     shared_chars: int = 0
-    """So many characters at its beginning stand in its counterpart too."""
+    """Number of leading characters that its counterpart shares."""
 
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """How an edited trajectory differs from its parent.
+    """Differences between an edited trajectory and its parent.
 
     Attributes:
-        num_steps: Whole steps at the beginning that are as in the parent.
-        pieces: What comes after them.
+        num_steps: Number of complete leading steps that equal the parent's.
+        pieces: Segments after them.
     """
 
     num_steps: int
     pieces: tuple[Piece, ...]
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON-able form."""
+        """Return a JSON-able form."""
         pieces = [{"side": one.side, "kind": one.kind, "text": one.text} for one in self.pieces]
         return {"steps_as_in_parent": self.num_steps, "pieces": pieces}
 
@@ -47,7 +47,7 @@ def changes_between(parent: Sequence[Segment], edited: Sequence[Segment]) -> Cha
     shared = 0
     while shared < min(len(before), len(after)) and before[shared] == after[shared]:
         shared += 1
-    # Only what ends with a result is a whole step.
+    # A step is complete only if it ends with a result.
     whole = max((index + 1 for index in range(shared) if before[index][0] == _RESULT), default=0)
     if shared == len(before) == len(after):
         whole = shared
@@ -65,7 +65,7 @@ def _pieces(before: Sequence[tuple[str, str]], after: Sequence[tuple[str, str]])
             pieces += [Piece("same", kind, text) for kind, text in before[start:end]]
             continue
         gone, come = before[start:end], after[new_start:new_end]
-        # A segment that was gone on with shows only what is new.
+        # For a segment that was continued, remember the shared prefix, so that only the new part is shown.
         shared = _shared(gone[0][1], come[0][1]) if gone and come and gone[0][0] == come[0][0] else 0
         for side, segments in (("removed", gone), ("added", come)):
             for index, (kind, text) in enumerate(segments):
@@ -77,12 +77,12 @@ _LEAST_SHARED = 20
 
 
 def _shared(first: str, second: str) -> int:
-    """Characters that both begin with; 0 where they are too few to be worth a mention."""
+    """Return the length of the common prefix, or 0 if it is too short to be worth showing."""
     count = next((index for index, (one, other) in enumerate(zip(first, second, strict=False)) if one != other), None)
     count = min(len(first), len(second)) if count is None else count
     return count if count >= _LEAST_SHARED else 0
 
 
 def folded(pieces: Sequence[Piece]) -> list[tuple[Side, list[Piece]]]:
-    """Runs of pieces of one side."""
+    """Group consecutive pieces of the same side."""
     return [(side, list(run)) for side, run in groupby(pieces, key=lambda piece: piece.side)]

@@ -1,1 +1,1 @@
-"""The report of runs as one web page: what each part of it shows, gathered from records and tables."""
+"""Build the report of runs as one web page; each module gathers one section from records and tables."""

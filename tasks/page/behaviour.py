@@ -1,4 +1,4 @@
-"""How models behave: how often they call tools, how much they write, how their rollouts end."""
+"""Build the sections on tool calls, lengths and endings of rollouts."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from treadle.eval.page.document import Part, Section
 from treadle.tasks.page.models import Model
 
 _MOST_CALLS_DRAWN = 8
-"""Rollouts with more are drawn with these."""
+"""Rollouts with more calls are drawn as having this many."""
 
 
 def behaviour_section(models: Sequence[Model]) -> list[Section]:
-    """Calls and lengths."""
+    """Return the section on calls and lengths."""
     known = [model for model in models if model.rollouts]
     if not known:
         return []
@@ -38,12 +38,12 @@ def behaviour_section(models: Sequence[Model]) -> list[Section]:
 
 
 def _sampled_tokens(model: Model) -> list[int]:
-    """Of its rollouts, as far as they were counted."""
+    """Return the sampled tokens of the model's rollouts whose tokens are known."""
     return [rollout.completion_tokens for rollout in model.rollouts if rollout.has_known_tokens]
 
 
 def _spread_cells(tokens: Sequence[int]) -> tuple[str, str, str]:
-    """Mean, median and most."""
+    """Return mean, median and maximum."""
     if not tokens:
         return "-", "-", "-"
     return f"{sum(tokens) / len(tokens):,.0f}", f"{statistics.median(tokens):,.0f}", f"{max(tokens):,}"
@@ -87,7 +87,7 @@ def _calls_and_lengths(models: Sequence[Model]) -> Figures:
 
 
 def endings_section(models: Sequence[Model]) -> list[Section]:
-    """How rollouts ended."""
+    """Return the section on how rollouts ended."""
     known = [model for model in models if model.rollouts]
     if not known:
         return []
@@ -102,5 +102,5 @@ def endings_section(models: Sequence[Model]) -> list[Section]:
         "answered: with an answer; no_answer, limit, max_turns, context_full, length, timeout, budget: stopped before "
         "one; failed: infrastructure, accepted by the user.",
     )
-    reading = "Only the first colour is rollouts that came to an answer; everything else counts as wrong."
+    reading = "Only the first colour is rollouts with an answer; everything else counts as wrong."
     return [Section("endings", "How rollouts ended", reading, [chart, table])]

@@ -1,4 +1,4 @@
-"""The whole page of one run, or of several side by side."""
+"""Build the report page of one run, or of several side by side."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from treadle.tasks.report_tables import imported_lines
 
 
 def report_page(runs: Sequence[Run]) -> bytes:
-    """The page as an HTML file; the same for the same runs. What a run lacks is left out."""
+    """Return the page as an HTML file, deterministic for the same runs. Sections without data are left out."""
     sources = [Source(run, label) for run, label in zip(runs, _labels(runs), strict=True)]
     models = evaluated_models(sources)
     sections = [
@@ -55,7 +55,7 @@ def _imported(model: Model) -> list[str]:
 
 
 def _labels(runs: Sequence[Run]) -> list[str]:
-    """Empty for a single run; else names, with numbers where runs of several roots are called the same."""
+    """Return a label per run: empty for a single run, else its name, numbered if runs of several roots share it."""
     if len(runs) == 1:
         return [""]
     names = Counter(run.run_id for run in runs)

@@ -1,4 +1,4 @@
-"""Pairs of models on the same questions: how far apart, how sure, and which questions changed sides."""
+"""Build the section that compares pairs of models on the same questions: differences, confidence, flipped questions."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ Row = dict[str, Any]
 
 _DRAWN = 24
 _READING = (
-    "Each line is how much further the second model is than the first on the same questions, with its 95 % interval; "
-    "where it crosses zero, or p is not small, the difference may be chance."
+    "Each line is the difference between the second model and the first on the same questions, with its 95 % interval; "
+    "if it crosses zero, or p is not small, the difference may be chance."
 )
 _NOTE = (
     "p: how often equal models would differ as much, for the row alone; adjusted: by Holm for all rows of a report, so "
@@ -32,7 +32,7 @@ _NOTE = (
 
 
 def comparisons_section(models: Sequence[Model]) -> list[Section]:
-    """What the reports compared, and models of different runs on the questions that both were asked."""
+    """Return the comparisons of the reports, and those of models of different runs on the questions they share."""
     rows = _in_order([*_reported(models), *_across(models)], models)
     if not rows:
         return []
@@ -48,9 +48,10 @@ def comparisons_section(models: Sequence[Model]) -> list[Section]:
 
 
 def _drawn(of_score: Sequence[Row], series: Mapping[str, int]) -> list[Part]:
-    """The differences in correctness as a chart, averages first."""
+    """Return a chart of the differences in correctness, averages first."""
     datasets = list(dict.fromkeys(row["dataset"] for row in of_score))
     known = [row for row in of_score if row["low"] is not None and row["high"] is not None]
+    # Averages first, then data sets in order of appearance.
     known.sort(key=lambda row: (_place(row["dataset"]), datasets.index(row["dataset"])))
     if not known:
         return []
@@ -71,9 +72,9 @@ def _drawn(of_score: Sequence[Row], series: Mapping[str, int]) -> list[Part]:
 
 
 def _in_order(rows: Sequence[Row], models: Sequence[Model]) -> list[Row]:
-    """Rows with the names of their pair and of what they are over, pairs as they came, each with its averages first.
+    """Return the rows with names of pairs and data sets, in the order of pairs, each pair's averages first.
 
-    Their notes tell besides how the scores of the two were made in different ways.
+    If the scores of a pair were made in different ways, its notes list the differences.
     """
     by_label = {model.label: model for model in models}
     named = []
@@ -86,7 +87,7 @@ def _in_order(rows: Sequence[Row], models: Sequence[Model]) -> list[Row]:
 
 
 def _note(row: Row, first: Model, second: Model) -> str:
-    """What makes the two unlike, by the rollouts and by the records of their scores."""
+    """Return how the two differ, according to their rollouts and the records of their scores."""
     notes = [row["note"]] if row["note"] else []
     if first.scoring is not None and second.scoring is not None:
         differences = first.scoring.unlike(second.scoring, row["figure"])
@@ -95,7 +96,7 @@ def _note(row: Row, first: Model, second: Model) -> str:
 
 
 def _pair_name(first: Model, second: Model) -> str:
-    """Both models, without saying twice what they have in common."""
+    """Return the names of both models, without repeating what they have in common."""
     if first.source is second.source:
         return first.source.named(f"{first.name} → {second.name}")
     if first.name == second.name:
@@ -108,7 +109,7 @@ def _place(dataset: str) -> int:
 
 
 def _reported(models: Sequence[Model]) -> list[Row]:
-    """The tables of the reports, with the names that models have on the page."""
+    """Return the comparison tables of the reports, with the model labels of the page."""
     rows: list[Row] = []
     for source in dict.fromkeys(model.source for model in models):
         labels = {model.name: model.label for model in models if model.source is source}
@@ -119,7 +120,7 @@ def _reported(models: Sequence[Model]) -> list[Row]:
 
 
 def _across(models: Sequence[Model]) -> list[Row]:
-    """Models of different runs: those of the same name, and those without a namesake each with each."""
+    """Return comparisons of models of different runs: those of the same name, and all pairs without a namesake."""
     pairs = [
         (first, second)
         for first, second in combinations([model for model in models if model.rollouts], 2)
@@ -150,7 +151,7 @@ def _table(title: str, rows: Sequence[Row], *, with_figure: bool) -> Figures:
         figure = (figure_heading(row["figure"], in_percent=True),) if with_figure else ()
         flipped: tuple[Cell, ...] = () if with_figure else (len(row["gained"]), len(row["lost"]))
         if flipped and row["dataset"] in AVERAGES and len(names) > 1:
-            flipped = ("-", "-")  # said of its data sets
+            flipped = ("-", "-")  # counted in the rows of its data sets
         body.append(
             (
                 row["pair"],
@@ -173,12 +174,12 @@ def _table(title: str, rows: Sequence[Row], *, with_figure: bool) -> Figures:
 
 
 def _unlike(rows: Sequence[Row]) -> list[str]:
-    """What makes models unlike."""
+    """Return the notes on pairs whose models are not directly comparable."""
     return list(dict.fromkeys(f"{row['pair']}: {one_line(row['note'])}." for row in rows if row["note"]))
 
 
 def _dropped(rows: Sequence[Row]) -> list[str]:
-    """Which questions were left out."""
+    """Return notes on questions that were left out of comparisons."""
     return [
         f"{row['pair']}: {row['num_dropped']:,} questions of {one_line(row['dataset'])} left out, since only one of "
         "the two was asked them, or has a verdict on them."

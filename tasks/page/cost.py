@@ -1,4 +1,4 @@
-"""What a run used: requests, tokens, money where prices are known, and time."""
+"""Build the section on usage: requests, tokens, and cost where prices are known."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from treadle.tasks.stage_report import role_models
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """What one role of one stage instance used."""
+    """Usage of one role of one stage instance."""
 
     address: str
     role: str
@@ -29,14 +29,14 @@ class Use:
     prompt_tokens: int
     completion_tokens: int
     cost: float | None
-    """None where the model has no price."""
+    """None if the model has no price."""
 
 
 def cost_section(sources: Sequence[Source]) -> list[Section]:
-    """Tokens and money of the stages that asked models."""
+    """Return the section on tokens and cost of the stages that called models."""
     tables: list[Part] = []
     for source in sources:
-        # What an earlier iteration has used is not used again by the one that took it over.
+        # A reused result is counted once, at the iteration that computed it.
         if uses := [use for record in own_results(source.by_time()) for use in uses_of(source, record)]:
             tables += source.named_parts([use_table(uses)])
     return [Section("cost", "Cost", _READING, tables)] if tables else []
@@ -49,7 +49,7 @@ _READING = (
 
 
 def use_table(uses: Sequence[Use]) -> Figures:
-    """A row for each use and one for all; with money where a model has prices."""
+    """Return a table with a row per use and a total; with a cost column if any model has prices."""
     is_priced = any(use.cost is not None for use in uses)
     header: tuple[str, ...] = ("stage", "role", "model", "requests", "prompt tokens", "sampled tokens")
     rows: list[tuple[Cell, ...]] = [
@@ -75,7 +75,7 @@ def _cost(cost: float | None) -> str:
 
 
 def uses_of(source: Source, record: StageRecord) -> Iterator[Use]:
-    """What the roles of one stage instance used; nothing of one that asked no model."""
+    """Yield the usage of each role of a stage instance; nothing if it called no model."""
     metrics = record.metrics
     models = role_models(record, source.run) if record.stage != "scores" else _judges(source, metrics.get("usage", {}))
     if isinstance(usage := metrics.get("usage"), dict):
@@ -89,7 +89,7 @@ def uses_of(source: Source, record: StageRecord) -> Iterator[Use]:
 
 
 def _judges(source: Source, usage: Iterable[str]) -> dict[str, ModelSettings]:
-    """Role in `scores`, which is kind:name -> the model of that name."""
+    """Return role in `scores`, formatted kind:name -> the model of that name."""
     try:
         models = load_config(TreadleConfig, base=source.run.config()).models
     except ConfigError:
@@ -98,7 +98,7 @@ def _judges(source: Source, usage: Iterable[str]) -> dict[str, ModelSettings]:
 
 
 def _summarizer(source: Source, record: StageRecord, model: ModelSettings) -> Iterator[Use]:
-    """Told by telemetry alone, which counts no requests of it."""
+    """Yield the usage of the summarizer. Only telemetry has its tokens, and its requests are not counted."""
     log = source.telemetry(record, "rollout_telemetry")
     if log:
         prompt = sum(row.get("summarizer_prompt_tokens") or 0 for row in log)
@@ -113,6 +113,6 @@ def _use(record: StageRecord, role: str, model: ModelSettings | None, requests: 
 
 
 def seconds_of(record: StageRecord) -> float:
-    """How long the attempt that completed a stage took."""
+    """Return how long the attempt that completed a stage took."""
     began, ended = (datetime.fromisoformat(time) for time in (record.started_at, record.finished_at))
     return (ended - began).total_seconds()

@@ -1,4 +1,4 @@
-"""Who decided whether answers are right: rules or judges, how far judges agree, and which votes came to nothing."""
+"""Build the section on what decided verdicts: rules or judges, agreement of judges, and votes."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ _AGREEMENT = (
     "of verdicts that are the same; kappa: how far beyond chance, from 0 for none to 1, unknown where all are alike."
 )
 _MEASURES = ("num_judged_jointly", "judge_agreement", "judge_kappa")
-"""In the metrics of `scores`, and in the summary."""
+"""Names in the metrics of `scores` and in the summary."""
 _VERDICTS = ("concise", "redundant", "undecided")
 
 
 def decided_section(models: Sequence[Model]) -> list[Section]:
-    """By what verdicts were reached."""
+    """Return the section on how verdicts were reached."""
     if not models:
         return []
     whole = [((model.label,), Decisions(model.lines[name] for name in model.datasets)) for model in models]
@@ -54,18 +54,18 @@ def decided_section(models: Sequence[Model]) -> list[Section]:
 
 
 class Decisions:
-    """Numbers of rollouts over data sets."""
+    """Counts of rollouts by what decided their verdict, over data sets."""
 
     def __init__(self, lines: Iterable[Line]) -> None:
-        """Counts of the report, summed up."""
+        """Sum up the counts of the report."""
         self.num_rollouts = 0
         self.num_undecided = 0
         self.scorers: Counter[str] = Counter()
-        """What decided -> rollouts."""
+        """Scorer -> number of rollouts."""
         self.asked: Counter[str] = Counter()
-        """What came of asking judges -> rollouts."""
+        """Status of the judges -> number of rollouts."""
         self.votes: Counter[str] = Counter()
-        """What the votes say -> rollouts with calls."""
+        """Verdict of the votes -> number of rollouts with calls."""
         for line in lines:
             self.num_rollouts += line.num_rollouts
             self.num_undecided += line.figures["score"]["num_undecided"] if "score" in line.figures else 0
@@ -75,7 +75,7 @@ class Decisions:
 
     @property
     def num_by_rules(self) -> int:
-        """Verdicts of rules on answers."""
+        """Number of answers that rules decided."""
         return self.num_rollouts - self.scorers["status"] - self.asked[PARSED] - self.num_undecided
 
 
@@ -121,18 +121,21 @@ def _asked(first: tuple[str, ...], named: Named) -> Figures:
 
 
 def _rules(named: Named) -> Figures:
-    """Scorers as rows, the most frequent first; models as columns."""
+    """Return a table with scorers as rows, the most frequent first, and models as columns."""
     totals: Counter[str] = sum((one.scorers for _, one in named), Counter())
     rows: list[tuple[Cell, ...]] = [
         (scorer, *(one.scorers[scorer] for _, one in named))
         for scorer in sorted(totals, key=lambda scorer: (-totals[scorer], scorer))
     ]
-    note = "As in the column scorer of the table scores; status: rollouts without an answer."
+    note = (
+        "As in the column scorer of the table scores; status: rollouts without an answer; math_symbolic_limit, _unread "
+        "and _error: counted as wrong because computer algebra could not compare the answer."
+    )
     return Figures("Rollouts by what decided", ("scorer", *(names[0] for names, _ in named)), tuple(rows), note)
 
 
 def _agreement(models: Sequence[Model]) -> list[Part]:
-    """Where several judges were asked."""
+    """Return a table of judge agreement, if several judges were asked."""
     rows: list[tuple[Cell, ...]] = []
     for source in dict.fromkeys(model.source for model in models):
         report = next(model.report for model in models if model.source is source)
@@ -147,7 +150,7 @@ def _agreement(models: Sequence[Model]) -> list[Part]:
 
 
 def _scored(source: Source, record: StageRecord) -> set[str]:
-    """The models that an instance of `scores` is about."""
+    """Return the models whose rollouts an instance of `scores` is about."""
     return {row["model"] for row in source.rows(record.outputs["scores"], record.address, ("model",))}
 
 
@@ -157,7 +160,7 @@ def _agreement_cells(record: StageRecord) -> tuple[Cell, ...]:
 
 
 def _agreement_by_dataset(models: Sequence[Model]) -> list[Part]:
-    """The same by the report, where it has it."""
+    """Return a table of judge agreement by data set, from the reports that have it."""
     rows: list[tuple[Cell, ...]] = [
         (name, model.label, *_agreed(*(model.lines[name].value(measure) for measure in _MEASURES)))
         for name in dict.fromkeys(name for model in models for name in model.datasets)

@@ -1,4 +1,4 @@
-"""What models came to: the headline with its intervals, and the radar of behaviour."""
+"""Build the headline section with its intervals, and the radar of behaviour."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from treadle.eval.radar import AXES, radar_axes
 from treadle.tasks.page.models import Model, enumerated
 
 _HEADLINE = tuple(name for name in FIGURES if name in placed("headline") or name in {figure for _, figure in AXES})
-"""What the texts' headline has, and what is drawn."""
+"""Figures of the headline in text reports, and those that the radar draws."""
 _UNLUCKY = ("undecided", "failed")
 _NOTE = (
     "In brackets: 95 % intervals. Correctness: F1 for questions of knowledge, else 1 or 0; efficiency: the same "
@@ -28,7 +28,7 @@ _DATASETS_DRAWN = 12
 
 
 def headline_section(models: Sequence[Model]) -> list[Section]:
-    """How many answers are right, by model and data set."""
+    """Return the section with the share of right answers, by model and data set."""
     if not models:
         return []
     figures = [
@@ -75,7 +75,7 @@ def headline_section(models: Sequence[Model]) -> list[Section]:
 
 
 def _over(models: Sequence[Model]) -> tuple[str, bool]:
-    """What the main figures are over, as a title, and whether that is the same for all models."""
+    """Return a title naming the data sets of the main figures, and whether all models have the same ones."""
     if len({tuple(model.over(model.headline.dataset)) for model in models}) > 1:
         return "Figures of different data sets", False
     title = models[0].title(models[0].headline.dataset)
@@ -87,7 +87,7 @@ def _members(model: Model) -> str:
 
 
 def radar_section(models: Sequence[Model]) -> list[Section]:
-    """Five sides of behaviour at once, where at least three of them are known."""
+    """Return the radar of up to five behaviour figures; empty if fewer than three are known."""
     axes = radar_axes({model.label: _values(model.headline) for model in models})
     known = [axis for axis in axes if any(value is not None for value in axis.values.values())]
     if not models or len(known) < 3:
@@ -139,7 +139,7 @@ def _interval(line: Line, figure: str) -> str:
 
 
 def _estimates(models: Sequence[Model], lines: Sequence[str]) -> list[Estimate]:
-    """Rows of the chart: averages first, then data sets, each with all models; a lone model needs no groups."""
+    """Return the chart's rows: averages, then data sets, each with all models; a single model needs no groups."""
     found = []
     for name in lines:
         for model in models:
@@ -155,7 +155,7 @@ def _estimates(models: Sequence[Model], lines: Sequence[str]) -> list[Estimate]:
 
 
 def _lines_told(models: Sequence[Model]) -> list[str]:
-    """Averages, then data sets; an average over a single data set says nothing new."""
+    """Return averages, then data sets; averages over a single data set are left out as redundant."""
     names = dict.fromkeys(name for model in models for name in model.lines)
     averages = [
         average
@@ -166,7 +166,7 @@ def _lines_told(models: Sequence[Model]) -> list[str]:
 
 
 def _is_told(name: str, models: Sequence[Model]) -> bool:
-    """Whether a column says something, and something else than the one before it."""
+    """Return whether a column has values, and, for `score`, values that differ from `accuracy`."""
     lines = [line for model in models for line in _told(model)]
     if name == "score" and all(line.value(name) == line.value("accuracy") for line in lines):
         return False
@@ -186,7 +186,7 @@ def _told(model: Model) -> list[Line]:
 
 
 def _count(line: Line, name: str) -> int:
-    """Rollouts that are undecided or failed."""
+    """Return the number of undecided or failed rollouts."""
     if name == "undecided":
         return int(line.figures["score"]["num_undecided"]) if "score" in line.figures else 0
     return int(line.value("num_failed") or 0)
@@ -209,7 +209,7 @@ def _by_dataset(
 
 
 def _all_figures(models: Sequence[Model]) -> list[Part]:
-    """A table for what the main figures are of, and one for each data set and further average; models as columns."""
+    """Return a table of the main figures, and one per data set and further average; models are columns."""
     title, is_alike = _over(models)
     main = all_figures(
         "All figures [95 %]" if title == "Figures" else f"All figures: {title[0].lower()}{title[1:]} [95 %]",
@@ -228,5 +228,5 @@ def _all_figures(models: Sequence[Model]) -> list[Part]:
 
 
 def _title_of(models: Sequence[Model], name: str) -> str:
-    """A data set, or an average by what it is over, all of that where models differ."""
+    """Return the title of a data set or average; if models average different data sets, join all titles."""
     return " or ".join(dict.fromkeys(model.title(name) for model in models if name in model.lines))

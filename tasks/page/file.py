@@ -1,4 +1,4 @@
-"""The page's file: it takes the place of nothing but an earlier page."""
+"""Write the page to a file, replacing nothing but an earlier page."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _LOOKED_AT_BYTES = 2_000
 
 
 def write_page(target: Path, content: bytes) -> None:
-    """Write a page; raises ConfigError where another file is in its place, StorageError where the disk refuses."""
+    """Write a page; raise ConfigError if another file is in its place, StorageError if writing fails."""
     if os.path.lexists(target) and not _is_page(target):
         raise ConfigError(f"{target} is there and is no page of `{GENERATOR}`; name another file")
     write_file(target, content, replace=True)
 
 
 def _is_page(path: Path) -> bool:
-    """Whether it is a page of ours; of a link that what it leads to is."""
+    """Return whether the file, or the target of a link, is a page written by Treadle."""
     if not path.is_file():
         return False
     with storage_errors("read", path), path.open("rb") as file:

@@ -1,4 +1,4 @@
-"""Questions that changed sides between two models, with what each said."""
+"""List the questions that changed sides between two models, with the answers of both."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from treadle.tasks.report_tables import report_tables
 
 Row = dict[str, Any]
 Answers = Mapping[tuple[str, bool], str]
-"""Question key and whether it is right -> an answer."""
+"""(question key, True for a right answer) -> answer."""
 
 _GAINED = (("first", False), ("second", True))
-"""Side of a pair, and whether it gets the question mostly right: an answer of that kind is shown."""
+"""(side of the pair, whether it gets the question mostly right): selects which answer is shown."""
 _LOST = (("first", True), ("second", False))
 
 _SHOWN = 10
-"""Of each side of a pair on a data set."""
+"""Maximum number of questions shown per side of a pair on a data set."""
 _CHARS = 240
 _ANSWER_CHARS = 80
 
 
 def flips(models: Sequence[Model], rows: Sequence[Row]) -> list[Part]:
-    """A fold for each pair of models and data set of which questions changed sides."""
+    """Return a fold of flipped questions for each pair of models and data set that has some."""
     told = [row for row in rows if (row["gained"] or row["lost"]) and not _is_average(row, rows)]
     by_label = {model.label: model for model in models}
     wanted: dict[str, set[str]] = {}
@@ -75,7 +75,7 @@ def _fold(row: Row, questions: dict[str, Row], answers: dict[str, Answers]) -> l
 
 
 def _questions(model: Model, keys: set[str]) -> dict[str, Row]:
-    """Key -> row of `questions`, of those that a model was asked."""
+    """Return question key -> row of `questions`, for those that the model was asked."""
     found: dict[str, Row] = {}
     for given in model.report.inputs["scores"]:
         record = model.source.run.record(Address.parse(given.address))
@@ -89,7 +89,7 @@ def _questions(model: Model, keys: set[str]) -> dict[str, Row]:
 
 
 def _answers(model: Model, keys: set[str]) -> Answers:
-    """What the model answered to questions: its first right answer, and its first wrong one."""
+    """Return the model's first right and first wrong answer to each question."""
     found: dict[tuple[str, bool], tuple[int, str]] = {}
     columns = ("model", "question_key", "sample_index", "prediction", "correct")
     for given, prefix in report_tables(model.report):

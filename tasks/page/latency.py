@@ -1,6 +1,6 @@
-"""How long rollouts took, from what their stages measured.
+"""Build the section on rollout latency, from the stages' telemetry.
 
-Times differ from one run of equal rollouts to the next. So they stand on the page alone, never in a report's tables.
+Times differ between runs with equal rollouts. They are therefore shown only on this page, never in a report's tables.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _UNMEASURED = (
     "their stage's log is gone."
 )
 _SLACK_S = 0.01
-"""By which parts of a rollout may exceed the whole, since they are measured by several clocks."""
+"""Tolerance by which the parts of a rollout may exceed the whole: they are measured with different clocks."""
 
 
 class Times(NamedTuple):
@@ -39,20 +39,20 @@ class Times(NamedTuple):
 
     whole: float
     model: float
-    """Waiting for answers."""
+    """Seconds waiting for completions."""
     tools: float
 
 
 @dataclass(slots=True)
 class Measured:
-    """The rollouts of one model on one data set, or on several."""
+    """Times of one model's rollouts on one or more data sets."""
 
     times: list[Times] = field(default_factory=list)
     num_unmeasured: int = 0
 
     @property
     def means(self) -> Times:
-        """Of the measured rollouts, of which there must be one."""
+        """Mean times; at least one rollout must be measured."""
         return Times(*(statistics.fmean(values) for values in zip(*self.times, strict=True)))
 
     def add(self, times: Times | None) -> None:
@@ -64,7 +64,7 @@ class Measured:
 
     @classmethod
     def of(cls, parts: Iterable[Measured]) -> Measured:
-        """All of them together."""
+        """Merge the times of several data sets."""
         whole = cls()
         for part in parts:
             whole.times += part.times
@@ -73,7 +73,7 @@ class Measured:
 
 
 def latency_section(models: Sequence[Model]) -> list[Section]:
-    """Seconds of rollouts, where any were measured."""
+    """Return the section on seconds per rollout, if any were measured."""
     by_model: dict[str, dict[str, Measured]] = {}
     for source in dict.fromkeys(model.source for model in models):
         own = {model.name: model.label for model in models if model.source is source}
@@ -104,7 +104,7 @@ def latency_section(models: Sequence[Model]) -> list[Section]:
 
 
 def _measured(source: Source, report: StageRecord) -> dict[str, dict[str, Measured]]:
-    """Model -> data set -> times of the rollouts that a report is about."""
+    """Return model -> data set -> times of the rollouts in a report."""
     found: dict[str, dict[str, Measured]] = {}
     for given, prefix in report_tables(report):
         times = _times(source, source.maker(given))
@@ -115,7 +115,7 @@ def _measured(source: Source, report: StageRecord) -> dict[str, dict[str, Measur
 
 
 def _times(source: Source, scores: StageRecord | None) -> dict[str, Times]:
-    """Key of a rollout that was scored -> how long it took, of those that this is known of."""
+    """Return key of a scored rollout -> its times, for rollouts with known times."""
     makers = [source.maker(given) for given in scores.inputs.get("rollouts", ())] if scores is not None else []
     return {
         row["rollout_key"]: times
@@ -127,7 +127,10 @@ def _times(source: Source, scores: StageRecord | None) -> dict[str, Times]:
 
 
 def _of_row(row: Row) -> Times | None:
-    """None for a rollout that was continued: its parts are of all attempts then, the whole of the last one alone."""
+    """Return the times of a telemetry row; None if the rollout was resumed.
+
+    For a resumed rollout the parts cover all attempts, but the whole only the last one.
+    """
     times = Times(row["seconds"], row["model_seconds"], row["tool_seconds"])
     return times if times.model + times.tools <= times.whole + _SLACK_S else None
 

@@ -1,4 +1,4 @@
-"""What a run is made of: versions, seeds, digests; enough to find every table and to make it again."""
+"""Build the manifest section: versions, seeds and digests, enough to find or reproduce every table."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _READING = (
 
 
 def manifest_section(sources: Sequence[Source]) -> list[Section]:
-    """All runs."""
+    """Return the section for all runs."""
     parts = [part for source in sources for part in source.named_parts(_parts(source))]
     return [Section("manifest", "Manifest", _READING, parts)]
 
@@ -51,7 +51,7 @@ def _parts(source: Source) -> list[Part]:
 
 
 def _digest(semantic: object) -> str:
-    """16 hex digits of what decides the run's results."""
+    """Return 16 hex digits of the digest of the semantic configuration."""
     return hashlib.sha256(orjson.dumps(semantic, option=orjson.OPT_SORT_KEYS)).hexdigest()[:16]
 
 

@@ -1,4 +1,4 @@
-"""The models that runs were evaluated with: their figures, and what is counted over their rollouts."""
+"""Gather the evaluated models of runs: their figures, and counts over their rollouts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MOST_NAMED = 8
 
 
 def enumerated(names: Sequence[str]) -> str:
-    """Names one after the other, of many the first ones."""
+    """Join names with commas; of many names, show only the first."""
     shown = [one_line(name) for name in names[:_MOST_NAMED]]
     return ", ".join(shown) + (f" and {len(names) - len(shown)} more" if len(names) > len(shown) else "")
 
@@ -32,13 +32,13 @@ class Behaviour:
 
     statuses: Counter[str]
     calls: Counter[int]
-    """Calls that were asked for in a rollout -> rollouts."""
+    """Number of requested calls -> number of rollouts."""
     sums: Counter[str]
-    """Calls of all rollouts together, by the names of `ScoredRollout`."""
+    """Totals over all rollouts of call counts, by field name of `ScoredRollout`."""
 
     @classmethod
     def of(cls, rollouts: Sequence[ScoredRollout]) -> Behaviour:
-        """Count them."""
+        """Count statuses and calls of rollouts."""
         sums: Counter[str] = Counter()
         for rollout in rollouts:
             for name in _SUMMED:
@@ -59,31 +59,31 @@ class Model:
 
     name: str
     label: str
-    """The name, told from those of other runs."""
+    """Name that is unique on the page: with the run's label if there are several runs."""
     series: int
-    """Number of its colour."""
+    """Index of its colour."""
     source: Source
     report: StageRecord
     lines: dict[str, Line]
     """Data set or average -> its figures."""
     rollouts: list[ScoredRollout]
-    """None where the scores that the report was made from are gone."""
+    """Empty if the scores that the report was made from no longer exist."""
     behaviour: Behaviour
-    """What is counted over them."""
+    """Counts over `rollouts`."""
     scoring: Scoring | None
-    """How their verdicts and votes came about; None where that cannot be told any more."""
+    """How its verdicts and votes were made; None if that is no longer known."""
 
     @property
     def headline(self) -> Line:
-        """The average over the data sets of the headline, or its figures on the only data set."""
+        """Average over the headline data sets, or the figures of the only data set."""
         return main_line(self.lines)
 
     def over(self, name: str) -> list[str]:
-        """The data sets that a line is over; none where only its name says it: mathematics, knowledge."""
+        """Return the data sets that a line averages; empty for the areas mathematics and knowledge."""
         return members(self.lines, name, self.report.settings.get("headline", ()))
 
     def title(self, name: str) -> str:
-        """A data set, or what an average is over."""
+        """Return the title of a line: the data set, or what an average is over."""
         if name not in AVERAGES or len(self.lines) == 1:
             return name
         if name == EVERY:
@@ -92,17 +92,17 @@ class Model:
 
     @property
     def num_rollouts(self) -> int:
-        """On all data sets, by the report."""
+        """Number of rollouts on all data sets, according to the report."""
         return sum(self.lines[name].num_rollouts for name in self.datasets)
 
     @property
     def datasets(self) -> list[str]:
-        """The data sets that it was asked, averages left out."""
+        """Data sets that the model was evaluated on, without averages."""
         return datasets_of(self.lines)
 
 
 def evaluated_models(sources: Sequence[Source]) -> list[Model]:
-    """Models of the last report of each run, in its order."""
+    """Return the models of the last report of each run, in the report's order."""
     models: list[Model] = []
     for source in sources:
         for report in source.of_stage("report")[-1:]:
@@ -117,7 +117,7 @@ def evaluated_models(sources: Sequence[Source]) -> list[Model]:
 
 
 def _scored(source: Source, report: StageRecord) -> tuple[dict[str, list[ScoredRollout]], dict[str, Scoring]]:
-    """Model -> what the report was made from, and how that was scored."""
+    """Return model -> scored rollouts of a report, and model -> how these were scored."""
     found: dict[str, list[ScoredRollout]] = {}
     scorings: dict[str, Scoring] = {}
     for given, prefix in report_tables(report):

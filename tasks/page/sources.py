@@ -1,4 +1,4 @@
-"""What a page is made from: runs with their records, and what can still be read of their tables."""
+"""Read the runs of a page: records, and the tables that are still readable."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from treadle.eval.page.document import Chart, Fold, Part, Text
 Row = dict[str, Any]
 
 _WITHOUT_PLACE = re.compile(r"^artifacts/\w+/[0-9a-f]+ (holds table)")
-"""The folder of a table says nothing to the reader of a page, and would keep equal reasons apart."""
+"""Strips the folder of a table: it means nothing to readers, and would keep equal reasons apart."""
 
 
 class Source:
-    """One run of a page. What cannot be read is left out, and said in `notes()`."""
+    """One run of a page. What cannot be read is left out and listed in `notes()`."""
 
     def __init__(self, run: Run, label: str = "") -> None:
-        """`label`: tells the run from the others of the page; empty for the only one."""
+        """Read the run's records; `label` distinguishes it from other runs of the page, empty for a single run."""
         self.run = run
         self.label = label
         records, problems = run.readable_records()
@@ -37,11 +37,11 @@ class Source:
             self._note(key, problem)
 
     def named(self, text: str) -> str:
-        """A title or a model, told from those of other runs."""
+        """Append the run's label to a title or model name, if it has one."""
         return f"{text} · {self.label}" if self.label else text
 
     def named_parts(self, parts: Sequence[Part]) -> list[Part]:
-        """Parts of a page, told from those of other runs."""
+        """Return the parts of a page with titles that name the run, if it has a label."""
         return [self._named_part(part) for part in parts]
 
     def _named_part(self, part: Part) -> Part:
@@ -55,15 +55,15 @@ class Source:
         return part
 
     def of_stage(self, *stages: str) -> list[StageRecord]:
-        """Records of stages, by iteration, phase and name."""
+        """Return the records of stages, by iteration, phase and name."""
         return [record for record in self.records if record.stage in stages]
 
     def by_time(self) -> list[StageRecord]:
-        """All records in the order in which they were made."""
+        """Return all records in the order in which they were made."""
         return sorted(self.records, key=lambda record: (record.started_at, record.address))
 
     def table(self, ref: ArtifactRef | None, what: str) -> ArtifactReader | None:
-        """A table; None where there is none that can be read. `what`: what its absence is told as."""
+        """Return a table; None if there is none or it cannot be read. `what`: what the note says is missing."""
         if ref is None:
             return None
         try:
@@ -73,7 +73,7 @@ class Source:
             return None
 
     def rows(self, ref: ArtifactRef | None, what: str, columns: Sequence[str] | None = None) -> Iterator[Row]:
-        """Rows of such a table: all of them, or none where a part of it cannot be read."""
+        """Yield all rows of a table; none if any part of it cannot be read."""
         table = self.table(ref, what)
         if table is None:
             return
@@ -86,7 +86,7 @@ class Source:
             yield from batch.to_pylist()
 
     def maker(self, given: InputRef) -> StageRecord | None:
-        """The record of what a stage was given; None where it has been made anew since, or cannot be read."""
+        """Return the record that made an input; None if it has been replaced since or cannot be read."""
         kind, digest = given.artifact.kind, given.artifact.digest
         for record in self.records:
             if record.address == given.address and kind in record.outputs and record.outputs[kind].digest == digest:
@@ -94,7 +94,7 @@ class Source:
         return None
 
     def file(self, record: StageRecord, kind: str, name: str) -> bytes | None:
-        """A further file beside a table that a record names."""
+        """Return the content of another file of the artifact; None if there is none or it cannot be read."""
         table = self.table(record.outputs.get(kind), record.address)
         if table is None or name not in table.file_names():
             return None
@@ -105,7 +105,7 @@ class Source:
             return None
 
     def telemetry(self, record: StageRecord, kind: str) -> list[Row]:
-        """Rows of a log; none where it is gone."""
+        """Return the rows of a telemetry log; empty if it no longer exists or cannot be read."""
         import pyarrow as pa
         import pyarrow.parquet as pq
 
@@ -124,7 +124,7 @@ class Source:
         return rows
 
     def notes(self) -> list[str]:
-        """What is not shown, by its reason."""
+        """Return what is not shown, grouped by reason."""
         return [f"Not shown of {self._what(what)}: {reason}" for reason, what in self._problems.items()]
 
     def _what(self, what: Sequence[str]) -> str:
@@ -138,7 +138,7 @@ class Source:
 
 
 def _age(record: StageRecord) -> tuple[int, int, str]:
-    """Iteration, then phase, then name."""
+    """Return the sort key: iteration, phase, name."""
     address = Address.parse(record.address)
     phase = (address.qualifier or "").rpartition("-")[2]
     return address.iteration, int(phase) if phase.isdecimal() else 0, record.address

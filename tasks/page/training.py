@@ -1,4 +1,4 @@
-"""What data was made and what was trained on it: yields of operators, fine-tuning, selections, reinforcement."""
+"""Build the sections on data and training: operator yields, fine-tuning, selection, reinforcement learning."""
 
 from __future__ import annotations
 
@@ -29,22 +29,22 @@ _RL = (
 
 
 def pools_section(sources: Sequence[Source]) -> list[Section]:
-    """Yields of operators."""
+    """Return the section on the yield of operators."""
     return _section(sources, "pools", "Yield of operators", _POOLS, ("pools",), _pool_parts)
 
 
 def selection_section(sources: Sequence[Source]) -> list[Section]:
-    """Fronts of the selections."""
+    """Return the section on the fronts of selections."""
     return _section(sources, "fronts", "Questions selected", _SELECTION, ("selection",), _selection_parts)
 
 
 def sft_section(sources: Sequence[Source]) -> list[Section]:
-    """Fine-tuning rows and the loss over them."""
+    """Return the section on fine-tuning rows and the training loss."""
     return _section(sources, "sft", "Fine-tuning", _SFT, ("sft_rows", "sft"), _sft_parts)
 
 
 def rl_section(sources: Sequence[Source]) -> list[Section]:
-    """Curves of the reinforcement."""
+    """Return the section on reinforcement learning curves."""
     return _section(sources, "rl", "Reinforcement", _RL, ("rl",), _rl_parts)
 
 
@@ -56,7 +56,7 @@ def _section(
     stages: tuple[str, ...],
     make: Callable[[Source, StageRecord], list[Part]],
 ) -> list[Section]:
-    """One section, where any run has such stages."""
+    """Return one section, if any run has a result of these stages."""
     parts = [
         part
         for source in sources
@@ -72,15 +72,15 @@ def _pool_parts(source: Source, record: StageRecord) -> list[Part]:
     if report is None:
         return []
     operators = record.metrics["operators"]
-    makers = [name for name in operators if "found" not in operators[name]]  # findings give no trajectory
+    makers = [name for name in operators if "found" not in operators[name]]  # findings produce no trajectory
     yields = [
         Yield(name, *(operators[name].get(what, 0) for what in ("tried", "produced", "right")))
         for name in sorted(makers, key=lambda name: (name != "initial", name))
     ]
     charts: list[Part] = [yields_chart(_of(record, "What operators gave"), yields)] if yields else []
-    shown = [one for one in report.figures if one.header[0] != "role"]  # tokens and money: the section on cost
+    shown = [one for one in report.figures if one.header[0] != "role"]  # tokens and cost are in the section on cost
     tables, reasons = _split(shown, "operator", "reason")
-    return [*_texts(record, report.sentences), *charts, *tables, *_folded("Why operators came to nothing", reasons)]
+    return [*_texts(record, report.sentences), *charts, *tables, *_folded("Why operators produced nothing", reasons)]
 
 
 def _sft_parts(source: Source, record: StageRecord) -> list[Part]:
@@ -130,7 +130,7 @@ def _rl_parts(source: Source, record: StageRecord) -> list[Part]:
 
 
 def _without_curve(figures: Figures) -> Figures:
-    """A table for the terminal without its column of blocks: the picture shows more."""
+    """Return the table without its text curve: the picture shows more."""
     if "curve" not in figures.header:
         return figures
     kept = [index for index, name in enumerate(figures.header) if name != "curve"]
@@ -139,7 +139,7 @@ def _without_curve(figures: Figures) -> Figures:
 
 
 def _picture(source: Source, record: StageRecord, where: tuple[str, str], title: str, words: str) -> list[Part]:
-    """A picture that a stage has drawn; none where it has not."""
+    """Return a picture that a stage drew; empty if there is none."""
     svg = source.file(record, *where)
     return [Chart(_of(record, title), words, svg)] if svg is not None else []
 
@@ -153,7 +153,7 @@ def _of(record: StageRecord, title: str) -> str:
 
 
 def _split(figures: Sequence[Figures], first: str, folded: str) -> tuple[list[Figures], list[Figures]]:
-    """Tables that begin with a column and are not about reasons, and all others."""
+    """Split tables into those with this first column that do not list reasons, and all others."""
     shown = [one for one in figures if one.header[0] == first and folded not in one.header]
     return shown, [one for one in figures if one not in shown]
 

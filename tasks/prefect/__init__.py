@@ -1,1 +1,1 @@
-"""Treadle under Prefect: task runs, helpers, what the UI shows, and setting a server up."""
+"""Run Treadle under Prefect: task runs, helper flow runs, UI artifacts, and server setup."""

@@ -1,7 +1,6 @@
-"""Who watches a flow run from the process that it runs in: the terminal of the command that began it.
+"""Show a flow run in the terminal of the command that started it in the same process.
 
-The flows know nobody but `audience()`. Where a worker runs them that is nobody, and Prefect's log and artifacts are all
-that is seen.
+Flows report only to `audience()`. In a worker it discards everything, and only Prefect's log and artifacts are visible.
 """
 
 from __future__ import annotations
@@ -18,33 +17,33 @@ from treadle.core.stage import Instance, Progress
 
 
 class Audience(Protocol):
-    """Is shown a flow run as it goes."""
+    """Listener that is shown a flow run while it runs."""
 
     def begins(self, url: str) -> None:
-        """The flow run has begun and has this page in Prefect's UI."""
+        """Report that the flow run has started and has this page in Prefect's UI."""
         ...
 
     def tell(self, line: str) -> None:
-        """What goes on beside the stages: servers, waiting."""
+        """Report events other than stage progress: servers, waiting."""
         ...
 
     def making(self, instance: Instance, run: Run) -> AbstractContextManager[Progress]:
-        """Around the making of an instance: where its progress goes, too."""
+        """Return a context manager around running an instance; it yields a listener for its progress."""
         ...
 
     def made(self, record: StageRecord) -> None:
-        """An instance is made, or was found made."""
+        """Report that an instance has a result, new or reused."""
         ...
 
 
 class BothProgress:
-    """Progress in two places. Implements `treadle.core.stage.Progress`."""
+    """Progress reported to two listeners. Implements `treadle.core.stage.Progress`."""
 
     def __init__(self, first: Progress, second: Progress) -> None:
         self._both = (first, second)
 
     def start(self, total: int, done: int, unit: str) -> None:
-        """Begin, or begin again with another total."""
+        """Start, or restart with another total."""
         for one in self._both:
             one.start(total, done, unit)
 
@@ -73,13 +72,13 @@ _watching: ContextVar[Audience] = ContextVar("treadle_audience", default=_NOBODY
 
 
 def audience() -> Audience:
-    """Who watches the flow run at hand."""
+    """Return the listener of the current flow run."""
     return _watching.get()
 
 
 @contextmanager
 def watched_by(watcher: Audience) -> Iterator[None]:
-    """Show the flow runs that the block calls to `watcher`."""
+    """Report flow runs called in the block to `watcher`."""
     token = _watching.set(watcher)
     try:
         yield

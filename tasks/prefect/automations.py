@@ -1,8 +1,8 @@
-"""Automations of the Prefect server: telling that a flow run is dead, and telling somebody.
+"""Install automations on the Prefect server that detect dead flow runs and send notifications.
 
-Nothing in Prefect marks a flow run Crashed whose process is gone together with its worker, or that was started from a
-command line: it stays Running for ever, or Submitting where it had not begun. The first automation looks for silence,
-the second for flow runs that never begin; the third sends a message.
+Prefect does not mark a flow run Crashed if its process ends together with its worker, or if it was started from a
+command line: it stays Running forever, or Submitting if it had not started. The first automation detects missing
+heartbeats, the second flow runs that never start; the third sends a message.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ STUCK = "treadle: flow runs that never begin"
 FAILED = "treadle: tell of failed flow runs"
 _HEARTBEAT = "prefect.flow-run.heartbeat"
 _STILL = ("Completed", "Failed", "Cancelled", "Crashed", "TimedOut", "Suspended", "AwaitingRetry")
-"""States in which no process has to give a sign."""
+"""States in which no heartbeat is expected."""
 _TAKEN = ("Pending", "Submitting")
 """States of a flow run whose process is being started."""
 _WAITING = ("Scheduled", "Late", "AwaitingConcurrencySlot", "Paused", "Cancelling")
-"""Further states of one that no process is being started for."""
+"""Further states before a process is started."""
 _BODY = """{{ flow_run.name }} of flow {{ flow.name }} is {{ flow_run.state.name }}: {{ flow_run.state.message }}
 {{ flow_run|ui_url }}"""
 
 
 def install_automations(block: str | None = None, *, silence_s: float = SILENCE_S) -> list[str]:
-    """Install or renew the automations; returns one line about each.
+    """Install or update the automations; return one line about each.
 
-    `block` names a notification block of the server, as in `slack-webhook/my-hook`. Raises ConfigError where there is
-    none of that name.
+    `block` names a notification block of the server, as in `slack-webhook/my-hook`. Raises ConfigError if it does not
+    exist.
     """
     _install(_silent(silence_s))
     _install(_stuck())
@@ -45,7 +45,7 @@ def install_automations(block: str | None = None, *, silence_s: float = SILENCE_
         _install(_failed(_block(block)))
         lines.append(f"failed and crashed flow runs are told to {block}")
     elif _find(FAILED) is None:
-        lines.append("nobody is told of failed flow runs; --notify-block names a notification block for that")
+        lines.append("no notification of failed flow runs; --notify-block names a notification block for that")
     return lines
 
 
@@ -129,7 +129,10 @@ def _failed(block_id: UUID) -> AutomationCore:
 
 
 def _install(automation: AutomationCore) -> None:
-    """Make it, or change it where it says something else: an update forgets which flow runs are being waited for."""
+    """Create the automation, or update it if it differs.
+
+    An unchanged automation is left alone, because an update resets which flow runs it is waiting for.
+    """
     from prefect.client.orchestration import get_client
 
     with get_client(sync_client=True) as client:
@@ -142,6 +145,7 @@ def _install(automation: AutomationCore) -> None:
 
 def _said(automation: AutomationCore) -> dict[str, Any]:
     dumped = automation.model_dump(mode="json", include={"description", "trigger", "actions"})
+    # Sets are dumped as lists in any order, and every trigger has an id of its own.
     trigger = {
         name: sorted(v) if isinstance(v, list) and name != "match" else v for name, v in dumped["trigger"].items()
     }
@@ -157,7 +161,7 @@ def _find(name: str) -> Automation | None:
 
 
 def _block(name: str) -> UUID:
-    """The id of a block document given as `type/name`."""
+    """Return the id of a block document given as `type/name`; raise ConfigError if it does not exist."""
     from prefect.client.orchestration import get_client
     from prefect.exceptions import ObjectNotFound
 

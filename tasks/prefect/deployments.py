@@ -1,6 +1,6 @@
-"""What Treadle sets up on a Prefect server: a pool with its queues, and the deployments of its flows.
+"""Deploy Treadle's flows to a Prefect server: a work pool with its queues, and the deployments.
 
-`prefect.yaml` says the same for `prefect deploy` in a checkout; a test compares the two.
+`prefect.yaml` defines the same for `prefect deploy` in a checkout; a test compares the two.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ QUEUES = {
 
 @dataclass(frozen=True, slots=True)
 class FlowDeployment:
-    """One entry in the list of deployments."""
+    """One deployment of a flow."""
 
     name: str
     description: str
@@ -38,7 +38,7 @@ class FlowDeployment:
 
     @property
     def entrypoint(self) -> str:
-        """The flow as a name to import: flow runs need the installed package, and no checkout."""
+        """Import path of the flow: flow runs need the installed package, not a checkout."""
         return f"treadle.flows.flywheel.{self.flow}"
 
 
@@ -95,15 +95,15 @@ DEPLOYMENTS = (
 
 
 def deploy(folder: Path, pool: str = POOL, deployments: Sequence[FlowDeployment] = DEPLOYMENTS) -> None:
-    """Make the pool, its queues and the deployments on the server of PREFECT_API_URL, or bring them up to date.
+    """Create or update the pool, its queues and the deployments on the server of PREFECT_API_URL.
 
-    Flow runs work in `folder`: a relative root or configuration file counts from there.
+    Flow runs work in `folder`: relative roots and configuration files are resolved against it.
     """
     from prefect.client.orchestration import get_client
     from prefect.flows import load_flow_from_entrypoint
     from prefect.utilities.callables import parameter_schema
 
-    # Prefect copies the folder of a deployment that has no such step into each flow run's.
+    # Without such a step, Prefect copies the deployment's folder into that of each flow run.
     steps = [{"prefect.deployments.steps.set_working_directory": {"directory": str(folder)}}]
     with get_client(sync_client=True) as client:
         _make_pool(client, pool)

@@ -1,4 +1,4 @@
-"""What a flow run does beside its work: says in the UI whose run it is, and looks up keys that Prefect keeps."""
+"""Prepare a flow run: label it in the UI, and load API keys from Prefect's Secret blocks."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ logger = logging.getLogger(__name__)
 
 
 def begin_flow_run(config: TreadleConfig, run_id: str, instance: str | None = None) -> None:
-    """Label the flow run, tell what became of task runs of killed ones before it, and look up keys in Secret blocks.
+    """Label the flow run, close task runs of killed flow runs, and load API keys from Secret blocks.
 
-    `instance` is the address where the flow run is of one stage.
+    `instance` is the address if the flow run is of a single stage.
     """
     _tell_where()
     close_task_runs(f"run:{run_id}")
@@ -34,7 +34,7 @@ def begin_flow_run(config: TreadleConfig, run_id: str, instance: str | None = No
 
 
 def keys_from_blocks(config: TreadleConfig) -> None:
-    """Put keys that the configuration names and the environment lacks there, from Secret blocks."""
+    """Set API key variables that the configuration names and the environment lacks, from Secret blocks."""
     for name in sorted(key_variables(config)):
         if not os.environ.get(name) and (value := _secret(block_of(name))):
             os.environ[name] = value
@@ -42,10 +42,10 @@ def keys_from_blocks(config: TreadleConfig) -> None:
 
 @contextmanager
 def small_events() -> Iterator[None]:
-    """Let the events of task runs begun inside name flow run, flow and tags, and not deployment, queue and pool too.
+    """Leave deployment, work queue and work pool out of the events of task runs that start in the block.
 
-    The flow run's own events name those. Three events come with each task run, each with a row and five indexes for
-    everything it names, and with the three it is so long that a page of SQLite holds one event instead of two.
+    The flow run's own events contain them. Each task run has three events, and each related resource of an event costs
+    a database row with five indexes. With all three resources, a page of SQLite holds one event instead of two.
     """
     context = FlowRunContext.get()
     if context is None or context.flow_run is None:
@@ -57,18 +57,18 @@ def small_events() -> Iterator[None]:
 
 
 def block_of(variable: str) -> str:
-    """The Secret block that stands for an environment variable: Prefect takes small letters, digits and dashes."""
+    """Return the name of the Secret block for an environment variable: lower-case letters, digits and dashes."""
     return variable.lower().replace("_", "-").strip("-")
 
 
 def flow_log(line: str) -> None:
-    """Say what goes on beside the stages: in the log of the flow run, and to who watches it."""
+    """Log events other than stage progress in the flow run, and show them to its audience."""
     get_run_logger().info(line)
     audience().tell(line)
 
 
 def _tell_where() -> None:
-    """Tell who watches where the UI shows the flow run."""
+    """Tell the audience where the UI shows the flow run."""
     context = FlowRunContext.get()
     if context is None or context.flow_run is None:
         return
@@ -83,12 +83,12 @@ def _label(*labels: str) -> None:
     try:
         with get_client(sync_client=True) as client:
             client.update_flow_run(context.flow_run.id, tags=list(dict.fromkeys([*context.flow_run.tags, *labels])))
-    except Exception as error:  # noqa: BLE001 - the run goes on, whatever Prefect's client raises now
+    except Exception as error:  # noqa: BLE001 - the run continues, whatever Prefect's client raises
         logger.warning("the flow run could not be labelled: %s", error)
 
 
 def _secret(block: str) -> str | None:
-    """What a Secret block holds; None where there is no such block, of which whoever needs the key will complain."""
+    """Return the value of a Secret block; None if it does not exist: the code that needs the key reports it."""
     try:
         return str(Secret.load(block, _sync=True).get())  # type: ignore[call-arg, union-attr]
     except ValueError:

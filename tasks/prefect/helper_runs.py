@@ -1,8 +1,8 @@
-"""Flow runs that help with a stage: further processes, started through Prefect, that do what `treadle work` does.
+"""Start flow runs that help with a stage: processes started through Prefect that do what `treadle work` does.
 
-The flow run that makes a stage in shards asks for them when it begins, one per worker and not per shard, and withdraws
-those that nobody has begun when it ends. It depends on none of them, and on Prefect as little: what is not started, or
-fails, is work that is left to the others.
+The flow run of a sharded stage requests them when it begins, one per worker and not per shard, and cancels those that
+have not started when it ends. It does not depend on them, nor on Prefect: if a helper does not start or fails, the
+other processes do its work.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ from prefect.exceptions import ObjectNotFound
 from prefect.states import Cancelling
 
 from treadle.core.attempt import Helped
-from treadle.core.config import load_config
 from treadle.core.engines.config import VllmServer
 from treadle.core.errors import ConfigError
 from treadle.core.execute import state_of
@@ -36,7 +35,7 @@ from treadle.core.parent import end_with_parent, stays_behind
 from treadle.core.runs import Run
 from treadle.core.stage import Instance
 from treadle.core.storage import is_object_store
-from treadle.tasks.config import TreadleConfig
+from treadle.tasks.begin import stored_config
 from treadle.tasks.prefect.deployments import GPU_QUEUE
 from treadle.tasks.prefect.flow_runs import begin_flow_run
 from treadle.tasks.prefect.progress import PrefectProgress
@@ -52,23 +51,23 @@ _OF_WORKER = "PREFECT__FLOW_RUN_ID"
 
 
 def end_with_worker() -> None:
-    """End with what started this process: Prefect leaves that of a flow run behind when its worker is killed."""
+    """End together with the parent process: Prefect leaves flow run processes behind when their worker is killed."""
     if _OF_WORKER in os.environ or not stays_behind():
         end_with_parent()
 
 
 def artifact_key(*parts: str) -> str:
-    """Key of an artifact in the UI, of letters, digits and dashes."""
+    """Return the key of an artifact in the UI: letters, digits and dashes."""
     return re.sub(r"[^a-z0-9-]+", "-", "-".join(parts).lower()).strip("-")
 
 
 def helped_by_workers(wanted: Instance, run: Run, num_workers: int) -> Helped | None:
-    """What `execute` enters while shards are worked at: a block in which so many flow runs come to help, or None."""
+    """Return a block for `execute` to enter while it works on shards, during which so many flow runs help; or None."""
     if not num_workers or wanted.stage.work is None:
         return None
     if wanted.stage.num_shards(wanted.settings) == 1 and state_of(wanted, run) in ("run", "missing input"):
         _log.warning(
-            "flow.workers is %d, but nobody can help with %s: it is begun with one shard; set %s.shards above 1",
+            "flow.workers is %d, but no worker can join %s: it has one shard; set %s.shards above 1",
             num_workers, wanted.address, wanted.address.stage,
         )  # fmt: skip
 
@@ -86,11 +85,11 @@ def helped_by_workers(wanted: Instance, run: Run, num_workers: int) -> Helped | 
 
 
 def _ask_for(count: int, wanted: Instance, run: Run, asked_for: list[UUID]) -> None:
-    """Submit flow runs, and note their ids."""
+    """Submit flow runs and append their ids to `asked_for`."""
     address = wanted.address
-    # Each serves for itself what the run serves.
+    # Each helper serves the models itself that the run serves.
     served = any(isinstance(model.server, VllmServer) for model in served_models(wanted.settings))
-    # A worker has its own working directory: the root is told as a whole path or URL.
+    # A worker has its own working directory, so pass the root as an absolute path or URL.
     parameters = {"run_id": run.run_id, "instance": str(address), "root": run.storage.location()}
     try:
         for _ in range(count):
@@ -106,29 +105,30 @@ def _ask_for(count: int, wanted: Instance, run: Run, asked_for: list[UUID]) -> N
             "%s goes on without workers: there is no deployment %s; make it with: treadle prefect deploy",
             address, DEPLOYMENT,
         )  # fmt: skip
-    except Exception as error:  # noqa: BLE001 - whatever Prefect's client raises, the stage goes on
-        _log.warning("%s goes on with %d workers instead of %d: %s", address, len(asked_for), count, error)
+    except Exception as error:  # noqa: BLE001 - whatever Prefect's client raises, the stage continues
+        _log.warning("%s continues with %d workers instead of %d: %s", address, len(asked_for), count, error)
 
 
 def _withdraw(flow_runs: Sequence[UUID]) -> None:
-    """Cancel those that nobody has begun; the others find nothing left and end by themselves."""
+    """Cancel flow runs that have not started; the others find no shards left and end on their own."""
     if not flow_runs:
         return
     try:
         with get_client(sync_client=True) as client:
             for flow_run in flow_runs:
                 state = client.read_flow_run(flow_run).state
+                # Only those that no worker has started; the others end on their own.
                 if state is not None and state.is_scheduled():
                     client.set_flow_run_state(flow_run, Cancelling(message="the stage is over"))
     except Exception as error:  # noqa: BLE001 - whatever Prefect's client raises, the stage has ended
-        _log.warning("flow runs that nobody has begun could not be withdrawn; they will find nothing to do: %s", error)
+        _log.warning("flow runs that were not started could not be cancelled; they will find nothing to do: %s", error)
 
 
 def help_from_flow(run_id: str, address: str, root: str) -> str:
-    """Work at shards of an instance from a flow run of its own; returns what came of it.
+    """Work on shards of an instance from a separate flow run; return a message about the result.
 
-    Where the instance is not under way (any more), that is nothing. Raises ConfigError for a relative root, and as
-    `treadle work` does.
+    If the instance is not running (any more), nothing is done. Raises ConfigError for a relative root, and as `treadle
+    work` does.
     """
     if not is_object_store(root) and not Path(root).is_absolute():
         raise ConfigError(
@@ -136,7 +136,7 @@ def help_from_flow(run_id: str, address: str, root: str) -> str:
             "give an absolute folder that all workers reach, or s3://bucket/prefix"
         )
     end_with_worker()
-    begin_flow_run(load_config(TreadleConfig, base=Run.open(root, run_id).config()), run_id, address)
+    begin_flow_run(stored_config(Run.open(root, run_id)), run_id, address)
     wanted, run, config = open_for_work(root, run_id, address)
     wait_s, notify = config.flow.device_wait_s, get_run_logger().info
     with PrefectProgress(artifact_key("work", run_id, address), address) as progress, orderly_end():
@@ -149,9 +149,10 @@ def help_from_flow(run_id: str, address: str, root: str) -> str:
 
 @contextmanager
 def orderly_end() -> Iterator[None]:
-    """Let SIGTERM end the block as Ctrl-C does, then do what it does in Prefect.
+    """Let SIGTERM end the block like Ctrl-C, then pass it on to Prefect's handler.
 
-    What Prefect raises is no KeyboardInterrupt: in an event loop it may end in the task that it struck.
+    Prefect's handler does not raise KeyboardInterrupt: in an event loop, what it raises may end up in just the running
+    task.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -1,4 +1,4 @@
-"""What Prefect never learns: that the task runs of a flow run ended with its process."""
+"""Mark task runs as crashed if the process of their flow run has ended, which Prefect does not do."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _UNDER_WAY = [kind for kind in StateType if kind not in TERMINAL_STATES]
 
 
 def close_task_runs(label: str) -> None:
-    """Mark task runs Crashed that are under way in flow runs with this label that have ended, or in an earlier life of
-    this one; called before it begins any.
+    """Mark unfinished task runs Crashed if their flow run has this label and has ended.
 
-    Whoever marks a flow run Crashed whose process was killed leaves its task runs as they were, for ever.
+    Also marks those of an earlier process of the current flow run, so call it before any task run starts. When a flow
+    run whose process was killed is marked Crashed, its task runs keep their state otherwise.
     """
     ended = FlowRunFilterState(type=FlowRunFilterStateType(any_=sorted(TERMINAL_STATES)))
     try:
@@ -37,7 +37,7 @@ def close_task_runs(label: str) -> None:
             context = FlowRunContext.get()
             if context is not None and context.flow_run is not None:
                 _close(client, FlowRunFilter(id=FlowRunFilterId(any_=[context.flow_run.id])))
-    except Exception as error:  # noqa: BLE001 - the run goes on, whatever Prefect's client raises now
+    except Exception as error:  # noqa: BLE001 - the run continues, whatever Prefect's client raises
         logger.warning("task runs of earlier flow runs could not be marked: %s", error)
 
 

@@ -1,4 +1,4 @@
-"""Progress of a stage as a live artifact in the Prefect UI."""
+"""Show the progress of a stage as a live artifact in the Prefect UI."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from treadle.tasks.prefect.ui_artifacts import create_progress, update_progress
 logger = logging.getLogger(__name__)
 
 POST_INTERVAL_S = 3.0
-"""How often the artifact is updated: often enough to watch, seldom enough for Prefect's database."""
+"""Update interval of the artifact: short enough to watch, long enough for Prefect's database."""
 
 
 class PrefectProgress:
-    """Posts how far a stage is, from a thread of its own, so that the stage's event loop never waits for Prefect.
+    """Progress posted from a separate thread, so that the stage's event loop never waits for Prefect.
 
-    A Prefect server that is gone costs a line in the log, never the stage. Implements
+    An unreachable Prefect server causes a log line, never a failure of the stage. Implements
     `treadle.core.stage.Progress`.
     """
 
     def __init__(self, key: str, label: str, *, even_if_brief: bool = True) -> None:
-        """`even_if_brief`: whether work that ends before it was first shown is shown at its end."""
+        """Set up without posting; `even_if_brief`: post once at the end if the work ends before the first update."""
         self._even_if_brief = even_if_brief
         self._key = key
         self._label = label
@@ -48,12 +48,12 @@ class PrefectProgress:
         self._thread.join(timeout=2 * POST_INTERVAL_S)
 
     def start(self, total: int, done: int, unit: str) -> None:
-        """Begin, or begin again with another total."""
+        """Start, or restart with another total."""
         self._pace.start(total, done, unit)
         self._changed.set()
 
     def advance(self, count: int = 1, **facts: str | int | float) -> None:
-        """Count finished units; facts stand in the description."""
+        """Count finished units; facts are shown in the description."""
         self._pace.advance(count, facts)
         self._changed.set()
 
@@ -73,7 +73,7 @@ class PrefectProgress:
                 self._artifact = create_progress(self._key, percent, self._text())
             else:
                 update_progress(self._artifact, percent, self._text())
-        except Exception as error:  # noqa: BLE001 - whatever Prefect's client raises, the stage goes on
+        except Exception as error:  # noqa: BLE001 - whatever Prefect's client raises, the stage continues
             logger.warning("progress of %s could not be shown in Prefect: %s", self._label, error)
 
     def _text(self) -> str:

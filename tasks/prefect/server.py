@@ -1,4 +1,4 @@
-"""A Prefect server and a worker as children of this process, which they do not outlive."""
+"""Run a Prefect server and workers as child processes that end with this process."""
 
 from __future__ import annotations
 
@@ -15,84 +15,32 @@ from pathlib import Path
 
 import orjson
 
-from treadle.core.engines.cache import Notify, cache_root
+from treadle.core.engines.cache import Notify
 from treadle.core.engines.process import Child, start_child
 from treadle.core.errors import ConfigError, EngineError
-from treadle.core.harmless import one_line
-from treadle.core.locks import FileLease, living_holder
+from treadle.core.locks import FileLease
 from treadle.tasks.doctor import prefect_answers
 from treadle.tasks.prefect.deployments import POOL
+from treadle.tasks.prefect.home import PASSWORD, SERVER_PASSWORD, PrefectHome, own_folder
 from treadle.tasks.prefect.settings import OF_FLOW_RUNS
 
 HOST = "127.0.0.1"
 DATABASE = "PREFECT_SERVER_DATABASE_CONNECTION_URL"
-"""Prefect's own variable for the database; an address with a password is better kept there than in an argument."""
+"""Prefect's variable for the database; prefer it to an argument for an address with a password."""
 _LOGS = ("server", "worker")
 _POLL_S = 0.2
 _SAID_S = 10.0
 _START_S = 300.0
-"""A server was up in 12 s on two idle cores, in 100 s on two with ten processes at work."""
+"""Startup takes 12 s on two idle cores, and 100 s on two cores with ten busy processes."""
 _GRACE_S = 20.0
-"""For the end of a worker: its flow runs tell the server what became of them."""
+"""Time for a worker to end: its flow runs report their final state to the server."""
 _SETTLED_S = 60.0
-"""A child that has lived this long is started again when it ends."""
-
-
-@dataclass(frozen=True, slots=True)
-class RunningServer:
-    """The server of a home, as another process sees it.
-
-    Attributes:
-        pid: The process that runs it.
-        doing: The command that it is there for and ends with; empty where that is `treadle prefect up`.
-    """
-
-    pid: int
-    api_url: str
-    doing: str
-
-
-@dataclass(frozen=True, slots=True)
-class PrefectHome:
-    """Where a server keeps its database and logs; one server at a time works there."""
-
-    folder: Path
-
-    @property
-    def lock(self) -> Path:
-        """Held by the process that runs the server."""
-        return self.folder / "treadle.lock"
-
-    @property
-    def place(self) -> Path:
-        """Says where the server can be reached."""
-        return self.folder / "treadle.json"
-
-    def running(self) -> RunningServer | None:
-        """The server that is run from here, or None."""
-        holder = living_holder(self.lock)
-        if holder is None:
-            return None
-        try:
-            url = str(orjson.loads(self.place.read_bytes())["api_url"])
-        except (OSError, ValueError, KeyError):
-            url = "(starting)"
-        return RunningServer(holder.pid, url, one_line(holder.doing))
-
-
-def prefect_home() -> PrefectHome:
-    """`$PREFECT_HOME`, else a folder of ours, so that no other use of Prefect on this machine is touched."""
-    given = os.environ.get("PREFECT_HOME", "")
-    return PrefectHome(Path(given).expanduser().absolute() if given else _own_folder())
-
-
-def _own_folder() -> Path:
-    return cache_root() / "prefect"
+"""A child that has run this long is restarted when it ends."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    """A child that is started again when it ends."""
+    """A child process that is restarted when it ends."""
 
     name: str
     argv: list[str]
@@ -101,7 +49,7 @@ class _Kept:
 
 
 class PrefectServer:
-    """A server and workers under supervisors, for the length of `running_server`."""
+    """A server and workers as supervised children, for the duration of `running_server`."""
 
     def __init__(self, home: PrefectHome, port: int, database: str | None, notify: Notify) -> None:
         self.home, self.port = home, port
@@ -113,22 +61,23 @@ class PrefectServer:
         self.env = {
             "PREFECT_HOME": str(home.folder),
             "PREFECT_API_URL": self.api_url,
-            # Elsewhere it would be copied into the installation, which servers of other versions share.
+            # By default it is copied into the installation, which servers of other versions share.
             "PREFECT_UI_STATIC_DIRECTORY": str(home.folder / "ui"),
-            # Its beat meets a locked database.
+            # Its periodic task runs into a locked database.
             "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
             "DO_NOT_TRACK": "1",
             "PREFECT_LOGGING_COLORS": "false",
+            PASSWORD: home.password(),
             **OF_FLOW_RUNS,
         }
         self._database = database if database is not None else os.environ.get(DATABASE)
-        # As it is now: what flow runs of this process set later keeps Prefect's log lines from terminals, and a server
-        # that is started again writes its log with them.
+        # Captured now: flow runs of this process later set variables that keep Prefect's log lines from terminals, and
+        # a restarted server would inherit them.
         self._inherited = {key: value for key, value in os.environ.items() if key != DATABASE}
 
     def start(self) -> None:
-        """Start the server and wait until it answers; raises EngineError with the end of its log where it does not."""
-        self._server = self._run("server", ["server", "start", "--host", HOST, "--port", str(self.port)])
+        """Start the server and wait until it answers; raise EngineError with the end of its log if it does not."""
+        self._server = self._run("server", ["treadle.tasks.prefect.server_process", str(self.port)])
         child = self._server.child
         began = said = time.monotonic()
         while not prefect_answers(self.api_url):
@@ -143,22 +92,24 @@ class PrefectServer:
             time.sleep(_POLL_S)
 
     def start_worker(self, queues: Sequence[str] = (), limit: int | None = None) -> None:
-        """Start a worker that takes from the queues named, or from all."""
-        argv = ["worker", "start", "--pool", POOL, "--type", "process", "--name", f"treadle-{socket.gethostname()}"]
-        argv += [part for name in queues for part in ("--work-queue", name)]
+        """Start a worker that polls the named queues, or all."""
+        argv = ["treadle.tasks.prefect.worker", "--pool", POOL, "--name", f"treadle-{socket.gethostname()}"]
+        argv += [part for name in queues for part in ("--queue", name)]
         argv += ["--limit", str(limit)] if limit is not None else []
         self._workers.append(self._run("worker", argv))
 
     def watch(self) -> None:
-        """Keep the children alive; returns never. Raises EngineError where one ends soon after its start."""
+        """Keep the children running; never returns. Raises EngineError if one ends soon after its start."""
         while True:
             self._look()
             time.sleep(_POLL_S)
 
     @contextlib.contextmanager
     def kept_alive(self) -> Iterator[None]:
-        """The same from a thread, for the length of a block; where one ends soon after its start that is said, and it
-        stays ended."""
+        """Keep the children running from a thread, for the duration of a block.
+
+        If one ends soon after its start, notify and stop restarting children.
+        """
         ended = threading.Event()
 
         def watch() -> None:
@@ -182,7 +133,7 @@ class PrefectServer:
         self._workers = [self._kept(worker) for worker in self._workers]
 
     def stop(self) -> None:
-        """End all, the server last: flow runs still have to tell it how they ended."""
+        """Stop the workers, then the server, so that flow runs can still report how they ended."""
         for worker in self._workers:
             _end_flow_runs(worker.child)
             worker.child.stop()
@@ -199,11 +150,11 @@ class PrefectServer:
 
     def _run(self, name: str, argv: list[str]) -> _Kept:
         env = self._inherited | self.env
-        if name == "server" and self._database:
-            env[DATABASE] = self._database
+        if name == "server":
+            env |= self._of_server()
         try:
             child = start_child(
-                [sys.executable, "-m", "prefect", *argv],
+                [sys.executable, "-m", *argv],
                 name=f"Prefect {name}",
                 log_path=self.home.folder / "logs" / f"{name}.log",
                 env=env,
@@ -213,14 +164,20 @@ class PrefectServer:
             raise EngineError(f"Prefect {name} cannot be started ({error})") from error
         return _Kept(name, argv, child, time.monotonic())
 
+    def _of_server(self) -> dict[str, str]:
+        """Return the environment variables that only the server gets."""
+        origins = f"{self.ui_url},http://localhost:{self.port}"
+        variables = {SERVER_PASSWORD: self.env[PASSWORD], "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": origins}
+        return variables | ({DATABASE: self._database} if self._database else {})
+
 
 @contextlib.contextmanager
 def running_server(
     home: PrefectHome, port: int, database: str | None, notify: Notify, *, doing: str = ""
 ) -> Iterator[PrefectServer]:
-    """A server for the length of a block; raises ConfigError for a port that is taken, RunError for a home in use.
+    """Run a server for the duration of a block; raise ConfigError for a port in use, RunError for a home in use.
 
-    `doing` is the command that it is there for, where others cannot count on it.
+    `doing` is the command that the server is started for, if other commands must not rely on it.
     """
     with _writable(home):
         _make_folder(home)
@@ -230,8 +187,8 @@ def running_server(
         with _writable(home):
             _put_logs_aside(home)
         _check_port(port)
-        server = PrefectServer(home, port, database, notify)
         with _writable(home):
+            server = PrefectServer(home, port, database, notify)
             home.place.write_bytes(orjson.dumps({"api_url": server.api_url}))
         try:
             server.start()
@@ -241,7 +198,7 @@ def running_server(
 
 
 def database_url(given: str | None) -> str | None:
-    """What `--database` means to Prefect, which wants a driver named; raises ConfigError for what is no PostgreSQL."""
+    """Return the database URL with the driver that Prefect needs; raise ConfigError for anything but PostgreSQL."""
     if given is None:
         return None
     scheme, separator, rest = given.partition("://")
@@ -253,7 +210,7 @@ def database_url(given: str | None) -> str | None:
 
 
 def _end_flow_runs(worker: Child) -> None:
-    """SIGTERM to the flow runs of a worker, which then become Crashed; it would wait for them without a word."""
+    """Send SIGTERM to the flow runs of a worker, which then become Crashed; the worker would wait for them silently."""
     ends = time.monotonic() + _GRACE_S
     told: set[int] = set()
     while (alive := _children_of(worker.pid)) and time.monotonic() < ends:
@@ -265,7 +222,7 @@ def _end_flow_runs(worker: Child) -> None:
 
 
 def _children_of(parent: int) -> set[int]:
-    """Direct children of a process, those that have ended and were not waited for left out."""
+    """Return the direct children of a process, without zombies."""
     found = set()
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
@@ -284,12 +241,15 @@ def _writable(home: PrefectHome) -> Iterator[None]:
 
 
 def _make_folder(home: PrefectHome) -> None:
-    """For its owner alone: the database holds parameters and log lines of all runs. One of the user's own stays."""
+    """Create the folder, accessible only by its owner: the database has parameters and log lines of all runs.
+
+    The permissions of an existing folder are changed only if it is our own.
+    """
     home.folder.parent.mkdir(parents=True, exist_ok=True)
     try:
         home.folder.mkdir(mode=0o700)
     except FileExistsError:
-        if home.folder == _own_folder():
+        if home.folder == own_folder():
             home.folder.chmod(0o700)
 
 

@@ -1,4 +1,4 @@
-"""Settings of Prefect that Treadle's flow runs and the server for them want."""
+"""Define the Prefect settings of Treadle's flow runs and their server."""
 
 from __future__ import annotations
 
@@ -11,37 +11,43 @@ if TYPE_CHECKING:
     from treadle.tasks.prefect.audience import Audience
 
 TAG = "treadle"
-"""On every flow run of ours; automations look for it and so leave other flows of the same server alone."""
+"""Tag of all Treadle flow runs. Automations match it, so other flows on the same server are unaffected."""
 
 HEARTBEAT_S = 30
-"""How often a flow run says that it lives; the least that Prefect takes."""
+"""Heartbeat interval of a flow run; the minimum that Prefect accepts."""
 
 SILENCE_S = 90
-"""How long a flow run may say nothing before it counts as dead: three heartbeats."""
+"""Time without a heartbeat after which a flow run counts as dead: three heartbeats."""
 
 BEGIN_S = 600
-"""How long a flow run may take to begin after a worker took it; it was a minute on two cores with other work."""
+"""Time for a flow run to start after a worker took it; it took a minute on two busy cores."""
 
 OF_FLOW_RUNS = {
-    # Without this our log lines stay out of the UI.
+    # Without this, Treadle's log lines are not shown in the UI.
     "PREFECT_LOGGING_EXTRA_LOGGERS": "treadle",
     "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": str(HEARTBEAT_S),
 }
-"""Environment variables of the processes that flow runs are."""
+"""Environment variables of flow run processes."""
 
 _IN_TERMINALS = {
-    # What Prefect logs stands in its UI; in the terminal its lines would break into ours, and end in tracebacks.
+    # Prefect's log is shown in its UI; in the terminal its lines would mix with ours and end in tracebacks.
     "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL",
-    # Or its client tells its makers of the use, and says so on every terminal.
+    # Otherwise Prefect's client sends telemetry to its vendor, and says so on every terminal.
     "DO_NOT_TRACK": "1",
 }
 
 
 @contextmanager
 def as_flow_run(watcher: Audience | None = None) -> Iterator[None]:
-    """Around a flow that this process calls itself: what deployments give to theirs. `watcher` is shown how it goes."""
+    """Set up Prefect for a flow that this process calls itself, as deployments do for theirs.
+
+    `watcher` is shown its progress.
+    """
+    from treadle.tasks.prefect.home import use_own_password
+
+    use_own_password()
     for name, value in (OF_FLOW_RUNS | _IN_TERMINALS).items():
-        # Before Prefect is imported, which reads them then.
+        # Prefect reads them when it is imported, which happens later.
         os.environ.setdefault(name, value)
     from prefect import tags
 

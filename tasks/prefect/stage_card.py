@@ -1,4 +1,4 @@
-"""A finished stage as the Prefect UI shows it."""
+"""Render a finished stage for the Prefect UI."""
 
 from __future__ import annotations
 
@@ -30,14 +30,15 @@ class StageCard:
 
     markdown: str
     rows: list[dict[str, Any]]
-    """Rows of a table of its own: scores, or the yield of operators; empty for other stages."""
+    """Rows for a separate table: scores, or the yield of operators; empty for other stages."""
     links: str = ""
-    """Where the report's text and figures lie, as markdown; empty for other stages. Each link says its whole address:
-    Prefect's pages show a link to a file or a bucket as text alone."""
+    """Markdown links to the report's text and figures; empty for other stages. The link text is the whole address,
+    because Prefect's pages show links to a file or a bucket only as text.
+    """
 
 
 def stage_card(record: StageRecord, run: Run) -> StageCard:
-    """What a finished stage read, made, used and came to, with digests and places, as markdown; and its main table."""
+    """Return inputs, outputs, usage and metrics of a finished stage as markdown, with digests; and its main table."""
     lines = [f"**{record.address}** of run `{run.run_id}`, {_made(record, run)}", ""]
     lines += ["| read or made | of | rows | digest |", "|---|---|---|---|"]
     read = [(kind, ref) for kind, refs in sorted(record.inputs.items()) for ref in refs]
@@ -64,16 +65,16 @@ def _row(what: str, address: str, ref: ArtifactRef) -> str:
 
 
 def _used(record: StageRecord, run: Run) -> list[str]:
-    """Requests, tokens and money by role; nothing where no model was asked, or where the result was taken over."""
+    """Return requests, tokens and cost by role; empty if no model was called or the result was reused."""
     try:
         uses = [] if record.same_as else list(uses_of(Source(run), record))
     except (KeyError, TypeError):
-        return []  # Metrics that another version wrote: the card shows them as they are.
+        return []  # Metrics of another version: the card shows them unchanged.
     return ["", render_figures([use_table(uses)], level=3)] if uses else []
 
 
 def _times(record: StageRecord) -> str:
-    """How long the attempt that completed it took, and when."""
+    """Return how long the attempt that completed the stage took, and when."""
     span = f"from {record.started_at} to {record.finished_at}"
     return f"Took {duration(seconds_of(record))}, {span}; fingerprint `{record.fingerprint[:12]}`."
 
@@ -88,11 +89,11 @@ def _origin(record: StageRecord, run: Run) -> str:
         return f"attempt {record.attempt}"
     if address := shown_at(record, run.record):
         return f"the same as {address}"
-    return f"taken over from {record.same_as}, which has been made anew since"
+    return f"taken over from {record.same_as}, which has been rerun since"
 
 
 def _commands(record: StageRecord, run: Run) -> list[str]:
-    """What to type to look further."""
+    """Return the commands that show more details."""
     options = shlex.join(["--run", run.run_id, "--root", run.storage.location()])
     commands = []
     if record.outputs.keys() & {"rollouts", "pools", "scores"}:
@@ -103,7 +104,7 @@ def _commands(record: StageRecord, run: Run) -> list[str]:
 
 
 def _cells(row: dict[str, Any]) -> dict[str, Any]:
-    """A row whose cells the UI, which takes them for markdown, does not show as the beginning of a list."""
+    """Return a row without cells that the UI would render as a markdown list."""
     return {name: "–" if cell == "-" else cell for name, cell in row.items()}
 
 

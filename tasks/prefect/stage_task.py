@@ -1,13 +1,13 @@
-"""The Prefect task that runs a stage instance.
+"""Define the Prefect task that runs a stage instance.
 
-Skipping finished work and resuming are `execute`'s business, so Prefect's caching and result storage are off, and a
-run that was made here is recognised by the command line and the other way round.
+`execute` skips finished work and resumes attempts, so Prefect's caching and result storage are disabled. Runs started
+here and from the command line recognize each other's results.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -37,12 +37,12 @@ _RETRIES, _RETRY_DELAY_S = 2, 30
 
 
 def _is_retryable(task: Any, task_run: TaskRun, state: State[Any]) -> bool:
-    """Retry what may pass by itself (an endpoint that is down), never a wrong configuration."""
+    """Return whether a retry can help, as for an unreachable endpoint but not for a wrong configuration."""
     try:
         state.result()
     except TreadleError as error:
         return error.retryable
-    except Exception:  # noqa: BLE001 - any other failure is a bug, which a retry would only repeat
+    except Exception:  # noqa: BLE001 - any other failure is a bug that a retry would only repeat
         return False
     return False
 
@@ -62,14 +62,14 @@ def run_stage(
     config: TreadleConfig,
     force: bool = False,
     accept_failures: bool = False,
+    retry: Sequence[str] = (),
     servers: ModelServers | None = None,
 ) -> str:
-    """Run one stage instance of an existing run, with the model servers of its flow; returns the fingerprint of its
-    record."""
+    """Run one stage instance of an existing run with the flow's model servers; return its record's fingerprint."""
     end_with_worker()
     run, wanted = Run.open(root, run_id), instance(config, Address.parse(address))
     key = artifact_key(run_id, address)
-    # Each artifact costs some 10 KB of the server's database; what asks no model and trains nothing is mostly brief.
+    # Each artifact takes about 10 KB of the server's database; stages without model calls or training are mostly brief.
     is_brief = not wanted.stage.telemetry
     with (
         _retries_told(address),
@@ -82,18 +82,26 @@ def run_stage(
             run,
             force=force,
             accept_failures=accept_failures,
+            retry=frozenset(retry),
             progress=BothProgress(posted, shown),
             servers=servers,
             helped=helped_by_workers(wanted, run, config.flow.workers),
+            notify=_tell,
         )
     audience().made(record)
     publish(record, run, key)
     return record.fingerprint
 
 
+def _tell(line: str) -> None:
+    """Log a line in the task run, and show it to the audience."""
+    logger.info(line)
+    audience().tell(line)
+
+
 @contextmanager
 def _retries_told(address: str) -> Iterator[None]:
-    """Tell who watches of a failure after which Prefect tries again; the last one is what the command ends with."""
+    """Show the audience each failure that Prefect retries; the last one ends the command."""
     try:
         yield
     except TreadleError as error:
@@ -104,7 +112,7 @@ def _retries_told(address: str) -> Iterator[None]:
 
 
 def publish(record: StageRecord, run: Run, key: str) -> None:
-    """Show a finished stage in the UI: a card with counts and digests, and its main table where there is one."""
+    """Show a finished stage in the UI: a card with counts and digests, and its main table if there is one."""
     what = f"{record.address} of run {run.run_id}"
     try:
         card = stage_card(record, run)
@@ -113,5 +121,5 @@ def publish(record: StageRecord, run: Run, key: str) -> None:
             create_table(f"table-{key}", card.rows, what)
         if card.links:
             create_markdown(f"link-{key}", card.links, what)
-    except Exception as error:  # noqa: BLE001 - the stage is done, whatever becomes of its card
+    except Exception as error:  # noqa: BLE001 - the stage is done, even if its card cannot be shown
         logger.warning("%s could not be shown in Prefect: %s", what, error)

@@ -1,8 +1,8 @@
-"""Artifacts in the Prefect UI, posted without an event each.
+"""Post artifacts to the Prefect UI without emitting events.
 
-Prefect's own functions emit an event whenever an artifact is made or updated, and one event takes some 8 KB of the
-server's database with its indexes: a stage of an hour that shows its progress would leave ten megabytes. Nobody waits
-for these events, so the same requests are made here without them.
+Prefect's own functions emit an event whenever an artifact is created or updated. An event takes about 8 KB of the
+server's database with its indexes, so an hour of progress updates would take ten megabytes. Nothing reads these events,
+so this module sends the same requests without them.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from prefect.context import FlowRunContext, TaskRunContext
 
 
 def create_progress(key: str, percent: float, description: str) -> UUID:
-    """Show a new progress bar of the task run at hand; returns its id."""
+    """Show a new progress bar for the current task run; return its id."""
     return _create("progress", key, percent, description)
 
 
 def update_progress(artifact: UUID, percent: float, description: str) -> None:
-    """Move a progress bar."""
+    """Update a progress bar."""
     update = ArtifactUpdate(data=percent, description=description)
     with get_client(sync_client=True) as client:
         client.request(
@@ -34,12 +34,12 @@ def update_progress(artifact: UUID, percent: float, description: str) -> None:
 
 
 def create_markdown(key: str, text: str, description: str) -> UUID:
-    """Show a text of the task run at hand; returns its id."""
+    """Show a markdown text for the current task run; return its id."""
     return _create("markdown", key, text, description)
 
 
 def create_table(key: str, rows: list[dict[str, Any]], description: str) -> UUID:
-    """Show a table of the task run at hand; returns its id."""
+    """Show a table for the current task run; return its id."""
     return _create("table", key, orjson.dumps(rows).decode(), description)
 
 

@@ -1,4 +1,4 @@
-"""A Prefect server to watch a command that does not need one: a server that is there, or one for as long as it runs."""
+"""Provide a Prefect server to watch a command that does not need one: an existing server, or a temporary one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from treadle.core.engines.cache import Notify
 from treadle.core.errors import EngineError, TreadleError
 from treadle.core.harmless import one_line
 from treadle.tasks.doctor import prefect_answers
-from treadle.tasks.prefect.server import HOST, prefect_home, running_server
+from treadle.tasks.prefect.home import PASSWORD, prefect_home
+from treadle.tasks.prefect.server import HOST, running_server
 
 USUAL_PORT = 4200
 _SEND_S = 10.0
@@ -27,8 +28,8 @@ class WatchedServer:
     """A server that answers.
 
     Attributes:
-        is_ours: Whether it ends with this process; its database stays in Prefect's home.
-        port: Where one of ours listens.
+        is_ours: True if it ends with this process; its database stays in Prefect's home.
+        port: Port of a server of ours.
         env: Environment variables with which this process reaches it.
     """
 
@@ -38,7 +39,7 @@ class WatchedServer:
     port: int = 0
 
     def again(self, url: str) -> str:
-        """How the page of a flow run can be seen when the command has ended."""
+        """Return how to see the page of a flow run after the command has ended."""
         if not self.is_ours:
             return url
         option = f" --port {self.port}" if self.port != USUAL_PORT else ""
@@ -47,11 +48,11 @@ class WatchedServer:
 
 @contextmanager
 def server_to_watch(notify: Notify, doing: str = "treadle demo") -> Iterator[WatchedServer | None]:
-    """A server for flow runs of this process, for the length of a block; None, having said why, where there is none.
+    """Yield a server for flow runs of this process; yield None, after a message, if there is none.
 
-    It is that of PREFECT_API_URL; else the one that `treadle prefect up` runs from Prefect's home on this machine; else
-    one that is started for the block, on the usual port or a free one, and does not outlive this process. `doing` is
-    what others are told that it is there for.
+    It is the server of PREFECT_API_URL; else the one that `treadle prefect up` runs from Prefect's home on this
+    machine; else one that is started for the block, on the usual port or a free one, and ends with this process.
+    `doing` is the command that other processes are told it is for.
     """
     with ExitStack() as stack:
         server = None
@@ -72,10 +73,10 @@ def server_to_watch(notify: Notify, doing: str = "treadle demo") -> Iterator[Wat
 
 
 def is_of_prefect(error: Exception) -> bool:
-    """Whether a flow run ended because Prefect, its server or the way there failed, and not the work.
+    """Return whether a flow run ended because of Prefect, its server or the connection, not the work.
 
-    Raises what ended the work (an error that users meet, an interruption) where Prefect failed only after it, as when
-    a server that is gone is told of it.
+    If the work itself failed or was interrupted before Prefect failed, raises that error, for example if an unreachable
+    server prevented reporting it.
     """
     from prefect.exceptions import CancelledRun, ExternalSignal, PausedRun, PrefectException
 
@@ -84,12 +85,12 @@ def is_of_prefect(error: Exception) -> bool:
         if isinstance(one, TreadleError | KeyboardInterrupt | SystemExit | ExternalSignal):
             raise one
     if any(isinstance(one, CancelledRun | PausedRun) for one in chain):
-        return False  # somebody wants it to stop
+        return False  # the flow run was cancelled or paused on purpose
     return any(isinstance(one, httpx.HTTPError | PrefectException) for one in chain)
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """An error and those from which or in whose handling it came, the latest first."""
+    """Yield an error and the chain of its causes and contexts, latest first."""
     seen: set[int] = set()
     one: BaseException | None = error
     while one is not None and id(one) not in seen:
@@ -112,17 +113,20 @@ def _choose(stack: ExitStack, notify: Notify, doing: str) -> WatchedServer:
         if not prefect_answers(there.api_url):
             raise EngineError(f"the Prefect server of process {there.pid} does not answer yet")
         env = {_API_URL: there.api_url, "PREFECT_HOME": str(home.folder)}
+        if (password := home.kept_password()) and not os.environ.get(PASSWORD):
+            env[PASSWORD] = password
         return WatchedServer(there.api_url, is_ours=False, env=env)
     notify("starting a Prefect server to watch this (usually 15 to 30 seconds)")
     started = stack.enter_context(running_server(home, _free_port(), None, notify, doing=doing))
     stack.enter_context(started.kept_alive())
+    notify(f"its UI asks for a password: the text in {home.password_file}")
     return WatchedServer(started.api_url, is_ours=True, env=started.env, port=started.port)
 
 
 def _try(server: WatchedServer) -> None:
-    """Talk to it as flow runs will; one of ours learns to tell what became of those whose process was killed.
+    """Connect to the server as flow runs will; on a server of ours, install the automations.
 
-    Raises EngineError, say where it wants a password.
+    Raises EngineError if that fails, for example because the server requires a password.
     """
     from treadle.tasks.prefect.settings import as_flow_run
 
@@ -137,12 +141,12 @@ def _try(server: WatchedServer) -> None:
 
                 with get_client(sync_client=True) as client:
                     client.read_flow_runs(limit=1)
-    except Exception as error:  # whatever Prefect raises: the work does not depend on it
+    except Exception as error:  # whatever Prefect raises, the work does not depend on it
         raise EngineError(f"the Prefect server {server.api_url} cannot be used ({one_line(str(error))})") from error
 
 
 def _send_rest() -> None:
-    """Wait until the server has what Prefect's client keeps in its queues: log lines and events."""
+    """Wait until Prefect's client has sent its queued log lines and events."""
     from prefect.events.worker import EventsWorker
     from prefect.logging.handlers import APILogWorker
 
@@ -151,7 +155,7 @@ def _send_rest() -> None:
 
 
 def _free_port() -> int:
-    """The usual port of Prefect, so that addresses stay good, or any free one where that is taken."""
+    """Return Prefect's usual port, so that URLs stay valid, or any free one if it is in use."""
     for port in (USUAL_PORT, 0):
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

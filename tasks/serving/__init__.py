@@ -1,1 +1,1 @@
-"""The model servers of a flow: which models an instance asks for, on which devices, and for how long."""
+"""Manage the model servers of a flow: which models an instance needs, on which devices, and for how long."""

@@ -1,4 +1,4 @@
-"""What servers and trainings take of which devices, and whether that is there at once."""
+"""Compute the device shares of servers and trainings, and check that they fit at the same time."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from treadle.sft.launch import ENGINE as SFT_ENGINE
 from treadle.tasks.serving.served_models import served_models
 
 CPU = "cpu"
-"""The one device that any number may share."""
+"""The only device that may be overcommitted."""
 
 Shares = Mapping[str, float]
-"""Device -> which share of it something takes; what comes to more than 1 in sum cannot be there at once."""
+"""Device -> share in use. Shares that sum to more than 1 do not fit at the same time."""
 
 
 def server_shares(server: VllmServer | TutorServer) -> Shares:
-    """What a server takes of which devices; raises ConfigError for a GPU that is not there."""
+    """Return the device shares of a server; raise ConfigError for a GPU that does not exist."""
     if isinstance(server, TutorServer):
         return {}
     if choose_variant("serve", server.variant) == "cpu":
@@ -32,7 +32,7 @@ def server_shares(server: VllmServer | TutorServer) -> Shares:
 
 
 def training_shares(settings: Any) -> Shares:
-    """The devices that an instance trains on; raises ConfigError likewise."""
+    """Return the devices that an instance trains on; raise ConfigError for a GPU that does not exist."""
     if not isinstance(settings, SftSettings | RlSettings):
         return {}
     options = settings.options
@@ -43,12 +43,12 @@ def training_shares(settings: Any) -> Shares:
 
 
 def check_room(instance: Instance) -> None:
-    """Raise ConfigError where an instance's servers have no room beside each other, or beside its training."""
+    """Raise ConfigError if an instance's servers do not fit on the devices with each other or with its training."""
     models = served_models(instance.settings)
     shares = [server_shares(model.server) for model in models if model.server is not None]
     training = training_shares(instance.settings)
     total = sum_of([*shares, training])
-    full = overfull(total) - {CPU}  # Several on one CPU are slow, and no more than that.
+    full = overfull(total) - {CPU}  # Overcommitting the CPU is slow but works.
     if not full:
         return
     names = ", ".join(model.model for model, taken in zip(models, shares, strict=True) if full & taken.keys())
@@ -59,12 +59,12 @@ def check_room(instance: Instance) -> None:
         )
     raise ConfigError(
         f"{instance.address}: the servers of {names} would share {device_names(full)}, and their gpu_memory_share "
-        f"come to {max(total[gpu] for gpu in full):g}; lower them to 1 in sum, or give each `devices` of its own"
+        f"add up to {max(total[gpu] for gpu in full):g}; lower them to 1 in sum, or give each `devices` of its own"
     )
 
 
 def sum_of(shares: Sequence[Shares]) -> dict[str, float]:
-    """What all of these take together."""
+    """Return the sum of shares by device."""
     total: dict[str, float] = {}
     for one in shares:
         for device, share in one.items():
@@ -73,11 +73,11 @@ def sum_of(shares: Sequence[Shares]) -> dict[str, float]:
 
 
 def overfull(total: Shares) -> set[str]:
-    """Devices of which more is taken than there is."""
+    """Return the devices with a total above 1."""
     return {device for device, share in total.items() if share > 1.0 + 1e-9}
 
 
 def device_names(devices: Collection[str]) -> str:
-    """These, for people."""
+    """Return the devices as text for messages."""
     gpus = sorted(set(devices) - {CPU})
     return ("GPU " if gpus else "") + " and ".join([", ".join(gpus)] * bool(gpus) + ["the CPU"] * (CPU in devices))

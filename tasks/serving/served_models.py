@@ -1,4 +1,4 @@
-"""The models in an instance's settings that a run serves itself, and what tells their servers apart."""
+"""Find the models in an instance's settings that the run serves itself, and identify their servers."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ from treadle.tasks.models import checkpoint_of
 
 @dataclass(frozen=True, slots=True)
 class ServerSpec:
-    """What tells one server from another."""
+    """Identity of a server: equal specs can share one."""
 
     server: VllmServer | TutorServer
-    """Without its model where that is a checkpoint of this run."""
+    """Server settings; `model` is empty if it is a checkpoint of this run."""
     checkpoint: ArtifactRef | None
     model: str
-    """Its name in requests."""
+    """Model name in requests."""
     revision: str
 
     def settings(self, run: Run) -> VllmServer | TutorServer:
-        """What is started."""
+        """Return the settings to start the server with."""
         if self.checkpoint is None:
             return self.server
         return self.server.model_copy(update={"model": str(run.rows(self.checkpoint).folder(MODEL_FOLDER))})
 
 
 def served_models(settings: Any) -> list[ModelSettings]:
-    """The models in an instance's settings that the run serves itself; one in several roles counts once."""
+    """Return the models in an instance's settings that the run serves itself, without duplicates."""
     found: list[ModelSettings] = []
     for model in _models_in(settings):
         if model.server is not None and model not in found:
@@ -46,7 +46,7 @@ def served_models(settings: Any) -> list[ModelSettings]:
 
 
 def server_spec(model: ModelSettings, run: Run) -> ServerSpec:
-    """What the server of a model has to be; raises RunError where its checkpoint is not there yet."""
+    """Return the spec of a model's server; raise RunError if its checkpoint does not exist yet."""
     server, checkpoint, address = model.server, None, checkpoint_of(model)
     assert server is not None
     if address is not None:
@@ -56,7 +56,7 @@ def server_spec(model: ModelSettings, run: Run) -> ServerSpec:
 
 
 def known_specs(instance: Instance, run: Run) -> Iterator[ServerSpec]:
-    """The servers that an instance needs, without those whose checkpoint is not there yet."""
+    """Yield the specs of the servers that an instance needs, skipping those whose checkpoint does not exist yet."""
     for model in served_models(instance.settings):
         with suppress(RunError):
             yield server_spec(model, run)
@@ -70,7 +70,7 @@ def _checkpoint(run: Run, address: Address) -> ArtifactRef:
 
 
 def _models_in(settings: Any) -> Iterator[ModelSettings]:
-    """All models that an instance's settings hold."""
+    """Yield all models in an instance's settings."""
     if isinstance(settings, ModelSettings):
         yield settings
     elif isinstance(settings, Section):
@@ -82,7 +82,7 @@ def _models_in(settings: Any) -> Iterator[ModelSettings]:
 
 
 def with_models(settings: Any, served: Sequence[tuple[ModelSettings, ModelSettings]]) -> Any:
-    """The settings with each model that is served in place of the one that asked for it."""
+    """Return the settings with each served model in place of the one that asked for it."""
     if isinstance(settings, ModelSettings):
         return next((reachable for model, reachable in served if model == settings), settings)
     if isinstance(settings, Section):

@@ -1,9 +1,10 @@
-"""Model servers of a flow: started when a stage needs them, kept for the stages to come, stopped where they are in the
-way.
+"""Run the model servers of a flow.
 
-One object does this for the length of a flow, and knows the instances that are still to come. It also sees to it that
-what is trained or served on GPUs has them for itself, on the whole machine. Documented in
-docs/behaviour/engines.md, parts "Servers of a flow" and "Devices".
+A server is started when a stage needs it, kept for later stages, and stopped if it is in the way.
+
+One object does this for the duration of a flow, and is given the instances that are still to come. It also ensures that
+training and serving have their GPUs exclusively on the whole machine. Documented in docs/behaviour/engines.md, parts
+"Servers of a flow" and "Devices".
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from treadle.tasks.serving.device_shares import (
 from treadle.tasks.serving.served_models import ServerSpec, known_specs, served_models, server_spec, with_models
 
 DEVICE_WAIT_S = 86_400.0
-"""How long a stage waits for GPUs that another process has."""
+"""Default time that a stage waits for GPUs of another process."""
 _POLL_S = 1.0
 
 
@@ -52,14 +53,14 @@ class _Running:
 
     @property
     def shares(self) -> Shares:
-        """What it takes."""
+        """Device shares that the server takes."""
         return server_shares(self.spec.server)
 
 
 class ModelServers:
-    """The servers that a flow has started. A context manager: at its end none is left, and no GPU is claimed.
+    """Servers that a flow has started, as a context manager: at its end all are stopped and no GPU is claimed.
 
-    For one flow at a time: instances come one after the other, each of them any number of times.
+    Serves one flow at a time: instances run one after the other, each any number of times.
     """
 
     def __init__(
@@ -71,14 +72,17 @@ class ModelServers:
         wait_s: float = DEVICE_WAIT_S,
         notify: Notify = quiet,
     ) -> None:
-        """`coming` are the instances of the flow in their order, `forced` those that are made whatever there is."""
+        """Set up without starting servers.
+
+        `coming`: instances of the flow in order; `forced`: those that run even if they have a result.
+        """
         self._run, self._coming, self._forced = run, coming, frozenset(forced)
         self._wait_s, self._notify = wait_s, notify
         self._running: list[_Running] = []
         self._claims = GpuClaims()
 
     def __enter__(self) -> ModelServers:
-        """Raises ConfigError for an instance that could not be served on this machine, before any other is made."""
+        """Raise ConfigError for an instance that cannot be served on this machine, before any instance runs."""
         for item in self._coming:
             try:
                 check_room(item)
@@ -96,11 +100,11 @@ class ModelServers:
 
     @contextmanager
     def around(self, instance: Instance, has_work: Callable[[], bool]) -> Iterator[Instance]:
-        """The instance with its models reachable, and the GPUs that it trains on free, for the length of a block.
+        """Yield the instance with its models served and the GPUs for its training free, for the duration of a block.
 
-        Where `has_work` is false nothing is started; it is asked again while GPUs are waited for. Raises ConfigError
-        for servers that have no room beside each other, EngineError for one that does not start and for GPUs that
-        another process does not give back, RunError for a checkpoint that is not there.
+        If `has_work` returns false, nothing is started; it is called again while waiting for GPUs. Raises ConfigError
+        for servers that do not fit on the devices together, EngineError for one that does not start and for GPUs that
+        another process does not release in time, RunError for a missing checkpoint.
         """
         if not has_work():
             self._stop_unneeded(instance.address)
@@ -129,7 +133,7 @@ class ModelServers:
         return replace(instance, settings=with_models(instance.settings, reachable)) if reachable else instance
 
     def _make_room(self, address: Address, wanted: Sequence[ServerSpec], takes: Sequence[Shares]) -> None:
-        """Stop what takes a device or a port that is needed now."""
+        """Stop servers that use a device or a port that is needed now."""
         ports = {spec.server.port for spec in wanted} - {0}
         total = sum_of(takes)
         for one in [one for one in self._running if one.spec not in wanted]:
@@ -142,7 +146,7 @@ class ModelServers:
         self._claims.keep(self._gpus_in_use())
 
     def _claim(self, gpus: Collection[str], address: Address, has_work: Callable[[], bool]) -> bool:
-        """Have all these GPUs; False where there is no work left after a wait."""
+        """Claim all these GPUs; return False if no work is left after a wait."""
         doing = f"{address} of run {self._run.run_id}"
         with ExitStack() as announced:
             occupied, told, ends = self._claims.take(gpus, doing), "", time.monotonic() + self._wait_s
@@ -152,7 +156,7 @@ class ModelServers:
                         f"{doing} waited {self._wait_s:g} s (flow.device_wait_s): {occupied}; wait until that ends, "
                         "stop it, or name other `devices`"
                     )
-                # Who waits holds nothing: two processes that wait for each other would do so for ever.
+                # Hold nothing while waiting: two processes that wait for each other would deadlock.
                 for one in [one for one in self._running if one.shares.keys() - {CPU}]:
                     self._stop(one, f"{doing} has to wait")
                 self._claims.keep(self._gpus_in_use())
@@ -169,16 +173,16 @@ class ModelServers:
 
     @contextmanager
     def _announced(self, address: Address, occupied: Occupied) -> Iterator[None]:
-        """Let `treadle status` on this machine tell of a wait, as no attempt is begun yet."""
+        """Let `treadle status` on this machine show a wait, since no attempt has started yet."""
         with ExitStack() as stack:
-            with suppress(RunError):  # Another process waits for the same already.
+            with suppress(RunError):  # Another process already waits for the same GPUs.
                 path, pid = self._run.waiting_path(address), occupied.holder.pid if occupied.holder else "another"
                 lease = FileLease(path, f"the wait of {address}", doing=f"GPU {occupied.gpu} of process {pid}")
                 stack.callback(lease.release)
             yield
 
     def _reach(self, model: ModelSettings, spec: ServerSpec) -> ModelSettings:
-        """The model as it can be asked; its server is started unless it runs."""
+        """Return the model with its endpoint; start its server unless it is running."""
         one = next((one for one in self._running if one.spec == spec), None)
         if one is not None and not still_answers(one.served):
             self._stop(one, "it answers no more, and is started again")
@@ -211,7 +215,7 @@ class ModelServers:
         one.stack.close()
 
     def _tell_dead(self, when: str) -> None:
-        """Forget servers that have ended by themselves, and say so."""
+        """Report and forget servers that have ended on their own."""
         for one in [one for one in self._running if one.served.child.poll() is not None]:
             child = one.served.child
             self._notify(f"{child.name} ended by itself with code {child.poll()} {when}; log: {child.log_path}")
@@ -221,7 +225,7 @@ class ModelServers:
         return {device for one in self._running for device in one.shares} - {CPU}
 
     def _needed_after(self, address: Address) -> list[_Running]:
-        """Running servers that an instance which is still to come will need, as far as that can be told."""
+        """Return running servers that a later instance will need, as far as that is known."""
         found: list[_Running] = []
         working: set[Address] = set()
         for item in self._after(address):
@@ -239,14 +243,14 @@ class ModelServers:
         return self._coming[places[0] + 1 :] if places else ()
 
     def _will_work(self, item: Instance, working: Collection[Address]) -> bool:
-        """Whether an instance will be made, given those before it that will."""
+        """Return whether an instance will run, given the earlier ones that will."""
         if item.address in self._forced or any(one in working for bound in item.inputs.values() for one in bound):
             return True
         return state_of(item, self._run) in ("run", "missing input")
 
 
 def serve_until_interrupted(server: VllmServer, *, notify: Notify) -> NoReturn:
-    """Serve a model until Ctrl-C or SIGTERM; raises EngineError when the server ends by itself, or has no GPU."""
+    """Serve a model until Ctrl-C or SIGTERM; raise EngineError if the server ends on its own or its GPU is in use."""
     claims = GpuClaims()
     if (occupied := claims.take(server_shares(server).keys() - {CPU}, "treadle serve")) is not None:
         raise EngineError(f"{occupied}; wait until that ends, stop it, or choose another GPU by CUDA_VISIBLE_DEVICES")

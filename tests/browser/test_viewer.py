@@ -275,8 +275,8 @@ def test_the_command_serves_a_run_on_this_machine_alone(page: Page, tmp_path: Pa
             _expect_closed(int(found[2]))
         finally:
             process.send_signal(signal.SIGINT)
-            assert process.stderr.read() == "stopped\n"
-        assert process.wait() == 0
+            assert process.stderr.read() == "treadle: stopped\n"
+        assert process.wait() == 130
 
 
 def _expect_closed(port: int) -> None:

@@ -77,6 +77,32 @@ def ids_by_transformers(folder: Path, texts: list[str], **options: str) -> dict[
     return answer
 
 
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"Host": "attacker.example"}, 421),
+        ({"Origin": "http://attacker.example"}, 403),
+        ({"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "no-cors"}, 403),
+    ],
+)
+def test_vllm_refuses_pages_of_other_origins(
+    served_embedded_model: ServedModel, headers: dict[str, str], status: int
+) -> None:
+    base = served_embedded_model.url.removesuffix("/v1")
+    for request_line in ("GET /v1/models", "GET /health", "POST /v1/completions", "OPTIONS /v1/models"):
+        method, path = request_line.split()
+        request = urllib.request.Request(base + path, headers=headers, method=method)
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            urllib.request.urlopen(request)
+        assert refused.value.code == status
+
+
+def test_vllm_listens_on_one_address_alone(served_embedded_model: ServedModel) -> None:
+    """A server on all addresses would be reached by 127.0.0.2 as well."""
+    with pytest.raises(urllib.error.URLError, match="refused"):
+        urllib.request.urlopen(served_embedded_model.url.replace("127.0.0.1", "127.0.0.2") + "/models")
+
+
 def test_token_ids_go_in_and_come_out(served_embedded_model: ServedModel) -> None:
     assert served_embedded_model.tokenizer_folder is not None
     tokenizer = ChatTokenizer.load(served_embedded_model.tokenizer_folder)

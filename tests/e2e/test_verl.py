@@ -239,6 +239,40 @@ compare(8)
     assert "are not those of the policy in training" in other and "differ in their names" in fewer
 
 
+def test_a_state_that_names_code_is_not_loaded(python: Path, merged: Path, tmp_path: Path) -> None:
+    look = """
+import os, shutil, sys
+from pathlib import Path
+import torch
+from treadle.core.errors import EngineError
+from treadle.rl.engine import verl_adapters
+from treadle.rl.engine.verl_model_folder import merge
+from treadle.rl.engine.verl_states import check_state
+written, copy, ran = map(Path, sys.argv[1:])
+check_state(written)
+class Evil:
+    def __reduce__(self):
+        return os.system, (f"touch {ran}",)
+shutil.copytree(written, copy)
+shard = next((copy / "actor").glob("model_world_size_*_rank_0.pt"))
+for options in ({}, {"_use_new_zipfile_serialization": False}, {"pickle_protocol": 4}):
+    torch.save({"x": Evil()}, shard, **options)
+    for load in (check_state, lambda state: merge(state, ran.with_name("made"))):
+        try:
+            load(copy)
+        except EngineError as error:
+            print("refused", error)
+try:
+    verl_adapters._saved_adapters(copy / "actor")
+except Exception as error:
+    print("refused", type(error).__name__)
+"""
+    state, ran = merged / "output" / "global_step_4", tmp_path / "ran"
+    said = run(python, tmp_path, "-c", look, state, tmp_path / "copy", ran)
+    assert said.count("refused") == 7 and said.count("it names code that no state of verl has") == 2
+    assert not ran.exists() and not ran.with_name("made").exists()
+
+
 def test_a_training_is_followed_and_gone_on_with(python: Path, tmp_path: Path) -> None:
     """The trainer is a stub here: it writes what verl and the loop write, and dies in step 2 of the first attempt."""
     job = prepare_folder(tmp_path, num_rows=9, prompts_per_step=3, save_steps=1)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -14,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from support.ports import free_port
 from support.scripted_environment import install_scripted_engine
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -88,12 +88,6 @@ def process(server: PrefectHome, *argv: str, log: str = "", **env: str) -> Itera
 def checked(done: subprocess.CompletedProcess[str]) -> subprocess.CompletedProcess[str]:
     assert done.returncode == 0, done.stdout + done.stderr
     return done
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def answers(url: str) -> bool:

@@ -19,12 +19,11 @@ from support.crash_bench import artifact_files
 from support.failing_disk import namespaces
 from support.flow_chaos import GONE_S, Chaos
 from support.flow_site import HANG_S, MOST_IN_FLIGHT, RUN, FlowRun, Site, site
+from support.ports import free_port
 from support.processes import until
 
 from treadle.core.locks import holder_of
 from treadle.core.runs import Run
-
-from .conftest import free_port
 
 KILLS = int(os.environ.get("TREADLE_CHAOS_KILLS", "0"))
 SAMPLE = ("retriever", "database locked")

@@ -11,7 +11,7 @@ import httpx
 from support.command_line import TREADLE, environment
 from support.processes import end_family, family, remaining, until
 
-from treadle.tasks.prefect.server import PrefectHome
+from treadle.tasks.prefect.home import PrefectHome
 
 from .conftest import answers
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -9,8 +10,8 @@ from support.docs_desk import Shell
 from support.docs_pages import PREFECT, Block, blocks, pages
 
 RUNNABLE = [page for page in pages() if any(block.remark == PREFECT for block in blocks(page))]
-ADDRESS = "http://127.0.0.1:4200/api"
-"""Of the server, as the pages say."""
+ADDRESS = re.compile(r'eval "\$\(treadle prefect env\)"')
+"""What names the server of `treadle prefect up`."""
 RUN = "--param run_id="
 
 
@@ -20,7 +21,7 @@ def test_the_commands_of_a_page_work_as_they_stand(prefect_home, page: Path, tmp
     for block in blocks(page):
         if block.remark == PREFECT:
             # Their server is that of the tests, and what they make lies beside no other run.
-            text = block.text.replace(ADDRESS, prefect_home.url)
+            text = ADDRESS.sub(f"export PREFECT_API_URL={prefect_home.url}", block.text)
             text = text.replace(RUN, f"--param root={tmp_path}/outputs {RUN}")
             shell.run_block(Block(page, block.line, block.language, text, block.remark), tmp_path)
     assert (tmp_path / "outputs/runs/first/records/1/report.json").is_file(), "what ran is the run of the page"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -19,9 +20,10 @@ import pytest
 from support.command_line import TREADLE
 from support.endless_agent import NAME
 from support.flow_chaos import true_within_s
-from support.flow_site import answers, command_of
+from support.flow_site import PREFECT_MODULES, answers, command_of
+from support.ports import free_port
 from support.postgres import Postgres, postgres_server
-from support.prefect_api import ask
+from support.prefect_api import ask, credentials
 from support.processes import Seen, end_family, family, look, remaining, until
 
 from treadle.tasks.prefect.automations import FAILED, SILENT, STUCK
@@ -84,12 +86,14 @@ class Up:
 
     def child(self, part: str) -> Seen:
         """The process of its server, or of its worker."""
-        (found,) = [seen for seen in family(self.process.pid) if command_of(seen.pid)[1:4] == ["-m", "prefect", part]]
+        words = ["-m", PREFECT_MODULES[part]]
+        (found,) = [seen for seen in family(self.process.pid) if command_of(seen.pid)[1:3] == words]
         return found
 
     def post(self, path: str, body: dict[str, Any]) -> Any:
         """Ask the API."""
-        return ask("POST", f"{self.api.base_url}".rstrip("/") + path, body)
+        password = credentials(self.env["PREFECT_API_AUTH_STRING"])
+        return ask("POST", f"{self.api.base_url}".rstrip("/") + path, body, auth=password)
 
     def submit(self, deployment: str, **parameters: Any) -> str:
         """Ask for a flow run; returns its id."""
@@ -109,7 +113,7 @@ def start(
     folder: Path, home: Path, port: int, *options: str, output: IO[str] | int = subprocess.PIPE
 ) -> tuple[subprocess.Popen[str], dict[str, str]]:
     """The command as a process, with its environment."""
-    hidden = ("PREFECT_API_URL", "PREFECT_HOME", "TREADLE_ROOT")
+    hidden = ("PREFECT_API_URL", "PREFECT_API_AUTH_STRING", "PREFECT_HOME", "TREADLE_ROOT")
     path = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
     env = {name: value for name, value in os.environ.items() if name not in hidden}
     env |= {"PREFECT_HOME": str(home), "PYTHONPATH": path, "PREFECT_WORKER_QUERY_SECONDS": "1"}
@@ -135,18 +139,12 @@ def up(postgres: Postgres, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         until(lambda: "Ctrl-C" in log.read_text() or process.poll() is not None, "Prefect is up", 300.0, 0.1)
         assert process.poll() is None, log.read_text()
         url = f"http://127.0.0.1:{port}/api"
-        with httpx.Client(base_url=url, timeout=30) as api:
-            yield Up(process, api, folder, {**env, "PREFECT_API_URL": url}, time.monotonic())
+        password = (folder / "home/treadle.password").read_text()
+        with httpx.Client(base_url=url, timeout=30, auth=credentials(password)) as api:
+            env |= {"PREFECT_API_URL": url, "PREFECT_API_AUTH_STRING": password}
+            yield Up(process, api, folder, env, time.monotonic())
     finally:
         end_family(process)
-
-
-def free_port() -> int:
-    import socket
-
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @pytest.fixture(scope="module")
@@ -267,6 +265,48 @@ def test_a_flow_run_whose_worker_died_before_it_began_becomes_crashed(up: Up) ->
     assert "Not begun" in crashed["state"]["message"]
     assert up.flow_run(made["another",])["state"]["name"] == "Pending"
     renew(up, stuck, BEGIN_S)
+
+
+HARMFUL: dict[str, dict[str, Any]] = {
+    "a pull step that is a script": {
+        "entrypoint": "treadle.flows.flywheel.flywheel",
+        "pull_steps": [{"prefect.deployments.steps.run_shell_script": {"script": "touch {mark}"}}],
+    },
+    "a step after ours": {
+        "entrypoint": "treadle.flows.flywheel.flywheel",
+        "pull_steps": [
+            {"prefect.deployments.steps.set_working_directory": {"directory": "{folder}"}},
+            {"prefect.deployments.steps.run_shell_script": {"script": "touch {mark}"}},
+        ],
+    },
+    "a file": {"entrypoint": "{folder}/harm.py:harm", "pull_steps": []},
+    "a command": {
+        "entrypoint": "treadle.flows.flywheel.flywheel",
+        "pull_steps": [{"prefect.deployments.steps.set_working_directory": {"directory": "{folder}"}}],
+        "job_variables": {"command": "touch {mark}"},
+    },
+    "a variable": {
+        "entrypoint": "treadle.flows.flywheel.flywheel",
+        "pull_steps": [{"prefect.deployments.steps.set_working_directory": {"directory": "{folder}"}}],
+        "job_variables": {"env": {"PYTHONPATH": "{folder}"}},
+    },
+}
+
+
+@pytest.mark.parametrize("name", HARMFUL)
+def test_the_worker_refuses_deployments_of_others(up: Up, tmp_path: Path, name: str) -> None:
+    mark = tmp_path / "mark"
+    (tmp_path / "harm.py").write_text(f"import pathlib\npathlib.Path({str(mark)!r}).touch()\n")
+    (tmp_path / "sitecustomize.py").write_text(f"import pathlib\npathlib.Path({str(mark)!r}).touch()\n")
+    text = json.dumps(HARMFUL[name]).replace("{mark}", str(mark)).replace("{folder}", str(tmp_path))
+    flow = up.api.get("/flows/name/flywheel").json()["id"]
+    made = {"flow_id": flow, "name": name, "work_pool_name": "local-process", "work_queue_name": "default"}
+    deployment = up.post("/deployments/", made | json.loads(text))["id"]
+    asked = {"parameters": {"run_id": "harm"}, "state": {"type": "SCHEDULED"}}
+    flow_run = up.post(f"/deployments/{deployment}/create_flow_run", asked)["id"]
+    ended = up.wait_for(flow_run, "Crashed", "Completed", "Failed")
+    assert "this worker runs only what `treadle prefect deploy` sets up" in ended["state"]["message"]
+    assert not mark.exists() and not (tmp_path / "outputs").exists()
 
 
 def renew(up: Up, silent: dict[str, Any], silence_s: float) -> None:

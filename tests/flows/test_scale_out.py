@@ -19,6 +19,7 @@ import pytest
 from support.crash_bench import TUTOR_CONFIG, CrashBench, crash_bench
 from support.gate import Gate, gate
 from support.object_server import in_environment, object_server
+from support.ports import free_port
 from support.prefect_api import ask
 from support.processes import end_family, look, until
 
@@ -27,7 +28,7 @@ from treadle.core.runs import Run, list_runs
 from treadle.core.shards import ShardPlan, Shards
 from treadle.core.stage import Address
 
-from .conftest import BIN, ROOT, PrefectHome, answers, checked, free_port, wait_until
+from .conftest import BIN, ROOT, PrefectHome, answers, checked, wait_until
 
 ROLLOUTS = Address.parse("1/rollouts@tutor")
 NUM_SHARDS = 12
@@ -169,7 +170,7 @@ class Bench:
 def shards_of(root: str, run_id: str) -> tuple[Shards, ShardPlan | None]:
     run = Run.open(root, run_id)
     attempts = run.attempts(ROLLOUTS)
-    shards = run.shards(ROLLOUTS, attempts[-1].fingerprint if attempts else "none")
+    shards = run.shards(ROLLOUTS, attempts[-1].journal_name if attempts else "none")
     return shards, shards.plan()
 
 

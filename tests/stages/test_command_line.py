@@ -82,9 +82,9 @@ def test_an_operational_key_may_change_and_a_semantic_one_may_not(desk: Desk) ->
     same = desk.treadle("run", "run.toml", "--run", "first", "--set", "rollouts.max_concurrent=3", "--json")
     assert all(record["reused"] for record in same.succeeded().json())
     refused = desk.treadle(
-        "run", "run.toml", "--run", "first", "--set", "rollouts.samples_per_question=2", "--set", "seed=5"
+        "run", "run.toml", "--run", "first", "--set", "rollouts.sampling.top_p=0.5", "--set", "seed=5"
     )
-    line = refused.failed("first", "rollouts.samples_per_question: 1 -> 2", "seed: 0 -> 5", code=1)
+    line = refused.failed("first", "rollouts.sampling.top_p: 0.95 -> 0.5", "seed: 0 -> 5", code=1)
     assert "max_concurrent" not in line
 
 

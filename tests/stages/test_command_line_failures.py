@@ -142,7 +142,7 @@ def test_a_file_without_a_usable_row_is_named_and_the_run_goes_on_with_a_better_
     desk.write("questions.jsonl")
     desk.treadle("run", "run.toml", "--run", "r").failed("questions.jsonl", "no rows", code=2)
     desk.write("questions.jsonl", {"question": "no answer"})
-    desk.treadle("run", "run.toml", "--run", "r").failed("questions.jsonl", "row 1", "'answer'", code=1)
+    desk.treadle("run", "run.toml", "--run", "r").failed("questions.jsonl", "row 1", "answer_field", code=1)
     desk.write("questions.jsonl", *QUESTIONS)
     resumes(desk)
 
@@ -254,7 +254,7 @@ def working(desk: Desk, slow: str, run_id: str) -> tuple[str, ...]:
 def test_a_signal_ends_a_run_with_one_line_and_the_run_goes_on(desk: Desk, slow: str, number: signal.Signals) -> None:
     before = num_requests(slow)
     with desk.started(*working(desk, slow, "r")) as process:
-        until(lambda: num_requests(slow) - before >= 5, "two turns are done")
+        until(lambda: num_requests(slow) - before >= 9, "two turns are done")
         process.send_signal(number)
         done = desk.ended(process)
     done.failed("interrupted", "the same command", code=130)
@@ -269,7 +269,7 @@ def test_a_forced_run_that_was_cut_off_is_told_and_continued(desk: Desk, url: st
     desk.treadle(*usual).succeeded()
     before = num_requests(slow)
     with desk.started(*working(desk, slow, "r"), "--force") as process:
-        until(lambda: num_requests(slow) - before >= 5, "two turns are done")
+        until(lambda: num_requests(slow) - before >= 9, "two turns are done")
         process.send_signal(signal.SIGINT)
         desk.ended(process).failed("interrupted", code=130)
     state = desk.treadle("status", "--run", "r").succeeded().out

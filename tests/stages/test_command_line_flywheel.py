@@ -118,6 +118,9 @@ def test_a_dry_run_takes_the_means_of_what_was_measured(desk: tuple[Desk, str, D
     place, url, _ = desk
     before = num_requests(url)
     arguments = ("stage", "1/pools", "--run", "r", "--dry-run", "--json", "--set", "pools.max_questions=2")
+    told = place.treadle(*arguments).succeeded().json()
+    assert told["reuse"]["1/pools"]["num_open"] == told["estimates"][0]["num_units"] == 0, "both are there"
+    arguments = (*arguments, "--set", "seed=5")
     (estimate,) = place.treadle(*arguments).succeeded().json()["estimates"]
     usage = json.loads((place.folder / "outputs/runs/r/records/1/pools.json").read_text())["metrics"]["usage"]
     assert estimate["estimate"] is True and estimate["basis"] == f"measured in 1/pools ({NUM_QUESTIONS} questions)"

@@ -120,9 +120,8 @@ def test_a_finished_run_is_made_longer_in_parts_and_made_again_from_any_instance
     assert made == {
         **dict.fromkeys(of(1, *NAMES), "reused"),
         **{f"2/{name}": f"1/{name}" for name in ("questions", "rollouts@tutor", "scores@tutor")},
-        # The tutor says the same as any policy.
-        **{f"2/{name}": f"1/{name}" for name in ("scores@phase-1", "selection@phase-1")},
-        **dict.fromkeys(of(2, "rollouts@phase-1", "report"), "made"),
+        # The tutor says the same as any policy, but the rows tell which policy was asked.
+        **dict.fromkeys(of(2, "rollouts@phase-1", "scores@phase-1", "selection@phase-1", "report"), "made"),
     }
     assert place.made("--from", "2/rl@phase-1")["2/rl@phase-1"] == "made"
     status = place.treadle("status", "--run", "r").succeeded().out

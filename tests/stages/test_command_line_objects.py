@@ -25,7 +25,7 @@ def test_a_run_in_an_object_store_goes_on_after_a_kill_and_is_shown_by_url(desk:
     with tutor("--latency-s", "0.2") as url:
         here = ("--set", f'models.tutor.endpoints=[{{url="{url}"}}]', "--set", "rollouts.max_concurrent=1")
         with desk.started("run", "run.toml", *options, *more, *here) as process:
-            until(lambda: num_requests(url) >= 6, "three turns are done")
+            until(lambda: num_requests(url) >= 10, "three turns are done")
             end_family(process)
         assert states(desk, object_root) == {
             "1/questions": "completed", "1/rollouts@tutor": "crashed", "1/scores@tutor": "absent", "1/report": "absent",

@@ -36,7 +36,7 @@ class Retriever(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", port), _Answers)
         self.fingerprint: str | None = "a" * 64
         self.num_asked = 0
-        self.refuses = False
+        self.answer: tuple[int, object] = (200, [[{"id": "1", "contents": "Title\nText"}], [1.0]])
 
 
 class _Answers(BaseHTTPRequestHandler):
@@ -50,8 +50,7 @@ class _Answers(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         self.server.num_asked += 1
         self.rfile.read(int(self.headers["Content-Length"]))
-        found = [[{"id": "1", "contents": "Title\nText"}], [1.0]]
-        self._say(422 if self.server.refuses else 200, {"detail": "not like that"} if self.server.refuses else found)
+        self._say(*self.server.answer)
 
     def _say(self, status: int, content: object) -> None:
         body = json.dumps(content).encode()
@@ -121,7 +120,7 @@ def test_a_service_that_is_down_is_named_before_a_run_is_made(desk: Desk, tutor_
     configure(desk, tutor_url, port)
     for command in (["run"], ["stage", "1/questions"]):
         failed = desk.treadle(*command, "run.toml", "--run", "r")
-        failed.failed(f"http://127.0.0.1:{port} is not ready", "start it with `treadle retriever serve`", code=1)
+        failed.failed(f"http://127.0.0.1:{port}/search is not ready", "start it (`treadle retriever serve`)", code=1)
     assert not (desk.folder / "outputs").exists()
 
 
@@ -148,11 +147,35 @@ def test_services_that_do_not_tell_their_index_are_used_with_a_warning(desk: Des
         desk.treadle("run", "run.toml", "--run", "r").failed("unknown", "choose a new run id", code=1)
 
 
-def test_a_refused_search_stops_the_stage_with_one_line(desk: Desk, tutor_url: str) -> None:
+def test_a_service_that_answers_as_the_guide_says_is_searched(desk: Desk, tutor_url: str) -> None:
     with retriever() as server:
         configure(desk, tutor_url, server.server_port)
-        server.refuses = True
-        desk.treadle("run", "run.toml", "--run", "r").failed("refuses a request", "not like that", code=1)
+        server.fingerprint = None
+        server.answer = (200, [{"id": "1", "contents": "Title\nText"}])
+        desk.treadle("run", "run.toml", "--run", "r").succeeded()
+    rows = desk.rows("r", "1/rollouts@tutor", "rollouts")
+    assert any("<result>Title\nText</result>" in row["text"] for row in rows)
+
+
+@pytest.mark.parametrize("answer", [(200, {"hits": []}), (404, {}), (422, {"detail": "not like that"})])
+def test_a_service_with_an_unusable_answer_is_named_before_a_run_is_made(
+    desk: Desk, tutor_url: str, answer: tuple[int, object]
+) -> None:
+    with retriever() as server:
+        configure(desk, tutor_url, server.server_port)
+        server.fingerprint = None
+        server.answer = answer
+        said = desk.treadle("run", "run.toml", "--run", "r")
+        said.failed(f"search service http://127.0.0.1:{server.server_port}/search: ", code=1)
+    assert said.err.count("\n") == 1 and not (desk.folder / "outputs").exists()
+
+
+def test_a_search_that_is_refused_later_stops_the_stage_with_one_line(desk: Desk, tutor_url: str) -> None:
+    with retriever() as server:
+        configure(desk, tutor_url, server.server_port)
+        desk.treadle("stage", "1/questions", "run.toml", "--run", "r").succeeded()
+        server.answer = (422, {"detail": "not like that"})
+        desk.treadle("stage", "1/rollouts@tutor", "--run", "r").failed("HTTP 422", "not like that", code=1)
 
 
 def test_a_key_of_a_service_stays_out_of_the_configuration(desk: Desk, tutor_url: str) -> None:

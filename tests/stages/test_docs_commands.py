@@ -86,3 +86,10 @@ def test_a_command_that_fails_is_told_with_its_page_and_line(shell: Shell, tmp_p
     broken = type(block)(block.page, 7, "", "treadle status --run nothing-of-this-name\ntrue\n", RUN)
     with pytest.raises(AssertionError, match=r"README.md, line 7.*(?s:.*)nothing-of-this-name"):
         shell.run_block(broken, tmp_path)
+
+
+def test_a_page_whose_first_figure_is_0_is_told(shell: Shell, tmp_path: Path) -> None:
+    block = blocks(ROOT / "README.md")[0]
+    told = type(block)(block.page, 7, "", "echo 'base   mine  3  0.000 [0.000, 0.561]  0.056 (.00–.17)'\n", RUN)
+    with pytest.raises(AssertionError, match=r"README.md, line 7: a reader's first figure is 0.000"):
+        shell.run_block(told, tmp_path)

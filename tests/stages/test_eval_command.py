@@ -71,7 +71,7 @@ def test_a_model_is_measured_in_a_run_like_any_other(desk: Desk, url: str) -> No
 
 def test_other_settings_are_refused_for_a_run_that_exists(desk: Desk, url: str) -> None:
     desk.treadle(*command(url, "--max-questions", "1")).succeeded()
-    for change in (("--samples", "2"), ("--temperature", "0"), ("--tools", "python")):
+    for change in (("--temperature", "0"), ("--tools", "python")):
         line = desk.treadle(*command(url, "--max-questions", "1", *change)).failed("choose a new run id", code=1)
         assert " -> " in line and "max_error_rate" not in line
     desk.treadle(*command(url, "--max-questions", "2")).failed("limit: 1 -> 2", code=1)
@@ -79,6 +79,8 @@ def test_other_settings_are_refused_for_a_run_that_exists(desk: Desk, url: str) 
     limits = ("--max-total-tokens", "900000", "--prices", "1/2", "--max-cost", "3", "--endpoint", f"{url}/")
     done = desk.treadle(*command(url, "--max-questions", "1", *limits, "--json")).succeeded()
     assert all(record["reused"] for record in done.json())
+    more = desk.treadle(*command(url, "--max-questions", "1", "--samples", "2")).succeeded()
+    assert "1 of 2 rollouts to be made, 1 reused; because: 1 further sample; about" in more.err
 
 
 def test_a_killed_evaluation_goes_on_with_the_same_command(desk: Desk) -> None:

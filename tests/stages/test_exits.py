@@ -71,7 +71,7 @@ async def test_pools_whose_questions_had_no_time_hold_no_trajectory(tmp_path: Pa
     bench = PoolsBench(tmp_path, [{}])
     async with agent_server(lambda request: "x" if "\n" not in request.text else Fault("hang")) as scripted:
         with pytest.raises(
-            StageFailed, match=r"no trajectory came of 1 questions \(timeout 1\); first cause: the time of the question"
+            StageFailed, match=r"no trajectory was made from 1 questions \(timeout 1\); first cause: the time of"
         ):
             await bench.make(scripted.url, options={"question_time_s": 0.05})
 
@@ -182,7 +182,7 @@ async def test_pools_whose_judge_has_too_small_a_window_for_its_questions_are_re
     def judge(request: RecordedRequest) -> Item:
         return Fault.too_long(64) if "seven" in request.text else "x"
 
-    async with agent_server(agent) as scripted, agent_server(judge) as judging:
+    async with agent_server(agent) as scripted, agent_server(judge, max_model_len=1500) as judging:
         urls = {**dict.fromkeys(("policy", "refiner", "critic"), scripted.url), "judge": judging.url}
         with pytest.raises(StageFailed, match=r"no verdict on 1 of 1 trajectories .* maximum context length"):
             await bench.make(urls, options={"rounds": 1, "operators": []})

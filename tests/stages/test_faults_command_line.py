@@ -27,6 +27,7 @@ KINDS: dict[str, tuple[str, ...]] = {
     "rename": ("EIO",),
     "remove": ("EIO",),
     "truncate": ("EIO",),
+    "lock": ("ENOLCK",),
 }
 """Less than for one stage, where every step may also be the last of its process; see `support.faults`."""
 STRIDE = int(os.environ.get("TREADLE_FAULT_STRIDE", "37"))

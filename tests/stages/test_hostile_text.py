@@ -65,6 +65,7 @@ python.sandbox = {{ packages = [], pool_size = 1 }}
 search = {{ corpus = ["corpus.jsonl"], cache_folder = "outputs/indexes" }}
 [rollouts]
 owed_retries = 0
+sampling = {{ max_tokens = 200_000 }}
 [scores]
 symbolic = false
 [report]
@@ -158,7 +159,7 @@ def reply(request: RecordedRequest) -> Item:
         # Without asking for ids, which are not sent in text mode, and take several times the room of a character.
         wants_ids = isinstance(request.prompt, list)
         text = f"<think>{ESCAPES * 100}{'B' * (100_000 if wants_ids else 10_000_000)}"
-        return Reply(text, token_ids=None if wants_ids else (0,))
+        return Reply(text, token_ids=None if wants_ids else (0,) * 20_000)
     return f"{SPOKEN}{ESCAPES}<answer>\\boxed{{5}}</answer>{FORGED}"
 
 

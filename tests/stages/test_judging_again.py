@@ -111,7 +111,7 @@ async def test_only_the_judges_of_a_run_may_change(desk: Desk) -> None:
     with tutor() as url:
         (desk.folder / "my.toml").write_text(CONFIG.format(url=url))
         (await asyncio.to_thread(desk.treadle, "run", "my.toml", "--run", "r")).succeeded()
-        for change in ("rollouts.samples_per_question=2", "models.base.model=another"):
+        for change in ("rollouts.sampling.top_p=0.5", "models.base.model=another"):
             done = await asyncio.to_thread(desk.treadle, "run", "--run", "r", "--set", change)
             done.failed("choose a new run id", code=1)
 

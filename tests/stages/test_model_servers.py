@@ -232,7 +232,7 @@ def test_servers_that_do_not_fit_on_a_gpu_together_take_turns_and_others_stay(fl
 def test_servers_that_one_stage_asks_and_that_do_not_fit_are_refused_before_anything_runs(flow: Flow) -> None:
     flow.asks("one", base=on(0))
     flow.asks("two", base=on(0), judge=on(0, 1))
-    with pytest.raises(ConfigError, match=r"1/two: the servers of base, judge would share GPU 0, .* come to 1\.7"):
+    with pytest.raises(ConfigError, match=r"1/two: the servers of base, judge would share GPU 0, .* add up to 1\.7"):
         flow.make()
     assert not flow.lived
     flow.instances.pop()

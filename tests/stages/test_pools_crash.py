@@ -39,18 +39,19 @@ def command(root: Path) -> tuple[str, ...]:
     return ("run", str(root / "config.toml"), *(word for change in changes for word in ("--set", change)))
 
 
-def units_by_seed(keys: list[str]) -> dict[int, Unit]:
-    """The seed of every request that `pools` may send for these questions -> where its answer is remembered."""
+def units_by_seed(keys: dict[str, str]) -> dict[int, Unit]:
+    """The seed of every request that `pools` may send for these questions (key -> owner of its job) -> where its answer
+    is remembered."""
     found: dict[int, Unit] = {}
-    for key in keys:
+    for key, job in keys.items():
         applied = [(INITIAL, 0, 0)]
         names = (*DEFAULT_OPERATORS, "find-locate_flaw")
         applied += [(name, number, parent) for name in names for number in (1, 2, 3) for parent in range(10)]
         for name, number, parent in applied:
             seed = derive_seed(SEED, key, "pools", name, number, parent)
             for turn in range(24):
-                found[derive_seed(seed, turn)] = (key, f"{number}-{name}-{parent}/llm-{turn}")
-                found[derive_seed(seed, "ask", turn)] = (key, f"{number}-{name}-{parent}/ask-{turn}")
+                found[derive_seed(seed, turn)] = (job, f"{number}-{name}-{parent}/llm-{turn}")
+                found[derive_seed(seed, "ask", turn)] = (job, f"{number}-{name}-{parent}/ask-{turn}")
     return found
 
 
@@ -73,7 +74,8 @@ def test_killed_pools_ask_for_nothing_again_and_end_with_the_same_bytes(
     whole_s = time.monotonic() - began
     run = run_of(calm)
     assert run is not None and (record := run.record(POOLS)) is not None
-    keys = [row["question_key"] for row in run.rows(record.outputs["pool_questions"]).rows(["question_key"])]
+    rows = run.rows(record.outputs["pool_questions"]).rows(["question_key", "job"])
+    keys = {row["question_key"]: row["job"] for row in rows}
     assert len(keys) == NUM_QUESTIONS
     expected = Counter(arrival.seed for arrival in bench.arrivals(0, bench.log_end()))
     by_seed = units_by_seed(keys)

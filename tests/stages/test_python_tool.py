@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from support.processes import until
+from support.processes import freeze, thaw, until
 from support.sandbox_kills import guardians
 from support.sandbox_probes import survivors
 
@@ -21,6 +23,7 @@ from treadle.agent.sandbox.pool import SandboxPool
 from treadle.agent.tools.outcome import CallContext
 from treadle.agent.tools.python import MAX_PROGRAM_CHARS, PythonTool
 from treadle.core.errors import SandboxError
+from treadle.core.work_clock import timed_work
 
 LIMIT_S = 60.0
 """Only a fault takes so long."""
@@ -118,6 +121,33 @@ async def test_a_budget_counts_from_the_start_of_the_program_and_not_while_it_wa
     assert (ended.status, ended.text) == ("timeout", "Execution Timeout")
 
 
+STOPPED = """
+import asyncio, sys
+from treadle.agent.sandbox.config import SandboxSettings
+from treadle.agent.tools.python import PythonTool
+
+async def main():
+    async with PythonTool(SandboxSettings(packages=(), pool_size=1), time_limit_s=2.0) as tool:
+        loop = asyncio.get_running_loop()
+        call = asyncio.create_task(tool.call("import time; time.sleep(0.5); print(5)", deadline=loop.time() + 1e6))
+        await asyncio.sleep(0.1)
+        print("at work", flush=True)
+        print(*(await call).text.split(), flush=True)
+
+asyncio.run(main())
+"""
+
+
+def test_a_program_is_not_cut_off_because_its_host_was_stopped() -> None:
+    with subprocess.Popen([sys.executable, "-c", STOPPED], stdout=subprocess.PIPE) as host:
+        assert host.stdout is not None and host.stdout.readline() == b"at work\n"
+        assert freeze(host)
+        began = time.monotonic()
+        until(lambda: time.monotonic() - began > 2.5, "the limit of the program is over", pause_s=0.1)
+        thaw(host)
+        assert host.stdout.read() == b"5\n"
+
+
 async def at_work(name: str) -> None:
     """Wait until a program has given itself a name."""
     async with asyncio.timeout(LIMIT_S):
@@ -140,17 +170,14 @@ async def test_a_cancelled_call_leaves_the_tool_usable(tool: PythonTool) -> None
     assert outcome.text == "2"
 
 
-async def test_a_program_that_never_found_a_sandbox_is_owed() -> None:
+async def test_waiting_for_a_sandbox_does_not_use_up_the_time_of_a_rollout() -> None:
     settings = SandboxSettings(packages=(), pool_size=1, max_running=1)
-    async with SandboxPool(settings) as pool:
-        now = asyncio.get_running_loop().time()
-        endless = asyncio.create_task(pool.run("while True: pass", time_limit_s=20, deadline=now + 60))
+    async with asyncio.timeout(LIMIT_S), SandboxPool(settings) as pool:
+        endless = asyncio.create_task(pool.run("while True: pass", time_limit_s=1.5))
         await asyncio.sleep(0)
-        with pytest.raises(SandboxError, match="no sandbox was free") as caught:
-            await pool.run("print(1)", time_limit_s=20, deadline=now + 0.2)
-        assert caught.value.retryable
-        endless.cancel()
-        await asyncio.gather(endless, return_exceptions=True)
+        with timed_work() as clock:
+            result = await pool.run("print(1)", time_limit_s=20, deadline=clock.time() + 1.0)
+        assert (await endless).timed_out and not result.timed_out and result.stdout == "1\n"
 
 
 async def test_without_isolation_programs_run_in_a_folder_that_goes_away() -> None:

@@ -27,6 +27,7 @@ from treadle.retriever.service.cache import RankingCache
 from treadle.retriever.service.config import ServiceSettings
 from treadle.retriever.service.server import serve
 
+JSON = {"Content-Type": "application/json"}
 TEXTS = ("red fox", "red dog", "blue fox", "green")
 
 
@@ -134,11 +135,68 @@ async def test_a_body_that_is_not_json_or_hides_its_length_is_refused(index: Hel
 
     async with service(index) as client:
         for data in (b"", b"{", b"\xff\xfe", b"[" * 100_000, b'{"query": "\\ud800"}'):
-            status, _ = await client.post("/search", data=data)
+            status, _ = await client.post("/search", data=data, headers=JSON)
             assert status in (200, 422), data[:20]
         # The service may close the connection before it has taken all of it.
         with contextlib.suppress(aiohttp.ClientConnectionError):
-            assert (await client.post("/search", data=endless()))[0] == 413
+            assert (await client.post("/search", data=endless(), headers=JSON))[0] == 413
+
+
+@pytest.mark.parametrize("path", ["/search", "/batch_search"])
+@pytest.mark.parametrize("media_type", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data", ""])
+async def test_a_body_of_a_type_that_browsers_send_unasked_is_refused(
+    index: HeldIndex, path: str, media_type: str
+) -> None:
+    async with service(index) as client:
+        status, said = await client.post(path, data=b'{"query": "red"}', headers={"Content-Type": media_type})
+        assert status == 415 and "Content-Type: application/json" in said["detail"]
+    assert not index.batches
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"Host": "attacker.example"}, 421),
+        ({"Host": "192.0.2.1:1243"}, 421),
+        ({"Origin": "http://attacker.example"}, 403),
+        ({"Origin": "null"}, 403),
+        ({"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "no-cors"}, 403),
+        ({"Sec-Fetch-Site": "same-site", "Sec-Fetch-Mode": "cors"}, 403),
+    ],
+)
+async def test_pages_of_other_origins_are_refused(index: HeldIndex, headers: dict[str, str], status: int) -> None:
+    async with service(index) as client:
+        async with client.session.post(f"{client.url}/search", json={"query": "red"}, headers=headers) as answer:
+            assert answer.status == status
+        for path in ("/health", "/info", "/metrics"):
+            async with client.session.get(client.url + path, headers=headers) as answer:
+                assert answer.status == status
+    assert not index.batches
+
+
+async def test_a_body_that_stays_half_open_times_out(index: HeldIndex) -> None:
+    async with service(index, timeout_s=0.05) as client:
+        host, port = client.url.removeprefix("http://").split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        head = f"POST /search HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\nContent-Length: 50\r\n\r\n"
+        writer.write(head.encode() + b'{"query": ')
+        assert b"408" in await reader.readline()
+        writer.close()
+
+
+async def test_a_caller_that_hangs_up_costs_no_traceback(index: HeldIndex, caplog: pytest.LogCaptureFixture) -> None:
+    async with service(index) as client:
+        host, port = client.url.removeprefix("http://").split(":")
+        _, writer = await asyncio.open_connection(host, int(port))
+        head = f"POST /search HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\nContent-Length: 50\r\n\r\n"
+        writer.write(head.encode() + b'{"query": ')
+        await writer.drain()
+        writer.transport.abort()
+        while (
+            'treadle_retriever_requests_total{route="search",status="499"} 1.0' not in (await client.get("/metrics"))[1]
+        ):
+            await asyncio.sleep(0)
+    assert "Traceback" not in caplog.text and not [one for one in caplog.records if one.levelname == "ERROR"]
 
 
 async def test_hostile_ids_and_texts_pass_through_as_json_text(tmp_path: Path) -> None:
@@ -332,7 +390,27 @@ def test_an_address_that_others_reach_needs_a_token(monkeypatch: pytest.MonkeyPa
     for settings in ({"host": "0.0.0.0"}, {"host": "::"}, {"host": "192.0.2.1"}, {"token_env": "RETRIEVER_TOKEN"}):
         with pytest.raises(ConfigError, match="token"):
             ServiceSettings(**settings).token()
-    assert ServiceSettings().token() is None and ServiceSettings(host="::1").token() is None
+    for host in ("127.0.0.1", "127.0.0.2", "localhost", "::1"):
+        assert ServiceSettings(host=host).token() is None
+
+
+async def test_any_loopback_address_is_answered(index: HeldIndex) -> None:
+    async with service(index) as client:
+        for host, status in (("127.0.0.2:80", 200), ("localhost", 200), ("127.0.0.2.example:80", 421)):
+            assert (await client.get("/health", Host=host))[0] == status
+
+
+async def test_nothing_can_be_written(index: HeldIndex) -> None:
+    async with service(index) as client:
+        paths = (await client.get("/openapi.json"))[1]["paths"]
+        offered = {(method, path) for path, methods in paths.items() for method in methods}
+        assert offered == {
+            ("get", "/health"), ("get", "/info"), ("get", "/metrics"), ("post", "/search"), ("post", "/batch_search")
+        }  # fmt: skip
+        for path in (*paths, "/docs", "/"):
+            for method in ("PUT", "PATCH", "DELETE"):
+                async with client.session.request(method, client.url + path) as answer:
+                    assert answer.status in (404, 405)
 
 
 async def test_the_pages_for_people_and_programs_need_no_other_host(index: HeldIndex) -> None:

@@ -212,7 +212,7 @@ def test_without_a_rule_the_last_policy_is_handed_over_and_no_other_state_kept(t
 
 
 def test_a_policy_that_was_refused_is_written_anew_from_the_trained_state(run: Run, start: Path) -> None:
-    with pytest.raises(StageFailed, match=rf"see .*refused. .*`treadle stage {PLACE} --force` trains anew"):
+    with pytest.raises(StageFailed, match=rf"see .*refused. .*`treadle stage {PLACE} --force` trains again"):
         train(run, start, {"says": {"ids": [7, 7, 9]}})
     record = train(run, start, {"at": 1, "do": "die"})
     assert record.metrics["greedy_ids"] == [7, 8, 9] and record.metrics["resumed_step"] == 0

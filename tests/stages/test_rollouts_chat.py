@@ -123,7 +123,7 @@ async def test_budgets_count_what_the_service_says_it_used(bench: Bench, tmp_pat
         (Reply("", finish_reason="length"), "length", ""),
         (Reply(""), "no_answer", ""),
         (Reply("", refusal="I cannot help with that."), "no_answer", "I cannot help with that."),
-        (Reply("<search>how to", finish_reason="content_filter"), "no_answer", "<search>how to"),
+        (Reply("<search>how to", finish_reason="content_filter"), "filtered", "<search>how to"),
         (Reply("Forty-two."), "no_answer", "Forty-two."),
     ],
     ids=["cut", "cut in hidden thought", "nothing", "refused", "filtered", "no mark"],
@@ -180,7 +180,7 @@ async def test_the_rollouts_of_a_phase_are_refused_to_a_service_that_only_chats(
         }
         phase = instance(load_config(TreadleConfig, data=data), Address.parse("1/rollouts@phase-1"))
         phase = replace(phase, inputs={**phase.inputs, "questions": (GIVEN,), "checkpoint": ()})
-        with pytest.raises(ConfigError, match='api = "chat" .* this is the policy, which goes on from text') as refusal:
+        with pytest.raises(ConfigError, match='api = "chat" .* this is the policy, which continues text') as refusal:
             await asyncio.to_thread(execute, phase, bench.run)
         assert "\n" not in str(refusal.value)
         assert service.requests == []

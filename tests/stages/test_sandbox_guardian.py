@@ -26,6 +26,7 @@ from treadle.agent.sandbox.config import SandboxSettings
 from treadle.agent.sandbox.guardian import Guarded, Guardian, News
 from treadle.agent.sandbox.pool import SandboxPool
 from treadle.agent.sandbox.process import SandboxProcess
+from treadle.agent.sandbox.usage import UsageWatch
 from treadle.core.engines import supervisor
 from treadle.core.errors import SandboxError
 
@@ -93,7 +94,7 @@ def test_a_fork_that_fails_is_told_of_that_sandbox_and_the_guardian_lives_on(
         os.close(news)
         os.close(null)
         before = len(os.listdir("/proc/self/fd"))
-        assert worker._serve(theirs, started)
+        assert worker._serve(theirs, started, worker.Cgroups(), [])
         assert len(os.listdir("/proc/self/fd")) == before, "descriptors are left open"
         assert News.read(told.read().decode()).error == "[Errno 11] Resource temporarily unavailable"
         assert not started
@@ -222,10 +223,10 @@ async def test_a_process_that_cannot_be_ended_is_named_once_and_its_guardian_goe
             with pytest.raises(
                 SandboxError, match=r"cannot be ended: process \d+ was killed and is still there"
             ) as caught:
-                await stuck.run(STOPPED, time_limit_s=0.5, cpu_s=60)
+                await stuck.run(STOPPED, UsageWatch(), time_limit_s=0.5, cpu_s=60)
             assert caught.value.retryable
             monkeypatch.undo()
             assert own_guardian().pid == worker.pid
             other = await SandboxProcess.start(guardian, launcher, LIMIT_S, eager=False)
-            assert (await other.run("print(1)", time_limit_s=20, cpu_s=20)).stdout == "1\n"
+            assert (await other.run("print(1)", UsageWatch(), time_limit_s=20, cpu_s=20)).stdout == "1\n"
     until(lambda: not survivors("stopped"), "the end of the program")

@@ -13,7 +13,6 @@ import pytest
 from support.sandbox_users import USERS, openly_readable, report_of
 
 from treadle.agent.sandbox.bubblewrap import find_bubblewraps
-from treadle.agent.sandbox.seccomp import filter_program
 
 PROGRAMS = {
     "import numpy\nint(numpy.linalg.det(2 * numpy.eye(3)).round())": ("ok", "8"),
@@ -72,18 +71,30 @@ def _check(kind: str, filter_program: bytes) -> str:
     return done.stdout.strip()
 
 
+def _filter_of_a_container(hidden: tuple[int, ...] = ()) -> bytes:
+    """Return a filter that refuses namespaces and mounts; `hidden` calls are answered as by an older kernel."""
+    load, equal, any_bit, answer, refuse, allow = 0x20, 0x15, 0x45, 0x06, 0x00050000, 0x7FFF0000
+    clone, clone3, unshare, mount, namespaces = 56, 435, 272, 165, 0x7E020000
+    code = [(load, 0, 0, 0)]
+    for number in (clone3, *hidden):
+        code += [(equal, 0, 1, number), (answer, 0, 0, refuse | errno.ENOSYS)]
+    for number in (unshare, mount):
+        code += [(equal, 0, 1, number), (answer, 0, 0, refuse | errno.EPERM)]
+    code += [(equal, 0, 3, clone), (load, 0, 0, 16), (any_bit, 0, 1, namespaces), (answer, 0, 0, refuse | errno.EPERM)]
+    return b"".join(struct.pack("=HBBI", *one) for one in [*code, (answer, 0, 0, allow)])
+
+
 def test_where_namespaces_are_refused_the_second_level_works_and_is_offered() -> None:
-    assert _check("landlock", filter_program()) == "None"
-    message = _check("bubblewrap", filter_program())
+    assert _check("landlock", _filter_of_a_container()) == "None"
+    message = _check("bubblewrap", _filter_of_a_container())
     assert "programs cannot be isolated here" in message
     assert "kernel.unprivileged_userns_clone=1" in message
     assert 'write `kind = "landlock"`' in message
 
 
 def test_where_landlock_is_missing_too_it_is_refused_and_not_offered() -> None:
-    create_ruleset = struct.pack("=HBBI", 0x15, 0, 1, 444) + struct.pack("=HBBI", 0x06, 0, 0, 0x00050000 | errno.ENOSYS)
-    begin = 4 * 8  # Behind the instruction that loads the number of the call.
-    without = filter_program()[:begin] + create_ruleset + filter_program()[begin:]
+    create_ruleset = 444
+    without = _filter_of_a_container(hidden=(create_ruleset,))
     message = _check("landlock", without)
     assert "no Landlock" in message
     assert "older than Linux 5.13" in message

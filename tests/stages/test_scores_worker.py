@@ -28,6 +28,24 @@ def test_algebra_decides_what_cheaper_rules_leave_open(tmp_path: Path, workers: 
     assert [row["scorer"] for row in rows] == ["math_symbolic"] * 3 + ["math_text"]
 
 
+def test_answers_that_algebra_cannot_compare_are_counted_and_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    questions = [question("q", [r"x+\pi"], "math")]
+    said = [r"\pi+x", "2+x", r"\boxed{\frac{}{\frac}}", r"\prod_{k=1}^{10^8} k"]
+    rows, metrics = score_rows(
+        tmp_path,
+        questions,
+        [rollout(f"r{n}", "q", [("answer", f"<answer>{text}</answer>")], domain="math") for n, text in enumerate(said)],
+        ScoresOptions(),
+    )
+    assert [row["correct"] for row in rows] == [True, False, False, False]
+    assert [row["scorer"] for row in rows[:3]] == ["math_symbolic", "math_symbolic", "math_symbolic_unread"]
+    assert rows[3]["scorer"] in ("math_symbolic_error", "math_symbolic_limit")
+    assert (metrics["num_symbolic_undecided"], metrics["scorer_math_symbolic_unread"]) == (2, 1)
+    assert "computer algebra could not decide 2 of 4 comparisons" in caplog.text
+
+
 @pytest.mark.parametrize("interpreter", ["/bin/false", "/nonexistent/python"])
 def test_failed_scorer_leaves_a_null_and_the_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, interpreter: str

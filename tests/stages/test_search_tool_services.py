@@ -77,9 +77,9 @@ async def outcome_of(settings: SearchToolSettings) -> ToolOutcome:
 @pytest.mark.covers("flywheel-7")
 async def test_a_service_that_searches_too_long_is_a_time_out(tmp_path: Path) -> None:
     index = HeldIndex(tmp_path, ["red"])
-    index.held = True
-    async with served(index) as url:
-        outcome = await outcome_of(apart(url, timeout_s=0.2))
+    async with served(index) as url, SearchTool(apart(url, timeout_s=0.2)) as tool:
+        index.held = True
+        outcome = await tool.call("red", deadline=FAR)
         index.go.release(10)
     assert (outcome.status, outcome.text) == ("timeout", "The search took too long and was stopped.")
 

@@ -146,6 +146,17 @@ def test_a_rollout_without_score_and_a_score_without_rollout_are_named(tmp_path:
         select(tmp_path / "d", asked, questions=[row for row in question_rows(asked) if row["question_key"] != "C"])
 
 
+def test_rollouts_of_an_earlier_version_of_the_environment_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = example()
+    with monkeypatch.context() as patch:
+        patch.setattr("treadle.agent.config.ENVIRONMENT_VERSION", 1)
+        earlier = ENVIRONMENT.digest()
+    with pytest.raises(StageFailed, match="another prompt, other tools or limits"):
+        select(tmp_path, asked, rollouts=rollout_rows(asked, environment_digest=earlier))
+
+
 def test_rollouts_of_another_environment_or_of_two_policies_are_refused(tmp_path: Path) -> None:
     asked = example()
     other = EnvironmentSettings(max_total_calls=3)

@@ -102,6 +102,16 @@ def test_other_environment_or_unknown_question_fails_the_stage(tmp_path: Path) -
         make_rows(tmp_path / "b", QUESTIONS, [pool_row("a", "q9")])
 
 
+def test_pools_of_an_earlier_version_of_the_environment_fail_the_stage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr("treadle.agent.config.ENVIRONMENT_VERSION", 1)
+        earlier = ENVIRONMENT.digest()
+    with pytest.raises(StageFailed, match="another prompt, other tools or limits"):
+        make_rows(tmp_path, QUESTIONS, [pool_row("a", environment_digest=earlier)])
+
+
 def test_rows_without_ids_are_written_and_told_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         made = make_rows(tmp_path, QUESTIONS, [pool_row("a"), pool_row("b", "q2")])

@@ -92,7 +92,7 @@ def helping(bench: CrashBench, root: Path, *options: str) -> AtWork:
 def shards_of(root: Path) -> tuple[Shards, ShardPlan]:
     run = run_of(root)
     assert run is not None
-    shards = run.shards(ROLLOUTS, run.attempts(ROLLOUTS)[-1].fingerprint)
+    shards = run.shards(ROLLOUTS, run.attempts(ROLLOUTS)[-1].journal_name)
     plan = shards.plan()
     assert plan is not None
     return shards, plan
@@ -211,7 +211,7 @@ def test_a_frozen_worker_whose_shard_was_taken_over_elsewhere_writes_nothing_mor
 ) -> None:
     run, counting = Run.create(object_root, "r1", {}, {}), Counting()
     cut_off(run, counting, 0, shards=2)
-    plan, shards = plan_of(run), run.shards(ADDRESS, run.attempts(ADDRESS)[-1].fingerprint)
+    plan, shards = plan_of(run), run.shards(ADDRESS, run.attempts(ADDRESS)[-1].journal_name)
     assert plan is not None
     frozen = Machine(PROGRAM, object_root, tmp_path / "a")
     try:

@@ -46,7 +46,7 @@ def test_it_says_what_it_is_where_it_listens_and_ends_on_a_signal(tmp_path: Path
         assert "not a language model" in ready["what"]
         assert complete(ready["url"], 2)["choices"][0]["text"].startswith("<think>")
         process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=20) == 0
+        assert process.wait(timeout=20) == 130
 
 
 def test_two_processes_give_equal_answers() -> None:

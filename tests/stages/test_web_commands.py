@@ -302,7 +302,7 @@ def test_a_finished_run_is_known_as_finished_when_the_record_that_it_began_with_
         folder.rename(tmp_path / "elsewhere")
         lines = treadle(desk, *run, "second").succeeded().out.splitlines()
         assert lines and all("reused" in line for line in lines if line.startswith("1/"))
-        gone = f"there is no web record at {folder}: no such folder; where it was moved"
+        gone = f"there is no web record at {folder}: no such folder; if it was moved"
         for again in (("second", "--force"), ("third",)):
             treadle(desk, *run, *again).failed(gone, code=1)
             assert f"warning: {gone}" in treadle(desk, *run, *again, "--dry-run").succeeded().err

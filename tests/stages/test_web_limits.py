@@ -6,6 +6,7 @@ import asyncio
 import gzip
 import socket
 import zlib
+from importlib.metadata import version
 from pathlib import Path
 
 import aiohttp.connector
@@ -45,6 +46,13 @@ async def test_a_body_without_end_is_left_at_the_limit(script: Script) -> None:
         assert (refused.kind, refused.detail) == ("too_large", "it is larger than 262144 bytes")
         # The rest lies in buffers of the kernel and the event loop.
         assert server.requests == 1 and server.num_sent < 64 << 20
+
+
+async def test_the_user_agent_is_the_product_and_its_version() -> None:
+    with Site({"/": "text"}) as site:
+        async with fetching(allowed=LOOPBACK) as fetch:
+            await fetch(site.url("/"))
+        assert site.requests[0].headers["user-agent"] == f"treadle/{version('treadle')}"
 
 
 async def test_the_limit_is_the_last_byte_that_is_taken() -> None:

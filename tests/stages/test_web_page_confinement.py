@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 from support.page_reading import MAX_BYTES, PAGE, fetched, pids, see_first
 
-from treadle.agent.sandbox import landlock
 from treadle.agent.web import once, page_reader
 from treadle.agent.web.page_reader import PageReader
 from treadle.agent.web.types import Unfetchable
+from treadle.core import landlock_rights
 from treadle.core.errors import SandboxError
 from treadle.tasks.doctor import _web_pages
 
@@ -50,14 +50,16 @@ async def test_what_the_kernel_does_not_take_away_is_said_once(
 
 _PROBES = """
 import ctypes, os, resource, signal, socket, sys
-from treadle.agent.web import page_confinement, page_worker
+from treadle.agent.web import page_worker
+from treadle.core import process_confinement
 mode, folder = sys.argv[1:]
 parent, libc = os.getppid(), ctypes.CDLL(None, use_errno=True)
 page_worker._load()
+held = os.open(f"{folder}/file", os.O_RDONLY)
 if mode in ("files", "confined"):
-    page_confinement.give_up_files()
+    process_confinement.give_up_files()
 if mode in ("filter", "confined"):
-    assert page_confinement.confine() == ""
+    assert process_confinement.confine(page_worker.CPU_LIMIT_S) == ""
 def call(*what):
     if libc.syscall(*what) < 0:
         raise OSError(ctypes.get_errno(), "refused")
@@ -100,6 +102,10 @@ tried("access", lambda: call(21, here("file"), 0))
 tried("readlink", lambda: os.readlink("/proc/self/exe"))
 tried("statvfs", lambda: os.statvfs(folder))
 tried("watch", lambda: call(253))
+tried("sync", lambda: call(162))
+tried("syncfs", lambda: call(306, held))
+tried("fsync", lambda: os.fsync(held))
+tried("fdatasync", lambda: os.fdatasync(held))
 tried("limit", lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64)))
 tried("timer", lambda: signal.setitimer(signal.ITIMER_PROF, 0))
 tried("socket", lambda: socket.socket())
@@ -134,7 +140,7 @@ def below(folder: Path) -> dict[str, bytes | None]:
 def test_a_reader_that_was_taken_over_can_reach_nothing(tmp_path: Path, mode: str) -> None:
     """The filter alone suffices, without Landlock."""
     free = probed("free", tmp_path / "free")
-    assert len(free) == 40 and set(free.values()) == {"done"}, "the control"
+    assert len(free) == 44 and set(free.values()) == {"done"}, "the control"
     confined = probed(mode, tmp_path / "confined")
     assert confined.keys() == free.keys()
     assert set(confined.values()) <= {"OSError", "PermissionError", "ValueError", "itimer_error"}
@@ -146,7 +152,7 @@ def test_a_reader_that_was_taken_over_can_reach_nothing(tmp_path: Path, mode: st
 
 def has_landlock() -> bool:
     try:
-        return landlock.version() > 0
+        return landlock_rights.version() > 0
     except SandboxError:
         return False
 

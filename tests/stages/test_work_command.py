@@ -63,7 +63,7 @@ def _shards(root: str) -> Shards | None:
         return None
     run = Run.open(root, RUN)
     attempts = run.attempts(ROLLOUTS)
-    return run.shards(ROLLOUTS, attempts[-1].fingerprint) if attempts else None
+    return run.shards(ROLLOUTS, attempts[-1].journal_name) if attempts else None
 
 
 def test_a_helper_waits_for_the_run_and_gives_its_shard_back_when_it_is_preempted(
@@ -98,7 +98,7 @@ def test_a_helper_waits_for_the_run_and_gives_its_shard_back_when_it_is_preempte
             machines |= {str(number): machine for number, machine in enumerate(ended)}
             assert [machine.end() for machine in ended] == [
                 (0, f"run {RUN}: nothing to help with\n"),
-                (1, "treadle: 1/questions: a stage questions is done by one process; nobody can help\n"),
+                (1, "treadle: 1/questions: a stage questions is not sharded; `treadle work` cannot join it\n"),
             ]
         finally:
             for machine in machines.values():

@@ -71,7 +71,7 @@ sampling = {{ max_tokens = 256 }}
 """
 
 Turn = tuple[str, int]
-"""A request of a run: rollout key and number of the turn."""
+"""A request of a run: owner of its job, and number of the turn."""
 
 Unit = tuple[str, str]
 """An answer in a journal: its owner's key, and its name there."""
@@ -217,8 +217,8 @@ def rollout_rows(root: Path, columns: Sequence[str]) -> list[dict[str, Any]]:
 
 def turns_of(root: Path) -> dict[int, Turn]:
     """Seed -> request, for all requests of a finished run."""
-    rows = rollout_rows(root, ["rollout_key", "seed", "num_turns"])
-    every = [(row["rollout_key"], row["seed"], turn) for row in rows for turn in range(row["num_turns"])]
+    rows = rollout_rows(root, ["job", "seed", "num_turns"])
+    every = [(row["job"], row["seed"], turn) for row in rows for turn in range(row["num_turns"])]
     turns = {derive_seed(seed, turn): (key, turn) for key, seed, turn in every}
     assert len(turns) == len(every), "two requests share a seed: choose another seed for the run"
     return turns
@@ -240,7 +240,7 @@ def recorded(root: Path, address: Address, units: Iterable[Unit]) -> set[Unit]:
     attempts = run.attempts(address)
     if not attempts:
         return set()
-    folder = run.storage.directory(run.journal_key(address, attempts[-1].fingerprint))
+    folder = run.storage.directory(run.journal_key(address, attempts[-1].journal_name))
     if not folder.is_dir():
         return set()
     with tempfile.TemporaryDirectory(prefix="treadle-test-") as copy:

@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import hashlib
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -19,6 +20,8 @@ from support.docs_pages import ROOT, Block
 
 END_S = 300.0
 """Only a command that hangs takes longer."""
+_NOTHING_RIGHT = re.compile(r"^\S.* 0\.000 \[|does not know [\d,]+ of [\d,]+ questions", re.M)
+"""An accuracy of nothing, with its interval; and the words by which the tutor says so."""
 STAND_INS = Path(__file__).with_name("docs_stand_ins")
 
 
@@ -50,8 +53,11 @@ class Shell:
             return output
 
     def run_block(self, block: Block, folder: Path) -> str:
-        """Run the commands of a block."""
-        return self.run(block.text, folder, f"{block.page.relative_to(ROOT)}, line {block.line}")
+        """Run the commands of a block; no figure that they print may be one of a run that went nowhere."""
+        what = f"{block.page.relative_to(ROOT)}, line {block.line}"
+        said = self.run(block.text, folder, what)
+        assert not _NOTHING_RIGHT.search(said), f"{what}: a reader's first figure is 0.000: {said[-3000:]}"
+        return said
 
 
 def new_folder(folder: Path, shell: Shell) -> Path:

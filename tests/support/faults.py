@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import builtins
 import errno
+import fcntl
 import io
 import os
 import re
@@ -29,6 +30,7 @@ KINDS: dict[str, tuple[str, ...]] = {
     "rename": ("EIO", "EACCES", "kill"),
     "remove": ("EIO", "kill"),
     "truncate": ("EIO", "kill"),
+    "lock": ("ENOLCK",),
 }
 """Step -> what can go wrong with it.
 
@@ -173,11 +175,23 @@ def watched(disk: Disk) -> Iterator[Disk]:
 
     with (
         mock.patch.multiple(os, **_functions(disk)),
+        mock.patch.multiple(fcntl, flock=_flock(disk)),
         mock.patch.multiple(io, open=open_),
         mock.patch.multiple(builtins, open=open_),
         mock.patch.multiple(pq, ParquetWriter=Writer),
     ):
         yield disk
+
+
+def _flock(disk: Disk) -> Callable[[Any, int], None]:
+    plain = fcntl.flock
+
+    def flock(file: Any, operation: int) -> None:
+        if ours := disk.path_of(file if isinstance(file, int) else file.fileno()):
+            disk.step("lock", ours)
+        plain(file, operation)
+
+    return flock
 
 
 def _functions(disk: Disk) -> dict[str, Callable[..., Any]]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from support.command_line import TREADLE, environment
-from support.prefect_api import ask
+from support.prefect_api import ask, credentials
 from support.processes import Seen, end_family, everyone, family, look, until
 from support.rl_tables import write_policy
 from support.scripted_environment import install_scripted_engine
@@ -24,6 +24,8 @@ from treadle.demo.byte_tokenizer import write_byte_tokenizer
 from treadle.demo.world import write_world
 
 RUN = "chaos"
+PREFECT_MODULES = {"server": "treadle.tasks.prefect.server_process", "worker": "treadle.tasks.prefect.worker"}
+"""What the children of `treadle prefect up` run."""
 FINAL = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
 HANG_S = 300.0
 """Only what hangs takes longer."""
@@ -183,8 +185,7 @@ class Site:
         if self.processes["up"].poll() is not None:
             return None
         for seen in family(self.processes["up"].pid):
-            words = command_of(seen.pid)
-            if words[1:4] == ["-m", "prefect", part]:
+            if command_of(seen.pid)[1:3] == ["-m", PREFECT_MODULES[part]]:
                 return seen
         return None
 
@@ -209,7 +210,8 @@ class Site:
 
     def ask(self, method: str, path: str, **body: Any) -> Any:
         """Ask Prefect's API."""
-        return ask(method, f"{self.api}/{path}", body or None, HANG_S)
+        password = (self.folder / "prefect/treadle.password").read_text()
+        return ask(method, f"{self.api}/{path}", body or None, HANG_S, credentials(password))
 
     def state(self, flow_run: FlowRun | str) -> dict[str, Any]:
         """What the UI says of a flow run."""

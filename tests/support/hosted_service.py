@@ -21,8 +21,7 @@ def hosted(script: Answering, *, drops_stops: bool = True, model: str = "scripte
         codec=TOKENIZER,
         max_model_len=32768,
         chat_only=True,
-        drops_stops=drops_stops,
-        honour_stops=not drops_stops,
+        stops="dropped" if drops_stops else "kept",
     )
 
 

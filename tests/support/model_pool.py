@@ -9,6 +9,8 @@ from collections.abc import Awaitable, Callable
 from support.scripted_server import RecordedRequest, ScriptedServer
 
 from treadle.core.llm.config import EndpointSettings, ModelSettings, Sampling
+from treadle.core.llm.endpoint import Endpoint
+from treadle.core.llm.heartbeat import Heartbeat
 from treadle.core.llm.pool import ModelPool
 from treadle.core.llm.types import Completion, CompletionRequest
 
@@ -47,6 +49,14 @@ async def until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(10):
         while not condition():
             await asyncio.sleep(0.002)
+
+
+def endpoint_at(url: str, max_in_flight: int) -> Endpoint:
+    """An endpoint outside of any pool, which is never asked whether it is alive."""
+
+    async def ask() -> None: ...
+
+    return Endpoint(EndpointSettings(url=url), max_in_flight, Heartbeat(ask))
 
 
 def endless(recorded: RecordedRequest) -> str:

@@ -183,13 +183,19 @@ def _timed(
     rows: Sequence[Mapping[str, Any]], times: Sequence[tuple[float, float, float] | None]
 ) -> Iterator[dict[str, Any]]:
     """Rows of `rollout_telemetry`."""
-    counts = ("num_requests", "num_retries", "summarizer_prompt_tokens", "summarizer_completion_tokens")
+    counts = (
+        "num_requests",
+        "num_retries",
+        "summarizer_prompt_tokens",
+        "summarizer_completion_tokens",
+        "wasted_tokens",
+    )
     for row, seconds in zip(rows, times, strict=True):
         if seconds is not None:
             yield {
                 "rollout_key": row["rollout_key"], "attempt": 1, "finished_at": "", "endpoint": "",
                 **dict(zip(("seconds", "model_seconds", "tool_seconds"), seconds, strict=True)),
-                **dict.fromkeys(counts, 0),
+                **dict.fromkeys(counts, 0), "odd_answers": "{}",
             }  # fmt: skip
 
 

@@ -78,8 +78,8 @@ def importable(folder: Path, name: str, source: str) -> Iterator[None]:
         sys.modules.pop(name, None)
 
 
-def server(script: Any) -> ScriptedServer:
-    return ScriptedServer(script, codec=TOKENIZER, max_model_len=32768)
+def server(script: Any, max_model_len: int = 32768) -> ScriptedServer:
+    return ScriptedServer(script, codec=TOKENIZER, max_model_len=max_model_len)
 
 
 def operators_of(rows: list[dict[str, Any]]) -> list[str]:

@@ -8,8 +8,20 @@ import httpx
 from support.processes import until
 
 
-def ask(method: str, url: str, body: dict[str, Any] | None = None, limit_s: float = 60.0) -> Any:
-    """The answer, as JSON; asks again while nobody answers, or the server's database is locked.
+def credentials(password: str) -> tuple[str, str]:
+    """`USER:PASSWORD` as httpx takes it."""
+    user, _, secret = password.partition(":")
+    return user, secret
+
+
+def ask(
+    method: str,
+    url: str,
+    body: dict[str, Any] | None = None,
+    limit_s: float = 60.0,
+    auth: tuple[str, str] | None = None,
+) -> Any:
+    """Return the answer as JSON; asks again while the server does not answer or its database is locked.
 
     With 503 the server says that it has done nothing.
     """
@@ -17,7 +29,7 @@ def ask(method: str, url: str, body: dict[str, Any] | None = None, limit_s: floa
 
     def taken() -> bool:
         try:
-            replies.append(httpx.request(method, url, json=body, timeout=60))
+            replies.append(httpx.request(method, url, json=body, timeout=60, auth=auth))
         except httpx.TransportError:
             return False
         return replies[-1].status_code != 503

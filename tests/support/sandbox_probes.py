@@ -24,6 +24,7 @@ from typing import Any
 from support.sandbox_kernel_programs import KERNEL
 from support.sandbox_memory import MEBIBYTE, MemoryWatch, available_bytes
 from support.sandbox_programs import BASIC, ENDLESS, FATAL, FLOODS, GLIMPSES, PRELUDE
+from support.sandbox_small_programs import HELPERS, SMALL
 
 PR_SET_NAME = 15
 ENDLESS_LIMIT_S = 1.0
@@ -37,7 +38,8 @@ LIMITS: dict[str, object] = {
     "max_running": 4,
 }
 
-ENDING = BASIC | KERNEL
+_SMALL_ONES = "small ones"
+ENDING = BASIC | KERNEL | SMALL
 ALL = ENDING | ENDLESS | FLOODS | FATAL | GLIMPSES
 
 
@@ -92,6 +94,7 @@ class Planted:
             "parent": os.getppid(),
             "victim": self.victim.pid,
             "name": os.uname().nodename,
+            "null": [os.stat("/dev/null").st_dev, os.stat("/dev/null").st_ino],
         }
 
     def harm(self) -> list[str]:
@@ -148,6 +151,29 @@ def planted() -> Iterator[Planted]:
             shutil.rmtree(folder, ignore_errors=True)
 
 
+def together(names: list[str]) -> str:
+    """Return the body of one program that runs several small probes one after the other."""
+    return f"""
+import io
+for name, body in { ({name: SMALL[name] for name in names})!r}.items():
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        try:
+            exec(body, globals())
+        except Exception as error:
+            print("broken", repr(error))
+    if printed.getvalue():
+        print(name, printed.getvalue()[:60].replace(chr(10), " "), sep=": ")
+"""
+
+
+def apart(names: list[str], outcome: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return an outcome for each probe of a program that ran several; that of all if it cannot be told apart."""
+    if outcome["status"] != "ok" or "characters left out" in outcome["text"]:
+        return dict.fromkeys(names, outcome)
+    said = dict(line.split(": ", 1) for line in outcome["text"].splitlines() if ": " in line)
+    return {name: outcome | {"text": said.get(name, "held")} for name in names}
+
+
 def peak_memory_kib() -> int:
     """The most memory that this process ever held at once."""
     status = Path("/proc/self/status").read_text()
@@ -176,7 +202,7 @@ async def try_probes(kind: str, names: list[str], alone: bool = False) -> dict[s
 
             async def attempt(name: str, body: str) -> None:
                 comm = f"p{secrets.token_hex(6)}"
-                program = f"HOST = {host | {'comm': comm}!r}\n{PRELUDE}{body}\nprint('held')\n"
+                program = f"HOST = {host | {'comm': comm}!r}\n{PRELUDE}{HELPERS}{body}\nprint('held')\n"
                 tool = hasty if name in ENDLESS else patient
                 async with turn:
                     if alone:
@@ -196,7 +222,14 @@ async def try_probes(kind: str, names: list[str], alone: bool = False) -> dict[s
                     "machine_kept_mib": kept / MEBIBYTE,
                 }
 
-            await asyncio.gather(*(attempt(name, body) for name, body in ALL.items() if name in names))
+            small = [name for name in SMALL if name in names]
+            bodies = {name: body for name, body in ALL.items() if name in names}
+            if len(small) > 1:
+                bodies = {name: body for name, body in bodies.items() if name not in small}
+                bodies[_SMALL_ONES] = together(small)
+            await asyncio.gather(*(attempt(name, body) for name, body in bodies.items()))
+            if _SMALL_ONES in outcomes:
+                outcomes |= apart(small, outcomes.pop(_SMALL_ONES))
             grown_mib = (peak_memory_kib() - memory_kib) / 1024
         left = sorted(set(descendants(os.getpid())) - before)
         return {

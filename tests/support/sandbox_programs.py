@@ -7,6 +7,8 @@ kind of isolation, since some things must not even be tried where nothing holds 
 
 from __future__ import annotations
 
+from support.sandbox_small_programs import ALONE
+
 PRELUDE = """
 import contextlib, ctypes, os, sys, time
 libc = ctypes.CDLL(None, use_errno=True)
@@ -254,7 +256,7 @@ FLOODS = {
 """Probes that the output limit has to end."""
 
 
-FATAL = {
+FATAL = ALONE | {
     "memory_of_all_processes": """
 if HOST["level"] == "landlock":
     sys.exit("no processes")
@@ -284,7 +286,13 @@ print("ESCAPED", ctypes.CFUNCTYPE(ctypes.c_int)(ctypes.addressof(ctypes.c_char.f
 }
 """Probes that are killed, or refused before."""
 
-HEAVY = ("memory_bomb", "disk_fill", "memory_of_all_processes")
+HEAVY = (
+    "memory_bomb",
+    "disk_fill",
+    "memory_of_all_processes",
+    "files_beside_a_starved_first_process",
+    "too_many_files",
+)
 """Probes that take all the memory that a program may have."""
 
 GLIMPSES = {

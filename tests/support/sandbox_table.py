@@ -1,4 +1,4 @@
-"""The table of probes in the documentation: `cd tests && python -m support.sandbox_table` tries all and writes it."""
+"""The tables in the documentation: `cd tests && python -m support.sandbox_table` tries all probes and writes them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from pathlib import Path
 from support.sandbox_probes import ALL, verdict
 from support.sandbox_users import USERS, report_of
 
+from treadle.agent.sandbox.system_calls import table
+
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "behaviour" / "sandbox.md"
+CALLS_HEADING = "## The system calls\n"
 HEADING = "## The probes\n"
 KINDS = ("bubblewrap", "landlock")
 
@@ -18,26 +21,36 @@ def column(kind: str, user: str) -> str:
 
 
 def documented(kind: str, user: str) -> dict[str, str]:
-    """What the page says of each probe at a level as a user."""
+    """Return probe -> outcome at a level as a user, as the page has it. A row holds all probes with its outcomes."""
     lines = PAGE.read_text().partition(HEADING)[2].splitlines()
     header, _, *rows = ([word.strip() for word in line.strip("|").split("|")] for line in lines if line.startswith("|"))
     number = header.index(column(kind, user))
-    return {row[0]: row[number] for row in rows}
+    return {name: row[number] for row in rows for name in row[0].split(", ")}
 
 
 def main() -> None:
-    """Run all probes at each level as each user; replace the table, with which the page ends."""
+    """Run all probes at each level as each user; replace the table of them, with which the page ends, and of calls."""
     columns = {}
     for kind in KINDS:
         for user in USERS:
             outcomes = report_of(user, {"kind": kind})["outcomes"]
             columns[column(kind, user)] = {name: verdict(name, outcomes[name]) for name in ALL}
-    rows = [["probe", *columns], ["---"] * (len(columns) + 1)]
-    rows += [[name, *(outcomes[name] for outcomes in columns.values())] for name in ALL]
+    names_by_outcomes: dict[tuple[str, ...], list[str]] = {}
+    for name in ALL:
+        names_by_outcomes.setdefault(tuple(outcomes[name] for outcomes in columns.values()), []).append(name)
+    rows = [["probes", *columns], ["---"] * (len(columns) + 1)]
+    rows += [[", ".join(names), *outcomes] for outcomes, names in names_by_outcomes.items()]
     before, heading, rest = PAGE.read_text().partition(HEADING)
     text = rest.partition("\n\n|")[0]
-    table = "".join(f"| {' | '.join(row)} |\n" for row in rows)
-    PAGE.write_text(f"{before}{heading}{text}\n\n{table}")
+    probes = "".join(f"| {' | '.join(row)} |\n" for row in rows)
+    PAGE.write_text(f"{_with_system_calls(before)}{heading}{text}\n\n{probes}")
+
+
+def _with_system_calls(page: str) -> str:
+    before, heading, rest = page.partition(CALLS_HEADING)
+    text, _, old = rest.partition("\n\n|")
+    after = old.partition("\n\n")[2]
+    return f"{before}{heading}{text}\n\n{table()}\n{after}"
 
 
 if __name__ == "__main__":

@@ -9,11 +9,12 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
 
-from support.scripted_mishaps import act
+from support.scripted_mishaps import act, take_step
 
 from treadle.core.engines.events import EventFile
 
@@ -34,17 +35,35 @@ def main() -> int:
             return 1
         Path(job["rows"]).mkdir(exist_ok=True)
         digest = hashlib.sha256(Path(job["config"]).read_bytes()).hexdigest()
-        tell("prepared", num_rows=1, versions={"llamafactory": "0"}, config_digest=digest, **BASE)
+        tell(
+            "prepared",
+            num_rows=1,
+            versions={"llamafactory": "0"},
+            config_digest=digest,
+            **BASE | script.get("base", {}),
+        )
     elif command == "train":
         print("revision", job["revision"])
         return train(script, job, tell)
     else:
         print("revision", job["revision"])
-        Path(job["model"]).mkdir(exist_ok=True)
+        hand_over(script, Path(job["model"]))
         if "finish" in script:
             return act(script["finish"], tell) or 0
         tell("greedy", ids=[1], margins=[0.5])
     return 0
+
+
+def hand_over(script: dict[str, Any], model: Path) -> None:
+    """Make the folder of the model appear, complete: empty, or a copy of the folder that the script names."""
+    part = model.with_name("part")
+    shutil.rmtree(part, ignore_errors=True)
+    if "copy" in script:
+        shutil.copytree(script["copy"], part)
+    else:
+        part.mkdir()
+    if not model.exists():
+        part.rename(model)
 
 
 def train(script: dict[str, Any], job: dict[str, Any], tell: Any) -> int:
@@ -55,6 +74,7 @@ def train(script: dict[str, Any], job: dict[str, Any], tell: Any) -> int:
             code = act(script["do"], tell)
             if code is not None:
                 return code
+        take_step(script, step)
         loss = script.get("loss", 1.0 / step)
         if step > script.get("quiet", 0):
             tell(

@@ -8,6 +8,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from typing import Any
+
+
+def take_step(script: dict[str, Any], step: int) -> None:
+    """Note a step in the file `trace` of the script, and take as long for it as `step_s` says."""
+    if "trace" in script:
+        with open(script["trace"], "a", buffering=1) as trace:
+            trace.write(f"{step}\n")
+    time.sleep(script.get("step_s", 0.0))
 
 
 def act(what: str, tell: Callable[..., None]) -> int | None:

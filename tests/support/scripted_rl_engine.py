@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from support.scripted_mishaps import act
+from support.scripted_mishaps import act, take_step
 
 from treadle.core.engines.events import EventFile, mark_complete
 
@@ -55,7 +55,9 @@ def train(script: dict[str, Any], job: dict[str, Any], tell: Any) -> int:
             code = act(script["do"], tell)
             if code is not None:
                 return code
-        write_dump(Path(job["rollouts"]), step, step - first)
+        take_step(script, step)
+        # Generation is not repeatable, unless the script says so.
+        write_dump(Path(job["rollouts"]), step, 0 if script.get("repeatable") else step - first)
         if "warn" in script:
             tell("warning", message=f"step {step}: {script['warn']}")
         tell("step", **figures(script, options, step), seconds=10.0 * (step - first))

@@ -1,4 +1,4 @@
-"""A retrieval service on loopback whose answers are scripted."""
+"""A retrieval service on loopback whose answers are scripted, and a client of it that does not sleep."""
 
 from __future__ import annotations
 
@@ -10,15 +10,27 @@ from typing import Any
 
 from aiohttp import web
 
+from treadle.retriever.client import TRIAL_QUERY, ServiceClient, ServiceClientSettings
+
 FOUND = [[{"id": "7", "contents": "Title\nText\nmore"}, {"id": "8", "contents": "bare"}], [2.0, 1.5]]
 Answer = tuple[int, Any] | tuple[int, Any, dict[str, str]]
 
 
 class Service:
-    """Answers searches with a script; the last answer is repeated. `None` cuts the connection, "hang" never answers."""
+    """Answers searches with a script; the last answer is repeated. `None` cuts the connection, "hang" never answers.
 
-    def __init__(self, *script: Answer | str | None, info: Answer = (200, {"fingerprint": "abc"})) -> None:
+    The search with which a client tries a service that tells no fingerprint gets `trial`, and is not in `asked`.
+    """
+
+    def __init__(
+        self,
+        *script: Answer | str | None,
+        info: Answer = (200, {"fingerprint": "abc"}),
+        trial: Answer | str | None = (200, FOUND),
+    ) -> None:
         self.script = list(script or [(200, FOUND)])
+        self.trial = [trial]
+        self.tried: list[dict[str, Any]] = []
         self.info = [info]
         self.asked: list[dict[str, Any]] = []
         self.headers: list[str | None] = []
@@ -29,7 +41,11 @@ class Service:
         return await self._say(request, self.info[0] if len(self.info) == 1 else self.info.pop(0))
 
     async def on_search(self, request: web.Request) -> web.StreamResponse:
-        self.asked.append(await request.json())
+        body = await request.json()
+        if body.get("query") == TRIAL_QUERY or body.get("queries") == [TRIAL_QUERY]:
+            self.tried.append(body)
+            return await self._say(request, self.trial[0] if len(self.trial) == 1 else self.trial.pop(0))
+        self.asked.append(body)
         self.headers.append(request.headers.get("Authorization"))
         return await self._say(request, self.script[0] if len(self.script) == 1 else self.script.pop(0))
 
@@ -53,6 +69,7 @@ async def serving(*services: Service) -> AsyncIterator[None]:
             app = web.Application()
             app.router.add_get("/info", service.on_info)
             app.router.add_post("/search", service.on_search)
+            app.router.add_post("/retrieve", service.on_search)
             runner = web.AppRunner(app, shutdown_timeout=0.1)
             await runner.setup()
             stack.push_async_callback(runner.cleanup)
@@ -61,3 +78,28 @@ async def serving(*services: Service) -> AsyncIterator[None]:
             await site.start()
             service.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
         yield
+
+
+class Pauses:
+    """Stands for sleeping; remembers how long."""
+
+    def __init__(self) -> None:
+        self.seconds: list[float] = []
+
+    async def __call__(self, seconds: float) -> None:
+        self.seconds.append(seconds)
+
+
+@asynccontextmanager
+async def client(*urls: str, pauses: Pauses | None = None, **settings: Any) -> AsyncIterator[ServiceClient]:
+    made = ServiceClientSettings.model_validate({"endpoints": [{"url": url} for url in urls], **settings})
+    searcher = ServiceClient(made, sleep=pauses or Pauses())
+    try:
+        await searcher.open()
+        yield searcher
+    finally:
+        await searcher.close()
+
+
+def later(seconds: float = 60.0) -> float:
+    return asyncio.get_running_loop().time() + seconds

@@ -22,6 +22,11 @@ from typing import Any, Literal, Protocol
 import orjson
 from aiohttp import web
 
+from treadle.core.llm.preflight import STOP_TEXTS
+
+COUNTING = " seven, eight, nine, ten, eleven, twelve"
+"""What it says when the preflight lets it go on from a text."""
+
 
 class Codec(Protocol):
     """What the server needs of a tokenizer; `treadle.core.chat.ChatTokenizer` fits."""
@@ -54,6 +59,8 @@ class Reply:
     without_ids: bool = False
     refusal: str | None = None
 
+
+Stops = Literal["kept", "named", "dropped", "ignored", "mute"]
 
 FaultKind = Literal["status", "reset", "reset_midway", "hang", "malformed", "no_choices"]
 
@@ -103,10 +110,13 @@ Script = Iterable[Item] | Callable[[RecordedRequest], "Item | Awaitable[Item]"]
 
 
 class ScriptedServer:
-    """See the module. `honour_stops` cuts texts after the first stop string, as a server that obeys would; while
-    `silent` is set, GET /v1/models is not answered. `tells_prompts` returns the ids of prompts as vLLM does, with
-    `bos` before those of texts; `chat_only` leaves out the route of completions; `drops_stops` cuts texts before the
-    first stop string and does not say which one it was, as hosted services do."""
+    """See the module. While `silent` is set, GET /v1/models is not answered. `tells_prompts` returns the ids of prompts
+    as vLLM does, with `bos` before those of texts; `chat_only` leaves out the route of completions.
+
+    `stops` is what it does with stop strings: None leaves scripted texts as they are; `kept` cuts after the first one,
+    as vLLM; `named` before it, and says which one it was, as SGLang (`matched_stop`); `dropped` before it, without a
+    word, as most; `ignored` leaves texts as they are. What the preflight asks to find that out is answered accordingly
+    and not by the script, and stands in `probes`, not in `requests`. `mute` answers that with no text."""
 
     def __init__(
         self,
@@ -116,15 +126,14 @@ class ScriptedServer:
         codec: Codec | None = None,
         max_model_len: int = 4096,
         ids: bool = True,
-        honour_stops: bool = False,
         port: int = 0,
         silent: asyncio.Event | None = None,
         tells_prompts: bool = False,
         bos: tuple[int, ...] = (),
         chat_only: bool = False,
-        drops_stops: bool = False,
+        stops: Stops | None = None,
     ) -> None:
-        self._drops_stops = drops_stops
+        self._stops = stops
         self._tells_prompts = tells_prompts
         self._bos = bos
         self._chat_only = chat_only
@@ -132,8 +141,8 @@ class ScriptedServer:
         self.codec: Codec = codec or ByteCodec()
         self.max_model_len = max_model_len
         self.ids = ids
-        self.honour_stops = honour_stops
         self.requests: list[RecordedRequest] = []
+        self.probes: list[RecordedRequest] = []
         self.in_flight = 0
         self.max_in_flight = 0
         self.connections: set[tuple[str, int]] = set()
@@ -205,6 +214,9 @@ class ScriptedServer:
         peer = request.transport.get_extra_info("peername") if request.transport else None
         if peer:
             self.connections.add((str(peer[0]), int(peer[1])))
+        if recorded.prompt in STOP_TEXTS or recorded.text in STOP_TEXTS:
+            self.probes.append(self.requests.pop())
+            return await self._answer(recorded, Reply("" if self._stops == "mute" else COUNTING, finish_reason="stop"))
         self.in_flight += 1
         self.max_in_flight = max(self.max_in_flight, self.in_flight)
         try:
@@ -269,17 +281,22 @@ class ScriptedServer:
         if reply.delay_s:
             await asyncio.sleep(reply.delay_s)
         text, stop_reason = reply.text, reply.stop_reason
-        if self.honour_stops or self._drops_stops:
+        style = self._stops or ("kept" if text == COUNTING else None)
+        if style in ("kept", "named", "dropped"):
             text, stop_reason = self._cut(text, recorded.body.get("stop") or [])
-        if self._drops_stops and stop_reason is not None:
-            text, stop_reason = text.removesuffix(stop_reason), None
+        if style in ("named", "dropped") and stop_reason is not None:
+            text = text.removesuffix(stop_reason)
+        matched_stop = None
+        if style in ("named", "dropped"):
+            stop_reason, matched_stop = None, stop_reason if style == "named" else None
         chat = recorded.messages is not None
-        ids = list(reply.token_ids) if reply.token_ids is not None else self.codec.encode(text)
+        ids = list(reply.token_ids) if reply.token_ids is not None else self.codec.encode(reply.refusal or text)
         choice: dict[str, Any] = {
             "index": 0,
             "finish_reason": reply.finish_reason,
             "stop_reason": stop_reason,
             "logprobs": None,
+            **({"matched_stop": matched_stop} if matched_stop is not None else {}),
             **({"message": self._message(text, reply.refusal)} if chat else {"text": text}),
         }
         if self.ids and recorded.body.get("return_token_ids") and not reply.without_ids:

@@ -51,7 +51,9 @@ if serves:
     if not asked:
         print("no address was printed", file=sys.stderr)
 code = int.from_bytes(connection.recv(4), "big", signed=True)
-sys.exit(1 if serves and not asked else code if code >= 0 else 128 - code)
+if serves:
+    sys.exit(code != 130 or not asked)
+sys.exit(code if code >= 0 else 128 - code)
 """
 
 

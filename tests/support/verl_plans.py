@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from treadle.core.config import load_config
-from treadle.rl.config import RlOptions, RlSettings
+from treadle.rl.config import AlgebraLimits, RlOptions, RlSettings
 from treadle.rl.plan import Machine, RlPlan, plan_phase
 from treadle.rl.verl_config import VerlFiles
 
@@ -34,13 +34,14 @@ def verl_plan(
     num_rows: int = 8000,
     num_validation_rows: int = 160,
     environment: Any = None,
+    algebra: AlgebraLimits | None = None,
     **keys: Any,
 ) -> RlPlan:
     """A plan with some keys of `[rl]`."""
     options = load_config(RlOptions, data={"engine": "verl", "sigma_tool": 0.1, "sigma_length": 0.1, **keys})
     settings = {"environment": environment} if environment is not None else {}
     return plan_phase(
-        RlSettings(options=options, seed=7, **settings),
+        RlSettings(options=options, seed=7, algebra=algebra, **settings),
         address="1/rl@phase-1",
         rows_digest="",
         num_rows=num_rows,

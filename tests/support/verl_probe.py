@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from treadle.agent.rollout import derive_seed
 from treadle.core.chat import ChatTokenizer
 from treadle.core.errors import ConfigError
 from treadle.rl.engine import verl_loop
+from treadle.rl.engine.scorer import open_scorer
 from treadle.rl.engine.verl_compose import compose_config
 from treadle.rl.engine.verl_folder import VerlFolder
 from treadle.rl.engine.verl_host import LoopHost
@@ -49,18 +51,19 @@ FORK_ONLY = (
 )
 EXAMPLE_A = ((12, 1, 200, True), (12, 3, 420, True), (0, 0, 100, True), (12, 2, 300, True), (12, 2, 300, False),
              (0, 4, 480, False))  # fmt: skip
-"""Answer (12 is right), calls, length, format of a group's trajectories: Example A of docs/behaviour/rewards.md."""
+"""Answer (12 is right), calls, length, format of a group's trajectories: Example A."""
 
 
 class Probe:
     """All checks; they share the composed configuration of the job."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, opened: ExitStack) -> None:
         self.folder = folder
         self.job = json.loads((folder / "job.json").read_text())
         self.plan = RlPlan.from_json(json.dumps(self.job["plan"]))
         self.lines = json.loads((folder / "overrides.json").read_text())
         self.codec = ChatTokenizer.load(folder / "start")
+        self.scorer = opened.enter_context(open_scorer(self.plan, CONTRACT_ENVIRONMENT.protocol))
 
     def composed(self) -> dict[str, Any]:
         """What verl's schema says to each list of overrides, to foreign keys, and some values it ends with."""
@@ -157,6 +160,7 @@ class Probe:
             self.codec,
             CONTRACT_VOCABULARY,
             VerlFolder(self.folder / "verl"),
+            self.scorer,
         )
 
         async def host_of(job: Path) -> LoopHost:
@@ -305,7 +309,11 @@ def _advantages(batch: Any) -> list[float]:
 
 def main(answer: str, folder: str) -> None:
     """All checks, one after the other."""
-    probe = Probe(Path(folder))
+    with ExitStack() as opened:
+        Path(answer).write_text(json.dumps(_found(Probe(Path(folder), opened))))
+
+
+def _found(probe: Probe) -> dict[str, Any]:
     found: dict[str, Any] = {"branches": CONTRACT_BRANCHING.initial_rollouts}
     found["composed"] = probe.composed()
     found["rows"] = probe.rows()
@@ -313,7 +321,7 @@ def main(answer: str, folder: str) -> None:
     found["packed"] = probe.packed()
     for name in ("worked_example", "contract", "rewarded_by_verl"):
         found[name] = asyncio.run(getattr(probe, name)())
-    Path(answer).write_text(json.dumps(found))
+    return found
 
 
 if __name__ == "__main__":

@@ -18,14 +18,19 @@ from treadle.agent.protocol import TOOL_PROTOCOL, result_block
 from treadle.agent.rollout import RolloutEngine, RolloutLimits, Trajectory
 from treadle.agent.transcript import Transcript
 from treadle.core.llm.config import Sampling
+from treadle.core.llm.stops import DROPPED, lacks_stop
 from treadle.core.llm.types import Completion, CompletionRequest
+from treadle.core.llm.wire import Answer
 
 OPENING = [{"role": "system", "content": "s"}, {"role": "user", "content": "q"}]
 RESULT = "<result>found: q</result>"
 
 
 def completion(text: str, finish: str = "stop", stop: str | None = None, used: tuple[int, int] = (1, 1)) -> Completion:
-    return Completion(text, None, finish, stop, *used, "http://x/v1", 0.5, 0)
+    """As of a service that leaves stop strings out."""
+    answer = Answer(text, None, finish, stop, *used)
+    dropped = lacks_stop(answer, TOOL_PROTOCOL.stops, DROPPED)
+    return Completion(text, None, finish, stop, *used, "http://x/v1", 0.5, 0, stop_dropped=dropped)
 
 
 class ChattingModel:

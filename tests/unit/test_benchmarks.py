@@ -29,6 +29,9 @@ ROWS = (
     {"frage": "Which hill is highest?", "Antwort": "Arn", "a": "Tesk", "b": "Arn"},
 )
 
+IN_CHINESE = {"webwalker", "xbench", "csbench"}
+"""Benchmarks that are in Chinese in whole or in part; their F1 is taken over characters."""
+
 
 @pytest.fixture
 def bench(tmp_path: Path) -> Bench:
@@ -68,7 +71,9 @@ def test_the_rows_of_every_benchmark_are_read(bench: Bench, name: str, file: str
         rest = json.loads(taken["meta"])
         assert set(rest) <= set(row)
         assert "Format" not in row or rest["Format"] == row["Format"]
-        assert (taken["format"], taken["scorer"], taken["search"]) == (_format(row, choices, name), None, sample.search)
+        scorer = None if choices or name not in IN_CHINESE else "qa_characters"
+        found = (taken["format"], taken["scorer"], taken["search"])
+        assert found == (_format(row, choices, name), scorer, sample.search)
 
 
 def _format(row: Row, choices: list[str], name: str) -> str | None:
@@ -101,6 +106,17 @@ def test_gold_answers_of_every_benchmark_are_right_and_others_wrong(bench: Bench
         rule = row["scorer"] or row["domain"]
         assert all(score_answer(gold, row["answers"], row["choices"], rule).score == 1.0 for gold in row["answers"])
         assert score_answer("xyzzy", row["answers"], row["choices"], rule).score == 0.0
+
+
+def test_a_benchmark_of_ones_own_takes_f1_by_characters(bench: Bench) -> None:
+    row = {"question": "\u54ea\u91cc?", "answer": "\u4e94\u7ea7\u5927\u98ce"}
+    path = write_rows(bench.folder / "mine.jsonl", (row,))
+    own = {"mine": {"domain": "qa", "scorer": "qa_characters"}}
+    (asked,) = bench.take({"path": path}, benchmarks=own).questions
+    assert (asked["domain"], asked["scorer"]) == ("qa", "qa_characters")
+    said = "\u4e94\u7ea7\u98ce"
+    assert score_answer(said, asked["answers"], [], asked["scorer"]).score == pytest.approx(6 / 7)
+    assert score_answer(said, asked["answers"], [], asked["domain"]).score == 0.0
 
 
 @pytest.mark.covers("evaluation-29")
@@ -208,7 +224,7 @@ def test_every_shipped_benchmark_says_its_domain_and_is_named_in_lower_case() ->
 @pytest.mark.parametrize(
     ("text", "match"),
     [
-        ("[gsm8k\n", "bad.toml is not valid TOML"),
+        ("[gsm8k\n", "bad.toml cannot be used: not valid TOML"),
         ('[gsm8k]\nanwser = "a"\n', "in .*bad.toml: unknown config key 'gsm8k.anwser'; did you mean 'answer'"),
         ('[gsm8k]\nsearch = "paper"\n', "bad.toml: config key 'gsm8k.search': .*'local', 'web' or 'both'"),
         ("gsm8k = 1\n", "bad.toml: config key 'gsm8k': "),

@@ -155,7 +155,7 @@ def test_a_collection_looks_again_when_nobody_commits_any_more(run: Run, monkeyp
 
     monkeypatch.setattr(collection, "plan_collection", plan_then_commit)
     done = collect(run.storage, -60)
-    assert [(item.key, why) for item, why in done.left] == [(old, "a record has come to name it")]
+    assert [(item.key, why) for item, why in done.left] == [(old, "a record references it by now")]
     assert numbers_of(run) == [0, 1]
 
 

@@ -28,7 +28,11 @@ from treadle.tasks.begin import open_run
 from treadle.tasks.catalog import flow_instances, semantic_of
 from treadle.tasks.config import TreadleConfig
 
-REVISABLE = (("scores", "judges"), ("scores", "redundancy"), ("scores", "max_error_rate"), ("report",))
+REVISABLE = (
+    ("scores", "judges"), ("scores", "redundancy"), ("scores", "max_error_rate"), ("report",),
+    ("rollouts", "samples_per_question"), ("rollouts", "max_questions"), ("rollouts", "max_questions_per_dataset"),
+    ("rollouts", "datasets"), ("rollouts", "split"),
+)  # fmt: skip
 
 OPERATIONAL = """
 Benchmark.headline DenseSettings.device EncoderSettings.batch_size EncoderSettings.device EncoderSettings.endpoints
@@ -305,8 +309,9 @@ def try_keys(tmp_path: Path, run_id: str, base: TreadleConfig, tried: dict[str, 
             changed_here = {address.split("@")[0] for address in both if made[address] != usual[address]}
             if any(key.place[: len(place)] == place for place in REVISABLE) and not is_operational(key.field):
                 tried[key.name] = "revised"
-                # Without judges their settings decide nothing.
-                assert changed_here <= {"1/scores", "1/report"}, f"{key.name} would make other results anew"
+                # Without judges their settings decide nothing. Of rollouts those that are there are reused.
+                own = {"1/rollouts"} if key.place[0] == "rollouts" else {"1/scores", "1/report"}
+                assert changed_here <= own, f"{key.name} would change results"
             else:
                 assert run.info.semantic == semantic
                 assert not changed_here, f"{key.name} is operational, but would make results anew"

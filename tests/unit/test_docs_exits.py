@@ -16,7 +16,7 @@ from treadle.tasks.catalog import STAGES
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs/behaviour/exits.md"
-_ROW = re.compile(r"\| (?P<stages>[^|]+) \| [^|]+ \| `(?P<message>[^`]+)` \| [^|]*\| `(?P<test>[^`]+)` \|")
+_ROW = re.compile(r"\| (?P<stages>[^|]+) \| `(?P<message>[^`]+)` \| [^|]*\| `(?P<test>[^`]+)` \|")
 TROUBLES = ROOT / "docs/guides/troubleshooting.md"
 _REFUSALS = ("StageFailed", *(error.__name__ for error in StageFailed.__subclasses__()))
 _CODE = ("agent", "core", "datagen", "eval", "retriever", "rl", "sft", "tasks")

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Callable
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.plain_duplicates import PlainBenchmarks, PlainIndex
 
-from treadle.datagen.contamination import BenchmarkIndex
-from treadle.datagen.duplicates import DuplicateIndex, asks_the_same, identity, jaccard, shingles, tokenize
+from treadle.datagen import contamination, duplicates, spellings, word_index
+from treadle.datagen.contamination import RUN, BenchmarkIndex
+from treadle.datagen.duplicates import DuplicateIndex, identity
+from treadle.datagen.likeness import Reading, asks_the_same, is_misspelling, jaccard, shingles, tokenize
 
 STORY = (
     "A keeper of the old tower at the end of the harbour writes down every boat that passes. On the first day he "
@@ -112,7 +118,7 @@ def test_similarity_is_symmetric_and_one_only_for_equal_sets(left: list[str], ri
     a, b = shingles(left), shingles(right)
     assert jaccard(a, b) == jaccard(b, a)
     assert (jaccard(a, b) == 1.0) == (a == b)
-    assert asks_the_same(left, right) == asks_the_same(right, left)
+    assert asks_the_same(Reading(left), Reading(right)) == asks_the_same(Reading(right), Reading(left))
 
 
 @settings(max_examples=30, deadline=None)
@@ -139,6 +145,177 @@ def test_any_text_can_be_compared(text: str) -> None:
     assert all(token and not token.isspace() for token in tokens)
     assert index.add("a", text, ["x"]) is None
     assert index.add("b", text, ["x"]) is not None
+
+
+NAMES = ["Vorna", "Tesk", "Arn", "Ilme", "vorna", "VORNA", "X", "x"]
+NOUN_TEXT = (
+    "kangaroo kangaroos elephant elefant river rivers riverr boat hill keeper keepers sailor harbour harbuor seagull"
+)
+NOUNS = NOUN_TEXT.split()
+OTHER = ["the", "a", "of", "in", "please", "that", "this", "what", "is", "not", "never", "3", "17", "+", "="]
+ROAD = (
+    "The map of the northern counties shows a road from the harbour over the hills to the house of the {}. It was "
+    "built in the year after the flood and passes the {} before it turns towards the sea. Is it true that the {} is "
+    "longer than the river that runs next to it, if both are measured by the same keeper on the same {}?"
+)
+
+
+def vary(chance: random.Random, words: list[str]) -> list[str]:
+    """A question with a few words changed, added, left out, moved or written otherwise."""
+    words = list(words)
+    for _ in range(chance.choice([0, 1, 1, 1, 2, 3])):
+        place, word = chance.randrange(len(words)), chance.choice(chance.choice([NAMES, NOUNS, NOUNS, OTHER]))
+        match chance.randrange(5):
+            case 0:
+                words[place] = word
+            case 1:
+                words.insert(place, word)
+            case 2 if len(words) > 1:
+                words.pop(place)
+            case 3:
+                words[place] = chance.choice([words[place].upper(), words[place].capitalize(), words[place].lower()])
+            case _:
+                other = chance.randrange(len(words))
+                words[place], words[other] = words[other], words[place]
+    return words
+
+
+def random_set(chance: random.Random) -> list[str]:
+    bases = [
+        [chance.choice(NAMES + NOUNS + OTHER) for _ in range(chance.choice([3, 8, 20, 40, 60]))]
+        for _ in range(chance.choice([1, 2, 4]))
+    ]
+    texts = []
+    for _ in range(100):
+        words = vary(chance, chance.choice(bases))
+        if chance.random() < 0.2:
+            bases.append(words)
+        texts.append(" ".join(words))
+    return texts
+
+
+def set_of_a_template(chance: random.Random) -> list[str]:
+    fillers = ["Vorna", "vorna", "Tesk", "kangaroo", "elephant", "elefant", "elephants"]
+    return [ROAD.format("keeper", chance.choice(fillers), "road", chance.choice(fillers)) for _ in range(100)]
+
+
+def set_of_permutations(chance: random.Random) -> list[str]:
+    """The same words in other orders, some of them misspelled or with one more."""
+    texts = []
+    for _ in range(100):
+        nouns = chance.sample(["river", "harbour", "kangaroo", "elephant"], 4)
+        texts.append(ROAD.format(*nouns).replace("road", chance.choice(["road", "road", "rode", "long road"])))
+    return texts
+
+
+def set_of_function_words(chance: random.Random) -> list[str]:
+    return [" ".join(vary(chance, ROAD.format("a", "the", "of", "to").split())) for _ in range(100)]
+
+
+@pytest.mark.parametrize("many", [0, duplicates._MANY])
+@pytest.mark.parametrize("make", [random_set, set_of_a_template, set_of_permutations, set_of_function_words])
+def test_the_same_duplicates_are_found_as_by_comparing_one_by_one(
+    make: Callable[[random.Random], list[str]], many: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(duplicates, "_MANY", many)
+    monkeypatch.setattr(word_index, "_LEAF", 2)
+    num_near = 0
+    for seed in range(3):
+        chance = random.Random(seed)
+        threshold = chance.choice([0.51, 0.6, 0.8, 0.9])
+        plain, index = PlainIndex(threshold), DuplicateIndex(threshold)
+        for number, text in enumerate(make(chance)):
+            answers = chance.sample(["a", "b", "c"], chance.choice([1, 1, 2]))
+            choices = chance.choice([(), (), (), ("Ilme", "Arn")])
+            heldout = chance.random() < 0.3
+            expected = plain.add(str(number), text, answers, choices, heldout=heldout)
+            found = index.add(str(number), text, answers, choices, heldout=heldout)
+            told = (found.kind, found.key, found.same_answers, found.similarity) if found else None
+            assert told == expected, text
+            num_near += told is not None and told[0] == "near_duplicate"
+    assert num_near > 5
+
+
+def num_compared(texts: list[str], answers: list[str], monkeypatch: pytest.MonkeyPatch, *, heldout: bool) -> int:
+    """How many pairs of questions are compared in full, if all of them are kept."""
+    compared = []
+    monkeypatch.setattr(duplicates, "asks_the_same", lambda *pair: compared.append(pair) or False)
+    index = DuplicateIndex()
+    assert [index.add(str(n), *one, heldout=heldout) for n, one in enumerate(zip(texts, answers, strict=True))] == (
+        [None] * len(texts)
+    )
+    return len(compared)
+
+
+WORDS_APART = ["".join(random.Random(n).choices("bcdfghjklmnpqrstvwxz", k=9)) for n in range(400)]
+ALIKE: dict[str, tuple[list[str], bool]] = {
+    "numbers": ([f"What is the capital number {n} of the land on the other side?" for n in range(400)], False),
+    "names": ([ROAD.format(word.title(), "mill", "road", "day") for word in WORDS_APART], False),
+    "nouns": ([ROAD.format(word, "mill", "road", "day") for word in WORDS_APART], False),
+    "combinations": (
+        [
+            ROAD.format(*(WORDS_APART[20 * slot + n // 20**slot % 20] for slot in (0, 1)), "road", "day")
+            for n in range(400)
+        ],
+        False,
+    ),
+    "one held-out question": ([ROAD] * 400, True),
+}
+
+
+@pytest.mark.parametrize("kind", ALIKE)
+def test_few_questions_that_are_alike_are_compared(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    texts, heldout = ALIKE[kind]
+    answers = [[str(n)] if heldout else ["yes"] for n in range(len(texts))]
+    assert num_compared(texts, answers, monkeypatch, heldout=heldout) <= 20 * len(texts)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("buffered", [1, 40, 8_192])
+@settings(max_examples=100, deadline=None)
+@given(
+    words=st.lists(st.text("abcde", min_size=5, max_size=16), min_size=1, max_size=12),
+    word=st.text("abcde", min_size=5, max_size=20),
+)
+def test_all_misspellings_of_a_word_are_found(words: list[str], word: str, buffered: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(spellings, "_BUFFERED", buffered)
+        index = spellings.Spellings()
+        index.near(word)
+        for one in words:
+            index.add(one)
+        expected = {one for one in words if is_misspelling(word, one) or is_misspelling(one, word)}
+        assert set(index.near(word)) - {word} == expected - {word}
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.text("abcdefghij", min_size=5, max_size=12), st.data())
+def test_misspellings_with_letters_missing_added_and_exchanged_are_found(word: str, data: st.DataObject) -> None:
+    other = word
+    for _ in range(data.draw(st.integers(1, 4))):
+        place = data.draw(st.integers(0, len(other)))
+        kept = data.draw(st.integers(0, 2))
+        other = other[:place] + data.draw(st.text("abxyz", max_size=1)) + other[place + kept % 2 :]
+    index = spellings.Spellings()
+    index.add(word)
+    if other != word:
+        assert (word in index.near(other)) is (is_misspelling(other, word) or is_misspelling(word, other))
+
+
+def test_few_words_are_compared_with_a_new_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared = []
+    monkeypatch.setattr(spellings, "is_misspelling", lambda *pair: compared.append(pair) or False)
+    monkeypatch.setattr(spellings._Words, "like", lambda words, word: pytest.fail(f"{word} is compared with all words"))
+    index = spellings.Spellings()
+    for seed in range(2_000):
+        chance = random.Random(seed)
+        index.add("".join(chance.choices("abcdefghijklmnopqrstuvwxyz", k=chance.choice([7, 8, 9]))))
+    assert len(compared) < 2_000
+
+
+def test_runs_of_letters_that_are_no_words_are_not_aligned() -> None:
+    sequences = ["".join(random.Random(seed).choices("ACGT".lower(), k=5_000)) for seed in range(2)]
+    assert not is_misspelling(*sequences)
+    assert second(f"{STORY} {sequences[0]}", f"{STORY} {sequences[1]}") is None
 
 
 class TestContamination:
@@ -172,3 +349,49 @@ class TestContamination:
     def test_twelve_shared_words_are_not_a_run(self) -> None:
         twelve = " ".join(STORY.split()[:12])
         assert self.find(STORY, f"{twelve} x", overlap=0.0) is None
+
+    @pytest.mark.parametrize("common", [0, 2, 8])
+    def test_the_same_rows_are_found_as_by_comparing_one_by_one(
+        self, common: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(contamination, "_COMMON", common)
+        num_found = 0
+        for seed in range(8):
+            chance = random.Random(seed)
+            overlap = chance.choice([0.1, 0.3, 0.5, 0.9])
+            plain, index = PlainBenchmarks(overlap), BenchmarkIndex(overlap)
+            bases = [[chance.choice("abcdefghij") for _ in range(length)] for length in (14, 30, 60)]
+
+            def question(chance: random.Random = chance, bases: list[list[str]] = bases) -> str:
+                words = list(chance.choice(bases)) + list(chance.choice([[], [], chance.choice(bases)]))
+                for _ in range(chance.choice([0, 1, 2, 4])):
+                    words[chance.randrange(len(words))] = chance.choice("klmnop")
+                return " ".join(words)
+
+            for number in range(30):
+                text = question()
+                plain.add(text)
+                index.add("bench", number, text)
+            for _ in range(40):
+                text = question()
+                found, expected = index.find(text), plain.find(text, RUN)
+                if found is None or found.how.startswith("shares"):
+                    assert (found and found.row) == (expected and expected[0])
+                    num_found += found is not None
+                    assert found is None or f"{expected[1]:.0%}" in found.how  # type: ignore[index]
+        assert num_found > 50
+
+    def test_a_template_of_benchmark_and_training_questions_is_compared_once(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        shares = []
+        share = BenchmarkIndex._share
+        monkeypatch.setattr(BenchmarkIndex, "_share", lambda *pair: shares.append(pair) or share(*pair))
+        for overlap, row in ((0.9, 0), (0.99, None)):
+            index = BenchmarkIndex(overlap)
+            for number in range(300):
+                index.add("bench", number, ROAD.format(f"Bench{number}", "mill", "road", number))
+            shares.clear()
+            found = [index.find(ROAD.format(f"Train{number}", "mill", "road", -number - 1)) for number in range(300)]
+            assert {one and one.row for one in found} == {row}
+            assert len(shares) <= 4 * 300

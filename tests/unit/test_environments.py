@@ -1,17 +1,19 @@
-"""Locks, names and messages of engine environments; nothing is installed here."""
+"""Locks, names and messages of engine environments; no engine is installed here."""
 
 from __future__ import annotations
 
+import hashlib
 import re
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
 from treadle.core.config import Section, validate
-from treadle.core.engines import environments
+from treadle.core.engines import environments, serving
 from treadle.core.engines.config import ServerSettings, TutorServer, VllmServer
 from treadle.core.engines.doctor import core_checks
 from treadle.core.engines.own_code import own_code
@@ -20,6 +22,8 @@ from treadle.core.errors import ConfigError, EngineError
 from treadle.demo import embedded_model
 from treadle.flows.cli_engines import env as env_command
 
+WRITING_VARIABLES = ("VLLM_SERVER_DEV_MODE", "VLLM_ALLOW_RUNTIME_LORA_UPDATING")
+"""With them vLLM takes weights and adapters from requests."""
 BUILDS = [(engine, variant) for engine, variants in environments.VARIANTS.items() for variant in variants]
 
 
@@ -32,10 +36,13 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize(("engine", "variant"), BUILDS)
 def test_every_lock_pins_each_package_once_and_names_no_index(engine: str, variant: str) -> None:
     lines = [line for line in environments.lock_text(engine, variant).splitlines() if not line.startswith("#")]
-    names = [re.fullmatch(r"([A-Za-z0-9._-]+)==[A-Za-z0-9.+!]+", line) for line in lines]
+    names = [
+        re.fullmatch(r"([A-Za-z0-9._-]+)==[A-Za-z0-9.+!]+((?: --hash=sha256:[0-9a-f]{64})*)", line) for line in lines
+    ]
     assert len(lines) > 50 and all(names)
     canonical = [re.sub(r"[-_.]+", "-", name[1]).lower() for name in names if name]
     assert len(canonical) == len(set(canonical))
+    assert {name[1] for name in names if name and not name[2]} == environments.WITHOUT_DIGESTS & set(canonical)
 
 
 def test_the_cpu_lock_holds_nothing_built_for_cuda() -> None:
@@ -50,8 +57,47 @@ def test_an_environment_is_named_after_its_lock(cache: Path, monkeypatch: pytest
     lock = environments.lock_text("serve", "cpu")
     monkeypatch.setattr(environments, "lock_text", lambda engine, variant: "# another remark\n" + lock)
     assert environments.environment_path("serve", "cpu") == before
+    monkeypatch.setattr(environments, "lock_text", lambda engine, variant: lock.replace(" --hash=sha256:", " ", 1))
+    assert environments.environment_path("serve", "cpu") == before
     monkeypatch.setattr(environments, "lock_text", lambda engine, variant: lock + "more==1\n")
     assert environments.environment_path("serve", "cpu") != before
+
+
+def test_digests_are_checked_of_all_but_builds_that_differ_by_index(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wheel = tmp_path / "one-1.0-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w") as content:
+        content.writestr("one.py", "")
+        content.writestr("one-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: one\nVersion: 1.0\n")
+        content.writestr("one-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\n")
+        content.writestr("one-1.0.dist-info/RECORD", "")
+    for variable, value in {"NO_INDEX": "1", "FIND_LINKS": str(tmp_path), "CONFIG_FILE": "/dev/null"}.items():
+        monkeypatch.setenv(f"PIP_{variable}", value)
+    lock = f"# a remark\none==1.0 --hash=sha256:{hashlib.sha256(wheel.read_bytes()).hexdigest()}\ntorch==1.0\n"
+    monkeypatch.setattr(environments, "lock_text", lambda engine, variant: lock)
+    # There is no torch: the first step is done, and the second not stopped for a digest that is missing.
+    with pytest.raises(EngineError, match="the package index has no CPU build of torch"):
+        environments.install("serve", "cpu")
+    folder = environments.environment_path("serve", "cpu")
+    assert [path.name for path in folder.glob("lib/python*/site-packages/one*")] != []
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "here"),
+    [
+        ("python_version_tuple", ("3", "12", "1"), "CPython 3.12 on Linux x86_64"),
+        ("machine", "aarch64", "CPython 3.11 on Linux aarch64"),
+    ],
+)
+def test_another_python_or_machine_is_refused_before_pip_runs(
+    name: str, value: object, here: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(environments, "start_child", lambda *arguments, **options: pytest.fail("it was started"))
+    monkeypatch.setattr(f"platform.{name}", lambda: value)
+    said = f"cannot install engine serve (cpu): its lock is for CPython 3.11 on Linux x86_64, and this is {here}"
+    with pytest.raises(EngineError, match=f"^{re.escape(said)}$"):
+        environments.install("serve", "cpu")
 
 
 def test_an_unfinished_environment_does_not_count(cache: Path) -> None:
@@ -74,6 +120,7 @@ def test_unknown_engines_and_builds_are_named(engine: str, variant: str, said: s
     ("log", "said"),
     [
         ("NewConnectionError: Failed to establish a new connection", "the package index cannot be reached"),
+        ("ERROR: THESE PACKAGES DO NOT MATCH THE HASHES FROM", "gave a file that is not that of the lock"),
         ("ERROR: [Errno 28] No space left on device", "is full"),
         ("ERROR: No matching distribution found for torch==2.13.0+cpu", "PIP_EXTRA_INDEX_URL"),
         ("The virtual environment was not created: ensurepip is not available", "python3-venv"),
@@ -131,6 +178,33 @@ def test_the_cpu_build_prefills_whole_prompts_and_the_gpu_build_compiles() -> No
     cuda = vllm_arguments(VllmServer(extra_args=("--a", "b")), "folder", "name", 8000, "cuda")
     assert "--enforce-eager" not in cuda and "--no-enable-chunked-prefill" not in cuda and cuda[-2:] == ["--a", "b"]
     assert cpu[cpu.index("--generation-config") + 1] == "vllm" and cpu[cpu.index("--host") + 1] == "127.0.0.1"
+
+
+def test_vllm_is_started_without_a_key_and_without_ways_to_change_its_weights(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VLLM_API_KEY", "of another server")
+    for name in WRITING_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    (environments.environment_path("serve", "cpu") / ".complete").parent.mkdir(parents=True)
+    (environments.environment_path("serve", "cpu") / ".complete").touch()
+    (cache / "config.json").write_text("{}")
+    settings = VllmServer(model=str(cache), variant="cpu")
+    command, environ, _ = serving._vllm_command(settings, "name", 8000, print)
+    assert not {"VLLM_API_KEY", *WRITING_VARIABLES} & environ.keys()
+    assert not [part for part in command if part.startswith(("--api-key", "--enable-lora", "--allow", "--ssl"))]
+    assert command[command.index("--host") + 1] == "127.0.0.1"
+
+
+@pytest.mark.parametrize(("extra_args", "guard"), [((), "OriginGuard"), (("--host=0.0.0.0",), "AnyHostGuard")])
+def test_vllm_is_told_of_a_guard_that_its_environment_can_import(extra_args: tuple[str, ...], guard: str) -> None:
+    arguments = vllm_arguments(VllmServer(extra_args=extra_args), "folder", "name", 8000, "cpu")
+    module, _, name = arguments[arguments.index("--middleware") + 1].rpartition(".")
+    assert name == guard
+    # vLLM makes it with the application alone. `-S`: no package but the copy of Treadle's own code.
+    code = f"import inspect, {module} as m; assert inspect.isclass(m.{name}); m.{name}(None)"
+    environ = {"PYTHONPATH": str(own_code())}
+    subprocess.run([sys.executable, "-S", "-c", code], env=environ, check=True, timeout=60)
 
 
 def test_a_policy_in_fp32_is_not_rounded_on_a_cpu(tmp_path: Path) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
+from support import own_clock
 from support.scripted_groups import (
     ALONE,
     ANSWER,
@@ -25,10 +27,13 @@ from support.scripted_groups import (
 from treadle.agent.environment import ToolEnvironment
 from treadle.agent.rollout import derive_seed
 from treadle.agent.tools.outcome import CallContext, ToolOutcome
+from treadle.agent.tools.search import SearchTool, SearchToolSettings
 from treadle.core.errors import EndpointUnavailable, EngineError, ModelError, ToolError
+from treadle.core.work_clock import work_clock
+from treadle.retriever.index import Hit
 from treadle.rl.batching import Attendance, BatchedModel
 from treadle.rl.branching import Branching
-from treadle.rl.groups import GroupRollouts, require_groups, roll_out_groups
+from treadle.rl.groups import Group, GroupRollouts, require_groups, roll_out_groups
 
 
 class Counted(ToolEnvironment):
@@ -195,7 +200,7 @@ async def test_a_failed_tool_call_is_the_agent_s_and_fails_no_group() -> None:
 
 
 class Lasting(StubTool):
-    """Takes so many seconds by its own account; notes how long it was given."""
+    """Takes so many seconds; notes how long it was given."""
 
     def __init__(self, seconds: float) -> None:
         super().__init__("search")
@@ -204,9 +209,37 @@ class Lasting(StubTool):
         self._seconds = seconds
 
     async def call(self, argument: str, *, deadline: float, context: CallContext | None = None) -> ToolOutcome:
-        self.given.append(deadline - asyncio.get_running_loop().time())
+        self.given.append(deadline - work_clock().time())
         self.budgets_s.append(context.budget_s if context else None)
+        await asyncio.sleep(self._seconds)
         return replace(await super().call(argument, deadline=deadline, context=context), seconds=self._seconds)
+
+
+class Slow:
+    """A corpus behind a service that stands still for a while."""
+
+    async def open(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+    async def search(self, query: str, top_n: int, *, deadline: float) -> Sequence[Hit]:
+        async with asyncio.timeout_at(deadline):
+            await asyncio.sleep(30.0)
+        return [Hit("1", "Title", "Text", 1.0)]
+
+
+def test_a_search_service_that_stands_still_takes_no_time_of_a_trajectory(tmp_path: Path) -> None:
+    async def work() -> Group:
+        codec = WordCodec()
+        tool = SearchTool(SearchToolSettings(corpus=(tmp_path / "corpus.jsonl",)), Slow())
+        scripted = ScriptedGenerator(codec, rounds_of_tools(2))
+        rollouts = make_rollouts(scripted, codec, branching=ALONE, tools=[tool])  # type: ignore[list-item]
+        (group,) = await roll_out_groups(replace(rollouts, rollout_time_s=5.0), [job(2)])
+        return group
+
+    group = own_clock.run(work())
+    assert [(item.status, item.tool_calls, item.tool_failures) for item in group.items] == [("answered", 2, 0)] * 2
+    assert all(call.seconds == 30.0 for made in group.trajectories for call in made.trajectory.calls)
 
 
 @pytest.mark.parametrize("branching", [ALONE, Branching(4, probability=1.0)])
@@ -219,7 +252,11 @@ async def test_waiting_for_siblings_and_for_the_engine_costs_a_trajectory_nothin
     assert [(item.status, item.tool_calls) for item in group.items] == [("answered", 3)] * 8
 
 
-async def test_calls_use_up_the_time_of_a_trajectory_and_a_branch_has_what_its_parent_has_left() -> None:
+def test_calls_use_up_the_time_of_a_trajectory_and_a_branch_has_what_its_parent_has_left() -> None:
+    own_clock.run(_use_up_the_time())
+
+
+async def _use_up_the_time() -> None:
     codec, tool = WordCodec(), Lasting(3.0)
     endless, once = Branching(1, probability=1.0), rounds_of_tools(1)
     rollouts = make_rollouts(ScriptedGenerator(codec, lambda *_: SEARCH), codec, branching=endless, tools=[tool])

@@ -44,7 +44,7 @@ def test_workers_without_shards_are_warned_of(tmp_path: Path, caplog: pytest.Log
     assert helped_by_workers(Counting().instance(shards=4), run, 2) is not None
     assert not caplog.records
     assert helped_by_workers(Counting().instance(shards=1), run, 2) is not None
-    assert "flow.workers is 2, but nobody can help with 1/count: it is begun with one shard" in caplog.text
+    assert "flow.workers is 2, but no worker can join 1/count: it has one shard" in caplog.text
 
 
 def test_workers_are_not_missed_where_an_equal_result_is_taken_over(

@@ -45,7 +45,7 @@ def test_what_was_imported_is_refused_where_what_it_read_has_changed(run: Run) -
     changed = [counting(count=4), DOUBLING]
     assert planned(run, changed)[1] == ("refuse", SAID.format("1/count is run before it"))
     run_instance(changed[0], run)
-    why = SAID.format("1/count was made anew")
+    why = SAID.format("1/count was rerun")
     assert planned(run, changed)[1] == ("refuse", why)
     with pytest.raises(RunError, match=f"^1/double {why}$"):
         run_instance(DOUBLING, run)

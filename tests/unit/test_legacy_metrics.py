@@ -98,6 +98,20 @@ def test_open_result_counts_for_length_and_not_for_reasoning() -> None:
     assert legacy_reasoning_text(output) == "<think>a b</think><answer>c</answer>"
     assert legacy_output_length(output) == len("<think>a b</think><answer>c</answer>")
     assert (legacy_reasoning_text("ab<result>c"), legacy_output_length("ab<result>c")) == ("ab", 11)
+    assert legacy_reasoning_text("a</result>b<information>c") == "abc"
+
+
+@pytest.mark.parametrize(
+    ("output", "length"),
+    [
+        (" \n<think>ab</think>\n", 17),
+        ("<result>x</result>\n\nab\n<result>y</result>", 2),
+        ("a<r>long</r>b", 2),
+        ("  ", 0),
+    ],
+)
+def test_length_is_counted_without_white_space_around(output: str, length: int) -> None:
+    assert legacy_output_length(output) == length
 
 
 @pytest.mark.covers("evaluation-11")
@@ -126,7 +140,10 @@ def test_conciseness_agrees_where_all_ten_votes_are_read_and_none_is_tied(yes_vo
     ("reply", "vote"),
     [
         ("<answer> Yes. </answer>", "yes"),
-        ("**no**", "no"),
+        (" \n(No)", "no"),
+        ("**no**", "abstain"),
+        ("`yes`", "abstain"),
+        ("<ANSWER>Yes</ANSWER>", "yes"),
         ("none", "no"),
         ("not sure", "no"),
         ("<answer>yes", "abstain"),
@@ -149,14 +166,19 @@ def test_votes_are_read_by_their_first_letters(reply: str, vote: str) -> None:
         ("Yes", 0),
         ("Not correct", 0),
         ("It is wrong. <judgment>Correct</judgment>", 1),
+        ("</judgment> no tags around <judgment> correct", 0),
     ],
 )
 def test_verdicts_are_read_by_parts_of_words(reply: str, verdict: int) -> None:
     assert legacy_verdict(reply, "12", "13") == verdict
 
 
-def test_rule_outvotes_the_judge() -> None:
-    assert legacy_verdict("Incorrect", "1/2", r"\frac{1}{2}") == 1
+@pytest.mark.parametrize(
+    ("prediction", "gold", "verdict"),
+    [("1/2", r"\frac{1}{2}", 1), ("Paris", "paris", 0), ("x=Y", "Y", 1), ("x=Y", "y", 0)],
+)
+def test_equal_texts_outvote_the_judge_and_letter_case_counts(prediction: str, gold: str, verdict: int) -> None:
+    assert legacy_verdict("Incorrect", prediction, gold) == verdict
 
 
 @pytest.mark.covers("evaluation-10")
@@ -198,11 +220,47 @@ def test_nothing_to_score_is_not_valid() -> None:
 
 
 @pytest.mark.parametrize(
-    ("answer", "gold"),
-    [("Paris", ["Paris"]), ("[1, 2]", ["1", "2"]), (True, ["True"]), (["a", "b"], ["a", "b"])],
+    ("answer", "domain", "gold"),
+    [
+        ("Paris", "qa", ["Paris"]),
+        ("[1, 2]", "qa", ["1", "2"]),
+        ("[0,1)", "qa", ["0", "1)"]),
+        ("[0,1)", "math", ["[0,1)"]),
+        ("[1, 2]", "math", ["[1, 2]"]),
+        (True, "qa", ["True"]),
+        (["a", "b"], "qa", ["a", "b"]),
+        (["[0,1)"], "qa", ["[0,1)"]),
+        (70, "math", ["70"]),
+    ],
 )
-def test_gold_answers_in_brackets_are_split(answer: str | bool | list[str], gold: list[str]) -> None:
-    assert legacy_gold(answer) == gold
+def test_gold_answers_that_begin_with_a_bracket_are_split_in_qa_alone(
+    answer: str | bool | int | list[str], domain: str, gold: list[str]
+) -> None:
+    assert legacy_gold(answer, domain) == gold
+
+
+def test_an_interval_is_one_answer_in_mathematics() -> None:
+    assert legacy_sample("[0,1)", "", "[0,1)", "math").em == 1.0
+    assert legacy_sample("[0,1)", "", "[0,1)", "qa").em == 0.0
+
+
+@pytest.mark.parametrize(
+    ("prediction", "answer", "equal"),
+    [
+        ("1/2", "0.5", 1.0),
+        ("The Eiffel Tower", "eiffel tower", 1.0),
+        ("New York", "new york city", 0.0),
+        ("50\\%", ["40", "50"], 1.0),
+        ("Paris.", "Paris", 0.0),
+        ("x = A", "a", 1.0),
+        ("true", True, 1.0),
+    ],
+)
+def test_equality_in_mathematics_is_a_figure_of_qa_too(
+    prediction: str, answer: str | bool | list[str], equal: float
+) -> None:
+    """`x = a` loses its article before it is compared, so that nothing is left of either side."""
+    assert legacy_sample(prediction, "", answer, "qa").math_equal == equal
 
 
 @pytest.mark.covers("evaluation-2")
@@ -229,12 +287,6 @@ def test_mathematics_is_compared_as_text(prediction: str, gold: str, equal: floa
     row = legacy_sample(prediction, "<python>1</python><search>a</search>", gold, "math")
     assert (row.math_equal, row.tool_counts) == (equal, 2)
     assert score_answer("25", ["025"], [], "math").score == 1.0
-
-
-def test_numbers_are_gold_answers_too() -> None:
-    assert (legacy_gold(70), legacy_gold(True), legacy_gold("[1, 2]"), legacy_gold(["[1, 2]"])) == (
-        ["70"], ["True"], ["1", "2"], ["[1, 2]"],
-    )  # fmt: skip
 
 
 def test_results_of_other_agents_are_taken_out_by_their_forms() -> None:

@@ -26,6 +26,10 @@ def boxed(answer: str) -> str:
         (boxed("Yes it is"), ["yes"], "qa", 0.0, 0.0),
         (boxed("yes"), ["Yes."], "qa", 1.0, 1.0),
         ("<think>a</think><answer>Paris</answer>", ["Paris"], "qa", 1.0, 0.0),
+        (boxed(r"\text{Paris}"), ["Paris"], "qa", 1.0, 0.0),
+        (boxed("the"), ["The"], "qa", 1.0, 0.0),
+        (boxed("No answer"), ["noanswer"], "qa", 0.0, 1.0),
+        (boxed("Paris") + boxed("Rome"), ["Paris"], "qa", 0.0, 1.0),
     ],
 )
 def test_text_answers(text: str, gold: list[str], domain: str, ours: float, theirs: float) -> None:
@@ -47,6 +51,15 @@ def test_text_answers(text: str, gold: list[str], domain: str, ours: float, thei
         (boxed("7"), ["12", "7"], 1.0, 0.0),
         (boxed("8"), ["12"], 0.0, 0.0),
         (r"so \boxed{12}", ["12"], 1.0, 0.0),
+        (boxed(r"\text{Evelyn}"), ["Evelyn"], 1.0, 0.0),
+        (boxed(r"\text{Evelyn}"), [r"\text{Evelyn}"], 1.0, 1.0),
+        (boxed("EVELYN"), ["Evelyn"], 1.0, 0.0),
+        (boxed(r"5\text{ cm}"), ["5"], 1.0, 1.0),
+        (r"<think>a</think><answer>\fbox{12}</answer>", ["12"], 1.0, 0.0),
+        (r"<think>a</think><answer>$\boxed 12$</answer>", ["12"], 0.0, 0.0),
+        (boxed("12") + r" as \boxed was", ["12"], 1.0, 0.0),
+        (boxed(r"\{1\}"), [r"\{1\}"], 1.0, 1.0),
+        (boxed("12") + r"<answer>\boxed{13", ["12"], 1.0, 0.0),
     ],
 )
 def test_math_answers(text: str, gold: list[str], ours: float, theirs: float) -> None:

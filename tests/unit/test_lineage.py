@@ -46,6 +46,7 @@ def trajectory(key: str, index: int, parent: str | None = None, **columns: Any) 
         "score": 0.0,
         "prediction": "1",
     }
+    del base["job"]
     return {**filled(schemas.POOLS), **base, "operator": "initial", "edit_text": "", **pool, **more, **columns}
 
 

@@ -6,13 +6,11 @@ import asyncio
 import contextlib
 
 import pytest
-from support.model_pool import ask, ask_sessions, endless, settings, until, warmed
+from support.model_pool import ask, ask_sessions, endless, endpoint_at, settings, until, warmed
 from support.scripted_server import Fault, Item, RecordedRequest, ScriptedServer
 
-from treadle.core.errors import ContextTooLong, DeadlineExceeded
+from treadle.core.errors import ContextTooLong, DeadlineExceeded, EndpointUnavailable
 from treadle.core.llm.call import Call, completions_url
-from treadle.core.llm.config import EndpointSettings
-from treadle.core.llm.endpoint import GONE_AFTER_S, Endpoint
 from treadle.core.llm.hedge import Hedges
 from treadle.core.llm.pool import ModelPool
 from treadle.core.llm.wire import parse_completion
@@ -80,26 +78,63 @@ async def test_what_a_server_refuses_beside_a_late_request_ends_it() -> None:
             await ask(pool, "long", within_s=30)
 
 
+async def test_a_deadline_after_a_hedge_of_the_attempt_failed_leaves_the_work_pending() -> None:
+    def script(recorded: RecordedRequest) -> Item:
+        if recorded.text != "long":
+            return "ok"
+        return Fault("hang") if sum(item.text == "long" for item in server.requests) == 1 else Fault.status(500, "boom")
+
+    async with (
+        ScriptedServer(script) as server,
+        ModelPool("policy", settings(server, hedge_floor_s=0.05, retry_limit=1)) as pool,
+    ):
+        await warmed(pool)
+        with pytest.raises(EndpointUnavailable, match="boom; the deadline came"):
+            await ask(pool, "long", within_s=3.0)
+
+
+async def test_a_failed_hedge_of_an_earlier_attempt_leaves_a_time_out_a_time_out() -> None:
+    hedged, first_failed = asyncio.Event(), asyncio.Event()
+
+    async def script(recorded: RecordedRequest) -> Item:
+        if recorded.text != "long":
+            return "ok"
+        if sum(item.text == "long" for item in server.requests) == 1:
+            await hedged.wait()
+            await until(lambda: pool.stats.in_flight == 1)  # The failure of the hedge has arrived.
+            first_failed.set()
+            return Fault.status(500, "boom")
+        hedged.set()
+        return Fault("hang") if first_failed.is_set() else Fault.status(500, "boom")
+
+    async with (
+        ScriptedServer(script) as server,
+        ModelPool("policy", settings(server, hedge_floor_s=0.05, retry_limit=9)) as pool,
+    ):
+        await warmed(pool)
+        with pytest.raises(DeadlineExceeded):
+            await ask(pool, "long", within_s=3.0)
+
+
 async def test_what_a_server_holds_that_fell_silent_is_asked_elsewhere_before_it_is_late() -> None:
-    endpoint = Endpoint(EndpointSettings(url="http://localhost:1/v1"), max_in_flight=4)
+    endpoint = endpoint_at("http://localhost:1/v1", 4)
     loop, hedged = asyncio.get_running_loop(), asyncio.Event()
     hedges = Hedges(3600.0, most_per_call=1)
     call = Call(completions_url, b"", parse_completion, "s", loop.time() + 3600)
     endpoint.silent = True
     assert endpoint.failed(at_once=True)
-    endpoint.down_at = loop.time() - GONE_AFTER_S
     hedges.sent(call, endpoint, loop.time())
 
     async def hedge(late: Call) -> None:
         assert late is call
         hedged.set()
 
-    watch = asyncio.create_task(hedges.watch(lambda late, where: None, hedge))
+    watch = asyncio.create_task(hedges.watch(lambda late, where: True, hedge))
     async with asyncio.timeout(20):
         await hedged.wait()
     watch.cancel()
     endpoint.readmit()
-    assert not endpoint.gone(loop.time())
+    assert not endpoint.gone
 
 
 async def test_no_request_is_asked_beside_where_that_is_switched_off() -> None:

@@ -89,6 +89,13 @@ def test_values_of_sampling_are_left_out_only_where_they_are_the_services_own() 
     assert keys(every, temperature=0.0) == {"max_completion_tokens", "temperature"}
 
 
+def test_a_service_is_sent_no_more_stop_strings_than_openai_takes() -> None:
+    stops = tuple(f"</{name}>" for name in "abcde")
+    body = orjson.loads(chat_body("m", MESSAGES, Sampling(), 3, stops, chat_only=True))
+    assert body["stop"] == ["</a>", "</b>", "</c>", "</d>"]
+    assert orjson.loads(chat_body("m", MESSAGES, Sampling(), 3, stops))["stop"] == list(stops)
+
+
 async def test_the_preflight_finds_what_a_service_refuses_and_no_later_request_has_it() -> None:
     asked: list[str] = []
     async with (

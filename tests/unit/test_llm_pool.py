@@ -81,7 +81,7 @@ async def test_concurrent_questions_never_see_each_others_stops() -> None:
         return "thought </think> Analysis: more </search> end"
 
     stops = {"a": ("</search>",), "b": ("Analysis:", "</search>")}
-    async with ScriptedServer(script, honour_stops=True) as server, ModelPool("m", settings(server)) as pool:
+    async with ScriptedServer(script, stops="kept") as server, ModelPool("m", settings(server)) as pool:
         deadline = asyncio.get_running_loop().time() + 60
 
         async def one(kind: str) -> tuple[str, str]:

@@ -7,11 +7,13 @@ from pathlib import Path
 
 import pytest
 from support.model_pool import ask, endless, recorder, settings
-from support.scripted_server import ByteCodec, Fault, RecordedRequest, ScriptedServer
+from support.scripted_server import ByteCodec, Fault, RecordedRequest, ScriptedServer, Stops
 
 from treadle.core.errors import ConfigError, EndpointUnavailable, ModelError
 from treadle.core.llm.config import Sampling
 from treadle.core.llm.pool import ModelPool
+from treadle.core.llm.stops import stop_within, style_of
+from treadle.core.llm.wire import Answer
 
 
 async def test_check_reports_what_the_servers_can_do() -> None:
@@ -106,6 +108,8 @@ class OtherBytes(ByteCodec):
     """As many ids as the server's, each by so many another."""
 
     folder = Path("/models/other")
+    vocab_size = 256
+    added_tokens: frozenset[str] = frozenset()
 
     def __init__(self, shift: int) -> None:
         self._shift = shift
@@ -133,6 +137,44 @@ async def test_check_compares_no_ids_where_none_are_told_or_used(tells_prompts: 
     ):
         await pool.check(OtherBytes(1))
     assert len(server.requests) == 1
+
+
+@pytest.mark.parametrize(
+    ("stops", "style"),
+    [(None, "kept"), ("kept", "kept"), ("named", "named"), ("dropped", "dropped"), ("ignored", "ignored"),
+     ("mute", "unknown")],
+)  # fmt: skip
+async def test_check_finds_out_what_each_server_does_with_stop_strings(stops: Stops | None, style: str) -> None:
+    async with (
+        ScriptedServer(endless, stops=stops) as server,
+        ScriptedServer(endless) as other,
+        ModelPool("policy", settings(server, other)) as pool,
+    ):
+        assert (await pool.check()).stops == {server.url: style, other.url: "kept"}
+        assert len(server.probes) == (2 if style != "unknown" else 3)
+        assert [probe.body["stop"] for probe in other.probes] == [[], ["e"]]
+        completion = await ask(pool)
+    assert completion.stop_dropped == (style == "dropped" and completion.endpoint == server.url)
+
+
+@pytest.mark.parametrize(
+    ("free", "stop", "said", "style"),
+    [
+        (" seven, eight", "e", Answer(" seven, eight", None, "length", None, 9, 12), "ignored"),
+        (" seven, eight", "e", Answer("se", None, "stop", None, 9, 12), "kept"),
+        (" seven, eight", "e", Answer("s", None, "stop", None, 9, 12), "dropped"),
+        (" seven, eight", "e", Answer(" s", None, "stop", "e", 9, 12), "named"),
+        # Something else each time, an end of its own, or cut off: it shows nothing.
+        (" seven, eight", "e", Answer(" you", None, "stop", None, 9, 12), "unknown"),
+        (" seven, eight", "e", Answer(" s", None, "stop", None, 9, 12, own_end=True), "unknown"),
+        (" seven, eight", "e", Answer(" s", None, "length", None, 9, 12), "unknown"),
+    ],
+)
+def test_a_style_is_read_off_one_answer_with_and_one_without_a_stop_string(
+    free: str, stop: str, said: Answer, style: str
+) -> None:
+    assert (stop_within(free), style_of(free, stop, said)) == (stop, style)
+    assert stop_within("") is stop_within(" 7 7 ") is stop_within("...") is None
 
 
 async def test_check_names_an_unreachable_endpoint() -> None:

@@ -10,6 +10,7 @@ from support.scripted_server import Fault, Item, RecordedRequest, ScriptedServer
 
 from treadle.core.errors import ContextTooLong, DeadlineExceeded, EndpointUnavailable, ModelError
 from treadle.core.llm.pool import ModelPool
+from treadle.core.llm.types import Completion
 
 
 async def test_a_failing_endpoint_loses_the_request_after_two_attempts() -> None:
@@ -91,15 +92,26 @@ async def test_a_rate_limited_endpoint_is_avoided_while_another_is_free() -> Non
     assert asked == []
 
 
-async def test_a_wait_beyond_the_deadline_is_not_begun() -> None:
+async def test_a_wait_beyond_the_outage_wait_is_not_begun() -> None:
     asked, sleep = recorder()
     async with (
         ScriptedServer([Fault.status(429, "slow down", retry_after_s=3600)]) as server,
         ModelPool("policy", settings(server), sleep=sleep) as pool,
     ):
-        with pytest.raises(EndpointUnavailable, match="past the deadline"):
+        with pytest.raises(EndpointUnavailable, match=r"it asks to wait 3600 s, longer than \d+ s"):
             await ask(pool, within_s=30)
     assert asked == [] and len(server.requests) == 1
+
+
+@pytest.mark.parametrize("status", [429, 500, 503])
+async def test_a_pause_may_be_longer_than_the_time_of_the_work(status: int) -> None:
+    asked, sleep = recorder()
+    async with (
+        ScriptedServer([Fault.status(status, "slow down", retry_after_s=40), "ok"]) as server,
+        ModelPool("policy", settings(server, outage_wait_s=60.0), sleep=sleep) as pool,
+    ):
+        assert (await ask(pool, within_s=30)).text == "ok"
+    assert [round(pause) for pause in asked] == [40] and len(server.requests) == 2
 
 
 async def test_pauses_grow_with_jitter_and_are_capped() -> None:
@@ -126,7 +138,7 @@ async def test_endless_nonsense_ends_as_a_model_error_and_endless_failures_as_ow
         ScriptedServer(lambda recorded: Fault("malformed")) as server,
         ModelPool("policy", settings(server, retry_limit=4)) as pool,
     ):
-        with pytest.raises(ModelError, match="not a completion") as caught:
+        with pytest.raises(ModelError, match="not JSON") as caught:
             await ask(pool)
     assert not isinstance(caught.value, EndpointUnavailable) and len(server.requests) == 5
     async with (
@@ -145,17 +157,28 @@ async def test_a_hanging_server_is_bounded_by_the_deadline() -> None:
         assert pool.stats.in_flight == 0
 
 
-async def test_a_request_that_never_found_a_slot_is_owed() -> None:
+@pytest.mark.parametrize("fault", [Fault.status(429), Fault.status(500), Fault("malformed"), Fault("reset")])
+async def test_a_deadline_at_a_live_server_is_the_works_own_after_an_attempt_failed(fault: Fault) -> None:
+    _, sleep = recorder()
     async with (
-        ScriptedServer([Fault("hang")]) as server,
+        ScriptedServer([fault, Fault("hang")]) as server,
+        ModelPool("policy", settings(server), sleep=sleep) as pool,
+    ):
+        with pytest.raises(DeadlineExceeded, match=server.url):
+            await ask(pool, within_s=0.5)
+        assert len(server.requests) == 2
+
+
+async def test_waiting_for_a_slot_does_not_use_up_the_time_of_a_request() -> None:
+    async with (
+        ScriptedServer([Fault("hang"), "ok"]) as server,
         ModelPool("policy", settings(server, max_in_flight=1)) as pool,
     ):
         first, second = await asyncio.gather(
-            ask(pool, within_s=0.2), ask(pool, within_s=0.1), return_exceptions=True
+            ask(pool, within_s=1.0), ask(pool, within_s=0.8), return_exceptions=True
         )  # fmt: skip
     assert isinstance(first, DeadlineExceeded)
-    assert isinstance(second, EndpointUnavailable) and "no free slot" in str(second)
-    assert len(server.requests) == 1
+    assert isinstance(second, Completion) and second.text == "ok"
 
 
 async def test_a_hanging_request_is_asked_again_after_the_request_time_limit() -> None:

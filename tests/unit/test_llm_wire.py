@@ -10,11 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
+from support.model_pool import endpoint_at
 
 from treadle.core.config import load_config, semantic_dump
 from treadle.core.errors import ConfigError
 from treadle.core.llm.config import EndpointSettings, ModelSettings, Sampling
-from treadle.core.llm.endpoint import FAILURES_UNTIL_DOWN, Endpoint, Health
+from treadle.core.llm.endpoint import FAILURES_UNTIL_DOWN, Health
 from treadle.core.llm.types import Completion
 from treadle.core.llm.wire import Failure, error_message, failure_of, parse_chat, parse_completion, parse_retry_after
 
@@ -117,7 +118,7 @@ def test_a_completion_survives_the_journal(completion: Completion) -> None:
 
 
 async def test_an_endpoint_that_refuses_whatever_it_holds_rests_as_long_as_it_asked() -> None:
-    endpoint = Endpoint(EndpointSettings(url="http://localhost:1/v1"), max_in_flight=16)
+    endpoint = endpoint_at("http://localhost:1/v1", 16)
     assert endpoint.try_acquire() and endpoint.try_acquire()
     for _ in range(5):
         endpoint.refused(rest_until=9.0)
@@ -128,7 +129,7 @@ async def test_an_endpoint_that_refuses_whatever_it_holds_rests_as_long_as_it_as
 
 
 async def test_waiting_requests_are_served_in_order_and_sent_away_when_the_endpoint_goes_down() -> None:
-    endpoint = Endpoint(EndpointSettings(url="http://localhost:1/v1"), max_in_flight=1)
+    endpoint = endpoint_at("http://localhost:1/v1", 1)
     assert endpoint.try_acquire()
     waiting = [asyncio.create_task(endpoint.acquire()) for _ in range(4)]
     await asyncio.sleep(0)
@@ -144,7 +145,7 @@ async def test_waiting_requests_are_served_in_order_and_sent_away_when_the_endpo
 
 
 async def test_an_endpoint_goes_down_after_several_failures_or_one_on_trial() -> None:
-    endpoint = Endpoint(EndpointSettings(url="http://localhost:1/v1"), max_in_flight=1)
+    endpoint = endpoint_at("http://localhost:1/v1", 1)
     for _ in range(FAILURES_UNTIL_DOWN - 1):
         assert not endpoint.failed(at_once=False)
     endpoint.succeeded(0.0)
@@ -180,3 +181,9 @@ def test_every_key_is_documented_and_unknown_ones_are_refused() -> None:
         assert all(field.description for field in section.model_fields.values())
     with pytest.raises(ConfigError, match="did you mean 'temperature'"):
         load_config(Sampling, data={"temprature": 1})
+
+
+@pytest.mark.parametrize("data", [b"", b"[]", b"7", b"{}", b'{"text": "x"}', b'{"unknown": 1}', b'{"token_ids": 7}'])
+def test_bytes_that_are_no_stored_answer_are_a_value_error(data: bytes) -> None:
+    with pytest.raises(ValueError):
+        Completion.from_json(data)

@@ -177,7 +177,7 @@ def test_a_model_that_was_fetched_in_part_is_none_where_the_hub_cannot_be_reache
 def test_an_index_of_the_hub_names_files_beside_it_alone(hub: type[Hub], listed: str) -> None:
     split(hub)
     hub.files["model.safetensors.index.json"] = index_of([listed])
-    with pytest.raises(EngineError, match="ValueError: model.safetensors.index.json lists .* no file of weights"):
+    with pytest.raises(EngineError, match="ValueError: model.safetensors.index.json lists .* no weight file"):
         fetch_model("org/base", "", key="rl.start")
 
 

@@ -65,7 +65,7 @@ LOW = ScoresSettings(options=ScoresOptions(f1_threshold=0.5))
             ["judges.domains math, then math and qa", "judges.on_failed exclude, then rule"],
         ),
         (RULES, voted(10), "score", []),
-        (RULES, voted(10), "conciseness", ["votes by nobody, then voter"]),
+        (RULES, voted(10), "conciseness", ["votes by no model, then voter"]),
         (voted(10), voted(5), "conciseness", ["votes 10, then 5"]),
         (voted(10), voted(10, model="judge-2"), "conciseness", ["other model or sampling of voter, who votes"]),
     ],

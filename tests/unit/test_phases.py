@@ -219,7 +219,6 @@ VERL = {"engine": "verl"}
     ("given", "said"),
     [
         ({"rl": {**VERL, "lr_scheduler_type": "linear"}}, "1/rl@phase-1: rl.lr_scheduler_type: verl knows constant"),
-        ({"rl": {**VERL, "symbolic": True}}, "rl.symbolic: the environment of verl has no computer algebra"),
         ({"rl": {**VERL, "precision": "fp32"}}, "rl.precision: vLLM inside verl"),
         ({"rl": {**VERL, "finetuning_type": "lora", "lora_dropout": 0.1}}, "no dropout"),
         ({"rl": {**VERL, "variant": "cpu"}}, "verl trains on NVIDIA GPUs only"),
@@ -288,6 +287,22 @@ def test_what_would_read_what_is_made_of_it_is_refused(tmp_path: Path) -> None:
         flow_instances(config(questions=questions, flow=stages, pools={"roles": {"policy": {"model": "tuned"}}}))
     with pytest.raises(ConfigError, match="1/sft cannot be made: it reads what is made of it"):
         flow_instances(config(questions=questions, flow={"stages": ["sft", "rl"]}, sft={"model": "1/rl@phase-1"}))
+
+
+@pytest.mark.parametrize("engine", [{}, {"engine": "verl"}])
+def test_rewards_judge_mathematics_as_the_scores_of_their_phase_do(engine: dict[str, Any]) -> None:
+    def algebra(**more: Any) -> Any:
+        settings = at("1/rl@phase-2", **{**more, "rl": {**engine, **more.get("rl", {})}}).settings
+        assert settings.options.symbolic is (settings.algebra is not None)
+        return settings.algebra and (settings.algebra.limit_s, settings.algebra.memory_mib)
+
+    assert algebra() == (2.0, 1024)
+    assert algebra(scores={"symbolic_limit_s": 5.0, "symbolic_memory_mib": 512}) == (5.0, 512)
+    assert algebra(scores={"symbolic": False}) is None
+    assert algebra(overrides={"1/scores@phase-2": {"symbolic": False}}) is None
+    assert algebra(overrides={"1/scores@phase-1": {"symbolic": False}}) == (2.0, 1024)
+    assert algebra(rl={"symbolic": False}) is None
+    assert algebra(scores={"symbolic": False}, rl={"symbolic": True}) == (2.0, 1024)
 
 
 def test_a_preset_of_one_phase_replaces_the_keys_that_it_has() -> None:

@@ -25,7 +25,7 @@ def test_the_notification_block_is_installed(command: str, monkeypatch: pytest.M
     installed: list[str | None] = []
     monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")
     monkeypatch.setenv("PREFECT_HOME", str(tmp_path))
-    monkeypatch.setattr(doctor, "prefect_answers", lambda url: True)
+    monkeypatch.setattr(doctor, "require_prefect", lambda url: None)
     monkeypatch.setattr(server, "running_server", nothing_runs)
     monkeypatch.setattr(deployments, "deploy", lambda *_: None)
     monkeypatch.setattr(automations, "install_automations", lambda block: installed.append(block) or [])

@@ -8,7 +8,8 @@ import pytest
 
 from treadle.core.engines.cache import quiet
 from treadle.core.errors import EngineError
-from treadle.tasks.prefect.server import PrefectServer, prefect_home, running_server
+from treadle.tasks.prefect.home import prefect_home
+from treadle.tasks.prefect.server import PrefectServer, running_server
 
 
 @pytest.fixture(autouse=True)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import struct
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support import sandbox_table
 
+from treadle.agent.sandbox import system_calls
 from treadle.agent.sandbox.config import SandboxSettings
 from treadle.agent.sandbox.process import ProgramResult
 from treadle.agent.sandbox.seccomp import filter_program
@@ -15,8 +19,8 @@ from treadle.agent.tools.python import clean, clip, read_result, strip_fence
 from treadle.core.config import semantic_dump
 
 
-def _result(exit_code: int | None = 0, stdout: str = "", stderr: str = "", **ended: bool) -> ProgramResult:
-    flags = {"timed_out": False, "flooded": False, "overfull": False} | ended
+def _result(exit_code: int | None = 0, stdout: str = "", stderr: str = "", **ended: Any) -> ProgramResult:
+    flags = {"timed_out": False, "flooded": False, "excess": None} | ended
     return ProgramResult(exit_code=exit_code, stdout=stdout, stderr=stderr, seconds=0.0, **flags)
 
 
@@ -50,9 +54,10 @@ def test_an_enclosing_fence_is_taken_off_and_nothing_else(argument: str, program
         (_result(152), ("timeout", "Execution Timeout")),
         (_result(None, "so far", timed_out=True), ("timeout", "Execution Timeout")),
         (
-            _result(None, "so far", "MemoryError", overfull=True),
+            _result(None, "so far", "MemoryError", excess="memory"),
             ("error", "MemoryError\n[killed: its processes held too much memory]"),
         ),
+        (_result(None, excess="files"), ("error", "[killed: it made too many files]")),
         (_result(None, "xxx", flooded=True), ("error", "xxx\n[killed: it printed too much]")),
     ],
 )
@@ -89,10 +94,16 @@ def test_how_many_sandboxes_are_kept_warm_does_not_change_the_fingerprint() -> N
     }  # fmt: skip
 
 
-def _answer(number: int, argument: int = 0, arch: int = 0xC000003E) -> int:
-    """What the filter says to a system call, by running it."""
-    data = struct.pack("<IIQ6Q", number, arch, 0, argument, 0, 0, 0, 0, 0)
-    code = [struct.unpack("=HBBI", filter_program()[at : at + 8]) for at in range(0, len(filter_program()), 8)]
+_CODE = {
+    (namespaces, own): list(struct.iter_unpack("=HBBI", filter_program(namespaces=namespaces, own_files=own)))
+    for namespaces, own in ((True, True), (True, False), (False, False))
+}
+
+
+def _answer(number: int, *arguments: int, arch: int = 0xC000003E, namespaces: bool = True, own: bool = False) -> int:
+    """Return what the filter says to a system call, by running it."""
+    data = struct.pack("<IIQ6Q", number, arch, 0, *arguments, *[0] * (6 - len(arguments)))
+    code = _CODE[namespaces, own]
     at, accumulator = 0, 0
     while True:
         operation, if_true, if_false, value = code[at]
@@ -106,27 +117,125 @@ def _answer(number: int, argument: int = 0, arch: int = 0xC000003E) -> int:
                 at += if_true if accumulator == value else if_false
             case 0x35:
                 at += if_true if accumulator >= value else if_false
-            case 0x45:
-                at += if_true if accumulator & value else if_false
+            case 0x54:
+                accumulator &= value
+
+
+def _verdict(answer: int) -> str:
+    return {0x7FFF0000: "allow", 0x80000000: "kill", 0x00050000: "pretend"}.get(answer, "refuse")
 
 
 @pytest.mark.parametrize(
-    ("call", "verdict"),
+    ("number", "arguments", "verdict"),
     [
-        ({"number": 0}, "allow"),
-        ({"number": 56, "argument": 0x003D0F00}, "allow"),
-        ({"number": 56, "argument": 0x10000011}, "refuse"),
-        ({"number": 272, "argument": 0x10000000}, "refuse"),
-        ({"number": 435}, "refuse"),
-        ({"number": 41, "argument": 1}, "allow"),
-        ({"number": 53, "argument": 1}, "allow"),
-        ({"number": 41, "argument": 2}, "refuse"),
-        ({"number": 41, "argument": 40}, "refuse"),
-        ({"number": 319}, "refuse"),
-        ({"number": 0x40000000}, "refuse"),
-        ({"number": 0, "arch": 0x40000003}, "kill"),
+        (0, (), "allow"),
+        (9, (0, 4096, 3, 0x22), "allow"),
+        (9, (0, 4096, 3, 0x01, 5), "allow"),
+        (9, (0, 4096, 3, 0x21), "refuse"),
+        (9, (0, 4096, 3, 0x40022), "refuse"),
+        (28, (0, 4096, 4), "allow"),
+        (28, (0, 4096, 3), "pretend"),
+        (28, (0, 4096, 9), "refuse"),
+        (56, (0x003D0F00,), "allow"),
+        (56, (0x10000011,), "refuse"),
+        (72, (3, 1), "allow"),
+        (72, (3, 6), "pretend"),
+        (72, (3, 37), "pretend"),
+        (72, (3, 1031), "refuse"),
+        (141, (0, 0, 19), "allow"),
+        (141, (0, 1, 19), "refuse"),
+        (141, (2, 0, 19), "refuse"),
+        (259, (0, 0, 0o010600), "allow"),
+        (259, (0, 0, 0o020600), "refuse"),
+        (302, (0,), "allow"),
+        (302, (1,), "refuse"),
+        (145, (0,), "allow"),
+        (145, (1,), "refuse"),
+        (326, (), "allow"),
+        (40, (), "refuse"),
+        (99, (), "refuse"),
+        (137, (), "refuse"),
+        (327, (0, 0, 0, 0, 0, 8), "refuse"),
+        (272, (0x10000000,), "refuse"),
+        (435, (), "refuse"),
+        (41, (1,), "allow"),
+        (53, (1,), "allow"),
+        (41, (2,), "refuse"),
+        (41, (40,), "refuse"),
+        (162, (), "pretend"),
+        (280, (), "pretend"),
+        (319, (), "refuse"),
+        (458, (), "refuse"),
+        (0x40000000, (), "refuse"),
     ],
 )
-def test_filter_lets_plain_calls_pass_and_stops_the_others(call: dict[str, int], verdict: str) -> None:
-    answer = _answer(**call)
-    assert {0x7FFF0000: "allow", 0x80000000: "kill"}.get(answer, "refuse") == verdict
+def test_filter_lets_listed_calls_pass_and_stops_the_others(
+    number: int, arguments: tuple[int, ...], verdict: str
+) -> None:
+    assert _verdict(_answer(number, *arguments)) == verdict
+
+
+@pytest.mark.parametrize(
+    ("number", "arguments", "own", "shared"),
+    [
+        (280, (), "allow", "pretend"),
+        (92, (0, 0xFFFFFFFF, 0xFFFFFFFF), "allow", "pretend"),
+        (92, (0, 0xFFFFFFFF, 0), "refuse", "refuse"),
+        (260, (0, 0, 0xFFFFFFFF, 0xFFFFFFFF), "allow", "pretend"),
+        (72, (3, 6), "allow", "pretend"),
+        (72, (3, 38), "allow", "pretend"),
+        (72, (3, 5), "pretend", "allow"),
+        (72, (3, 36), "pretend", "allow"),
+        (72, (3, 1), "allow", "allow"),
+        (72, (3, 1031), "refuse", "refuse"),
+        (73, (), "refuse", "pretend"),
+    ],
+)
+def test_filter_lets_locks_and_times_pass_only_where_no_file_is_shared(
+    number: int, arguments: tuple[int, ...], own: str, shared: str
+) -> None:
+    assert _verdict(_answer(number, *arguments, own=True)) == own
+    assert _verdict(_answer(number, *arguments, own=False)) == shared
+    assert _answer(73, own=True) & 0xFFFF == errno.ENOLCK
+
+
+def test_filter_kills_calls_of_another_architecture() -> None:
+    assert _verdict(_answer(0, arch=0x40000003)) == "kill"
+
+
+@pytest.mark.parametrize("namespaces", [True, False])
+def test_filter_lets_nothing_pass_that_the_table_does_not_list(namespaces: bool) -> None:
+    """With arguments of zero, which satisfy some conditions; conditions have their own test above."""
+    listed = {number: condition for number, condition in system_calls.allowed(namespaces=namespaces).values()}
+    pretended = {
+        number
+        for calls in system_calls.pretended(own_files=False)
+        if calls.condition is None
+        for number in calls.numbers.values()
+    }
+    for number in range(600):
+        verdict = _verdict(_answer(number, namespaces=namespaces))
+        if number in listed:
+            assert verdict == "allow" or listed[number] is not None
+        else:
+            assert verdict == ("pretend" if number in pretended else "refuse")
+
+
+def test_filter_answers_refused_new_calls_as_an_older_kernel_would() -> None:
+    assert _answer(458) & 0xFFFF == errno.ENOSYS
+    assert _answer(278) & 0xFFFF == errno.EPERM
+
+
+def test_each_number_and_name_is_listed_once() -> None:
+    others = (calls for calls in system_calls.pretended(own_files=False) if calls.condition is None)
+    groups = (*system_calls.ALLOWED, *others)
+    names = [name for calls in groups for name in calls.numbers]
+    numbers = [number for calls in groups for number in calls.numbers.values()]
+    assert len(set(names)) == len(names)
+    assert len(set(numbers)) == len(numbers)
+
+
+def test_the_documentation_lists_each_call_that_is_let_through_with_its_reason() -> None:
+    pretended = (*system_calls.pretended(own_files=False), *system_calls.pretended(own_files=True))
+    assert all(calls.reason for calls in (*system_calls.ALLOWED, *pretended))
+    assert system_calls.table() in sandbox_table.PAGE.read_text()

@@ -52,13 +52,13 @@ def test_the_key_does_not_depend_on_the_unicode_form_and_depends_on_everything_e
 
 
 BAD_ROWS: list[tuple[str, dict[str, Any] | bytes, str, str]] = [
-    ("no question", {"answer": "x"}, "missing_field", "no question in field 'question' or 'input'; it has 'answer'"),
-    ("no answer", {"question": "Why?"}, "missing_field", "no answer in field 'answer'"),
+    ("no question", {"answer": "x"}, "missing_field", "no question in any field that is known; it has 'answer'"),
+    ("no answer", {"question": "Why?"}, "missing_field", "no answer in any field that is known; it has 'question'"),
     (
         "null question",
         {"question": None, "answer": "x"},
         "null_field",
-        "question in field 'question' or 'input' is null",
+        "question in field 'question' is null",
     ),
     ("null answer", {"question": "Why?", "answer": None}, "null_field", "answer in field 'answer' is null"),
     ("blank question", {"question": " \t", "answer": "x"}, "empty_question", "empty"),
@@ -215,7 +215,8 @@ def test_the_format_is_what_the_row_says(
 ) -> None:
     path = write_jsonl(bench.folder / "csbench.jsonl", [{"Question": "Q", "Answer": "A", **row}])
     (taken,) = bench.take({"path": path}).questions
-    assert (taken["format"], taken["choices"], taken["search"], taken["scorer"]) == (form, choices, "local", None)
+    scorer = None if choices else "qa_characters"
+    assert (taken["format"], taken["choices"], taken["search"], taken["scorer"]) == (form, choices, "local", scorer)
 
 
 @pytest.mark.parametrize("value", ["Essay", "", 3, ["Assertion"]])

@@ -68,10 +68,10 @@ def test_a_file_that_cannot_be_read_is_named_with_what_to_do(
 
 def test_a_source_without_one_usable_row_fails_the_stage_and_names_the_first(bench: Bench) -> None:
     write_jsonl(bench.folder / "good.jsonl", [GOOD])
-    write_jsonl(bench.folder / "bad.jsonl", [{"query": "Why?", "answer": "x"}, {"query": "How?"}])
+    write_jsonl(bench.folder / "bad.jsonl", [{"ask": "Why?", "answer": "x"}, {"ask": "How?"}])
     sources = [{"path": bench.folder / f"{name}.jsonl", "domain": "qa"} for name in ("good", "bad")]
     with pytest.raises(
-        StageFailed, match=r"no row of bad.jsonl can be used: 2 rows, 2 unusable .*first: row 1: .*'query'"
+        StageFailed, match=r"no row of bad.jsonl can be used: 2 rows, 2 unusable .*first: row 1: .*'ask'"
     ):
         bench.take(*sources)
 

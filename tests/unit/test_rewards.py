@@ -17,7 +17,7 @@ from treadle.agent.protocol import Segment, result_block, tokenise
 from treadle.core.answers.math_equal import SymbolicVerdict
 from treadle.core.errors import ConfigError, EngineError
 from treadle.rl.advantages import group_advantages
-from treadle.rl.rewards import GroupItem, Reward, RewardOptions, group_rewards, open_checker
+from treadle.rl.rewards import GroupItem, Reward, RewardOptions, group_rewards
 
 GOOD = r"<think>a</think><answer>\boxed{%s}</answer>"
 BAD = r"<answer>\boxed{%s}</answer>"
@@ -227,11 +227,6 @@ class NoAlgebra:
 def test_an_answer_that_could_not_be_compared_is_an_error_and_no_wrong_answer() -> None:
     with pytest.raises(EngineError, match="could not be compared .*: out of memory"):
         group_rewards([item("x+1", 0, 1)], ["1+x"], "math", 0, 0, checker=NoAlgebra())
-
-
-def test_without_algebra_none_is_opened() -> None:
-    with open_checker(False) as checker:
-        assert checker is None
 
 
 @pytest.mark.covers("pareto-18")

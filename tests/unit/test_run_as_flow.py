@@ -42,7 +42,7 @@ def test_keys_in_secret_blocks_are_there_before_servers_are_asked_what_they_serv
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TEST_RUN_AS_FLOW_KEY", "")
     monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")
-    monkeypatch.setattr(doctor, "prefect_answers", lambda url: True)
+    monkeypatch.setattr(doctor, "require_prefect", lambda url: None)
     monkeypatch.setattr(prefect_flow_runs, "_secret", {"test-run-as-flow-key": "from the block"}.get)
     monkeypatch.setattr(flywheel, "flywheel", flow)
     monkeypatch.setattr(flywheel, "stage", flow)

@@ -35,7 +35,7 @@ async def test_a_function_decides_and_stops_can_be_honoured() -> None:
     async def script(request: RecordedRequest) -> str:
         return f"{request.text}</search> more"
 
-    async with ScriptedServer(script, honour_stops=True) as server:
+    async with ScriptedServer(script, stops="kept") as server:
         _, reply = await ask(server, prompt="q", stop=["</python>", "</search>"])
     assert reply["choices"][0]["text"] == "q</search>"  # type: ignore[index]
     assert reply["choices"][0]["stop_reason"] == "</search>"  # type: ignore[index]

@@ -18,7 +18,8 @@ from treadle.core.config import load_config
 from treadle.core.errors import ConfigError, DataError, StageFailed
 from treadle.core.inputs import InputRow
 from treadle.datagen.benchmarks import rule_for
-from treadle.datagen.question_rows import Rejected, parse_row
+from treadle.datagen.layouts import Rejected
+from treadle.datagen.question_rows import parse_row
 from treadle.datagen.question_sources import QuestionsSettings
 from treadle.rl.choice import FATES, Choice, choose
 from treadle.rl.dispersion import MOST_ROLLOUTS, Dispersion, DispersionSums, is_mixed

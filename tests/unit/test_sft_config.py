@@ -205,6 +205,11 @@ def test_several_nodes_are_told_of_one_another() -> None:
     ]
 
 
+def test_one_node_meets_on_loopback() -> None:
+    arguments = torchrun_arguments(SftOptions(), Machine(variant="cuda", num_devices=8))
+    assert "--master_addr=127.0.0.1" in arguments and "--nnodes=1" in arguments
+
+
 def test_an_address_cannot_carry_a_command() -> None:
     with pytest.raises(ConfigError, match="main_address"):
         load_config(TreadleConfig, data={"sft": {"num_nodes": 2, "main_address": "x; rm -rf"}})

@@ -106,7 +106,11 @@ def test_gpus_that_cannot_be_counted_have_to_be_named(tmp_path: Path, monkeypatc
 @pytest.mark.parametrize("variant", ["cpu", "cuda"])
 def test_the_locks_keep_within_what_llamafactory_accepts(variant: str) -> None:
     """As its own check of versions has them; torchaudio takes one torch only."""
-    pins = dict(line.split("==") for line in lock_text("sft", variant).splitlines() if "==" in line and line[0] != "#")
+    pins = dict(
+        line.split(" ")[0].split("==")
+        for line in lock_text("sft", variant).splitlines()
+        if "==" in line and line[0] != "#"
+    )
     assert pins["llamafactory"] == "0.9.5"
     assert (pins["torch"], pins["torchaudio"], pins["torchvision"]) == ("2.11.0", "2.11.0", "0.26.0")
     most = {"datasets": (4, 0, 0), "transformers": (5, 6, 0), "trl": (0, 24, 0), "accelerate": (1, 15, 0)}

@@ -289,7 +289,7 @@ def test_a_worker_that_is_late_finds_the_instance_done(run: Run, counting: Count
 
 
 def test_a_stage_of_one_piece_cannot_be_helped_with(run: Run) -> None:
-    with pytest.raises(RunError, match="1/count: a stage count is done by one process"):
+    with pytest.raises(RunError, match="1/count: a stage count is not sharded"):
         help_instance(whole_stage(), run)
 
 

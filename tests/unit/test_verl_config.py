@@ -94,7 +94,6 @@ def test_the_published_plan_has_the_published_numbers() -> None:
         ({"lr_scheduler_type": "linear"}, "constant and cosine"),
         ({"finetuning_type": "lora", "lora_dropout": 0.1}, "no dropout"),
         ({"precision": "fp32"}, "16 bits"),
-        ({"symbolic": True}, "computer algebra"),
         ({"tensor_parallel": 3}, "does not divide 4 GPUs"),
         ({"prompts_per_step": 1, "mini_batch_prompts": 1, "group_size": 2}, "evenly over 4 GPUs"),
         ({"extra": {"trainer.save_freq": 7}}, "trainer.save_freq follows from other keys"),

@@ -25,6 +25,7 @@ from treadle.core.errors import DataError, EngineError
 from treadle.core.llm.types import Completion, CompletionRequest
 from treadle.core.schemas import RL_ROLLOUTS
 from treadle.demo.byte_tokenizer import write_byte_tokenizer
+from treadle.rl.engine.scorer import GroupScorer
 from treadle.rl.engine.verl_barrier import GroupFailed
 from treadle.rl.engine.verl_folder import VerlFolder
 from treadle.rl.engine.verl_host import LoopHost, Rewarded, RewardFunction, Sample, host_of
@@ -48,7 +49,8 @@ def codec(tmp_path_factory: pytest.TempPathFactory) -> ChatTokenizer:
 
 def host_of_plan(plan: RlPlan, codec: ChatTokenizer, folder: Path, rewards: RewardFunction | None = None) -> LoopHost:
     opened = OpenEnvironment(SETTINGS, {"search": StubTool("search"), "python": StubTool("python")})
-    return LoopHost(plan, opened, codec, codec.vocab_size, VerlFolder(folder), rewards=rewards)
+    scorer = GroupScorer(plan, None, SETTINGS.protocol)
+    return LoopHost(plan, opened, codec, codec.vocab_size, VerlFolder(folder), scorer, rewards=rewards)
 
 
 def seeds(plan: RlPlan, sample: Sample, size: int) -> list[int]:

@@ -20,7 +20,8 @@ def viewer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
 
 
 @pytest.mark.parametrize(
-    "host", ["evil.example", "evil.example:8484", "127.0.0.1.evil.example", "localhost.evil.example", "127.0.0.2", "",
+    "host", ["evil.example", "evil.example:8484", "127.0.0.1.evil.example", "localhost.evil.example", "127.0.0.256", "",
+             "127.1", "127.0.0.2.evil.example",
              "127.0.0.1@evil.example", "[::2]:8484", "localhost:8484.evil.example"],
 )  # fmt: skip
 def test_another_name_of_this_machine_is_refused(viewer: TestClient, host: str) -> None:
@@ -28,7 +29,9 @@ def test_another_name_of_this_machine_is_refused(viewer: TestClient, host: str) 
     assert answer.status_code == 421 and "Vorna" not in answer.text
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1:8484", "localhost:9", "[::1]:8484", "localhost", "LOCALHOST:1"])
+@pytest.mark.parametrize(
+    "host", ["127.0.0.1:8484", "localhost:9", "[::1]:8484", "localhost", "LOCALHOST:1", "127.0.0.2:8484"]
+)
 def test_its_own_names_are_answered(viewer: TestClient, host: str) -> None:
     assert viewer.get("/", headers={"host": host}).status_code == 200
 
@@ -90,10 +93,17 @@ def test_what_a_run_holds_stays_in_no_cache(viewer: TestClient, path: str) -> No
     assert viewer.get(path).headers["cache-control"] == "no-store"
 
 
-@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "localhost", "example.org"])
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "127.0.0.1.example.org", "example.org"])
 def test_no_other_address_is_listened_on(host: str) -> None:
-    with pytest.raises(ConfigError, match=r"127\.0\.0\.1 or ::1 alone"):
+    with pytest.raises(ConfigError, match="listens on loopback addresses alone"):
         listen(host, 0)
+
+
+def test_any_loopback_address_is_listened_on_and_answered(viewer: TestClient) -> None:
+    for host in ("127.0.0.2", "localhost"):
+        with listen(host, 0) as listener:
+            port = listener.getsockname()[1]
+        assert viewer.get("/", headers={"host": f"{host}:{port}"}).status_code == 200
 
 
 def test_a_taken_port_is_told() -> None:

@@ -20,7 +20,8 @@ from treadle.flows import cli_run
 from treadle.flows.cli import cli
 from treadle.tasks.prefect import server as prefect_server
 from treadle.tasks.prefect import watched
-from treadle.tasks.prefect.server import HOST, PrefectServer, _Kept, prefect_home, running_server
+from treadle.tasks.prefect.home import prefect_home
+from treadle.tasks.prefect.server import HOST, PrefectServer, _Kept, running_server
 from treadle.tasks.prefect.watched import is_of_prefect, server_to_watch
 
 NAMED = "http://127.0.0.1:9/api"
@@ -30,7 +31,9 @@ NAMED = "http://127.0.0.1:9/api"
 def answering(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> set[str]:
     """Addresses that answer; any server can be talked to, and one of ours starts at once."""
     there: set[str] = set()
+    (tmp_path / "home").mkdir()
     monkeypatch.setenv("PREFECT_HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("PREFECT_API_AUTH_STRING", raising=False)
     monkeypatch.delenv("PREFECT_API_URL", raising=False)
     monkeypatch.setattr(watched, "prefect_answers", there.__contains__)
     monkeypatch.setattr(watched, "_try", lambda server: None)
@@ -98,8 +101,9 @@ def test_without_one_a_server_is_started_that_ends_with_the_block(
         assert server.again("http://x/runs/1") == "treadle prefect up, then http://x/runs/1"
         there = prefect_home().running()
         assert there is not None and there.doing == "treadle demo"
-        assert len(said) == 1 and said[0].startswith("starting")
-    assert said[1:] == ["stopping the Prefect server"]
+        assert len(said) == 2 and said[0].startswith("starting")
+        assert said[1] == f"its UI asks for a password: the text in {tmp_path / 'home/treadle.password'}"
+    assert said[2:] == ["stopping the Prefect server"]
     assert prefect_home().running() is None and "PREFECT_API_URL" not in os.environ
 
 

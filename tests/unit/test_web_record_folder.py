@@ -192,7 +192,7 @@ def test_what_a_killed_unpacking_left_is_no_record(tmp_path: Path, cache: Path) 
 def test_what_is_no_record_is_refused_with_the_command_that_makes_one(tmp_path: Path) -> None:
     with pytest.raises(ArtifactError, match="has no artifact.json; `treadle export web_record --run <run>` makes one"):
         open_record(tmp_path)
-    with pytest.raises(ArtifactError, match="no such folder; where it was moved, name its place"):
+    with pytest.raises(ArtifactError, match="no such folder; if it was moved, name its new place"):
         record_digest(tmp_path / "missing")
     folder = record_in(tmp_path, *ENTRIES)
     manifest = (folder / "artifact.json").read_text()
@@ -284,35 +284,13 @@ def test_texts_up_to_their_bounds_are_read_from_a_strange_table(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("column", ["text", "hits", "request"])
-def test_a_small_file_that_unpacks_to_long_values_is_refused_before_they_are_made(
-    tmp_path: Path, cache: Path, column: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_small_file_that_unpacks_to_long_values_is_refused(tmp_path: Path, cache: Path, column: str) -> None:
     folder = record_in(tmp_path, *ENTRIES)
     with_table(folder, repeated("x" * (8 << 20), column), store_schema=False)
     assert (folder / "part-00000.parquet").stat().st_size < 20_000
-    held, check = list[int](), record_folder._short_texts
-
-    def noting_memory(batch: Any, place: str) -> Any:
-        held.append(pa.total_allocated_bytes())
-        return check(batch, place)
-
-    monkeypatch.setattr(record_folder, "_short_texts", noting_memory)
-    before = pa.total_allocated_bytes()
     with pytest.raises(ArtifactError, match=f"a value of column {column} has 8,388,608 bytes, more than"):
         open_record(folder)
-    # For 41 rows that have it the text was held a few times at most.
-    assert len(held) == 1 and held[0] - before < 6 * (8 << 20)
     assert [path for path in cache.iterdir() if path.is_dir()] == []
-
-
-def test_a_row_group_that_is_too_large_is_refused_before_it_is_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(record_folder, "_short_texts", None)
-    monkeypatch.setattr(record_folder, "_MAX_GROUP_BYTES", 1 << 20)
-    folder = with_table(record_in(tmp_path, *ENTRIES), repeated("x" * (2 << 20)), store_schema=False)
-    with pytest.raises(ArtifactError, match=r"its row group 0 has 2,\d+,\d+ bytes, more than 1,048,576"):
-        open_record(folder)
 
 
 def test_a_small_artifact_cannot_fill_the_disk(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:

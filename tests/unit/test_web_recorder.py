@@ -213,12 +213,12 @@ async def test_a_replay_that_lacks_something_stops_with_what_and_what_to_do(tmp_
     told = str(missing.value)
     assert told.startswith(f"the web record {base.location} has no search for 'capital of \\x1b[31mX\\u202e yyy")
     assert told.endswith(
-        'yyy...\' (en): replay asks nobody; record a run with mode = "record" and '
+        'yyy...\' (en): replay sends no request; record a run with mode = "record" and '
         f"recorded_in = {base.location}, then `treadle export web_record --run <that run>`"
     )
     assert "\n" not in told
     assert len(told) < 700
-    assert f"has no page {URL}: replay asks nobody" in str(no_page.value)
+    assert f"has no page {URL}: replay sends no request" in str(no_page.value)
     assert str(no_page.value).endswith("`treadle export web_record --run <that run>`, or set pages = false")
     assert not missing.value.retryable
     assert web.asked == []

@@ -1,4 +1,4 @@
-// Keys, and nothing else: every page works without them.
+// Keyboard shortcuts only: every page works without this script.
 "use strict";
 (() => {
   const all = (query) => [...document.querySelectorAll(query)];
@@ -8,12 +8,12 @@
   const masks = one("#masks");
 
   const remembered = (name) => { try { return sessionStorage.getItem(name); } catch { return null; } };
-  const forget = (name) => { try { sessionStorage.removeItem(name); } catch { /* not allowed here */ } };
-  const remember = (name, value) => { try { sessionStorage.setItem(name, value); } catch { /* not allowed here */ } };
+  const forget = (name) => { try { sessionStorage.removeItem(name); } catch { /* storage is blocked */ } };
+  const remember = (name, value) => { try { sessionStorage.setItem(name, value); } catch { /* storage is blocked */ } };
 
   const go = (query) => { const link = one(query); if (link) link.click(); };
 
-  // Lines of a list, or segments of a trajectory.
+  // Move the focus between lines of a list, or segments of a trajectory.
   const move = (by) => {
     const stops = all(".lines .open, .segment");
     if (!stops.length) return;
@@ -23,7 +23,7 @@
     (next.closest("tr") ?? next).scrollIntoView({ block: "nearest" });
   };
 
-  // Who comes back to the list goes on from the trajectory that was read last.
+  // Back on the list, focus the trajectory that was read last.
   const comeBack = () => {
     const read = remembered("read");
     forget("read");

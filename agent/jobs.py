@@ -1,0 +1,58 @@
+"""Compute job keys, so that finished work is recognised after questions or settings change.
+
+The key of a job is a digest of its stage's settings (without keys that only select jobs), of the checkpoints it uses,
+and of the parts of the question that affect it. Rules: `docs/behaviour/runs.md`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from treadle.core.config import Section, differing_keys, digest_json, semantic_dump
+from treadle.core.stage import Rows
+
+_SELECTING = frozenset(
+    {"samples_per_question", "max_questions", "max_questions_per_dataset", "datasets", "split", "max_error_rate"}
+)
+"""Keys of a stage's section that decide which jobs exist, but not the result of any job."""
+
+
+@dataclass(frozen=True, slots=True)
+class QuestionJob:
+    """Job of a stage that works on questions; `key` owns its records in the journal (32 hex digits)."""
+
+    key: str
+    question: Mapping[str, Any]
+    sample_index: int = 0
+    is_copy: bool = False
+    """Whether an earlier job has the same key. Only that one is made; its row is copied to this question."""
+
+
+def shared_digest(settings: Section, inputs: Mapping[str, Sequence[Rows]]) -> str:
+    """Return a digest of what all jobs of a stage have in common: its settings and the checkpoints it reads.
+
+    A key that is added to a section is included, unless it only selects jobs. The environment is excluded here: its own
+    digest is part of each job's key, and that digest does not depend on the source of the web (record or provider).
+    """
+    dumped = semantic_dump(settings)
+    dumped.pop("environment", None)
+    dumped["options"] = {name: value for name, value in dumped["options"].items() if name not in _SELECTING}
+    return digest_json([dumped, [table.digest for table in inputs.get("checkpoint", ())]])
+
+
+def made_jobs(jobs: Iterable[QuestionJob]) -> Iterator[QuestionJob]:
+    """Yield the jobs that are made: the first one of each key."""
+    return (job for job in jobs if not job.is_copy)
+
+
+def job_key(*parts: Any) -> str:
+    """Return the key of a job: a digest of JSON-able data, all that the job depends on."""
+    return digest_json(list(parts))[:32]
+
+
+def changed_settings(before: Any, settings: Section) -> list[str]:
+    """Return the keys whose values differ from the dumped settings of a result, without keys that only select jobs."""
+    keys = (line.split(": ", 1)[0] for line in differing_keys(before, semantic_dump(settings)))
+    return [key for key in keys if key.removeprefix("options.").split("[")[0] not in _SELECTING]

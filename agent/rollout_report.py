@@ -1,0 +1,48 @@
+"""Turn the metrics of finished rollouts into warnings: unreadable output and odd answers.
+
+An accuracy of 0 may be the agent's fault. It may also come from a server that leaves out stop strings, a model that
+does not know the tags, or a wrong chat template. In these cases no model output is a call or an answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from treadle.core.llm.oddities import odd_sentences
+
+ODD = "odd_"
+"""Prefix of the metrics that count odd answers by kind."""
+_FEW = 8
+"""With fewer rollouts than this, all may end without an answer by chance."""
+_STATUS = "status_"
+
+
+def unread_sentences(metrics: Mapping[str, Any], noun: str = "rollouts") -> list[str]:
+    """Return a sentence with likely causes if no rollout has an answer, or none has even a call; else nothing.
+
+    `metrics` are `num_rollouts`, `calls_requested` and `status_<name>`. Failed rollouts do not count.
+    """
+    statuses = {name.removeprefix(_STATUS): metrics[name] for name in metrics if name.startswith(_STATUS)}
+    num_said = metrics["num_rollouts"] - statuses.get("failed", 0)
+    if statuses.get("answered") or not num_said:
+        return []
+    told = ", ".join(f"{name} {count:,}" for name, count in sorted(statuses.items()) if count or name == "answered")
+    if not metrics["calls_requested"]:
+        return [
+            f"Nothing that the model said in {num_said:,} {noun} could be read: no call, no answer ({told}). The model "
+            "may not know the tags, its chat template or tokenizer may be another model's, or its server may cut "
+            "answers in the wrong place; look at one with treadle show."
+        ]
+    if num_said < _FEW:
+        return []
+    return [
+        f"None of {num_said:,} {noun} ended with an answer, though tools were called ({told}). The limits of turns, "
+        "calls or tokens may be too low, or the model does not close its answers; look at one with treadle show."
+    ]
+
+
+def rollout_sentences(metrics: Mapping[str, Any]) -> list[str]:
+    """Return warnings about the stage `rollouts`; nothing if there are none."""
+    odd = {name.removeprefix(ODD): count for name, count in metrics.items() if name.startswith(ODD)}
+    return [*unread_sentences(metrics), *odd_sentences(odd)]

@@ -1,0 +1,66 @@
+"""Memory cgroups for sandboxes, where this process may make some: a wall that sampling from outside cannot be.
+
+Only cgroup v2 is used, below the nearest ancestor of Treadle's own cgroup that hands the memory controller on and that
+this user may write to. An ancestor behind which Treadle would escape a limit of its own is left alone. The guardian
+makes a cgroup for each sandbox and removes it (`guardian_worker`). See Linux `Documentation/admin-guide/cgroup-v2.rst`.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from pathlib import Path
+
+from treadle.agent.sandbox.config import SandboxSettings
+
+_MOUNT = Path("/sys/fs/cgroup")
+_ROOM_MB = 64
+"""For the interpreter, bubblewrap, and memory that the kernel holds; the limit itself is kept by `usage`."""
+_ROOM_PROCESSES = 4
+_OWN_LIMITS = (
+    *("memory.max", "memory.high", "memory.swap.max", "memory.swap.high", "memory.zswap.max", "pids.max"),
+    *("cpu.max", "cpuset.cpus", "cpuset.mems", "io.max"),
+)
+"""Files in which neither nothing nor `max` as the first word is a limit."""
+
+
+def limits(settings: SandboxSettings) -> dict[str, str]:
+    """Return what to write into the files of a sandbox's cgroup."""
+    return {
+        "memory.max": str((settings.memory_mb + _ROOM_MB) * 1024 * 1024),
+        "memory.swap.max": "0",
+        "memory.oom.group": "1",
+        "pids.max": str(settings.max_processes + _ROOM_PROCESSES),
+    }
+
+
+@functools.cache
+def parent() -> Path | None:
+    """Return the folder in which cgroups for sandboxes can be made; None if there is none."""
+    try:
+        lines = Path("/proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return None
+    own = next((line.removeprefix("0::") for line in lines if line.startswith("0::")), None)
+    return None if own is None else find_parent(_MOUNT, own)
+
+
+def find_parent(mount: Path, own: str) -> Path | None:
+    """Return the folder for a process in the cgroup `own` of a hierarchy at `mount`, as `parent` does."""
+    below = Path(own.lstrip("/"))
+    for path in (below, *below.parents):
+        folder = mount / path
+        if {"memory", "pids"} <= set(_read(folder / "cgroup.subtree_control").split()):
+            # To move a process needs the right to write to the common ancestor's list of processes.
+            writable = os.access(folder, os.W_OK) and os.access(folder / "cgroup.procs", os.W_OK)
+            return folder if writable else None
+        if any(_read(folder / name).split()[:1] not in ([], ["max"]) for name in _OWN_LIMITS):
+            return None
+    return None
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""

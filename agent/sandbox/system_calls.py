@@ -1,0 +1,355 @@
+"""The system calls that programs in the sandbox may make, each with its reason; all others are refused.
+
+`seccomp` compiles these tables for the kernel; `docs/behaviour/sandbox.md` shows them. A call is on the list because
+the interpreter, the C library, numpy, sympy or the standard library's modules need it, and because what it can reach
+lies inside the sandbox. Numbers are those of x86-64 (Linux `arch/x86/entry/syscalls/syscall_64.tbl`).
+"""
+
+from __future__ import annotations
+
+import errno
+from dataclasses import dataclass
+
+OWN_PROCESS = 0xFFFFFFF0
+"""Stands in the filter of the second level for the id of the process that loads it; no process has this id."""
+
+_NAMESPACE_FLAGS = 0x7E020000
+"""CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET."""
+_CLONE_THREAD = 0x10000
+_MAP_SHARED, _MAP_ANONYMOUS, _MAP_HUGETLB = 0x1, 0x20, 0x40000
+_AF_UNIX, _SOL_SOCKET = 1, 1
+_O_ACCMODE, _O_TRUNC = 0o3, 0o1000
+_NOT_SOCK_STREAM = 0xE
+_S_IFMT, _S_IFIFO = 0o170000, 0o010000
+
+
+@dataclass(frozen=True, slots=True)
+class Test:
+    """What one argument has to be: its low 32 bits, masked, are one of the values."""
+
+    argument: int
+    values: tuple[int, ...]
+    mask: int = 0xFFFFFFFF
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """When a call is allowed, in words and as tests that all have to hold; otherwise it fails with `errno`."""
+
+    text: str
+    tests: tuple[Test, ...]
+    errno: int = errno.EPERM
+
+
+@dataclass(frozen=True, slots=True)
+class Calls:
+    """Some system calls, name -> number, with the reason why they are allowed."""
+
+    numbers: dict[str, int]
+    reason: str
+    condition: Condition | None = None
+
+
+ALLOWED = (
+    Calls(
+        {"read": 0, "write": 1, "close": 3, "lseek": 8, "pread64": 17, "pwrite64": 18, "readv": 19, "writev": 20,
+         "preadv": 295, "pwritev": 296, "copy_file_range": 326, "close_range": 436},
+        "read, write, copy and close open files",
+    ),
+    Calls(
+        {"mmap": 9},
+        "memory and shared libraries; shared memory only from files, which the scratch directory counts",
+        Condition(
+            "not shared and anonymous at once, no huge pages",
+            (Test(3, (0, _MAP_SHARED, _MAP_ANONYMOUS), _MAP_SHARED | _MAP_ANONYMOUS | _MAP_HUGETLB),),
+            errno.ENOMEM,
+        ),
+    ),
+    Calls({"mprotect": 10, "munmap": 11, "brk": 12, "mremap": 25}, "memory; RLIMIT_AS counts it"),
+    Calls(
+        {"madvise": 28},
+        "allocators give memory back",
+        Condition(
+            "NORMAL, RANDOM, SEQUENTIAL, DONTNEED, FREE, (NO)HUGEPAGE, (DONT/DO)FORK, (DONT/DO)DUMP, (WIPE/KEEP)ONFORK",
+            (Test(2, (0, 1, 2, 4, 8, 10, 11, 14, 15, 16, 17, 18, 19)),),
+        ),
+    ),
+    Calls(
+        {"futex": 202, "set_robust_list": 273, "rseq": 334, "set_tid_address": 218, "arch_prctl": 158,
+         "sched_yield": 24, "sched_getaffinity": 204, "sched_get_priority_max": 146, "sched_get_priority_min": 147,
+         "restart_syscall": 219},
+        "threads and their locks",
+    ),
+    Calls(
+        {"open": 2, "openat": 257, "creat": 85, "access": 21, "faccessat": 269, "faccessat2": 439, "stat": 4,
+         "lstat": 6, "fstat": 5, "newfstatat": 262, "statx": 332, "readlink": 89, "readlinkat": 267,
+         "getdents64": 217, "getcwd": 79, "chdir": 80, "fchdir": 81},
+        "find and open files; mounts decide which there are",
+    ),
+    Calls(
+        {"rename": 82, "renameat": 264, "renameat2": 316, "mkdir": 83, "mkdirat": 258, "rmdir": 84, "link": 86,
+         "linkat": 265, "symlink": 88, "symlinkat": 266, "unlink": 87, "unlinkat": 263, "chmod": 90, "fchmod": 91,
+         "fchmodat": 268, "umask": 95, "truncate": 76, "ftruncate": 77, "fallocate": 285},
+        "change files in the scratch directory; all else is read-only",
+    ),
+    Calls(
+        {"mknodat": 259},
+        "named pipes in the scratch directory",
+        Condition("FIFOs only", (Test(2, (_S_IFIFO,), _S_IFMT),)),
+    ),
+    Calls(
+        {"dup": 32, "dup2": 33, "dup3": 292, "pipe": 22, "pipe2": 293, "poll": 7, "ppoll": 271, "select": 23,
+         "pselect6": 270, "epoll_create": 213, "epoll_create1": 291, "epoll_ctl": 233, "epoll_wait": 232,
+         "epoll_pwait": 281, "eventfd2": 290},
+        "pipes and event loops (subprocess, asyncio)",
+    ),
+    Calls(
+        {"fcntl": 72},
+        "descriptors for subprocess and pipes",
+        Condition(
+            "F_DUPFD, F_DUPFD_CLOEXEC, F_GETFD, F_SETFD, F_GETFL, F_SETFL, F_GETLK, F_OFD_GETLK, F_GETPIPE_SZ",
+            (Test(1, (0, 1, 2, 3, 4, 5, 36, 1030, 1032)),),
+        ),
+    ),
+    Calls(
+        {"ioctl": 16},
+        "is it a terminal, how wide, what can be read",
+        Condition(
+            "TCGETS, TIOCGWINSZ, FIONREAD, FIONBIO, FIOCLEX, FIONCLEX",
+            (Test(1, (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)),),
+            errno.ENOTTY,
+        ),
+    ),
+    Calls(
+        {"socket": 41, "socketpair": 53},
+        "sockets between processes of the sandbox",
+        Condition("AF_UNIX", (Test(0, (_AF_UNIX,)),), errno.EACCES),
+    ),
+    Calls(
+        {"connect": 42, "accept": 43, "accept4": 288, "bind": 49, "listen": 50, "shutdown": 48, "sendto": 44,
+         "sendmsg": 46, "recvfrom": 45, "recvmsg": 47, "getsockname": 51, "getpeername": 52, "getsockopt": 55},
+        "use those sockets; the network namespace holds no others",
+    ),
+    Calls(
+        {"setsockopt": 54},
+        "their options; buffers keep their size, so that descriptors bound their memory",
+        Condition(
+            "SOL_SOCKET: REUSEADDR, KEEPALIVE, LINGER, REUSEPORT, PASSCRED, RCVTIMEO, SNDTIMEO",
+            (Test(1, (_SOL_SOCKET,)), Test(2, (2, 9, 13, 15, 16, 20, 21, 66, 67))),
+        ),
+    ),
+    Calls(
+        {"clone": 56},
+        "threads and processes; RLIMIT_NPROC counts them",
+        Condition("no new namespace", (Test(0, (0,), _NAMESPACE_FLAGS),)),
+    ),
+    Calls(
+        {"fork": 57, "vfork": 58, "execve": 59, "wait4": 61, "waitid": 247, "setsid": 112, "setpgid": 109},
+        "processes of the program (subprocess, multiprocessing)",
+    ),
+    Calls({"exit": 60, "exit_group": 231}, "end"),
+    Calls(
+        {"kill": 62, "tgkill": 234},
+        "signals to its own processes; it sees no others",
+    ),
+    Calls(
+        {"rt_sigaction": 13, "rt_sigprocmask": 14, "rt_sigreturn": 15, "rt_sigpending": 127, "rt_sigtimedwait": 128,
+         "rt_sigsuspend": 130, "sigaltstack": 131, "pause": 34, "alarm": 37, "setitimer": 38, "getitimer": 36},
+        "handle signals, and alarms of its own, three at most per process",
+    ),
+    Calls(
+        {"getpid": 39, "gettid": 186, "getppid": 110, "getpgid": 121, "getpgrp": 111, "getsid": 124, "getuid": 102,
+         "geteuid": 107, "getgid": 104, "getegid": 108, "getgroups": 115, "getresuid": 118, "getresgid": 120,
+         "capget": 125, "getpriority": 140, "uname": 63, "getrandom": 318},
+        "who and where it is, and chance",
+    ),
+    Calls(
+        {"setgroups": 116, "setresuid": 117, "setresgid": 119, "capset": 126},
+        "the sandbox gives up root's identity; the program has no right to change its own",
+    ),
+    Calls(
+        {"nanosleep": 35, "clock_nanosleep": 230, "gettimeofday": 96, "time": 201, "clock_gettime": 228,
+         "clock_getres": 229, "times": 100, "getrusage": 98},
+        "clocks and sleeping",
+    ),
+    Calls({"getrlimit": 97, "setrlimit": 160}, "limits, which it can only lower"),
+    Calls(
+        {"prlimit64": 302, "sched_setaffinity": 203, "sched_getscheduler": 145, "sched_getparam": 143},
+        "its own limits, processors and scheduling",
+        Condition("for itself", (Test(0, (OWN_PROCESS, 0)),)),
+    ),
+    Calls(
+        {"setpriority": 141},
+        "its own priority, which it can only lower",
+        Condition("for itself", (Test(0, (0,)), Test(1, (0,)))),
+    ),
+    Calls(
+        {"prctl": 157},
+        "names of threads, and giving up rights",
+        Condition(
+            "SET_NAME, GET_NAME, SET_PDEATHSIG, GET_PDEATHSIG, GET_DUMPABLE, CAPBSET_READ, (GET/SET)_NO_NEW_PRIVS",
+            (Test(0, (15, 16, 1, 2, 3, 23, 38, 39)),),
+        ),
+    ),
+    Calls(
+        {"preadv2": 327, "pwritev2": 328},
+        "as preadv and pwritev",
+        Condition("no flags, which can ask what is in the page cache", (Test(5, (0,)),), errno.EOPNOTSUPP),
+    ),
+)  # fmt: skip
+"""At both levels, where `WITHOUT_NAMESPACES` says nothing else."""
+
+PRETENDED = (
+    Calls(
+        {"fsync": 74, "fdatasync": 75, "sync": 162, "syncfs": 306, "sync_file_range": 277, "msync": 26},
+        "all that it can write is in memory, and the machine's disks are not to be held up",
+    ),
+    Calls({"fadvise64": 221}, "what is in the page cache would be a signal between sandboxes"),
+    Calls(
+        {"madvise": 28},
+        "so would be what this reads ahead",
+        Condition("WILLNEED", (Test(2, (3,)),)),
+    ),
+)
+"""Answered with success, and nothing is done."""
+
+_UNCHANGED = 0xFFFFFFFF
+_SET_LOCKS, _GET_LOCKS = (6, 7, 37, 38), (5, 36)
+ON_OWN_FILES = (
+    Calls(
+        {"utime": 132, "utimes": 235, "futimesat": 261, "utimensat": 280},
+        "times of a file that other sandboxes see too would be a signal",
+    ),
+    Calls(
+        {"chown": 92, "fchown": 93, "lchown": 94},
+        "so would be the time that this changes",
+        Condition("owner and group unchanged", (Test(1, (_UNCHANGED,)), Test(2, (_UNCHANGED,)))),
+    ),
+    Calls(
+        {"fchownat": 260},
+        "so would be the time that this changes",
+        Condition("owner and group unchanged", (Test(2, (_UNCHANGED,)), Test(3, (_UNCHANGED,)))),
+    ),
+    Calls(
+        {"fcntl": 72},
+        "so would be a lock; writing locks need a file open for writing, which is the sandbox's own",
+        Condition("F_SETLK, F_SETLKW, F_OFD_SETLK, F_OFD_SETLKW", (Test(1, _SET_LOCKS),)),
+    ),
+)
+"""Done where all that a sandbox can write is its own: scratch and device nodes; pretended where nodes are shared."""
+
+PRETENDED_ON_OWN_FILES = (
+    Calls(
+        {"fcntl": 72},
+        "would show reading locks of other sandboxes on libraries; each lock looks as if another process held it",
+        Condition("F_GETLK, F_OFD_GETLK", (Test(1, _GET_LOCKS),)),
+    ),
+)
+PRETENDED_ON_SHARED_FILES = (
+    Calls({"flock": 73}, "needs no file open for writing, so locks on libraries would be a signal"),
+)
+
+ANSWERED = {
+    errno.EOPNOTSUPP: {"setxattr": 188, "lsetxattr": 189, "fsetxattr": 190, "getxattr": 191, "lgetxattr": 192,
+                       "fgetxattr": 193, "listxattr": 194, "llistxattr": 195, "flistxattr": 196},
+    # Its flags lie in memory, where a filter cannot look; without it, glibc falls back to clone.
+    errno.ENOSYS: {"clone3": 435},
+}  # fmt: skip
+"""Refused with an error that `shutil` and the C library have another way for."""
+
+ANSWERED_ON_OWN_FILES = {errno.ENOLCK: {"flock": 73}}
+"""Refused rather than pretended: programs that lock would compute wrong numbers. Python's own works (`guest`)."""
+
+NEWER_THAN = 334
+"""Refused calls with greater numbers are answered with ENOSYS, as by an older kernel; all others with EPERM."""
+
+WITHOUT_NAMESPACES = (
+    Calls(
+        {"kill": 62, "tgkill": 234},
+        "signals to itself",
+        Condition("to itself", (Test(0, (OWN_PROCESS,)),)),
+    ),
+    Calls(
+        {"clone": 56},
+        "threads",
+        Condition("threads, no new namespace", (Test(0, (_CLONE_THREAD,), _NAMESPACE_FLAGS | _CLONE_THREAD),)),
+    ),
+    Calls(
+        {"socketpair": 53},
+        "a connected pair: datagrams of a pair can be sent to any address",
+        Condition("AF_UNIX, SOCK_STREAM", (Test(0, (_AF_UNIX,)), Test(1, (0,), _NOT_SOCK_STREAM)), errno.EACCES),
+    ),
+    Calls(
+        {"open": 2},
+        "old kernels' Landlock takes a file opened for reading and emptied on the way for one that is only read",
+        Condition("not O_RDONLY with O_TRUNC", (Test(1, (0, 1, 2, 3, 0o1001, 0o1002, 0o1003), _O_ACCMODE | _O_TRUNC),),
+                  errno.EACCES),
+    ),
+    Calls(
+        {"openat": 257},
+        "as open",
+        Condition("not O_RDONLY with O_TRUNC", (Test(2, (0, 1, 2, 3, 0o1001, 0o1002, 0o1003), _O_ACCMODE | _O_TRUNC),),
+                  errno.EACCES),
+    ),
+)  # fmt: skip
+"""At the second level in place of the same calls above."""
+
+REFUSED_WITHOUT_NAMESPACES = (
+    *("fork", "vfork", "execve", "setsid", "setpgid"),
+    *("socket", "connect", "bind", "listen"),
+    *("chmod", "fchmod", "fchmodat", "truncate", "mknodat"),
+    *("setgroups", "setresuid", "setresgid", "capset", "setpriority"),
+)
+"""Not allowed at the second level: further processes, sockets with an address, changes of files and identity."""
+
+
+def allowed(*, namespaces: bool) -> dict[str, tuple[int, Condition | None]]:
+    """Return number and condition of each call that a level allows, by name."""
+    found = {name: (number, calls.condition) for calls in ALLOWED for name, number in calls.numbers.items()}
+    if not namespaces:
+        found = {name: rule for name, rule in found.items() if name not in REFUSED_WITHOUT_NAMESPACES}
+        found |= {
+            name: (number, calls.condition) for calls in WITHOUT_NAMESPACES for name, number in calls.numbers.items()
+        }
+    return found
+
+
+def pretended(*, own_files: bool) -> tuple[Calls, ...]:
+    """Return the calls that are answered with success without doing anything, `own_files` as for the filter."""
+    on_files = PRETENDED_ON_OWN_FILES if own_files else (*ON_OWN_FILES, *PRETENDED_ON_SHARED_FILES)
+    return (*PRETENDED, *on_files)
+
+
+def table() -> str:
+    """Return the Markdown table of all calls that are let through, for the documentation."""
+    rows = ["| calls | allowed when | reason | second level |", "| --- | --- | --- | --- |"]
+    for calls in ALLOWED:
+        condition = calls.condition.text if calls.condition is not None else "always"
+        rows.append(f"| {_names(calls)} | {condition} | {calls.reason} | {_second_level(calls)} |")
+    rows += [_pretended(calls, "success without doing anything", "the same") for calls in PRETENDED]
+    shared = "success without doing anything"
+    rows += [_pretended(calls, f"on own device nodes; on shared ones {shared}", shared) for calls in ON_OWN_FILES]
+    rows += [_pretended(calls, f"{shared} on own device nodes", "as above") for calls in PRETENDED_ON_OWN_FILES]
+    for calls in PRETENDED_ON_SHARED_FILES:
+        rows.append(_pretended(calls, f"{shared} on shared device nodes; on own ones ENOLCK", shared))
+    return "\n".join(rows) + "\n"
+
+
+def _pretended(calls: Calls, answer: str, second_level: str) -> str:
+    which = f": {calls.condition.text}" if calls.condition is not None else ""
+    return f"| {_names(calls)} | {answer}{which} | {calls.reason} | {second_level} |"
+
+
+def _names(calls: Calls) -> str:
+    return ", ".join(f"`{name}`" for name in calls.numbers)
+
+
+def _second_level(calls: Calls) -> str:
+    refused = [name for name in calls.numbers if name in REFUSED_WITHOUT_NAMESPACES]
+    if len(refused) == len(calls.numbers):
+        return "refused"
+    notes = [f"not {', '.join(f'`{name}`' for name in refused)}"] if refused else []
+    for stricter in WITHOUT_NAMESPACES:
+        if (names := [name for name in stricter.numbers if name in calls.numbers]) and stricter.condition is not None:
+            notes.append(f"{', '.join(f'`{name}`' for name in names)}: {stricter.condition.text} ({stricter.reason})")
+    return "; ".join(notes) or "the same"

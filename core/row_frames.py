@@ -1,0 +1,104 @@
+"""The frames in which a reading process hands rows to its parent: a kind, a length, and that many bytes.
+
+The parent trusts none of it: lengths, types, sizes and contents are checked, because the process may have been taken
+over by the file that it reads.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+
+HEAD = struct.Struct(">cI")
+SCHEMA, BATCH, ROW, PROBLEM, END = b"S", b"B", b"R", b"P", b"E"
+"""Arrow schema; record batch; JSON with the reason, detail and first bytes of an unreadable row; one line that says why
+the rest cannot be read; nothing further follows."""
+MAX_FRAME_BYTES = 128 * 2**20
+MAX_BATCH_COST = 64 * 2**20
+"""Of a batch as `cost` counts it. A row that is alone in its batch may have all of it."""
+CELL_COST = 64
+"""Bytes that a value takes in Python next to its own."""
+FRAME_COST = 1024
+"""Bytes that a frame counts for next to its content."""
+MAX_FIELDS = 10_000
+MAX_DEPTH = 32
+_SIMPLE = (
+    pa.types.is_null, pa.types.is_boolean, pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal,
+    pa.types.is_temporal, pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.types.is_large_binary,
+    pa.types.is_fixed_size_binary,
+)  # fmt: skip
+
+_NESTED = (
+    pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list, pa.types.is_struct, pa.types.is_map
+)  # fmt: skip
+
+
+def inner_types(kind: pa.DataType) -> list[pa.DataType]:
+    """Return the types directly within a type."""
+    return [kind.field(place).type for place in range(kind.num_fields)]
+
+
+def check_schema(schema: pa.Schema) -> None:
+    """Raise ValueError for more or deeper fields than are read, and for types that `plain_type` does not return."""
+    left: list[tuple[pa.DataType, int]] = [(field.type, 1) for field in schema]
+    num_fields = 0
+    while left:
+        kind, depth = left.pop()
+        num_fields += 1
+        if num_fields > MAX_FIELDS or depth > MAX_DEPTH:
+            raise ValueError(f"it has more than {MAX_FIELDS:,} fields, or more than {MAX_DEPTH} within one another")
+        if kind.num_fields:
+            if not _is_nested(kind):
+                raise ValueError(f"a column has the type {_name(kind)}, which is not read")
+            left += [(inner, depth + 1) for inner in inner_types(kind)]
+        elif not (pa.types.is_struct(kind) or any(is_it(kind) for is_it in _SIMPLE)):
+            raise ValueError(f"a column has the type {_name(kind)}, which is not read")
+
+
+def _name(kind: pa.DataType) -> str:
+    return str(kind)[:100]
+
+
+def _is_nested(kind: pa.DataType) -> bool:
+    return any(is_it(kind) for is_it in _NESTED)
+
+
+def parts_of(array: pa.Array) -> list[pa.Array]:
+    """Return the arrays directly within an array, as far as its slice reaches; list items of nulls included."""
+    kind = array.type
+    if pa.types.is_struct(kind):
+        return [array.field(place) for place in range(kind.num_fields)]
+    if pa.types.is_fixed_size_list(kind):
+        return [array.values.slice(array.offset * kind.list_size, len(array) * kind.list_size)]
+    if not (pa.types.is_map(kind) or pa.types.is_list(kind) or pa.types.is_large_list(kind)):
+        return []
+    if not len(array):
+        return []
+    offsets = array.offsets
+    begin, end = offsets[0].as_py(), offsets[-1].as_py()
+    within = [array.keys, array.items] if pa.types.is_map(kind) else [array.values]
+    return [part.slice(begin, end - begin) for part in within]
+
+
+def cost(batch: pa.RecordBatch) -> int:
+    """Return the bytes that a batch of plain types takes as Python objects, at most."""
+    # A batch without columns has rows, too.
+    num_rows: int = batch.num_rows
+    return max(CELL_COST * num_rows, sum(map(_cost_of, batch.columns)))
+
+
+def _cost_of(array: pa.Array) -> int:
+    parts = parts_of(array)
+    own = 0 if parts else array.nbytes
+    return CELL_COST * len(array) + own + sum(map(_cost_of, parts))
+
+
+def frame(kind: bytes, content: Any) -> Iterator[Any]:
+    """Return the parts to write for a frame; raises ValueError for one that is too long."""
+    num_bytes = memoryview(content).nbytes
+    if num_bytes > MAX_FRAME_BYTES:
+        raise ValueError(f"a row has {num_bytes:,} bytes, more than {MAX_FRAME_BYTES:,}")
+    return iter((HEAD.pack(kind, num_bytes), content))

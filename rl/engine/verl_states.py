@@ -1,0 +1,46 @@
+"""States of verl, looked at before verl loads them: it lets their pickles name any code.
+
+What a file names is read as torch's own restricted loader reads it, without loading it: a few hundred kB of a shard.
+"""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+from treadle.core.errors import EngineError
+
+_ALSO_WRITTEN = frozenset(
+    {
+        # random states of numpy, in the protocol of torch
+        "_codecs.encode",
+        "numpy._core.multiarray._reconstruct",
+        "numpy.core.multiarray._reconstruct",
+        "numpy.dtype",
+        "numpy.ndarray",
+        # states of data loaders and learning rates
+        "builtins.set",
+        "collections.Counter",
+        "collections.defaultdict",
+        "collections.deque",
+        "datetime.timedelta",
+    }
+)
+"""Names in verl's states that hold values alone, next to those that torch takes for such."""
+
+
+def check_state(state: Path) -> None:
+    """Raise EngineError if a file of a state names code other than what verl writes, or is none of torch's."""
+    import torch.distributed.tensor  # noqa: F401 - makes the parts of sharded tensors known
+    from torch.serialization import get_unsafe_globals_in_checkpoint
+
+    for path in sorted(state.rglob("*.pt")):
+        try:
+            named = set(get_unsafe_globals_in_checkpoint(path)) - _ALSO_WRITTEN
+        except (EOFError, RuntimeError, ValueError, pickle.UnpicklingError) as error:
+            raise EngineError(f"{path} is no state that verl wrote: {str(error).splitlines()[0]}") from None
+        if named:
+            raise EngineError(
+                f"{path} is not loaded: it names code that no state of verl has ({', '.join(sorted(named)[:5])}); "
+                "remove the state, and training goes on from the one before"
+            )

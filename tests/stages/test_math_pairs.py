@@ -1,0 +1,58 @@
+"""Equality of mathematical answers on labelled pairs, next to plain math-verify in the same run."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections import Counter
+
+import pytest
+from support import math_pairs
+from support.math_pairs import Pair, labelled_pairs
+
+from treadle.core.answers.math_equal import UNDECIDED_RULES, math_equal
+from treadle.core.answers.symbolic import SymbolicChecker
+
+
+def test_pairs_are_many_of_both_verdicts_and_each_is_there_once() -> None:
+    pairs = labelled_pairs()
+    assert len(pairs) >= 400
+    assert len({(pair.prediction, pair.gold) for pair in pairs}) == len(pairs)
+    kinds = Counter((pair.kind, pair.equal) for pair in pairs)
+    assert all(kinds[kind, equal] >= 3 for kind, _ in kinds for equal in (True, False))
+
+
+@pytest.mark.covers("evaluation-4")
+def test_labelled_pairs_are_judged_at_least_as_well_as_by_math_verify() -> None:
+    pairs = labelled_pairs()
+    command = [sys.executable, math_pairs.__file__]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as peer:
+        with SymbolicChecker(limit_s=10.0) as checker:
+            verdicts = [math_equal(pair.prediction, pair.gold, checker) for pair in pairs]
+        assert peer.stdout is not None
+        theirs = json.load(peer.stdout)
+    ours = [verdict.equal for verdict in verdicts]
+    wrong = [
+        f"{pair.kind}: {pair.prediction}  ~  {pair.gold}  found {verdict}"
+        for pair, verdict in zip(pairs, verdicts, strict=True)
+        if verdict.equal is not pair.equal
+    ]
+    told = "\n".join([f"ours {_tally(ours, pairs)}, math-verify {_tally(theirs, pairs)}", *wrong])
+    assert _num_right(ours, pairs) >= _num_right(theirs, pairs), told
+    assert _num_false_accepts(ours, pairs) <= _num_false_accepts(theirs, pairs), told
+    # Above that floor: what was reached is kept.
+    assert _num_right(ours, pairs) >= 0.99 * len(pairs) and _num_false_accepts(ours, pairs) == 0, told
+    assert not [pair for pair, verdict in zip(pairs, verdicts, strict=True) if verdict.rule in UNDECIDED_RULES], told
+
+
+def _num_right(found: list[bool], pairs: list[Pair]) -> int:
+    return sum(equal is pair.equal for equal, pair in zip(found, pairs, strict=True))
+
+
+def _num_false_accepts(found: list[bool], pairs: list[Pair]) -> int:
+    return sum(equal and not pair.equal for equal, pair in zip(found, pairs, strict=True))
+
+
+def _tally(found: list[bool], pairs: list[Pair]) -> str:
+    return f"{_num_right(found, pairs)} of {len(pairs)} right with {_num_false_accepts(found, pairs)} false accepts"
