@@ -84,7 +84,7 @@ chaos: $(INSTALLED) ## 2,000 rollouts against servers that fail in every way, an
 	@TREADLE_CHAOS_ROLLOUTS=$${TREADLE_CHAOS_ROLLOUTS:-2000} $(PYTEST) -s tests/stages/test_chaos.py
 
 bench: $(INSTALLED) ## All benchmarks and the bounds that they are meant to keep (takes long, on an idle machine)
-	@$(BIN)/python benchmarks/run.py $(BENCH_ARGS)
+	@$(BIN)/python -m benchmarks.run $(BENCH_ARGS)
 
 docs: $(INSTALLED) ## Generate docs/reference from the code
 	@$(BIN)/python -m treadle.tasks.reference docs/reference

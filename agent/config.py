@@ -18,9 +18,9 @@ from treadle.agent.protocol import TOOL_PROTOCOL, Protocol
 from treadle.agent.sandbox.config import SandboxSettings
 from treadle.agent.tools.search_config import SearchToolSettings
 from treadle.agent.tools.summarizer import summarizer_prompt
-from treadle.agent.web.config import WEB_VERSION
 from treadle.core.config import Added, Operational, Section, digest_json, semantic_dump, with_preset
 from treadle.core.llm.config import Sampling
+from treadle.web.config import WEB_VERSION
 
 ENVIRONMENT_VERSION = 2
 """Version in the environment's digest; increment it if the meaning of a setting or of a rollout's row changes. Earlier

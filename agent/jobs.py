@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from treadle.core.config import Section, differing_keys, digest_json, semantic_dump
-from treadle.core.stage import Rows
+from treadle.core.runs.stage import Rows
 
 _SELECTING = frozenset(
     {"samples_per_question", "max_questions", "max_questions_per_dataset", "datasets", "split", "max_error_rate"}

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
 
-from treadle.core.lookalikes import sub_first
+from treadle.core.untrusted.lookalikes import sub_first
 
 TEXT = "text"
 """Kind of a segment outside all tags."""

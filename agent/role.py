@@ -10,8 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from treadle.agent.memory import Memory
-from treadle.agent.rollout import ChatCodec, ChatModel, Model, render_chatml
+from treadle.agent.call_cache import Memory
+from treadle.agent.model_types import ChatCodec, ChatModel, Model
+from treadle.agent.rollout import render_chatml
 from treadle.core.errors import ConfigError, ContextTooLong
 from treadle.core.llm.config import Sampling
 from treadle.core.llm.types import Completion, CompletionRequest

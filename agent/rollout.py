@@ -10,21 +10,20 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol as TypingProtocol
 
-from treadle.agent.asking import asking_of
+from treadle.agent.call_cache import Memory, answer_unit, call_unit
 from treadle.agent.environment import CallRecord, Environment, Observation, Question
-from treadle.agent.memory import Memory, answer_unit, call_unit
+from treadle.agent.model_types import ModelBinding
+from treadle.agent.prompt_strategy import asking_of
 from treadle.agent.protocol import RESULT, TOOL_PROTOCOL, Protocol, Segment
 from treadle.agent.transcript import Codec, Prefix, Transcript, cut
-from treadle.agent.web.control_tokens import without_tokens
 from treadle.core.errors import ContextTooLong, DeadlineExceeded
-from treadle.core.llm.config import Sampling
-from treadle.core.llm.types import Completion, CompletionRequest
+from treadle.core.llm.types import Completion
+from treadle.core.seeds import derive_seed
 from treadle.core.work_clock import work_clock
+from treadle.web.pages.control_tokens import without_tokens
 
 STATUSES = (
     "answered",
@@ -42,63 +41,6 @@ STATUSES = (
 
 
 _ALLOCATIONS_PER_COLLECTION = 10_000
-
-
-class Model(TypingProtocol):
-    """Interface of a completion model; `treadle.core.llm.pool.ModelPool` implements it."""
-
-    async def complete(self, request: CompletionRequest, *, session: str, deadline: float) -> Completion:
-        """Return one completion. Raises ModelError and its subclasses."""
-        ...
-
-
-class ChatModel(TypingProtocol):
-    """Interface of a chat-only service; `treadle.core.llm.pool.ModelPool` implements it."""
-
-    async def chat(
-        self,
-        messages: Sequence[Mapping[str, str]],
-        sampling: Sampling,
-        *,
-        seed: int,
-        session: str,
-        deadline: float,
-        stop: Sequence[str] = (),
-    ) -> Completion:
-        """Return one answer to messages. Raises ModelError and its subclasses."""
-        ...
-
-
-class ChatCodec(Codec, TypingProtocol):
-    """Codec that also renders chat messages; `treadle.core.chat.ChatTokenizer` implements it."""
-
-    added_tokens: frozenset[str]
-    """Spellings of the tokens that the tokenizer matches as a whole."""
-
-    def render(self, messages: Sequence[Mapping[str, str]]) -> str:
-        """Return the text before the assistant turn."""
-        ...
-
-    def prompt_ids(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
-        """Return the token ids before the assistant turn."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class RolloutLimits:
-    """Limits of one rollout in addition to those of its tools.
-
-    Attributes:
-        max_turns: Most generation calls, including those of a continued prefix.
-        max_model_len: Context window of the model in tokens; None if unknown.
-        max_trajectory_tokens: Longest assistant turn in tokens (ignored in text mode); None for no limit.
-        continue_unmarked: Whether another turn follows one without a call or an answer.
-    """
-
-    max_turns: int
-    max_model_len: int | None = None
-    max_trajectory_tokens: int | None = None
-    continue_unmarked: bool = False
 
 
 @dataclass(slots=True)
@@ -138,12 +80,6 @@ class Trajectory:
         return cut(self.segments, self.output_ids, self.token_origin, self.calls, num_segments, protocol, codec)
 
 
-def derive_seed(*parts: str | int) -> int:
-    """Return a seed in [0, 2**31) derived from `parts`; equal parts give equal seeds on every machine."""
-    text = "\x1f".join(map(str, parts))
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big") >> 1
-
-
 @contextlib.contextmanager
 def rare_collections() -> Iterator[None]:
     """Make garbage collections of cycles rarer while many rollouts are in flight.
@@ -159,21 +95,8 @@ def rare_collections() -> Iterator[None]:
 
 
 @dataclass(frozen=True, slots=True)
-class RolloutEngine:
-    """Engine that runs any number of concurrent rollouts with one model, its tokenizer, sampling and limits.
-
-    With `codec` None it works in text mode. There `renderer` renders the prompt if a tokenizer is known although the
-    server gives no ids; without one, plain ChatML is used. With `chat`, the service renders the messages and there are
-    no ids.
-    """
-
-    model: Model
-    codec: ChatCodec | None
-    sampling: Sampling
-    limits: RolloutLimits
-    protocol: Protocol = TOOL_PROTOCOL
-    renderer: ChatCodec | None = None
-    chat: ChatModel | None = None
+class RolloutEngine(ModelBinding):
+    """Engine that runs any number of concurrent rollouts with one model, its tokenizer, sampling and limits."""
 
     async def roll_out(
         self,

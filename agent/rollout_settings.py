@@ -10,18 +10,18 @@ from pydantic import Field
 
 from treadle.agent.config import EnvironmentSettings
 from treadle.agent.environment import QUESTION_COLUMNS
-from treadle.agent.opening import AGENT
+from treadle.agent.model_session import AGENT
 from treadle.core.config import Operational, Revisable, Section
 from treadle.core.llm.config import ModelSettings, Sampling
-from treadle.core.shards import MAX_SHARDS
-from treadle.core.stage import Rows
+from treadle.core.runs.shards import MAX_SHARDS
+from treadle.core.runs.stage import Rows
 
 
 class RolloutOptions(Section):
     """Number of trajectories, selection of questions, and sampling."""
 
     role: ClassVar[str] = AGENT
-    """Role of the model; see `treadle.agent.opening.check_api`."""
+    """Role of the model; see `treadle.agent.model_session.check_api`."""
     samples_per_question: Revisable[int] = Field(default=1, ge=1)
     """Trajectories per question (K)."""
     max_questions: Revisable[int | None] = Field(default=None, ge=1)

@@ -16,13 +16,13 @@ from typing import Any
 
 import orjson
 
+from treadle.agent.call_cache import JournalMemory, Memory, remembered_answers, remembered_calls
 from treadle.agent.config import ENVIRONMENT_VERSION
-from treadle.agent.crew import Crew, begin, refuse_silence, settle
 from treadle.agent.environment import CallRecord, Question, ToolEnvironment
+from treadle.agent.job_runner import Crew, begin, refuse_silence, settle
 from treadle.agent.jobs import QuestionJob, job_key, made_jobs, shared_digest
-from treadle.agent.memory import JournalMemory, Memory, remembered_answers, remembered_calls
 from treadle.agent.metering import TokenBudget
-from treadle.agent.opening import Opening, check_api, load_tokenizer
+from treadle.agent.model_session import Opening, check_api, load_tokenizer
 from treadle.agent.rollout import STATUSES, RolloutEngine, Trajectory, rare_collections
 from treadle.agent.rollout_report import ODD, unread_sentences
 from treadle.agent.rollout_settings import JOB_COLUMNS, RolloutOptions, RolloutsSettings, selected_questions
@@ -35,9 +35,9 @@ from treadle.core.errors import (
     StageFailed,
 )
 from treadle.core.llm.types import Completion
+from treadle.core.runs.stage import EarlierResult, Rows, Stage, StageContext, StageJobs, Worked
 from treadle.core.schemas import ROLLOUT_TELEMETRY
 from treadle.core.schemas import ROLLOUTS as ROLLOUTS_TABLE
-from treadle.core.stage import EarlierResult, Rows, Stage, StageContext, StageJobs, Worked
 from treadle.core.work_clock import timed_work
 
 __all__ = ["ROLLOUTS", "RolloutOptions", "RolloutsSettings"]

@@ -10,8 +10,9 @@ import orjson
 
 from treadle.agent.environment import CallRecord, Ledger
 from treadle.agent.protocol import Segment
-from treadle.agent.rollout import Trajectory, derive_seed
+from treadle.agent.rollout import Trajectory
 from treadle.core.config import digest_json
+from treadle.core.seeds import derive_seed
 
 FRESH = "rollout"
 """Operator of a trajectory that was sampled from the start."""

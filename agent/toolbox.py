@@ -11,7 +11,7 @@ from treadle.agent.tools.outcome import Tool
 if TYPE_CHECKING:
     from treadle.agent.tools.search import WebSearcher
     from treadle.agent.tools.summarizer import Summarizer
-    from treadle.core.keyed_store import KeyedStore
+    from treadle.core.store.keyed_store import KeyedStore
 
 
 def make_tools(
@@ -48,8 +48,8 @@ def _web_search(
     web = settings.search.web
     if web is None or not settings.searches_web:
         return None
-    from treadle.agent.web.search import WebSearch
-    from treadle.agent.web.stored_entries import WEB_STORE
+    from treadle.web.record.stored_entries import WEB_STORE
+    from treadle.web.search import WebSearch
 
     # A replay records nothing, so it needs no store of the run.
     kept = store(WEB_STORE) if store is not None and web.mode != "replay" else None

@@ -1,8 +1,8 @@
 """Run all benchmarks one after another and print one table of figures with their target bounds.
 
-    python benchmarks/run.py                        # the sizes of docs/measurements.md
-    python benchmarks/run.py --sample               # small sizes: whether they work, not how fast
-    python benchmarks/run.py --only journal harness --output figures.json
+    python -m benchmarks.run                        # the sizes of docs/measurements.md
+    python -m benchmarks.run --sample               # small sizes: whether they work, not how fast
+    python -m benchmarks.run --only journal harness --output figures.json
 
 Each is a command of its own with `--help`. They need an otherwise idle machine. A missed bound is shown, but does not
 make this command fail, since machines differ. Only a benchmark that breaks does.
@@ -23,9 +23,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from figures import Figure, table
-
-from treadle.core.provenance import git_state, package_versions
+from benchmarks.parts.figures import Figure, table
+from treadle.core.runs.provenance import git_state, package_versions
 
 HERE = Path(__file__).parent
 LONGEST_S = 3600.0
@@ -185,45 +184,49 @@ def published(found: Any) -> list[Figure]:
 
 
 BENCHMARKS = {
-    "command_line": Benchmark("command_line.py", (), ("--times", "1"), published),
+    "command_line": Benchmark("runs/command_line.py", (), ("--times", "1"), published),
     "harness": Benchmark(
-        "harness.py",
+        "rollouts/harness.py",
         ("--rollouts", "30000", "--repeat", "1"),
         ("--rollouts", "64", "--in-flight", "32", "--repeat", "1"),
         harness,
     ),
-    "held": Benchmark("scale.py", ("held",), ("held", "--in-flight", "50", "--delay", "0.2"), held),
-    "flat": Benchmark("scale.py", ("flat",), ("flat", "--rollouts", "64", "--first", "16"), flat),
-    "resume": Benchmark("resume.py", (), ("--rollouts", "200"), resume),
-    "journal": Benchmark("journal.py", (), ("--rollouts", "2000"), journal),
-    "compaction": Benchmark("compaction.py", (), ("--rollouts", "2000"), compaction),
-    "flywheel": Benchmark("flywheel.py", (), ("--questions", "8", "16"), published),
-    "sandbox": Benchmark("sandbox.py", (), ("--calls", "2"), sandbox),
+    "held": Benchmark("rollouts/scale.py", ("held",), ("held", "--in-flight", "50", "--delay", "0.2"), held),
+    "flat": Benchmark("rollouts/scale.py", ("flat",), ("flat", "--rollouts", "64", "--first", "16"), flat),
+    "resume": Benchmark("runs/resume.py", (), ("--rollouts", "200"), resume),
+    "journal": Benchmark("runs/journal.py", (), ("--rollouts", "2000"), journal),
+    "compaction": Benchmark("runs/compaction.py", (), ("--rollouts", "2000"), compaction),
+    "flywheel": Benchmark("rollouts/flywheel.py", (), ("--questions", "8", "16"), published),
+    "sandbox": Benchmark("rollouts/sandbox.py", (), ("--calls", "2"), sandbox),
     "chaos": Benchmark(
-        "chaos.py",
+        "rollouts/chaos.py",
         (),
         ("--rollouts", "100", "--in-flight", "24", "--latency", "0.05", "--jitter", "0.1", "--outage", "2"),
         chaos,
     ),
     "retrieval": Benchmark(
-        "retrieval.py", ("sparse", "--documents", "100000"), ("sparse", "--documents", "1000"), retrieval
+        "search/retrieval.py", ("sparse", "--documents", "100000"), ("sparse", "--documents", "1000"), retrieval
     ),
     "retriever_service": Benchmark(
-        "retriever_service.py",
+        "search/retriever_service.py",
         (),
         ("--documents", "1000", "--requests", "200", "--seconds", "1", "--rate", "50", "--soak", "200"),
         published,
     ),
     "dense_search": Benchmark(
-        "dense_search.py", (), ("--documents", "1000", "--dimension", "32", "--queries", "128"), published
+        "search/dense_search.py", (), ("--documents", "1000", "--dimension", "32", "--queries", "128"), published
     ),
-    "index_memory": Benchmark("index_memory.py", (), ("--documents", "2000", "--dimension", "32"), published),
-    "question_intake": Benchmark("question_intake.py", (), ("--questions", "40", "--large", "100"), published),
-    "selection": Benchmark("selection.py", (), ("--questions", "400", "--staged", "200", "--pairs", "100"), published),
-    "web_search": Benchmark("web_search.py", (), ("--rollouts", "4", "--latency", "0.05", "--page-kb", "5"), published),
-    "web_record": Benchmark("web_record.py", (), ("--entries", "200"), web_record),
-    "viewer": Benchmark("viewer.py", (), ("--trajectories", "400"), published),
-    "orchestration": Benchmark("orchestration.py", (), ("--phases", "1", "--questions", "8"), published),
+    "index_memory": Benchmark("search/index_memory.py", (), ("--documents", "2000", "--dimension", "32"), published),
+    "question_intake": Benchmark("runs/question_intake.py", (), ("--questions", "40", "--large", "100"), published),
+    "selection": Benchmark(
+        "training/selection.py", (), ("--questions", "400", "--staged", "200", "--pairs", "100"), published
+    ),
+    "web_search": Benchmark(
+        "search/web_search.py", (), ("--rollouts", "4", "--latency", "0.05", "--page-kb", "5"), published
+    ),
+    "web_record": Benchmark("search/web_record.py", (), ("--entries", "200"), web_record),
+    "viewer": Benchmark("runs/viewer.py", (), ("--trajectories", "400"), published),
+    "orchestration": Benchmark("runs/orchestration.py", (), ("--phases", "1", "--questions", "8"), published),
     "peers": Benchmark(
         "peers/compare.py",
         ("--rollouts", "1024"),
@@ -238,7 +241,8 @@ def run_one(name: str, sample: bool) -> list[Figure]:
     benchmark = BENCHMARKS[name]
     arguments = benchmark.sample if sample else benchmark.whole
     command = [sys.executable, str(HERE / benchmark.script), *arguments, "--json"]
-    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, timeout=LONGEST_S)
+    environ = os.environ | {"PYTHONPATH": str(HERE.parent)}
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, timeout=LONGEST_S, env=environ)
     return benchmark.figures(json.loads(done.stdout.splitlines()[-1]))
 
 

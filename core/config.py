@@ -22,7 +22,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic.fields import FieldInfo
 
 from treadle.core.errors import ConfigError
-from treadle.core.toml_text import parse_toml
+from treadle.core.untrusted.toml_text import parse_toml
 
 T = TypeVar("T")
 T_Section = TypeVar("T_Section", bound="Section")

@@ -16,7 +16,7 @@ from contextvars import ContextVar
 from types import TracebackType
 from typing import Self
 
-from treadle.core.harmless import one_line
+from treadle.core.untrusted.sanitize import one_line
 
 _log = logging.getLogger(__name__)
 

@@ -10,11 +10,11 @@ from statistics import fmean
 from typing import Any
 
 from treadle.core.figures import Figures
-from treadle.core.runs import Run
-from treadle.core.stage import Address
-from treadle.core.taken_over import shown_at
-from treadle.eval.comparison import Comparison, Pairs, compared
+from treadle.core.runs.address import Address
+from treadle.core.runs.reused import shown_at
+from treadle.core.runs.run import Run
 from treadle.eval.statistics import wilson_interval
+from treadle.report.comparison import Comparison, Pairs, compared
 
 _WHAT = {
     "tutor": "tutor (rules, no language model)",

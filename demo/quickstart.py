@@ -11,10 +11,10 @@ from typing import Any
 from treadle.core.config import load_config
 from treadle.core.engines.cache import Notify, cache_root
 from treadle.core.engines.environments import SIZES, choose_variant, install, is_installed
-from treadle.core.runs import list_runs
+from treadle.core.runs.run import list_runs
 from treadle.demo.byte_tokenizer import write_byte_tokenizer
 from treadle.demo.embedded_model import embedded_tokenizer
-from treadle.demo.world import write_world
+from treadle.demo.world_files import write_world
 from treadle.tasks.config import TreadleConfig
 from treadle.tasks.pace import duration
 

@@ -6,9 +6,10 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from treadle.core.execute import state_of
-from treadle.core.runs import Run
-from treadle.core.stage import Address, Instance
+from treadle.core.runs.address import Address
+from treadle.core.runs.execute import state_of
+from treadle.core.runs.run import Run
+from treadle.core.runs.stage import Instance
 from treadle.tasks.pace import duration
 
 

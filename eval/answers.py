@@ -15,7 +15,7 @@ from treadle.core.answers.math_equal import Checker
 from treadle.core.answers.score import GRADED, Score, score_answer
 from treadle.core.answers.symbolic import SymbolicChecker
 from treadle.core.errors import ArtifactError
-from treadle.core.stage import Rows
+from treadle.core.runs.stage import Rows
 from treadle.eval.config import ScoresOptions
 from treadle.eval.lengths import own_ids
 

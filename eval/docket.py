@@ -19,11 +19,11 @@ from treadle.agent.judges.redundancy import Course, redundancy_judge_digest
 from treadle.agent.judges.rules import case_digest
 from treadle.agent.protocol import Segment
 from treadle.agent.role_settings import RoleSettings
-from treadle.agent.rollout import derive_seed
 from treadle.core.answers.score import Score
 from treadle.core.config import digest_json, semantic_dump
 from treadle.core.engines.config import VllmServer
 from treadle.core.errors import ConfigError
+from treadle.core.seeds import derive_seed
 from treadle.eval.answers import FAILED, Answer
 from treadle.eval.config import ScoresSettings
 

@@ -17,20 +17,20 @@ from typing import Any
 
 import orjson
 
-from treadle.agent.crew import Crew, begin, settle
+from treadle.agent.call_cache import Counted, JournalMemory, Memory
+from treadle.agent.job_runner import Crew, begin, settle
 from treadle.agent.judges.model import ModelJudge
 from treadle.agent.judges.redundancy import Ballot, RedundancyJudge, remembered_votes
 from treadle.agent.judges.rules import SymbolicLimits, rules_digest
-from treadle.agent.memory import Counted, JournalMemory, Memory
 from treadle.agent.metering import TokenBudget
-from treadle.agent.opening import Opening
+from treadle.agent.model_session import Opening
 from treadle.agent.role_settings import RoleSettings
 from treadle.core import steady_loop
 from treadle.core.answers.score import Score
 from treadle.core.config import digest_json
 from treadle.core.errors import ArtifactError, ContextTooLong, EndpointUnavailable
+from treadle.core.runs.stage import StageContext, Worked
 from treadle.core.schemas import JUDGEMENTS
-from treadle.core.stage import StageContext, Worked
 from treadle.core.work_clock import timed_work
 from treadle.eval.answers import Answer, answers, open_checker, rule_score
 from treadle.eval.config import ScoresOptions, ScoresSettings

@@ -18,7 +18,7 @@ from treadle.core.answers.legacy import legacy_match_math, legacy_match_text
 from treadle.core.answers.math_equal import UNDECIDED_RULES
 from treadle.core.answers.score import Score
 from treadle.core.errors import StageFailed
-from treadle.core.stage import Stage, StageContext
+from treadle.core.runs.stage import Stage, StageContext
 from treadle.eval.answers import COPIED, FAILED, Answer, Gold, answers, open_checker, rule_score
 from treadle.eval.config import ScoresSettings
 from treadle.eval.docket import Judgement

@@ -1,1 +1,1 @@
-"""Prefect flows and the `treadle` command line."""
+"""Prefect flows."""

@@ -11,14 +11,14 @@ from typing import Any
 from prefect import State, flow, get_run_logger
 from prefect.states import Completed
 
-from treadle.tasks.begin import as_begun, open_run, resolve_config
 from treadle.tasks.catalog import flow_instances
 from treadle.tasks.config import TreadleConfig
-from treadle.tasks.flow_part import flow_part
-from treadle.tasks.making import making
+from treadle.tasks.planning.begin import as_begun, open_run, resolve_config
+from treadle.tasks.planning.flow_part import flow_part
 from treadle.tasks.prefect.flow_runs import begin_flow_run, flow_log, small_events
 from treadle.tasks.prefect.helper_runs import help_from_flow
 from treadle.tasks.prefect.stage_task import run_stage
+from treadle.tasks.run_instances import making
 from treadle.tasks.serving.servers import ModelServers
 
 

@@ -14,8 +14,8 @@ from typing import Any
 import orjson
 from yarl import URL
 
-from treadle.core.foreign_json import load_json
 from treadle.core.llm.wire import Failure, excerpt
+from treadle.core.untrusted.json_text import load_json
 from treadle.retriever.corpus import Document
 
 _MAX_KEYS = 6

@@ -16,11 +16,11 @@ import orjson
 from multidict import CIMultiDict
 
 from treadle.core.errors import ConfigError, ToolError
-from treadle.core.foreign_json import load_json
-from treadle.core.harmless import one_line
 from treadle.core.llm.client import HttpClient, Target
 from treadle.core.llm.config import EndpointSettings
 from treadle.core.llm.wire import Failure, excerpt, parse_retry_after
+from treadle.core.untrusted.json_text import load_json
+from treadle.core.untrusted.sanitize import one_line
 from treadle.retriever.answers import dialect_of, parse_documents
 from treadle.retriever.client_config import ServiceClientSettings
 from treadle.retriever.corpus import Document

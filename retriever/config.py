@@ -9,8 +9,8 @@ from pydantic import Field, field_validator, model_validator
 
 from treadle.core.config import Operational, Section
 from treadle.core.errors import ConfigError
-from treadle.core.inputs import file_sha256
 from treadle.core.llm.config import EndpointSettings
+from treadle.core.untrusted.input_files import file_sha256
 from treadle.retriever.corpus import check_first_rows
 from treadle.retriever.folder import read_manifest
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from treadle.core.errors import DataError
-from treadle.core.inputs import InputRow, format_of, read_rows
+from treadle.core.untrusted.input_files import InputRow, format_of, read_rows
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ import orjson
 
 from treadle.core.engines.cache import cache_root
 from treadle.core.errors import StorageError
-from treadle.core.storage import force_folder_to_disk
+from treadle.core.store.storage import force_folder_to_disk
 
 MANIFEST = "index.json"
 """File that is written last, with the folder's description and the size of each of its files."""

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 from treadle.retriever.bm25 import FOLDER, WordRanker
 from treadle.retriever.config import DenseSettings
-from treadle.retriever.dense import DenseIndex
+from treadle.retriever.dense.index import DenseIndex
 from treadle.retriever.documents import DocumentStore
 from treadle.retriever.index import IndexInfo, Ranking
 
 if TYPE_CHECKING:
-    from treadle.retriever.encoders import Encoder
+    from treadle.retriever.dense.encoders import Encoder
 
 FUSED_DEPTH = 100
 """Minimum number of documents from each ranking; it is fixed, so that a larger `top_n` does not change the first

@@ -16,14 +16,16 @@ from typing import Any
 
 from treadle.core.config import differing_keys, digest_json
 from treadle.core.errors import ConfigError, DataError, StorageError
-from treadle.core.inputs import file_sha256, unreadable
-from treadle.core.provenance import package_versions
-from treadle.retriever import bm25, dense
+from treadle.core.runs.provenance import package_versions
+from treadle.core.untrusted.input_files import file_sha256, unreadable
+from treadle.retriever import bm25
 from treadle.retriever.config import IndexSettings
 from treadle.retriever.corpus import Chunking, read_corpus
+from treadle.retriever.dense import index as dense
+from treadle.retriever.dense.embedding import discard_vectors, embed_documents
+from treadle.retriever.dense.encoders import Encoder
+from treadle.retriever.dense.open_encoder import open_encoder
 from treadle.retriever.documents import DocumentStore, write_documents
-from treadle.retriever.embedding import discard_vectors, embed_documents
-from treadle.retriever.encoders import Encoder, open_encoder
 from treadle.retriever.folder import MANIFEST, build_once, default_cache, read_manifest
 from treadle.retriever.index import Index, IndexInfo
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from treadle.core.confined_rows import KEPT_BYTES
 from treadle.core.errors import DataError
-from treadle.core.inputs import read_rows
+from treadle.core.untrusted.confined_rows import KEPT_BYTES
+from treadle.core.untrusted.input_files import read_rows
 from treadle.retriever.index import Hit, Index
 
 DEFAULT_KS = (1, 4, 10, 20)

@@ -11,8 +11,8 @@ from typing import Any
 
 import orjson
 
+from treadle.core.runs.stage import Progress, Stage, StageContext
 from treadle.core.schemas import INDEXES
-from treadle.core.stage import Progress, Stage, StageContext
 from treadle.retriever.config import IndexSettings
 from treadle.retriever.opening import open_index
 

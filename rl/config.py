@@ -13,7 +13,7 @@ from treadle.agent.config import EnvironmentSettings
 from treadle.core.config import Operational, Section
 from treadle.core.engines.config import TrainingOptions
 from treadle.rl.rewards import RewardOptions
-from treadle.rl.trl_keys import REFUSED_KEYS, TYPED_KEYS
+from treadle.rl.trl.keys import REFUSED_KEYS, TYPED_KEYS
 
 ET_AGENT_7B: dict[str, Any] = {
     "engine": "verl",

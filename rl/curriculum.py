@@ -13,7 +13,7 @@ from pydantic import Field, model_validator
 
 from treadle.agent.rollouts import RolloutOptions
 from treadle.core.config import Growing, Operational, Section
-from treadle.core.stage import Address
+from treadle.core.runs.address import Address
 
 MAX_PHASES = 20
 PHASED_STAGES = ("rollouts", "scores", "selection", "rl")

@@ -17,15 +17,16 @@ from typing import Any, Self, TypeVar
 from treadle.agent.config import EnvironmentSettings
 from treadle.agent.environment import ToolEnvironment
 from treadle.agent.metering import TokenBudget
-from treadle.agent.opening import Opening
-from treadle.agent.rollout import ChatCodec, Model, RolloutEngine, RolloutLimits
+from treadle.agent.model_session import Opening
+from treadle.agent.model_types import ChatCodec, Model, RolloutLimits
+from treadle.agent.rollout import RolloutEngine
 from treadle.agent.tools.outcome import Tool
 from treadle.core.errors import ConfigError
 from treadle.core.llm.config import Sampling
 from treadle.core.steady_loop import SteadyLoop
-from treadle.rl.batching import Attendance
-from treadle.rl.branching import Branching
-from treadle.rl.groups import GroupRollouts
+from treadle.rl.groups.batching import Attendance
+from treadle.rl.groups.branching import Branching
+from treadle.rl.groups.rollout import GroupRollouts
 
 T = TypeVar("T")
 

@@ -15,8 +15,8 @@ import numpy as np
 import orjson
 import pyarrow as pa
 
-from treadle.core.export_folder import EXPORT_FILE, new_folder
-from treadle.core.stage import Rows
+from treadle.core.runs.stage import Rows
+from treadle.core.store.export_folder import EXPORT_FILE, new_folder
 
 EXPORT_VERSION = 1
 DATASET_NAME = "sft"

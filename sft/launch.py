@@ -33,7 +33,7 @@ from treadle.core.engines.training import (
     training_environ,
 )
 from treadle.core.errors import EngineError
-from treadle.core.storage import storage_errors
+from treadle.core.store.storage import storage_errors
 from treadle.sft.llamafactory_config import commands_of_nodes
 from treadle.sft.training_events import TrainingEvents, TrainingStep
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from treadle.core.harmless import one_line
 from treadle.core.pictures import COLOUR, LIGHT, WARM, draw_svg
+from treadle.core.untrusted.sanitize import one_line
 from treadle.sft.statistics import RowStatistics
 
 _BINS = 40

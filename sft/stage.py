@@ -20,9 +20,9 @@ from treadle.core.engines.base_model import base_model
 from treadle.core.engines.devices import num_devices
 from treadle.core.engines.environments import choose_variant
 from treadle.core.errors import ConfigError, StageFailed
+from treadle.core.runs.stage import Stage, StageContext
 from treadle.core.schemas import CHECKPOINTS, MODEL_FOLDER, TRAINING_LOG
-from treadle.core.stage import Stage, StageContext
-from treadle.core.storage import storage_errors
+from treadle.core.store.storage import storage_errors
 from treadle.sft.config import SftSettings
 from treadle.sft.launch import ENGINE, EngineOptions, Training, TrainingFolder, fine_tune, store_rows
 from treadle.sft.llamafactory_config import (

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from treadle.core.harmless import one_line
+from treadle.core.untrusted.sanitize import one_line
 from treadle.sft.selection import RowSelection
 
 COLUMNS = (

@@ -19,28 +19,29 @@ from treadle.core.config import Section, semantic_dump
 from treadle.core.engines.base_model import folder_digest
 from treadle.core.errors import ConfigError
 from treadle.core.llm.config import ModelSettings, Sampling
-from treadle.core.stage import Address, Instance, Stage
+from treadle.core.runs.address import Address
+from treadle.core.runs.stage import Instance, Stage
 from treadle.datagen.operators import operator_versions
-from treadle.datagen.pools import POOLS_STAGE
-from treadle.datagen.pools_settings import PoolsSettings
+from treadle.datagen.pools.settings import PoolsSettings
+from treadle.datagen.pools.stage import POOLS_STAGE
 from treadle.datagen.prompts import PromptSet
-from treadle.datagen.questions import QUESTIONS_STAGE
-from treadle.datagen.sft_rows import SFT_ROWS_STAGE
-from treadle.datagen.sft_rows_settings import SftRowsSettings
+from treadle.datagen.questions.stage import QUESTIONS_STAGE
+from treadle.datagen.sft_rows.settings import SftRowsSettings
+from treadle.datagen.sft_rows.stage import SFT_ROWS_STAGE
 from treadle.eval.config import JudgesOptions, RedundancyOptions, ScoresSettings
 from treadle.eval.docket import check_judges
-from treadle.eval.report import REPORT
 from treadle.eval.scores import SCORES
+from treadle.report.stage import REPORT
 from treadle.retriever.config import IndexSettings
 from treadle.retriever.stage import INDEX
 from treadle.rl.curriculum import phase_name, phase_of
-from treadle.rl.selection import SELECTION
-from treadle.rl.stage import RL
+from treadle.rl.selection.stage import SELECTION
+from treadle.rl.training.stage import RL
 from treadle.sft.config import SftSettings
 from treadle.sft.stage import SFT
 from treadle.tasks.config import TreadleConfig, environment_of, overridden, table_of
-from treadle.tasks.iterations import at_iteration, pool_checkpoints, pool_roles
-from treadle.tasks.models import (
+from treadle.tasks.planning.iterations import at_iteration, pool_checkpoints, pool_roles
+from treadle.tasks.planning.models import (
     asked_model,
     check_made_here,
     checkpoints_of,
@@ -51,7 +52,7 @@ from treadle.tasks.models import (
     served_tokenizer,
     tokenizer_folder,
 )
-from treadle.tasks.phases import (
+from treadle.tasks.planning.phases import (
     flow_phases,
     phase_at,
     phase_model,
@@ -62,7 +63,7 @@ from treadle.tasks.phases import (
     selection_inputs,
     selection_settings,
 )
-from treadle.tasks.report_settings import report_settings
+from treadle.tasks.summaries.report_settings import report_settings
 
 STAGES: Mapping[str, Stage] = {
     stage.name: stage

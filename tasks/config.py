@@ -10,15 +10,15 @@ from treadle.agent.config import EnvironmentSettings
 from treadle.agent.rollouts import RolloutOptions
 from treadle.core.config import Growing, Operational, Revisable, Section, T_Section, validate, with_changes
 from treadle.core.llm.config import ModelSettings
-from treadle.core.shards import MAX_SHARDS
-from treadle.core.stage import Address
-from treadle.datagen.pools_settings import PoolOptions
-from treadle.datagen.question_sources import QuestionsSettings
-from treadle.datagen.sft_rows_settings import SftRowsOptions
+from treadle.core.runs.address import Address
+from treadle.core.runs.shards import MAX_SHARDS
+from treadle.datagen.pools.settings import PoolOptions
+from treadle.datagen.questions.sources import QuestionsSettings
+from treadle.datagen.sft_rows.settings import SftRowsOptions
 from treadle.eval.config import ReportSettings, ScoresOptions
 from treadle.rl.config import RlOptions
 from treadle.rl.curriculum import CurriculumSettings, phase_of
-from treadle.rl.selection_settings import SelectionOptions
+from treadle.rl.selection.settings import SelectionOptions
 from treadle.sft.config import SftOptions
 
 FlowStage = Literal["pools", "sft_rows", "sft", "selection", "rl", "rollouts", "scores", "report"]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from treadle.core.engines.doctor import Check, core_checks, run_check
 from treadle.core.errors import ConfigError, TreadleError
-from treadle.core.storage import open_storage
+from treadle.core.store.roots import open_storage
 
 
 def run_checks(root: str | Path) -> list[Check]:
@@ -67,7 +67,7 @@ def _web_pages() -> Check:
     import asyncio
     from importlib.metadata import PackageNotFoundError, version
 
-    from treadle.agent.web.page_reader import BETTER, WEAKLY_CONFINED, PageReader
+    from treadle.web.pages.reader import BETTER, WEAKLY_CONFINED, PageReader
 
     try:
         readers = " and ".join(f"{name} {version(name)}" for name in ("resiliparse", "pypdfium2"))

@@ -14,12 +14,12 @@ from typing import Any
 
 from treadle.core.config import load_config, merge, parse_override
 from treadle.core.errors import ConfigError
-from treadle.core.inputs import FORMATS
-from treadle.core.runs import Run, run_exists
-from treadle.datagen.benchmarks import GENERIC, RULES, Benchmark, rule_for
+from treadle.core.runs.run import Run, run_exists
+from treadle.core.untrusted.input_files import FORMATS
+from treadle.datagen.questions.benchmarks import GENERIC, RULES, Benchmark, rule_for
 from treadle.retriever.config import IndexSettings
 from treadle.tasks.config import TreadleConfig
-from treadle.tasks.models import flow_models
+from treadle.tasks.planning.models import flow_models
 
 MAX_QUESTIONS = 500
 """Default number of rows per benchmark (arXiv 2601.06860)."""

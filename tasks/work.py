@@ -9,15 +9,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from treadle.core.engines.cache import Notify, quiet
-from treadle.core.execute import state_of
-from treadle.core.helping import NotUnderWay, check_shared, has_free_shards, help_instance
-from treadle.core.locked_config import check_config
-from treadle.core.locks import watch_leases
-from treadle.core.runs import Run, run_exists
-from treadle.core.stage import Address, Instance, Progress
-from treadle.tasks.begin import as_begun, semantic_for, stored_config
+from treadle.core.runs.address import Address
+from treadle.core.runs.execute import state_of
+from treadle.core.runs.helping import NotUnderWay, check_shared, has_free_shards, help_instance
+from treadle.core.runs.locked_config import check_config
+from treadle.core.runs.run import Run, run_exists
+from treadle.core.runs.stage import Instance, Progress
+from treadle.core.store.leases import watch_leases
 from treadle.tasks.catalog import STAGES, flow_addresses, instance
 from treadle.tasks.config import TreadleConfig
+from treadle.tasks.planning.begin import as_begun, semantic_for, stored_config
 from treadle.tasks.serving.servers import ModelServers
 
 LOOK_S = 5.0

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from treadle.agent.call_cache import Memory
 from treadle.agent.judges.base import Case, Verdict
 from treadle.agent.judges.model import ModelJudge, model_judge_digest
 from treadle.agent.judges.rules import DEFAULT_SYMBOLIC, RuleJudge, SymbolicLimits, rules_digest
-from treadle.agent.memory import Memory
 from treadle.agent.role import RoleModel
 from treadle.core.answers.score import DEFAULT_F1_THRESHOLD
 from treadle.core.config import digest_json

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from treadle.agent.memory import Memory
+from treadle.agent.call_cache import Memory
 
 
 @dataclass(frozen=True, slots=True)

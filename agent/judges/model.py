@@ -5,17 +5,17 @@ from __future__ import annotations
 import asyncio
 from weakref import WeakValueDictionary
 
+from treadle.agent.call_cache import Memory
 from treadle.agent.judges.base import Case, Verdict
 from treadle.agent.judges.prompt_files import prompt_template, prompt_text
 from treadle.agent.judges.replies import closing_block, said_word
 from treadle.agent.judges.rules import case_digest
 from treadle.agent.judges.views import MAX_GOLD_CHARS, MAX_QUESTION_CHARS, View, answer_view
-from treadle.agent.memory import Memory
 from treadle.agent.role import Reply, RoleModel
-from treadle.agent.rollout import derive_seed
 from treadle.core.config import digest_json
 from treadle.core.errors import ContextTooLong
-from treadle.core.harmless import one_line
+from treadle.core.seeds import derive_seed
+from treadle.core.untrusted.sanitize import one_line
 
 PROTOCOL_VERSION = 2
 """Version in the judge's digest; increment it if the views or the parsing of replies change."""

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
+from treadle.agent.call_cache import Memory
 from treadle.agent.judges.prompt_files import prompt_template, prompt_text
 from treadle.agent.judges.replies import said_word
 from treadle.agent.judges.views import (
@@ -18,12 +19,11 @@ from treadle.agent.judges.views import (
     View,
     trajectory_view,
 )
-from treadle.agent.memory import Memory
 from treadle.agent.protocol import Segment
 from treadle.agent.role import Reply, RoleModel, remembered_reply
-from treadle.agent.rollout import derive_seed
 from treadle.core.config import digest_json
 from treadle.core.errors import ContextTooLong
+from treadle.core.seeds import derive_seed
 
 VOTE_VERSION = 2
 """Version in the judge's digest; increment it if the views or the parsing of votes change."""

@@ -11,8 +11,8 @@ from functools import partial
 
 import orjson
 
+from treadle.agent.call_cache import Memory
 from treadle.agent.judges.base import Case, Verdict
-from treadle.agent.memory import Memory
 from treadle.core.answers.math_equal import Checker, SymbolicVerdict
 from treadle.core.answers.score import DEFAULT_F1_THRESHOLD, score_answer
 from treadle.core.answers.symbolic import SymbolicChecker

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from itertools import count
 
 from treadle.agent.judges.base import Case
-from treadle.agent.prompts import as_data
 from treadle.agent.protocol import TEXT, Segment
 from treadle.core.config import canonical_json
-from treadle.core.harmless import harmless
-from treadle.core.lookalikes import sub_first
+from treadle.core.untrusted.lookalikes import sub_first
+from treadle.core.untrusted.prompt_text import as_data
+from treadle.core.untrusted.sanitize import harmless
 
 MAX_QUESTION_CHARS = 8_000
 MAX_GOLD_CHARS = 4_000

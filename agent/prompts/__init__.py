@@ -6,12 +6,9 @@ parsed as templates, and a missing one is an error.
 
 from __future__ import annotations
 
-import re
 from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, Literal, get_args
-
-from treadle.core.lookalikes import sub_first
 
 if TYPE_CHECKING:
     import jinja2
@@ -20,16 +17,6 @@ if TYPE_CHECKING:
 Format = Literal["multiple_choice", "assertion", "fill_in", "open_ended"]
 """Kind of answer that a question asks for."""
 FORMATS: tuple[Format, ...] = get_args(Format)
-
-_CONTROL_TOKEN = re.compile(
-    r"<(?=[|\uff5c]|/?s>|(?:start|end)_of_turn>|(?:bos|eos|pad|unk)>)|\[(?=/?(?:INST|SYS)\])", re.I
-)
-
-
-def as_data(text: str) -> str:
-    """Return untrusted text for use in a prompt, without spellings of control tokens and without lone surrogates."""
-    text = sub_first(_CONTROL_TOKEN, text, lambda bracket: "&lt;" if bracket == "<" else "&#91;")
-    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
 @cache

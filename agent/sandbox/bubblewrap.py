@@ -27,8 +27,8 @@ from treadle.agent.sandbox.devices import DEVICES, make_nodes
 from treadle.agent.sandbox.guardian import Guardian, finish
 from treadle.agent.sandbox.runtime import LIBRARIES, PACKAGES, PREFIX, Runtime, find_runtime
 from treadle.agent.sandbox.seccomp import filter_program
-from treadle.core import landlock_rights
 from treadle.core.errors import SandboxError
+from treadle.core.untrusted import landlock_rights
 
 GUEST = Path(__file__).with_name("guest.py")
 SCRATCH = "/scratch"

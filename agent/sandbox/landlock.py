@@ -16,7 +16,7 @@ from typing import Any
 from treadle.agent.sandbox.runtime import LIBRARIES, PACKAGES, PREFIX, Runtime
 from treadle.agent.sandbox.seccomp import filter_program
 from treadle.agent.sandbox.system_calls import OWN_PROCESS
-from treadle.core.landlock_rights import handled_rights
+from treadle.core.untrusted.landlock_rights import handled_rights
 
 _WRITE_FILE, _READ_FILE, _READ_DIR = 1 << 1, 1 << 2, 1 << 3
 _READABLE_DEVICES = ("/dev/random", "/dev/urandom")

@@ -11,14 +11,14 @@ from treadle.agent.tools.outcome import NOT_ON_RECORD, CallContext, ToolOutcome
 from treadle.agent.tools.search_config import SearchToolSettings
 from treadle.agent.tools.searchers import Searcher, searcher_for
 from treadle.agent.tools.summarizer import Summarizer
-from treadle.agent.web.control_tokens import without_known_tokens
-from treadle.agent.web.types import RecordMiss
 from treadle.core.waiting import all_of
 from treadle.core.work_clock import work_clock
 from treadle.retriever.index import MAX_QUERY_CHARS
+from treadle.web.pages.control_tokens import without_known_tokens
+from treadle.web.types import RecordMiss
 
 if TYPE_CHECKING:
-    from treadle.agent.web.types import WebFound
+    from treadle.web.types import WebFound
 
 EMPTY_QUERY = "The search query is empty."
 NO_HIT = "No documents were found for this query."
@@ -31,7 +31,7 @@ __all__ = ["CORPUS_TOO_SLOW", "EMPTY_QUERY", "NO_HIT", "TOO_SLOW", "SearchTool",
 
 
 class WebSearcher(Protocol):
-    """Interface of web search; `treadle.agent.web.search.WebSearch` implements it."""
+    """Interface of web search; `treadle.web.search.WebSearch` implements it."""
 
     async def open(self) -> None:
         """Prepare for searches. Raises TreadleError if that is impossible."""

@@ -6,10 +6,10 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from treadle.agent.web.config import WebSettings
 from treadle.core.config import Added, Operational
 from treadle.retriever.client_config import ServiceClientSettings
 from treadle.retriever.config import IndexSettings
+from treadle.web.config import WebSettings
 
 SearchRoute = Literal["local", "web", "both"]
 
@@ -94,7 +94,7 @@ class SearchToolSettings(IndexSettings):
         web = self.web
         if web is None or not self.uses_web or web.record_used is None:
             return filled
-        from treadle.agent.web.record_folder import record_digest
+        from treadle.web.record.folder import record_digest
 
         return filled.model_copy(
             update={"web": web.model_copy(update={"record_digest": record_digest(web.record_used)})}

@@ -11,14 +11,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from treadle.agent.prompts import as_data, render_prompt, system_prompt, template_source
+from treadle.agent.prompts import render_prompt, system_prompt, template_source
 from treadle.agent.protocol import TOOL_PROTOCOL
 from treadle.agent.tools.outcome import CallContext
-from treadle.agent.web.control_tokens import without_tokens
 from treadle.core.errors import ContextTooLong
 from treadle.core.llm.config import Sampling
 from treadle.core.llm.types import Completion, CompletionRequest
-from treadle.core.lookalikes import sub_first
+from treadle.core.untrusted.lookalikes import sub_first
+from treadle.core.untrusted.prompt_text import as_data
+from treadle.web.pages.control_tokens import without_tokens
 
 MARKER = "**Final Information**"
 """The summary is the text after the last occurrence of this in a reply."""

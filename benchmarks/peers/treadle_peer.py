@@ -13,10 +13,11 @@ import work
 
 from treadle.agent import rollouts
 from treadle.core.config import load_config
-from treadle.core.execute import execute
-from treadle.core.runs import Run
+from treadle.core.runs.address import Address
+from treadle.core.runs.execute import execute
+from treadle.core.runs.run import Run
+from treadle.core.runs.stage import Instance, Stage, StageContext
 from treadle.core.schemas import QUESTIONS
-from treadle.core.stage import Address, Instance, Stage, StageContext
 from treadle.demo.byte_tokenizer import write_byte_tokenizer
 
 _GIVEN, _MADE = Address(1, "questions"), Address(1, "rollouts")
@@ -68,9 +69,8 @@ def main() -> None:
     """Make the rollouts, or resume them."""
     kind, url, num_items, in_flight, folder, resume = work.arguments()
     if kind == work.TOOLS:
-        # Last on the path, because that folder has modules with common names, such as `journal`.
-        sys.path.append(str(Path(__file__).parents[1]))
-        import stub_tools
+        sys.path.append(str(Path(__file__).parents[2]))
+        from benchmarks.parts import stub_tools
 
         stub_tools.take_the_place_of_tools(work.TOOL_RESULT)
     run = Run.open(folder, "r") if resume else Run.create(folder, "r", {}, {})

@@ -9,8 +9,8 @@ from treadle.core.engines.cache import Notify, quiet
 from treadle.core.engines.config import EMBEDDED
 from treadle.core.engines.serving import embedded_folder
 from treadle.core.errors import ConfigError
+from treadle.core.runs.stage import Rows
 from treadle.core.schemas import MODEL_FOLDER
-from treadle.core.stage import Rows
 
 _WHOLE_BYTES = 1 << 20
 """Files up to this size are hashed completely, larger ones by this much at either end."""

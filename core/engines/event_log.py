@@ -9,7 +9,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import orjson
 
-from treadle.core.foreign_json import load_json
+from treadle.core.untrusted.json_text import load_json
 
 
 class LoggedStep(Protocol):

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from treadle.core.engines.cache import cache_root
 from treadle.core.errors import RunError
-from treadle.core.locks import FileLease, Holder, living_holder
+from treadle.core.store.locks import FileLease, Holder, living_holder
 
 _ANSWERS_S = 30.0
 

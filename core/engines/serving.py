@@ -29,9 +29,9 @@ from treadle.core.engines.devices import only_gpus
 from treadle.core.engines.environments import choose_variant, engine_environ, python_of
 from treadle.core.engines.process import Child, start_child
 from treadle.core.errors import ConfigError, EngineError
-from treadle.core.foreign_json import load_json
-from treadle.core.origin_guard import AnyHostGuard, OriginGuard
 from treadle.core.steady_loop import SteadyClock
+from treadle.core.untrusted.json_text import load_json
+from treadle.core.untrusted.origin_guard import AnyHostGuard, OriginGuard
 
 HOST = "127.0.0.1"
 TUTOR_MODEL = "treadle-tutor"

@@ -21,8 +21,8 @@ from treadle.core.engines.event_log import EventLog
 from treadle.core.engines.events import STATE_MARKER
 from treadle.core.engines.process import Child, log_tail, printable
 from treadle.core.errors import ConfigError
-from treadle.core.place import Place
 from treadle.core.steady_loop import SteadyClock
+from treadle.core.store.place import Place
 
 _STATE = re.compile(r"(?:checkpoint-|global_step_)(\d+)")
 _POLL_S = 0.25

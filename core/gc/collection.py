@@ -10,10 +10,11 @@ from treadle.core.errors import RunError
 from treadle.core.gc.commit_gate import PATIENCE_S, collecting
 from treadle.core.gc.garbage import Garbage, Plan, needs_of, plan_collection
 from treadle.core.gc.reach import opened, reach
-from treadle.core.locks import hold, hold_key, watch_leases
-from treadle.core.object_storage import ObjectStorage
-from treadle.core.stage import Address
-from treadle.core.storage import Storage, remove_abandoned
+from treadle.core.runs.address import Address
+from treadle.core.store.leases import hold_key, watch_leases
+from treadle.core.store.locks import hold
+from treadle.core.store.object_storage import ObjectStorage
+from treadle.core.store.storage import Storage, remove_abandoned
 
 
 @dataclass(slots=True)

@@ -16,14 +16,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from treadle.core.artifacts import parse_manifest
 from treadle.core.errors import ArtifactError, RunError
 from treadle.core.gc.reach import Reach, is_address, opened, reach
-from treadle.core.locks import LeaseWatch, watch_leases
-from treadle.core.object_storage import ObjectStorage
-from treadle.core.runs import FINGERPRINT_DIGITS, Run
-from treadle.core.stage import KEPT, Address
-from treadle.core.storage import Storage, storage_errors
+from treadle.core.runs.address import Address
+from treadle.core.runs.run import FINGERPRINT_DIGITS, Run
+from treadle.core.runs.stage import KEPT
+from treadle.core.store.artifacts import parse_manifest
+from treadle.core.store.leases import watch_leases
+from treadle.core.store.locks import LeaseWatch
+from treadle.core.store.object_storage import ObjectStorage
+from treadle.core.store.storage import Storage, storage_errors
 
 What = Literal["artifact", "journal", "workspace", "work folder", "temporary", "remains of a run"]
 

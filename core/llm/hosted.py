@@ -12,7 +12,7 @@ from typing import Any
 
 import orjson
 
-from treadle.core.foreign_json import load_json
+from treadle.core.untrusted.json_text import load_json
 
 FIXED_VALUES = {"temperature": 1.0, "top_p": 1.0}
 """Values that a service samples with if it does not accept the key."""

@@ -8,10 +8,10 @@ import random
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
-from treadle.core.harmless import one_line
 from treadle.core.llm.config import ModelSettings
 from treadle.core.llm.endpoint import Endpoint, Health
 from treadle.core.llm.wire import Failure
+from treadle.core.untrusted.sanitize import one_line
 
 _log = logging.getLogger(__name__)
 

@@ -11,7 +11,6 @@ from typing import Any, Protocol
 import orjson
 
 from treadle.core.errors import ConfigError, EndpointUnavailable
-from treadle.core.foreign_json import load_json
 from treadle.core.llm.client import HttpClient, Target
 from treadle.core.llm.config import ModelSettings, Sampling
 from treadle.core.llm.hosted import FIXED_VALUES, refused_keys
@@ -27,6 +26,7 @@ from treadle.core.llm.wire import (
     parse_chat,
     parse_probe,
 )
+from treadle.core.untrusted.json_text import load_json
 
 PROBE_IDS = [0]
 """Prompt of the first completion: a token id that every vocabulary has."""

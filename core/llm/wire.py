@@ -15,10 +15,10 @@ from typing import Any
 
 import orjson
 
-from treadle.core.foreign_json import load_json
 from treadle.core.llm.config import Sampling
 from treadle.core.llm.hosted import fit
 from treadle.core.llm.types import CompletionRequest
+from treadle.core.untrusted.json_text import load_json
 
 _CONTEXT_WORDS = re.compile(
     r"context[ _](?:length|size|window)|maximum model length|max_model_len|maximum sequence length"

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 from treadle.agent.rollout import Trajectory
 
 if TYPE_CHECKING:
-    from treadle.datagen.workbench import Workbench
+    from treadle.datagen.operators.context import Workbench
 
 Branch = Literal["correct", "incorrect"]
 
@@ -41,22 +41,6 @@ class Edit:
         )
         if not all(isinstance(value, kind) for value, kind in kinds):
             raise TypeError("an Edit has a Trajectory, the number of a step or None, and a text")
-
-
-class Rejected(Exception):
-    """Exception for an operator without a result because of the model's reply or the trajectory; not an error.
-
-    Attributes:
-        reason: A code such as `unparseable_reply`; counted in the stage's report.
-        reply: The model's rejected reply, verbatim; empty if there was none.
-    """
-
-    def __init__(self, reason: str, reply: str = "") -> None:
-        super().__init__(reason)
-        if not all(isinstance(text, str) for text in (reason, reply)):
-            raise TypeError("a Rejected has a code and the text of a reply")
-        self.reason = reason
-        self.reply = reply
 
 
 class Operator(Protocol):

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from treadle.datagen.operators.base import Rejected
+from treadle.datagen.operators.context import Workbench
+from treadle.datagen.operators.rejection import Rejected
 from treadle.datagen.operators.replies import read_step_number
-from treadle.datagen.steps import numbered
-from treadle.datagen.workbench import Workbench
+from treadle.datagen.pools.steps import numbered
 
 ANALYSIS = "Analysis:"
 """Label at which the reply is stopped, because only the number before it is used."""

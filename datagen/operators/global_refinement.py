@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from treadle.agent.edit import Piece, assembled
-from treadle.agent.prompts import as_data
 from treadle.agent.protocol import RESULT, TEXT, Segment
-from treadle.datagen.operators.base import Edit, Rejected
+from treadle.core.untrusted.prompt_text import as_data
+from treadle.datagen.operators.base import Edit
+from treadle.datagen.operators.context import Workbench
+from treadle.datagen.operators.rejection import Rejected
 from treadle.datagen.operators.replies import THINK, read_thought
-from treadle.datagen.workbench import Workbench
 
 LONGEST = 1.2
 """Maximum length of a new thought, relative to the old one."""

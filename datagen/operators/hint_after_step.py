@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from treadle.datagen.operators.base import Edit
+from treadle.datagen.operators.context import Workbench
 from treadle.datagen.operators.flaw_location import flawed_step
 from treadle.datagen.operators.reopening import reopened_prefix
 from treadle.datagen.operators.replies import THINK
-from treadle.datagen.workbench import Workbench
 
 
 class HintAfterStep:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from treadle.datagen.operators.base import Edit
+from treadle.datagen.operators.context import Workbench
 from treadle.datagen.operators.reopening import reopened_prefix
-from treadle.datagen.workbench import Workbench
 
 
 class HintAtTail:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from treadle.datagen.operators.base import Edit, Rejected
+from treadle.datagen.operators.base import Edit
+from treadle.datagen.operators.context import Workbench
+from treadle.datagen.operators.rejection import Rejected
 from treadle.datagen.operators.replies import read_redundancy
-from treadle.datagen.steps import numbered
-from treadle.datagen.workbench import Workbench
+from treadle.datagen.pools.steps import numbered
 
 
 class RedundantModification:

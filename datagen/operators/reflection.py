@@ -5,10 +5,11 @@ Not among the default operators.
 
 from __future__ import annotations
 
-from treadle.datagen.operators.base import Edit, Rejected
+from treadle.datagen.operators.base import Edit
+from treadle.datagen.operators.context import Workbench
+from treadle.datagen.operators.rejection import Rejected
 from treadle.datagen.operators.reopening import reopened_prefix
 from treadle.datagen.operators.replies import read_paragraph
-from treadle.datagen.workbench import Workbench
 
 LEAD_IN = "Let me check what I have done so far."
 """Prefilled start of the refiner's paragraph."""

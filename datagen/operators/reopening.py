@@ -10,7 +10,7 @@ from treadle.agent.transcript import Prefix
 from treadle.datagen.operators.replies import THINK
 
 if TYPE_CHECKING:
-    from treadle.datagen.workbench import Workbench
+    from treadle.datagen.operators.context import Workbench
 
 
 def reopened(tail: str, protocol: Protocol, thought: str) -> str:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from treadle.agent.protocol import RESULT, Protocol, cut_after_first_close
 from treadle.agent.role import Reply
-from treadle.datagen.operators.base import Rejected
+from treadle.datagen.operators.rejection import Rejected
 
 THINK = "think"
 """Name of the tag of thoughts."""

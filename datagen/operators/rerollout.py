@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from treadle.datagen.operators.base import Edit
-from treadle.datagen.workbench import Workbench
+from treadle.datagen.operators.context import Workbench
 
 
 class Rerollout:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from treadle.datagen.operators.base import Edit
+from treadle.datagen.operators.context import Workbench
 from treadle.datagen.operators.flaw_location import ANALYSIS, flawed_step
 from treadle.datagen.operators.replies import read_new_step, read_paragraph
-from treadle.datagen.steps import numbered
-from treadle.datagen.workbench import Workbench
+from treadle.datagen.pools.steps import numbered
 
 LEAD_IN = "The trouble with this step is that"
 """Prefilled start of the analysis: the refiner is not asked whether there is a flaw, but which one."""

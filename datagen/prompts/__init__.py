@@ -14,9 +14,9 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from treadle.agent.prompts import as_data
 from treadle.core.config import digest_json
 from treadle.core.errors import ConfigError
+from treadle.core.untrusted.prompt_text import as_data
 
 if TYPE_CHECKING:
     import jinja2

@@ -14,7 +14,7 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from treadle.core.chat import ChatTokenizer
-from treadle.core.origin_guard import find_refusal, is_loopback_name
+from treadle.core.untrusted.origin_guard import find_refusal, is_loopback_name
 from treadle.demo.byte_tokenizer import write_byte_tokenizer
 from treadle.demo.tutor.completion import Refused, Writer, Written, request_digest
 from treadle.demo.tutor.draws import Draws

@@ -20,8 +20,8 @@ from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
 from starlette.requests import ClientDisconnect
 
 from treadle.core.errors import TreadleError
-from treadle.core.harmless import one_line
-from treadle.core.origin_guard import OriginGuard
+from treadle.core.untrusted.origin_guard import OriginGuard
+from treadle.core.untrusted.sanitize import one_line
 from treadle.retriever.batching import Busy, MicroBatcher
 from treadle.retriever.index import Index, Ranking
 from treadle.retriever.service.cache import RankingCache

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from treadle.core.config import Section
 from treadle.core.errors import ConfigError
-from treadle.core.origin_guard import is_loopback_name
+from treadle.core.untrusted.origin_guard import is_loopback_name
 from treadle.retriever.config import IndexSettings
 
 

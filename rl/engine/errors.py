@@ -1,4 +1,4 @@
-"""Classify the errors of an engine's process by the kinds that `treadle.rl.launch` distinguishes."""
+"""Classify the errors of an engine's process by the kinds that `treadle.rl.training.launch` distinguishes."""
 
 from __future__ import annotations
 

@@ -9,19 +9,19 @@ from pathlib import Path
 from typing import Any
 
 from treadle.agent.config import EnvironmentSettings
-from treadle.agent.rollout import derive_seed
 from treadle.core.chat import ChatTokenizer
 from treadle.core.errors import ConfigError, EndpointUnavailable, ToolError
 from treadle.core.llm.config import Sampling
-from treadle.rl.batching import Attendance, BatchedModel, Generate
-from treadle.rl.branching import Branching
+from treadle.core.seeds import derive_seed
 from treadle.rl.engine.errors import BadEnvironment
 from treadle.rl.engine.rows import Row
 from treadle.rl.engine.scorer import GroupScorer, open_scorer
 from treadle.rl.environment import ResidentEnvironment
-from treadle.rl.groups import Group, GroupJob, GroupRollouts, require_groups
-from treadle.rl.plan import RlPlan
+from treadle.rl.groups.batching import Attendance, BatchedModel, Generate
+from treadle.rl.groups.branching import Branching
+from treadle.rl.groups.rollout import Group, GroupJob, GroupRollouts, require_groups
 from treadle.rl.rewards import Reward
+from treadle.rl.training.plan import RlPlan
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,7 @@ class Row:
 
     @classmethod
     def from_columns(cls, row: dict[str, Any]) -> Row:
-        """Return the row of a record of `treadle.rl.verl_rows.TRAINING_SCHEMA`."""
+        """Return the row of a record of `treadle.rl.verl.rows.TRAINING_SCHEMA`."""
         return cls(Question.from_row(row), tuple(row["answers"]))
 
 

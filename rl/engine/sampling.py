@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 
 from treadle.core.llm.config import Sampling
-from treadle.rl.branching import ENTROPY_WINDOW
 from treadle.rl.engine.errors import Diverged
+from treadle.rl.groups.branching import ENTROPY_WINDOW
 
 
 class Draw:

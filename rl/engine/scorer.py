@@ -11,8 +11,8 @@ from treadle.agent.protocol import TOOL_PROTOCOL, Protocol
 from treadle.core.answers.math_equal import Checker
 from treadle.core.answers.symbolic import SymbolicChecker
 from treadle.core.errors import ConfigError
-from treadle.rl.plan import RlPlan
 from treadle.rl.rewards import GroupItem, Reward, group_rewards
+from treadle.rl.training.plan import RlPlan
 
 
 class GroupScorer:

@@ -8,7 +8,7 @@ from typing import Any
 
 from treadle.core.chat import ChatTokenizer
 from treadle.core.llm.types import Completion, CompletionRequest
-from treadle.rl.branching import ENTROPY_WINDOW, position_entropy
+from treadle.rl.groups.branching import ENTROPY_WINDOW, position_entropy
 
 _CANDIDATES = 10
 """Number of most likely tokens per position from which the entropy is computed."""

@@ -22,7 +22,7 @@ _NO_MEMORY = ("out of memory", "can't allocate memory", "cannot allocate memory"
 def prepare(job: dict[str, Any], events: EventFile) -> None:
     """Check the configuration and the availability of the base model, then save the rows; writes event `prepared`."""
     from treadle.core.chat import ChatTokenizer
-    from treadle.core.engines.hand_over import commit_of, fetch_small_files
+    from treadle.core.engines.export_model import commit_of, fetch_small_files
     from treadle.sft.engine.rows import save_rows
 
     arguments = _pinned(job)
@@ -48,7 +48,7 @@ def train(job: dict[str, Any], events: EventFile) -> None:
 
 def finish(job: dict[str, Any], events: EventFile) -> None:
     """Write the model's folder, then let the model continue the job's prompt; writes events `model` and `greedy`."""
-    from treadle.core.engines.hand_over import greedy_ids, write_model
+    from treadle.core.engines.export_model import greedy_ids, write_model
 
     arguments, folder = _pinned(job), Path(job["model"])
     if not folder.is_dir():

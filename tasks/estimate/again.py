@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from treadle.core.execute import state_of
 from treadle.core.figures import money
-from treadle.core.runs import Run
-from treadle.core.stage import Instance
+from treadle.core.runs.execute import state_of
+from treadle.core.runs.run import Run
+from treadle.core.runs.stage import Instance
 from treadle.tasks.estimate.estimates import estimates
 from treadle.tasks.estimate.preview import Preview
 from treadle.tasks.estimate.reuse import Reuse, reuse_of
-from treadle.tasks.plan import why_not_reused
+from treadle.tasks.planning.plan import why_not_reused
 
 _TRAINING = ("sft", "rl")
 

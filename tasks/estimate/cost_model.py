@@ -10,13 +10,13 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from treadle.agent.config import EnvironmentSettings, SearchSettings
-from treadle.agent.web.config import WebSettings
-from treadle.agent.web.rendering import AGENT_WINDOW_CHARS
 from treadle.datagen.operators import load_operators
-from treadle.datagen.pools_settings import PoolOptions
+from treadle.datagen.pools.settings import PoolOptions
 from treadle.eval.config import ScoresOptions
 from treadle.rl.config import RlOptions
-from treadle.rl.plan import draft_plan
+from treadle.rl.training.plan import draft_plan
+from treadle.web.config import WebSettings
+from treadle.web.pages.rendering import AGENT_WINDOW_CHARS
 
 _CHARS_PER_TOKEN = 4
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from treadle.agent.rollout_settings import RolloutsSettings
-from treadle.core.runs import Run
-from treadle.core.stage import Instance
+from treadle.core.runs.run import Run
+from treadle.core.runs.stage import Instance
 from treadle.eval.config import ScoresSettings
 from treadle.tasks.estimate.cost_model import ASSUMED, scores_cost
 from treadle.tasks.estimate.figures import Estimate, RoleEstimate

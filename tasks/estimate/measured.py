@@ -9,10 +9,11 @@ from typing import Any
 import orjson
 
 from treadle.core.errors import TreadleError
-from treadle.core.runs import Run
-from treadle.core.stage import Address, Instance
-from treadle.datagen.pool_rows import total_usage
-from treadle.datagen.pools_settings import PoolsSettings
+from treadle.core.runs.address import Address
+from treadle.core.runs.run import Run
+from treadle.core.runs.stage import Instance
+from treadle.datagen.pools.rows import total_usage
+from treadle.datagen.pools.settings import PoolsSettings
 from treadle.eval.config import ScoresSettings
 from treadle.rl.curriculum import MAX_PHASES, phase_of
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from treadle.core.bound_inputs import bind_inputs
 from treadle.core.errors import RunError
-from treadle.core.execute import equal_result, fingerprint_of
-from treadle.core.records import StageRecord
-from treadle.core.runs import Run
-from treadle.core.stage import Address, Instance, Rows
+from treadle.core.runs.address import Address
+from treadle.core.runs.bound_inputs import bind_inputs
+from treadle.core.runs.execute import equal_result, fingerprint_of
+from treadle.core.runs.records import StageRecord
+from treadle.core.runs.run import Run
+from treadle.core.runs.stage import Instance, Rows
 from treadle.tasks.estimate.preview import NOTHING_KNOWN, Preview
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from treadle.core.stage import Instance
+from treadle.core.runs.stage import Instance
 from treadle.rl.config import RlSettings
-from treadle.rl.launch import RlFolder, saved_step
+from treadle.rl.training.launch import RlFolder, saved_step
 from treadle.tasks.estimate.cost_model import PhaseSize, phase_size, rollout_cost
 from treadle.tasks.estimate.figures import Estimate, RoleEstimate
 from treadle.tasks.estimate.measured import Mean, measured

@@ -8,12 +8,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from treadle.core.errors import TreadleError
-from treadle.core.execute import execute
-from treadle.core.records import StageRecord
-from treadle.core.runs import Run
-from treadle.core.stage import Address, Instance, Rows
+from treadle.core.runs.address import Address
+from treadle.core.runs.execute import execute
+from treadle.core.runs.records import StageRecord
+from treadle.core.runs.run import Run
+from treadle.core.runs.stage import Instance, Rows
 from treadle.tasks.estimate.reuse import Reuse, reuse_of
-from treadle.tasks.plan import Step
+from treadle.tasks.planning.plan import Step
 
 
 @dataclass(frozen=True, slots=True)

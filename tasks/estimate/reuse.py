@@ -13,14 +13,14 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from treadle.agent.jobs import QuestionJob, changed_settings, made_jobs
-from treadle.core.bound_inputs import bind_inputs, open_inputs
 from treadle.core.config import digest_json
 from treadle.core.errors import ArtifactError, RunError
-from treadle.core.execute import fingerprint_of
-from treadle.core.recall import earlier_results, known_owners
-from treadle.core.records import StageRecord
-from treadle.core.runs import Run
-from treadle.core.stage import Instance, Rows
+from treadle.core.runs.bound_inputs import bind_inputs, open_inputs
+from treadle.core.runs.earlier_jobs import earlier_results, known_owners
+from treadle.core.runs.execute import fingerprint_of
+from treadle.core.runs.records import StageRecord
+from treadle.core.runs.run import Run
+from treadle.core.runs.stage import Instance, Rows
 
 Inputs = Mapping[str, Sequence[Rows]]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from treadle.agent.rollout_settings import RolloutsSettings
 from treadle.core.llm.config import ModelSettings
-from treadle.core.stage import Instance
-from treadle.datagen.pools_settings import PoolsSettings
+from treadle.core.runs.stage import Instance
+from treadle.datagen.pools.settings import PoolsSettings
 from treadle.tasks.estimate.cost_model import ASSUMED, pool_cost, rollout_cost, web_searches
 from treadle.tasks.estimate.figures import Estimate, RoleEstimate
 from treadle.tasks.estimate.measured import Mean, measured

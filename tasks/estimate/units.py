@@ -8,9 +8,9 @@ from types import SimpleNamespace
 from typing import Any
 
 from treadle.agent.rollout_settings import RolloutsSettings, selected_questions
-from treadle.core.stage import Instance, Rows
-from treadle.datagen.pools_settings import PoolsSettings
-from treadle.rl.selection_settings import SelectionSettings
+from treadle.core.runs.stage import Instance, Rows
+from treadle.datagen.pools.settings import PoolsSettings
+from treadle.rl.selection.settings import SelectionSettings
 from treadle.tasks.estimate.outlook import Outlook
 
 NUM_WHERE_UNKNOWN = 1_000

@@ -12,10 +12,10 @@ from typing import Any
 
 import orjson
 
-from treadle.core.artifacts import ArtifactRef
 from treadle.core.figures import Figures, escape, plain, render_figures
-from treadle.core.records import StageRecord
-from treadle.core.runs import Run
+from treadle.core.runs.records import StageRecord
+from treadle.core.runs.run import Run
+from treadle.core.store.artifacts import ArtifactRef
 
 _PATH = re.compile(r"(?:~|\.{1,2}|[A-Za-z]:)?[/\\].*|s3://.*|file:.*")
 _FENCE = re.compile(r"`{3,}")

@@ -10,12 +10,12 @@ from typing import Any
 
 import orjson
 
-from treadle.core.artifact_reader import ArtifactReader
 from treadle.core.errors import ArtifactError, RunError
-from treadle.core.export_folder import EXPORT_FILE, new_folder
-from treadle.core.records import StageRecord
-from treadle.core.runs import Run
+from treadle.core.runs.records import StageRecord
+from treadle.core.runs.run import Run
 from treadle.core.schemas import CHECKPOINTS
+from treadle.core.store.artifact_reader import ArtifactReader
+from treadle.core.store.export_folder import EXPORT_FILE, new_folder
 from treadle.tasks.exchange.artifact_origin import json_block, origin_text, origins, without_places
 
 CARD = "README.md"

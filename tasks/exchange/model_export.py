@@ -8,25 +8,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from treadle.core.artifacts import ArtifactRef
 from treadle.core.engines.base_model import folder_digest
 from treadle.core.engines.config import EMBEDDED
 from treadle.core.errors import RunError, TreadleError
-from treadle.core.export_folder import new_folder
 from treadle.core.figures import Figures, escape, render_figures
-from treadle.core.records import StageRecord
-from treadle.core.runs import Run
+from treadle.core.runs.address import Address
+from treadle.core.runs.records import StageRecord
+from treadle.core.runs.run import Run
 from treadle.core.schemas import CHECKPOINTS, MODEL_FOLDER
-from treadle.core.stage import Address
+from treadle.core.store.artifacts import ArtifactRef
+from treadle.core.store.export_folder import new_folder
 from treadle.eval.config import ReportSettings
 from treadle.eval.dataset_figures import dataset_figures
 from treadle.eval.metrics import FIGURES
 from treadle.eval.scored_rollout import COLUMNS, ScoredRollout
-from treadle.eval.summary import model_rows
+from treadle.report.summary import model_rows
 from treadle.rl.curriculum import phase_of
 from treadle.tasks.exchange.artifact_origin import Origin, json_block, origin_text, origins, without_places
 from treadle.tasks.exchange.dataset_export import CARD, copy_checked, front_matter, write_facts
-from treadle.tasks.models import made_here
+from treadle.tasks.planning.models import made_here
 
 EMBEDDED_MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
 _EMBEDDED_LICENCE = "apache-2.0"

@@ -10,14 +10,14 @@ from typing import Any
 import orjson
 
 from treadle.core.errors import ConfigError, RunError
-from treadle.core.records import InputRef, StageRecord
-from treadle.core.runs import Run
+from treadle.core.runs.address import Address
+from treadle.core.runs.records import InputRef, StageRecord
+from treadle.core.runs.run import Run
 from treadle.core.schemas import COMPARISONS, SUMMARY
-from treadle.core.stage import Address
 from treadle.eval.config import ScoresSettings
 from treadle.eval.legacy_report import QUESTION_COLUMNS, ROLLOUT_COLUMNS, SCORE_COLUMNS, legacy_report
-from treadle.eval.report import as_csv, as_json
-from treadle.tasks.report_tables import report_tables
+from treadle.report.stage import as_csv, as_json
+from treadle.tasks.summaries.report_tables import report_tables
 
 _FORMATS = {".json": "json", ".csv": "csv", ".md": "md", ".txt": "md", "": "md"}
 

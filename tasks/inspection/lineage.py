@@ -13,8 +13,8 @@ from typing import Any
 import orjson
 
 from treadle.core.errors import ArtifactError, DataError
-from treadle.core.runs import Run
-from treadle.core.stage import Address
+from treadle.core.runs.address import Address
+from treadle.core.runs.run import Run
 from treadle.tasks.inspection.pool_tree import PoolTree, pool_trees
 from treadle.tasks.inspection.rows import full_key, rows_with
 from treadle.tasks.inspection.trajectory_changes import Changes, changes_between

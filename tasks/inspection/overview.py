@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from treadle.core.errors import RunError
-from treadle.core.runs import Run, list_runs
-from treadle.tasks.begin import known_addresses
+from treadle.core.runs.run import Run, list_runs
+from treadle.tasks.planning.begin import known_addresses
 
 _GRAVEST_FIRST = ("running", "failed", "crashed", "interrupted")
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import orjson
 
-from treadle.core.runs import Run
-from treadle.core.stage import Address
+from treadle.core.runs.address import Address
+from treadle.core.runs.run import Run
 from treadle.tasks.inspection.rows import rows_with
 
 _TRAJECTORY = (

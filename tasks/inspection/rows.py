@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from treadle.core.artifact_reader import ArtifactReader
 from treadle.core.errors import DataError
-from treadle.core.runs import Run
-from treadle.core.stage import Address
-from treadle.core.taken_over import own_results
+from treadle.core.runs.address import Address
+from treadle.core.runs.reused import own_results
+from treadle.core.runs.run import Run
+from treadle.core.store.artifact_reader import ArtifactReader
 
 Key = tuple[str, str]
 """Kind of a table, and the column with its key."""

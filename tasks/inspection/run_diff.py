@@ -8,15 +8,15 @@ from itertools import chain
 from typing import Any, Literal
 
 from treadle.core.errors import ArtifactError, RunError, StorageError
-from treadle.core.records import StageRecord
-from treadle.core.runs import Run
+from treadle.core.runs.address import Address
+from treadle.core.runs.records import StageRecord
+from treadle.core.runs.reused import shown_at
+from treadle.core.runs.run import Run
 from treadle.core.schemas import SUMMARY
-from treadle.core.stage import Address
-from treadle.core.taken_over import shown_at
 from treadle.rl.curriculum import phase_of
-from treadle.tasks.begin import known_addresses
 from treadle.tasks.catalog import STAGES
 from treadle.tasks.config import TreadleConfig
+from treadle.tasks.planning.begin import known_addresses
 
 _TABLES_OF_STAGES = set(STAGES) & set(TreadleConfig.model_fields)
 _OF_PHASES = {"selection", "rl"}

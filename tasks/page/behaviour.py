@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Sequence
 
 from treadle.core.figures import Figures
-from treadle.eval.page.charts import Spread, calls_chart, endings_chart, spread_chart
-from treadle.eval.page.document import Part, Section
+from treadle.report.page.charts import Spread, calls_chart, endings_chart, spread_chart
+from treadle.report.page.document import Part, Section
 from treadle.tasks.page.models import Model
 
 _MOST_CALLS_DRAWN = 8

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from treadle.core.runs import Run
-from treadle.eval.page.document import Page, render_page
-from treadle.eval.page.inline_svg import SERIES
+from treadle.core.runs.run import Run
+from treadle.report.page.document import Page, render_page
+from treadle.report.page.inline_svg import SERIES
 from treadle.tasks.page.behaviour import behaviour_section, endings_section
 from treadle.tasks.page.comparisons import comparisons_section
 from treadle.tasks.page.cost import cost_section
@@ -18,7 +18,7 @@ from treadle.tasks.page.manifest import manifest_section
 from treadle.tasks.page.models import Model, evaluated_models
 from treadle.tasks.page.sources import Source
 from treadle.tasks.page.training import pools_section, rl_section, selection_section, sft_section
-from treadle.tasks.report_tables import imported_lines
+from treadle.tasks.summaries.report_tables import imported_lines
 
 
 def report_page(runs: Sequence[Run]) -> bytes:

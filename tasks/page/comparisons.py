@@ -7,13 +7,13 @@ from itertools import combinations
 from typing import Any
 
 from treadle.core.figures import Cell, Figures
-from treadle.core.harmless import one_line
+from treadle.core.untrusted.sanitize import one_line
 from treadle.eval.averages import AVERAGES
-from treadle.eval.comparison_rows import Side, adjusted, pair_rows
 from treadle.eval.config import ReportSettings
-from treadle.eval.layout import compared_texts, figure_heading, p_text
-from treadle.eval.page.charts import Estimate, interval_chart
-from treadle.eval.page.document import Fold, Part, Section
+from treadle.report.comparison_rows import Side, adjusted, pair_rows
+from treadle.report.layout import compared_texts, figure_heading, p_text
+from treadle.report.page.charts import Estimate, interval_chart
+from treadle.report.page.document import Fold, Part, Section
 from treadle.tasks.page.flips import flips
 from treadle.tasks.page.models import Model
 

@@ -10,12 +10,12 @@ from treadle.core.config import load_config
 from treadle.core.errors import ConfigError
 from treadle.core.figures import Cell, Figures, money
 from treadle.core.llm.config import ModelSettings
-from treadle.core.records import StageRecord
-from treadle.core.taken_over import own_results
-from treadle.eval.page.document import Part, Section
+from treadle.core.runs.records import StageRecord
+from treadle.core.runs.reused import own_results
+from treadle.report.page.document import Part, Section
 from treadle.tasks.config import TreadleConfig
 from treadle.tasks.page.sources import Source
-from treadle.tasks.stage_report import role_models
+from treadle.tasks.summaries.stage_report import role_models
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,13 +6,13 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from treadle.core.figures import Cell, Figures
-from treadle.core.records import StageRecord
-from treadle.eval.layout import Line
-from treadle.eval.page.document import Fold, Part, Section
+from treadle.core.runs.records import StageRecord
 from treadle.eval.verdicts import FAILED, FALLBACK_RULE, PARSED
+from treadle.report.layout import Line
+from treadle.report.page.document import Fold, Part, Section
 from treadle.tasks.page.models import Model, enumerated
 from treadle.tasks.page.sources import Source
-from treadle.tasks.report_tables import report_tables
+from treadle.tasks.summaries.report_tables import report_tables
 
 _READING = (
     "An answer is right by the rule or by judges, who are asked about what the rule does not call right: the more that "

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 from treadle.core.figures import Cell, Figures
 from treadle.eval.averages import AVERAGES
-from treadle.eval.layout import Line, all_figures, figure_cell, figure_heading, pass_names
 from treadle.eval.metrics import FIGURES, placed
-from treadle.eval.page.charts import Estimate, interval_chart, radar_chart
-from treadle.eval.page.document import Fold, Part, Section, Tile, Tiles
-from treadle.eval.radar import AXES, radar_axes
+from treadle.report.layout import Line, all_figures, figure_cell, figure_heading, pass_names
+from treadle.report.page.charts import Estimate, interval_chart, radar_chart
+from treadle.report.page.document import Fold, Part, Section, Tile, Tiles
+from treadle.report.radar import AXES, radar_axes
 from treadle.tasks.page.models import Model, enumerated
 
 _HEADLINE = tuple(name for name in FIGURES if name in placed("headline") or name in {figure for _, figure in AXES})

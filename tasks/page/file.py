@@ -6,9 +6,9 @@ import os
 from pathlib import Path
 
 from treadle.core.errors import ConfigError
-from treadle.core.export_file import write_file
-from treadle.core.storage import storage_errors
-from treadle.eval.page.document import GENERATOR
+from treadle.core.store.export_file import write_file
+from treadle.core.store.storage import storage_errors
+from treadle.report.page.document import GENERATOR
 
 _MARK = f'<meta name="generator" content="{GENERATOR}">'.encode()
 _LOOKED_AT_BYTES = 2_000

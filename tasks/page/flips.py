@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from treadle.core.figures import Figures
-from treadle.core.harmless import one_line
-from treadle.core.stage import Address
+from treadle.core.runs.address import Address
+from treadle.core.untrusted.sanitize import one_line
 from treadle.eval.averages import AVERAGES
-from treadle.eval.page.document import Fold, Part
+from treadle.report.page.document import Fold, Part
 from treadle.tasks.page.models import Model
-from treadle.tasks.report_tables import report_tables
+from treadle.tasks.summaries.report_tables import report_tables
 
 Row = dict[str, Any]
 Answers = Mapping[tuple[str, bool], str]

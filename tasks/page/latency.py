@@ -13,13 +13,13 @@ from typing import NamedTuple
 import numpy as np
 
 from treadle.core.figures import Cell, Figures
-from treadle.core.records import StageRecord
+from treadle.core.runs.records import StageRecord
 from treadle.core.schemas import ROLLOUT_TELEMETRY
-from treadle.eval.page.charts import Parts, brief, parts_chart
-from treadle.eval.page.document import Fold, Part, Section
+from treadle.report.page.charts import Parts, brief, parts_chart
+from treadle.report.page.document import Fold, Part, Section
 from treadle.tasks.page.models import Model
 from treadle.tasks.page.sources import Row, Source
-from treadle.tasks.report_tables import report_tables
+from treadle.tasks.summaries.report_tables import report_tables
 
 _READING = (
     "How long an agent takes with a question, from its first request to its end: seconds depend on the machines and on "

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 import orjson
 
 from treadle.core.figures import Cell, Figures
-from treadle.core.records import StageRecord
-from treadle.eval.page.document import Fold, Part, Section
+from treadle.core.runs.records import StageRecord
+from treadle.report.page.document import Fold, Part, Section
 from treadle.tasks.page.cost import seconds_of
 from treadle.tasks.page.sources import Source
 

@@ -6,15 +6,15 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from treadle.core.harmless import one_line
-from treadle.core.records import StageRecord
-from treadle.core.stage import Address
+from treadle.core.runs.address import Address
+from treadle.core.runs.records import StageRecord
+from treadle.core.untrusted.sanitize import one_line
 from treadle.eval.averages import AVERAGES, EVERY, KNOWLEDGE, MATH
-from treadle.eval.layout import Line, by_model, datasets_of, main_line, members, summary_lines
 from treadle.eval.scored_rollout import COLUMNS, ScoredRollout
 from treadle.eval.scoring import Scoring
+from treadle.report.layout import Line, by_model, datasets_of, main_line, members, summary_lines
 from treadle.tasks.page.sources import Source
-from treadle.tasks.report_tables import report_tables
+from treadle.tasks.summaries.report_tables import report_tables
 
 _AREAS = {MATH: "mathematics", KNOWLEDGE: "knowledge"}
 _MOST_NAMED = 8

@@ -8,14 +8,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from treadle.core.artifact_reader import ArtifactReader
-from treadle.core.artifacts import ArtifactRef
 from treadle.core.errors import ArtifactError, StorageError
 from treadle.core.figures import Figures
-from treadle.core.records import InputRef, StageRecord
-from treadle.core.runs import Run
-from treadle.core.stage import Address
-from treadle.eval.page.document import Chart, Fold, Part, Text
+from treadle.core.runs.address import Address
+from treadle.core.runs.records import InputRef, StageRecord
+from treadle.core.runs.run import Run
+from treadle.core.store.artifact_reader import ArtifactReader
+from treadle.core.store.artifacts import ArtifactRef
+from treadle.report.page.document import Chart, Fold, Part, Text
 
 Row = dict[str, Any]
 

@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from treadle.core.figures import Figures
-from treadle.core.records import StageRecord
-from treadle.core.taken_over import own_results
-from treadle.eval.page.charts import Yield, loss_chart, yields_chart
-from treadle.eval.page.document import Chart, Fold, Part, Section, Text
+from treadle.core.runs.records import StageRecord
+from treadle.core.runs.reused import own_results
+from treadle.report.page.charts import Yield, loss_chart, yields_chart
+from treadle.report.page.document import Chart, Fold, Part, Section, Text
 from treadle.tasks.page.sources import Source
-from treadle.tasks.stage_report import stage_report
+from treadle.tasks.summaries.stage_report import stage_report
 
 _POOLS = (
     "What the flywheel tried and what it gave: an operator is worth its cost where much of what it is tried for ends "

@@ -10,10 +10,10 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import Protocol
 
-from treadle.core.context import NullProgress
-from treadle.core.records import StageRecord
-from treadle.core.runs import Run
-from treadle.core.stage import Instance, Progress
+from treadle.core.runs.context import NullProgress
+from treadle.core.runs.records import StageRecord
+from treadle.core.runs.run import Run
+from treadle.core.runs.stage import Instance, Progress
 
 
 class Audience(Protocol):
@@ -37,7 +37,7 @@ class Audience(Protocol):
 
 
 class BothProgress:
-    """Progress reported to two listeners. Implements `treadle.core.stage.Progress`."""
+    """Progress reported to two listeners. Implements `treadle.core.runs.stage.Progress`."""
 
     def __init__(self, first: Progress, second: Progress) -> None:
         self._both = (first, second)

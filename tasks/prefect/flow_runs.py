@@ -13,9 +13,9 @@ from prefect.context import FlowRunContext
 from prefect.logging import get_run_logger
 from prefect.utilities.urls import url_for
 
-from treadle.core.stage import Address
-from treadle.tasks.begin_checks import key_variables
+from treadle.core.runs.address import Address
 from treadle.tasks.config import TreadleConfig
+from treadle.tasks.planning.begin_checks import key_variables
 from treadle.tasks.prefect.audience import audience
 from treadle.tasks.prefect.leftovers import close_task_runs
 

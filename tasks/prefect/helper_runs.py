@@ -26,16 +26,16 @@ from prefect.deployments import run_deployment
 from prefect.exceptions import ObjectNotFound
 from prefect.states import Cancelling
 
-from treadle.core.attempt import Helped
 from treadle.core.engines.config import VllmServer
 from treadle.core.errors import ConfigError
-from treadle.core.execute import state_of
-from treadle.core.helping import NotUnderWay
 from treadle.core.parent import end_with_parent, stays_behind
-from treadle.core.runs import Run
-from treadle.core.stage import Instance
-from treadle.core.storage import is_object_store
-from treadle.tasks.begin import stored_config
+from treadle.core.runs.attempt import Helped
+from treadle.core.runs.execute import state_of
+from treadle.core.runs.helping import NotUnderWay
+from treadle.core.runs.run import Run
+from treadle.core.runs.stage import Instance
+from treadle.core.store.roots import is_object_store
+from treadle.tasks.planning.begin import stored_config
 from treadle.tasks.prefect.deployments import GPU_QUEUE
 from treadle.tasks.prefect.flow_runs import begin_flow_run
 from treadle.tasks.prefect.progress import PrefectProgress

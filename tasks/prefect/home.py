@@ -10,8 +10,8 @@ from pathlib import Path
 import orjson
 
 from treadle.core.engines.cache import cache_root
-from treadle.core.harmless import one_line
-from treadle.core.locks import living_holder
+from treadle.core.store.locks import living_holder
+from treadle.core.untrusted.sanitize import one_line
 
 PASSWORD = "PREFECT_API_AUTH_STRING"
 """Prefect's variable for the credentials that clients send, as `USER:PASSWORD`."""

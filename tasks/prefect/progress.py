@@ -22,7 +22,7 @@ class PrefectProgress:
     """Progress posted from a separate thread, so that the stage's event loop never waits for Prefect.
 
     An unreachable Prefect server causes a log line, never a failure of the stage. Implements
-    `treadle.core.stage.Progress`.
+    `treadle.core.runs.stage.Progress`.
     """
 
     def __init__(self, key: str, label: str, *, even_if_brief: bool = True) -> None:

@@ -18,7 +18,7 @@ import orjson
 from treadle.core.engines.cache import Notify
 from treadle.core.engines.process import Child, start_child
 from treadle.core.errors import ConfigError, EngineError
-from treadle.core.locks import FileLease
+from treadle.core.store.locks import FileLease
 from treadle.tasks.doctor import prefect_answers
 from treadle.tasks.prefect.deployments import POOL
 from treadle.tasks.prefect.home import PASSWORD, SERVER_PASSWORD, PrefectHome, own_folder

@@ -10,7 +10,7 @@ import sys
 
 import uvicorn
 
-from treadle.core.origin_guard import OriginGuard
+from treadle.core.untrusted.origin_guard import OriginGuard
 
 HOST = "127.0.0.1"
 

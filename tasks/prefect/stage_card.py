@@ -9,17 +9,17 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from treadle.core.artifacts import ArtifactRef
 from treadle.core.figures import escape, render_figures
-from treadle.core.records import StageRecord
-from treadle.core.runs import Run
-from treadle.core.taken_over import shown_at
-from treadle.eval.layout import HEADLINE, headline_cells, summary_lines
+from treadle.core.runs.records import StageRecord
+from treadle.core.runs.reused import shown_at
+from treadle.core.runs.run import Run
+from treadle.core.store.artifacts import ArtifactRef
+from treadle.report.layout import HEADLINE, headline_cells, summary_lines
 from treadle.tasks.pace import duration
 from treadle.tasks.page.cost import seconds_of, use_table, uses_of
 from treadle.tasks.page.sources import Source
-from treadle.tasks.report_tables import imported_lines
-from treadle.tasks.stage_report import stage_report
+from treadle.tasks.summaries.report_tables import imported_lines
+from treadle.tasks.summaries.stage_report import stage_report
 
 _FILES = {"report": "report.md", "figures": "summary.csv"}
 

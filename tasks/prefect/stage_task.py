@@ -17,18 +17,18 @@ from prefect.client.schemas.objects import State, TaskRun
 from prefect.context import TaskRunContext
 
 from treadle.core.errors import TreadleError
-from treadle.core.harmless import one_line
-from treadle.core.records import StageRecord
-from treadle.core.runs import Run
-from treadle.core.stage import Address
+from treadle.core.runs.address import Address
+from treadle.core.runs.records import StageRecord
+from treadle.core.runs.run import Run
+from treadle.core.untrusted.sanitize import one_line
 from treadle.tasks.catalog import instance
 from treadle.tasks.config import TreadleConfig
-from treadle.tasks.making import run_instance
 from treadle.tasks.prefect.audience import BothProgress, audience
 from treadle.tasks.prefect.helper_runs import artifact_key, end_with_worker, helped_by_workers, orderly_end
 from treadle.tasks.prefect.progress import PrefectProgress
 from treadle.tasks.prefect.stage_card import stage_card
 from treadle.tasks.prefect.ui_artifacts import create_markdown, create_table
+from treadle.tasks.run_instances import run_instance
 from treadle.tasks.serving.servers import ModelServers
 
 logger = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ import httpx
 
 from treadle.core.engines.cache import Notify
 from treadle.core.errors import EngineError, TreadleError
-from treadle.core.harmless import one_line
+from treadle.core.untrusted.sanitize import one_line
 from treadle.tasks.doctor import prefect_answers
 from treadle.tasks.prefect.home import PASSWORD, prefect_home
 from treadle.tasks.prefect.server import HOST, running_server

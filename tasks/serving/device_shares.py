@@ -9,7 +9,7 @@ from treadle.core.engines.config import TutorServer, VllmServer
 from treadle.core.engines.devices import chosen_gpus
 from treadle.core.engines.environments import choose_variant
 from treadle.core.errors import ConfigError
-from treadle.core.stage import Instance
+from treadle.core.runs.stage import Instance
 from treadle.rl.config import RlSettings
 from treadle.sft.config import SftSettings
 from treadle.sft.launch import ENGINE as SFT_ENGINE

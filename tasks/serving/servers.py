@@ -20,12 +20,13 @@ from treadle.core.engines.config import VllmServer
 from treadle.core.engines.gpu_claims import GpuClaims, Occupied
 from treadle.core.engines.serving import ServedModel, serve, still_answers
 from treadle.core.errors import ConfigError, EngineError, RunError
-from treadle.core.execute import state_of
 from treadle.core.llm.config import EndpointSettings, ModelSettings
-from treadle.core.locks import FileLease
-from treadle.core.runs import Run
-from treadle.core.stage import Address, Instance
-from treadle.tasks.models import checkpoint_of
+from treadle.core.runs.address import Address
+from treadle.core.runs.execute import state_of
+from treadle.core.runs.run import Run
+from treadle.core.runs.stage import Instance
+from treadle.core.store.locks import FileLease
+from treadle.tasks.planning.models import checkpoint_of
 from treadle.tasks.serving.device_shares import (
     CPU,
     Shares,

@@ -8,7 +8,7 @@ import pytest
 from playwright.sync_api import Page
 from support.page_runs import NUM_QUESTIONS, add_flywheel, evaluated_run
 
-from treadle.core.storage import LocalStorage
+from treadle.core.store.storage import LocalStorage
 from treadle.tasks.page.build import report_page
 
 HALF = [number % 2 == 0 for number in range(NUM_QUESTIONS)]

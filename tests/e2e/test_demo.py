@@ -10,12 +10,12 @@ from support.served_ids import check_served_ids
 from support.small_demo import DEMO, GROUP_SIZE, NUM_QUESTIONS, NUM_ROWS, NUM_STEPS, finish
 
 from treadle.core.chat import ChatTokenizer
-from treadle.core.runs import Run
+from treadle.core.runs.address import Address
+from treadle.core.runs.run import Run
 from treadle.core.schemas import MODEL_FOLDER
-from treadle.core.stage import Address
 from treadle.demo.embedded_model import embedded_tokenizer
 from treadle.demo.outcome import tallies
-from treadle.rl.handover import tensors
+from treadle.rl.training.checkpoint_checks import tensors
 
 MODELS = ("tutor", "base", "tuned", "reinforced")
 

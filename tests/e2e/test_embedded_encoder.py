@@ -9,7 +9,7 @@ import orjson
 import pytest
 
 from treadle.retriever.config import EncoderSettings, IndexSettings
-from treadle.retriever.encoders import open_encoder
+from treadle.retriever.dense.open_encoder import open_encoder
 from treadle.retriever.opening import open_index
 
 

@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 from support.small_demo import NUM_OWN_QUESTIONS, NUM_ROWS, finish, kill_when
 
-from treadle.core.records import StageRecord
-from treadle.core.runs import Run
+from treadle.core.runs.address import Address
+from treadle.core.runs.records import StageRecord
+from treadle.core.runs.run import Run
 from treadle.core.schemas import MODEL_FOLDER
-from treadle.core.stage import Address
-from treadle.rl.handover import tensors
+from treadle.rl.training.checkpoint_checks import tensors
 
 MADE = ("2/pools", "2/sft_rows", "2/sft")
 """Instances of the second iteration that are made here; what would follow is what tests of the demo show."""

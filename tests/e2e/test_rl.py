@@ -10,10 +10,11 @@ from support.score_tables import new_run, put_rows, question
 
 from treadle.core import schemas
 from treadle.core.config import load_config
-from treadle.core.execute import execute
-from treadle.core.stage import Address, Instance
+from treadle.core.runs.address import Address
+from treadle.core.runs.execute import execute
+from treadle.core.runs.stage import Instance
 from treadle.rl.config import RlSettings
-from treadle.rl.stage import RL
+from treadle.rl.training.stage import RL
 
 OPTIONS = {
     "group_size": 4, "prompts_per_step": 2, "mini_batch_prompts": 2, "max_prompt_tokens": 200,

@@ -18,10 +18,11 @@ from treadle.core.chat import ChatTokenizer
 from treadle.core.config import load_config
 from treadle.core.engines.environments import install
 from treadle.core.engines.serving import embedded_folder
-from treadle.core.execute import execute
-from treadle.core.records import StageRecord
-from treadle.core.runs import Run
-from treadle.core.stage import Address, Instance
+from treadle.core.runs.address import Address
+from treadle.core.runs.execute import execute
+from treadle.core.runs.records import StageRecord
+from treadle.core.runs.run import Run
+from treadle.core.runs.stage import Instance
 from treadle.sft.config import SftSettings
 from treadle.sft.stage import SFT
 

@@ -20,9 +20,9 @@ from treadle.core.chat import ChatTokenizer
 from treadle.core.engines.environments import engine_environ, python_of
 from treadle.core.engines.training import EngineOptions
 from treadle.core.errors import ConfigError
-from treadle.rl.advantages import group_advantages
-from treadle.rl.launch import Job, RlFolder, reinforce
-from treadle.rl.plan import RlPlan
+from treadle.rl.groups.advantages import group_advantages
+from treadle.rl.training.launch import Job, RlFolder, reinforce
+from treadle.rl.training.plan import RlPlan
 
 CHECKS = Path(__file__).parents[1] / "support" / "trl_engine_checks.py"
 GOLDEN = Path(__file__).parents[1] / "unit" / "golden" / "group_rollouts.json"
@@ -33,8 +33,8 @@ from pathlib import Path
 sys.path.insert(0, sys.argv[3])
 from support import trl_jobs
 from treadle.core.engines.training import EngineOptions
-from treadle.rl.launch import Job, RlFolder, reinforce
-from treadle.rl.plan import RlPlan
+from treadle.rl.training.launch import Job, RlFolder, reinforce
+from treadle.rl.training.plan import RlPlan
 job = Job(model=sys.argv[2], environment=trl_jobs.environment_json(), interpreter=trl_jobs.interpreter())
 folder = RlFolder(Path(sys.argv[1]))
 reinforce(folder, RlPlan.from_json((folder.path / "given.json").read_text()), job, EngineOptions(variant="cpu"))

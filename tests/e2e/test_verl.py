@@ -18,8 +18,8 @@ from treadle.agent.config import EnvironmentSettings
 from treadle.core.chat import ChatTokenizer
 from treadle.core.config import load_config
 from treadle.core.engines.environments import engine_environ, install
-from treadle.rl.engine.verl_folder import VerlFolder
-from treadle.rl.training_events import RlEvents
+from treadle.rl.engine.verl.folder import VerlFolder
+from treadle.rl.training.events import RlEvents
 
 TESTS = Path(__file__).parents[1]
 GOLDEN = TESTS / "unit" / "golden"
@@ -192,7 +192,7 @@ def test_shards_that_are_not_the_live_policy_are_refused(python: Path, merged: P
 import sys
 from pathlib import Path
 from treadle.core.errors import EngineError
-from treadle.rl.engine.verl_model_folder import compare_with_live
+from treadle.rl.engine.verl.model_folder import compare_with_live
 for live in map(Path, sys.argv[2:]):
     try:
         print(compare_with_live(Path(sys.argv[1]), live) > 10)
@@ -212,8 +212,8 @@ import json, sys
 from pathlib import Path
 from safetensors.torch import load_file, save_file
 from treadle.core.errors import EngineError
-from treadle.rl.engine.verl_adapters import compare_with_shards
-from treadle.rl.engine.verl_model_folder import merge
+from treadle.rl.engine.verl.adapters import compare_with_shards
+from treadle.rl.engine.verl.model_folder import merge
 state, made = map(Path, sys.argv[1:])
 merge(state, made)
 adapters = made / "lora_adapter"
@@ -245,9 +245,9 @@ import os, shutil, sys
 from pathlib import Path
 import torch
 from treadle.core.errors import EngineError
-from treadle.rl.engine import verl_adapters
-from treadle.rl.engine.verl_model_folder import merge
-from treadle.rl.engine.verl_states import check_state
+from treadle.rl.engine.verl import adapters as verl_adapters
+from treadle.rl.engine.verl.model_folder import merge
+from treadle.rl.engine.verl.states import check_state
 written, copy, ran = map(Path, sys.argv[1:])
 check_state(written)
 class Evil:

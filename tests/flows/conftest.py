@@ -112,7 +112,7 @@ def wait_until(condition, what: str, log: Path, timeout_s: float = 300) -> None:
 def sample_run_config(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small run over the sample world, whose tutor the run starts itself."""
     from treadle.demo.byte_tokenizer import write_byte_tokenizer
-    from treadle.demo.world import write_world
+    from treadle.demo.world_files import write_world
 
     folder = tmp_path_factory.mktemp("world")
     world = write_world(folder, documents=100, questions=10, heldout_questions=10)

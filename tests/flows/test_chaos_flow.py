@@ -22,8 +22,8 @@ from support.flow_site import HANG_S, MOST_IN_FLIGHT, RUN, FlowRun, Site, site
 from support.ports import free_port
 from support.processes import until
 
-from treadle.core.locks import holder_of
-from treadle.core.runs import Run
+from treadle.core.runs.run import Run
+from treadle.core.store.leases import holder_of
 
 KILLS = int(os.environ.get("TREADLE_CHAOS_KILLS", "0"))
 SAMPLE = ("retriever", "database locked")

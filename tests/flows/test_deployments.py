@@ -97,7 +97,7 @@ def test_the_ui_shows_progress_and_a_table_for_the_run(prefect_home, deployed_ru
 
 
 def test_a_task_run_costs_three_short_events_and_few_artifacts(prefect_home, deployed_run) -> None:
-    """Nine tenths of what the server's database grows by; `benchmarks/orchestration.py` has the bytes."""
+    """Nine tenths of what the server's database grows by; `benchmarks/runs/orchestration.py` has the bytes."""
     import httpx
 
     api = httpx.Client(base_url=prefect_home.url)

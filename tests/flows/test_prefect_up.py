@@ -49,7 +49,7 @@ BLOCK = """
 import os, sys
 from prefect.blocks.notifications import CustomWebhookNotificationBlock
 from prefect.blocks.system import Secret
-from treadle.flows.cli_prefect import prefect
+from treadle.cli.commands.prefect import prefect
 from treadle.tasks.config import TreadleConfig
 from treadle.tasks.prefect.automations import install_automations
 from treadle.tasks.prefect.flow_runs import begin_flow_run

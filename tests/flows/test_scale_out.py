@@ -23,10 +23,11 @@ from support.ports import free_port
 from support.prefect_api import ask
 from support.processes import end_family, look, until
 
-from treadle.core.locks import Holder, holder_of
-from treadle.core.runs import Run, list_runs
-from treadle.core.shards import ShardPlan, Shards
-from treadle.core.stage import Address
+from treadle.core.runs.address import Address
+from treadle.core.runs.run import Run, list_runs
+from treadle.core.runs.shards import ShardPlan, Shards
+from treadle.core.store.leases import holder_of
+from treadle.core.store.locks import Holder
 
 from .conftest import BIN, ROOT, PrefectHome, answers, checked, wait_until
 

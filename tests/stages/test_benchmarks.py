@@ -20,7 +20,7 @@ FOLDER = Path(__file__).parents[2] / "benchmarks"
 
 def runner() -> ModuleType:
     """benchmarks/run.py, which is no part of a package."""
-    sys.path.insert(0, str(FOLDER))
+    sys.path.insert(0, str(FOLDER.parent))
     try:
         spec = importlib.util.spec_from_file_location("treadle_benchmarks_run", FOLDER / "run.py")
         assert spec is not None and spec.loader is not None
@@ -28,7 +28,7 @@ def runner() -> ModuleType:
         spec.loader.exec_module(module)
         return module
     finally:
-        sys.path.remove(str(FOLDER))
+        sys.path.remove(str(FOLDER.parent))
 
 
 RUN = runner()
@@ -73,7 +73,7 @@ def test_a_benchmark_comes_to_its_figures(
 def test_a_benchmark_that_breaks_is_told_and_makes_the_command_fail(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    broken = RUN.Benchmark("journal.py", (), ("--rollouts", "none"), RUN.journal)
+    broken = RUN.Benchmark("runs/journal.py", (), ("--rollouts", "none"), RUN.journal)
     monkeypatch.setitem(RUN.BENCHMARKS, "journal", broken)
     assert RUN.main(["--sample", "--only", "journal"]) == 1
     said = capsys.readouterr().out

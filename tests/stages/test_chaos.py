@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "chaos.py"
+BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "rollouts" / "chaos.py"
 NUM_ROLLOUTS = int(os.environ.get("TREADLE_CHAOS_ROLLOUTS", "200"))
 SAMPLE = ("--in-flight", "24", "--latency", "0.05", "--jitter", "0.1", "--outage", "3", "--hedge-floor", "1",
           "--faults", "500=0.05,429=0.05,reset=0.04,hang=0.04,malformed=0.04")  # fmt: skip

@@ -14,7 +14,7 @@ import click
 import pytest
 import yaml
 
-from treadle.flows.cli import cli
+from treadle.cli.main import cli
 
 GUIDES = Path(__file__).resolve().parents[2] / "docs/guides"
 PAGES = ("kubernetes.md", "slurm.md", "ray.md", "scale.md")

@@ -8,16 +8,16 @@ import sys
 from pathlib import Path
 
 from treadle.core.gc.collection import collect
-from treadle.core.runs import Run
-from treadle.core.storage import LocalStorage
+from treadle.core.runs.run import Run
+from treadle.core.store.storage import LocalStorage
 
 _PROGRAM = """
 import sys
 from pathlib import Path
 from support.counting_stage import DOUBLING, counting
-from treadle.core.artifacts import verify_artifact
-from treadle.core.execute import execute
-from treadle.core.runs import Run
+from treadle.core.store.artifacts import verify_artifact
+from treadle.core.runs.execute import execute
+from treadle.core.runs.run import Run
 
 run = Run.create(sys.argv[1], sys.argv[2], {}, {})
 print("begun", flush=True)

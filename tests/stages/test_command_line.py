@@ -16,8 +16,8 @@ import click
 import pytest
 from support.command_line import QUESTIONS, TREADLE, Desk, environment, set_up, tutor
 
+from treadle.cli.main import cli
 from treadle.core.config import load_config, parse_override
-from treadle.flows.cli import cli
 from treadle.tasks.config import TreadleConfig
 
 HOSTILE = "What \x1b[31mred\x1b[0m \x1b]8;;http://evil.test\x07link\x1b]8;;\x07 \u202eabc\u202c \x9b2J is 2 plus 3?"
@@ -186,7 +186,7 @@ def test_tables_fit_into_80_columns_without_cutting_names(desk: Desk) -> None:
 
 
 def test_help_imports_nothing_heavy() -> None:
-    code = "import sys, treadle.flows.cli; print(*{name.split('.')[0] for name in sys.modules})"
+    code = "import sys, treadle.cli.main; print(*{name.split('.')[0] for name in sys.modules})"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert HEAVY.isdisjoint(loaded)
 

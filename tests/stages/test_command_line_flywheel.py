@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from support.command_line import Desk, Done, num_requests, tutor
 
-from treadle.demo.world import write_world
+from treadle.demo.world_files import write_world
 
 HOSTILE = "In which year was \x1b]0;owned\x07\u202eBigvuza written [red]?"
 NUM_QUESTIONS = 4

@@ -10,7 +10,7 @@ from support.command_line import Desk, Done
 from support.rl_tables import write_policy
 from support.scripted_environment import install_scripted_engine
 
-from treadle.demo.world import write_world
+from treadle.demo.world_files import write_world
 
 CONFIG = """
 [flow]

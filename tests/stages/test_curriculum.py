@@ -19,15 +19,16 @@ from support.stubbed_servers import model_folder, stubbed_servers
 
 from treadle.core.config import load_config
 from treadle.core.errors import EngineError, RunError, TreadleError
-from treadle.core.execute import state_of
-from treadle.core.records import StageRecord
-from treadle.core.runs import Run
-from treadle.core.stage import Address, Instance
-from treadle.demo.world import write_world
-from treadle.tasks.begin import open_run
+from treadle.core.runs.address import Address
+from treadle.core.runs.execute import state_of
+from treadle.core.runs.records import StageRecord
+from treadle.core.runs.run import Run
+from treadle.core.runs.stage import Instance
+from treadle.demo.world_files import write_world
 from treadle.tasks.catalog import flow_addresses, flow_instances, instance
 from treadle.tasks.config import TreadleConfig
-from treadle.tasks.making import making, run_instance
+from treadle.tasks.planning.begin import open_run
+from treadle.tasks.run_instances import making, run_instance
 
 CONFIG: dict[str, Any] = {
     "flow": {"stages": ["rl", "rollouts", "scores", "report"], "models": ["reinforced"]},

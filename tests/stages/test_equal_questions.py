@@ -17,9 +17,9 @@ from support.given_questions import TOKENIZER, give_questions
 from support.rollouts_bench import Bench, server, work_requests
 from support.scripted_server import Fault, Item, RecordedRequest, Reply
 
-from treadle.core.bound_inputs import bind_inputs, open_inputs
-from treadle.core.execute import execute
-from treadle.core.runs import Run
+from treadle.core.runs.bound_inputs import bind_inputs, open_inputs
+from treadle.core.runs.execute import execute
+from treadle.core.runs.run import Run
 from treadle.tasks.estimate.reuse import reuse_of
 
 ASKED = {"question": "What is thing 0?", "split": "heldout"}

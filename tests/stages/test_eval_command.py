@@ -16,7 +16,7 @@ from support.hosted_service import fussy, hosted
 from support.processes import until
 from support.scripted_server import Fault, Item, RecordedRequest, ScriptedServer
 
-from treadle.core.runs import Run
+from treadle.core.runs.run import Run
 
 QUICK = ("--set", "scores.symbolic=false", "--tools", "none")
 ONE_SANDBOX = ("--tools", "python", "--set", "environment.python.sandbox={packages=[],pool_size=1}")

@@ -12,8 +12,8 @@ import pytest
 from support.command_line import Desk, Done
 from support.served_index import served
 
-from treadle.core.runs import Run
-from treadle.core.stage import Address
+from treadle.core.runs.address import Address
+from treadle.core.runs.run import Run
 from treadle.retriever.config import EncoderSettings, IndexSettings
 from treadle.retriever.opening import open_index
 

@@ -8,18 +8,19 @@ from pathlib import Path
 
 import pytest
 
-from treadle.core.runs import Run
-from treadle.core.stage import Address
+from treadle.core.runs.address import Address
+from treadle.core.runs.run import Run
 
 PROGRAM = """
 import sys
 from pathlib import Path
 import pyarrow as pa
 from treadle.core.config import Section
-from treadle.core.execute import execute
-from treadle.core.locked_config import create_or_open_run
+from treadle.core.runs.execute import execute
+from treadle.core.runs.locked_config import create_or_open_run
 from treadle.core.schemas import Table
-from treadle.core.stage import Address, Instance, Stage
+from treadle.core.runs.stage import Instance, Stage
+from treadle.core.runs.address import Address
 
 SQUARES = Table("squares", 1, ("number",), pa.schema([pa.field("number", pa.int64(), nullable=False)]), "Squares.")
 

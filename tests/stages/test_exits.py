@@ -25,11 +25,12 @@ from support.scores_bench import ScoresBench, judged_by, server, voted_by
 from support.scripted_server import Fault, Item, RecordedRequest
 
 from treadle.core.errors import DataError, EngineError, StageFailed
-from treadle.core.execute import execute
+from treadle.core.runs.address import Address
+from treadle.core.runs.execute import execute
+from treadle.core.runs.stage import Instance
 from treadle.core.schemas import TABLES
-from treadle.core.stage import Address, Instance
 from treadle.eval.config import ReportSettings
-from treadle.eval.report import REPORT
+from treadle.report.stage import REPORT
 from treadle.retriever.config import IndexSettings
 from treadle.retriever.stage import INDEX
 

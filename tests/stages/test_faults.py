@@ -23,12 +23,13 @@ from support.faults import KILLED, KINDS, Disk, Fault, watched
 
 from treadle.core.config import Section
 from treadle.core.errors import StorageError, TreadleError
-from treadle.core.execute import execute, fingerprint_of
-from treadle.core.journal import Journal
-from treadle.core.locked_config import create_or_open_run
-from treadle.core.runs import FINGERPRINT_DIGITS, Run, list_runs
+from treadle.core.journal.journal import Journal
+from treadle.core.runs.address import Address
+from treadle.core.runs.execute import execute, fingerprint_of
+from treadle.core.runs.locked_config import create_or_open_run
+from treadle.core.runs.run import FINGERPRINT_DIGITS, Run, list_runs
+from treadle.core.runs.stage import Instance, Stage, StageContext
 from treadle.core.schemas import Table
-from treadle.core.stage import Address, Instance, Stage, StageContext
 
 NUMBERS = Table("numbers", 1, ("number",), pa.schema([pa.field("number", pa.int64(), nullable=False)]), "Numbers.")
 SQUARES = Table("squares", 1, ("number",), NUMBERS.schema, "Squares.")

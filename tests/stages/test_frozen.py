@@ -22,10 +22,10 @@ from support import treadle_forks
 from support.processes import look, until
 from support.tcp_link import TcpLink
 
-from treadle.core.runs import Run
-from treadle.core.stage import Address
+from treadle.core.runs.address import Address
+from treadle.core.runs.run import Run
 from treadle.demo.byte_tokenizer import write_byte_tokenizer
-from treadle.demo.world import write_world
+from treadle.demo.world_files import write_world
 
 TIME_S = 6.0
 """Of a rollout and of a question in `pools`; all of them together take longer, each takes a part of it."""

@@ -21,12 +21,13 @@ from hypothesis import strategies as st
 
 from treadle.core.config import Section
 from treadle.core.errors import RolloutsOwed
-from treadle.core.execute import execute, fingerprint_of
-from treadle.core.journal import Journal
-from treadle.core.locked_config import create_or_open_run
-from treadle.core.runs import Run
+from treadle.core.journal.journal import Journal
+from treadle.core.runs.address import Address
+from treadle.core.runs.execute import execute, fingerprint_of
+from treadle.core.runs.locked_config import create_or_open_run
+from treadle.core.runs.run import Run
+from treadle.core.runs.stage import Instance, Stage, StageContext
 from treadle.core.schemas import Table
-from treadle.core.stage import Address, Instance, Stage, StageContext
 
 HISTORIES = int(os.environ.get("TREADLE_HISTORIES", "40"))
 PARTS = 2

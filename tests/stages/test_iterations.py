@@ -23,17 +23,17 @@ from treadle.core.chat import ChatTokenizer
 from treadle.core.config import load_config
 from treadle.core.engines.config import VllmServer
 from treadle.core.errors import EngineError
-from treadle.core.execute import state_of
-from treadle.core.records import StageRecord
-from treadle.core.runs import Run
-from treadle.demo.world import write_world
+from treadle.core.runs.execute import state_of
+from treadle.core.runs.records import StageRecord
+from treadle.core.runs.run import Run
+from treadle.demo.world_files import write_world
 from treadle.sft import stage as sft_stage
 from treadle.sft.launch import EngineOptions, Training, TrainingFolder
 from treadle.sft.training_events import TrainingStep
-from treadle.tasks.begin import open_run
 from treadle.tasks.catalog import flow_addresses, flow_instances
 from treadle.tasks.config import TreadleConfig
-from treadle.tasks.making import making, run_instance
+from treadle.tasks.planning.begin import open_run
+from treadle.tasks.run_instances import making, run_instance
 
 CONFIG: dict[str, Any] = {
     "flow": {

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from treadle.core.journal import Journal
+from treadle.core.journal.journal import Journal
 
 WRITER = """
 import sys
 from pathlib import Path
-from treadle.core.journal import Journal
+from treadle.core.journal.journal import Journal
 journal = Journal(Path(sys.argv[1]), segment_bytes=50_000)
 for index in range(1_000_000):
     journal.append(f"o{index}", "llm-0", b"x" * (index % 3000))

@@ -18,9 +18,9 @@ from support.counting_stage import (
 from support.object_machines import ADDRESS, on_machine
 
 from treadle.core.errors import RolloutsOwed
-from treadle.core.execute import execute, state_of
-from treadle.core.runs import Run
-from treadle.core.stage import Instance, StageContext
+from treadle.core.runs.execute import execute, state_of
+from treadle.core.runs.run import Run
+from treadle.core.runs.stage import Instance, StageContext
 
 
 @pytest.fixture(params=["directory", "objects"])
@@ -94,7 +94,7 @@ def test_a_forced_attempt_that_was_killed_at_its_beginning_finds_nothing(
 
     execute(keeping(count=2), run)
     with monkeypatch.context() as patch:
-        patch.setattr("treadle.core.attempt.open_journal", killed)
+        patch.setattr("treadle.core.runs.attempt.open_journal", killed)
         with pytest.raises(KeyboardInterrupt):
             execute(keeping(count=2), run, force=True)
     execute(keeping(count=2), run, force=True)

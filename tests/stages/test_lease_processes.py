@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from treadle.core.errors import RunError
-from treadle.core.locks import hold, living_holder
+from treadle.core.store.locks import hold, living_holder
 
 HOLDER = """
 import sys, time
 from pathlib import Path
-from treadle.core.locks import FileLease
+from treadle.core.store.locks import FileLease
 lease = FileLease(Path(sys.argv[1]), "it")
 print(lease.token, flush=True)
 sys.stdin.read()

@@ -26,17 +26,18 @@ from support.counting_stage import NUMBERS
 from support.processes import look, until
 from support.scripted_vllm import BROKEN, STARTS, install_scripted_vllm
 
+from treadle.cli.views.tables import status_table
 from treadle.core.config import Section
 from treadle.core.engines.config import VllmServer
 from treadle.core.engines.gpu_claims import GpuClaims, occupied_gpus
 from treadle.core.errors import ConfigError, EngineError, StageFailed
 from treadle.core.llm.config import ModelSettings
-from treadle.core.records import InstanceStatus
-from treadle.core.runs import Run
-from treadle.core.stage import Address, Instance, Stage, StageContext
-from treadle.flows.render import status_table
+from treadle.core.runs.address import Address
+from treadle.core.runs.records import InstanceStatus
+from treadle.core.runs.run import Run
+from treadle.core.runs.stage import Instance, Stage, StageContext
 from treadle.sft.config import SftOptions, SftSettings
-from treadle.tasks.making import run_instance
+from treadle.tasks.run_instances import run_instance
 from treadle.tasks.serving import servers
 from treadle.tasks.serving.device_shares import check_room
 from treadle.tasks.serving.servers import ModelServers

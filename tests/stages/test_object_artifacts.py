@@ -22,11 +22,11 @@ from unit.test_runs import (  # noqa: F401
     test_instances_without_an_attempt_are_absent,
 )
 
-from treadle.core.artifact_reader import ArtifactReader
-from treadle.core.artifacts import artifact_exists, verify_artifact
 from treadle.core.errors import ArtifactError, StorageError
-from treadle.core.object_storage import ObjectStorage
-from treadle.core.storage import open_storage
+from treadle.core.store.artifact_reader import ArtifactReader
+from treadle.core.store.artifacts import artifact_exists, verify_artifact
+from treadle.core.store.object_storage import ObjectStorage
+from treadle.core.store.roots import open_storage
 
 ROWS = [thing(index) for index in range(10)]
 

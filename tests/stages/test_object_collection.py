@@ -22,15 +22,16 @@ from support.counting_stage import (
 
 from treadle.core.config import Section
 from treadle.core.errors import RunError
-from treadle.core.execute import execute
 from treadle.core.gc import commit_gate
 from treadle.core.gc.collection import collect
 from treadle.core.gc.commit_gate import collecting
 from treadle.core.gc.garbage import plan_collection
-from treadle.core.locks import hold_key
-from treadle.core.object_storage import ObjectStorage
-from treadle.core.runs import Run
-from treadle.core.stage import Address, Instance, Stage, StageContext
+from treadle.core.runs.address import Address
+from treadle.core.runs.execute import execute
+from treadle.core.runs.run import Run
+from treadle.core.runs.stage import Instance, Stage, StageContext
+from treadle.core.store.leases import hold_key
+from treadle.core.store.object_storage import ObjectStorage
 
 MIN_AGE_S = -3600
 """The server tells whole seconds, of its own clock."""

@@ -26,8 +26,8 @@ from support.crash_bench import (
 )
 from support.processes import end_family, kill_alone, until
 
-from treadle.core.runs import Run
-from treadle.core.storage import open_storage
+from treadle.core.runs.run import Run
+from treadle.core.store.roots import open_storage
 
 NUM_KILLS = max(2, int(os.environ.get("TREADLE_KILL_POINTS", "20")) // 10)
 

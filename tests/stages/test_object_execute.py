@@ -37,8 +37,8 @@ from unit.test_execute import (  # noqa: F401 - these as well
 )
 
 from treadle.core.errors import RunError
-from treadle.core.execute import execute
-from treadle.core.runs import Run, list_runs
+from treadle.core.runs.execute import execute
+from treadle.core.runs.run import Run, list_runs
 
 
 @pytest.fixture

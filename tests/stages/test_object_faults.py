@@ -19,11 +19,11 @@ from support.object_server import ObjectServer, in_environment
 from support.processes import until
 
 from treadle.core.errors import RunError, StageFailed, StorageError, TreadleError
-from treadle.core.execute import execute
-from treadle.core.locked_config import create_or_open_run
-from treadle.core.object_lease import LeaseTimes
-from treadle.core.runs import Run, list_runs
-from treadle.core.stage import StageContext
+from treadle.core.runs.execute import execute
+from treadle.core.runs.locked_config import create_or_open_run
+from treadle.core.runs.run import Run, list_runs
+from treadle.core.runs.stage import StageContext
+from treadle.core.store.object_lease import LeaseTimes
 
 STRIDE = int(os.environ.get("TREADLE_FAULT_STRIDE", "29"))
 
@@ -44,7 +44,7 @@ def test_an_endpoint_that_is_down_for_long_stops_the_stage_with_one_line_and_los
 ) -> None:
     hasty(monkeypatch)
     eager = LeaseTimes(renew_s=0.01, clock=lambda: time.now, sleep=time.pass_)
-    monkeypatch.setattr("treadle.core.object_lease.TIMES", eager)
+    monkeypatch.setattr("treadle.core.store.object_lease.TIMES", eager)
     run = Run.create(object_root, "r1", {}, {})
 
     def body(context: StageContext) -> Mapping[str, Any]:
@@ -71,10 +71,10 @@ def test_a_record_waits_for_no_endpoint(
     proxy: FaultyProxy, object_root: str, time: Time, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A renewal hangs meanwhile, and whoever writes records is an event loop."""
-    monkeypatch.setattr("treadle.core.journal_upload.SEAL_INTERVAL_S", 3600.0)
+    monkeypatch.setattr("treadle.core.journal.upload.SEAL_INTERVAL_S", 3600.0)
     hasty(monkeypatch)
     eager = LeaseTimes(renew_s=0.01, clock=lambda: time.now, sleep=time.pass_)
-    monkeypatch.setattr("treadle.core.object_lease.TIMES", eager)
+    monkeypatch.setattr("treadle.core.store.object_lease.TIMES", eager)
     run = Run.create(object_root, "r1", {}, {})
     first_heard: list[int] = []
 
@@ -102,7 +102,7 @@ def test_a_record_waits_for_no_endpoint(
 
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     """No retries: each fault is felt."""
-    from treadle.core.object_storage import Patience
+    from treadle.core.store.object_storage import Patience
 
     for name in ("object_storage.PATIENCE", "object_lease._PATIENCE", "journal_upload._BRIEF"):
         monkeypatch.setattr(f"treadle.core.{name}", Patience(retries=0))

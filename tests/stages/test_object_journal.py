@@ -15,10 +15,10 @@ from support.counting_stage import (
 )
 from support.object_machines import ADDRESS, execute_cut_off, on_machine
 
-from treadle.core.execute import execute
-from treadle.core.journal_upload import JournalCopy
-from treadle.core.runs import Run
-from treadle.core.stage import StageContext
+from treadle.core.journal.upload import JournalCopy
+from treadle.core.runs.execute import execute
+from treadle.core.runs.run import Run
+from treadle.core.runs.stage import StageContext
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def test_what_never_went_up_counts_no_more_once_another_machine_has_worked(
 ) -> None:
     """Values of both would otherwise be mixed: what the other machine did was not made with them in sight."""
     with monkeypatch.context() as patch:
-        patch.setattr("treadle.core.journal_upload.JournalCopy.send_new", lambda *_: None)
+        patch.setattr("treadle.core.journal.upload.JournalCopy.send_new", lambda *_: None)
         execute_cut_off(run, 1)
     assert run.status(ADDRESS).num_finished == 1
     other = on_machine(object_root, tmp_path)
@@ -51,7 +51,7 @@ def test_what_never_went_up_counts_no_more_once_another_machine_has_worked(
 
 def test_what_never_went_up_is_used_again_on_its_machine(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr("treadle.core.journal_upload.JournalCopy.send_new", lambda *_: None)
+        patch.setattr("treadle.core.journal.upload.JournalCopy.send_new", lambda *_: None)
         execute_cut_off(run, 2)
     execute(counting(), run)
     assert CALLS == [2]

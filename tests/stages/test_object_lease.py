@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from treadle.core.errors import RunError, StorageError
-from treadle.core.locks import holder_of
-from treadle.core.object_lease import LeaseTimes, ObjectLease, holder_on
-from treadle.core.object_storage import ObjectStorage
+from treadle.core.store.leases import holder_of
+from treadle.core.store.object_lease import LeaseTimes, ObjectLease, holder_on
+from treadle.core.store.object_storage import ObjectStorage
 
 KEY = "runs/r1/locks/1/count.lock"
 
@@ -158,8 +158,8 @@ def test_of_machines_that_come_at_once_one_gets_it(machine: Machines, time: Time
 HOLDER = """
 import sys
 from pathlib import Path
-from treadle.core.object_lease import ObjectLease
-from treadle.core.object_storage import ObjectStorage
+from treadle.core.store.object_lease import ObjectLease
+from treadle.core.store.object_storage import ObjectStorage
 bucket, _, prefix = sys.argv[1].removeprefix("s3://").partition("/")
 lease = ObjectLease(ObjectStorage(bucket, prefix, work=Path(sys.argv[2])), sys.argv[3], "it")
 print(lease.token, flush=True)

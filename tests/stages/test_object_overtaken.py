@@ -19,11 +19,11 @@ from support.object_machines import ADDRESS, Machine, Time, execute_cut_off, on_
 from support.processes import until
 
 from treadle.core.errors import RunError
-from treadle.core.execute import execute
-from treadle.core.journal import Journal
-from treadle.core.journal_upload import count_recorded
-from treadle.core.runs import Run
-from treadle.core.stage import StageContext
+from treadle.core.journal.journal import Journal
+from treadle.core.journal.upload import count_recorded
+from treadle.core.runs.execute import execute
+from treadle.core.runs.run import Run
+from treadle.core.runs.stage import StageContext
 
 
 @pytest.fixture
@@ -63,7 +63,7 @@ def test_a_holder_that_was_overtaken_puts_nothing_in_force(
 
         def body(context: StageContext) -> Mapping[str, Any]:
             metrics = whole(context)
-            monkeypatch.setattr("treadle.core.object_lease.ObjectLease.check", lambda _: None)
+            monkeypatch.setattr("treadle.core.store.object_lease.ObjectLease.check", lambda _: None)
             return metrics
 
     message = "no longer holds 1/count of run r1 .meanwhile process" if notices else "its token is 2, ours 1"
@@ -96,10 +96,11 @@ def test_what_an_overtaken_holder_records_is_refused(run: Run, object_root: str,
 
 PROGRAM = """
 import os, signal, sys
-from treadle.core import journal_upload, object_lease
-from treadle.core.execute import execute
-from treadle.core.runs import Run
-from treadle.core.stage import Address
+from treadle.core.journal import upload as journal_upload
+from treadle.core.store import object_lease
+from treadle.core.runs.execute import execute
+from treadle.core.runs.run import Run
+from treadle.core.runs.address import Address
 from support.counting_stage import counting
 journal_upload.SEAL_INTERVAL_S = 0.05
 object_lease.TIMES = object_lease.LeaseTimes(length_s=2.0, renew_s=0.2, safety_s=0.3)

@@ -17,8 +17,9 @@ from support.faulty_proxy import FAULTS, Fault, FaultyProxy, faulty_proxy
 from support.object_server import BUCKET, ObjectServer, in_environment
 
 from treadle.core.errors import ConfigError, StorageError
-from treadle.core.object_storage import ObjectStorage, Patience
-from treadle.core.storage import LocalStorage, Storage, open_storage
+from treadle.core.store.object_storage import ObjectStorage, Patience
+from treadle.core.store.roots import open_storage
+from treadle.core.store.storage import LocalStorage, Storage
 
 TRIED = FAULTS if os.environ.get("TREADLE_FAULT_STRIDE") == "1" else FAULTS[::3]
 ONCE = Patience(connect_s=2.0, request_s=2.0, retries=0)
@@ -164,7 +165,7 @@ def test_a_url_that_went_through_a_path_is_the_same_root(object_root: str) -> No
 def test_what_cannot_be_reached_is_said_in_one_line(
     objects: ObjectServer, monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], root: str, message: str
 ) -> None:
-    monkeypatch.setattr("treadle.core.object_storage.PATIENCE", ONCE)
+    monkeypatch.setattr("treadle.core.store.object_storage.PATIENCE", ONCE)
     with in_environment({**objects.environment, **environment}):
         for act in ACTS.values():
             with pytest.raises((StorageError, ConfigError), match=message) as error:
@@ -193,7 +194,7 @@ def test_a_failing_request_leaves_the_old_or_the_new(
     proxy: FaultyProxy, object_root: str, monkeypatch: pytest.MonkeyPatch, act: str, fault: Fault
 ) -> None:
     """Every request of every operation, without retries."""
-    monkeypatch.setattr("treadle.core.object_storage.PATIENCE", Patience(retries=0))
+    monkeypatch.setattr("treadle.core.store.object_storage.PATIENCE", Patience(retries=0))
     monkeypatch.setitem(ACTS, "delete", lambda storage: storage.delete("x"))
     monkeypatch.setitem(ACTS, "publish", publish)
     for number in range(20):
@@ -220,7 +221,7 @@ def test_an_endpoint_that_keeps_silent_is_given_up(
     proxy.plan = lambda number, _: "silence" if number == 1 else None
     storage = open_storage(object_root)
     storage.put("x", b"old")
-    monkeypatch.setattr("treadle.core.object_storage.PATIENCE", Patience(request_s=0.5, retries=0))
+    monkeypatch.setattr("treadle.core.store.object_storage.PATIENCE", Patience(request_s=0.5, retries=0))
     assert fails(ACTS["put"], open_storage(object_root))
     assert storage.get("x") == b"old"
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from starlette.testclient import TestClient
 from support.viewer_run import KIN, example_run
 
-from treadle.core.runs import Run
-from treadle.eval.viewer.app import make_app
+from treadle.core.runs.run import Run
+from treadle.viewer.app import make_app
 
 
 def test_trajectories_on_an_object_store_are_shown(object_root: str) -> None:

@@ -14,15 +14,15 @@ from support.scripted_server import Item, RecordedRequest
 from support.web_entries import page_of, search_of
 from support.web_rollouts import SmallWeb, replaying, said, searching
 
-from treadle.agent.web.record_folder import open_record, record_digest
-from treadle.agent.web.record_table import write_record
-from treadle.agent.web.stored_entries import entries_of, packed
 from treadle.core.errors import ArtifactError
-from treadle.core.execute import execute
-from treadle.core.keyed_store import KeyedStore
-from treadle.core.object_storage import ObjectStorage
-from treadle.core.runs import Run
-from treadle.core.storage import open_storage
+from treadle.core.runs.execute import execute
+from treadle.core.runs.run import Run
+from treadle.core.store.keyed_store import KeyedStore
+from treadle.core.store.object_storage import ObjectStorage
+from treadle.core.store.roots import open_storage
+from treadle.web.record.folder import open_record, record_digest
+from treadle.web.record.stored_entries import entries_of, packed
+from treadle.web.record.table import write_record
 
 
 def test_two_machines_at_the_same_keys_go_by_the_same_values(object_root: str, tmp_path: Path) -> None:

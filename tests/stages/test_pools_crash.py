@@ -19,10 +19,10 @@ import pytest
 from support.crash_bench import CrashBench, Unit, artifact_files, crash_bench, recorded, run_of, said
 from support.processes import kill_alone, until
 
-from treadle.agent.rollout import derive_seed
-from treadle.core.stage import Address
-from treadle.datagen.evolution import INITIAL
-from treadle.datagen.pools_settings import DEFAULT_OPERATORS
+from treadle.core.runs.address import Address
+from treadle.core.seeds import derive_seed
+from treadle.datagen.pools.evolution import INITIAL
+from treadle.datagen.pools.settings import DEFAULT_OPERATORS
 
 KILLS = max(3, int(os.environ.get("TREADLE_KILL_POINTS", "20")) // 8)
 NUM_QUESTIONS = 24

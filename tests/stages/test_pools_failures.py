@@ -39,7 +39,8 @@ async def test_an_operator_that_breaks_costs_only_itself(bench: PoolsBench, tmp_
 
 MISBEHAVING = """
 import asyncio
-from treadle.datagen.operators.base import Edit, Rejected
+from treadle.datagen.operators.base import Edit
+from treadle.datagen.operators.rejection import Rejected
 class Operator:
     name, version, branch = "broken", 1, "correct"
 class Forgets(Operator):

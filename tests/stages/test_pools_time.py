@@ -12,10 +12,10 @@ from support.pools_agent import RIGHT, WRONG, Agent, importable, operators_of, s
 from support.pools_bench import PoolsBench
 from support.scripted_server import Fault, Item, RecordedRequest
 
+from treadle.agent.call_cache import Memory
 from treadle.agent.judges.base import Case, Verdict
-from treadle.agent.memory import Memory
 from treadle.core.errors import EndpointUnavailable, RolloutsOwed
-from treadle.datagen import evolution
+from treadle.datagen.pools import evolution
 
 STUBBORN = """
 import asyncio
@@ -85,7 +85,7 @@ class JudgeThatGoes:
 async def test_a_judge_that_fails_after_the_time_of_a_question_does_not_make_it_owed(
     bench: PoolsBench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("treadle.datagen.pools.AnswerJudge", JudgeThatGoes)
+    monkeypatch.setattr("treadle.datagen.pools.stage.AnswerJudge", JudgeThatGoes)
     agent = Agent(lambda _, turn: RIGHT.replace("it", f"it {turn}"))
     with importable(tmp_path, "waiting_operator", WAITING):
         async with server(agent) as scripted:

@@ -16,9 +16,9 @@ from treadle.retriever.opening import open_index
 
 CHILD = """
 import os, signal, sys
-import treadle.retriever.embedding as embedding
+import treadle.retriever.dense.embedding as embedding
 from treadle.retriever.config import IndexSettings
-from treadle.retriever.encoders import HashingEncoder
+from treadle.retriever.dense.encoders import HashingEncoder
 from treadle.retriever.opening import open_index
 
 embedding.SHARD_DOCUMENTS = 10

@@ -20,7 +20,7 @@ from support.served_index import served
 from treadle.core.errors import ConfigError, DataError, EndpointUnavailable
 from treadle.retriever import opening
 from treadle.retriever.config import EncoderSettings, IndexSettings
-from treadle.retriever.encoders import HashingEncoder
+from treadle.retriever.dense.encoders import HashingEncoder
 from treadle.retriever.index import Index
 from treadle.retriever.opening import open_index
 from treadle.retriever.service.cache import RankingCache

@@ -23,11 +23,11 @@ from support.scripted_server import Fault, Item, RecordedRequest
 
 from treadle.agent.config import ENVIRONMENT_VERSION
 from treadle.core.errors import RolloutsOwed, TreadleError
-from treadle.core.execute import execute
-from treadle.core.helping import help_instance
-from treadle.core.records import StageRecord
-from treadle.core.runs import Run
-from treadle.core.stage import Address
+from treadle.core.runs.address import Address
+from treadle.core.runs.execute import execute
+from treadle.core.runs.helping import help_instance
+from treadle.core.runs.records import StageRecord
+from treadle.core.runs.run import Run
 
 Row = dict[str, Any]
 NUM = 6
@@ -272,7 +272,7 @@ async def test_a_raised_version_of_the_environment_asks_everything_again(
 
 
 @pytest.mark.parametrize(
-    "version", ["treadle.agent.config.ENVIRONMENT_VERSION", "treadle.datagen.pools.CONTENT_VERSION"]
+    "version", ["treadle.agent.config.ENVIRONMENT_VERSION", "treadle.datagen.pools.stage.CONTENT_VERSION"]
 )
 async def test_a_raised_version_of_their_content_makes_all_pools_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str

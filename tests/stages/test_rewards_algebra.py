@@ -27,12 +27,12 @@ from treadle.eval.config import ScoresOptions
 from treadle.rl.config import AlgebraLimits, RlOptions, RlSettings
 from treadle.rl.engine.group_source import open_source
 from treadle.rl.engine.rows import Row, read_rows
-from treadle.rl.engine.verl_host import Sample, host_of
-from treadle.rl.engine.verl_reward import compute_score
-from treadle.rl.plan import RlPlan, plan_phase
+from treadle.rl.engine.verl.host import Sample, host_of
+from treadle.rl.engine.verl.reward import compute_score
 from treadle.rl.rewards import Reward
-from treadle.rl.verl_data import write_verl_rows
-from treadle.rl.verl_rows import TRAINING_SCHEMA
+from treadle.rl.training.plan import RlPlan, plan_phase
+from treadle.rl.verl.data import write_verl_rows
+from treadle.rl.verl.rows import TRAINING_SCHEMA
 
 TURN = r"<think>a</think><answer>\boxed{%s}</answer>"
 ENVIRONMENT = {"system_prompt": "Answer.", "python": {"enabled": False}, "search": {"enabled": False}}

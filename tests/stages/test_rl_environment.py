@@ -11,18 +11,18 @@ import pytest
 from support.scripted_groups import QUESTION, ScriptedGenerator, WordCodec, job
 
 from treadle.agent.config import EnvironmentSettings
-from treadle.agent.web.keys import search_key
-from treadle.agent.web.record_table import write_record
-from treadle.agent.web.types import SearchEntry, WebHit
 from treadle.core.config import load_config
 from treadle.core.errors import ConfigError, TreadleError
 from treadle.core.llm.config import Sampling
-from treadle.core.storage import LocalStorage
-from treadle.rl.batching import Attendance, BatchedModel
-from treadle.rl.branching import Branching
+from treadle.core.store.storage import LocalStorage
 from treadle.rl.environment import ResidentEnvironment, with_interpreter
-from treadle.rl.groups import require_groups
-from treadle.rl.stage import local_environment
+from treadle.rl.groups.batching import Attendance, BatchedModel
+from treadle.rl.groups.branching import Branching
+from treadle.rl.groups.rollout import require_groups
+from treadle.rl.training.stage import local_environment
+from treadle.web.keys import search_key
+from treadle.web.record.table import write_record
+from treadle.web.types import SearchEntry, WebHit
 
 PROGRAM = "<python>print(6 * 7)</python>"
 QUERY = "<search>heron</search>"

@@ -26,13 +26,13 @@ from support.rl_tables import (
 )
 from support.score_tables import question
 
-from treadle.core.artifact_reader import ArtifactReader
 from treadle.core.errors import ConfigError, EngineError, StageFailed
-from treadle.core.execute import execute, state_of
-from treadle.core.records import StageRecord
-from treadle.core.runs import Run
-from treadle.rl import stage
-from treadle.rl.launch import RlFolder, saved_step
+from treadle.core.runs.execute import execute, state_of
+from treadle.core.runs.records import StageRecord
+from treadle.core.runs.run import Run
+from treadle.core.store.artifact_reader import ArtifactReader
+from treadle.rl.training import stage
+from treadle.rl.training.launch import RlFolder, saved_step
 
 COMMIT = "c" * 40
 TESTS = Path(__file__).parents[1]
@@ -44,7 +44,7 @@ PARENT = """
 import sys
 from pathlib import Path
 from support.rl_tables import train
-from treadle.core.runs import Run
+from treadle.core.runs.run import Run
 train(Run.open(sys.argv[1], "test"), Path(sys.argv[2]), {"at": 4, "do": "hang", "once": True})
 """
 

@@ -17,8 +17,8 @@ from support.scripted_server import Fault, Item, RecordedRequest, Reply
 
 from treadle.core.config import load_config
 from treadle.core.errors import BudgetExceeded, ConfigError, RolloutsOwed
-from treadle.core.execute import execute
-from treadle.core.stage import Address
+from treadle.core.runs.address import Address
+from treadle.core.runs.execute import execute
 from treadle.tasks.catalog import instance
 from treadle.tasks.config import TreadleConfig
 

@@ -14,14 +14,14 @@ from support.rollouts_bench import ANSWER, Bench, corpus, server, work_requests
 from support.scripted_server import Fault, Item, RecordedRequest
 
 from treadle.agent.rollouts import ROLLOUTS, RolloutsRun
-from treadle.core.context import Context, NullProgress, Outputs
 from treadle.core.errors import (
     BudgetExceeded,
     RolloutsOwed,
     StageFailed,
 )
-from treadle.core.journal import Journal
-from treadle.core.stage import Address
+from treadle.core.journal.journal import Journal
+from treadle.core.runs.address import Address
+from treadle.core.runs.context import Context, NullProgress, Outputs
 
 
 @pytest.fixture

@@ -11,10 +11,10 @@ import pytest
 from support.rollouts_bench import ANSWER, Bench, server, work_requests
 from support.scripted_server import Fault, Item, RecordedRequest
 
+from treadle.cli.views.tables import timeouts_text
 from treadle.core.errors import RolloutsOwed, RunError
-from treadle.core.execute import execute
-from treadle.core.records import StageRecord
-from treadle.flows.render import timeouts_text
+from treadle.core.runs.execute import execute
+from treadle.core.runs.records import StageRecord
 
 QUESTIONS = [f"Question {number}?" for number in range(5)]
 TIME = {"environment": {"rollout_time_s": 1.5}}

@@ -26,7 +26,7 @@ from treadle.core.errors import (
     TreadleError,
 )
 from treadle.core.llm.types import Completion, CompletionRequest
-from treadle.core.runs import Run
+from treadle.core.runs.run import Run
 
 NO_PYTHON = {"interpreter": "/no/python"}
 

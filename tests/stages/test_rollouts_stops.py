@@ -16,7 +16,7 @@ from support.scripted_server import Item, RecordedRequest, Reply, ScriptedServer
 
 from treadle.agent.rollout_report import rollout_sentences
 from treadle.core.errors import ConfigError
-from treadle.core.records import StageRecord
+from treadle.core.runs.records import StageRecord
 
 SEARCH = "<think>s</think><search>moss</search>"
 PROGRAM = "<think>p</think><python>print(6 * 7)</python>"

@@ -15,13 +15,13 @@ from support.score_tables import question, rollout
 from support.scores_bench import ScoresBench, asked, judged_by, role, server
 from support.scripted_server import Item, RecordedRequest
 
-from treadle.core.stage import Address
+from treadle.core.runs.address import Address
 
 LIFE = """
 import json, sys
 from support.scores_bench import instance_of
-from treadle.core.execute import execute
-from treadle.core.runs import Run
+from treadle.core.runs.execute import execute
+from treadle.core.runs.run import Run
 execute(instance_of(json.loads(sys.argv[2])), Run.open(sys.argv[1], "test"))
 """
 TESTS = Path(__file__).parents[1]

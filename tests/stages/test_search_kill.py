@@ -12,7 +12,7 @@ from pathlib import Path
 from support.command_line import TREADLE, Desk, environment, num_requests, tutor
 from support.processes import until
 
-from treadle.demo.world import write_world
+from treadle.demo.world_files import write_world
 
 IN_FLIGHT = 4
 CONFIG = """

@@ -16,7 +16,7 @@ from treadle.agent.tools.outcome import ToolOutcome
 from treadle.agent.tools.search import NO_HIT, SearchTool, SearchToolSettings
 from treadle.core.config import load_config
 from treadle.core.errors import ConfigError, ToolError
-from treadle.demo.world import write_world
+from treadle.demo.world_files import write_world
 from treadle.retriever.client import SearchUnavailable
 from treadle.retriever.index import MAX_QUERY_CHARS
 from treadle.retriever.opening import open_index

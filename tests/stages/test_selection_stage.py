@@ -14,9 +14,9 @@ from support.selection_tables import ENVIRONMENT, Asked, example, question_rows,
 from treadle.agent.config import EnvironmentSettings
 from treadle.core.errors import ArtifactError, DataError, StageFailed
 from treadle.core.schemas import RL_ROWS
-from treadle.rl import selection
-from treadle.rl.selection_settings import SelectionOptions
-from treadle.rl.verl_rows import VERL_COLUMNS
+from treadle.rl.selection import stage as selection
+from treadle.rl.selection.settings import SelectionOptions
+from treadle.rl.verl.rows import VERL_COLUMNS
 
 MIXED = (1.0, 0.0, 1.0, 0.0)
 

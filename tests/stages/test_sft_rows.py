@@ -19,18 +19,20 @@ from support.qwen_tokenizer import qwen_tokenizer
 from support.score_tables import question
 from tokenizers import Tokenizer
 
+from treadle.agent.call_cache import Forgetful
 from treadle.agent.config import EnvironmentSettings
 from treadle.agent.environment import Question, ToolEnvironment, opening_messages
-from treadle.agent.memory import Forgetful
-from treadle.agent.rollout import RolloutEngine, RolloutLimits, Trajectory
+from treadle.agent.model_types import RolloutLimits
+from treadle.agent.rollout import RolloutEngine, Trajectory
 from treadle.agent.rows import row_of
 from treadle.agent.tools.outcome import CallContext, Tool, ToolOutcome
 from treadle.core.chat import ChatTokenizer
 from treadle.core.errors import ArtifactError, ConfigError, StageFailed
 from treadle.core.llm.config import Sampling
 from treadle.core.llm.types import Completion, CompletionRequest
-from treadle.datagen import sft_rows, sft_selection
-from treadle.datagen.sft_rows_settings import SftRowsOptions
+from treadle.datagen.sft_rows import selection as sft_selection
+from treadle.datagen.sft_rows import stage as sft_rows
+from treadle.datagen.sft_rows.settings import SftRowsOptions
 from treadle.rl.engine.rows import Row, prompt_ids
 
 QUESTIONS = [question(f"q{number}", ["1"]) for number in range(1, 6)]

@@ -22,10 +22,10 @@ from support.scripted_server import Fault, Item, RecordedRequest
 from unit import test_shards as local
 from unit.test_shards import ADDRESS, EVERY, Counting, cut_off, plan_of
 
-from treadle.core.journal_format import HEADER_BYTES, segments
-from treadle.core.journal_upload import count_recorded
-from treadle.core.runs import Run
-from treadle.core.shards import ShardPlan, Shards
+from treadle.core.journal.segments import HEADER_BYTES, segments
+from treadle.core.journal.upload import count_recorded
+from treadle.core.runs.run import Run
+from treadle.core.runs.shards import ShardPlan, Shards
 
 CONCURRENCY = 3
 NUM_SHARDS = 5
@@ -188,9 +188,11 @@ def test_four_processes_at_once_make_what_one_makes_and_ask_everything_once(
 
 PROGRAM = """
 import sys
-from treadle.core import journal_upload, object_lease, shards
-from treadle.core.runs import Run
-from treadle.core.helping import help_instance
+from treadle.core.journal import upload as journal_upload
+from treadle.core.store import object_lease
+from treadle.core.runs import shards
+from treadle.core.runs.run import Run
+from treadle.core.runs.helping import help_instance
 from unit.test_shards import Counting
 journal_upload.SEAL_INTERVAL_S = 0.05
 object_lease.TIMES = object_lease.LeaseTimes(length_s=2.0, renew_s=0.2, safety_s=0.3)

@@ -12,9 +12,9 @@ from support.command_line import TREADLE, Desk, Done, environment, num_requests,
 from support.processes import family, remaining, until
 from support.terminal import CTRL_C, on_terminal
 
-from treadle.core.locks import holder_of
-from treadle.core.runs import Run
-from treadle.core.stage import Address
+from treadle.core.runs.address import Address
+from treadle.core.runs.run import Run
+from treadle.core.store.leases import holder_of
 
 ROLLOUTS = Address.parse("1/rollouts@tutor")
 PREFLIGHT = 6
@@ -148,10 +148,10 @@ sys.addaudithook(interrupt)
 @pytest.mark.parametrize(
     ("module", "arguments"),
     [
-        ("treadle.flows.cli", ("--help",)),
-        ("treadle.tasks.begin", ("run", "run.toml", "--run", "r")),
+        ("treadle.cli.main", ("--help",)),
+        ("treadle.tasks.planning.begin", ("run", "run.toml", "--run", "r")),
         ("treadle.tasks.work", ("work", "--run", "r")),
-        ("treadle.eval.viewer.app", ("view", "--run", "r")),
+        ("treadle.viewer.app", ("view", "--run", "r")),
         ("treadle.retriever.service.server", ("retriever", "serve", "--corpus", "c.jsonl")),
         ("treadle.tasks.prefect.server", ("prefect", "up")),
         ("treadle.demo.quickstart", ("demo",)),

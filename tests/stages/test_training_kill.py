@@ -28,9 +28,10 @@ from support.scripted_environment import write_python
 from treadle.core.chat import ChatTokenizer
 from treadle.core.config import load_config
 from treadle.core.engines.training import EngineFolder
-from treadle.core.execute import execute
-from treadle.core.runs import Run
-from treadle.core.stage import Address, Instance
+from treadle.core.runs.address import Address
+from treadle.core.runs.execute import execute
+from treadle.core.runs.run import Run
+from treadle.core.runs.stage import Instance
 from treadle.sft import launch
 from treadle.sft.config import SftSettings
 from treadle.sft.stage import SFT

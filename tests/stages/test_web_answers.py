@@ -9,7 +9,7 @@ from support.fetching import LOOPBACK, fetching, refusal
 from support.hostile_scripts import CHUNKED, HEAD, Script, falling_silent, saying
 from support.web_servers import Hostile, Page, Site
 
-from treadle.agent.web.slots import PageTime
+from treadle.web.slots import PageTime
 
 
 @pytest.mark.parametrize("status", [204, 206, 304, 400, 401, 403, 404, 410, 451, 501])

@@ -12,11 +12,11 @@ from support.object_server import ObjectServer
 from support.web_rollouts import Everywhere, SmallWeb
 from support.web_servers import Page, Request, Site
 
-from treadle.agent.web.keys import page_key, search_key
-from treadle.agent.web.record_folder import open_record
-from treadle.agent.web.stored_entries import packed
-from treadle.agent.web.types import Entry, PageEntry, SearchEntry, WebHit
-from treadle.core.runs import Run
+from treadle.core.runs.run import Run
+from treadle.web.keys import page_key, search_key
+from treadle.web.record.folder import open_record
+from treadle.web.record.stored_entries import packed
+from treadle.web.types import Entry, PageEntry, SearchEntry, WebHit
 
 QUERY = "eiffel tower height"
 URL = "https://example.org/tower"

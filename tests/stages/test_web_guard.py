@@ -21,9 +21,9 @@ from support.fetching import LOOPBACK, fetching, refusal
 from support.web_servers import Names, Page, Request, Route, Site, World
 from yarl import URL
 
-from treadle.agent.web import fetch as fetch_module
-from treadle.agent.web import once
-from treadle.agent.web.addresses import AddressRule
+from treadle.web import once
+from treadle.web.addresses import AddressRule
+from treadle.web.pages import fetch as fetch_module
 
 PUBLIC, PUBLIC_6 = "93.184.215.14", "2606:2800:21f::1"
 SPELLINGS = {

@@ -21,8 +21,8 @@ from treadle.agent.config import EnvironmentSettings
 from treadle.core import schemas
 from treadle.core.chat import ChatTokenizer
 from treadle.core.config import load_config
-from treadle.core.runs import Run
-from treadle.datagen.sft_rows_settings import SftRowsOptions
+from treadle.core.runs.run import Run
+from treadle.datagen.sft_rows.settings import SftRowsOptions
 from treadle.demo.byte_tokenizer import write_byte_tokenizer
 from treadle.demo.tutor.roles import judge
 

@@ -17,9 +17,9 @@ from support.command_line import Desk, tutor
 from support.processes import kill_alone, until
 from support.web_rollouts import Everywhere, SmallWeb, recorded
 
-from treadle.agent.web.types import PageEntry, SearchEntry
-from treadle.core.runs import Run
-from treadle.demo.world import write_world
+from treadle.core.runs.run import Run
+from treadle.demo.world_files import write_world
+from treadle.web.types import PageEntry, SearchEntry
 
 ADDRESS = "1/rollouts@tutor"
 NUM_ROLLOUTS = 12

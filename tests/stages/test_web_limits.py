@@ -16,9 +16,9 @@ from support.fetching import LOOPBACK, fetching, refusal
 from support.hostile_scripts import CHUNKED, FAR, HEAD, KIB, Script, chunk, drip, falling_silent, saying
 from support.web_servers import Hostile, Page, Site
 
-from treadle.agent.web.page_reader import PageReader
-from treadle.agent.web.types import Unfetchable
 from treadle.retriever.client import SearchUnavailable
+from treadle.web.pages.reader import PageReader
+from treadle.web.types import Unfetchable
 
 # Size.
 

@@ -12,12 +12,13 @@ from pathlib import Path
 import pytest
 from support.page_reading import MAX_BYTES, PAGE, fetched, pids, see_first
 
-from treadle.agent.web import once, page_reader
-from treadle.agent.web.page_reader import PageReader
-from treadle.agent.web.types import Unfetchable
-from treadle.core import landlock_rights
 from treadle.core.errors import SandboxError
+from treadle.core.untrusted import landlock_rights
 from treadle.tasks.doctor import _web_pages
+from treadle.web import once
+from treadle.web.pages import reader as page_reader
+from treadle.web.pages.reader import PageReader
+from treadle.web.types import Unfetchable
 
 
 @pytest.fixture
@@ -50,8 +51,8 @@ async def test_what_the_kernel_does_not_take_away_is_said_once(
 
 _PROBES = """
 import ctypes, os, resource, signal, socket, sys
-from treadle.agent.web import page_worker
-from treadle.core import process_confinement
+from treadle.web.pages import worker as page_worker
+from treadle.core.untrusted import process_confinement
 mode, folder = sys.argv[1:]
 parent, libc = os.getppid(), ctypes.CDLL(None, use_errno=True)
 page_worker._load()
@@ -178,7 +179,7 @@ def test_where_there_is_no_filter_files_are_out_of_reach_by_their_paths(tmp_path
 _TAKEN_OVER = """
 import os, struct, sys
 import orjson
-from treadle.agent.web import page_worker
+from treadle.web.pages import worker as page_worker
 true = page_worker.read_page
 LIE = {"title": "", "text": "what another page wants", "media_type": "text/html", "reader": "x"}
 def read_page(body, *rest):

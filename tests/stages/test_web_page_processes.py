@@ -15,11 +15,11 @@ import pytest
 from support.page_reading import HANGS, MAX_BYTES, PAGE, UNREADABLE, child_of, children, fetched, pids, see_first
 from support.pdf_files import pdf_bomb
 
-from treadle.agent.web import page_reader
-from treadle.agent.web.page_reader import PageReader
-from treadle.agent.web.types import Fetched, Unfetchable
 from treadle.core.errors import ToolError
 from treadle.retriever.client import SearchUnavailable
+from treadle.web.pages import reader as page_reader
+from treadle.web.pages.reader import PageReader
+from treadle.web.types import Fetched, Unfetchable
 
 
 async def test_a_process_that_hangs_is_ended_by_the_clock_of_its_own_work() -> None:
@@ -214,7 +214,7 @@ async def test_a_process_that_does_not_start_is_an_error_and_no_outcome(monkeypa
 def test_the_processes_end_with_their_parent() -> None:
     program = (
         "import asyncio, os, signal\n"
-        "from treadle.agent.web.page_reader import PageReader\n"
+        "from treadle.web.pages.reader import PageReader\n"
         "async def main():\n"
         "    reader = PageReader(1)\n"
         "    await reader.open()\n"

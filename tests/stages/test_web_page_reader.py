@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from support.page_reading import MAX_BYTES, PAGE, fetched, pids
 from support.pdf_files import pdf_file
 
-from treadle.agent.web.page_reader import PageReader
-from treadle.agent.web.passages import clean
-from treadle.agent.web.types import PageText, Unfetchable
+from treadle.web.pages.passages import clean
+from treadle.web.pages.reader import PageReader
+from treadle.web.types import PageText, Unfetchable
 
 
 class Reading:
@@ -142,8 +142,8 @@ def test_what_is_no_page_is_refused_and_the_process_lives(
 
 _BOMBS = """
 import asyncio, gzip, resource
-from treadle.agent.web.page_reader import PageReader
-from treadle.agent.web.types import Fetched, Unfetchable
+from treadle.web.pages.reader import PageReader
+from treadle.web.types import Fetched, Unfetchable
 async def main():
     reader = PageReader(1)
     await reader.open()

@@ -10,8 +10,8 @@ from support.fetching import LOOPBACK, fetching, refusal
 from support.hostile_scripts import KIB, drip, falling_silent
 from support.web_servers import Hostile, Names, Page, Site
 
-from treadle.agent.web import fetch as fetch_module
 from treadle.retriever.client import SearchUnavailable
+from treadle.web.pages import fetch as fetch_module
 
 
 @pytest.mark.parametrize("limits", [{"max_per_host": 2}, {"max_fetches": 2}], ids=["of a host", "of all"])

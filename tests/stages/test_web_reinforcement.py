@@ -21,25 +21,26 @@ from support.web_rollouts import SmallWeb, recorded, said, searching
 
 from treadle.agent.config import EnvironmentSettings
 from treadle.agent.tools.outcome import NOT_ON_RECORD
-from treadle.agent.web.record_folder import open_record
-from treadle.agent.web.stored_entries import WEB_STORE, packed
 from treadle.core import schemas
 from treadle.core.config import load_config
 from treadle.core.errors import EngineError
-from treadle.core.execute import execute
 from treadle.core.llm.config import Sampling
-from treadle.core.records import StageRecord
-from treadle.core.stage import Address, Instance
-from treadle.rl.batching import Attendance, BatchedModel
-from treadle.rl.branching import Branching
+from treadle.core.runs.address import Address
+from treadle.core.runs.execute import execute
+from treadle.core.runs.records import StageRecord
+from treadle.core.runs.stage import Instance
 from treadle.rl.config import RlSettings
 from treadle.rl.environment import ResidentEnvironment
-from treadle.rl.figures import step_figures
-from treadle.rl.groups import Group, require_groups
+from treadle.rl.groups.batching import Attendance, BatchedModel
+from treadle.rl.groups.branching import Branching
+from treadle.rl.groups.rollout import Group, require_groups
 from treadle.rl.rewards import group_rewards
-from treadle.rl.selection import SELECTION
-from treadle.rl.selection_settings import SelectionSettings
-from treadle.rl.stage import RL
+from treadle.rl.selection.settings import SelectionSettings
+from treadle.rl.selection.stage import SELECTION
+from treadle.rl.training.figures import step_figures
+from treadle.rl.training.stage import RL
+from treadle.web.record.folder import open_record
+from treadle.web.record.stored_entries import WEB_STORE, packed
 
 FOUND = {"moss": {"/moss": "<p>Moss is green."}}
 QUESTIONS = Address.parse("1/questions")

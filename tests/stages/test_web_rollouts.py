@@ -21,12 +21,12 @@ from support.web_rollouts import SmallWeb, exported, recorded, replaying, said, 
 from support.web_servers import Page, Site
 
 from treadle.agent.protocol import TOOL_PROTOCOL
-from treadle.agent.web.record_facts import facts_of
-from treadle.agent.web.types import PageEntry, RecordMiss, SearchEntry
 from treadle.core.errors import RolloutsOwed, ToolError
-from treadle.core.records import StageRecord
-from treadle.core.runs import Run
+from treadle.core.runs.records import StageRecord
+from treadle.core.runs.run import Run
 from treadle.retriever.client import SearchUnavailable
+from treadle.web.record.facts import facts_of
+from treadle.web.types import PageEntry, RecordMiss, SearchEntry
 
 MOSS = "<html><title>Moss</title><body><p>Moss is a small green plant. It grows on stones in the shade.</p></body>"
 FERN = "<html><title>Fern</title><body><p>Ferns have fronds. They grow in forests all over the world.</p></body>"

@@ -12,9 +12,9 @@ from support.crash_bench import ROLLOUTS, RUN, TREADLE, TUTOR_CONFIG, crash_benc
 from support.gate import gate
 from support.processes import end_family, until
 
-from treadle.core.locks import holder_of
-from treadle.core.runs import Run, list_runs
-from treadle.core.shards import Shards
+from treadle.core.runs.run import Run, list_runs
+from treadle.core.runs.shards import Shards
+from treadle.core.store.leases import holder_of
 
 CONFIG = """
 [environment]

@@ -30,8 +30,8 @@ from support.crash_bench import (
 )
 from support.processes import end_family, kill_alone, remaining, until
 
-from treadle.core.journal import Journal
-from treadle.core.locks import holder_of
+from treadle.core.journal.journal import Journal
+from treadle.core.store.leases import holder_of
 
 KILLS = max(2, int(os.environ.get("TREADLE_KILL_POINTS", "20")) // 10)
 KILLS_PER_RUN = 5

@@ -9,9 +9,10 @@ import pyarrow as pa
 import pytest
 
 from treadle.core.config import Operational, Section
-from treadle.core.runs import Run
+from treadle.core.runs.address import Address
+from treadle.core.runs.run import Run
+from treadle.core.runs.stage import Instance, Stage, StageContext
 from treadle.core.schemas import Table
-from treadle.core.stage import Address, Instance, Stage, StageContext
 
 NUMBERS = Table("numbers", 1, ("number",), pa.schema([pa.field("number", pa.int64(), nullable=False)]), "Numbers.")
 TIMES = Table("times", 1, ("number",), pa.schema([pa.field("number", pa.int64(), nullable=False)]), "Times.")

@@ -18,12 +18,12 @@ from typing import Any
 
 from support.processes import end_family, until
 
-from treadle.agent.rollout import derive_seed
-from treadle.core.journal import Journal
-from treadle.core.runs import Run, list_runs
-from treadle.core.stage import Address
+from treadle.core.journal.journal import Journal
+from treadle.core.runs.address import Address
+from treadle.core.runs.run import Run, list_runs
+from treadle.core.seeds import derive_seed
 from treadle.demo.byte_tokenizer import write_byte_tokenizer
-from treadle.demo.world import write_world
+from treadle.demo.world_files import write_world
 
 RUN = "crash"
 ROLLOUTS = Address.parse("1/rollouts@tutor")

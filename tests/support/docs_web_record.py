@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from treadle.agent.web.keys import page_key, search_key
-from treadle.agent.web.stored_entries import packed
-from treadle.agent.web.types import PageEntry, SearchEntry, WebHit
-from treadle.core.runs import Run
+from treadle.core.runs.run import Run
+from treadle.web.keys import page_key, search_key
+from treadle.web.record.stored_entries import packed
+from treadle.web.types import PageEntry, SearchEntry, WebHit
 
 WHEN = "2026-01-02T00:00:00+00:00"
 QUERY, URL = "eiffel tower height", "https://example.org/tower"

@@ -20,16 +20,16 @@ from warm_treadle import command
 
 _IMPORTED = (
     "datasketch", "jinja2.sandbox", "numpy", "pandas", "pyarrow.parquet", "rich.table", "Stemmer", "tantivy",
-    "tokenizers", "treadle.agent.rollouts", "treadle.core.llm.pool", "treadle.eval.terminal",
-    "treadle.flows.cli", "treadle.flows.summary", "treadle.retriever.bm25", "treadle.tasks.begin",
-    "treadle.tasks.making",
+    "tokenizers", "treadle.agent.rollouts", "treadle.core.llm.pool", "treadle.report.terminal",
+    "treadle.cli.main", "treadle.cli.views.summary", "treadle.retriever.bm25", "treadle.tasks.planning.begin",
+    "treadle.tasks.run_instances",
 )  # fmt: skip
 _SEGMENT_BYTES = 6000
 
 
 def run(request: dict[str, Any]) -> None:
     """Become a command whose disk fails; does not return."""
-    from treadle.core.journal import Journal
+    from treadle.core.journal.journal import Journal
 
     # Several segments, forced to disk when they are closed: always the same steps.
     Journal.__init__.__kwdefaults__.update(segment_bytes=_SEGMENT_BYTES, sync_interval_s=3600.0)  # type: ignore[union-attr]
@@ -43,7 +43,7 @@ def run(request: dict[str, Any]) -> None:
 
 def serve() -> None:
     """Serve every line until the input ends."""
-    from treadle.core.provenance import git_state
+    from treadle.core.runs.provenance import git_state
 
     for name in _IMPORTED:
         importlib.import_module(name)

@@ -10,10 +10,10 @@ from typing import Any, Protocol
 import pytest
 from aiohttp.abc import AbstractResolver
 
-from treadle.agent.web.config import WebSettings
-from treadle.agent.web.fetch import Fetcher
-from treadle.agent.web.sockets import MeteredSocket
-from treadle.agent.web.types import Fetched, Unfetchable
+from treadle.web.config import WebSettings
+from treadle.web.pages.fetch import Fetcher
+from treadle.web.sockets import MeteredSocket
+from treadle.web.types import Fetched, Unfetchable
 
 LOOPBACK = ("127.0.0.0/8", "::1/128")
 

@@ -21,7 +21,7 @@ from support.scripted_environment import install_scripted_engine
 from support.small_disk import Disk, disk
 
 from treadle.demo.byte_tokenizer import write_byte_tokenizer
-from treadle.demo.world import write_world
+from treadle.demo.world_files import write_world
 
 RUN = "chaos"
 PREFECT_MODULES = {"server": "treadle.tasks.prefect.server_process", "worker": "treadle.tasks.prefect.worker"}

@@ -9,14 +9,14 @@ from typing import Any
 
 from click.testing import CliRunner, Result
 
+from treadle.cli.commands.export import export
+from treadle.cli.commands.import_files import import_
 from treadle.core.config import load_config
-from treadle.core.execute import execute
-from treadle.core.records import StageRecord
-from treadle.core.runs import Run
-from treadle.core.stage import Address
+from treadle.core.runs.address import Address
+from treadle.core.runs.execute import execute
+from treadle.core.runs.records import StageRecord
+from treadle.core.runs.run import Run
 from treadle.demo.byte_tokenizer import write_byte_tokenizer
-from treadle.flows.cli_export import export
-from treadle.flows.cli_import import import_
 from treadle.tasks.catalog import instance
 from treadle.tasks.config import TreadleConfig
 

@@ -9,10 +9,11 @@ from typing import Any
 
 from treadle.core.chat import ChatTokenizer
 from treadle.core.config import Section
-from treadle.core.execute import execute
-from treadle.core.runs import Run
+from treadle.core.runs.address import Address
+from treadle.core.runs.execute import execute
+from treadle.core.runs.run import Run
+from treadle.core.runs.stage import Instance, Stage, StageContext
 from treadle.core.schemas import QUESTIONS
-from treadle.core.stage import Address, Instance, Stage, StageContext
 from treadle.demo.byte_tokenizer import write_byte_tokenizer
 
 GIVEN = Address(1, "questions")

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from support.given_questions import TOKENIZER
 from support.scripted_server import Fault, Item, RecordedRequest, ScriptedServer
 
-from treadle.agent.asking import GO_ON
+from treadle.agent.prompt_strategy import GO_ON
 
 Answering = Callable[[RecordedRequest], "Item | Awaitable[Item]"]
 

@@ -14,10 +14,10 @@ from typing import NamedTuple
 from treadle.agent.judges.base import Case
 from treadle.agent.judges.views import answer_view
 from treadle.agent.protocol import result_block, tokenise
-from treadle.agent.web.config import WebSettings
-from treadle.agent.web.rendering import render_pages
-from treadle.agent.web.types import PageEntry, WebHit
 from treadle.core.answers.extraction import extract_prediction
+from treadle.web.config import WebSettings
+from treadle.web.pages.rendering import render_pages
+from treadle.web.types import PageEntry, WebHit
 
 FAR = 1e12
 

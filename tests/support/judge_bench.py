@@ -7,8 +7,8 @@ from contextlib import asynccontextmanager
 
 from support.scripted_server import Item, ScriptedServer
 
+from treadle.agent.call_cache import Forgetful
 from treadle.agent.judges.base import Case, Judge, Verdict
-from treadle.agent.memory import Forgetful
 from treadle.agent.role import RoleModel
 from treadle.agent.role_settings import JudgeSampling
 from treadle.core.llm.config import EndpointSettings, ModelSettings

@@ -13,10 +13,11 @@ import pytest
 from support.counting_stage import counting
 from support.object_server import in_environment
 
-from treadle.core.execute import execute
-from treadle.core.object_lease import LeaseTimes
-from treadle.core.runs import Run
-from treadle.core.stage import Address, StageContext
+from treadle.core.runs.address import Address
+from treadle.core.runs.execute import execute
+from treadle.core.runs.run import Run
+from treadle.core.runs.stage import StageContext
+from treadle.core.store.object_lease import LeaseTimes
 
 ADDRESS = Address(1, "count")
 
@@ -38,7 +39,7 @@ class Time:
         """The clock of all leases for the length of a test, which renews none by itself."""
         time = cls()
         times = LeaseTimes(renew_s=1e6, clock=lambda: time.now, sleep=time.pass_)
-        monkeypatch.setattr("treadle.core.object_lease.TIMES", times)
+        monkeypatch.setattr("treadle.core.store.object_lease.TIMES", times)
         return time
 
     def pass_(self, seconds: float) -> None:

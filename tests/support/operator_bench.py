@@ -9,21 +9,22 @@ from functools import cache
 
 from support.qwen_tokenizer import qwen_tokenizer
 
+from treadle.agent.call_cache import Forgetful, Memory, Scoped
 from treadle.agent.config import EnvironmentSettings
 from treadle.agent.environment import Question, ToolEnvironment
 from treadle.agent.judges.base import Verdict
-from treadle.agent.memory import Forgetful, Memory, Scoped
+from treadle.agent.model_types import RolloutLimits
 from treadle.agent.role import RoleModel
-from treadle.agent.rollout import RolloutEngine, RolloutLimits, Trajectory
+from treadle.agent.rollout import RolloutEngine, Trajectory
 from treadle.agent.tools.outcome import CallContext, Tool, ToolOutcome
 from treadle.agent.transcript import Prefix
 from treadle.core.chat import ChatTokenizer
 from treadle.core.config import load_config
 from treadle.core.llm.config import Sampling
 from treadle.core.llm.types import Completion, CompletionRequest
-from treadle.datagen.pool import Entry
+from treadle.datagen.operators.context import Parent, Workbench
+from treadle.datagen.pools.pool import Entry
 from treadle.datagen.prompts import PromptSet
-from treadle.datagen.workbench import Parent, Workbench
 from treadle.demo.byte_tokenizer import write_byte_tokenizer
 
 QUESTION = Question("k", "Which river flows through the birthplace of A?", domain="qa")

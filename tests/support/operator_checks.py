@@ -7,8 +7,8 @@ from support.operator_bench import World
 
 from treadle.agent.protocol import RESULT, render
 from treadle.agent.rollout import Trajectory
-from treadle.datagen.operators.base import Rejected
-from treadle.datagen.workbench import Workbench
+from treadle.datagen.operators.context import Workbench
+from treadle.datagen.operators.rejection import Rejected
 
 FINISH = "<think>At last.</think><answer>\\boxed{new}</answer>"
 NEW_STEP = "<think>Shorter.</think><search>Y</search>"

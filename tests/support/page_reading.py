@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from treadle.agent.web.page_reader import PageReader
-from treadle.agent.web.types import Fetched
+from treadle.web.pages.reader import PageReader
+from treadle.web.types import Fetched
 
 MAX_BYTES = 10 * 1024 * 1024
 PAGE = b"<title>Towers</title><h1>The tower</h1><p>It is <b>330</b>\n metres tall.</p>"

@@ -14,14 +14,15 @@ from support.score_tables import put_rows, question, rollout, score
 
 from treadle.core import schemas
 from treadle.core.config import Section
-from treadle.core.execute import execute
-from treadle.core.harmless import one_line
 from treadle.core.pictures import draw_svg
-from treadle.core.runs import Run
+from treadle.core.runs.address import Address
+from treadle.core.runs.execute import execute
+from treadle.core.runs.run import Run
+from treadle.core.runs.stage import Instance, Stage, StageContext
 from treadle.core.schemas import Table
-from treadle.core.stage import Address, Instance, Stage, StageContext
+from treadle.core.untrusted.sanitize import one_line
 from treadle.eval.config import ReportSettings
-from treadle.eval.report import REPORT
+from treadle.report.stage import REPORT
 
 NUM_QUESTIONS = 12
 PRICED = {"prompt_price_per_million": 1_000.0, "completion_price_per_million": 2_000.0}

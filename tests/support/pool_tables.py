@@ -11,11 +11,12 @@ from support.score_tables import new_run, put_rows, rollout
 
 from treadle.agent.config import EnvironmentSettings
 from treadle.core import schemas
-from treadle.core.execute import execute
-from treadle.core.runs import Run
-from treadle.core.stage import Address, Instance
-from treadle.datagen.sft_rows import SFT_ROWS_STAGE
-from treadle.datagen.sft_rows_settings import SftRowsOptions, SftRowsSettings
+from treadle.core.runs.address import Address
+from treadle.core.runs.execute import execute
+from treadle.core.runs.run import Run
+from treadle.core.runs.stage import Instance
+from treadle.datagen.sft_rows.settings import SftRowsOptions, SftRowsSettings
+from treadle.datagen.sft_rows.stage import SFT_ROWS_STAGE
 
 ENVIRONMENT = EnvironmentSettings()
 THINK = ("think", "<think>hm</think>")

@@ -11,12 +11,13 @@ import orjson
 from support.given_questions import GIVEN, TOKENIZER_FOLDER, give_questions
 
 from treadle.core.config import load_config, merge
-from treadle.core.execute import execute
-from treadle.core.records import StageRecord
-from treadle.core.runs import Run
-from treadle.core.stage import Address, Instance
-from treadle.datagen.pools import POOLS_STAGE
-from treadle.datagen.pools_settings import PoolsSettings
+from treadle.core.runs.address import Address
+from treadle.core.runs.execute import execute
+from treadle.core.runs.records import StageRecord
+from treadle.core.runs.run import Run
+from treadle.core.runs.stage import Instance
+from treadle.datagen.pools.settings import PoolsSettings
+from treadle.datagen.pools.stage import POOLS_STAGE
 
 FAST = {"retry_limit": 0, "backoff_base_s": 0.0, "outage_wait_s": 0.2, "probe_base_s": 0.05, "connect_timeout_s": 5.0}
 ROLES = ("policy", "critic", "refiner", "judge")

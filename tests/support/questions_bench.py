@@ -9,11 +9,12 @@ from typing import Any
 import orjson
 
 from treadle.core.config import validate
-from treadle.core.execute import execute
-from treadle.core.runs import Run
-from treadle.core.stage import Address, Instance
-from treadle.datagen.question_sources import QuestionsSettings
-from treadle.datagen.questions import QUESTIONS_STAGE
+from treadle.core.runs.address import Address
+from treadle.core.runs.execute import execute
+from treadle.core.runs.run import Run
+from treadle.core.runs.stage import Instance
+from treadle.datagen.questions.sources import QuestionsSettings
+from treadle.datagen.questions.stage import QUESTIONS_STAGE
 
 GOOD = {"question": "Which river flows through Vorna?", "answer": ["Ilme", "the Ilme"]}
 

@@ -19,15 +19,16 @@ from support.scripted_rl_engine import SCRIPT
 from treadle.agent.config import EnvironmentSettings
 from treadle.core import schemas
 from treadle.core.config import load_config
-from treadle.core.execute import execute
-from treadle.core.records import StageRecord
-from treadle.core.runs import Run
-from treadle.core.stage import Address, Instance, Progress
+from treadle.core.runs.address import Address
+from treadle.core.runs.execute import execute
+from treadle.core.runs.records import StageRecord
+from treadle.core.runs.run import Run
+from treadle.core.runs.stage import Instance, Progress
 from treadle.demo.byte_tokenizer import write_byte_tokenizer
-from treadle.rl import launch
 from treadle.rl.config import RlSettings
-from treadle.rl.stage import RL
-from treadle.rl.verl_rows import verl_row
+from treadle.rl.training import launch
+from treadle.rl.training.stage import RL
+from treadle.rl.verl.rows import verl_row
 
 ENVIRONMENT = {"system_prompt": "Answer."}
 PLACE = "1/rl@phase-1"

@@ -8,11 +8,12 @@ from functools import cache
 
 from support.qwen_tokenizer import qwen_tokenizer
 
+from treadle.agent.call_cache import Forgetful, Memory
 from treadle.agent.config import EnvironmentSettings
 from treadle.agent.environment import Question, ToolEnvironment
-from treadle.agent.memory import Forgetful, Memory
+from treadle.agent.model_types import RolloutLimits
 from treadle.agent.protocol import render
-from treadle.agent.rollout import RolloutEngine, RolloutLimits, Trajectory
+from treadle.agent.rollout import RolloutEngine, Trajectory
 from treadle.agent.tools.outcome import CallContext, Tool, ToolOutcome
 from treadle.agent.transcript import Prefix
 from treadle.core.chat import ChatTokenizer

@@ -12,10 +12,11 @@ from support.scripted_server import RecordedRequest, ScriptedServer
 
 from treadle.agent.rollouts import ROLLOUTS, RolloutsSettings
 from treadle.core.config import load_config, merge
-from treadle.core.execute import execute
-from treadle.core.records import StageRecord
-from treadle.core.runs import Run
-from treadle.core.stage import Address, Instance
+from treadle.core.runs.address import Address
+from treadle.core.runs.execute import execute
+from treadle.core.runs.records import StageRecord
+from treadle.core.runs.run import Run
+from treadle.core.runs.stage import Instance
 
 ANSWER = "<think>t</think><answer>\\boxed{1}</answer>"
 FAST = {"retry_limit": 1, "backoff_base_s": 0.0, "outage_wait_s": 0.2, "probe_base_s": 0.05, "connect_timeout_s": 5.0}

@@ -9,10 +9,11 @@ from typing import Any
 
 from treadle.core import schemas
 from treadle.core.config import Section
-from treadle.core.execute import execute
-from treadle.core.runs import Run
+from treadle.core.runs.address import Address
+from treadle.core.runs.execute import execute
+from treadle.core.runs.run import Run
+from treadle.core.runs.stage import Instance, Stage, StageContext
 from treadle.core.schemas import Table
-from treadle.core.stage import Address, Instance, Stage, StageContext
 from treadle.eval.config import ScoresOptions, ScoresSettings
 from treadle.eval.scores import SCORES
 

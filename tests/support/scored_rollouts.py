@@ -11,7 +11,7 @@ from treadle.eval.averages import AVERAGES
 from treadle.eval.config import ReportSettings
 from treadle.eval.dataset_figures import DatasetFigures
 from treadle.eval.scored_rollout import ScoredRollout
-from treadle.eval.summary import model_rows
+from treadle.report.summary import model_rows
 
 
 def averages(parts: Sequence[DatasetFigures]) -> dict[str, dict[str, Any]]:

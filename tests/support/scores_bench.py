@@ -15,10 +15,11 @@ from support.scripted_server import Item, RecordedRequest, ScriptedServer
 
 from treadle.core import schemas
 from treadle.core.config import load_config, merge
-from treadle.core.execute import execute
-from treadle.core.records import StageRecord
-from treadle.core.runs import Run
-from treadle.core.stage import Address, Instance
+from treadle.core.runs.address import Address
+from treadle.core.runs.execute import execute
+from treadle.core.runs.records import StageRecord
+from treadle.core.runs.run import Run
+from treadle.core.runs.stage import Instance
 from treadle.eval.config import ScoresSettings
 from treadle.eval.scores import SCORES
 

@@ -14,16 +14,17 @@ from typing import Any
 
 from treadle.agent.config import EnvironmentSettings
 from treadle.agent.environment import Question
-from treadle.agent.rollout import ChatCodec, Model, derive_seed
+from treadle.agent.model_types import ChatCodec, Model
 from treadle.agent.tools.outcome import CallContext, OutcomeStatus, Tool, ToolOutcome
 from treadle.core.config import load_config
 from treadle.core.llm.config import Sampling
 from treadle.core.llm.types import Completion, CompletionRequest
-from treadle.rl.advantages import group_advantages
-from treadle.rl.batching import Attendance
-from treadle.rl.branching import Branching
+from treadle.core.seeds import derive_seed
 from treadle.rl.environment import OpenEnvironment
-from treadle.rl.groups import Group, GroupJob, GroupRollouts
+from treadle.rl.groups.advantages import group_advantages
+from treadle.rl.groups.batching import Attendance
+from treadle.rl.groups.branching import Branching
+from treadle.rl.groups.rollout import Group, GroupJob, GroupRollouts
 from treadle.rl.rewards import group_rewards
 
 SEARCH = "<think>look</think><search>q</search>"

@@ -10,11 +10,12 @@ from support.score_tables import new_run, put_rows, question, rollout, score
 
 from treadle.agent.config import EnvironmentSettings
 from treadle.core import schemas
-from treadle.core.execute import execute
-from treadle.core.runs import Run
-from treadle.core.stage import Address, Instance
-from treadle.rl.selection import SELECTION
-from treadle.rl.selection_settings import SelectionOptions, SelectionSettings
+from treadle.core.runs.address import Address
+from treadle.core.runs.execute import execute
+from treadle.core.runs.run import Run
+from treadle.core.runs.stage import Instance
+from treadle.rl.selection.settings import SelectionOptions, SelectionSettings
+from treadle.rl.selection.stage import SELECTION
 
 ENVIRONMENT = EnvironmentSettings()
 

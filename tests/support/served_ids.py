@@ -9,9 +9,9 @@ import urllib.request
 from treadle.core.engines.config import VllmServer
 from treadle.core.engines.environments import engine_environ, python_of
 from treadle.core.engines.serving import serve
-from treadle.core.records import StageRecord
-from treadle.core.runs import Run
-from treadle.core.stage import Address
+from treadle.core.runs.address import Address
+from treadle.core.runs.records import StageRecord
+from treadle.core.runs.run import Run
 
 CLOSE_CALL = 0.15
 """Margin of log-probabilities within which two engines may choose differently: a logit of 16 to 32 has steps of 0.125
@@ -20,7 +20,7 @@ NUM_IDS = 16
 _LOADER = """
 import json, sys
 from pathlib import Path
-from treadle.core.engines.hand_over import greedy_ids
+from treadle.core.engines.export_model import greedy_ids
 job = json.loads(sys.argv[1])
 print(json.dumps(greedy_ids(Path(job["folder"]), job["prompt"], job["num_tokens"])["ids"]))
 """

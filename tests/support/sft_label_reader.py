@@ -16,7 +16,7 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM, TrainerCallback
 
 from treadle.core.engines.events import EventFile
-from treadle.core.engines.hand_over import greedy_ids, write_model
+from treadle.core.engines.export_model import greedy_ids, write_model
 from treadle.sft.engine.arguments import BadArguments, check_arguments, read_arguments
 from treadle.sft.engine.rows import save_rows
 from treadle.sft.engine.training import train

@@ -9,8 +9,8 @@ from typing import Any
 from support.score_tables import new_run, put_rows
 
 from treadle.core import schemas
-from treadle.core.artifact_reader import ArtifactReader
-from treadle.core.runs import Run
+from treadle.core.runs.run import Run
+from treadle.core.store.artifact_reader import ArtifactReader
 
 
 def sft_row(

@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from treadle.core.chat import ChatTokenizer
 from treadle.core.schemas import SFT_ROWS
-from treadle.datagen.sft_encoding import id_columns, num_said
+from treadle.datagen.sft_rows.encoding import id_columns, num_said
 
 SYSTEM = "Think, use the tools, answer."
 TOWNS = ("Arlen", "Bovik", "Casta", "Dorrin", "Elmet", "Farrow", "Gisel", "Hadow")

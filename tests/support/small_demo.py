@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from support.processes import end_family, kill_alone, remaining, until
 
-from treadle.core.journal import count_finished
-from treadle.core.runs import Run
+from treadle.core.journal.journal import count_finished
+from treadle.core.runs.run import Run
 
 NUM_ROWS, NUM_QUESTIONS = 48, 16
 NUM_STEPS, GROUP_SIZE = 2, 4

@@ -6,9 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from treadle.agent.rollout import ChatCodec, derive_seed
+from treadle.agent.model_types import ChatCodec
 from treadle.core.llm.config import Sampling
 from treadle.core.llm.types import Completion, CompletionRequest
+from treadle.core.seeds import derive_seed
 
 Script = Callable[[CompletionRequest], Completion]
 

@@ -81,7 +81,7 @@ def command(argv: list[str], folder: str, environment: dict[str, str], fds: list
         os.environ.update(environment)
         sys.argv = ["treadle", *argv]
         signal.signal(signal.SIGINT, signal.default_int_handler)  # Workers of pytest-xdist ignore it.
-        from treadle.flows.cli import main
+        from treadle.cli.main import main
 
         main()
         code = 0
@@ -116,10 +116,10 @@ def keep(connection: socket.socket) -> None:
 
 def serve(path: str) -> None:
     """Fork a keeper for every client until the input ends."""
-    import treadle.eval.terminal
-    import treadle.flows.render
-    import treadle.tasks.begin
-    import treadle.tasks.making  # noqa: F401
+    import treadle.cli.views.tables
+    import treadle.report.terminal
+    import treadle.tasks.planning.begin
+    import treadle.tasks.run_instances  # noqa: F401
 
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(path)

@@ -27,16 +27,17 @@ from treadle.core.errors import ConfigError
 from treadle.core.llm.config import Sampling
 from treadle.core.llm.types import CompletionRequest
 from treadle.rl.config import RlOptions
-from treadle.rl.engine import trl_commands, trl_trainer
 from treadle.rl.engine.__main__ import main as engine
 from treadle.rl.engine.generation import PolicyGenerator
 from treadle.rl.engine.group_source import ScoredGroup
 from treadle.rl.engine.rows import Row, first_prompt
-from treadle.rl.engine.trl_events import Reporter
-from treadle.rl.groups import require_groups
-from treadle.rl.plan import RlPlan
+from treadle.rl.engine.trl import commands as trl_commands
+from treadle.rl.engine.trl import trainer as trl_trainer
+from treadle.rl.engine.trl.events import Reporter
+from treadle.rl.groups.rollout import require_groups
 from treadle.rl.rewards import group_rewards
-from treadle.rl.trl_config import trl_arguments
+from treadle.rl.training.plan import RlPlan
+from treadle.rl.trl.config import trl_arguments
 
 
 def main(policy: Path, job_path: Path) -> dict[str, Any]:

@@ -17,8 +17,8 @@ from treadle.core.chat import ChatTokenizer
 from treadle.core.engines.environments import engine_environ, python_of
 from treadle.demo.byte_tokenizer import write_byte_tokenizer
 from treadle.rl.config import RlOptions, RlSettings
-from treadle.rl.plan import Machine, RlPlan, plan_phase
-from treadle.rl.verl_rows import TRAINING_SCHEMA
+from treadle.rl.training.plan import Machine, RlPlan, plan_phase
+from treadle.rl.verl.rows import TRAINING_SCHEMA
 
 MAKER = Path(__file__).with_name("tiny_policy.py")
 SUMS = ((2, 3), (4, 5), (1, 6), (3, 3))

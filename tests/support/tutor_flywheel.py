@@ -17,25 +17,26 @@ from typing import Any
 import orjson
 from support.tutor_rollout import run_python, run_search
 
+from treadle.agent.call_cache import Forgetful
 from treadle.agent.config import EnvironmentSettings
 from treadle.agent.judges.answer import AnswerJudge
-from treadle.agent.memory import Forgetful
+from treadle.agent.model_types import RolloutLimits
 from treadle.agent.role import RoleModel
-from treadle.agent.rollout import RolloutEngine, RolloutLimits
+from treadle.agent.rollout import RolloutEngine
 from treadle.agent.tools.outcome import CallContext, ToolOutcome
 from treadle.core.chat import ChatTokenizer
 from treadle.core.llm.config import Sampling
 from treadle.core.llm.types import Completion, CompletionRequest
-from treadle.datagen.evolution import Evolution
-from treadle.datagen.kit import Kit
 from treadle.datagen.operators import load_operators
-from treadle.datagen.pool import Entry
-from treadle.datagen.pools_settings import DEFAULT_OPERATORS, PoolOptions
+from treadle.datagen.pools.context import Kit
+from treadle.datagen.pools.evolution import Evolution
+from treadle.datagen.pools.pool import Entry
+from treadle.datagen.pools.settings import DEFAULT_OPERATORS, PoolOptions
 from treadle.datagen.prompts import PromptSet
 from treadle.demo.byte_tokenizer import write_byte_tokenizer
 from treadle.demo.tutor.completion import Writer
 from treadle.demo.tutor.settings import MODEL, ErrorRates, TutorSettings
-from treadle.demo.world import write_world
+from treadle.demo.world_files import write_world
 
 Row = dict[str, Any]
 _MATH = ("world-compute", "world-arithmetic")

@@ -13,11 +13,11 @@ from support.verl_plans import FOUR_GPUS, verl_files, verl_plan
 
 from treadle.agent.config import EnvironmentSettings
 from treadle.demo.byte_tokenizer import write_byte_tokenizer
-from treadle.rl.engine.verl_folder import VerlFolder
-from treadle.rl.plan import Machine, RlPlan
-from treadle.rl.verl_config import loop_yaml, override_lines, verl_overrides
-from treadle.rl.verl_data import write_verl_rows
-from treadle.rl.verl_rows import TRAINING_SCHEMA
+from treadle.rl.engine.verl.folder import VerlFolder
+from treadle.rl.training.plan import Machine, RlPlan
+from treadle.rl.verl.config import loop_yaml, override_lines, verl_overrides
+from treadle.rl.verl.data import write_verl_rows
+from treadle.rl.verl.rows import TRAINING_SCHEMA
 
 TINY_QWEN = {
     "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "vocab_size": 272, "hidden_size": 32,

@@ -7,8 +7,8 @@ from typing import Any
 
 from treadle.core.config import load_config
 from treadle.rl.config import AlgebraLimits, RlOptions, RlSettings
-from treadle.rl.plan import Machine, RlPlan, plan_phase
-from treadle.rl.verl_config import VerlFiles
+from treadle.rl.training.plan import Machine, RlPlan, plan_phase
+from treadle.rl.verl.config import VerlFiles
 
 ROOT = Path("/training")
 FOUR_GPUS = Machine(variant="cuda", num_devices=4)

@@ -29,18 +29,18 @@ from support.stub_verl import StubClient, caller
 from support.verl_plans import loop_fields
 
 from treadle.agent.environment import Question
-from treadle.agent.rollout import derive_seed
 from treadle.core.chat import ChatTokenizer
 from treadle.core.errors import ConfigError
-from treadle.rl.engine import verl_loop
+from treadle.core.seeds import derive_seed
 from treadle.rl.engine.scorer import open_scorer
-from treadle.rl.engine.verl_compose import compose_config
-from treadle.rl.engine.verl_folder import VerlFolder
-from treadle.rl.engine.verl_host import LoopHost
+from treadle.rl.engine.verl import loop as verl_loop
+from treadle.rl.engine.verl.compose import compose_config
+from treadle.rl.engine.verl.folder import VerlFolder
+from treadle.rl.engine.verl.host import LoopHost
 from treadle.rl.environment import OpenEnvironment
-from treadle.rl.groups import GroupJob, require_groups
-from treadle.rl.plan import RlPlan
+from treadle.rl.groups.rollout import GroupJob, require_groups
 from treadle.rl.rewards import GroupItem, group_rewards
+from treadle.rl.training.plan import RlPlan
 
 FORK_ONLY = (
     "actor_rollout_ref.rollout.initial_rollouts=8",

@@ -53,7 +53,7 @@ def main(answer: str, folder: str) -> None:
     from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ
     from verl.workers.rollout.replica import TokenOutput
 
-    from treadle.rl.engine.verl_compose import compose_config
+    from treadle.rl.engine.verl.compose import compose_config
 
     root = Path(folder)
     lines = json.loads((root / "overrides.json").read_text())["job"]

@@ -12,12 +12,13 @@ from starlette.testclient import TestClient
 from support.score_tables import GivenRows, new_run, put_rows, put_tables
 
 from treadle.core import schemas
-from treadle.core.execute import execute
-from treadle.core.runs import Run
-from treadle.core.stage import Address, Instance, Stage, StageContext
-from treadle.eval.viewer.kin import Kin
+from treadle.core.runs.address import Address
+from treadle.core.runs.execute import execute
+from treadle.core.runs.run import Run
+from treadle.core.runs.stage import Instance, Stage, StageContext
 from treadle.tasks.inspection.lineage import trace_back
 from treadle.tasks.inspection.trajectory_changes import changes_between
+from treadle.viewer.lineage_links import Kin
 
 KIN = Kin(lambda run, key: [step.as_dict() for step in trace_back(run, key)], changes_between)
 _EMPTY: dict[str, Any] = {"string": "", "bool": False, "double": 0.0}
@@ -228,7 +229,7 @@ def _put_training(run: Run) -> None:
 
 def client(run: Run, **options: Any) -> TestClient:
     """Asks the viewer of a run, which looks at it anew each time, without a network."""
-    from treadle.eval.viewer.app import make_app
+    from treadle.viewer.app import make_app
 
     return TestClient(make_app(run, KIN, fresh_s=0), base_url="http://127.0.0.1:8484", **options)
 
@@ -240,8 +241,8 @@ def served(run: Run, *, fresh_s: float = 0.0, host: str = "127.0.0.1") -> Iterat
 
     import uvicorn
 
-    from treadle.eval.viewer.app import make_app
-    from treadle.eval.viewer.server import listen
+    from treadle.viewer.app import make_app
+    from treadle.viewer.server import listen
 
     config = uvicorn.Config(make_app(run, KIN, fresh_s=fresh_s), log_config=None, access_log=False)
     server = uvicorn.Server(config)

@@ -14,7 +14,7 @@ import traceback
 
 def command(request: dict[str, object]) -> None:
     """Become the command in a forked child; does not return."""
-    from treadle.flows.cli import main
+    from treadle.cli.main import main
 
     os.chdir(str(request["folder"]))
     for number, name in ((1, ".out"), (2, ".err")):
@@ -37,10 +37,10 @@ def command(request: dict[str, object]) -> None:
 
 def serve() -> None:
     """Fork for every line until the input ends."""
-    import treadle.eval.terminal
-    import treadle.flows.render
-    import treadle.tasks.begin
-    import treadle.tasks.making  # noqa: F401
+    import treadle.cli.views.tables
+    import treadle.report.terminal
+    import treadle.tasks.planning.begin
+    import treadle.tasks.run_instances  # noqa: F401
 
     for line in sys.stdin:
         request = json.loads(line)

@@ -9,9 +9,9 @@ from typing import Any
 
 from support.web_servers import Page, Request, Site
 
-from treadle.agent.web.config import ProviderSettings
-from treadle.agent.web.providers import WebProvider
-from treadle.agent.web.types import WebHit
+from treadle.web.config import ProviderSettings
+from treadle.web.providers import WebProvider
+from treadle.web.types import WebHit
 
 SERPER = ProviderSettings(type="serper", api_key_envs=("KEY_A",))
 BRAVE = ProviderSettings(type="brave", api_key_envs=("KEY_A",))

@@ -5,12 +5,12 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-from treadle.agent.web.keys import page_key, search_key
-from treadle.agent.web.record_table import write_record
-from treadle.agent.web.types import Entry, FailureKind, Language, PageEntry, SearchEntry, WebHit
-from treadle.core import artifacts
-from treadle.core.artifacts import parse_manifest
-from treadle.core.storage import LocalStorage
+from treadle.core.store import artifacts
+from treadle.core.store.artifacts import parse_manifest
+from treadle.core.store.storage import LocalStorage
+from treadle.web.keys import page_key, search_key
+from treadle.web.record.table import write_record
+from treadle.web.types import Entry, FailureKind, Language, PageEntry, SearchEntry, WebHit
 
 RECORDED_AT = "2026-05-01T12:00:00+00:00"
 

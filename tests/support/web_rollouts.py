@@ -11,10 +11,10 @@ from typing import Any, Self
 from support.scripted_server import RecordedRequest
 from support.web_servers import ScriptedProvider, Site
 
-from treadle.agent.web.record_table import write_record
-from treadle.agent.web.stored_entries import WEB_STORE, entries_of
-from treadle.agent.web.types import Entry
-from treadle.core.runs import Run
+from treadle.core.runs.run import Run
+from treadle.web.record.stored_entries import WEB_STORE, entries_of
+from treadle.web.record.table import write_record
+from treadle.web.types import Entry
 
 LOOPBACK = ("127.0.0.0/8",)
 

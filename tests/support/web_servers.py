@@ -20,7 +20,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 from aiohttp.abc import AbstractResolver, ResolveResult
 
-from treadle.agent.web.sockets import MeteredSocket
+from treadle.web.sockets import MeteredSocket
 
 HTML = "text/html; charset=utf-8"
 _PROBE = "/probe-of-the-test"

@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 
-from treadle.core.artifacts import verify_artifact
 from treadle.core.config import Section
 from treadle.core.errors import ArtifactError, RunError
-from treadle.core.execute import execute
-from treadle.core.runs import Run
+from treadle.core.runs.address import Address
+from treadle.core.runs.execute import execute
+from treadle.core.runs.run import Run
+from treadle.core.runs.stage import Instance, Stage, StageContext
 from treadle.core.schemas import TRAINING_LOG
-from treadle.core.stage import Address, Instance, Stage, StageContext
+from treadle.core.store.artifacts import verify_artifact
 
 ROW = {
     "step": 1,

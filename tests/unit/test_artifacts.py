@@ -15,12 +15,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from treadle.core import parquet
-from treadle.core.artifact_reader import ArtifactReader
-from treadle.core.artifacts import ArtifactRef, ArtifactWriter, verify_artifact
 from treadle.core.errors import ArtifactError
 from treadle.core.schemas import QUESTIONS, ROLLOUTS, TABLES, Table
-from treadle.core.storage import LocalStorage, open_storage
+from treadle.core.store import parquet
+from treadle.core.store.artifact_reader import ArtifactReader
+from treadle.core.store.artifacts import ArtifactRef, ArtifactWriter, verify_artifact
+from treadle.core.store.roots import open_storage
+from treadle.core.store.storage import LocalStorage
 
 THINGS = Table(
     "things",

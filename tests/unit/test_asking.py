@@ -10,12 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.rollout_bench import ANSWER, QUESTION, SEARCH, FixedTool, settings
 
-from treadle.agent.asking import GO_ON, conversation, dropped_stop
+from treadle.agent.call_cache import Forgetful
 from treadle.agent.config import EnvironmentSettings
 from treadle.agent.environment import ToolEnvironment
-from treadle.agent.memory import Forgetful
+from treadle.agent.model_types import RolloutLimits
+from treadle.agent.prompt_strategy import GO_ON, conversation, dropped_stop
 from treadle.agent.protocol import TOOL_PROTOCOL, result_block
-from treadle.agent.rollout import RolloutEngine, RolloutLimits, Trajectory
+from treadle.agent.rollout import RolloutEngine, Trajectory
 from treadle.agent.transcript import Transcript
 from treadle.core.llm.config import Sampling
 from treadle.core.llm.stops import DROPPED, lacks_stop

@@ -21,9 +21,10 @@ from support.counting_stage import (
 )
 
 from treadle.core.errors import RolloutsOwed, StageFailed
-from treadle.core.execute import execute
-from treadle.core.runs import Run
-from treadle.core.stage import Address, StageContext
+from treadle.core.runs.address import Address
+from treadle.core.runs.execute import execute
+from treadle.core.runs.run import Run
+from treadle.core.runs.stage import StageContext
 
 
 @pytest.fixture
@@ -210,7 +211,7 @@ def test_a_log_that_the_disk_does_not_take_says_nothing(run: Run, capfd: pytest.
 def test_a_clock_that_is_set_back_changes_nothing(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """Attempts are ordered by number and results compared by fingerprint: later ones may bear earlier times."""
     years = itertools.count(2030, -1)
-    for module in ("treadle.core.runs", "treadle.core.attempt"):
+    for module in ("treadle.core.runs.run", "treadle.core.runs.attempt"):
         monkeypatch.setattr(f"{module}.utc_now", lambda: f"{next(years)}-01-01T00:00:00.000+00:00")
 
     def fail(context: StageContext) -> Mapping[str, Any]:

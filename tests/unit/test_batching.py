@@ -12,7 +12,7 @@ import pytest
 from treadle.core.errors import EngineError
 from treadle.core.llm.config import Sampling
 from treadle.core.llm.types import Completion, CompletionRequest
-from treadle.rl.batching import Attendance, BatchedModel
+from treadle.rl.groups.batching import Attendance, BatchedModel
 
 
 def request(number: int) -> CompletionRequest:

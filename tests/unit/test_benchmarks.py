@@ -18,9 +18,9 @@ from support.questions_bench import GOOD, Bench, write_jsonl
 from treadle.core.answers.score import score_answer
 from treadle.core.config import load_config, semantic_dump, validate
 from treadle.core.errors import ConfigError
-from treadle.core.execute import execute, fingerprint_of, state_of
-from treadle.datagen.benchmarks import RULES, best_fit, read_benchmarks, rule_for
-from treadle.datagen.question_sources import QuestionsSettings
+from treadle.core.runs.execute import execute, fingerprint_of, state_of
+from treadle.datagen.questions.benchmarks import RULES, best_fit, read_benchmarks, rule_for
+from treadle.datagen.questions.sources import QuestionsSettings
 from treadle.tasks.config import TreadleConfig
 
 MINE = {"domain": "qa", "question": ["Frage", "frage"], "answer": "Antwort", "choice_columns": ["a", "b"]}
@@ -321,4 +321,4 @@ def test_the_shipped_file_is_packaged() -> None:
     root = Path(__file__).resolve().parents[2]
     setuptools = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["setuptools"]
     assert "*.toml" in setuptools["package-data"]["*"]
-    assert (root / setuptools["package-dir"]["treadle.datagen"] / "benchmarks.toml").exists()
+    assert (root / setuptools["package-dir"]["treadle.datagen"] / "questions" / "benchmarks.toml").exists()

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from treadle.core.errors import ConfigError
 from treadle.core.llm.types import Completion
-from treadle.rl.branching import ENTROPY_WINDOW, Branching, position_entropy, turn_entropy, uniform
+from treadle.rl.groups.branching import ENTROPY_WINDOW, Branching, position_entropy, turn_entropy, uniform
 
 QWEN_VOCABULARY = 151_665
 

@@ -9,8 +9,8 @@ import pytest
 
 from treadle.core.config import load_config
 from treadle.core.errors import ConfigError
-from treadle.core.execute import fingerprint_of
-from treadle.core.stage import Address
+from treadle.core.runs.address import Address
+from treadle.core.runs.execute import fingerprint_of
 from treadle.tasks.catalog import flow_addresses, instance, semantic_of
 from treadle.tasks.config import TreadleConfig
 

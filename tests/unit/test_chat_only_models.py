@@ -9,8 +9,8 @@ import pytest
 
 from treadle.core.config import load_config
 from treadle.core.errors import ConfigError
-from treadle.tasks.begin import open_run
 from treadle.tasks.config import TreadleConfig
+from treadle.tasks.planning.begin import open_run
 
 NOWHERE = {"endpoints": [{"url": "http://127.0.0.1:9/v1"}], "connect_timeout_s": 1.0}
 

@@ -25,16 +25,17 @@ from support.counting_stage import (
     numbers_of,
 )
 
-from treadle.core.artifacts import ArtifactWriter, verify_artifact
+from treadle.cli.commands.gc import gc
 from treadle.core.config import Section
-from treadle.core.execute import execute
 from treadle.core.gc import collection
 from treadle.core.gc.collection import collect
 from treadle.core.gc.garbage import plan_collection
-from treadle.core.runs import Run
-from treadle.core.stage import Address, Instance, Stage, StageContext
-from treadle.core.storage import LocalStorage
-from treadle.flows.cli_gc import gc
+from treadle.core.runs.address import Address
+from treadle.core.runs.execute import execute
+from treadle.core.runs.run import Run
+from treadle.core.runs.stage import Instance, Stage, StageContext
+from treadle.core.store.artifacts import ArtifactWriter, verify_artifact
+from treadle.core.store.storage import LocalStorage
 
 
 @pytest.fixture

@@ -10,9 +10,9 @@ import pytest
 from support.counting_stage import counting, no_calls, numbers_of  # noqa: F401 - `no_calls` is an autouse fixture
 
 from treadle.core.errors import RunError
-from treadle.core.execute import execute
 from treadle.core.gc.commit_gate import collecting, committing
-from treadle.core.runs import Run
+from treadle.core.runs.execute import execute
+from treadle.core.runs.run import Run
 
 
 @pytest.fixture

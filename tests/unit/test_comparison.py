@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from support.scored_rollouts import scored
 
 from treadle.core.errors import DataError
-from treadle.eval.comparison import Comparison, compared, compared_average, pair
 from treadle.eval.scored_rollout import ScoredRollout
 from treadle.eval.statistics import (
     average_interval,
@@ -23,6 +22,7 @@ from treadle.eval.statistics import (
     share_interval,
     wilson_interval,
 )
+from treadle.report.comparison import Comparison, compared, compared_average, pair
 
 
 def compare(first: list[ScoredRollout], second: list[ScoredRollout], figure: str = "score", **how: int) -> Comparison:

@@ -16,17 +16,17 @@ from typing import Any
 import pytest
 from pydantic.fields import FieldInfo
 
-from treadle.agent.web.record_table import write_record
 from treadle.core.config import Section, _flatten, is_operational, load_config
 from treadle.core.errors import ConfigError, RunError
-from treadle.core.execute import fingerprint_of
-from treadle.core.record_files import as_read_back
-from treadle.core.runs import Run
-from treadle.core.storage import LocalStorage
+from treadle.core.runs.execute import fingerprint_of
+from treadle.core.runs.record_files import as_read_back
+from treadle.core.runs.run import Run
+from treadle.core.store.storage import LocalStorage
 from treadle.demo.byte_tokenizer import write_byte_tokenizer
-from treadle.tasks.begin import open_run
 from treadle.tasks.catalog import flow_instances, semantic_of
 from treadle.tasks.config import TreadleConfig
+from treadle.tasks.planning.begin import open_run
+from treadle.web.record.table import write_record
 
 REVISABLE = (
     ("scores", "judges"), ("scores", "redundancy"), ("scores", "max_error_rate"), ("report",),

@@ -11,14 +11,14 @@ import pytest
 
 from treadle.core.config import load_config, semantic_dump
 from treadle.core.errors import ConfigError
-from treadle.core.execute import fingerprint_of
-from treadle.core.stage import Address
-from treadle.datagen.pools_settings import PYTHON_HINTS, SEARCH_HINTS, PolicySampling, PoolOptions, PoolRoles
+from treadle.core.runs.address import Address
+from treadle.core.runs.execute import fingerprint_of
+from treadle.datagen.pools.settings import PYTHON_HINTS, SEARCH_HINTS, PolicySampling, PoolOptions, PoolRoles
 from treadle.demo.byte_tokenizer import write_byte_tokenizer
 from treadle.retriever.service.config import RetrieverConfig
 from treadle.tasks.catalog import STAGES, flow_addresses, instance
 from treadle.tasks.config import TreadleConfig
-from treadle.tasks.iterations import pool_roles
+from treadle.tasks.planning.iterations import pool_roles
 from treadle.tasks.reference import pages
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -21,12 +21,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.parquet_footers import change_footer, change_page, columns_of, set_number
 
-from treadle.core import confined_rows, row_frames
-from treadle.core.confined_rows import UnreadableInput, read_parquet
 from treadle.core.errors import DataError
-from treadle.core.inputs import file_sha256, read_rows
-from treadle.datagen import question_sources
-from treadle.datagen.question_sources import SourceSettings, source_rows
+from treadle.core.untrusted import confined_rows, row_frames
+from treadle.core.untrusted.confined_rows import UnreadableInput, read_parquet
+from treadle.core.untrusted.input_files import file_sha256, read_rows
+from treadle.datagen.questions import sources as question_sources
+from treadle.datagen.questions.sources import SourceSettings, source_rows
 
 MIB = 2**20
 
@@ -142,7 +142,7 @@ def test_a_hostile_file_is_refused_in_one_line_and_takes_no_memory_here(
     # memory of the process that it was forked from, too.
     script = (
         "import re, sys; from pathlib import Path\n"
-        "from treadle.core.errors import DataError; from treadle.core.inputs import read_rows\n"
+        "from treadle.core.errors import DataError; from treadle.core.untrusted.input_files import read_rows\n"
         "try: print(sum(1 for _ in read_rows(Path(sys.argv[1]))))\n"
         "except DataError as error: print(error)\n"
         "print(re.search(r'VmHWM:\\s+(\\d+) kB', Path('/proc/self/status').read_text())[1])\n"
@@ -286,7 +286,9 @@ def taken_over(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, code: str, python_path: str | None = None, **bound: int
 ) -> str:
     """What is said of a child that does something else."""
-    (tmp_path / "other.py").write_text(f"import os, sys, time\nfrom treadle.core.row_frames import *\n{code}\n")
+    (tmp_path / "other.py").write_text(
+        f"import os, sys, time\nfrom treadle.core.untrusted.row_frames import *\n{code}\n"
+    )
     monkeypatch.setattr(confined_rows, "_PARQUET", "other")
     monkeypatch.setenv("PYTHONPATH", python_path or str(tmp_path))
     path = tmp_path / "a.parquet"

@@ -12,11 +12,11 @@ from rich.console import Console
 from support.rollouts_bench import Bench
 
 from treadle.agent.config import EnvironmentSettings
-from treadle.core.runs import Run
-from treadle.core.stage import Address
-from treadle.datagen.pools_settings import PoolOptions
+from treadle.cli.views.figures import estimate_view
+from treadle.core.runs.address import Address
+from treadle.core.runs.run import Run
+from treadle.datagen.pools.settings import PoolOptions
 from treadle.eval.config import ScoresOptions
-from treadle.flows.figures_view import estimate_view
 from treadle.rl.config import RlOptions
 from treadle.tasks.estimate.cost_model import (
     PhaseSize,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from treadle.agent.crew import Crew
+from treadle.agent.job_runner import Crew
 from treadle.core.errors import EndpointUnavailable
 
 

@@ -18,11 +18,12 @@ from support.crash_bench import artifact_files
 
 from treadle.core.config import Section
 from treadle.core.errors import TreadleError
-from treadle.core.execute import execute
-from treadle.core.locked_config import create_or_open_run
-from treadle.core.runs import Run, list_runs
+from treadle.core.runs.address import Address
+from treadle.core.runs.execute import execute
+from treadle.core.runs.locked_config import create_or_open_run
+from treadle.core.runs.run import Run, list_runs
+from treadle.core.runs.stage import Instance, Stage, StageContext
 from treadle.core.schemas import Table
-from treadle.core.stage import Address, Instance, Stage, StageContext
 
 TIMES = Table(
     "times", 1, ("number",), pa.schema([pa.field("number", pa.int64(), nullable=False)]), "Times.", required=False

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from treadle.core.runs import Run
+from treadle.core.runs.run import Run
 from treadle.demo import steps
 from treadle.demo.steps import STEPS, DemoSteps
 from treadle.tasks.catalog import flow_addresses, flow_instances

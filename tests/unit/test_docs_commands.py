@@ -24,7 +24,7 @@ from support.docs_pages import (
     pages,
 )
 
-from treadle.flows.cli import cli
+from treadle.cli.main import cli
 
 _LINK = re.compile(r"\]\((?!https?:|mailto:)(?P<path>[^)#\s]*)(?:#(?P<place>[^)\s]+))?\)")
 

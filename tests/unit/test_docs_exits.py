@@ -19,7 +19,7 @@ PAGE = ROOT / "docs/behaviour/exits.md"
 _ROW = re.compile(r"\| (?P<stages>[^|]+) \| `(?P<message>[^`]+)` \| [^|]*\| `(?P<test>[^`]+)` \|")
 TROUBLES = ROOT / "docs/guides/troubleshooting.md"
 _REFUSALS = ("StageFailed", *(error.__name__ for error in StageFailed.__subclasses__()))
-_CODE = ("agent", "core", "datagen", "eval", "retriever", "rl", "sft", "tasks")
+_CODE = ("agent", "core", "datagen", "eval", "report", "retriever", "rl", "sft", "tasks", "web")
 
 
 class Exit(NamedTuple):
@@ -111,7 +111,9 @@ def test_every_refusal_of_the_code_is_in_the_table() -> None:
 
 def test_a_refusal_that_no_row_tells_of_is_found() -> None:
     without = [row for row in exits() if "names no quota" not in row.message]
-    assert [refusal.place.partition(":")[0] for refusal in refusals() if not told(refusal, without)] == ["rl/choice.py"]
+    assert [refusal.place.partition(":")[0] for refusal in refusals() if not told(refusal, without)] == [
+        "rl/selection/choice.py"
+    ]
 
 
 def test_troubles_are_told_in_the_words_of_the_code() -> None:

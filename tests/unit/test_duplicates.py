@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.plain_duplicates import PlainBenchmarks, PlainIndex
 
-from treadle.datagen import contamination, duplicates, spellings, word_index
-from treadle.datagen.contamination import RUN, BenchmarkIndex
-from treadle.datagen.duplicates import DuplicateIndex, identity
-from treadle.datagen.likeness import Reading, asks_the_same, is_misspelling, jaccard, shingles, tokenize
+from treadle.datagen.questions import contamination, duplicates, spellings, word_index
+from treadle.datagen.questions.contamination import RUN, BenchmarkIndex
+from treadle.datagen.questions.duplicates import DuplicateIndex, identity
+from treadle.datagen.questions.likeness import Reading, asks_the_same, is_misspelling, jaccard, shingles, tokenize
 
 STORY = (
     "A keeper of the old tower at the end of the harbour writes down every boat that passes. On the first day he "

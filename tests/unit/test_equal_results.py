@@ -18,11 +18,12 @@ from support.counting_stage import (
 )
 
 from treadle.core.errors import RolloutsOwed, RunError
-from treadle.core.execute import equal_result, execute, state_of
-from treadle.core.runs import Run
-from treadle.core.stage import Address, Instance, StageContext
-from treadle.tasks.forced import forced_run, is_forced
-from treadle.tasks.plan import equal_work, plan
+from treadle.core.runs.address import Address
+from treadle.core.runs.execute import equal_result, execute, state_of
+from treadle.core.runs.run import Run
+from treadle.core.runs.stage import Instance, StageContext
+from treadle.tasks.planning.forced import forced_run, is_forced
+from treadle.tasks.planning.plan import equal_work, plan
 from treadle.tasks.prefect.stage_card import stage_card
 
 

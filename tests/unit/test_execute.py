@@ -24,10 +24,11 @@ from support.counting_stage import (
 
 from treadle.core.config import Section
 from treadle.core.errors import ArtifactError, ConfigError, RunError, StageFailed
-from treadle.core.execute import execute, state_of
-from treadle.core.runs import Run
+from treadle.core.runs.address import Address
+from treadle.core.runs.execute import execute, state_of
+from treadle.core.runs.run import Run
+from treadle.core.runs.stage import Instance, Stage, StageContext
 from treadle.core.schemas import TABLES, Table
-from treadle.core.stage import Address, Instance, Stage, StageContext
 
 
 @pytest.fixture

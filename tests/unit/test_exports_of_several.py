@@ -13,13 +13,14 @@ from support.score_tables import put_rows
 from support.viewer_run import agent_row, filled, put_from, question_row
 
 from treadle.agent.config import EnvironmentSettings
+from treadle.cli.commands.export import export
 from treadle.core import schemas
 from treadle.core.config import Section
 from treadle.core.errors import ConfigError, RunError
-from treadle.core.execute import execute
-from treadle.core.runs import Run
-from treadle.core.stage import Address, Instance, Stage, StageContext
-from treadle.flows.cli_export import export
+from treadle.core.runs.address import Address
+from treadle.core.runs.execute import execute
+from treadle.core.runs.run import Run
+from treadle.core.runs.stage import Instance, Stage, StageContext
 
 
 class Sampled(Section):

@@ -15,14 +15,15 @@ from click.testing import CliRunner, Result
 from support.score_tables import put_rows
 from support.viewer_run import agent_row, filled, put_from, question_row
 
+from treadle.cli.commands.export import export
 from treadle.core import schemas
 from treadle.core.config import Section
 from treadle.core.engines.base_model import folder_digest
 from treadle.core.errors import ArtifactError, RunError
-from treadle.core.execute import execute
-from treadle.core.runs import Run
-from treadle.core.stage import Address, Instance, Stage, StageContext
-from treadle.flows.cli_export import export
+from treadle.core.runs.address import Address
+from treadle.core.runs.execute import execute
+from treadle.core.runs.run import Run
+from treadle.core.runs.stage import Instance, Stage, StageContext
 
 HOSTILE = "\x1b]0;owned\x07\u202e|# [x](javascript:1)`"
 WEIGHTS = b"weights" * 1000

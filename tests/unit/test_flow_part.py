@@ -9,10 +9,11 @@ from support.counting_stage import DOUBLE, counting
 
 from treadle.core.config import Section
 from treadle.core.errors import ConfigError, RunError
-from treadle.core.execute import execute
-from treadle.core.runs import Run
-from treadle.core.stage import Address, Instance
-from treadle.tasks.flow_part import FlowPart, flow_part
+from treadle.core.runs.address import Address
+from treadle.core.runs.execute import execute
+from treadle.core.runs.run import Run
+from treadle.core.runs.stage import Instance
+from treadle.tasks.planning.flow_part import FlowPart, flow_part
 
 
 def double(name: str, count: str) -> Instance:

@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 from support.counting_stage import DOUBLING, counting
 
-from treadle.core.execute import execute
-from treadle.core.runs import Run
-from treadle.core.stage import Address, Instance
-from treadle.tasks.forced import forced_run, is_forced, still_to_make
+from treadle.core.runs.address import Address
+from treadle.core.runs.execute import execute
+from treadle.core.runs.run import Run
+from treadle.core.runs.stage import Instance
+from treadle.tasks.planning.forced import forced_run, is_forced, still_to_make
 
 INSTANCES = (counting(), DOUBLING)
 AGAIN = replace(DOUBLING, address=Address(1, "double", "again"))

@@ -13,12 +13,12 @@ from support.foreign_desk import RIGHT, WRONG, Desk, calling, evolved, sampled
 from treadle.core.chat import ChatTokenizer
 from treadle.core.config import load_config
 from treadle.core.errors import ConfigError, DataError, RunError
-from treadle.core.execute import state_of
-from treadle.core.stage import Address
+from treadle.core.runs.address import Address
+from treadle.core.runs.execute import state_of
 from treadle.tasks.catalog import instance
 from treadle.tasks.config import TreadleConfig
 from treadle.tasks.estimate.estimates import estimates
-from treadle.tasks.stage_report import stage_report
+from treadle.tasks.summaries.stage_report import stage_report
 
 
 @pytest.fixture

@@ -12,19 +12,20 @@ import pytest
 from click.testing import CliRunner
 from support.foreign_desk import RIGHT, WRONG, Desk, calling, evolved, sampled
 
+from treadle.cli.commands.inspect import status
+from treadle.cli.commands.run import run as run_command
+from treadle.cli.views.summary import made_text
 from treadle.core.config import load_config
 from treadle.core.errors import RunError
-from treadle.core.execute import execute
-from treadle.core.locks import hold_key
-from treadle.core.stage import Address, StageContext, Worked
-from treadle.flows.cli_inspect import status
-from treadle.flows.cli_run import run as run_command
-from treadle.flows.summary import made_text
-from treadle.tasks.begin import open_run
+from treadle.core.runs.address import Address
+from treadle.core.runs.execute import execute
+from treadle.core.runs.stage import StageContext, Worked
+from treadle.core.store.leases import hold_key
 from treadle.tasks.catalog import instance
 from treadle.tasks.config import TreadleConfig
-from treadle.tasks.exchange.foreign_import import write_questions
+from treadle.tasks.exchange.original_import import write_questions
 from treadle.tasks.page.build import report_page
+from treadle.tasks.planning.begin import open_run
 from treadle.tasks.prefect.stage_card import stage_card
 
 

@@ -16,20 +16,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from treadle.agent.web.foreign import read_search_cache
-from treadle.agent.web.provider_requests import failure_of as web_failure_of
-from treadle.agent.web.types import SearchEntry
 from treadle.core.engines.config import VllmServer
 from treadle.core.engines.serving import _number_type
-from treadle.core.foreign_json import load_json
-from treadle.core.inputs import read_rows
 from treadle.core.llm.hosted import refused_keys
 from treadle.core.llm.wire import Failure, error_message, parse_chat, parse_completion, parse_probe
-from treadle.datagen.question_rows import Rejected, parse_row
-from treadle.datagen.questions import QuestionsSettings
+from treadle.core.untrusted.input_files import read_rows
+from treadle.core.untrusted.json_text import load_json
+from treadle.datagen.questions.rows import Rejected, parse_row
+from treadle.datagen.questions.stage import QuestionsSettings
 from treadle.retriever.answers import SEARCH, parse_documents
-from treadle.retriever.endpoint_encoder import _vectors
+from treadle.retriever.dense.endpoint_encoder import _vectors
 from treadle.sft.training_events import TrainingEvents
+from treadle.web.provider_requests import failure_of as web_failure_of
+from treadle.web.record.imported import read_search_cache
+from treadle.web.types import SearchEntry
 
 DIGITS = "7" * 5000
 ODD = ["NaN", "-Infinity", "1e999", DIGITS, '"\\ud800"', '"\\udc00 \\ud83d\\ude00"', '{"a": 1, "a": NaN}']

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.foreign_desk import RIGHT, WRONG, Desk, calling, evolved, sampled
 
-from treadle.flows.cli_import import import_
-from treadle.tasks.exchange.foreign_records import ForeignRecord, Refusal, read_records
-from treadle.tasks.exchange.foreign_rows import status_of_result
+from treadle.cli.commands.import_files import import_
+from treadle.tasks.exchange.original_records import ForeignRecord, Refusal, read_records
+from treadle.tasks.exchange.original_rows import status_of_result
 
 ASKED = {"question": "q", "answer": "1", "source": "openr1"}
 

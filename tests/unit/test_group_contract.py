@@ -10,8 +10,8 @@ from support.scripted_groups import CONTRACT_JOBS, contract_facts, contract_gene
 
 from treadle.core.chat import ChatTokenizer
 from treadle.demo.byte_tokenizer import write_byte_tokenizer
-from treadle.rl.batching import Attendance, BatchedModel
-from treadle.rl.groups import require_groups
+from treadle.rl.groups.batching import Attendance, BatchedModel
+from treadle.rl.groups.rollout import require_groups
 
 GOLDEN = Path(__file__).parent / "golden" / "group_rollouts.json"
 

@@ -25,15 +25,15 @@ from support.scripted_groups import (
 )
 
 from treadle.agent.environment import ToolEnvironment
-from treadle.agent.rollout import derive_seed
 from treadle.agent.tools.outcome import CallContext, ToolOutcome
 from treadle.agent.tools.search import SearchTool, SearchToolSettings
 from treadle.core.errors import EndpointUnavailable, EngineError, ModelError, ToolError
+from treadle.core.seeds import derive_seed
 from treadle.core.work_clock import work_clock
 from treadle.retriever.index import Hit
-from treadle.rl.batching import Attendance, BatchedModel
-from treadle.rl.branching import Branching
-from treadle.rl.groups import Group, GroupRollouts, require_groups, roll_out_groups
+from treadle.rl.groups.batching import Attendance, BatchedModel
+from treadle.rl.groups.branching import Branching
+from treadle.rl.groups.rollout import Group, GroupRollouts, require_groups, roll_out_groups
 
 
 class Counted(ToolEnvironment):

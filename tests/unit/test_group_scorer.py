@@ -13,8 +13,8 @@ from treadle.core import engines
 from treadle.core.errors import ConfigError
 from treadle.rl.config import AlgebraLimits
 from treadle.rl.engine.scorer import open_scorer, require_algebra
-from treadle.rl.plan import RlPlan
 from treadle.rl.rewards import GroupItem
+from treadle.rl.training.plan import RlPlan
 
 LOCKS = Path(engines.__file__).with_name("locks")
 SUM = GroupItem.from_text(r"<think>a</think><answer>\boxed{x+1}</answer>")

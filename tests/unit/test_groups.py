@@ -25,16 +25,16 @@ from support.scripted_groups import (
     turn_of,
 )
 
-from treadle.agent.rollout import derive_seed
 from treadle.agent.tools.outcome import CallContext, ToolOutcome
 from treadle.core.chat import ChatTokenizer
 from treadle.core.errors import ConfigError
 from treadle.core.llm.types import Completion, CompletionRequest
-from treadle.rl.batching import Attendance, BatchedModel
-from treadle.rl.branching import Branching, uniform
-from treadle.rl.figures import step_figures
-from treadle.rl.groups import Group, roll_out_groups
+from treadle.core.seeds import derive_seed
+from treadle.rl.groups.batching import Attendance, BatchedModel
+from treadle.rl.groups.branching import Branching, uniform
+from treadle.rl.groups.rollout import Group, roll_out_groups
 from treadle.rl.rewards import Reward, group_rewards
+from treadle.rl.training.figures import step_figures
 
 
 async def batch_sizes(branching: Branching, reply: Callable[[str, int], str], size: int = 16) -> list[int]:

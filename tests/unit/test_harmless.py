@@ -9,7 +9,7 @@ import pytest
 
 from treadle.agent.protocol import render, tokenise
 from treadle.core.answers.extraction import extract_prediction
-from treadle.core.harmless import HarmlessFormatter, harmless, harmless_json
+from treadle.core.untrusted.sanitize import HarmlessFormatter, harmless, harmless_json
 
 HOSTILE = "\x1b[31mred\x9b2J\x7f\u202e\u2066\u2028\r\x00\U000e0041"
 

@@ -13,16 +13,16 @@ from typing import Any
 import pytest
 from unit.test_shards import ADDRESS, Counting
 
-from treadle.core.context import NullProgress
 from treadle.core.errors import ConfigError, RunError
-from treadle.core.execute import execute, state_of
-from treadle.core.runs import Run
-from treadle.core.stage import Address
+from treadle.core.runs.address import Address
+from treadle.core.runs.context import NullProgress
+from treadle.core.runs.execute import execute, state_of
+from treadle.core.runs.run import Run
 from treadle.tasks import work
-from treadle.tasks.begin import semantic_for
-from treadle.tasks.begin_checks import key_variables
 from treadle.tasks.catalog import instance
 from treadle.tasks.config import TreadleConfig
+from treadle.tasks.planning.begin import semantic_for
+from treadle.tasks.planning.begin_checks import key_variables
 from treadle.tasks.prefect import helper_runs
 from treadle.tasks.prefect.helper_runs import artifact_key, help_from_flow, helped_by_workers
 from treadle.tasks.work import Helper

@@ -11,12 +11,12 @@ import pytest
 from support.counting_stage import DOUBLE, DOUBLING, counting, double, numbers_of
 
 from treadle.core.errors import RunError
-from treadle.core.execute import execute
-from treadle.core.runs import Run
-from treadle.core.stage import Instance, StageContext
-from treadle.tasks.forced import forced_run, is_forced
-from treadle.tasks.making import run_instance
-from treadle.tasks.plan import plan
+from treadle.core.runs.execute import execute
+from treadle.core.runs.run import Run
+from treadle.core.runs.stage import Instance, StageContext
+from treadle.tasks.planning.forced import forced_run, is_forced
+from treadle.tasks.planning.plan import plan
+from treadle.tasks.run_instances import run_instance
 
 
 def imported(context: StageContext) -> Mapping[str, Any]:

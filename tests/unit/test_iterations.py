@@ -9,10 +9,11 @@ import pytest
 
 from treadle.core.config import load_config
 from treadle.core.errors import ConfigError, RunError
-from treadle.core.execute import fingerprint_of
-from treadle.core.locked_config import create_or_open_run
-from treadle.core.runs import Run
-from treadle.core.stage import Address, Instance
+from treadle.core.runs.address import Address
+from treadle.core.runs.execute import fingerprint_of
+from treadle.core.runs.locked_config import create_or_open_run
+from treadle.core.runs.run import Run
+from treadle.core.runs.stage import Instance
 from treadle.tasks.catalog import flow_addresses, flow_instances, instance, semantic_of
 from treadle.tasks.config import TreadleConfig
 

@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from treadle.core.errors import StorageError
-from treadle.core.journal import Journal, count_finished
+from treadle.core.journal.journal import Journal, count_finished
 
 OWNERS = st.sampled_from(["a", "b", "größe", "d" * 40])
 UNITS = st.sampled_from(["llm-0", "tool-0", "llm-1"])

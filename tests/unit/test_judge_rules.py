@@ -10,11 +10,11 @@ import pytest
 from support.judge_bench import CASE, asked, judged
 from support.memories import Remembering
 
+from treadle.agent.call_cache import Forgetful
 from treadle.agent.judges import rules
 from treadle.agent.judges.answer import AnswerJudge
 from treadle.agent.judges.base import Verdict
 from treadle.agent.judges.rules import RuleJudge, SymbolicLimits
-from treadle.agent.memory import Forgetful
 from treadle.core.answers.math_equal import SymbolicVerdict
 from treadle.core.errors import ConfigError, DeadlineExceeded, EngineError
 

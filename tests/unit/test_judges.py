@@ -19,7 +19,7 @@ from treadle.agent.judges.model import MAX_PREDICTION_CHARS, ModelJudge, read_ve
 from treadle.agent.judges.rules import DEFAULT_SYMBOLIC
 from treadle.agent.role import Reply
 from treadle.core.errors import EndpointUnavailable
-from treadle.datagen.benchmarks import RULES
+from treadle.datagen.questions.benchmarks import RULES
 
 
 @pytest.mark.parametrize(

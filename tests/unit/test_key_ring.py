@@ -6,8 +6,8 @@ import logging
 
 import pytest
 
-from treadle.agent.web.key_ring import Key, KeyRing
 from treadle.core.errors import ConfigError, ToolError
+from treadle.web.key_ring import Key, KeyRing
 
 ENVIRON = {"KEY_A": "secret-a-111", "KEY_B": "secret-b-222", "KEY_C": "secret-c-333"}
 

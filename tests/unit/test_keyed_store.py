@@ -13,23 +13,24 @@ from typing import Any
 import pytest
 from support.counting_stage import counting
 
-from treadle.core.context import Context, NullProgress
 from treadle.core.errors import ArtifactError, RunError, StorageError
-from treadle.core.execute import execute
-from treadle.core.journal import Journal
-from treadle.core.keyed_store import KeyedStore
-from treadle.core.locked_config import create_or_open_run
-from treadle.core.runs import Run
-from treadle.core.stage import Address, StageContext
-from treadle.core.storage import LocalStorage
+from treadle.core.journal.journal import Journal
+from treadle.core.runs.address import Address
+from treadle.core.runs.context import Context, NullProgress
+from treadle.core.runs.execute import execute
+from treadle.core.runs.locked_config import create_or_open_run
+from treadle.core.runs.run import Run
+from treadle.core.runs.stage import StageContext
+from treadle.core.store.keyed_store import KeyedStore
+from treadle.core.store.storage import LocalStorage
 
 KEY = "0123456789abcdef" * 2
 OTHER = "f" * 32
 
 _ADDER = """
 import sys
-from treadle.core.keyed_store import KeyedStore
-from treadle.core.storage import LocalStorage
+from treadle.core.store.keyed_store import KeyedStore
+from treadle.core.store.storage import LocalStorage
 
 store = KeyedStore(LocalStorage(sys.argv[1]), "store")
 sys.stdin.read(1)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from support.original.rewards import legacy_correctness
 
-from treadle.rl.legacy_rewards import legacy_correctness
 from treadle.rl.rewards import GroupItem, group_rewards
 
 

@@ -12,13 +12,13 @@ from rich.console import Console
 from support.rl_tables import rl_row
 from support.score_tables import new_run, put_rows, put_tables, question, rollout, score
 
+from treadle.cli.views.lineage import lineage_tree
+from treadle.cli.views.trajectory import trajectory_view
 from treadle.core import schemas
 from treadle.core.errors import ArtifactError, DataError
-from treadle.core.runs import Run
+from treadle.core.runs.address import Address
+from treadle.core.runs.run import Run
 from treadle.core.schemas import QUESTIONS, ROLLOUTS
-from treadle.core.stage import Address
-from treadle.flows.lineage_view import lineage_tree
-from treadle.flows.trajectory_view import trajectory_view
 from treadle.tasks.inspection.lineage import find_rollout, trace_back
 
 EVIL = "\x1b]0;owned\x07[blink]\u202e"

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from treadle.core import locks
 from treadle.core.errors import RunError, StorageError
-from treadle.core.locks import FileLease, hold, living_holder
+from treadle.core.store import locks
+from treadle.core.store.locks import FileLease, hold, living_holder
 
 
 def test_a_second_holder_is_told_who_has_it(tmp_path: Path) -> None:

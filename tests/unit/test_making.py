@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from support.counting_stage import DOUBLE, DOUBLING, counting
 
-from treadle.core.execute import execute
-from treadle.core.runs import Run
-from treadle.core.stage import StageContext
+from treadle.core.runs.execute import execute
+from treadle.core.runs.run import Run
+from treadle.core.runs.stage import StageContext
 from treadle.tasks.config import TreadleConfig
-from treadle.tasks.making import making, run_instance
+from treadle.tasks.run_instances import making, run_instance
 
 CONFIG = TreadleConfig.model_validate({"environment": {"search": {"enabled": False}}})
 FLOW = [counting(), DOUBLING]

@@ -14,7 +14,7 @@ import pytest
 from huggingface_hub import constants
 
 from treadle.core.engines import model_hub
-from treadle.core.engines.hand_over import NoModel, fetch_small_files
+from treadle.core.engines.export_model import NoModel, fetch_small_files
 from treadle.core.engines.model_hub import fetch_model
 from treadle.core.errors import EngineError
 

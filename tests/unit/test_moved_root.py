@@ -15,13 +15,14 @@ from treadle.core.engines.event_log import EventLog
 from treadle.core.engines.process import start_child
 from treadle.core.engines.training import follow
 from treadle.core.errors import StorageError
-from treadle.core.execute import execute
-from treadle.core.locked_config import create_or_open_run
-from treadle.core.locks import FileLease
-from treadle.core.runs import Run
+from treadle.core.runs.address import Address
+from treadle.core.runs.execute import execute
+from treadle.core.runs.locked_config import create_or_open_run
+from treadle.core.runs.run import Run
+from treadle.core.runs.stage import Instance, Stage, StageContext
 from treadle.core.schemas import Table
-from treadle.core.stage import Address, Instance, Stage, StageContext
-from treadle.core.storage import LocalStorage
+from treadle.core.store.locks import FileLease
+from treadle.core.store.storage import LocalStorage
 
 NUMBERS = Table("numbers", 1, ("number",), pa.schema([pa.field("number", pa.int64(), nullable=False)]), "Numbers.")
 COUNTING = Address(1, "count")

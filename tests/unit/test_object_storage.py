@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from treadle.core.errors import ConfigError
-from treadle.core.storage import open_storage
+from treadle.core.store.roots import open_storage
 
 
 @pytest.fixture(autouse=True)

@@ -14,7 +14,7 @@ from treadle.datagen.operators.redundant_modification import RedundantModificati
 from treadle.datagen.operators.reflection import Reflection
 from treadle.datagen.operators.rerollout import Rerollout
 from treadle.datagen.operators.self_correction import SelfCorrection
-from treadle.datagen.pools_settings import DEFAULT_OPERATORS
+from treadle.datagen.pools.settings import DEFAULT_OPERATORS
 
 
 @pytest.fixture(params=["qwen", "bytes", "text"])

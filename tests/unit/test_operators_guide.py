@@ -14,8 +14,8 @@ from treadle.core.config import load_config
 from treadle.core.errors import ConfigError
 from treadle.datagen import operators
 from treadle.datagen.operators import load_operators, operator_versions
-from treadle.datagen.operators.base import Rejected
-from treadle.datagen.pools_settings import PoolOptions
+from treadle.datagen.operators.rejection import Rejected
+from treadle.datagen.pools.settings import PoolOptions
 
 PAGE = Path(__file__).parents[2] / "docs" / "guides" / "operators.md"
 FINISH = "<think>At last.</think><answer>\\boxed{new}</answer>"

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from treadle.agent.protocol import TOOL_PROTOCOL, tokenise
 from treadle.agent.role import Reply
-from treadle.datagen.operators.base import Rejected
+from treadle.datagen.operators.rejection import Rejected
 from treadle.datagen.operators.reopening import reopened
 from treadle.datagen.operators.replies import (
     read_new_step,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from treadle.core.origin_guard import find_refusal
+from treadle.core.untrusted.origin_guard import find_refusal
 
 HOST = (b"Host", b"127.0.0.1:4200")
 SAME_ORIGIN = (b"Sec-Fetch-Site", b"same-origin")

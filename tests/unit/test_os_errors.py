@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from treadle.core.errors import StorageError
-from treadle.core.locks import FileLease, living_holder
 from treadle.core.os_errors import explained
-from treadle.core.storage import LocalStorage, storage_errors
+from treadle.core.store.locks import FileLease, living_holder
+from treadle.core.store.storage import LocalStorage, storage_errors
 
 WORDS = {
     errno.ENOSPC: ("the disk is full", "free space"),

@@ -53,7 +53,7 @@ def test_no_flow_file_is_named_like_a_package() -> None:
 
 
 def test_the_command_line_starts_without_heavy_modules() -> None:
-    code = f"import sys, treadle.flows.cli; print([m for m in {HEAVY!r} if m in sys.modules])"
+    code = f"import sys, treadle.cli.main; print([m for m in {HEAVY!r} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd="/")
     assert done.stdout.strip() == "[]"
 

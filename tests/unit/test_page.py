@@ -15,7 +15,7 @@ import pytest
 from treadle.core.errors import DataError
 from treadle.core.figures import Figures, plain
 from treadle.core.pictures import draw_svg
-from treadle.eval.page.charts import (
+from treadle.report.page.charts import (
     Estimate,
     Spread,
     Yield,
@@ -27,9 +27,9 @@ from treadle.eval.page.charts import (
     spread_chart,
     yields_chart,
 )
-from treadle.eval.page.document import Chart, Fold, Page, Part, Section, Text, Tile, Tiles, render_page
-from treadle.eval.page.inline_svg import THEME, inline_svg
-from treadle.eval.radar import Axis
+from treadle.report.page.document import Chart, Fold, Page, Part, Section, Text, Tile, Tiles, render_page
+from treadle.report.page.inline_svg import THEME, inline_svg
+from treadle.report.radar import Axis
 
 ROOT = Path(__file__).resolve().parents[2]
 HOSTILE = [
@@ -194,7 +194,7 @@ def test_a_chart_is_part_of_its_section() -> None:
 
 
 def test_the_page_has_the_colours_of_the_palette_and_none_of_its_own() -> None:
-    own = (ROOT / "eval" / "page" / "page.css").read_text()
-    there = set(re.findall(r"--([\w-]+):", (ROOT / "eval" / "colours.css").read_text()))
+    own = (ROOT / "report" / "page" / "page.css").read_text()
+    there = set(re.findall(r"--([\w-]+):", (ROOT / "core" / "colours.css").read_text()))
     assert {*re.findall(r"var\(--([\w-]+)\)", own), *re.findall(r"var\(--([\w-]+)\)", str(THEME))} <= there
     assert re.findall(r"#[0-9a-f]{3,6}\b", own) == ["#ffffff"], "paper on paper"

@@ -12,16 +12,17 @@ from support.score_tables import new_run, put_rows, question, score
 
 from treadle.agent.role_settings import JudgeSampling, RoleSettings
 from treadle.core import schemas
-from treadle.core.execute import execute
 from treadle.core.llm.config import ModelSettings
-from treadle.core.runs import Run
-from treadle.core.stage import Address, Instance, Stage, StageContext
+from treadle.core.runs.address import Address
+from treadle.core.runs.execute import execute
+from treadle.core.runs.run import Run
+from treadle.core.runs.stage import Instance, Stage, StageContext
 from treadle.eval.config import JudgesOptions, RedundancyOptions, ReportSettings, ScoresOptions, ScoresSettings
 from treadle.eval.dataset_figures import by_dataset
 from treadle.eval.metrics import FIGURES, title_of
-from treadle.eval.report import REPORT
 from treadle.eval.scored_rollout import ScoredRollout
 from treadle.eval.scoring import Scoring
+from treadle.report.stage import REPORT
 from treadle.tasks.page.build import report_page
 from treadle.tasks.page.comparisons import comparisons_section
 from treadle.tasks.page.models import evaluated_models
@@ -204,7 +205,7 @@ def test_rollouts_of_a_model_are_sorted_by_data_set_once(tmp_path: Path, monkeyp
         made.append(rollouts[0].dataset)
         return by_dataset(rollouts)
 
-    monkeypatch.setattr("treadle.eval.comparison_rows.by_dataset", counted)
+    monkeypatch.setattr("treadle.report.comparison_rows.by_dataset", counted)
     (section,) = comparisons_section(models)
     assert len(made) == len(models) == 6, "nine pairs across"
     assert section.parts

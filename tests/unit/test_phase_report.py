@@ -5,10 +5,16 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any, cast
 
-from treadle.rl.curves import end_steps
-from treadle.rl.report import render_report
-from treadle.rl.training_events import RlStep
-from treadle.tasks.phase_report import rl_figures, rl_sentences, rl_steps, selection_figures, selection_sentences
+from treadle.rl.training.curves import end_steps
+from treadle.rl.training.events import RlStep
+from treadle.rl.training.report import render_report
+from treadle.tasks.summaries.phase_report import (
+    rl_figures,
+    rl_sentences,
+    rl_steps,
+    selection_figures,
+    selection_sentences,
+)
 
 LOG: list[dict[str, Any]] = [
     {"step": step, "reward": step / 40, "correctness": None, "format_ok": 1.0, "calls": 2.0, "length": 120.0}

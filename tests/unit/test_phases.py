@@ -11,17 +11,18 @@ import pytest
 from treadle.agent.config import ET_AGENT_RL
 from treadle.core.config import differing_keys, load_config
 from treadle.core.errors import ConfigError, RunError
-from treadle.core.execute import fingerprint_of
-from treadle.core.locked_config import create_or_open_run
-from treadle.core.runs import Run
-from treadle.core.stage import Address, Instance
+from treadle.core.runs.address import Address
+from treadle.core.runs.execute import fingerprint_of
+from treadle.core.runs.locked_config import create_or_open_run
+from treadle.core.runs.run import Run
+from treadle.core.runs.stage import Instance
 from treadle.rl.config import ET_AGENT_7B, RlOptions
 from treadle.sft.config import ET_AGENT_7B as SFT_ET_AGENT_7B
-from treadle.tasks.begin import open_run
 from treadle.tasks.catalog import flow_addresses, flow_instances, instance, semantic_of
 from treadle.tasks.config import TreadleConfig
-from treadle.tasks.phases import rl_options
-from treadle.tasks.plan import changed_keys
+from treadle.tasks.planning.begin import open_run
+from treadle.tasks.planning.phases import rl_options
+from treadle.tasks.planning.plan import changed_keys
 from treadle.tasks.work import open_for_work
 
 ENDPOINTS = [{"url": "http://127.0.0.1:1/v1"}]

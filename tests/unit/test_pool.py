@@ -9,7 +9,7 @@ import pytest
 from treadle.agent.environment import CallRecord
 from treadle.agent.judges.base import Verdict
 from treadle.agent.rollout import Trajectory
-from treadle.datagen.pool import Entry, best_unexpanded, is_twin, ranked
+from treadle.datagen.pools.pool import Entry, best_unexpanded, is_twin, ranked
 
 Scored = tuple[float | None, int]
 """Score, and number of calls."""

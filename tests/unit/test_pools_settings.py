@@ -6,7 +6,7 @@ import pytest
 
 from treadle.core.config import load_config
 from treadle.core.errors import ConfigError
-from treadle.datagen.pools_settings import PoolHints
+from treadle.datagen.pools.settings import PoolHints
 
 
 @pytest.mark.parametrize("domain", ["math", "qa", "choice"])

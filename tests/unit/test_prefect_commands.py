@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from treadle.flows.cli_prefect import prefect
+from treadle.cli.commands.prefect import prefect
 from treadle.tasks import doctor
 from treadle.tasks.prefect import automations, deployments, server
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from treadle.core.locks import FileLease
+from treadle.core.store.locks import FileLease
 from treadle.tasks.prefect.home import PASSWORD, SERVER_PASSWORD, PrefectHome, use_own_password
 from treadle.tasks.prefect.worker import foreign_part
 
@@ -104,7 +104,7 @@ def test_deployments_of_treadle_have_no_foreign_part() -> None:
     ("entrypoint", "steps", "variables"),
     [
         (None, [{STEP: {"directory": "/x"}}], {}),
-        ("treadle.flows.cli.main", [{STEP: {"directory": "/x"}}], {}),
+        ("treadle.cli.main.main", [{STEP: {"directory": "/x"}}], {}),
         ("flows/flywheel.py:stage", [{STEP: {"directory": "/x"}}], {}),
         (ENTRYPOINT, None, {}),
         (ENTRYPOINT, [], {}),

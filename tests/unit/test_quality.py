@@ -16,12 +16,12 @@ from support.qwen_tokenizer import qwen_tokenizer
 from treadle.agent.protocol import Segment, render, tokenise
 from treadle.agent.transcript import ORIGIN_REENCODED, ORIGIN_SAMPLED, ORIGIN_SYSTEM
 from treadle.agent.wellformed import format_faults
-from treadle.core.buckets import Buckets, draw
 from treadle.core.chat import ChatTokenizer
-from treadle.datagen.pool import is_twin
-from treadle.datagen.quality import REASONS, Candidate, reasons_against
-from treadle.datagen.repairs import mend
-from treadle.datagen.sft_selection import FATES, Selection, quotas, spread
+from treadle.core.store.buckets import Buckets, draw
+from treadle.datagen.pools.pool import is_twin
+from treadle.datagen.pools.quality import REASONS, Candidate, reasons_against
+from treadle.datagen.pools.repairs import mend
+from treadle.datagen.sft_rows.selection import FATES, Selection, quotas, spread
 
 RIGHT = r"<think>a</think><search>q</search>{}<think>b</think><answer>\boxed{1}</answer>"
 ROOM = {"cutoff_tokens": 100, "num_end_ids": 2}

@@ -13,11 +13,11 @@ import pytest
 from support.questions_bench import GOOD, Bench, Result, write_jsonl
 
 from treadle.core.errors import DataError, StageFailed
-from treadle.core.inputs import InputRow
-from treadle.datagen.layouts import Rejected
-from treadle.datagen.options import read_options, shuffled
-from treadle.datagen.question_rows import Question, parse_row
-from treadle.datagen.question_sources import QuestionsSettings, SourceSettings
+from treadle.core.untrusted.input_files import InputRow
+from treadle.datagen.questions.layouts import Rejected
+from treadle.datagen.questions.options import read_options, shuffled
+from treadle.datagen.questions.rows import Question, parse_row
+from treadle.datagen.questions.sources import QuestionsSettings, SourceSettings
 
 Row = dict[str, Any]
 DAPO = (

@@ -13,8 +13,8 @@ import pyarrow.parquet as pq
 import pytest
 from support.questions_bench import GOOD, Bench, write_jsonl
 
-from treadle.core.inputs import read_rows
-from treadle.datagen.question_rows import content_key
+from treadle.core.untrusted.input_files import read_rows
+from treadle.datagen.questions.rows import content_key
 
 
 @pytest.fixture

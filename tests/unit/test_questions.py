@@ -14,13 +14,13 @@ import pyarrow.parquet as pq
 import pytest
 from support.questions_bench import GOOD, Bench, Result, write_jsonl
 
+from treadle.cli.warnings import show_warnings
 from treadle.core.config import semantic_dump, validate
 from treadle.core.errors import ConfigError, DataError, StageFailed
-from treadle.core.execute import execute, state_of
+from treadle.core.runs.execute import execute, state_of
+from treadle.core.runs.stage import StageContext
 from treadle.core.schemas import QUARANTINE, QUESTIONS
-from treadle.core.stage import StageContext
-from treadle.datagen.question_sources import QuestionsSettings, SourceSettings
-from treadle.flows.warnings import show_warnings
+from treadle.datagen.questions.sources import QuestionsSettings, SourceSettings
 
 
 @pytest.fixture

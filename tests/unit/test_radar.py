@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from treadle.eval.radar import radar_axes
+from treadle.report.radar import radar_axes
 
 TUNED = {
     "score": 0.601,

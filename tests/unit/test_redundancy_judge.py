@@ -12,6 +12,7 @@ from support.judge_bench import FAR, asked
 from support.memories import Remembering
 from support.scripted_server import Fault, Item, Reply, ScriptedServer
 
+from treadle.agent.call_cache import Forgetful, Memory
 from treadle.agent.judges import redundancy
 from treadle.agent.judges.redundancy import (
     SEGMENT_CHARS,
@@ -22,7 +23,6 @@ from treadle.agent.judges.redundancy import (
     read_vote,
     redundancy_judge_digest,
 )
-from treadle.agent.memory import Forgetful, Memory
 from treadle.agent.protocol import Segment, tokenise
 from treadle.agent.role import Reply as Said
 from treadle.core.errors import EndpointUnavailable

@@ -12,21 +12,22 @@ from typing import Any
 import pytest
 from support.score_tables import new_run, put_rows, question, rollout, score
 
+from treadle.cli.commands.export import REPORT_FORMATS
 from treadle.core import schemas
-from treadle.core.artifact_reader import ArtifactReader
 from treadle.core.errors import ConfigError
-from treadle.core.execute import execute
-from treadle.core.export_file import write_file
-from treadle.core.stage import Address, Instance
-from treadle.eval.comparison_rows import COMPARED, model_pairs
+from treadle.core.runs.address import Address
+from treadle.core.runs.execute import execute
+from treadle.core.runs.stage import Instance
+from treadle.core.store.artifact_reader import ArtifactReader
+from treadle.core.store.export_file import write_file
 from treadle.eval.config import ReportSettings, ScoresOptions, ScoresSettings
-from treadle.eval.layout import Line, comparison_cells, summary_lines
-from treadle.eval.markdown import escape
-from treadle.eval.report import REPORT, as_csv
 from treadle.eval.scores import SCORES
 from treadle.eval.statistics import holm
-from treadle.eval.terminal import comparison_table, judges_table, summary_table
-from treadle.flows.cli_export import REPORT_FORMATS
+from treadle.report.comparison_rows import COMPARED, model_pairs
+from treadle.report.layout import Line, comparison_cells, summary_lines
+from treadle.report.markdown import escape
+from treadle.report.stage import REPORT, as_csv
+from treadle.report.terminal import comparison_table, judges_table, summary_table
 from treadle.tasks.exchange.report_export import format_by_name, report_content
 
 SETTINGS = ScoresSettings(options=ScoresOptions(symbolic=False))

@@ -11,17 +11,18 @@ import pytest
 from support.score_tables import new_run, put_rows, question, rollout, score
 
 from treadle.core import schemas
-from treadle.core.execute import execute
-from treadle.core.runs import Run
-from treadle.core.stage import Address, Instance
+from treadle.core.runs.address import Address
+from treadle.core.runs.execute import execute
+from treadle.core.runs.run import Run
+from treadle.core.runs.stage import Instance
 from treadle.demo.outcome import differences, outcome
 from treadle.eval.config import ReportSettings
-from treadle.eval.labels import label_prefixes
-from treadle.eval.report import REPORT
+from treadle.report.labels import label_prefixes
+from treadle.report.stage import REPORT
 from treadle.tasks.page.build import report_page
 from treadle.tasks.page.models import evaluated_models
 from treadle.tasks.page.sources import Source
-from treadle.tasks.report_tables import report_tables
+from treadle.tasks.summaries.report_tables import report_tables
 
 VERDICTS = {
     "base": ([False, False, False, True],) * 3,

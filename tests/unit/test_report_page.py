@@ -10,13 +10,14 @@ from click.testing import CliRunner
 from support.page_runs import NUM_QUESTIONS, add_flywheel, evaluated_run
 from support.score_tables import put_rows, score
 
+from treadle.cli.commands.report import report
 from treadle.core import schemas
-from treadle.core.execute import execute
-from treadle.core.runs import Run
-from treadle.core.stage import Address, Instance
+from treadle.core.runs.address import Address
+from treadle.core.runs.execute import execute
+from treadle.core.runs.run import Run
+from treadle.core.runs.stage import Instance
 from treadle.eval.config import ReportSettings
-from treadle.eval.report import REPORT
-from treadle.flows.cli_report import report
+from treadle.report.stage import REPORT
 from treadle.tasks.page.build import report_page
 
 HALF = [number % 2 == 0 for number in range(NUM_QUESTIONS)]

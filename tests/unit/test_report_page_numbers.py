@@ -13,8 +13,8 @@ from support.page_runs import Scored, add_rollouts, counted_run
 from support.page_tables import PageReader
 from support.score_tables import rollout, score
 
-from treadle.core.runs import Run
-from treadle.core.storage import LocalStorage
+from treadle.core.runs.run import Run
+from treadle.core.store.storage import LocalStorage
 from treadle.tasks.page.build import report_page
 
 Cells = Mapping[str, str]
@@ -342,8 +342,8 @@ def test_models_of_other_data_sets_keep_their_own_figures_and_share_only_what_bo
 
 def test_a_table_that_is_damaged_in_its_middle_counts_as_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Twelve rollouts in three files, of which the second is damaged: four rollouts are not ten."""
-    monkeypatch.setattr("treadle.core.parquet.ROW_GROUP_ROWS", 4)
-    monkeypatch.setattr("treadle.core.parquet.PART_ROW_GROUPS", 1)
+    monkeypatch.setattr("treadle.core.store.parquet.ROW_GROUP_ROWS", 4)
+    monkeypatch.setattr("treadle.core.store.parquet.PART_ROW_GROUPS", 1)
     run = counted_run(tmp_path, "run", [Scored(scores("m", only({0, 1, 2}, 12)))])
     assert isinstance(run.storage, LocalStorage)
     scored = next(record for record in run.records() if record.stage == "scores").outputs["scores"]

@@ -9,11 +9,11 @@ import pytest
 
 from treadle.core.config import load_config
 from treadle.core.errors import RunError
-from treadle.core.runs import Run
-from treadle.core.stage import Address
-from treadle.tasks.begin import as_begun, open_run
+from treadle.core.runs.address import Address
+from treadle.core.runs.run import Run
 from treadle.tasks.catalog import flow_addresses, semantic_of
 from treadle.tasks.config import TreadleConfig
+from treadle.tasks.planning.begin import as_begun, open_run
 
 MODELS: dict[str, Any] = {name: {"model": name} for name in ("a", "b")}
 

@@ -12,8 +12,8 @@ import pytest
 
 from treadle.core.errors import ConfigError, DataError
 from treadle.retriever.config import DenseSettings, EncoderSettings
-from treadle.retriever.dense import VectorRanker, factory, write_vectors
-from treadle.retriever.encoders import Encoder, HashingEncoder, normalized, pool
+from treadle.retriever.dense.encoders import Encoder, HashingEncoder, normalized, pool
+from treadle.retriever.dense.index import VectorRanker, factory, write_vectors
 
 RNG = np.random.default_rng(7)
 

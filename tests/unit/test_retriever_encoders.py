@@ -19,9 +19,10 @@ from support.tiny_bert import write_tiny_bert
 from treadle.core.config import load_config
 from treadle.core.errors import ConfigError, EndpointUnavailable, EngineError, ModelError
 from treadle.retriever.config import EncoderSettings
-from treadle.retriever.encoder_models import find_model
-from treadle.retriever.encoders import Encoder, open_encoder
-from treadle.retriever.endpoint_encoder import EndpointEncoder
+from treadle.retriever.dense.encoder_models import find_model
+from treadle.retriever.dense.encoders import Encoder
+from treadle.retriever.dense.endpoint_encoder import EndpointEncoder
+from treadle.retriever.dense.open_encoder import open_encoder
 
 PLAIN = {"query_prefix": "", "passage_prefix": "", "device": "cpu"}
 # What transformers 4 and torch, float32, say of the tiny model: the mean over the tokens, and the first token.

@@ -11,18 +11,19 @@ import orjson
 import pytest
 from support.tiny_bert import write_tiny_bert
 
-import treadle.retriever.embedding as embedding
+import treadle.retriever.dense.embedding as embedding
 import treadle.retriever.opening as opening
-from treadle.core.artifact_reader import ArtifactReader
 from treadle.core.errors import ConfigError, DataError, ModelError
-from treadle.core.execute import execute
-from treadle.core.records import StageRecord
-from treadle.core.runs import Run
-from treadle.core.stage import Address, Instance
+from treadle.core.runs.address import Address
+from treadle.core.runs.execute import execute
+from treadle.core.runs.records import StageRecord
+from treadle.core.runs.run import Run
+from treadle.core.runs.stage import Instance
+from treadle.core.store.artifact_reader import ArtifactReader
 from treadle.retriever import bm25
 from treadle.retriever.config import IndexSettings
 from treadle.retriever.corpus import Chunking, Document, read_corpus, split
-from treadle.retriever.encoders import Encoder, HashingEncoder
+from treadle.retriever.dense.encoders import Encoder, HashingEncoder
 from treadle.retriever.hybrid import reciprocal_ranks
 from treadle.retriever.index import Index
 from treadle.retriever.opening import open_index

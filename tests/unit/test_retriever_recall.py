@@ -9,7 +9,7 @@ import orjson
 import pytest
 
 from treadle.core.errors import DataError
-from treadle.demo.world import write_world
+from treadle.demo.world_files import write_world
 from treadle.retriever.config import IndexSettings
 from treadle.retriever.opening import open_index
 from treadle.retriever.recall import RecallCase, measure_recall, read_cases

@@ -14,8 +14,8 @@ from treadle.agent.protocol import Segment, result_block, tokenise
 from treadle.agent.rollout import STATUSES
 from treadle.eval.answers import Answer, Gold, rule_score
 from treadle.eval.scores import scored_row
-from treadle.rl.figures import validation_figures
 from treadle.rl.rewards import GroupItem, RewardOptions, group_rewards
+from treadle.rl.training.figures import validation_figures
 
 GOLD = [
     (("12",), (), "math"),

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from treadle.agent.protocol import Segment, result_block, tokenise
 from treadle.core.answers.math_equal import SymbolicVerdict
 from treadle.core.errors import ConfigError, EngineError
-from treadle.rl.advantages import group_advantages
+from treadle.rl.groups.advantages import group_advantages
 from treadle.rl.rewards import GroupItem, Reward, RewardOptions, group_rewards
 
 GOOD = r"<think>a</think><answer>\boxed{%s}</answer>"
@@ -331,7 +331,7 @@ def test_items_and_rewards_travel_as_json() -> None:
 
 def test_rewards_are_light_to_import() -> None:
     heavy = ("numpy", "pyarrow", "pydantic", "torch", "orjson", "jinja2", "aiohttp", "sympy", "math_verify")
-    modules = ", ".join(f"treadle.rl.{name}" for name in ("rewards", "advantages", "sigmas", "figures"))
+    modules = ", ".join(f"treadle.rl.{name}" for name in ("rewards", "groups.advantages", "sigmas", "training.figures"))
     code = f"import sys, {modules}; print([m for m in {heavy!r} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd="/")
     assert done.stdout.strip() == "[]"

@@ -18,17 +18,17 @@ from treadle.agent.rollout import Trajectory
 from treadle.core.engines.events import EventFile, mark_complete
 from treadle.core.engines.training import Greedy
 from treadle.core.errors import StageFailed
-from treadle.core.parquet import TableWriter
 from treadle.core.schemas import RL_ROLLOUTS
-from treadle.rl.curves import draw_curves, moving_mean, sparkline
-from treadle.rl.dump import read_steps, write_step
-from treadle.rl.groups import Group, GroupTrajectory
-from treadle.rl.handover import check_greedy, check_weights, tensors
-from treadle.rl.launch import RlFolder, saved_step
+from treadle.core.store.parquet import TableWriter
+from treadle.rl.groups.dump import read_steps, write_step
+from treadle.rl.groups.rollout import Group, GroupTrajectory
 from treadle.rl.rewards import GroupItem, group_rewards
-from treadle.rl.stage import local_environment
-from treadle.rl.training_events import RlEvents, RlStep, Validation, ValidationFigures
-from treadle.rl.validation import choose_step, superseded, validation_questions
+from treadle.rl.training.checkpoint_checks import check_greedy, check_weights, tensors
+from treadle.rl.training.curves import draw_curves, moving_mean, sparkline
+from treadle.rl.training.events import RlEvents, RlStep, Validation, ValidationFigures
+from treadle.rl.training.launch import RlFolder, saved_step
+from treadle.rl.training.stage import local_environment
+from treadle.rl.training.validation import choose_step, superseded, validation_questions
 
 WELL = "<think>I know.</think><answer>\\boxed{Oreb}</answer>"
 

@@ -20,10 +20,10 @@ from support.rollout_bench import (
 )
 
 from treadle.agent.protocol import TOOL_PROTOCOL
-from treadle.agent.rollout import derive_seed
 from treadle.agent.rows import calls_of, head_of_row, row_of, trajectory_of
 from treadle.core.chat import ChatTokenizer
 from treadle.core.errors import ContextTooLong, DeadlineExceeded, EndpointUnavailable
+from treadle.core.seeds import derive_seed
 
 
 @pytest.fixture(params=["qwen", "smollm2"])

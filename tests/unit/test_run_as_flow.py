@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from treadle.cli.main import cli
 from treadle.flows import flywheel
-from treadle.flows.cli import cli
 from treadle.tasks import doctor
 from treadle.tasks.prefect import flow_runs as prefect_flow_runs
 

@@ -16,10 +16,10 @@ from support.counting_stage import (
 from support.score_tables import put_rows
 from support.viewer_run import filled
 
+from treadle.cli.commands.diff import diff
 from treadle.core import schemas
-from treadle.core.execute import execute
-from treadle.core.runs import Run
-from treadle.flows.cli_diff import diff
+from treadle.core.runs.execute import execute
+from treadle.core.runs.run import Run
 from treadle.tasks.inspection.run_diff import Change, run_diff
 
 HOSTILE = "\x1b]0;owned\x07\u202e[red]bench"

@@ -9,16 +9,16 @@ from typing import Any
 import orjson
 import pytest
 
-from treadle.core import locked_config
-from treadle.core.artifacts import ArtifactRef
 from treadle.core.errors import RunError, StorageError
-from treadle.core.journal import Journal
-from treadle.core.locked_config import create_or_open_run
-from treadle.core.locks import hold
-from treadle.core.records import AttemptRecord, AttemptState, StageRecord
-from treadle.core.runs import Run, list_runs
-from treadle.core.stage import Address
-from treadle.core.storage import LocalStorage
+from treadle.core.journal.journal import Journal
+from treadle.core.runs import locked_config
+from treadle.core.runs.address import Address
+from treadle.core.runs.locked_config import create_or_open_run
+from treadle.core.runs.records import AttemptRecord, AttemptState, StageRecord
+from treadle.core.runs.run import Run, list_runs
+from treadle.core.store.artifacts import ArtifactRef
+from treadle.core.store.locks import hold
+from treadle.core.store.storage import LocalStorage
 
 
 def test_a_run_is_created_once_and_opened_again(tmp_path: Path) -> None:

@@ -10,13 +10,14 @@ from support.score_tables import new_run, put_rows, question, rollout
 from treadle.core import schemas
 from treadle.core.config import load_config
 from treadle.core.errors import ConfigError
-from treadle.core.execute import fingerprint_of
-from treadle.core.stage import Address, Instance
+from treadle.core.runs.address import Address
+from treadle.core.runs.execute import fingerprint_of
+from treadle.core.runs.stage import Instance
 from treadle.tasks.catalog import flow_addresses, instance, semantic_of
 from treadle.tasks.config import TreadleConfig
 from treadle.tasks.estimate.estimates import estimates
 from treadle.tasks.estimate.figures import Estimate
-from treadle.tasks.models import flow_models
+from treadle.tasks.planning.models import flow_models
 
 AT = [{"url": "http://127.0.0.1:1/v1"}]
 PRICES = {"prompt_price_per_million": 1.0, "completion_price_per_million": 2.0}

@@ -17,15 +17,15 @@ from treadle.agent.tools.outcome import NOT_ON_RECORD, CallContext
 from treadle.agent.tools.search import CORPUS_TOO_SLOW, NO_HIT, SearchTool
 from treadle.agent.tools.search_config import SearchToolSettings
 from treadle.agent.tools.summarizer import Summarizer, Summary
-from treadle.agent.web.record_table import write_record
-from treadle.agent.web.types import RecordMiss, WebFound
 from treadle.core.config import canonical_json, semantic_dump, validate
 from treadle.core.errors import ArtifactError, ConfigError
-from treadle.core.storage import LocalStorage
+from treadle.core.store.storage import LocalStorage
 from treadle.core.work_clock import timed_work
 from treadle.retriever.client import SearchUnavailable
 from treadle.retriever.index import Hit
-from treadle.rl.stage import local_environment
+from treadle.rl.training.stage import local_environment
+from treadle.web.record.table import write_record
+from treadle.web.types import RecordMiss, WebFound
 
 FAR = 1e12
 WEB = {"provider": {"type": "searxng", "url": "http://127.0.0.1:9"}}

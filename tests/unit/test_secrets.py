@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from treadle.core.errors import ConfigError
-from treadle.core.secrets import form_of_secret, is_secret_name, refuse_secrets
+from treadle.core.untrusted.secrets import form_of_secret, is_secret_name, refuse_secrets
 
 ROOT = Path(__file__).resolve().parents[2]
 _SOME = random.Random(7)

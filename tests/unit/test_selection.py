@@ -12,20 +12,20 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.original.selection import Record, dominates, legacy_domain_in_rows, legacy_select, quadratic_fronts
 from support.selection_tables import EXAMPLE
 
 from treadle.core.config import load_config
 from treadle.core.errors import ConfigError, DataError, StageFailed
-from treadle.core.inputs import InputRow
-from treadle.datagen.benchmarks import rule_for
-from treadle.datagen.layouts import Rejected
-from treadle.datagen.question_rows import parse_row
-from treadle.datagen.question_sources import QuestionsSettings
-from treadle.rl.choice import FATES, Choice, choose
-from treadle.rl.dispersion import MOST_ROLLOUTS, Dispersion, DispersionSums, is_mixed
-from treadle.rl.legacy_selection import Record, dominates, legacy_domain_in_rows, legacy_select, quadratic_fronts
-from treadle.rl.pareto import crowding_distances, distinct_points, rank_questions, sweep_ranks
-from treadle.rl.selection_settings import SelectionOptions
+from treadle.core.untrusted.input_files import InputRow
+from treadle.datagen.questions.benchmarks import rule_for
+from treadle.datagen.questions.layouts import Rejected
+from treadle.datagen.questions.rows import parse_row
+from treadle.datagen.questions.sources import QuestionsSettings
+from treadle.rl.selection.choice import FATES, Choice, choose
+from treadle.rl.selection.dispersion import MOST_ROLLOUTS, Dispersion, DispersionSums, is_mixed
+from treadle.rl.selection.pareto import crowding_distances, distinct_points, rank_questions, sweep_ranks
+from treadle.rl.selection.settings import SelectionOptions
 
 UNHURRIED = settings(deadline=None, max_examples=60)
 KEYS = list(EXAMPLE)

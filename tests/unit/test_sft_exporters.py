@@ -12,9 +12,9 @@ import pytest
 from click.testing import CliRunner
 from support.sft_tables import TEXT_MODE, run_with_rows, sft_row, table_of
 
+from treadle.cli.commands.export import ROW_FORMATS
+from treadle.cli.main import cli
 from treadle.core.errors import ArtifactError, ConfigError, RunError
-from treadle.flows.cli import cli
-from treadle.flows.cli_export import ROW_FORMATS
 from treadle.sft import exporters
 from treadle.sft.exporters import FORMATS, export_rows
 

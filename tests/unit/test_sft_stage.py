@@ -14,9 +14,10 @@ from treadle.core.chat import ChatTokenizer
 from treadle.core.config import load_config
 from treadle.core.engines.base_model import base_model, folder_digest
 from treadle.core.errors import ConfigError, RunError, StageFailed, TreadleError
-from treadle.core.execute import execute
-from treadle.core.runs import Run
-from treadle.core.stage import Address, Instance
+from treadle.core.runs.address import Address
+from treadle.core.runs.execute import execute
+from treadle.core.runs.run import Run
+from treadle.core.runs.stage import Instance
 from treadle.demo.byte_tokenizer import write_byte_tokenizer
 from treadle.sft import stage
 from treadle.sft.config import SftSettings

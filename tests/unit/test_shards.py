@@ -15,12 +15,13 @@ from support.counting_stage import counting as whole_stage
 from treadle.agent.metering import TokenBudget
 from treadle.core.config import Operational, Section
 from treadle.core.errors import ArtifactError, BudgetExceeded, RolloutsOwed, RunError
-from treadle.core.execute import execute
-from treadle.core.helping import help_instance
-from treadle.core.locks import hold
-from treadle.core.runs import Run
-from treadle.core.shards import ShardPlan, shard_of
-from treadle.core.stage import Address, Instance, Stage, StageContext, Worked
+from treadle.core.runs.address import Address
+from treadle.core.runs.execute import execute
+from treadle.core.runs.helping import help_instance
+from treadle.core.runs.run import Run
+from treadle.core.runs.shards import ShardPlan, shard_of
+from treadle.core.runs.stage import Instance, Stage, StageContext, Worked
+from treadle.core.store.locks import hold
 
 ADDRESS = Address(1, "count")
 

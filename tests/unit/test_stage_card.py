@@ -11,13 +11,13 @@ from support.score_tables import put_rows
 from support.viewer_run import filled, put_from, question_row
 
 from treadle.core import schemas
-from treadle.core.records import StageRecord
-from treadle.core.runs import Run
-from treadle.core.stage import Address
-from treadle.datagen.pool_report import usage_figures
+from treadle.core.runs.address import Address
+from treadle.core.runs.records import StageRecord
+from treadle.core.runs.run import Run
+from treadle.datagen.pools.report import usage_figures
 from treadle.tasks.prefect import stage_card as card_module
 from treadle.tasks.prefect.stage_card import stage_card
-from treadle.tasks.stage_report import StageReport
+from treadle.tasks.summaries.stage_report import StageReport
 
 PRICED = {"prompt_price_per_million": 1.0, "completion_price_per_million": 2.0}
 ENDPOINTS = [{"url": "http://127.0.0.1:9/v1"}]

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from treadle.agent.protocol import RESULT, TOOL_PROTOCOL, tokenise
-from treadle.datagen.steps import numbered, steps_of
+from treadle.datagen.pools.steps import numbered, steps_of
 
 FIRST = "<think>a</think><search>q</search><result>r1</result>"
 SECOND = "\n<think>b</think>\n<python>1</python> <result>\nr2\n</result>"

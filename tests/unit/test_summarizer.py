@@ -22,7 +22,6 @@ from treadle.agent.tools.summarizer import (
     shortened,
     summary_messages,
 )
-from treadle.agent.web.types import WebFound
 from treadle.core.chat import ChatTokenizer
 from treadle.core.config import load_config
 from treadle.core.errors import ContextTooLong, EndpointUnavailable
@@ -30,6 +29,7 @@ from treadle.core.llm.config import Sampling
 from treadle.core.llm.types import Completion, CompletionRequest
 from treadle.demo.byte_tokenizer import write_byte_tokenizer
 from treadle.retriever.index import Hit
+from treadle.web.types import WebFound
 
 FAR = 1e12
 WEB = {"mode": "replay", "recorded_in": "none"}

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 from support.scored_rollouts import scored
 
-from treadle.eval.comparison_rows import comparison_rows
 from treadle.eval.conciseness import Votes
 from treadle.eval.config import ReportSettings
 from treadle.eval.dataset_figures import dataset_figures
 from treadle.eval.scored_rollout import ScoredRollout
 from treadle.eval.statistics import Interval
-from treadle.eval.summary import averages_shown, figure_interval, model_rows
+from treadle.report.comparison_rows import comparison_rows
+from treadle.report.summary import averages_shown, figure_interval, model_rows
 
 SETTINGS = ReportSettings(bootstrap_samples=200)
 

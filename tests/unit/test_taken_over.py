@@ -16,21 +16,21 @@ from support.score_tables import put_rows, score
 from support.viewer_run import agent_row
 from unit.test_equal_results import at
 
+from treadle.cli.views.tables import status_table
 from treadle.core import schemas
-from treadle.core.execute import execute
 from treadle.core.figures import Figures
-from treadle.core.record_files import as_json
-from treadle.core.records import InstanceStatus, StageRecord
-from treadle.core.runs import Run
-from treadle.core.stage import Address
-from treadle.core.taken_over import own_results
+from treadle.core.runs.address import Address
+from treadle.core.runs.execute import execute
+from treadle.core.runs.record_files import as_json
+from treadle.core.runs.records import InstanceStatus, StageRecord
+from treadle.core.runs.reused import own_results
+from treadle.core.runs.run import Run
 from treadle.demo.outcome import tallies
-from treadle.eval.viewer.catalogue import Catalogue
-from treadle.flows.render import status_table
 from treadle.tasks.inspection.rows import tables
 from treadle.tasks.page.cost import cost_section
 from treadle.tasks.page.sources import Source
 from treadle.tasks.prefect.stage_card import stage_card
+from treadle.viewer.catalogue import Catalogue
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import pytest
 from support.processes import until
 
-from treadle.flows import terminal
-from treadle.flows.terminal import TerminalProgress
+from treadle.cli import terminal
+from treadle.cli.terminal import TerminalProgress
 from treadle.tasks import pace
 
 

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from treadle.agent import crew
-from treadle.flows import warnings
-from treadle.flows.warnings import BURST, TerminalWarnings, show_warnings
+from treadle.agent import job_runner as crew
+from treadle.cli import warnings
+from treadle.cli.warnings import BURST, TerminalWarnings, show_warnings
 
 
 @pytest.fixture

@@ -12,18 +12,19 @@ from typing import Any
 import orjson
 import pytest
 
+from treadle.agent.call_cache import Forgetful
 from treadle.agent.config import EnvironmentSettings
 from treadle.agent.environment import Question, ToolEnvironment
-from treadle.agent.memory import Forgetful
+from treadle.agent.model_types import RolloutLimits
 from treadle.agent.protocol import TOOL_PROTOCOL, Protocol, Segment, Tag
-from treadle.agent.rollout import RolloutEngine, RolloutLimits
+from treadle.agent.rollout import RolloutEngine
 from treadle.agent.rows import row_of
 from treadle.agent.tools.outcome import CallContext, ToolOutcome
 from treadle.agent.wellformed import call_faults
 from treadle.core.llm.config import Sampling
 from treadle.core.llm.types import Completion, CompletionRequest
-from treadle.eval.viewer.segments import without_markers
 from treadle.rl.format_check import format_reasons
+from treadle.viewer.segments import without_markers
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from treadle.cli.main import cli
 from treadle.core.config import load_config, parse_override, read_toml
 from treadle.core.errors import ConfigError
-from treadle.core.toml_text import MAX_DEPTH, parse_toml
-from treadle.flows.cli import cli
+from treadle.core.untrusted.toml_text import MAX_DEPTH, parse_toml
 from treadle.tasks.config import TreadleConfig
 
 HOSTILE = {

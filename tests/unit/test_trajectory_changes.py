@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
-from treadle.flows.changes_view import changes_view
+from treadle.cli.views.changes import changes_view
 from treadle.tasks.inspection.trajectory_changes import Changes, Piece, changes_between
 
 

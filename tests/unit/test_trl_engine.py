@@ -22,17 +22,17 @@ from treadle.core.errors import ConfigError, EndpointUnavailable, EngineError, T
 from treadle.core.llm.config import Sampling
 from treadle.core.llm.types import CompletionRequest
 from treadle.demo.byte_tokenizer import write_byte_tokenizer
-from treadle.rl import launch
-from treadle.rl.engine import trl_commands
 from treadle.rl.engine.__main__ import main
 from treadle.rl.engine.errors import BadEnvironment, BadPlan, Diverged, Unmoved, kind_of
 from treadle.rl.engine.rows import check_rows, first_prompt, read_rows
-from treadle.rl.engine.trl_commands import check, environment_of, train
+from treadle.rl.engine.trl import commands as trl_commands
+from treadle.rl.engine.trl.commands import check, environment_of, train
 from treadle.rl.engine.vllm_generation import VllmGenerator
-from treadle.rl.launch import Job, Listener, RlFolder
-from treadle.rl.plan import Machine, RlPlan
-from treadle.rl.training_events import RlEvents
-from treadle.rl.trl_config import trl_arguments
+from treadle.rl.training import launch
+from treadle.rl.training.events import RlEvents
+from treadle.rl.training.launch import Job, Listener, RlFolder
+from treadle.rl.training.plan import Machine, RlPlan
+from treadle.rl.trl.config import trl_arguments
 
 
 @pytest.fixture
@@ -118,7 +118,7 @@ def test_training_sees_the_gpus_of_its_plan_and_no_others(
     monkeypatch.delenv("RANK", raising=False)
     plan = _for_gpus(num_devices)
     trained: list[str] = []
-    trainer = ModuleType("treadle.rl.engine.trl_trainer")
+    trainer = ModuleType("treadle.rl.engine.trl.trainer")
     trainer.train_policy = lambda *_: trained.append(os.environ["CUDA_VISIBLE_DEVICES"])  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, trainer.__name__, trainer)
     monkeypatch.setattr(os, "execv", lambda _, argv: trained.append(os.environ["CUDA_VISIBLE_DEVICES"]))

@@ -23,7 +23,7 @@ from treadle.core.errors import ConfigError
 from treadle.demo.byte_tokenizer import write_byte_tokenizer
 from treadle.demo.tutor.server import TutorServer
 from treadle.demo.tutor.settings import MODEL, MODELS, ErrorRates, TutorSettings, parse_faults, parse_rates
-from treadle.demo.world import write_world
+from treadle.demo.world_files import write_world
 
 Rows = list[dict[str, Any]]
 QUESTION = "How many people live in the town of Tazmero?"

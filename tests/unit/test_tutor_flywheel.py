@@ -14,11 +14,11 @@ from support.tutor_rollout import STOPS
 from treadle.agent.prompts import system_prompt
 from treadle.agent.rollout import render_chatml
 from treadle.core.chat import ChatTokenizer
-from treadle.datagen.evolution import Evolution
 from treadle.datagen.operators.replies import THINK
-from treadle.datagen.pools_settings import DEFAULT_OPERATORS
+from treadle.datagen.pools.evolution import Evolution
+from treadle.datagen.pools.settings import DEFAULT_OPERATORS
+from treadle.datagen.pools.steps import numbered
 from treadle.datagen.prompts import PROMPTS, PromptSet
-from treadle.datagen.steps import numbered
 from treadle.demo.byte_tokenizer import write_byte_tokenizer
 from treadle.demo.tutor.completion import Writer
 from treadle.demo.tutor.conversation import Conversation

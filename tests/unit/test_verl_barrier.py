@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from treadle.core.errors import EngineError
-from treadle.rl.engine.verl_barrier import GroupBarrier, GroupFailed
+from treadle.rl.engine.verl.barrier import GroupBarrier, GroupFailed
 
 KEY = ("g", 3)
 NEVER_S = 3600.0

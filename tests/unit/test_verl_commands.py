@@ -11,10 +11,11 @@ from support.verl_plans import verl_plan
 
 from treadle.core.engines.events import EventFile
 from treadle.core.errors import EngineError
-from treadle.rl.engine import verl_commands, verl_compose
 from treadle.rl.engine.errors import BadPlan
-from treadle.rl.engine.verl_folder import VerlFolder
-from treadle.rl.engine.verl_follower import Follower
+from treadle.rl.engine.verl import commands as verl_commands
+from treadle.rl.engine.verl import compose as verl_compose
+from treadle.rl.engine.verl.folder import VerlFolder
+from treadle.rl.engine.verl.follower import Follower
 
 NEVER_ENDS = """
 import os, pathlib, signal

@@ -15,9 +15,9 @@ from support.verl_plans import verl_files as files
 from support.verl_plans import verl_plan as plan
 
 from treadle.core.errors import ConfigError
-from treadle.rl.plan import Machine
-from treadle.rl.verl_config import hydra_value, loop_yaml, override_lines, verl_overrides
-from treadle.rl.verl_launch import cluster_script, merge_command
+from treadle.rl.training.plan import Machine
+from treadle.rl.verl.config import hydra_value, loop_yaml, override_lines, verl_overrides
+from treadle.rl.verl.launch import cluster_script, merge_command
 
 GOLDEN = Path(__file__).parent / "golden"
 FORK_ONLY = ("initial_rollouts", "beam_size", "branch_probability", "entropy_weight", "sync_with_tool", "tools.")
@@ -217,7 +217,7 @@ def test_the_loop_is_found_by_its_name_and_knows_its_job() -> None:
     (entry,) = orjson.loads(loop_yaml(ROOT / "verl" / "job.json"))
     assert entry == {
         "name": told()["actor_rollout_ref.rollout.agent.default_agent_loop"],
-        "_target_": "treadle.rl.engine.verl_loop.TreadleLoop",
+        "_target_": "treadle.rl.engine.verl.loop.TreadleLoop",
         "job": "/training/verl/job.json",
     }
 

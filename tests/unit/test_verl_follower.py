@@ -13,11 +13,11 @@ from support.verl_plans import verl_plan
 from treadle.core.engines.events import STATE_MARKER, EventFile
 from treadle.core.errors import EngineError
 from treadle.rl.engine.errors import BadEnvironment, Diverged
-from treadle.rl.engine.verl_folder import VerlFolder
-from treadle.rl.engine.verl_follower import Follower
-from treadle.rl.plan import RlPlan
+from treadle.rl.engine.verl.folder import VerlFolder
+from treadle.rl.engine.verl.follower import Follower
 from treadle.rl.rewards import GroupItem, group_rewards
-from treadle.rl.training_events import RlEvents
+from treadle.rl.training.events import RlEvents
+from treadle.rl.training.plan import RlPlan
 
 RIGHT, WRONG = "<think>t</think><answer>\\boxed{12}</answer>", "<think>t</think><answer>\\boxed{13}</answer>"
 METRICS = {

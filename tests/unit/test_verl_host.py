@@ -19,23 +19,23 @@ from support.verl_plans import loop_fields, verl_plan
 
 from treadle.agent.config import EnvironmentSettings
 from treadle.agent.environment import opening_messages
-from treadle.agent.rollout import derive_seed
 from treadle.core.chat import ChatTokenizer
 from treadle.core.errors import DataError, EngineError
 from treadle.core.llm.types import Completion, CompletionRequest
 from treadle.core.schemas import RL_ROLLOUTS
+from treadle.core.seeds import derive_seed
 from treadle.demo.byte_tokenizer import write_byte_tokenizer
 from treadle.rl.engine.scorer import GroupScorer
-from treadle.rl.engine.verl_barrier import GroupFailed
-from treadle.rl.engine.verl_folder import VerlFolder
-from treadle.rl.engine.verl_host import LoopHost, Rewarded, RewardFunction, Sample, host_of
-from treadle.rl.engine.verl_reward import compute_score
+from treadle.rl.engine.verl.barrier import GroupFailed
+from treadle.rl.engine.verl.folder import VerlFolder
+from treadle.rl.engine.verl.host import LoopHost, Rewarded, RewardFunction, Sample, host_of
+from treadle.rl.engine.verl.reward import compute_score
 from treadle.rl.environment import OpenEnvironment
-from treadle.rl.groups import Group
-from treadle.rl.plan import RlPlan
+from treadle.rl.groups.rollout import Group
 from treadle.rl.rewards import Reward, group_rewards
-from treadle.rl.verl_data import ENGINE_SCHEMA, write_verl_rows
-from treadle.rl.verl_rows import TRAINING_SCHEMA, VERL_SCHEMA
+from treadle.rl.training.plan import RlPlan
+from treadle.rl.verl.data import ENGINE_SCHEMA, write_verl_rows
+from treadle.rl.verl.rows import TRAINING_SCHEMA, VERL_SCHEMA
 
 SETTINGS = EnvironmentSettings(system_prompt="Use tools.")
 NO_TOOLS = {"python": {"enabled": False}, "search": {"enabled": False}}

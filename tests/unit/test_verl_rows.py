@@ -14,16 +14,16 @@ import pytest
 from click.testing import CliRunner
 from support.score_tables import new_run, put_rows, question
 
+from treadle.cli.main import cli
 from treadle.core.config import load_config
 from treadle.core.errors import ConfigError, DataError
-from treadle.core.inputs import InputRow
 from treadle.core.schemas import RL_ROWS
-from treadle.datagen.question_rows import parse_row
-from treadle.datagen.question_sources import QuestionsSettings
-from treadle.flows.cli import cli
-from treadle.rl.verl_data import write_verl
-from treadle.rl.verl_exchange import export_verl, import_verl, read_verl
-from treadle.rl.verl_rows import (
+from treadle.core.untrusted.input_files import InputRow
+from treadle.datagen.questions.rows import parse_row
+from treadle.datagen.questions.sources import QuestionsSettings
+from treadle.rl.verl.data import write_verl
+from treadle.rl.verl.exchange import export_verl, import_verl, read_verl
+from treadle.rl.verl.rows import (
     TRAINING_COLUMNS,
     TRAINING_SCHEMA,
     VERL_COLUMNS,

@@ -9,7 +9,7 @@ from starlette.testclient import TestClient
 from support.viewer_run import client, example_run
 
 from treadle.core.errors import ConfigError
-from treadle.eval.viewer.server import listen
+from treadle.viewer.server import listen
 
 PAGES = ("/", "/trajectory/1/pools/p2", "/changes/1/pools/p2", "/lineage/1/pools/p2", "/trajectory/1/rollouts@base/r1")
 

@@ -12,7 +12,7 @@ from support.score_tables import new_run, put_rows, put_tables
 from support.viewer_run import agent_row, client, filled, judgement_row, put_from, question_row
 
 from treadle.core import schemas
-from treadle.core.runs import Run
+from treadle.core.runs.run import Run
 
 UNSHOWABLE = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069\ufeff\U000e0000-\U000e007f]"

@@ -14,14 +14,14 @@ from support.score_tables import new_run, put_rows, put_tables, score
 from support.viewer_run import agent_row, example_run, filled, put_from, question_row
 
 from treadle.core import schemas
-from treadle.core.artifact_reader import ArtifactReader
 from treadle.core.errors import ArtifactError
-from treadle.core.runs import Run
-from treadle.eval.viewer import tables
-from treadle.eval.viewer.catalogue import Catalogue, Snapshot
-from treadle.eval.viewer.index import neighbours
-from treadle.eval.viewer.reading import read_trajectory
-from treadle.eval.viewer.selection import PAGE_ROWS, Selection
+from treadle.core.runs.run import Run
+from treadle.core.store.artifact_reader import ArtifactReader
+from treadle.viewer import tables
+from treadle.viewer.catalogue import Catalogue, Snapshot
+from treadle.viewer.index import neighbours
+from treadle.viewer.reading import read_trajectory
+from treadle.viewer.selection import PAGE_ROWS, Selection
 
 
 @pytest.fixture(scope="module")
@@ -235,7 +235,7 @@ def test_scores_of_other_rollouts_are_not_taken(tmp_path: Path) -> None:
 
 
 def test_rows_are_found_across_row_groups_and_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from treadle.core import parquet
+    from treadle.core.store import parquet
 
     monkeypatch.setattr(parquet, "ROW_GROUP_ROWS", 3)
     monkeypatch.setattr(parquet, "PART_ROW_GROUPS", 2)
@@ -262,7 +262,7 @@ def test_a_search_of_many_instances_is_made_once(tmp_path: Path, monkeypatch: py
 
 
 def test_few_row_groups_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from treadle.core import parquet
+    from treadle.core.store import parquet
 
     monkeypatch.setattr(parquet, "ROW_GROUP_ROWS", 1)
     monkeypatch.setattr(tables, "_KEPT_BYTES", 1)

@@ -27,10 +27,10 @@ from support.viewer_run import (
 )
 from support.web_entries import page_of, search_of
 
-from treadle.agent.web.stored_entries import WEB_STORE, packed
+from treadle.cli.warnings import show_warnings
 from treadle.core import schemas
-from treadle.eval.viewer import app as app_module
-from treadle.flows.warnings import show_warnings
+from treadle.viewer import app as app_module
+from treadle.web.record.stored_entries import WEB_STORE, packed
 
 
 def text_of(page: str) -> str:

@@ -17,14 +17,14 @@ import numpy as np
 import pytest
 from support.viewer_run import KIN, segments
 
-from treadle.core.harmless import harmless, harmless_parts
-from treadle.eval.viewer.difference import difference
-from treadle.eval.viewer.markup import visible
-from treadle.eval.viewer.segments import course_of, pieces_of, segments_of_text
-from treadle.eval.viewer.words import changed_words
+from treadle.core.untrusted.sanitize import harmless, harmless_parts
+from treadle.viewer.difference import difference
+from treadle.viewer.markup import visible
+from treadle.viewer.segments import course_of, pieces_of, segments_of_text
+from treadle.viewer.words import changed_words
 
 ROOT = Path(__file__).resolve().parents[2]
-TEMPLATES = ROOT / "eval" / "viewer" / "templates"
+TEMPLATES = ROOT / "viewer" / "templates"
 
 
 def cut(*parts: tuple[str, str], with_ids: bool = False) -> list[dict[str, Any]]:
@@ -183,7 +183,7 @@ def test_what_was_searched_for_is_marked_and_stays_text() -> None:
 
 def colours(theme: str) -> dict[str, str]:
     """Name -> colour of a theme."""
-    light, dark = (ROOT / "eval" / "colours.css").read_text().split("@media")
+    light, dark = (ROOT / "core" / "colours.css").read_text().split("@media")
     return dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6});", light if theme == "light" else dark))
 
 

@@ -14,10 +14,10 @@ import pytest
 from click.testing import CliRunner
 from support.processes import until
 
+from treadle.cli.commands import run as cli_run
+from treadle.cli.main import cli
 from treadle.core.engines.cache import quiet
 from treadle.core.errors import EngineError, RolloutsOwed
-from treadle.flows import cli_run
-from treadle.flows.cli import cli
 from treadle.tasks.prefect import server as prefect_server
 from treadle.tasks.prefect import watched
 from treadle.tasks.prefect.home import prefect_home

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from treadle.agent.web import addresses, once
-from treadle.agent.web.addresses import PORTS, AddressRule, BlockedAddress
-from treadle.agent.web.config import FetchSettings
-from treadle.agent.web.sockets import Exchange, Guard, MeteredSocket, exchange
+from treadle.web import addresses, once
+from treadle.web.addresses import PORTS, AddressRule, BlockedAddress
+from treadle.web.config import FetchSettings
+from treadle.web.sockets import Exchange, Guard, MeteredSocket, exchange
 
 PUBLIC = [
     "1.1.1.1",

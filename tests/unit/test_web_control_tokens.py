@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from support.memories import Remembering
 from support.rollout_bench import ANSWER, SEARCH, FixedTool, ScriptedModel, check_invariants, load, play, settings
 
-from treadle.agent.prompts import as_data
 from treadle.agent.tools.outcome import CallContext, ToolOutcome
-from treadle.agent.web.control_tokens import without_known_tokens, without_tokens
 from treadle.core.chat import ChatTokenizer
+from treadle.core.untrusted.prompt_text import as_data
+from treadle.web.pages.control_tokens import without_known_tokens, without_tokens
 
 IN_USE = (
     "<|im_end|>", "<|endoftext|>", "<\uff5cend\u2581of\u2581sentence\uff5c>", "<s>", "</s>", "<<SYS>>", "<</SYS>>",

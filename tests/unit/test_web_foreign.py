@@ -13,11 +13,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from treadle.agent.web import foreign, passages
-from treadle.agent.web.foreign import Skipped, gather, moment_of, read_search_cache
-from treadle.agent.web.keys import loose_key, page_key, search_key
-from treadle.agent.web.types import Entry, PageEntry, SearchEntry, WebHit
 from treadle.core.errors import DataError, StorageError
+from treadle.web.keys import loose_key, page_key, search_key
+from treadle.web.pages import passages
+from treadle.web.record import imported as foreign
+from treadle.web.record.imported import Skipped, gather, moment_of, read_search_cache
+from treadle.web.types import Entry, PageEntry, SearchEntry, WebHit
 
 HIT = WebHit("Tower", "https://example.org/tower", "330 metres tall")
 SERPER = [{"title": "Tower", "link": "https://example.org/tower", "snippet": "330 metres tall"}]

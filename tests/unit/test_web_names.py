@@ -12,8 +12,8 @@ from aiohttp.abc import AbstractResolver, ResolveResult
 from support.fetching import LOOPBACK, fetching, refusal
 from support.web_servers import Site
 
-from treadle.agent.web import names
 from treadle.retriever.client import SearchUnavailable
+from treadle.web import names
 
 
 class SilentServers(AbstractResolver):
@@ -96,7 +96,7 @@ async def test_a_name_without_an_address_is_not_known(found: str) -> None:
 
 _SLOW_MACHINE = """
 import asyncio, threading, time
-from treadle.agent.web import names
+from treadle.web import names
 begun = threading.Event()
 def never(*_):
     begun.set()

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from treadle.agent.web.page_worker import unpacked
-from treadle.agent.web.types import Unfetchable
+from treadle.web.pages.worker import unpacked
+from treadle.web.types import Unfetchable
 
 
 def _raw_deflate(data: bytes) -> bytes:

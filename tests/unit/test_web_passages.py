@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from treadle.agent.web import passages
-from treadle.agent.web.passages import (
+from treadle.web.pages import passages
+from treadle.web.pages.passages import (
     MAX_MARKS,
     MAX_SENTENCE_CHARS,
     best_sentence,

@@ -22,11 +22,11 @@ from support.web_answers import (
 )
 from support.web_servers import Page, Request, Site
 
-from treadle.agent.web.config import ProviderSettings
-from treadle.agent.web.providers import WebProvider
-from treadle.agent.web.types import QueryRefused
 from treadle.core.errors import ToolError
 from treadle.retriever.client import SearchUnavailable
+from treadle.web.config import ProviderSettings
+from treadle.web.providers import WebProvider
+from treadle.web.types import QueryRefused
 
 REPEATED = (
     "bad: invalid api key",

@@ -17,12 +17,12 @@ from support.web_answers import (
     SERPER,
 )
 
-from treadle.agent.web import provider_requests
-from treadle.agent.web.config import ProviderSettings
-from treadle.agent.web.passages import clean_line
-from treadle.agent.web.provider_requests import failure_of, hits_of, request_of
-from treadle.agent.web.types import MAX_HITS
 from treadle.core.llm.wire import Failure
+from treadle.web import provider_requests
+from treadle.web.config import ProviderSettings
+from treadle.web.pages.passages import clean_line
+from treadle.web.provider_requests import failure_of, hits_of, request_of
+from treadle.web.types import MAX_HITS
 
 
 @pytest.mark.parametrize("name", ANSWERS)

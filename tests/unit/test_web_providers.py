@@ -22,13 +22,13 @@ from support.web_answers import (
 )
 from support.web_servers import Page, Site
 
-from treadle.agent.web import providers
-from treadle.agent.web.config import ProviderSettings
-from treadle.agent.web.provider_requests import hits_of
-from treadle.agent.web.providers import EMPTY_TRIES, QUOTA_REST_S, RATE_REST_S, WebProvider
-from treadle.agent.web.types import WebHit
 from treadle.core.errors import ConfigError, ToolError
 from treadle.retriever.client import SearchUnavailable
+from treadle.web import providers
+from treadle.web.config import ProviderSettings
+from treadle.web.provider_requests import hits_of
+from treadle.web.providers import EMPTY_TRIES, QUOTA_REST_S, RATE_REST_S, WebProvider
+from treadle.web.types import WebHit
 
 
 async def test_a_search_is_one_request() -> None:

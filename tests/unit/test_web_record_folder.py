@@ -19,18 +19,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.web_entries import page_of, record_in, sealed, search_of
 
-from treadle.agent.web import record_folder
-from treadle.agent.web.keys import loose_key
-from treadle.agent.web.record_folder import KEPT_RECORDS, RecordFolder, open_record, record_digest
-from treadle.agent.web.record_table import entry_of, row_of, write_record
-from treadle.agent.web.stored_entries import MAX_HITS, MAX_TEXT_CHARS, bounded, entries_of, packed, unpacked
-from treadle.agent.web.types import Entry, PageEntry, SearchEntry, WebHit
-from treadle.core.artifact_reader import ArtifactReader
-from treadle.core.artifacts import ArtifactWriter, Manifest, verify_artifact
 from treadle.core.errors import ArtifactError
-from treadle.core.runs import Run
+from treadle.core.runs.run import Run
 from treadle.core.schemas import WEB_RECORD, Table
-from treadle.core.storage import LocalStorage, Storage
+from treadle.core.store.artifact_reader import ArtifactReader
+from treadle.core.store.artifacts import ArtifactWriter, Manifest, verify_artifact
+from treadle.core.store.storage import LocalStorage, Storage
+from treadle.web.keys import loose_key
+from treadle.web.record import folder as record_folder
+from treadle.web.record.folder import KEPT_RECORDS, RecordFolder, open_record, record_digest
+from treadle.web.record.stored_entries import MAX_HITS, MAX_TEXT_CHARS, bounded, entries_of, packed, unpacked
+from treadle.web.record.table import entry_of, row_of, write_record
+from treadle.web.types import Entry, PageEntry, SearchEntry, WebHit
 
 SEARCHES = [search_of(f"query {number}") for number in range(20)]
 PAGES = [page_of(f"http://site.test/{number}", f"Text {number}. " * number) for number in range(20)]

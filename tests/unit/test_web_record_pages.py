@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from support.parquet_footers import Struct, change_footer, change_page, columns_of, set_number
 from support.web_entries import page_of, record_in, sealed, search_of
 
-from treadle.agent.web import record_folder
-from treadle.agent.web.record_folder import open_record, record_manifest
 from treadle.core.errors import ArtifactError
-from treadle.core.storage import open_storage
+from treadle.core.store.roots import open_storage
+from treadle.web.record import folder as record_folder
+from treadle.web.record.folder import open_record, record_manifest
 
 ENTRIES = [search_of(f"query {n}") for n in range(20)] + [
     page_of(f"http://s.test/{n}", f"T {n}. " * n) for n in range(20)

@@ -16,16 +16,16 @@ from typing import Any, TypeVar
 import pytest
 from support.web_entries import page_of, record_in, search_of
 
-from treadle.agent.web.config import WebSettings
-from treadle.agent.web.keys import loose_key, search_key
-from treadle.agent.web.record_folder import RecordFolder, open_record
-from treadle.agent.web.recorder import Recorder
-from treadle.agent.web.stored_entries import entries_of, packed
-from treadle.agent.web.types import Entry, PageEntry, RecordMiss, SearchEntry
 from treadle.core.errors import ArtifactError, StorageError, ToolError
-from treadle.core.keyed_store import KeyedStore
-from treadle.core.storage import LocalStorage
+from treadle.core.store.keyed_store import KeyedStore
+from treadle.core.store.storage import LocalStorage
 from treadle.retriever.client import SearchUnavailable
+from treadle.web.config import WebSettings
+from treadle.web.keys import loose_key, search_key
+from treadle.web.record.folder import RecordFolder, open_record
+from treadle.web.record.recorder import Recorder
+from treadle.web.record.stored_entries import entries_of, packed
+from treadle.web.types import Entry, PageEntry, RecordMiss, SearchEntry
 
 NOW = datetime(2026, 5, 11, 12, tzinfo=UTC)
 """Ten days after the entries of `web_entries` were recorded."""

@@ -13,12 +13,17 @@ import pytest
 
 from treadle.agent.tools.search import SearchTool
 from treadle.agent.tools.search_config import SearchToolSettings
-from treadle.agent.web.config import WebSettings
-from treadle.agent.web.keys import page_key, search_key
-from treadle.agent.web.record_table import write_record
-from treadle.agent.web.search import SWITCH_S, WebSearch
-from treadle.agent.web.stored_entries import entries_of
-from treadle.agent.web.types import (
+from treadle.core.config import validate
+from treadle.core.errors import ToolError
+from treadle.core.store.keyed_store import KeyedStore
+from treadle.core.store.storage import LocalStorage
+from treadle.retriever.client import SearchUnavailable
+from treadle.web.config import WebSettings
+from treadle.web.keys import page_key, search_key
+from treadle.web.record.stored_entries import entries_of
+from treadle.web.record.table import write_record
+from treadle.web.search import SWITCH_S, WebSearch
+from treadle.web.types import (
     Fetched,
     Language,
     PageEntry,
@@ -28,11 +33,6 @@ from treadle.agent.web.types import (
     Unfetchable,
     WebHit,
 )
-from treadle.core.config import validate
-from treadle.core.errors import ToolError
-from treadle.core.keyed_store import KeyedStore
-from treadle.core.storage import LocalStorage
-from treadle.retriever.client import SearchUnavailable
 
 FAR = 1e12
 PROVIDER = {"type": "searxng", "url": "http://127.0.0.1:9"}

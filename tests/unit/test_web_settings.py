@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from treadle.agent.web.config import ProviderSettings, WebSettings
 from treadle.core.config import validate
 from treadle.core.errors import ConfigError
+from treadle.web.config import ProviderSettings, WebSettings
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from contextlib import nullcontext
 
 import pytest
 
-from treadle.agent.web.slots import PageTime, Slots
+from treadle.web.slots import PageTime, Slots
 
 
 class Clock:

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from treadle.agent.web.turns import Turn, Turns, site_of
+from treadle.web.lease_pool import Turn, Turns, site_of
 
 
 @pytest.mark.parametrize(

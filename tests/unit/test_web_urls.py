@@ -9,9 +9,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from yarl import URL
 
-from treadle.agent.web.turns import site_of_url
-from treadle.agent.web.types import MAX_URL_CHARS, Unfetchable
-from treadle.agent.web.urls import checked_url
+from treadle.web.lease_pool import site_of_url
+from treadle.web.types import MAX_URL_CHARS, Unfetchable
+from treadle.web.urls import checked_url
 
 REFUSED = {
     "of other schemes": [

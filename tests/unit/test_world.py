@@ -13,7 +13,8 @@ import pytest
 
 from treadle.core.errors import ConfigError
 from treadle.demo.names import NUM_NAMES, name, name_parts
-from treadle.demo.world import Encyclopedia, World, write_world
+from treadle.demo.world import Encyclopedia, World
+from treadle.demo.world_files import write_world
 from treadle.demo.world_templates import TEMPLATES, recognise
 
 

@@ -12,7 +12,7 @@ import sys
 import uuid
 from pathlib import Path
 
-from treadle.rl.engine.verl_folder import VerlFolder
+from treadle.rl.engine.verl.folder import VerlFolder
 from treadle.rl.rewards import GroupItem, group_rewards
 
 RIGHT, WRONG = "<think>t</think><answer>\\boxed{12}</answer>", "<think>t</think><answer>\\boxed{13}</answer>"

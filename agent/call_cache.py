@@ -1,0 +1,134 @@
+"""Cache the model answers and tool results of rollouts, so that resumed work does not request them again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+import orjson
+
+from treadle.agent.environment import CallRecord, Observation
+from treadle.core.llm.types import Completion
+
+if TYPE_CHECKING:  # RL engines run rollouts without the dependencies of stages
+    from treadle.core.runs.stage import JournalView
+
+
+class Memory(Protocol):
+    """Durable cache of one rollout, with named entries (units)."""
+
+    def get(self, unit: str) -> bytes | None:
+        """Return a cached unit, or None."""
+        ...
+
+    def append(self, unit: str, value: bytes) -> None:
+        """Store a unit."""
+        ...
+
+
+class Forgetful:
+    """Cache that stores nothing, for rollouts that are never resumed."""
+
+    def get(self, unit: str) -> bytes | None:
+        """Return None."""
+        return None
+
+    def append(self, unit: str, value: bytes) -> None:
+        """Do nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class JournalMemory:
+    """Cache in the stage's journal, with the units of one owner."""
+
+    journal: JournalView
+    owner: str
+
+    def get(self, unit: str) -> bytes | None:
+        """Return a recorded unit, or None."""
+        return self.journal.get(self.owner, unit)
+
+    def append(self, unit: str, value: bytes) -> None:
+        """Record a unit; once this returns, the unit survives SIGKILL."""
+        self.journal.append(self.owner, unit, value)
+
+
+@dataclass(frozen=True, slots=True)
+class Scoped:
+    """Cache whose units are prefixed with a scope."""
+
+    memory: Memory
+    scope: str
+
+    def get(self, unit: str) -> bytes | None:
+        """Return a cached unit, or None."""
+        return self.memory.get(f"{self.scope}/{unit}")
+
+    def append(self, unit: str, value: bytes) -> None:
+        """Store a unit."""
+        self.memory.append(f"{self.scope}/{unit}", value)
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """Cache that counts the tokens of each unit from an earlier attempt, once, when it is first read.
+
+    `count` is called with the unit, its prompt tokens and its sampled tokens.
+    """
+
+    memory: Memory
+    count: Callable[[str, int, int], None]
+    known: set[str] = field(default_factory=set)
+
+    def get(self, unit: str) -> bytes | None:
+        """Return a cached unit, or None."""
+        value = self.memory.get(unit)
+        if value is not None and unit not in self.known:
+            self.known.add(unit)
+            self.count(unit, *_tokens_of(value))
+        return value
+
+    def append(self, unit: str, value: bytes) -> None:
+        """Store a unit."""
+        self.known.add(unit)
+        self.memory.append(unit, value)
+
+
+def answer_unit(turn: int) -> str:
+    """Return the name of the unit with the model's answer in a turn, counted from 0."""
+    return f"llm-{turn}"
+
+
+def call_unit(turn: int) -> str:
+    """Return the name of the unit with the environment's reaction to a turn, counted from 0."""
+    return f"tool-{turn}"
+
+
+def remembered_answers(memory: Memory) -> Iterator[Completion]:
+    """Yield the cached model answers of a rollout that began at turn 0, in the order of its turns."""
+    turn = 0
+    while (known := memory.get(answer_unit(turn))) is not None:
+        yield Completion.from_json(known)
+        turn += 1
+
+
+def remembered_calls(memory: Memory, num_turns: int) -> Iterator[CallRecord]:
+    """Yield the cached calls of the first `num_turns` turns of the same rollout."""
+    for turn in range(num_turns):
+        if (known := memory.get(call_unit(turn))) is not None:
+            yield from Observation.from_json(known).calls
+
+
+def _tokens_of(value: bytes) -> tuple[int, int]:
+    """Return prompt and sampled tokens of a completion, or of the models that an observation's calls used; else 0."""
+    data = orjson.loads(value)
+    # Scores of rules are cached as lists; they cost no tokens.
+    if not isinstance(data, dict):
+        return 0, 0
+    answers = data.get("calls", [data] if "endpoint" in data else [])
+    prompt, completion = (sum(int(answer[name]) for answer in answers) for name in _TOKENS)
+    return prompt, completion
+
+
+_TOKENS = ("prompt_tokens", "completion_tokens")

@@ -1,0 +1,86 @@
+"""Interfaces of the models and tokenizers that a rollout uses."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol as TypingProtocol
+
+from treadle.agent.protocol import TOOL_PROTOCOL, Protocol
+from treadle.agent.transcript import Codec
+from treadle.core.llm.config import Sampling
+from treadle.core.llm.types import Completion, CompletionRequest
+
+
+class Model(TypingProtocol):
+    """Interface of a completion model; `treadle.core.llm.pool.ModelPool` implements it."""
+
+    async def complete(self, request: CompletionRequest, *, session: str, deadline: float) -> Completion:
+        """Return one completion. Raises ModelError and its subclasses."""
+        ...
+
+
+class ChatModel(TypingProtocol):
+    """Interface of a chat-only service; `treadle.core.llm.pool.ModelPool` implements it."""
+
+    async def chat(
+        self,
+        messages: Sequence[Mapping[str, str]],
+        sampling: Sampling,
+        *,
+        seed: int,
+        session: str,
+        deadline: float,
+        stop: Sequence[str] = (),
+    ) -> Completion:
+        """Return one answer to messages. Raises ModelError and its subclasses."""
+        ...
+
+
+class ChatCodec(Codec, TypingProtocol):
+    """Codec that also renders chat messages; `treadle.core.chat.ChatTokenizer` implements it."""
+
+    added_tokens: frozenset[str]
+    """Spellings of the tokens that the tokenizer matches as a whole."""
+
+    def render(self, messages: Sequence[Mapping[str, str]]) -> str:
+        """Return the text before the assistant turn."""
+        ...
+
+    def prompt_ids(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+        """Return the token ids before the assistant turn."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutLimits:
+    """Limits of one rollout in addition to those of its tools.
+
+    Attributes:
+        max_turns: Most generation calls, including those of a continued prefix.
+        max_model_len: Context window of the model in tokens; None if unknown.
+        max_trajectory_tokens: Longest assistant turn in tokens (ignored in text mode); None for no limit.
+        continue_unmarked: Whether another turn follows one without a call or an answer.
+    """
+
+    max_turns: int
+    max_model_len: int | None = None
+    max_trajectory_tokens: int | None = None
+    continue_unmarked: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ModelBinding:
+    """A model with its tokenizer, sampling and limits, as rollouts use it.
+
+    With `codec` None, requests are text. Then `renderer` renders the prompt if a tokenizer is known although the server
+    gives no ids; without one, plain ChatML is used. With `chat`, the service renders the messages and there are no ids.
+    """
+
+    model: Model
+    codec: ChatCodec | None
+    sampling: Sampling
+    limits: RolloutLimits
+    protocol: Protocol = TOOL_PROTOCOL
+    renderer: ChatCodec | None = None
+    chat: ChatModel | None = None

@@ -1,0 +1,256 @@
+"""Build the model requests of one rollout: as token ids, as text, or as chat messages.
+
+The transcript is the same in all three modes. With ids and with text, the model continues the assistant turn as one
+growing completion. A chat-only service receives the turn as a conversation: the model's own text as assistant messages,
+tool results as user messages. No tool output can end up in an assistant message. Normative: docs/behaviour/agent.md.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Protocol
+
+from treadle.agent.model_types import ChatCodec, ChatModel, ModelBinding
+from treadle.agent.protocol import RESULT, Segment, tokenise
+from treadle.agent.protocol import Protocol as Tags
+from treadle.agent.transcript import Transcript
+from treadle.core.errors import ModelError
+from treadle.core.llm.types import Completion, CompletionRequest
+
+GO_ON = "Go on."
+"""Content of the user message that is added if the conversation would otherwise end with an assistant message."""
+
+
+class Asking(Protocol):
+    """Strategy that builds requests from the transcript of one rollout and adds the completions to it."""
+
+    @property
+    def prompt_ids(self) -> array[int]:
+        """Token ids before the assistant turn; empty if requests carry no ids."""
+        ...
+
+    def room(self) -> tuple[int, str]:
+        """Return the most new tokens of the next turn, and the rollout's status if that number is below 1."""
+        ...
+
+    async def ask(self, max_tokens: int, seed: int, *, session: str, deadline: float) -> Completion:
+        """Request the next completion from the model. Raises ModelError and its subclasses."""
+        ...
+
+    def take(self, completion: Completion) -> bool:
+        """Append a new or cached completion to the transcript; return whether it added anything.
+
+        Raises ModelError if the completion does not fit the mode, for example if it has no token ids.
+        """
+        ...
+
+
+def asking_of(engine: ModelBinding, messages: Sequence[Mapping[str, str]], transcript: Transcript) -> Asking:
+    """Return the strategy for an engine; `messages` are those before the assistant turn."""
+    if engine.chat is not None:
+        return Chat(engine, engine.chat, messages, transcript)
+    if engine.codec is not None:
+        return Ids(engine, engine.codec, messages, transcript)
+    return Text(engine, messages, transcript)
+
+
+class Ids:
+    """Requests as token ids: the prompt's ids followed by those of the turn, exactly as sampled."""
+
+    def __init__(
+        self, engine: ModelBinding, codec: ChatCodec, messages: Sequence[Mapping[str, str]], transcript: Transcript
+    ) -> None:
+        self._engine = engine
+        self._codec = codec
+        self._transcript = transcript
+        self.prompt_ids = array("i", codec.prompt_ids(messages))
+
+    def room(self) -> tuple[int, str]:
+        """See `Asking`."""
+        limits, most = self._engine.limits, self._engine.sampling.max_tokens
+        used = len(self._transcript.ids)
+        window = most if limits.max_model_len is None else limits.max_model_len - len(self.prompt_ids) - used
+        budget = most if limits.max_trajectory_tokens is None else limits.max_trajectory_tokens - used
+        return min(most, window, budget), "context_full" if window <= budget else "budget"
+
+    async def ask(self, max_tokens: int, seed: int, *, session: str, deadline: float) -> Completion:
+        """See `Asking`."""
+        ids = (self.prompt_ids + self._transcript.ids).tolist()
+        completion = await _complete(self._engine, ids, max_tokens, seed, session, deadline)
+        if completion.token_ids is None:
+            raise ModelError(f"{completion.endpoint} gave an answer without token ids; set token_ids to off")
+        return completion
+
+    def take(self, completion: Completion) -> bool:
+        """See `Asking`."""
+        if completion.token_ids is None:
+            raise ModelError("this rollout was begun in text mode; set token_ids to off, or run the stage with --force")
+        if not completion.stop_dropped:  # the usual case
+            return self._transcript.absorb(completion.text, completion.token_ids, completion.completion_tokens)
+        marker = dropped_stop(self._transcript.open_text, completion, self._engine.protocol)
+        ended = completion.token_ids[-1:] and completion.token_ids[-1] in self._codec.eos_ids
+        if ended and completion.stop_reason != marker:
+            marker = ""  # an end-of-turn id ended the answer, not a stop string
+        return self._transcript.absorb(completion.text, completion.token_ids, completion.completion_tokens, marker)
+
+
+class Text:
+    """Requests as text: the rendered prompt followed by the text of the turn.
+
+    The room is an estimate. Whether a request fits is decided by the server.
+    """
+
+    def __init__(self, engine: ModelBinding, messages: Sequence[Mapping[str, str]], transcript: Transcript) -> None:
+        self._engine = engine
+        self._transcript = transcript
+        self._prompt = engine.render(messages)
+        self._server_tokens = 0
+        self._server_chars = 0
+        self.prompt_ids = array("i")
+
+    def room(self) -> tuple[int, str]:
+        """See `Asking`."""
+        limits, most = self._engine.limits, self._engine.sampling.max_tokens
+        window = most if limits.max_model_len is None else limits.max_model_len - self._context_tokens()
+        # An estimate must not end the rollout: the server rejects a prompt that does not fit.
+        return max(1, min(most, window)), "context_full"
+
+    def _context_tokens(self) -> int:
+        """Return the context length in tokens.
+
+        Without a tokenizer this is an upper bound: the server's last count plus one token per character added since.
+        """
+        text = self._prompt + self._transcript.text
+        if self._engine.renderer is not None:
+            return len(self._engine.renderer.encode(text))
+        return self._server_tokens + len(text) - self._server_chars
+
+    async def ask(self, max_tokens: int, seed: int, *, session: str, deadline: float) -> Completion:
+        """See `Asking`."""
+        text = self._prompt + self._transcript.text
+        return await _complete(self._engine, text, max_tokens, seed, session, deadline)
+
+    def take(self, completion: Completion) -> bool:
+        """See `Asking`."""
+        before = len(self._transcript.text)
+        marker = dropped_stop(self._transcript.open_text, completion, self._engine.protocol)
+        said = self._transcript.absorb(completion.text, None, completion.completion_tokens, marker)
+        kept = min(len(self._transcript.text) - before, len(completion.text))
+        self._server_tokens = completion.prompt_tokens + tokens_kept(completion, kept)
+        self._server_chars = len(self._prompt) + before + kept
+        return said
+
+
+class Chat:
+    """Requests as chat messages.
+
+    Token counts are those of the service. A character that the service has not counted yet counts as one token.
+    """
+
+    def __init__(
+        self, engine: ModelBinding, model: ChatModel, messages: Sequence[Mapping[str, str]], transcript: Transcript
+    ) -> None:
+        self._engine = engine
+        self._model = model
+        self._opening = messages
+        self._transcript = transcript
+        self._first_prompt_tokens: int | None = None
+        self._counted_tokens = 0
+        self._counted_chars = 0
+        self.prompt_ids = array("i")
+
+    def room(self) -> tuple[int, str]:
+        """See `Asking`. Results count towards the budget once the service has counted them, in the next prompt."""
+        limits, most = self._engine.limits, self._engine.sampling.max_tokens
+        window = most
+        if limits.max_model_len is not None:
+            window = max(1, limits.max_model_len - self._counted_tokens - (self._num_chars() - self._counted_chars))
+        budget = most
+        if limits.max_trajectory_tokens is not None:
+            budget = limits.max_trajectory_tokens - (self._counted_tokens - (self._first_prompt_tokens or 0))
+        return min(most, window, budget), "context_full" if window <= budget else "budget"
+
+    async def ask(self, max_tokens: int, seed: int, *, session: str, deadline: float) -> Completion:
+        """See `Asking`."""
+        sampling = self._engine.sampling
+        return await self._model.chat(
+            conversation(self._opening, self._transcript.segments()),
+            sampling if max_tokens == sampling.max_tokens else sampling.model_copy(update={"max_tokens": max_tokens}),
+            seed=seed,
+            session=session,
+            deadline=deadline,
+            stop=self._engine.protocol.stops,
+        )
+
+    def take(self, completion: Completion) -> bool:
+        """See `Asking`."""
+        if self._first_prompt_tokens is None:
+            self._first_prompt_tokens = completion.prompt_tokens
+        before = self._num_chars()
+        marker = dropped_stop(self._transcript.open_text, completion, self._engine.protocol)
+        said = self._transcript.absorb(completion.text, None, completion.completion_tokens, marker)
+        kept = min(self._num_chars() - before, len(completion.text))
+        # Hidden reasoning is billed, but it is not sent back with the next request. Hence at most one token per kept
+        # character.
+        self._counted_tokens = completion.prompt_tokens + min(tokens_kept(completion, kept), kept)
+        self._counted_chars = before + kept
+        return said
+
+    def _num_chars(self) -> int:
+        return sum(len(message["content"]) for message in self._opening) + len(self._transcript.text)
+
+
+def conversation(opening: Sequence[Mapping[str, str]], segments: Iterable[Segment]) -> list[dict[str, str]]:
+    """Return `opening`, which ends with a user message, followed by the assistant turn as messages.
+
+    Result segments become user messages, all others assistant messages. The author of a segment comes from
+    `Transcript.segments`, never from the text.
+    """
+    turns: list[dict[str, str]] = []
+    for segment in segments:
+        role = "user" if segment.kind == RESULT else "assistant"
+        if turns and turns[-1]["role"] == role:
+            turns[-1]["content"] += segment.text
+        else:
+            turns.append({"role": role, "content": segment.text})
+    if turns and turns[-1]["role"] == "assistant":
+        turns.append({"role": "user", "content": GO_ON})
+    return [*({"role": message["role"], "content": message["content"]} for message in opening), *turns]
+
+
+def dropped_stop(before: str, completion: Completion, tags: Tags) -> str:
+    """Return the closing marker that ended generation if the server left it out of the text; else an empty string.
+
+    The marker is the one that the server names, else that of the block that is open at the end of the text. `before` is
+    the model text since the last result.
+    """
+    if not completion.stop_dropped:
+        return ""
+    text = before + completion.text
+    if tags.closing_stops.search(text):
+        return ""
+    if completion.stop_reason in tags.stops:
+        return str(completion.stop_reason)
+    pieces = tokenise(text, tags, model_text=True)
+    tag = tags.by_name.get(pieces[-1].kind) if pieces else None
+    return tag.closing if tag is not None and tag.stop else ""
+
+
+def tokens_kept(completion: Completion, num_chars: int) -> int:
+    """Return the tokens of the first `num_chars` characters of a truncated completion: their share, rounded up."""
+    whole = len(completion.text)
+    if num_chars >= whole:
+        return completion.completion_tokens
+    return -(-completion.completion_tokens * num_chars // whole)
+
+
+async def _complete(
+    engine: ModelBinding, prompt: list[int] | str, max_tokens: int, seed: int, session: str, deadline: float
+) -> Completion:
+    request = CompletionRequest(
+        prompt=prompt, max_tokens=max_tokens, sampling=engine.sampling, stop=engine.protocol.stops, seed=seed
+    )
+    answer = engine.model.complete(request, session=session, deadline=deadline)
+    del request, prompt  # thousands of requests wait at once: free the ids while the server generates
+    return await answer

@@ -1,0 +1,31 @@
+"""Everything that code outside Treadle may import: the interfaces of its extension points, and what they need.
+
+Operators of `pools` (docs/guides/operators.md) are written against it. Any other module of Treadle may change or move
+without notice.
+"""
+
+from __future__ import annotations
+
+from treadle.agent.rollout import Trajectory
+from treadle.core.engines.own_code import own_code
+from treadle.core.errors import TreadleError
+from treadle.core.runs.address import Address
+from treadle.core.runs.run import Run
+from treadle.core.untrusted.prompt_text import as_data
+from treadle.datagen.operators.base import Branch, Edit, Operator
+from treadle.datagen.operators.context import Workbench
+from treadle.datagen.operators.rejection import Rejected
+
+__all__ = [
+    "Address",
+    "Branch",
+    "Edit",
+    "Operator",
+    "Rejected",
+    "Run",
+    "Trajectory",
+    "TreadleError",
+    "Workbench",
+    "as_data",
+    "own_code",
+]

@@ -1,0 +1,152 @@
+"""Define `treadle diff`, which compares two runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from treadle.cli.options import json_option, root_option, say
+from treadle.core.untrusted.sanitize import harmless_json, one_line
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from treadle.tasks.inspection.run_diff import Change, FigureChange, InstanceDiff, RunDiff
+
+_SHOWN_CHARS = 60
+_SHOWN_SETTINGS = 3
+_SHOWN_FIGURES = 30
+_AVERAGES = ("every", "all", "math", "knowledge")
+
+
+@click.command(short_help="How two runs differ.", epilog="Example:  treadle diff first second")
+@click.argument("first", metavar="RUN")
+@click.argument("second", metavar="RUN")
+@root_option
+@json_option
+def diff(first: str, second: str, root: str | Path, as_json: bool) -> None:
+    """Compare two runs: configuration keys, software, results by digest, row counts, and report figures.
+
+    Results with equal digests are identical. In a terminal, metrics of a stage and keys of stages that neither run has
+    are left out, and only the largest changes of figures are shown, averages first; --json has everything.
+    """
+    from treadle.core.runs.run import Run
+    from treadle.tasks.inspection.run_diff import run_diff
+
+    found = run_diff(Run.open(root, first), Run.open(root, second))
+    if as_json:
+        click.echo(harmless_json(_as_json(found)))
+        return
+    _show(found)
+
+
+def _as_json(found: RunDiff) -> dict[str, Any]:
+    data = asdict(found)
+    for figure, change in zip(data["figures"], found.figures, strict=True):
+        figure["difference"] = change.difference
+    return data
+
+
+def _show(found: RunDiff) -> None:
+    from treadle.cli.views.tables import console
+
+    out = console()
+    if found.config:
+        out.print(_changes(f"configuration: {len(found.config):,} keys differ", found, found.config))
+    if found.idle_config:
+        tables = ", ".join(dict.fromkeys(change.name.partition(".")[0] for change in found.idle_config))
+        click.echo(f"and {len(found.idle_config):,} keys of stages that neither run has ({one_line(tables)})")
+    if found.software:
+        out.print(_changes(f"software: {len(found.software):,} keys differ", found, found.software))
+    different = [item for item in found.instances if item.verdict != "same"]
+    if different:
+        out.print(_instances(found, different))
+    if found.figures:
+        out.print(_figures(found))
+    for note in found.notes:
+        say(f"note: {one_line(note)}")
+    num_same = len(found.instances) - len(different)
+    click.echo(f"{num_same:,} of {len(found.instances):,} results are the same, byte for byte")
+
+
+def _table(title: str, *columns: str) -> Table:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), title=Text(one_line(title)), title_justify="left")
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    return table
+
+
+def _changes(title: str, found: RunDiff, changes: Sequence[Change]) -> Table:
+    table = _table(title, "key", found.first, found.second)
+    for change in changes:
+        table.add_row(one_line(change.name), _text(change.first), _text(change.second))
+    return table
+
+
+def _instances(found: RunDiff, different: Sequence[InstanceDiff]) -> Table:
+    table = _table("results that differ", "instance", "rows", "because")
+    for item in different:
+        rows = [
+            f"{one.kind} {_count(one.first_rows)} -> {_count(one.second_rows)}"
+            for one in item.tables
+            if not one.is_same
+        ]
+        table.add_row(item.address, ", ".join(rows), one_line(_why(found, item)))
+    return table
+
+
+def _count(rows: int | None) -> str:
+    return "none" if rows is None else f"{rows:,}"
+
+
+def _why(found: RunDiff, item: InstanceDiff) -> str:
+    named = zip((found.first, found.second), item.same_as, strict=True)
+    same = [f"in {run} it is the same as {address}" for run, address in named if address]
+    return "; ".join([_cause(found, item), *same])
+
+
+def _cause(found: RunDiff, item: InstanceDiff) -> str:
+    if item.verdict == "only first":
+        return f"only in {found.first}"
+    if item.verdict == "only second":
+        return f"only in {found.second}"
+    names = [change.name for change in item.settings]
+    more = f" and {len(names) - _SHOWN_SETTINGS} more" if len(names) > _SHOWN_SETTINGS else ""
+    reasons = [f"other {', '.join(names[:_SHOWN_SETTINGS])}{more}"] if names else []
+    reasons += [f"reads another {address}" for address in item.inputs]
+    return "; ".join(reasons) or "nothing that decides it differs: a model or a service answered otherwise"
+
+
+def _figures(found: RunDiff) -> Table:
+    table = _table("figures that differ", "report", "model", "data set", "figure", found.first, found.second, "change")
+    shown = sorted(found.figures, key=_weight)
+    for one in shown[:_SHOWN_FIGURES]:
+        change = "" if one.difference is None else f"{one.difference:+.4g}"
+        cells = (one.address, one.model, one.dataset, one.figure, _number(one.first), _number(one.second), change)
+        table.add_row(*map(one_line, cells))
+    if len(shown) > _SHOWN_FIGURES:
+        table.caption = f"and {len(shown) - _SHOWN_FIGURES:,} more; --json has all"
+    return table
+
+
+def _weight(figure: FigureChange) -> tuple[bool, bool, float, str]:
+    change = figure.difference
+    largest = -abs(change) if change is not None else 0.0
+    return figure.figure != "score", figure.dataset not in _AVERAGES, largest, figure.figure
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.4g}"
+
+
+def _text(value: Any) -> str:
+    """Return a value as one sanitized, shortened line of JSON; empty for None."""
+    text = "" if value is None else harmless_json(value)
+    return text if len(text) <= _SHOWN_CHARS else text[: _SHOWN_CHARS - 3] + "..."

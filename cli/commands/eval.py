@@ -1,0 +1,154 @@
+"""Define `treadle eval`, which measures a model on benchmarks as an ordinary run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from treadle.cli.commands.run import dry_run_option, run_flow, work_options
+from treadle.cli.options import say, together
+
+if TYPE_CHECKING:
+    from treadle.tasks.evaluation import Asked
+
+TOOLS = ("python", "search")
+
+
+class ToolsType(click.ParamType[Any]):
+    """Comma-separated names of tools, or `none`."""
+
+    name = "tools"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> frozenset[str]:
+        """Return the set of names; report a usage error for unknown ones."""
+        names = frozenset(part.strip() for part in str(value).split(","))
+        if names == {"none"}:
+            return frozenset()
+        if not names <= set(TOOLS):
+            self.fail(f"{value!r} is not {', '.join(TOOLS)}, both with a comma between, or none", param, ctx)
+        return names
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
+        """Return the placeholder in help texts."""
+        return "python,search|none"
+
+
+class PricesType(click.ParamType[Any]):
+    """Two numbers separated by a slash."""
+
+    name = "prices"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[float, float]:
+        """Return the prices of prompt and sampled tokens; report a usage error for anything else."""
+        try:
+            prompt, completion = map(float, str(value).split("/"))
+        except ValueError:
+            self.fail(f"{value!r} is not two numbers as in 0.15/0.60", param, ctx)
+        return prompt, completion
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
+        """Return the placeholder in help texts."""
+        return "PROMPT/COMPLETION"
+
+
+_file = click.Path(path_type=Path)
+_asked_options = together(
+    click.option("--model", metavar="NAME", help="The model, by its name in requests."),
+    click.option("--endpoint", "endpoints", multiple=True, metavar="URL", help="Its server, up to /v1; repeatable."),
+    click.option("--api-key-env", metavar="VARIABLE", help="Environment variable that holds the server's key."),
+    click.option("--chat", is_flag=True, help="Its server has the route /chat/completions alone, as hosted ones have."),
+    click.option("--tokenizer", type=_file, help="Folder with its tokenizer and chat template. [default: ChatML]"),
+    click.option(
+        "--benchmark",
+        "benchmarks",
+        multiple=True,
+        metavar="NAME[=FILE]",
+        help="A known benchmark and its file, or its name alone with --data-root; repeatable.",
+    ),
+    click.option("--data-root", type=_file, help="Folder with <benchmark>/test.jsonl, .json or .parquet."),
+    click.option(
+        "--max-questions",
+        type=click.IntRange(min=1),
+        metavar="N",
+        help="The first N rows of each benchmark. [default: 500]",
+    ),
+    click.option("--samples", type=click.IntRange(min=1), metavar="K", help="Rollouts of each question. [default: 1]"),
+    click.option(
+        "--tools",
+        type=ToolsType(),
+        help="What the agent may call. [default: python, and search with something to search]",
+    ),
+    click.option("--corpus", type=_file, multiple=True, help="File of documents to search; repeatable."),
+    click.option("--retriever", "retrievers", multiple=True, metavar="URL", help="Search service instead; repeatable."),
+    click.option("--temperature", type=click.FloatRange(min=0), metavar="T", help="Of the sampling. [default: 0.6]"),
+    click.option(
+        "--max-tokens", type=click.IntRange(min=1), metavar="N", help="Most new tokens of a turn. [default: 4096]"
+    ),
+    click.option(
+        "--max-total-tokens",
+        type=click.IntRange(min=1),
+        metavar="N",
+        help="Most tokens of all rollouts; then it stops.",
+    ),
+    click.option(
+        "--max-cost", type=click.FloatRange(min=0, min_open=True), metavar="AMOUNT", help="Most money, with --prices."
+    ),
+    click.option("--prices", type=PricesType(), help="What a million tokens cost, as 0.15/0.60."),
+    click.option(
+        "--judge", metavar="MODEL", help="Judges answers to math, and votes on wasted calls. [default: rules]"
+    ),
+    click.option("--judge-endpoint", "judge_endpoints", multiple=True, metavar="URL", help="Its server; repeatable."),
+    click.option("--judge-key-env", metavar="VARIABLE", help="Environment variable that holds its server's key."),
+    click.option("--run", "run_id", metavar="NAME", help="Name of the run. [default: of model and benchmarks]"),
+)
+
+
+@click.command(
+    "eval",
+    short_help="Measure a model on benchmarks.",
+    epilog="Example:  treadle eval --endpoint http://localhost:8000/v1 --model my-model --benchmark gsm8k=test.jsonl",
+)
+@click.argument("configs", nargs=-1, type=click.Path(path_type=Path, dir_okay=False), metavar="[CONFIG.toml]...")
+@_asked_options
+@dry_run_option
+@work_options
+def evaluate(
+    configs: tuple[Path, ...],
+    run_id: str | None,
+    overrides: tuple[str, ...],
+    root: str | Path,
+    dry_run: bool,
+    force: bool,
+    accept_failures: bool,
+    with_prefect: bool,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Measure how well a model answers benchmarks, with or without tools.
+
+    Creates an ordinary run of questions, rollouts, scores and report, and prints its table. After any interruption, the
+    same command continues it, and so does `treadle run --run NAME`. Options override CONFIG files, such as the presets
+    configs/eval-reference.toml and configs/smoke.toml.
+    """
+    from treadle.tasks.evaluation import Asked, evaluation_config, run_name, unknown_template
+
+    asked: Asked = Asked(**options)
+    name = run_id or run_name(asked, configs)
+    config = evaluation_config(asked, root, name, configs, overrides)
+    if run_id is None and not as_json:
+        say(f"run {name}")
+    for model in unknown_template(config):
+        say(f"warning: {model} is asked in ChatML; if that is not its chat template, name its folder with --tokenizer")
+    run_flow(
+        config,
+        root,
+        name,
+        configs,
+        dry_run=dry_run,
+        force=force,
+        accept_failures=accept_failures,
+        with_prefect=with_prefect,
+        as_json=as_json,
+    )

@@ -1,0 +1,130 @@
+"""Define `treadle gc`, which lists unreferenced files with sizes and reasons, and deletes them on request."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from treadle.cli.options import json_option, root_option, say
+from treadle.core.untrusted.sanitize import harmless, harmless_json, one_line
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from treadle.core.gc.collection import Collected
+    from treadle.core.gc.garbage import Garbage, Plan
+
+_SHOWN = 40
+
+
+@click.command(short_help="Delete unreferenced artifacts and leftover files.", epilog="Example:  treadle gc --yes")
+@click.option("--yes", "delete", is_flag=True, help="Delete it; without this, it is only shown.")
+@click.option(
+    "--older-than",
+    "min_age_h",
+    type=click.FloatRange(min=1),
+    default=24,
+    show_default=True,
+    metavar="HOURS",
+    help="Leave alone what has been changed since.",
+)
+@root_option
+@json_option
+def gc(delete: bool, min_age_h: float, root: str | Path, as_json: bool) -> None:
+    """Delete unreferenced artifacts and leftover files.
+
+    These are artifacts that no record references and no running attempt reads, workspaces and work folders of finished
+    attempts, journals older than the current result, temporary files of killed processes, and leftovers of deleted
+    runs. Runs, results and their inputs are kept, and so is everything in use. To free the space of a run, delete its
+    folder first.
+    """
+    from treadle.core.gc.collection import collect
+    from treadle.core.gc.garbage import plan_collection
+    from treadle.core.store.roots import open_storage
+
+    storage = open_storage(root)
+    if not delete:
+        plan = plan_collection(storage, min_age_h * 3600)
+        if as_json:
+            click.echo(harmless_json(_plan_json(plan) | {"removed": [], "left": []}))
+        else:
+            _show(plan, f"{_things(len(plan.garbage))} can go, with --yes" if plan.garbage else "nothing can go")
+        return
+    done = collect(storage, min_age_h * 3600)
+    if as_json:
+        click.echo(harmless_json(_plan_json(done.plan) | _done_json(done)))
+        return
+    _show(done.plan, f"gone: {_things(len(done.removed))}" if done.plan.garbage else "nothing can go")
+    for item, why in done.left:
+        say(f"left: {item.key}: {one_line(why)}")
+
+
+def _things(number: int) -> str:
+    return "1 thing" if number == 1 else f"{number:,} things"
+
+
+def size_text(num_bytes: float) -> str:
+    """Return a size in powers of 1,024, such as `1.5 GiB`."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if num_bytes < 1024:
+            return f"{num_bytes:.0f} B" if unit == "B" else f"{num_bytes:.1f} {unit}"
+        num_bytes /= 1024
+    return f"{num_bytes:,.1f} TiB"
+
+
+def _show(plan: Plan, summary: str) -> None:
+    from rich.table import Table
+
+    from treadle.cli.views.tables import console
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column("size", justify="right", no_wrap=True)
+    table.add_column("what", no_wrap=True)
+    table.add_column("where", overflow="fold")
+    table.add_column("because", overflow="fold")
+    for item in plan.garbage[:_SHOWN]:
+        where = f"{item.key} (on this machine)" if item.here else item.key
+        table.add_row(size_text(item.num_bytes), item.what, harmless(where), one_line(item.why))
+    if plan.garbage:
+        console().print(table)
+    rest = plan.garbage[_SHOWN:]
+    if rest:
+        click.echo(
+            f"and {len(rest):,} smaller ones ({size_text(sum(item.num_bytes for item in rest))}); --json has all"
+        )
+    for note in plan.notes:
+        say(f"note: {one_line(note)}")
+    if plan.num_young:
+        say(
+            f"{_things(plan.num_young)} ({size_text(plan.bytes_young)}) would go later: too young now, see --older-than"
+        )
+    click.echo(
+        f"{summary} ({size_text(plan.num_bytes)}); {plan.num_artifacts_kept:,} artifacts "
+        f"({size_text(plan.bytes_kept)}) are reached and stay"
+    )
+
+
+def _plan_json(plan: Plan) -> dict[str, object]:
+    return {
+        "garbage": _items(plan.garbage),
+        "num_bytes": plan.num_bytes,
+        "notes": plan.notes,
+        "num_artifacts_kept": plan.num_artifacts_kept,
+        "bytes_kept": plan.bytes_kept,
+        "num_young": plan.num_young,
+        "bytes_young": plan.bytes_young,
+    }
+
+
+def _done_json(done: Collected) -> dict[str, object]:
+    return {
+        "removed": [item.key for item in done.removed],
+        "left": [{"key": item.key, "why": why} for item, why in done.left],
+    }
+
+
+def _items(items: Iterable[Garbage]) -> list[dict[str, object]]:
+    return [asdict(item) for item in items]

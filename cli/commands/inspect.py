@@ -1,0 +1,165 @@
+"""Define the read-only commands `status`, `show`, `lineage` and `verify`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from treadle.cli.options import json_option, root_option, run_option, say
+from treadle.core.untrusted.sanitize import harmless, harmless_json, one_line
+
+if TYPE_CHECKING:
+    from treadle.core.runs.run import Run
+
+
+@click.command(epilog="Example:  treadle status --run first --json")
+@click.option("--run", "run_id", help="One run; without it, all runs under the root.")
+@root_option
+@json_option
+def status(run_id: str | None, root: str | Path, as_json: bool) -> None:
+    """Show what is finished, running, failed or crashed."""
+    from treadle.cli.views.tables import console, status_table
+    from treadle.core.runs.run import Run
+    from treadle.tasks.planning.begin import known_addresses
+    from treadle.tasks.planning.forced import still_to_make
+
+    if run_id is None:
+        _print_runs(root, as_json)
+        return
+    run = Run.open(root, run_id)
+    addresses = known_addresses(run)
+    statuses = run.statuses(addresses)
+    if as_json:
+        click.echo(harmless_json([item.model_dump(mode="json") for item in statuses]))
+        return
+    idle = all(item.state != "running" for item in statuses)
+    console().print(status_table(run, statuses, forced=idle and bool(still_to_make(run, addresses))))
+
+
+def _print_runs(root: str | Path, as_json: bool) -> None:
+    from datetime import UTC, datetime
+
+    from treadle.cli.views.tables import console, runs_table
+    from treadle.tasks.inspection.overview import overviews
+
+    runs = overviews(root)
+    if as_json:
+        click.echo(harmless_json([run.as_dict() for run in runs]))
+    elif runs:
+        console().print(runs_table(runs, datetime.now(UTC)))
+    else:
+        click.echo(f"no runs under {harmless(str(root))}; start one with: treadle run CONFIG.toml --run NAME")
+
+
+@click.command(
+    short_help="One trajectory, and what changed against its parent.", epilog="Example:  treadle show 3f2a --run first"
+)
+@click.argument("key")
+@run_option
+@root_option
+@json_option
+def show(key: str, run_id: str, root: str | Path, as_json: bool) -> None:
+    """Show one trajectory with its verdict, in colour.
+
+    KEY is the key of a rollout or of a trajectory of `pools`, or an unambiguous prefix. If several iterations have it,
+    2/KEY selects the second one, and KEY the last one. For an edited trajectory, the changes from its parent are shown
+    too.
+    """
+    from treadle.cli.views.tables import console
+    from treadle.cli.views.trajectory import trajectory_view
+    from treadle.core.runs.run import Run
+    from treadle.tasks.inspection.lineage import find_rollout
+    from treadle.web.record.run_entries import RunEntries
+
+    run = Run.open(root, run_id)
+    found = find_rollout(run, key)
+    for problem in found.unread:
+        say(f"warning: shown without its verdict: {problem}")
+    if as_json:
+        click.echo(harmless_json(found.as_dict()))
+        return
+    with RunEntries(run) as entries:
+        addresses = entries.addresses(key for call in found.tool_calls for key in call.get("sources", ()))
+    console().print(trajectory_view(found, addresses))
+
+
+@click.command(
+    short_help="Where a row comes from; the tree of a question.", epilog="Example:  treadle lineage 3f2a --run first"
+)
+@click.argument("key")
+@run_option
+@root_option
+@json_option
+def lineage(key: str, run_id: str, root: str | Path, as_json: bool) -> None:
+    """Show where a row comes from and what became of it.
+
+    KEY is the key of a question, a rollout or a trajectory of `pools`. It is traced back to the source file, and on to
+    its verdicts. If the question has a pool, the whole tree is shown: what each operator made from which trajectory,
+    failed attempts, and which trajectories became fine-tuning rows.
+    """
+    from treadle.cli.views.lineage import lineage_tree
+    from treadle.cli.views.tables import console
+    from treadle.core.runs.run import Run
+    from treadle.tasks.inspection.lineage import trace_back
+
+    steps = trace_back(Run.open(root, run_id), key)
+    if as_json:
+        click.echo(harmless_json([step.as_dict() for step in steps]))
+        return
+    console().print(lineage_tree(steps))
+
+
+@click.command(short_help="Hash every artifact again.", epilog="Example:  treadle verify --run first")
+@run_option
+@root_option
+@json_option
+def verify(run_id: str, root: str | Path, as_json: bool) -> None:
+    """Hash every artifact of a run again and compare with the records; also check the records for changes.
+
+    The web searches and pages that the run has recorded are read, and the web record that it replays from is hashed
+    too.
+    """
+    from treadle.core.errors import ArtifactError
+    from treadle.core.runs.run import Run
+    from treadle.web.record.run_entries import verify_web
+
+    run = Run.open(root, run_id)
+    web = verify_web(run)
+    problems = run.verify() | web
+    if as_json:
+        click.echo(harmless_json(problems))
+    else:
+        for artifact, found in problems.items():
+            click.echo(f"{'damaged' if found else 'ok':<8} {artifact}")
+            for problem in found:
+                click.echo(f"         {one_line(problem)}")
+            for command in _commands(run, [artifact]) if found else ():
+                click.echo(f"         make it again with: {command}")
+    damaged = [artifact for artifact, found in problems.items() if found]
+    if records := [key for key in damaged if key.startswith("runs/")]:
+        raise ArtifactError(
+            f"{len(damaged)} of {len(problems)} artifacts and records of run {run_id} are damaged; "
+            f"first mend this one, then look again: {problems[records[0]][0]}"
+        )
+    if outside := [place for place in damaged if place in web]:
+        raise ArtifactError(f"the web record {outside[0]} is damaged: {web[outside[0]][0]}")
+    if damaged:
+        raise ArtifactError(
+            f"{len(damaged)} of {len(problems)} artifacts of run {run_id} are damaged; "
+            f"make them again with: {'; '.join(_commands(run, damaged))}"
+        )
+
+
+def _commands(run: Run, artifacts: list[str]) -> list[str]:
+    """Return the commands that make these artifacts again, earlier stages first."""
+    from treadle.cli.views.tables import run_options
+    from treadle.tasks.planning.begin import known_addresses
+
+    records, _ = run.readable_records()
+    makers = {record.address for record in records for ref in record.outputs.values() if ref.folder in artifacts}
+    order = [str(address) for address in known_addresses(run)]
+    ordered = [*filter(makers.__contains__, order), *sorted(makers.difference(order))]
+    options = run_options(run.run_id, run.storage.location())
+    return [f"treadle stage {address} {options} --force" for address in ordered]

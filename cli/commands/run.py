@@ -1,0 +1,358 @@
+"""Define the commands that run stages: `run`, `stage`, `demo`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Set
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from treadle.cli.options import json_option, root_option, say
+from treadle.cli.warnings import show_warnings
+from treadle.tasks.prefect.settings import as_flow_run
+
+if TYPE_CHECKING:
+    from treadle.cli.views.instances import MakingView
+    from treadle.core.runs.run import Run
+    from treadle.tasks.config import TreadleConfig
+    from treadle.tasks.run_instances import Turn
+
+Command = Callable[..., Any]
+
+set_option = click.option(
+    "--set",
+    "overrides",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Override a key, as in rollouts.samples_per_question=8.",
+)
+
+
+dry_run_option = click.option(
+    "--dry-run",
+    is_flag=True,
+    help="Print what would be done and why, and what it may cost (--json: the whole configuration too).",
+)
+
+
+def work_options(command: Command) -> Command:
+    """Add the options of commands that run stages."""
+    for option in (
+        click.option(
+            "--force", is_flag=True, help="Run again although nothing changed (`run`: equal work once, and no imports)."
+        ),
+        click.option(
+            "--accept-failures",
+            is_flag=True,
+            help="Write what could not be finished as failed rows, leave bad ones out.",
+        ),
+        click.option("--prefect", "with_prefect", is_flag=True, help="As a Prefect flow run (needs PREFECT_API_URL)."),
+        json_option,
+        root_option,
+        set_option,
+    ):
+        command = option(command)
+    return command
+
+
+@click.command(epilog="Example:  treadle run configs/laptop.toml --run first --set rollouts.samples_per_question=2")
+@click.argument("configs", nargs=-1, type=click.Path(path_type=Path, dir_okay=False), metavar="[CONFIG.toml]...")
+@click.option("--run", "run_id", required=True, help="Name of the run; an existing one is resumed.")
+@click.option("--from", "start_from", metavar="INSTANCE", help="Take what comes before as it is, as in 2/sft.")
+@click.option("--without", multiple=True, metavar="INSTANCE", help="Take this one as it is, or leave it out.")
+@dry_run_option
+@work_options
+def run(
+    configs: tuple[Path, ...],
+    run_id: str,
+    overrides: tuple[str, ...],
+    root: str | Path,
+    start_from: str | None,
+    without: tuple[str, ...],
+    dry_run: bool,
+    force: bool,
+    accept_failures: bool,
+    with_prefect: bool,
+    as_json: bool,
+) -> None:
+    """Run all stages of a run, or continue it.
+
+    Several CONFIG files are merged, later ones win. Without one, the run's own configuration is used.
+    """
+    from treadle.tasks.planning.begin import configuration_of
+
+    config = configuration_of(root, run_id, configs, overrides)
+    run_flow(
+        config,
+        root,
+        run_id,
+        configs,
+        dry_run=dry_run,
+        force=force,
+        accept_failures=accept_failures,
+        with_prefect=with_prefect,
+        as_json=as_json,
+        start_from=start_from,
+        without=without,
+    )
+
+
+def run_flow(
+    config: TreadleConfig,
+    root: str | Path,
+    run_id: str,
+    configs: tuple[Path, ...] = (),
+    *,
+    dry_run: bool,
+    force: bool,
+    accept_failures: bool,
+    with_prefect: bool,
+    as_json: bool,
+    start_from: str | None = None,
+    without: tuple[str, ...] = (),
+) -> None:
+    """Run the instances of a configuration's flow, or a part of them, or continue them, and print a summary."""
+    from treadle.cli.views.instances import MakingView
+    from treadle.cli.views.summary import print_end, print_plan
+    from treadle.tasks.catalog import flow_instances
+    from treadle.tasks.planning.begin import as_begun, open_run
+    from treadle.tasks.planning.flow_part import flow_part
+    from treadle.tasks.run_instances import making
+
+    as_flow = not dry_run and _prefect_wanted(with_prefect, config)
+    config = as_begun(config, root, run_id, ask=not dry_run)
+    instances = flow_instances(config)
+    part = flow_part(instances, root, run_id, start_from, without)
+    if dry_run:
+        print_plan(config, instances, root, run_id, force, as_json, part)
+        _warn_of_web(config)
+        return
+    for line in part.lines():
+        say(line)
+    opened = open_run(root, run_id, config, configs)
+    view = MakingView(quiet=as_json)
+    if as_flow:
+        with _shown_flow_run(view):
+            from treadle.flows.flywheel import flywheel
+
+            flywheel(
+                run_id=run_id,
+                config=config,
+                root=str(root),
+                force=force,
+                accept_failures=accept_failures,
+                start_from=start_from,
+                without=without,
+            )
+    else:
+        with making(part.instances, opened, config, force=force, is_part=part.is_part, notify=view.tell) as turns:
+            for turn in turns:
+                _execute(turn, opened, view, accept_failures)
+    print_end(opened, view.records, as_json)
+
+
+@click.command(epilog="Example:  treadle stage 1/scores@base --run first --force")
+@click.argument("address", metavar="INSTANCE")
+@click.argument("configs", nargs=-1, type=click.Path(path_type=Path, dir_okay=False), metavar="[CONFIG.toml]...")
+@click.option("--run", "run_id", required=True, help="Name of the run.")
+@click.option(
+    "--retry",
+    multiple=True,
+    metavar="STATUS",
+    help="Make only those rows of its result again that ended so, as in --retry timeout.",
+)
+@dry_run_option
+@work_options
+def stage(
+    address: str,
+    configs: tuple[Path, ...],
+    run_id: str,
+    overrides: tuple[str, ...],
+    root: str | Path,
+    retry: tuple[str, ...],
+    dry_run: bool,
+    force: bool,
+    accept_failures: bool,
+    with_prefect: bool,
+    as_json: bool,
+) -> None:
+    """Run one stage INSTANCE, such as 1/rollouts@base or 1/rl@phase-2, of a run."""
+    from treadle.cli.views.instances import MakingView
+    from treadle.cli.views.summary import print_end, print_plan
+    from treadle.core.runs.address import Address
+    from treadle.tasks.catalog import instance
+    from treadle.tasks.planning.begin import as_begun, configuration_of, open_run
+    from treadle.tasks.run_instances import Turn
+    from treadle.tasks.serving.servers import ModelServers
+
+    if retry and (force or dry_run):
+        raise click.UsageError("--retry goes with neither --force nor --dry-run")
+    config = configuration_of(root, run_id, configs, overrides)
+    as_flow = not dry_run and _prefect_wanted(with_prefect, config)
+    config = as_begun(config, root, run_id, ask=not dry_run)
+    wanted = instance(config, Address.parse(address))
+    if dry_run:
+        print_plan(config, [wanted], root, run_id, force, as_json, by_name=True)
+        return
+    opened = open_run(root, run_id, config, configs)
+    view = MakingView(quiet=as_json)
+    if as_flow:
+        given: dict[str, Any] = {"config": config, "root": str(root), "retry": retry}
+        with _shown_flow_run(view):
+            from treadle.flows.flywheel import stage as stage_flow
+
+            stage_flow(run_id=run_id, instance=address, force=force, accept_failures=accept_failures, **given)
+    else:
+        with ModelServers(opened, wait_s=config.flow.device_wait_s, notify=view.tell) as servers:
+            _execute(Turn(wanted, force, servers), opened, view, accept_failures, frozenset(retry))
+    print_end(opened, view.records, as_json)
+
+
+def _warn_of_web(config: TreadleConfig) -> None:
+    """Warn about missing prerequisites of web search."""
+    from treadle.core.errors import ArtifactError, ConfigError
+    from treadle.tasks.planning.begin_checks import check_web
+
+    try:
+        check_web(config)
+    except (ArtifactError, ConfigError) as problem:
+        say(f"warning: {problem}")
+
+
+def _prefect_wanted(flag: bool, config: TreadleConfig) -> bool:
+    """Return whether PREFECT_API_URL asks for a flow run; then also load API keys from Prefect into the environment.
+
+    The keys are loaded before the flow run begins, because checking model servers and search services may need them.
+    Raises ConfigError if the flag is set and no server is named.
+    """
+    from treadle.core.errors import ConfigError
+    from treadle.tasks.doctor import require_prefect
+
+    server = os.environ.get("PREFECT_API_URL")
+    if flag and not server:
+        raise ConfigError(
+            "--prefect needs PREFECT_API_URL: start `treadle prefect up` and set it to http://127.0.0.1:4200/api"
+        )
+    if not server:
+        return False
+    require_prefect(server)
+    with as_flow_run():
+        from treadle.tasks.prefect.flow_runs import keys_from_blocks
+
+        keys_from_blocks(config)
+    return True
+
+
+@contextmanager
+def _shown_flow_run(view: MakingView) -> Iterator[None]:
+    """Show a flow that this process calls itself as if it ran without Prefect."""
+    with as_flow_run(view):
+        warnings = show_warnings("prefect", "the flow run's log in Prefect")
+        try:
+            yield
+        finally:
+            warnings.tell_rest()
+
+
+def _execute(
+    turn: Turn, run: Run, view: MakingView, accept_failures: bool = False, retry: Set[str] = frozenset()
+) -> None:
+    """Run an instance in this process and show its progress."""
+    from treadle.core.parent import end_with_parent, stays_behind
+    from treadle.tasks.run_instances import run_instance
+
+    if not stays_behind():
+        end_with_parent()
+    with view.making(turn.instance, run) as progress:
+        record = run_instance(
+            turn.instance,
+            run,
+            force=turn.force,
+            accept_failures=accept_failures,
+            retry=retry,
+            progress=progress,
+            servers=turn.servers,
+            notify=view.tell,
+        )
+    view.made(record)
+
+
+@click.command(short_help="See a whole run on this machine alone.", epilog="Example:  treadle demo --prefect")
+@click.option("--fresh", is_flag=True, help="Begin again instead of going on with the last demo run.")
+@click.option("--tutor-only", is_flag=True, help="Without models and training, so without engines (9 GB).")
+@click.option(
+    "--prefect", "with_prefect", is_flag=True, help="To watch in Prefect; without a server, one is started meanwhile."
+)
+@set_option
+@root_option
+def demo(fresh: bool, tutor_only: bool, with_prefect: bool, overrides: tuple[str, ...], root: str | Path) -> None:
+    """Train a small model on what the flywheel makes, and measure what it learned.
+
+    Creates a fictional world with questions about it. A rule-based tutor answers some of them with search and Python,
+    its mistakes are repaired, and right trajectories become rows to train on. SmolLM2-135M is fine-tuned on them, then
+    trained by reinforcement learning, and answers held-out questions before and after each, with the same tools. If it
+    is stopped or killed, run it again and it continues.
+
+    Each step shows its progress and the time left. vLLM, LLaMA-Factory and TRL are installed once, in 5 to 9 minutes.
+    """
+    from treadle.cli.views.instances import MakingView
+    from treadle.cli.views.summary import print_demo_end
+    from treadle.core.errors import ConfigError, RunError
+    from treadle.demo.quickstart import demo_configuration
+    from treadle.demo.steps import DemoSteps
+    from treadle.tasks.catalog import flow_instances
+    from treadle.tasks.planning.begin import open_run
+
+    if not isinstance(root, Path):
+        raise ConfigError("the demo keeps its world in the folder of its run: give it a folder as --root")
+    run_id, config = demo_configuration(root, fresh=fresh, tutor_only=tutor_only, overrides=overrides, notify=say)
+    instances = flow_instances(config)
+    try:
+        opened = open_run(root, run_id, config)
+    except RunError as error:
+        raise RunError(f"{error}; or begin again with: treadle demo --fresh") from error
+    view = MakingView(steps=DemoSteps(instances, opened, timed=not (tutor_only or overrides)))
+    with ExitStack() as stack:
+        server = None
+        if with_prefect or os.environ.get("PREFECT_API_URL"):
+            from treadle.tasks.prefect.watched import server_to_watch
+
+            server = stack.enter_context(server_to_watch(say))
+        _make_demo(opened, config, view, as_flow=server is not None)
+        print_demo_end(opened, view.records, config.flow.models)
+        if server is not None and view.url:
+            click.echo(f"the flow run in Prefect: {server.again(view.url)}")
+
+
+def _make_demo(run: Run, config: TreadleConfig, view: MakingView, *, as_flow: bool) -> None:
+    """Run all instances of the demo, with or without a flow run."""
+    from treadle.tasks.catalog import flow_instances
+    from treadle.tasks.run_instances import making
+
+    if as_flow and _made_in_flow_run(run, config, view):
+        return
+    with making(flow_instances(config), run, config, notify=view.tell) as turns:
+        for turn in turns:
+            _execute(turn, run, view)
+
+
+def _made_in_flow_run(run: Run, config: TreadleConfig, view: MakingView) -> bool:
+    """Run all instances of the demo in a flow run; return False, after a message, if Prefect fails."""
+    from treadle.core.untrusted.sanitize import one_line
+    from treadle.tasks.prefect.watched import is_of_prefect
+
+    try:
+        with _shown_flow_run(view):
+            from treadle.flows.flywheel import flywheel
+
+            flywheel(run_id=run.run_id, config=config, root=run.storage.location())
+    except Exception as error:
+        if not is_of_prefect(error):
+            raise
+        say(f"this goes on without Prefect, which failed: {one_line(str(error) or type(error).__name__)}")
+        view.records.clear()  # finished results are reported again, as reused
+        return False
+    return True

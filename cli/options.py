@@ -1,0 +1,83 @@
+"""Define options that several commands share."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from treadle.core.untrusted.sanitize import harmless
+
+OBJECT_ROOT = "s3://"
+
+Command = Callable[..., Any]
+Decorator = Callable[[Command], Command]
+
+
+class RootType(click.ParamType[Any]):
+    """A folder, or `s3://bucket/prefix`."""
+
+    name = "root"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str | Path:
+        """Return a path, or the URL without a trailing slash; report a usage error for other URLs."""
+        text = str(value)
+        if text.startswith(OBJECT_ROOT) and text.strip("/") != OBJECT_ROOT.strip("/"):
+            return text.rstrip("/")
+        if "://" in text:
+            self.fail(f"{text!r} is no root; give a folder, or s3://bucket/prefix", param, ctx)
+        click.Path(file_okay=False).convert(text, param, ctx)
+        return Path(text)
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
+        """Return the placeholder in help texts."""
+        return "FOLDER|s3://BUCKET/PREFIX"
+
+
+root_option = click.option(
+    "--root",
+    type=RootType(),
+    default="outputs",
+    show_default=True,
+    envvar="TREADLE_ROOT",
+    help="Where runs and artifacts are kept.",
+)
+run_option = click.option("--run", "run_id", required=True, help="Name of the run.")
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for scripts.")
+
+
+def together(*options: Decorator) -> Decorator:
+    """Combine options and arguments into one decorator; the help lists them in this order."""
+
+    def add(command: Command) -> Command:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return add
+
+
+def gathered(kind: type, *options: Decorator) -> Decorator:
+    """Combine options and pass their values to the command as one object, its first argument.
+
+    `kind`: a dataclass with a field per option, named like its parameter.
+    """
+    names = [field.name for field in dataclasses.fields(kind)]
+
+    def add(command: Command) -> Command:
+        @functools.wraps(command)
+        def called(**given: Any) -> Any:
+            return command(kind(**{name: given.pop(name) for name in names}), **given)
+
+        return together(*options)(called)
+
+    return add
+
+
+def say(line: str) -> None:
+    """Print a line on standard error. It is sanitized, because it may contain text of servers and their logs."""
+    click.echo(harmless(line), err=True)

@@ -1,0 +1,1 @@
+"""Render results for the terminal."""

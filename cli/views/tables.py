@@ -1,0 +1,181 @@
+"""Render tables of runs, instances and plans. All text of users, models and servers is sanitized here."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+
+from rich.console import Console, Group
+from rich.table import Table
+from rich.text import Text
+
+from treadle.core.runs.address import Address
+from treadle.core.runs.records import InstanceStatus, StageRecord
+from treadle.core.runs.retry import num_with_status
+from treadle.core.runs.run import Run
+from treadle.core.untrusted.sanitize import harmless, one_line
+from treadle.tasks.inspection.overview import RunOverview
+from treadle.tasks.planning.plan import Step
+
+_STATE_STYLES = {"completed": "green", "running": "cyan", "failed": "red", "crashed": "red", "interrupted": "yellow"}
+_STATE_WORDS = {"absent": "not begun"}
+_STATE_CAUSES = {"interrupted": "stopped by Ctrl-C or SIGTERM", "crashed": "its process was killed"}
+_TROUBLES = ("failed", *_STATE_CAUSES)
+_ENDED_WORDS = {"failed": "failed", "interrupted": "was interrupted", "crashed": "crashed"}
+_ACTION_STYLES = {"reuse": "green", "take over": "green", "run": "cyan", "missing input": "red", "refuse": "red"}
+_PIPE_WIDTH = 160
+
+
+def console() -> Console:
+    """Return a console on standard output; it is wide for files and pipes, so that lines are not wrapped."""
+    piped = not sys.stdout.isatty() and "COLUMNS" not in os.environ
+    return Console(width=_PIPE_WIDTH if piped else None)
+
+
+def run_options(run_id: str, root: str | Path) -> str:
+    """Return the options that name a run, quoted for a shell."""
+    import shlex
+
+    default = str(root) in ("outputs", os.path.abspath("outputs")) and "TREADLE_ROOT" not in os.environ
+    return f"--run {run_id}" + ("" if default else f" --root {shlex.quote(harmless(str(root)))}")
+
+
+def plan_table(steps: Sequence[Step]) -> Table:
+    """Render what would happen to each instance, and why."""
+    table = _table()
+    table.add_column("instance", no_wrap=True, overflow="fold")
+    table.add_column("would", no_wrap=True)
+    table.add_column("because", overflow="fold")
+    for step in steps:
+        table.add_row(step.address, Text(step.action, style=_ACTION_STYLES.get(step.action, "")), one_line(step.why))
+    return table
+
+
+def runs_table(runs: Sequence[RunOverview], now: datetime) -> Table:
+    """Render one line per run of a root."""
+    table = _table()
+    table.add_column("run", overflow="fold")
+    for name in ("state", "done", "made", "last change"):
+        table.add_column(name, no_wrap=True)
+    for run in runs:
+        table.add_row(
+            run.run_id,
+            Text(run.state, style=_STATE_STYLES.get(run.state, "")),
+            f"{run.num_completed} of {run.num_instances}",
+            _age(run.created_at, now),
+            _age(run.changed_at, now),
+        )
+    return table
+
+
+def _age(time: str | None, now: datetime) -> str:
+    """Return the age of a record's timestamp as in `3 h ago`."""
+    if not time:
+        return ""
+    seconds = (now - datetime.fromisoformat(time)).total_seconds()
+    for unit, length_s in (("d", 86_400), ("h", 3_600), ("min", 60)):
+        if seconds >= 2 * length_s:
+            return f"{seconds / length_s:.0f} {unit} ago"
+    return "just now" if seconds < 60 else "1 min ago"
+
+
+def _table() -> Table:
+    return Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+
+
+def status_table(run: Run, statuses: Sequence[InstanceStatus], *, forced: bool) -> Group:
+    """Render one line per instance, then errors and how to continue; `forced`: a forced run was interrupted."""
+    table = _table()
+    table.title, table.title_justify = f"run {run.run_id}", "left"
+    table.add_column("instance", no_wrap=True, overflow="fold")
+    table.add_column("state", no_wrap=True)
+    table.add_column("attempts", justify="right", no_wrap=True)
+    table.add_column("last change (UTC)", no_wrap=True)
+    table.add_column("rows", overflow="fold")
+    for status in statuses:
+        table.add_row(
+            status.address,
+            Text(_state_text(status), style=_STATE_STYLES.get(status.state, "")),
+            str(status.num_attempts),
+            (status.finished_at or status.started_at or "")[:19].replace("T", " "),
+            _rows_text(status),
+        )
+    return Group(table, *_troubles(run, statuses), *_cut_off(run, statuses, forced))
+
+
+def _state_text(status: InstanceStatus) -> str:
+    words = _STATE_WORDS.get(status.state, status.state)
+    return f"{words}, waits for {one_line(status.waits_for)}" if status.waits_for else words
+
+
+def _rows_text(status: InstanceStatus) -> str:
+    if status.num_rows:
+        filled = [kind for kind, count in status.num_rows.items() if count]
+        kinds = sorted(filled, key=lambda kind: (kind == "quarantine", kind))
+        rows = ", ".join(f"{status.num_rows[kind]:,} {kind}" for kind in kinds)
+        if status.imported_from:
+            rows += f", imported from {one_line(status.imported_from)}"
+        if status.was_same_as:
+            return f"{rows}, taken over from {status.was_same_as}, which has been rerun since"
+        return f"{rows}, the same as {status.same_as}" if status.same_as else rows
+    return f"{status.num_finished:,} finished in the journal" if status.num_finished else ""
+
+
+def _troubles(run: Run, statuses: Sequence[InstanceStatus]) -> list[Text]:
+    lines = [_trouble(run, status, status.state, "") for status in statuses if status.state in _TROUBLES]
+    if lines:
+        lines.append(Text(f"\ncontinue with: treadle run {run_options(run.run_id, run.storage.location())}"))
+    return lines
+
+
+def _cut_off(run: Run, statuses: Sequence[InstanceStatus], forced: bool) -> list[Text]:
+    """Return remarks on incomplete attempts of finished instances: forced runs, retries, filling of gaps."""
+    options = run_options(run.run_id, run.storage.location())
+    lines, commands = [], []
+    for status in statuses:
+        if status.forced_state is not None:
+            state = f"completed, but a forced attempt after it {_ENDED_WORDS[status.forced_state]}"
+            lines.append(_trouble(run, status, status.forced_state, state))
+            commands.append(f"treadle stage {status.address} {options} --force")
+        if status.gaps_state is not None:
+            state = f"completed with accepted gaps, and an attempt to fill them {_ENDED_WORDS[status.gaps_state]}"
+            lines.append(_trouble(run, status, status.gaps_state, state))
+            # Not with --force, which would run everything again.
+            commands.append(f"treadle stage {status.address} {options}")
+        if status.retry_state is not None:
+            state = f"completed, but an attempt to make rows of it again {_ENDED_WORDS[status.retry_state]}"
+            lines.append(_trouble(run, status, status.retry_state, state))
+            retry = " ".join(f"--retry {name}" for name in status.retried)
+            commands.append(f"treadle stage {status.address} {options} {retry}")
+        elif (record := run.record(Address.parse(status.address))) and (line := timeouts_text(run, record)):
+            lines.append(Text(f"\n{line}"))
+    if forced:
+        lines.append(Text("\na forced run was cut off"))
+        commands = [f"treadle run {options} --force"]
+    return [*lines, *(Text(f"\nmake it again with: {command}") for command in commands)]
+
+
+def timeouts_text(run: Run, record: StageRecord) -> str:
+    """Return a line on rollouts that timed out, and how to retry them; empty if there are none."""
+    number = num_with_status(record, {"timeout"})
+    if record.stage != "rollouts" or record.same_as or not number:
+        return ""
+    options = run_options(run.run_id, run.storage.location())
+    ended = "rollout" if number == 1 else "rollouts"
+    retry = f"treadle stage {record.address} {options} --retry timeout"
+    return (
+        f"{record.address}: {number:,} {ended} ended by timeout; retry {'it' if number == 1 else 'them'} with: {retry}"
+    )
+
+
+def _trouble(run: Run, status: InstanceStatus, state: str, words: str) -> Text:
+    said = _STATE_CAUSES.get(state) or status.error or "no cause was recorded"
+    text = Text("\n")
+    text.append(f"{status.address} {words or state}", style=_STATE_STYLES[state])
+    text.append(f": {one_line(said)}")
+    if status.log:
+        text.append(f"\nlog: {harmless(run.storage.location(status.log))}", style="dim")
+    return text

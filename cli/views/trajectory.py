@@ -1,0 +1,106 @@
+"""Render a trajectory for `treadle show`. All text of models and data sets is sanitized here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+import orjson
+from rich.console import Group, RenderableType
+from rich.panel import Panel
+from rich.rule import Rule
+from rich.text import Text
+
+from treadle.cli.views.changes import changes_view
+from treadle.core.untrusted.sanitize import harmless, one_line
+from treadle.tasks.inspection.lineage import FoundRollout
+from treadle.web.record.run_entries import shown_sources
+
+SEGMENT_STYLES = {"think": "dim", "search": "cyan", "python": "magenta", "result": "yellow", "answer": "bold green"}
+VERDICTS = {True: ("right", "green"), False: ("wrong", "red"), None: ("no verdict", "yellow")}
+
+
+def trajectory_view(found: FoundRollout, addresses: Mapping[str, str] = MappingProxyType({})) -> Group:
+    """Render a trajectory with its question, origin and verdict, and its changes from the parent.
+
+    `addresses`: key of a web entry -> URL of its page, as far as known.
+    """
+    parts: list[RenderableType] = [Panel(_head(found), expand=False), *_edit(found), _body(found)]
+    if (changes := found.changes) is not None:
+        assert found.parent is not None
+        parts += [Rule(Text(one_line(f"against {found.parent['rollout_key']}")), style="dim", align="left")]
+        parts += [changes_view(changes, found.parent)]
+    return Group(*parts, Panel(_verdict(found, addresses), expand=False))
+
+
+def _head(found: FoundRollout) -> Text:
+    row, head = found.rollout, Text()
+    origin = f"{row['rollout_key']}  {row['model']}  {row['dataset']}  sample {row['sample_index']}"
+    if found.is_of_pool:
+        parent = f" from {row['parents'][0]}" if row["parents"] else ""
+        step = f", step {row['edit_step']}" if row["edit_step"] is not None else ""
+        made = f"round {row['round']}, {row['operator']}{parent}{step}" if row["round"] else row["operator"]
+        origin = f"{row['rollout_key']}  {made}  {row['dataset']}"
+    head.append(one_line(origin) + "\n", style="dim")
+    head.append(harmless(found.question["question"]) + "\n", style="bold")
+    head.append("gold: " + harmless(" | ".join(found.question["answers"])), style="green")
+    return head
+
+
+def _edit(found: FoundRollout) -> list[Panel]:
+    """Render the text that an operator inserted, and its models and prompts."""
+    row = found.rollout
+    if not found.is_of_pool or not (row["edit_text"] or orjson.loads(row["prompts"])):
+        return []
+    text = Text(harmless(row["edit_text"]) or "no text of its own", style="" if row["edit_text"] else "dim")
+    models, prompts = orjson.loads(row["models"]), orjson.loads(row["prompts"])
+    text.append("\n" + one_line("models: " + ", ".join(f"{role} {models[role]}" for role in models)), style="dim")
+    if prompts:
+        asked = ", ".join(f"{name} {digest}" for name, digest in prompts.items())
+        text.append("\n" + one_line(f"prompts: {asked}"), style="dim")
+    return [Panel(text, title=Text(one_line(f"edit by {row['operator']}")), title_align="left", expand=False)]
+
+
+def _body(found: FoundRollout) -> Text:
+    body = Text()
+    for segment in found.segments:
+        body.append(harmless(segment["text"]), style=SEGMENT_STYLES.get(segment["kind"], ""))
+        body.append("\n")
+    return body
+
+
+def _verdict(found: FoundRollout, addresses: Mapping[str, str]) -> Text:
+    row, text = found.rollout, Text()
+    calls = f"{row['calls_executed']} of {row['calls_requested']} calls run, {row['failed_calls']} failed"
+    tokens = f"{row['completion_tokens']:,} sampled tokens"
+    text.append(f"{one_line(row['status'])}; {row['num_turns']} turns; {calls}; {tokens}")
+    for call in found.tool_calls:
+        outcome = one_line(f"{call['tool']}: {call['status']}")
+        text.append(f"\n{outcome}", style="dim" if call["status"] == "ok" else "red")
+        for source in shown_sources(call.get("sources", ()), addresses):
+            text.append(f"\n  {one_line(source)}", style="dim")
+    if found.is_of_pool:
+        judge = orjson.loads(row["judge"])
+        _append_verdict(text, row["correct"], judge["method"], row["prediction"], row["score"])
+        for reply in judge["raw"]:
+            text.append(f"\njudge said {one_line(reply)!r}", style="dim")
+        if judge["error"]:
+            text.append(f"\n{one_line(judge['error'])}", style="yellow")
+        text.append(f"\n{_spent(row)}", style="dim")
+    elif found.score is not None:
+        _append_verdict(text, found.score["correct"], found.score["scorer"], found.score["prediction"], None)
+    return text
+
+
+def _append_verdict(text: Text, correct: bool | None, method: str, prediction: str, score: float | None) -> None:
+    word, style = VERDICTS[correct]
+    shown = f" ({one_line(method)}" + (f", score {score:.2f})" if score is not None else ")")
+    text.append(f"\n{word}", style=style)
+    text.append(f"{shown}: prediction {harmless(prediction)!r}")
+
+
+def _spent(row: dict[str, Any]) -> str:
+    usage = orjson.loads(row["usage"])
+    parts = (f"{role} {used['prompt_tokens']:,} + {used['completion_tokens']:,}" for role, used in usage.items())
+    return one_line("tokens, prompt + sampled: " + (", ".join(parts) or "none"))

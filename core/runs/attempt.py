@@ -1,0 +1,283 @@
+"""Run one attempt at a stage instance: open it, run the stage, commit the outputs, record how it ended."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import socket
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Set
+from dataclasses import replace
+from typing import Any
+
+from treadle.core.config import semantic_dump
+from treadle.core.errors import ArtifactError, RunError, StageFailed, StorageError, TreadleError
+from treadle.core.gc.commit_gate import committing
+from treadle.core.journal.upload import delete_journal, open_journal
+from treadle.core.runs.attempt_log import log_to
+from treadle.core.runs.bound_inputs import open_inputs
+from treadle.core.runs.context import WORK_FOLDER, Context, NullProgress, Outputs, work_at_shards
+from treadle.core.runs.earlier_jobs import recalling, start_of
+from treadle.core.runs.provenance import package_versions
+from treadle.core.runs.records import AttemptRecord, AttemptState, InputRef, StageRecord
+from treadle.core.runs.retry import retry_journal
+from treadle.core.runs.run import Run, utc_now
+from treadle.core.runs.stage import Instance, JournalView, Progress, Rows, Stage, Worked
+from treadle.core.store.artifacts import ArtifactRef
+from treadle.core.store.locks import Lease
+from treadle.core.store.storage import storage_errors
+
+_log = logging.getLogger(__name__)
+
+Helped = Callable[[int], contextlib.AbstractContextManager[None]]
+"""Context manager, given the number of open shards, during which other processes may work on them."""
+
+
+class Attempt:
+    """One attempt at a stage instance, made while holding its lease."""
+
+    def __init__(
+        self,
+        instance: Instance,
+        run: Run,
+        inputs: Mapping[str, tuple[InputRef, ...]],
+        fingerprint: str,
+        lease: Lease,
+        *,
+        force: bool,
+        fills_gaps: bool,
+        retried: StageRecord | None,
+        retry: Set[str],
+        helped: Helped | None,
+    ) -> None:
+        self._instance, self._run, self._inputs, self._fingerprint = instance, run, inputs, fingerprint
+        self._lease, self._helped = lease, helped
+        self._retried, self._retry = retried, retry
+        """Result whose rows are retried, and the statuses of the rows to retry."""
+        earlier = run.attempts(instance.address)
+        start = start_of(instance, earlier, fingerprint, force=force)
+        self._from_nothing, self._takes_nothing_over = start.from_nothing, start.takes_nothing_over
+        self._record = AttemptRecord(
+            address=str(instance.address),
+            number=earlier[-1].number + 1 if earlier else 1,
+            state="running",
+            fingerprint=fingerprint,
+            journal=start.journal if retried is None else retry_journal(retried, retry),
+            fills_gaps=fills_gaps,
+            retried=tuple(sorted(retry)),
+            inputs=dict(inputs),
+            forced=force,
+            pid=os.getpid(),
+            host=socket.gethostname(),
+            token=lease.token,
+            started_at=utc_now(),
+        )
+        self._journal_key = run.journal_key(instance.address, self._record.journal_name)
+        # A killed attempt leaves its work folder behind.
+        for attempt in earlier:
+            run.storage.discard(run.attempt_key(instance.address, attempt.number, WORK_FOLDER))
+
+    def open(self) -> None:
+        """Write the attempt's record with state `running` and its inputs."""
+        self._record = self._run.open_attempt(self._record, self._lease)
+
+    def make(self, accept_failures: bool, progress: Progress | None) -> StageRecord:
+        """Run the stage and return its record; record how the attempt ended in any case."""
+        self._key = self._run.attempt_key(self._instance.address, self._record.number)
+        self._folder = self._run.storage.directory(self._key)
+        log_path = self._folder / "log.txt"
+        with contextlib.ExitStack() as stack:
+            stack.callback(self._keep_log)
+            try:
+                stack.enter_context(log_to(log_path))
+                record = self._make(accept_failures, progress or NullProgress())
+            except TreadleError as error:
+                _log.error("%s: %s", self._record.address, error)
+                self._end("failed", str(error))
+                raise
+            # The only place that turns an unforeseen exception into a failure of the stage.
+            except Exception as error:
+                _log.error("%s failed unexpectedly\n%s", self._record.address, traceback.format_exc())
+                what = f"{type(error).__name__}: {error}"
+                self._end("failed", what)
+                raise StageFailed(f"{self._record.address} failed: {what}; the traceback is in {log_path}") from error
+            except BaseException as error:
+                _log.warning("%s was interrupted (%s)", self._record.address, type(error).__name__)
+                self._end("interrupted", type(error).__name__)
+                raise
+            self._end("completed")
+        return record
+
+    def _make(self, accept_failures: bool, progress: Progress) -> StageRecord:
+        run, address = self._run, self._instance.address
+        scratch = self._folder / WORK_FOLDER / "scratch"
+        with storage_errors("write", scratch):
+            scratch.mkdir(parents=True)
+        workspace = run.workspace_key(address, self._fingerprint)
+        if self._from_nothing:
+            run.storage.discard(workspace)
+        stage = self._instance.stage
+        reuses_nothing = self._takes_nothing_over and self._retried is None
+        inputs = open_inputs(run, self._inputs)
+        with (
+            Outputs(run.storage, stage, self._fingerprint, self._key) as outputs,
+            recalling(
+                self._instance, run, scratch, from_nothing=reuses_nothing, retry=self._retry, inputs=inputs
+            ) as recall,
+        ):
+
+            def context_of(journal: JournalView) -> Context:
+                return Context(
+                    address=address,
+                    attempt=self._record.number,
+                    settings=self._instance.settings,
+                    inputs=inputs,
+                    producers=self._instance.inputs,
+                    journal=recall.over(journal),
+                    in_force=self._in_force,
+                    progress=progress,
+                    accept_failures=accept_failures,
+                    scratch=scratch,
+                    workspace=run.storage.directory(workspace),
+                    store_of=run.store,
+                )
+
+            with self._worked(context_of, progress) as (journal, worked):
+                context = replace(context_of(journal), outputs=outputs, worked=worked)
+                metrics = dict(stage.run(context))
+            _check_rows(stage, self._record.address, outputs.num_rows())
+            self._lease.check()
+            with committing(run.storage, run.key(self._record.address)):
+                committed = outputs.commit()
+                record = self._result(committed, metrics)
+                for key in record.telemetry.values():
+                    run.storage.keep(key)
+                run.write_record(record, self._lease)
+        _remove_work(record, run, self._instance, self._lease)
+        _log.info("%s is done: %s", address, record.outputs_in_words())
+        return record
+
+    @contextlib.contextmanager
+    def _worked(
+        self, context_of: Callable[[JournalView], Context], progress: Progress
+    ) -> Iterator[tuple[JournalView, Worked]]:
+        """Yield the instance's journal once the stage's jobs are done, and what `Stage.work` returned."""
+        run, address, stage, log = self._run, self._instance.address, self._instance.stage, f"{self._key}/log.txt"
+        plan = None
+        # A retry of rows is small: no other process helps with it.
+        if stage.work is not None and self._retried is None:
+            shards, number = run.shards(address, self._record.journal_name), self._record.number
+            num_shards = stage.num_shards(self._instance.settings)
+            plan = shards.begin(
+                num_shards,
+                attempt=number,
+                fingerprint=self._fingerprint,
+                lease=self._lease,
+                from_nothing=self._from_nothing,
+                recalls=not self._takes_nothing_over,
+            )
+            if plan is not None:
+                _log.info("%s: attempt %d, %d shards", address, number, plan.num_shards)
+                helped = self._helped(len(list(shards.open(plan)))) if self._helped else contextlib.nullcontext()
+                with helped:
+                    work_at_shards(shards, stage.work, context_of, progress=progress, wait=True, growing=(log,))
+                with shards.read(plan) as whole:
+                    yield whole, shards.worked(plan)
+                return
+        with open_journal(
+            run.storage, self._journal_key, self._lease, from_nothing=self._from_nothing, growing=(log,)
+        ) as journal:
+            _log.info("%s: attempt %d, %d finished before", address, self._record.number, journal.num_finished)
+            yield journal, Worked() if stage.work is None else stage.work(context_of(journal))
+
+    def _in_force(self, kind: str) -> Rows | None:
+        """Return a table of the current result; see `StageContext.earlier`."""
+        record = None if self._takes_nothing_over else self._run.record(self._instance.address)
+        if record is None or kind not in record.outputs:
+            return None
+        try:
+            return self._run.rows(record.outputs[kind])
+        except ArtifactError as error:
+            _log.info("nothing is taken over from the earlier %s: %s", kind, error)
+            return None
+
+    def _result(self, outputs: Mapping[str, ArtifactRef], metrics: dict[str, Any]) -> StageRecord:
+        instance, address, number = self._instance, self._instance.address, self._record.number
+        return StageRecord(
+            address=self._record.address,
+            stage=instance.stage.name,
+            version=instance.stage.version,
+            fingerprint=self._fingerprint,
+            settings=semantic_dump(instance.settings),
+            inputs=dict(self._inputs),
+            outputs=dict(outputs),
+            telemetry={
+                table.kind: self._run.attempt_key(address, number, f"{table.kind}.parquet")
+                for table in instance.stage.telemetry
+            },
+            metrics=metrics,
+            attempt=number,
+            token=self._record.token,
+            started_at=self._record.started_at,
+            finished_at=utc_now(),
+            versions=package_versions(),
+        )
+
+    def _end(self, state: AttemptState, error: str | None = None) -> None:
+        update = {"state": state, "error": error, "finished_at": utc_now()}
+        _write_state(self._record.model_copy(update=update), self._run, self._lease)
+
+    def _keep_log(self) -> None:
+        try:
+            self._run.storage.keep(f"{self._key}/log.txt")
+        except StorageError as failure:
+            _log.warning("the log of the attempt is only on this machine, in %s: %s", self._folder, failure)
+
+
+def _check_rows(stage: Stage, address: str, num_rows: Mapping[str, int]) -> None:
+    empty = [table.kind for table in stage.produces if table.required and not num_rows[table.kind]]
+    if empty:
+        raise StageFailed(f"{address} made no rows of {', '.join(empty)}; see what it read and its settings")
+
+
+def tidy(record: StageRecord, run: Run, instance: Instance, lease: Lease) -> None:
+    """Clean up after an attempt that was stopped right after it wrote its stage record."""
+    attempts = run.attempts(instance.address)
+    if not attempts or attempts[-1].number != record.attempt:
+        return
+    _remove_work(record, run, instance, lease)
+    if attempts[-1].state != "completed":
+        update = {"state": "completed", "finished_at": record.finished_at, "error": None}
+        _write_state(attempts[-1].model_copy(update=update), run, lease)
+
+
+def _remove_work(record: StageRecord, run: Run, instance: Instance, lease: Lease) -> None:
+    """Delete the work files of a completed attempt; log a warning if that fails, as the record is already valid."""
+    address = instance.address
+    try:
+        lease.check()
+        run.storage.discard(run.attempt_key(address, record.attempt, WORK_FOLDER))
+        run.storage.discard(run.workspace_key(address, record.fingerprint))
+        for name in _done_with(record, run, instance):
+            run.shards(address, name).delete(lease.token)
+            delete_journal(run.storage, run.journal_key(address, name), lease.token)
+    except (StorageError, RunError) as failure:
+        _log.warning("%s is done, but its work files remain until it is run again: %s", address, failure)
+
+
+def _done_with(record: StageRecord, run: Run, instance: Instance) -> list[str]:
+    """Return the names of the journals that can be deleted once there is a result."""
+    names = {attempt.number: attempt.journal for attempt in run.attempts(instance.address)}
+    kept = names[record.attempt]
+    # An empty journal need not be kept.
+    keeps = instance.stage.keeps_journal and run.shards(instance.address, kept).has_one_journal()
+    return sorted({record.fingerprint, *names.values()} - {"", kept if keeps else ""})
+
+
+def _write_state(attempt: AttemptRecord, run: Run, lease: Lease) -> None:
+    """Write how an attempt ended; only log a failure, because stage record and lease imply the state as well."""
+    try:
+        run.write_attempt(attempt, lease)
+    except (StorageError, RunError) as failure:
+        _log.error("the state of the attempt could not be written: %s", failure)

@@ -1,0 +1,43 @@
+"""Write the `treadle` loggers' output of an attempt to a file in its folder."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+from treadle.core.store.storage import storage_errors
+from treadle.core.untrusted.sanitize import HarmlessFormatter
+
+
+class _LogFile(logging.FileHandler):
+    """A log file that drops lines it cannot write, for example on a full disk, instead of stopping the work."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Ignore the error; the standard handler prints a traceback for each line."""
+
+    def close(self) -> None:
+        """Close the file, ignoring an error from writing its last lines."""
+        with contextlib.suppress(OSError):
+            super().close()
+
+
+@contextlib.contextmanager
+def log_to(path: Path) -> Iterator[None]:
+    """Write the output of the `treadle` loggers to a file as well, during a block."""
+    logger = logging.getLogger("treadle")
+    with storage_errors("write", path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handler = _LogFile(path, encoding="utf-8", errors="backslashreplace")
+    handler.setFormatter(HarmlessFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    level = logger.level
+    if not logger.isEnabledFor(logging.INFO):
+        logger.setLevel(logging.INFO)
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
+        handler.close()

@@ -1,0 +1,272 @@
+"""Reuse the finished jobs of earlier results, so that no model is called for them again.
+
+The current result of an instance, and those of its counterparts in earlier iterations, contain the results of its jobs.
+A job whose owner (a digest of all that it depends on) is among them counts as finished in the journal of a new attempt.
+Nothing is copied until rows are written, so shards and object stores have no extra work. Rules:
+`docs/behaviour/runs.md`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import IO, Any
+
+from treadle.core.errors import ArtifactError, StorageError
+from treadle.core.runs.records import AttemptRecord, StageRecord
+from treadle.core.runs.reused import counterparts
+from treadle.core.runs.run import Run
+from treadle.core.runs.stage import Instance, JournalView, Rows, StageJobs
+from treadle.core.store.artifacts import ArtifactRef
+from treadle.core.store.storage import storage_errors
+
+_log = logging.getLogger(__name__)
+
+_LENGTH_BITS = 34
+
+
+class RecordedResult:
+    """An earlier result, read through its stage record. Implements `core.stage.EarlierResult`."""
+
+    def __init__(self, run: Run, record: StageRecord) -> None:
+        self._run, self._record = run, record
+
+    @property
+    def address(self) -> str:
+        """Address of the instance that has the result."""
+        return self._record.address
+
+    def rows(self, kind: str, columns: Sequence[str] | None = None) -> Iterator[dict[str, Any]]:
+        """See `EarlierResult.rows`."""
+        ref: ArtifactRef | None = self._record.outputs.get(kind)
+        if ref is None:
+            raise ArtifactError(f"the result of {self._record.address} has no table {kind}")
+        return self._run.rows(ref).rows(columns)
+
+    def telemetry(self, kind: str) -> Iterator[dict[str, Any]]:
+        """See `EarlierResult.telemetry`."""
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        key = self._record.telemetry.get(kind)
+        if key is None or not self._run.storage.exists(key):
+            return
+        with storage_errors("read", key), self._run.storage.open(key) as file:
+            try:
+                for batch in pq.ParquetFile(file, pre_buffer=False).iter_batches():
+                    yield from batch.to_pylist()
+            except pa.ArrowException as error:
+                _log.warning("%s cannot be read, so reused rows are without telemetry: %s", key, error)
+
+
+def earlier_results(instance: Instance, run: Run) -> list[RecordedResult]:
+    """Return the current result of an instance, if there is one, then those of its counterparts, latest first."""
+    addresses = [instance.address, *reversed(counterparts(instance))]
+    records = (run.record(address) for address in addresses)
+    return [RecordedResult(run, record) for record in records if record is not None]
+
+
+def finished_owners(jobs: StageJobs, result: RecordedResult, retry: Set[str] = frozenset()) -> frozenset[str]:
+    """Return the owners of the jobs that a result has finished, except those that ended in a status of `retry`.
+
+    Returns none if the result cannot be read.
+    """
+    try:
+        again = jobs.ended_in(result, retry) if retry and jobs.ended_in is not None else ()
+        return frozenset(jobs.owners(result)).difference(again)
+    except ArtifactError as error:
+        _log.warning("nothing is reused from the earlier result of %s: %s", result.address, error)
+        return frozenset()
+
+
+class Recall:
+    """The finished jobs of earlier results.
+
+    Owners are held in memory. The final records are copied to a local file when one of them is first read.
+    """
+
+    def __init__(
+        self,
+        results: Iterable[tuple[StageJobs, RecordedResult]],
+        folder: Path,
+        retry: Set[str] = frozenset(),
+        gaps: Mapping[str, bytes] = MappingProxyType({}),
+    ) -> None:
+        """Collect the owners; `results` are results with the jobs of their stage, `folder` is for the local file.
+
+        Jobs that ended in a status of `retry` are not reused. `gaps` are final records by owner of jobs that stay
+        failed.
+        """
+        self._path = folder / "recalled"
+        self._results: list[tuple[Iterator[tuple[str, bytes]], frozenset[str]]] = []
+        known: set[str] = set(gaps)
+        if gaps:
+            self._results.append((iter(gaps.items()), frozenset(gaps)))
+        for jobs, result in results:
+            owners = finished_owners(jobs, result, retry) - known
+            known |= owners
+            if owners:
+                self._results.append((jobs.records(result), owners))
+        self.owners: frozenset[str] = frozenset(known)
+        self._places: dict[str, int] | None = None
+        self._file: IO[bytes] | None = None
+
+    def close(self) -> None:
+        """Close the local file."""
+        if self._file is not None:
+            self._file.close()
+
+    def over(self, journal: JournalView) -> JournalView:
+        """Return a journal in which these jobs are finished as well."""
+        return _RecallingJournal(journal, self) if self.owners else journal
+
+    def record(self, owner: str) -> bytes:
+        """Return the final record of a job; raise KeyError if it is not reused.
+
+        Raises ArtifactError or StorageError if it cannot be read.
+        """
+        if self._places is None:
+            self._places = self._load()
+        place = self._places[owner]
+        assert self._file is not None
+        with storage_errors("read", self._path):
+            self._file.seek(place >> _LENGTH_BITS)
+            return self._file.read(place & ((1 << _LENGTH_BITS) - 1))
+
+    def _load(self) -> dict[str, int]:
+        places: dict[str, int] = {}
+        with storage_errors("write", self._path):
+            self._file = self._path.open("w+b")
+        offset = 0
+        for records, owners in self._results:
+            for owner, value in records:
+                if owner not in owners or owner in places:
+                    continue
+                with storage_errors("write", self._path):
+                    self._file.write(value)
+                places[owner] = offset << _LENGTH_BITS | len(value)
+                offset += len(value)
+        if len(places) != len(self.owners):
+            raise StorageError("the earlier result changed while it was being read; run this again")
+        return places
+
+
+class _RecallingJournal:
+    """A journal in which the reused jobs are finished as well. Implements `core.stage.JournalView`."""
+
+    def __init__(self, journal: JournalView, recall: Recall) -> None:
+        self._journal, self._recall = journal, recall
+
+    def is_finished(self, owner: str) -> bool:
+        return owner in self._recall.owners or self._journal.is_finished(owner)
+
+    def get(self, owner: str, unit: str) -> bytes | None:
+        return self._journal.get(owner, unit)
+
+    def append(self, owner: str, unit: str, value: bytes) -> None:
+        self._journal.append(owner, unit, value)
+
+    def finish(self, owner: str, value: bytes) -> None:
+        self._journal.finish(owner, value)
+
+    def finished(self, owner: str) -> bytes:
+        if self._journal.is_finished(owner):
+            return self._journal.finished(owner)
+        return self._recall.record(owner)
+
+
+@contextlib.contextmanager
+def recalling(
+    instance: Instance,
+    run: Run,
+    folder: Path,
+    *,
+    from_nothing: bool,
+    retry: Set[str] = frozenset(),
+    inputs: Mapping[str, Sequence[Rows]] = MappingProxyType({}),
+) -> Iterator[Recall]:
+    """Yield the jobs that an attempt can reuse: none if it starts from nothing or its stage has no jobs.
+
+    Rows that ended in a status of `retry` are not reused. In a retry all other rows are, failed ones included; for
+    these it needs the input tables.
+    """
+    jobs = None if from_nothing else instance.stage.jobs
+    results = [] if jobs is None else [(jobs, result) for result in earlier_results(instance, run)]
+    recall = Recall(results, folder, retry, _gaps(instance, results, retry, inputs) if retry else {})
+    try:
+        yield recall
+    finally:
+        recall.close()
+
+
+def _gaps(
+    instance: Instance,
+    results: Sequence[tuple[StageJobs, RecordedResult]],
+    retry: Set[str],
+    inputs: Mapping[str, Sequence[Rows]],
+) -> dict[str, bytes]:
+    """Return the final record, by owner, of each failed row of the current result that is not retried.
+
+    Such a row does not name its job, but a retry has the inputs and settings of the result, and so the same jobs in the
+    same order.
+    """
+    jobs, result = results[0]
+    if jobs.gaps is None:
+        return {}
+    kept = {position: record for position, status, record in jobs.gaps(result) if status not in retry}
+    if not kept:
+        return {}
+    owners = ((position, job.key) for position, job in enumerate(jobs.of(instance.settings, inputs)))
+    return {owner: kept[position] for position, owner in owners if position in kept}
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """The starting point of a new attempt at an instance."""
+
+    from_nothing: bool
+    """Whether records of earlier attempts are ignored or deleted."""
+    takes_nothing_over: bool
+    """Whether earlier results are ignored; also true if the attempt continues a forced one."""
+    journal: str
+    """Name of the instance's own journal; empty if its stage has one for each fingerprint."""
+
+
+def start_of(instance: Instance, earlier: Sequence[AttemptRecord], fingerprint: str, *, force: bool) -> Start:
+    """Return the starting point of the next attempt.
+
+    For each start from nothing, an instance has one journal of its own, whatever its settings and inputs. So a forced
+    attempt that is killed before it records anything leaves nothing to reuse, and one that fails destroys nothing. The
+    journal's name includes the version of its records: a journal in another format is not opened.
+    """
+    last = earlier[-1] if earlier else None
+    is_cut_off = last is not None and last.forced and last.state != "completed"
+    continues_forced = is_cut_off and last is not None and last.fingerprint == fingerprint
+    from_nothing, takes_nothing_over = force and not continues_forced, force or continues_forced
+    prefix = instance.stage.journal_prefix
+    if not prefix:
+        return Start(from_nothing, takes_nothing_over, "")
+    usable = [attempt for attempt in earlier if attempt.journal.startswith(prefix)]
+    if not takes_nothing_over:
+        usable = [attempt for attempt in usable if not attempt.forced or attempt.state == "completed"]
+    new = f"{prefix}{last.number + 1 if last is not None else 1}"
+    return Start(from_nothing, takes_nothing_over, usable[-1].journal if usable and not from_nothing else new)
+
+
+def known_owners(instance: Instance, run: Run, fingerprint: str, *, force: bool) -> frozenset[str]:
+    """Return the owners of the jobs that the next attempt will find finished, as far as this machine can tell."""
+    jobs = instance.stage.jobs
+    if jobs is None:
+        return frozenset()
+    start = start_of(instance, run.attempts(instance.address), fingerprint, force=force)
+    known = set[str]()
+    if not start.from_nothing:
+        known |= run.shards(instance.address, start.journal).finished_owners()
+    if not start.takes_nothing_over:
+        for result in earlier_results(instance, run):
+            known |= finished_owners(jobs, result)
+    return frozenset(known)

@@ -1,0 +1,127 @@
+"""Help with a stage instance that another process runs: work on its shards, and write nothing else of it."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import re
+import socket
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from treadle.core.errors import RunError, StorageError
+from treadle.core.runs.attempt_log import log_to
+from treadle.core.runs.bound_inputs import bind_inputs, open_inputs
+from treadle.core.runs.context import Context, NullProgress, work_at_shards
+from treadle.core.runs.earlier_jobs import recalling
+from treadle.core.runs.execute import fingerprint_of, is_current
+from treadle.core.runs.run import Run
+from treadle.core.runs.shards import ShardPlan, Shards
+from treadle.core.runs.stage import Instance, JournalView, Progress
+from treadle.core.store.leases import watch_leases
+from treadle.core.store.locks import LeaseWatch
+
+_log = logging.getLogger(__name__)
+
+
+class NotUnderWay(RunError):
+    """Instance that is not currently divided into shards: nothing to help with now, but there may be later."""
+
+
+def check_shared(instance: Instance) -> None:
+    """Raise RunError if the instance's stage is not sharded."""
+    if instance.stage.work is None:
+        raise RunError(
+            f"{instance.address}: a stage {instance.stage.name} is not sharded; `treadle work` cannot join it"
+        )
+
+
+def has_free_shards(instance: Instance, run: Run, watch: LeaseWatch) -> bool:
+    """Return whether `help_instance` has anything to do now; raise RunError as it does."""
+    check_shared(instance)
+    try:
+        inputs = bind_inputs(instance, run)
+    except RunError as error:
+        raise NotUnderWay(str(error)) from error
+    fingerprint = fingerprint_of(instance, inputs)
+    shards, plan = _plan_of(instance, run, fingerprint)
+    if plan is not None:
+        return shards.any_free(plan, watch)
+    record = run.record(instance.address)
+    if record is not None and is_current(record, instance.stage, fingerprint, run):
+        return False
+    raise NotUnderWay(f"{shards.what} is not divided into shards now; begin it with `shards` set above 1, then help")
+
+
+def _plan_of(instance: Instance, run: Run, fingerprint: str) -> tuple[Shards, ShardPlan | None]:
+    """Return the shards of the last attempt and their plan.
+
+    The plan is None if there is none or it has another fingerprint.
+    """
+    attempts = run.attempts(instance.address)
+    shards = run.shards(instance.address, attempts[-1].journal_name if attempts else fingerprint)
+    plan = shards.plan()
+    return shards, plan if plan is not None and plan.fingerprint == fingerprint else None
+
+
+def help_instance(
+    instance: Instance, run: Run, *, progress: Progress | None = None, watch: LeaseWatch | None = None
+) -> int:
+    """Work on open shards as long as one is free of living holders; return the number finished by this process.
+
+    Another process starts the instance and writes its rows with `execute`; it may have ended meanwhile. Raises
+    NotUnderWay if the instance is not divided into shards, and whatever its stage raises, in which case the shard stays
+    open.
+    """
+    watch, work = watch or watch_leases(run.storage), instance.stage.work
+    if not has_free_shards(instance, run, watch) or work is None:
+        return 0
+    inputs = bind_inputs(instance, run)
+    shards, plan = _plan_of(instance, run, fingerprint_of(instance, inputs))
+    if plan is None:
+        return 0
+    with (
+        _log_beside(run, instance, plan) as log,
+        tempfile.TemporaryDirectory(prefix="treadle-") as scratch,
+        recalling(instance, run, Path(scratch), from_nothing=not plan.recalls) as recall,
+    ):
+
+        def context_of(journal: JournalView) -> Context:
+            return Context(
+                address=instance.address,
+                attempt=plan.attempt,
+                settings=instance.settings,
+                inputs=open_inputs(run, inputs),
+                producers=instance.inputs,
+                journal=recall.over(journal),
+                progress=progress or NullProgress(),
+                accept_failures=False,
+                scratch=Path(scratch),
+                workspace=Path(scratch) / "workspace",
+                store_of=run.store,
+            )
+
+        shown = progress or NullProgress()
+        return work_at_shards(shards, work, context_of, progress=shown, wait=False, growing=(log,), watch=watch)
+
+
+@contextlib.contextmanager
+def _log_beside(run: Run, instance: Instance, plan: ShardPlan) -> Iterator[str]:
+    """Log this process to a file next to the attempt's log, and yield its key."""
+    name = re.sub(r"[^A-Za-z0-9.-]", "-", f"{socket.gethostname()}-{os.getpid()}")
+    key = run.attempt_key(instance.address, plan.attempt, f"workers/{name}.txt")
+    path = run.storage.directory(key)
+    try:
+        with log_to(path):
+            try:
+                yield key
+            except Exception as error:
+                _log.error("this worker ends: %s", error, exc_info=True)
+                raise
+    finally:
+        try:
+            run.storage.keep(key)
+        except StorageError as failure:
+            _log.warning("the log of this worker is only on this machine, in %s: %s", path, failure)

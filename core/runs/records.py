@@ -1,0 +1,157 @@
+"""Define the records that a run stores: its identity, stage records and attempts.
+
+These models are the format of the JSON files; `docs/behaviour/runs.md` describes each file.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from treadle.core.store.artifacts import ArtifactRef
+
+FORMAT = 1
+"""Version of the JSON files; raised when a key changes its meaning, not when one is added."""
+
+AttemptState = Literal["running", "completed", "failed", "interrupted"]
+InstanceState = Literal["completed", "running", "failed", "interrupted", "crashed", "absent"]
+
+
+class _Record(BaseModel):
+    # `ignore`: a newer Treadle may add keys; status and lineage of an older one still work.
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class StoredRecord(_Record):
+    """A record that is stored in a file of its own."""
+
+    format: int = FORMAT
+    """Version of the file's format; a file without this key is of version 1."""
+
+
+class RunInfo(StoredRecord):
+    """The content of `run.json`: written when the run is created, and again if changeable configuration changes."""
+
+    run_id: str
+    created_at: str
+    """UTC, ISO 8601."""
+    seed: int | None
+    treadle_version: str
+    git: str | None
+    """Commit of the source tree, with `-dirty` if changed; None outside of a checkout."""
+    packages: dict[str, str]
+    semantic: dict[str, Any]
+    """Configuration without operational keys; locked except for revisable sections once the run has results."""
+
+
+class InputRef(_Record):
+    """One artifact that a stage instance read, and the instance that made it."""
+
+    address: str
+    artifact: ArtifactRef
+
+
+class StageRecord(StoredRecord):
+    """The result of a stage instance; it exists only if all artifacts that it names are committed."""
+
+    address: str
+    stage: str
+    version: int
+    fingerprint: str
+    """Hex digest of the work that was done."""
+    settings: Any
+    """Settings without operational keys."""
+    inputs: dict[str, tuple[InputRef, ...]]
+    outputs: dict[str, ArtifactRef]
+    telemetry: dict[str, str]
+    """Files below the root by kind of telemetry table."""
+    metrics: dict[str, Any]
+    attempt: int
+    """Number of the attempt that completed it."""
+    token: int = 0
+    """Fencing token of the lease under which the result was made; a record with a lower token does not replace it."""
+    started_at: str
+    finished_at: str
+    versions: dict[str, str]
+    same_as: str = ""
+    """Address of the earlier iteration whose result is reused, because the work would have been the same. `attempt` is
+    then 0. Telemetry and metrics are those of the original result, so sums over a run skip this record."""
+    reused: bool = False
+    """Whether nothing had to be done; set only on the copy that `execute` returns, never stored."""
+
+    def outputs_in_words(self) -> str:
+        """Return the artifacts with their numbers of rows, for a log."""
+        return ", ".join(f"{ref.folder} ({ref.num_rows} rows)" for ref in self.outputs.values())
+
+    @property
+    def imported_from(self) -> str | None:
+        """Name of the other program's file that the result was imported from; None if the stage made it."""
+        name = self.metrics.get("imported_from")
+        return name if isinstance(name, str) else None
+
+
+class AttemptRecord(StoredRecord):
+    """The content of `attempt.json`: one attempt at a stage instance."""
+
+    address: str
+    number: int
+    state: AttemptState
+    fingerprint: str
+    journal: str = ""
+    """Name of its journal, if it is not that of the fingerprint."""
+    fills_gaps: bool = False
+    """Whether the attempt fills gaps that were accepted in the current result."""
+    retried: tuple[str, ...] = ()
+    """Statuses whose rows in the current result the attempt retries."""
+    inputs: dict[str, tuple[InputRef, ...]] | None = None
+    """Artifacts that it reads; None in records of earlier versions."""
+    forced: bool
+    pid: int
+    host: str
+    token: int
+    """Fencing token of the lease under which it ran."""
+    started_at: str
+    finished_at: str | None = None
+    error: str | None = None
+    """One line; None unless the attempt failed or was interrupted."""
+
+    @property
+    def journal_name(self) -> str:
+        """Name of its journal, for `Run.journal_key` and `Run.shards`."""
+        return self.journal or self.fingerprint
+
+
+class InstanceStatus(_Record):
+    """The state of a stage instance at one moment."""
+
+    address: str
+    state: InstanceState
+    num_rows: dict[str, int]
+    """Number of rows per output table of the current result; empty if there is none."""
+    num_finished: int
+    """Number of owners finished in the journal of an attempt that has not completed."""
+    num_attempts: int
+    error: str | None
+    """Error of the last attempt, if it did not complete."""
+    forced_state: InstanceState | None = None
+    """State of a later forced attempt that did not complete, while the earlier result stays current."""
+    gaps_state: InstanceState | None = None
+    """State of a later attempt to fill accepted gaps in the current result that did not complete."""
+    retry_state: InstanceState | None = None
+    """State of a later attempt to retry rows with certain statuses that did not complete."""
+    retried: tuple[str, ...] = ()
+    """Statuses of those rows."""
+    same_as: str = ""
+    """Address of an earlier iteration with the same result; empty if the result was made here or now exists only
+    here."""
+    was_same_as: str = ""
+    """Address of the earlier iteration that the result was reused from, if that one has since been rerun."""
+    imported_from: str = ""
+    """Name of the other program's file that the result was imported from; empty if a stage made it."""
+    waits_for: str = ""
+    """GPU that a process on this machine waits for in order to run the instance."""
+    log: str | None
+    """Key of the last attempt's log, below the root."""
+    started_at: str | None
+    finished_at: str | None

@@ -1,0 +1,261 @@
+"""Define what a stage is, and the addresses of its instances.
+
+A stage is data plus one function, and only `core.execute.execute` runs one. The Prefect tasks, the deployments, the
+command line and the key reference are all derived from this definition.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import pyarrow as pa
+
+from treadle.core.config import Section
+from treadle.core.runs.address import Address
+from treadle.core.schemas import Table
+from treadle.core.store.keyed_store import KeyedStore
+
+KEPT = "kept"
+"""Prefix of the names of journals that outlive results."""
+
+
+class Rows(Protocol):
+    """A committed table, read as a stream."""
+
+    kind: str
+    digest: str
+    num_rows: int
+
+    def batches(self, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
+        """Yield record batches in the stored order, never the whole table at once."""
+        ...
+
+    def rows(self, columns: Sequence[str] | None = None) -> Iterator[dict[str, Any]]:
+        """Yield the rows as dictionaries."""
+        ...
+
+    def folder(self, name: str) -> Path:
+        """Return the local path of a folder in the artifact, such as a model; treat it as read-only."""
+        ...
+
+
+class Progress(Protocol):
+    """A listener to the progress of a stage, such as the terminal or the Prefect UI."""
+
+    def start(self, total: int, done: int, unit: str) -> None:
+        """Start work of `total` units, of which `done` were finished in earlier attempts."""
+        ...
+
+    def advance(self, count: int = 1, **facts: str | int | float) -> None:
+        """Report `count` more finished units; `facts` are shown next to the progress bar."""
+        ...
+
+
+class JournalView(Protocol):
+    """The durable records of one stage instance; see `core.journal`."""
+
+    def is_finished(self, owner: str) -> bool:
+        """Return whether `finish` was called for this owner."""
+        ...
+
+    def get(self, owner: str, unit: str) -> bytes | None:
+        """Return the value of one unit, or None if it is pending."""
+        ...
+
+    def append(self, owner: str, unit: str, value: bytes) -> None:
+        """Record one finished unit (an LLM answer, a tool outcome); the record survives SIGKILL once this returns."""
+        ...
+
+    def finish(self, owner: str, value: bytes) -> None:
+        """Record the final row of an owner, whose units are no longer needed."""
+        ...
+
+    def finished(self, owner: str) -> bytes:
+        """Return the final row of an owner; raise KeyError if there is none."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Worked:
+    """The result of `Stage.work`, apart from what is in the journal."""
+
+    causes: Mapping[str, str] = field(default_factory=dict)
+    """Causes by the owner of each job that could not be finished."""
+    first: str = ""
+    """First of these causes, or a cause that concerns all jobs; empty if everything was finished."""
+    retryable: bool = False
+    """Whether one of the causes is transient."""
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    """JSON-able data for `Stage.run`."""
+
+
+class StageContext(Protocol):
+    """The only interface of a running stage to its run; it has no path inside the run."""
+
+    address: Address
+    attempt: int
+    settings: Any
+    inputs: Mapping[str, tuple[Rows, ...]]
+    producers: Mapping[str, tuple[Address, ...]]
+    """Addresses of the instances that produced the tables of each bound input, in order. They are not part of the
+    fingerprint; a stage whose results depend on them sets `Stage.names_itself`."""
+    journal: JournalView
+    progress: Progress
+    accept_failures: bool
+    scratch: Path
+    """Folder of this attempt for temporary files."""
+    workspace: Path
+    """Folder, not yet created, that the next attempt at the same work finds unchanged, for example for states of
+    engines. It exists only on this machine, and is deleted when the work is done or started from nothing."""
+    num_shards: int
+    """Number of shards that the jobs are divided into, each of which one process at a time works on."""
+    worked: Worked
+    """Result of `Stage.work` if the stage has it; for `Stage.run`."""
+
+    def owns(self, key: str) -> bool:
+        """Return whether to work on the job with this owner; in `Stage.run` always True."""
+        ...
+
+    def store(self, name: str) -> KeyedStore:
+        """Return a store of the run by name, shared by all instances, shards and machines; the first writer wins."""
+        ...
+
+    def earlier(self, kind: str) -> Rows | None:
+        """Return this instance's current result table, regardless of its inputs and settings.
+
+        Returns None if there is no such table, if it can no longer be read, or if the instance is started from nothing.
+        It is not an input: a stage may take from it only what it would make again in the same way, such as paid
+        answers.
+        """
+        ...
+
+    def write(self, kind: str, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Append rows to the output table `kind`; they are checked against its schema."""
+        ...
+
+    def write_telemetry(self, kind: str, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Append rows to a table that is stored with the attempt and is part of no digest."""
+        ...
+
+    def add_folder(self, kind: str, name: str, source: Path) -> None:
+        """Move a folder, such as a model, into the artifact of table `kind`."""
+        ...
+
+    def add_file(self, kind: str, name: str, content: bytes) -> None:
+        """Add a file, such as `report.md`, to the artifact of table `kind`."""
+        ...
+
+
+class EarlierResult(Protocol):
+    """A readable earlier result of an instance, or of its counterpart in an earlier iteration."""
+
+    def rows(self, kind: str, columns: Sequence[str] | None = None) -> Iterator[dict[str, Any]]:
+        """Yield the rows of an output table; raise ArtifactError if there is no such table or it cannot be read."""
+        ...
+
+    def telemetry(self, kind: str) -> Iterator[dict[str, Any]]:
+        """Yield the rows of a telemetry table; none if it has been deleted."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageJobs:
+    """The independent jobs of a stage. The owner of each is a digest of all that its result depends on.
+
+    So a finished job is recognised whatever else has changed: in the journal of an unfinished attempt with other
+    settings or inputs, and in the current result. Decision: docs/decisions/0009-reuse-by-job.md.
+    """
+
+    noun: str
+    """Plural noun for the jobs, used in messages."""
+    of: Callable[[Any, Mapping[str, Sequence[Rows]]], Iterator[Any]]
+    """Function from settings and input tables to all jobs in the order of their rows; `key` of each is its owner."""
+    owners: Callable[[EarlierResult], Iterator[str]]
+    """Function that yields the owners of the jobs that a result has finished."""
+    records: Callable[[EarlierResult], Iterator[tuple[str, bytes]]]
+    """Function that yields the same owners, each with the final record that its journal had."""
+    statuses: frozenset[str] = frozenset()
+    """Statuses whose rows can be retried alone; the metric `status_<status>` counts the rows of each."""
+    ended_in: Callable[[EarlierResult, Set[str]], Iterator[str]] | None = None
+    """Function that yields the owners of the jobs whose rows ended in one of these statuses; for stages with
+    `statuses`."""
+    gaps: Callable[[EarlierResult], Iterator[tuple[int, str, bytes]]] | None = None
+    """Function that yields the rows that were accepted as failed: the position of the job among all jobs, the status of
+    the row, and a final record from which `Stage.run` writes it again; for stages with `statuses`."""
+
+
+def _one_shard(settings: Any) -> int:
+    return 1
+
+
+def _always(metrics: Mapping[str, Any]) -> bool:
+    return True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """One step of the flywheel: its inputs and outputs, and the function that runs it.
+
+    `run` returns metrics: a flat mapping of counts and numbers, which is stored in the stage record and shown in the
+    UI.
+
+    A stage of many independent jobs may also have `work`, which several processes can share. It finishes, in the
+    journal, every open job that its context `owns`, and writes no rows. `run` is called after all of it, sees all jobs
+    in the journal, records nothing there, and judges and writes the rows.
+    """
+
+    name: str
+    version: int
+    """Version of the output; raise it when its meaning changes, so that older results are not taken as they are. The
+    finished jobs of `jobs` and of a kept journal are still reused, unless something in their owners changes too. Which
+    version to raise: docs/behaviour/runs.md, "Versions"."""
+    settings: type[Section]
+    consumes: Mapping[str, str] = field(default_factory=dict)
+    """Kind of table by input name."""
+    optional: frozenset[str] = frozenset()
+    """Inputs that may be unbound."""
+    produces: tuple[Table, ...]
+    telemetry: tuple[Table, ...] = ()
+    run: Callable[[StageContext], Mapping[str, Any]]
+    work: Callable[[StageContext], Worked] | None = None
+    num_shards: Callable[[Any], int] = _one_shard
+    """Function from settings to the number of shards of a new instance; used with `work`."""
+    jobs: StageJobs | None = None
+    """How to recognise finished jobs after settings or inputs have changed; None if each fingerprint starts over."""
+    keeps_journal: bool = False
+    """Whether the journal of an instance outlives its results and changes of settings and inputs, until the instance is
+    started from nothing. Meant for stages whose owners are digests of all that they depend on, cost money, and cannot
+    be recovered from the results. Such a stage is not divided into shards."""
+    journal_format: int = 1
+    """Version of the records in the journal. Raise it if the records of an unfinished attempt can no longer be read.
+    With `jobs` or `keeps_journal`, raising only `version` leaves them valid."""
+    names_itself: bool = False
+    """Whether results name the instance that they are of or made from, so that no result can be reused for another
+    instance."""
+    is_whole: Callable[[Mapping[str, Any]], bool] = _always
+    """Function from metrics to whether the result is complete. A result with accepted gaps is not; each run of the
+    instance tries to fill them."""
+
+    def __post_init__(self) -> None:
+        if self.keeps_journal and self.num_shards is not _one_shard:
+            raise ValueError(f"stage {self.name} keeps its journal, so its jobs are not divided into shards")
+
+    @property
+    def journal_prefix(self) -> str:
+        """Prefix of the names of an instance's own journals; empty if a journal belongs to one fingerprint."""
+        if self.keeps_journal:
+            return f"{KEPT}{self.journal_format}-"
+        return f"jobs{self.journal_format}-" if self.jobs is not None else ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Instance:
+    """A stage at an address, with its settings and the instances whose outputs it reads."""
+
+    address: Address
+    stage: Stage
+    settings: Section
+    inputs: Mapping[str, tuple[Address, ...]] = field(default_factory=dict)

@@ -1,0 +1,1 @@
+"""Store runs and artifacts as files or objects: roots, leases, artifacts, parquet."""

@@ -1,0 +1,70 @@
+"""Write a folder atomically, replacing only an earlier export."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from treadle.core.errors import ConfigError
+from treadle.core.store.storage import force_folder_to_disk, make_folder, storage_errors
+
+EXPORT_FILE = "export.json"
+"""File in every export, which identifies a folder as one."""
+
+_FILES = (".json", ".jsonl", ".parquet")
+"""Suffixes of single files: with one of these, the user expects a file and not a folder."""
+
+
+@contextlib.contextmanager
+def new_folder(target: Path, *, replace: bool = False) -> Iterator[Path]:
+    """Yield a folder to write into, which becomes `target` at the end of the block; delete it on any error.
+
+    Raises ConfigError if `target` has the suffix of a data file, or exists and is not empty, unless it is an earlier
+    export and `replace` is set. Raises StorageError if writing fails.
+    """
+    target = target.absolute()
+    if target.suffix in _FILES:
+        raise ConfigError(f"{target} is the name of a file, and this writes a folder of files; name a folder")
+    _check(target, replace)
+    with storage_errors("write", target):
+        make_folder(target.parent)
+        work = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
+    try:
+        with storage_errors("write", work):
+            yield work
+            os.chmod(work, 0o755)
+            force_folder_to_disk(work)
+            _check(target, replace)
+            _put(work, target)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def _check(target: Path, replace: bool) -> None:
+    if not os.path.lexists(target) or (target.is_dir() and not any(target.iterdir())):
+        return
+    if not (target / EXPORT_FILE).is_file():
+        raise ConfigError(f"{target} is there and is no export; name a folder that does not exist yet")
+    if not replace:
+        raise ConfigError(f"{target} holds an export already; name another folder, or replace it with --force")
+
+
+def _put(work: Path, target: Path) -> None:
+    """Rename the new folder to its target; move an earlier export aside first, and delete it afterwards."""
+    if not os.path.lexists(target):
+        work.rename(target)
+        return
+    aside = Path(tempfile.mkdtemp(prefix=f".{target.name}-old-", dir=target.parent))
+    target.rename(aside / target.name)
+    try:
+        work.rename(target)
+    except BaseException:
+        (aside / target.name).rename(target)
+        raise
+    finally:
+        if target.exists():
+            shutil.rmtree(aside, ignore_errors=True)

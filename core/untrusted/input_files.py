@@ -1,0 +1,228 @@
+"""Read files of users row by row, and report a bad row with its position instead of failing.
+
+Question files and corpora come as JSON Lines, JSON arrays or parquet, from any source. A file that cannot be read at
+all raises `DataError`. A row that cannot be read is returned with its number, a reason code and a description.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import stat
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from treadle.core.errors import DataError
+from treadle.core.untrusted.confined_rows import STREAMED_BYTES, UnreadableInput, UnreadableRow, read_parquet
+from treadle.core.untrusted.json_text import exact_integer
+
+FileFormat = Literal["jsonl", "json", "parquet"]
+FORMATS: dict[str, FileFormat] = {
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".json": "json",
+    ".parquet": "parquet",
+}
+MAX_ROW_BYTES = 64 * 2**20
+"""Maximum length of a line in bytes; a longer one is skipped and reported. 10 MB of text always fit, however they are
+escaped."""
+_BOM = b"\xef\xbb\xbf"
+_RAW_CHARS = 2_000
+
+
+@dataclass(frozen=True, slots=True)
+class InputRow:
+    """One row of a file: either `value` holds its fields, or `reason` and `detail` say why it has none."""
+
+    number: int
+    """1-based number: the line in a JSON Lines file, otherwise the position."""
+    value: dict[str, Any] | None
+    reason: str = ""
+    detail: str = ""
+    source: bytes | None = None
+    """Bytes as read, if the format has them."""
+
+    @property
+    def raw(self) -> str:
+        """The row for display, cut to 2,000 characters; undecodable bytes and characters are replaced."""
+        if self.source is not None:
+            text = self.source[: 4 * _RAW_CHARS].decode("utf-8", "replace")
+        else:
+            text = json.dumps(self.value, ensure_ascii=False, default=str)
+        return text[:_RAW_CHARS].encode("utf-8", "replace").decode("utf-8").replace("\0", "\N{SYMBOL FOR NULL}")
+
+
+def file_sha256(path: Path) -> str:
+    """Return the hex SHA-256 of a file, or of a folder's files with their relative names; raise DataError."""
+    try:
+        if path.is_dir():
+            names = sorted(item for item in path.rglob("*") if item.is_file())
+            parts = [f"{item.relative_to(path).as_posix()}\0{file_sha256(item)}\n" for item in names]
+            return hashlib.sha256("".join(parts).encode("utf-8", "surrogateescape")).hexdigest()
+        with open_regular(path) as stream:
+            return hashlib.file_digest(stream, "sha256").hexdigest()
+    except OSError as error:
+        raise unreadable(path, error) from error
+
+
+def open_regular(path: Path) -> io.BufferedReader:
+    """Open a file for reading; raises DataError for a pipe or device, which would keep its reader waiting."""
+    try:
+        # With this flag the opening of a pipe does not wait for a writer; regular files do not know it.
+        file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))  # noqa: SIM115
+    except OSError as error:
+        raise unreadable(path, error) from error
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise DataError(f"input file {path} is not a regular file; give the path of one")
+    return file
+
+
+def unreadable(path: Path, error: OSError) -> DataError:
+    """Return the error for a file that cannot be opened or read, with what to do about it."""
+    if isinstance(error, FileNotFoundError):
+        return DataError(
+            f"input file {path.absolute()} does not exist; correct its path in the configuration"
+            + ("" if path.is_absolute() else f", or run in the folder that {path} counts from")
+        )
+    if isinstance(error, PermissionError):
+        return DataError(f"input file {path} may not be read by this user; change its permissions")
+    return DataError(f"input file {path} cannot be read: {error.strerror or error}")
+
+
+def format_of(path: Path, configured: FileFormat | None = None) -> FileFormat:
+    """Return the configured format, or the one of the file's suffix; raise DataError if it is unknown."""
+    if configured is not None:
+        return configured
+    try:
+        return FORMATS[path.suffix.lower()]
+    except KeyError:
+        raise DataError(
+            f"input file {path}: its format cannot be told from {path.suffix or 'a name without suffix'!r}; "
+            f"name it {', '.join(FORMATS)} or set format"
+        ) from None
+
+
+def read_rows(
+    path: Path,
+    configured: FileFormat | None = None,
+    *,
+    max_row_bytes: int = MAX_ROW_BYTES,
+    columns: Sequence[str] | None = None,
+    max_unpacked_bytes: int = STREAMED_BYTES,
+) -> Iterator[InputRow]:
+    """Yield the rows of one file (a JSON array is held in memory); raise DataError if it is missing or empty.
+
+    Of parquet, only `columns` are read, all if it has none of them; see `read_parquet` for `max_unpacked_bytes`.
+    """
+    format_ = format_of(path, configured)
+    num_rows = 0
+    try:
+        if format_ == "parquet":
+            rows = _read_parquet(path, columns, max_unpacked_bytes)
+        else:
+            rows = (_read_jsonl if format_ == "jsonl" else _read_json)(path, max_row_bytes)
+        for row in rows:
+            num_rows += 1
+            yield row
+    except OSError as error:
+        raise unreadable(path, error) from error
+    if num_rows == 0:
+        raise DataError(f"input file {path} holds no rows; give another file or remove it from the configuration")
+
+
+def _read_jsonl(path: Path, max_row_bytes: int) -> Iterator[InputRow]:
+    with path.open("rb") as stream:
+        number = 0
+        while line := stream.readline(max_row_bytes):
+            number += 1
+            if len(line) == max_row_bytes and not line.endswith(b"\n"):
+                _skip_line(stream, max_row_bytes)
+                yield InputRow(number, None, "too_long", f"the line has more than {max_row_bytes:,} bytes", line)
+                continue
+            line = line.removeprefix(_BOM) if number == 1 else line
+            if line.strip():
+                yield parse_line(number, line.rstrip(b"\r\n"))
+
+
+def _skip_line(stream: io.BufferedReader, max_row_bytes: int) -> None:
+    while (rest := stream.readline(max_row_bytes)) and not rest.endswith(b"\n"):
+        pass
+
+
+def parse_line(number: int, line: bytes) -> InputRow:
+    """Parse one JSON object.
+
+    Uses the standard parser, because it keeps big integers and lone surrogates.
+    """
+    try:
+        value = json.loads(line.decode("utf-8"), parse_int=exact_integer)
+    except UnicodeDecodeError as error:
+        detail = f"byte {error.start + 1} of the line (0x{line[error.start]:02x}) is not UTF-8"
+        return InputRow(number, None, "not_utf8", detail, line)
+    except (ValueError, RecursionError) as error:
+        detail = "nested too deeply" if isinstance(error, RecursionError) else str(error)
+        return InputRow(number, None, "bad_json", f"not valid JSON: {detail}", line)
+    return _as_row(number, value, line)
+
+
+def _as_row(number: int, value: object, source: bytes | None) -> InputRow:
+    if isinstance(value, dict):
+        return InputRow(number, value, source=source)
+    source = source if source is not None else json.dumps(value, default=str).encode()
+    return InputRow(number, None, "not_an_object", f"a JSON object is needed, not {type(value).__name__}", source)
+
+
+def _read_json(path: Path, max_row_bytes: int) -> Iterator[InputRow]:
+    with path.open("rb") as stream:
+        head = stream.read(4096).removeprefix(_BOM).lstrip()
+    if not head.startswith(b"["):
+        # Many files named .json hold one object per line.
+        yield from _read_jsonl(path, max_row_bytes)
+        return
+    try:
+        text = path.read_bytes().removeprefix(_BOM).decode("utf-8")
+        values = json.loads(text, parse_int=exact_integer)
+    except UnicodeDecodeError as error:
+        raise DataError(f"input file {path} is not UTF-8 at byte {error.start + 1}; convert it to UTF-8") from None
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"input file {path} is not valid JSON: {error}; correct it, or use JSON Lines") from None
+    for number, value in enumerate(values, start=1):
+        yield _as_row(number, value, None)
+
+
+def _read_parquet(path: Path, columns: Sequence[str] | None, max_unpacked_bytes: int) -> Iterator[InputRow]:
+    number = 0
+    with open_regular(path) as file:
+        try:
+            for part in read_parquet(file, columns=columns, max_unpacked_bytes=max_unpacked_bytes):
+                for row in input_rows(part, number):
+                    yield row
+                    number = row.number
+        except UnreadableInput as error:
+            raise DataError(f"input file {path} is not a readable parquet file: {error}") from None
+
+
+def input_rows(part: Any, before: int) -> Iterator[InputRow]:
+    """Return the rows of a batch or unreadable row, numbered from `before` + 1.
+
+    A row with a value that Python has no object for comes with the reason.
+    """
+    if isinstance(part, UnreadableRow):
+        yield InputRow(before + 1, None, part.reason, part.detail, part.source)
+        return
+    try:
+        values = part.to_pylist()
+    except (ValueError, OverflowError, KeyError) as error:
+        if part.num_rows == 1:
+            yield InputRow(before + 1, None, "bad_value", f"a value of the row cannot be read: {error}", b"")
+        else:
+            for index in range(part.num_rows):
+                yield from input_rows(part.slice(index, 1), before + index)
+        return
+    for number, value in enumerate(values, start=before + 1):
+        yield InputRow(number, value)

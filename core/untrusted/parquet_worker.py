@@ -1,0 +1,94 @@
+"""Read one parquet file, given as standard input: `python -P -m treadle.core.untrusted.parquet_worker`.
+
+A footer of some bytes can make its reader allocate gigabytes, hang or crash. So this process limits its memory, gives
+up all but computing (`core/untrusted/process_confinement.py`), and only then looks at the file. Rows go out in frames
+(`core/untrusted/row_frames.py`).
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import sys
+from typing import Any, BinaryIO
+
+from treadle.core.untrusted.process_confinement import confine, give_up_files, limit_memory
+
+_READ_BYTES = 1 << 20
+_BATCH_BYTES = 4 * 2**20
+_FEWEST_ROWS, _MOST_ROWS = 16, 1024
+"""More would not be faster, and texts in dictionaries take more than their row group tells."""
+
+
+def main(arguments: list[str]) -> int:
+    """Read the file; the argument is JSON: `memory_bytes`, `columns` (a list, or null for all)."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which closes our output
+    job = json.loads(arguments[0])
+    frames, file = os.fdopen(os.dup(1), "wb"), os.fdopen(0, "rb")
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    limit_memory(job["memory_bytes"])
+    from treadle.core.untrusted import row_frames, row_sending
+
+    _try_out()
+    give_up_files()
+    confine()  # Without the filter the limits and the parent's checks still hold.
+    try:
+        _send_rows(file, frames, job["columns"])
+    except BrokenPipeError:
+        os._exit(0)  # the parent wants no more
+    except Exception as error:  # noqa: BLE001 - whatever it is, the file is the cause
+        row_sending.send(frames, row_frames.PROBLEM, row_sending.problem(error))
+    # Nothing is torn down in an order that a file could have a say in.
+    os._exit(0)
+
+
+def _try_out() -> None:
+    """Load all that reading needs: nothing can be imported, and no thread started, once files are given up."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    from treadle.core.untrusted.row_sending import bad_text
+
+    pa.set_memory_pool(pa.system_memory_pool())
+    table = pa.table({"a": ["x", None], "b": [[1], []], "c": [{"d": 1.0}, None]})
+    for codec in ("none", "snappy", "gzip", "zstd", "lz4", "brotli"):
+        sample = io.BytesIO()
+        pq.write_table(table, sample, compression=codec)
+        _send_rows(sample, io.BytesIO(), ["a", "b", "c"])
+    json.dumps({"detail": "x"})
+    bad_text(pa.array([b"\xff"]).view(pa.string()))
+
+
+def _send_rows(file: BinaryIO, frames: BinaryIO, columns: list[str] | None) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    from treadle.core.untrusted import row_frames, row_sending
+
+    # Without a buffer the reader holds whole column chunks.
+    parquet = pq.ParquetFile(file, pre_buffer=False, buffer_size=_READ_BYTES)
+    # Without any of the columns, all are sent, so that the caller can say what is missing.
+    names = [name for name in parquet.schema_arrow.names if name in (columns or ())] or None
+    fields = [field for field in parquet.schema_arrow if names is None or field.name in names]
+    schema = row_sending.send_schema(frames, pa.schema(fields))
+    num_rows = 0
+    for batch in parquet.iter_batches(_rows_at_once(parquet.metadata), columns=names, use_threads=False):
+        row_sending.send_rows(frames, batch, schema)
+        num_rows += batch.num_rows
+    if num_rows != parquet.metadata.num_rows:
+        raise ValueError(f"its footer tells {parquet.metadata.num_rows:,} rows, and it has {num_rows:,}")
+    row_sending.send(frames, row_frames.END, b"")
+
+
+def _rows_at_once(metadata: Any) -> int:
+    """Return how many rows make a batch of a few MiB if the first row group is like the others, and says the truth."""
+    first = metadata.row_group(0) if metadata.num_row_groups else None
+    if first is None or first.num_rows < 1 or first.total_byte_size < 1:
+        return _FEWEST_ROWS
+    return int(min(max(_BATCH_BYTES * first.num_rows // first.total_byte_size, _FEWEST_ROWS), _MOST_ROWS))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,193 @@
+"""Define the context of an operator: the question, the parent trajectory, models to ask, and rollouts to continue."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from treadle.agent.call_cache import Memory, Scoped
+from treadle.agent.edit import empty_prefix, extended
+from treadle.agent.environment import Question
+from treadle.agent.protocol import Protocol
+from treadle.agent.role import Reply, RoleModel
+from treadle.agent.rollout import Trajectory
+from treadle.agent.transcript import Codec, Prefix
+from treadle.core.errors import ContextTooLong
+from treadle.core.seeds import derive_seed
+from treadle.datagen.operators.rejection import Rejected
+from treadle.datagen.pools.pool import Entry, RoleUsage, count_rollout
+from treadle.datagen.pools.spending import Tracked
+from treadle.datagen.pools.steps import Step, steps_of
+from treadle.datagen.prompts import PromptSet
+
+T = TypeVar("T")
+
+
+Play = Callable[[Prefix | None, int, Memory], Awaitable[Trajectory]]
+"""Function that runs a rollout from a prefix (None: from the start) with a seed and a memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A result about a parent that several operators share."""
+
+    bench: Workbench
+    task: asyncio.Task[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Parent:
+    """State that the operators of one expansion share: the trajectory and the findings about it, by name."""
+
+    entry: Entry
+    steps: list[Step]
+    findings: dict[str, Finding] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, entry: Entry) -> Parent:
+        """Return the parent for an entry of the pool."""
+        return cls(entry, steps_of(entry.trajectory.segments))
+
+
+@dataclass(slots=True, kw_only=True)
+class Workbench:
+    """Context of one operator applied to one trajectory.
+
+    Attributes:
+        question: The question, without its gold answers.
+        parent: The trajectory to work on.
+        prompts: The prompts in use.
+        roles: Model of each role (`critic`, `refiner`).
+        hints: Hints for this kind of question.
+        codec: The policy's tokenizer; None in text mode.
+        protocol: Table of tags.
+        seed: Seed of this application, in [0, 2**31).
+        play: Function that runs a rollout; use `continue_from` and `roll_out`.
+        memory: Stored answers of models and tools of this application.
+        deadline: Deadline of model requests, in work-clock time.
+        used_prompts: Digest of each prompt used so far, by name.
+        usage: Usage so far, by role.
+        num_asked: Number of model requests so far.
+        num_played: Number of rollouts so far.
+    """
+
+    question: Question
+    parent: Parent
+    prompts: PromptSet
+    roles: Mapping[str, RoleModel]
+    hints: Sequence[str]
+    codec: Codec | None
+    protocol: Protocol
+    seed: int
+    play: Play
+    memory: Memory
+    deadline: float
+    beside: Callable[[str], Workbench]
+    used_prompts: dict[str, str] = field(default_factory=dict)
+    usage: dict[str, RoleUsage] = field(default_factory=dict)
+    num_asked: int = 0
+    num_played: int = 0
+
+    @property
+    def trajectory(self) -> Trajectory:
+        """The parent's trajectory."""
+        return self.parent.entry.trajectory
+
+    @property
+    def steps(self) -> Sequence[Step]:
+        """The parent's steps."""
+        return self.parent.steps
+
+    async def ask(
+        self, role: str, prompt: str, values: Mapping[str, object], *, prefill: str = "", stop: Sequence[str] = ()
+    ) -> Reply:
+        """Render a prompt, ask the model of a role, and store the reply.
+
+        `values` are inserted as data: see `PromptSet.messages`. Raises Rejected (`prompt_too_long`) if the prompt
+        exceeds the context window.
+        """
+        messages = self.prompts.messages(prompt, values)
+        self.used_prompts[prompt] = self.prompts.digest(prompt)
+        return await self.ask_messages(role, messages, prefill=prefill, stop=stop)
+
+    async def ask_messages(
+        self, role: str, messages: Sequence[Mapping[str, str]], *, prefill: str = "", stop: Sequence[str] = ()
+    ) -> Reply:
+        """Ask the model of a role with an operator's own messages, and store the reply.
+
+        Insert other texts into the messages with `as_data`. Raises Rejected (`prompt_too_long`) like `ask`.
+        """
+        number, self.num_asked = self.num_asked, self.num_asked + 1
+        try:
+            reply = await self.roles[role].ask(
+                messages,
+                memory=self.memory,
+                unit=f"ask-{number}",
+                seed=derive_seed(self.seed, "ask", number),
+                session=self.question.key,
+                deadline=self.deadline,
+                prefill=prefill,
+                stop=stop,
+            )
+        except ContextTooLong:
+            raise Rejected("prompt_too_long") from None
+        self.usage.setdefault(role, RoleUsage()).add(reply.prompt_tokens, reply.completion_tokens)
+        return reply
+
+    async def once(self, name: str, find: Callable[[Workbench], Awaitable[T]]) -> T:
+        """Return the result of `find` for the parent, computed once for all operators of the expansion.
+
+        `find` gets a separate context; its usage is counted for the expansion. If it raises Rejected, every operator
+        that calls this gets the exception.
+        """
+        finding = self.parent.findings.get(name)
+        if finding is None:
+            bench = self.beside(name)
+            finding = Finding(bench, asyncio.ensure_future(find(bench)))
+            self.parent.findings[name] = finding
+        return await asyncio.shield(finding.task)
+
+    def choose(self, what: str, options: Sequence[T]) -> T:
+        """Return one of several options, chosen by the seed."""
+        return options[derive_seed(self.seed, "choose", what) % len(options)]
+
+    def prefix(self, num_steps: int) -> Prefix:
+        """Return the parent's first steps with their exact token ids."""
+        end = self.steps[num_steps - 1].end_segment if num_steps else 0
+        return self.trajectory.prefix(end, self.codec, self.protocol) if end else empty_prefix()
+
+    def prefix_of_segments(self, num_segments: int) -> Prefix:
+        """Return the parent's first segments with their exact token ids."""
+        return self.trajectory.prefix(num_segments, self.codec, self.protocol) if num_segments else empty_prefix()
+
+    def extend(self, prefix: Prefix, text: str) -> Prefix:
+        """Return a prefix with model text appended; a call at its end runs before the model continues."""
+        return extended(prefix, text, self.codec, self.protocol)
+
+    async def continue_from(self, prefix: Prefix) -> Trajectory:
+        """Continue a rollout of the policy from a prefix.
+
+        Calls in the prefix do not run again but count towards the limits, which grow by
+        `environment.continuation_calls`. The returned trajectory includes the prefix.
+        """
+        return await self._played(prefix)
+
+    async def roll_out(self) -> Trajectory:
+        """Return a new rollout of the policy."""
+        return await self._played(None)
+
+    async def _played(self, prefix: Prefix | None) -> Trajectory:
+        number, self.num_played = self.num_played, self.num_played + 1
+        # An operator may run several rollouts; each has a separate seed and memory.
+        seed = derive_seed(self.seed, "play", number) if number else self.seed
+        memory = Scoped(self.memory, f"play-{number}") if number else self.memory
+        tracked = Tracked(memory)
+        try:
+            trajectory = await self.play(prefix, seed, tracked)
+        except BaseException:
+            tracked.count(self.usage)
+            raise
+        count_rollout(self.usage, trajectory, len(prefix.calls) if prefix else 0)
+        return trajectory

@@ -1,0 +1,1 @@
+"""The stage `pools`: roll out each question, then repair and condense its trajectories."""

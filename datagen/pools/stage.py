@@ -1,0 +1,363 @@
+"""Run the stage `pools`: make pools of diverse trajectories by repairing wrong ones and condensing right ones.
+
+Each question is one owner in the journal: every answer within it is stored, and a finished pool is one record. Rows are
+written in the order of the questions, regardless of the order of completion.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
+from itertools import groupby
+from operator import itemgetter
+from typing import Any
+
+import orjson
+
+from treadle.agent.call_cache import Counted, JournalMemory, Memory
+from treadle.agent.config import ENVIRONMENT_VERSION
+from treadle.agent.job_runner import Crew, begin, settle
+from treadle.agent.jobs import QuestionJob, job_key, shared_digest
+from treadle.agent.judges.answer import AnswerJudge
+from treadle.agent.judges.base import Judge
+from treadle.agent.metering import Meter, TokenBudget
+from treadle.agent.model_session import Opening, OpenModel, check_api, load_tokenizer
+from treadle.agent.role import AskedModel
+from treadle.agent.rollout import rare_collections
+from treadle.agent.rollout_settings import JOB_COLUMNS, selected_questions
+from treadle.agent.rows import telemetry_of
+from treadle.agent.toolbox import sandbox_facts
+from treadle.agent.tools.outcome import Tool
+from treadle.core import schemas, steady_loop
+from treadle.core.errors import EndpointUnavailable
+from treadle.core.llm.pool import ModelPool
+from treadle.core.llm.types import ServerFacts
+from treadle.core.runs.stage import EarlierResult, Rows, Stage, StageContext, StageJobs, Worked
+from treadle.datagen.operators import load_operators
+from treadle.datagen.pools.context import Kit, Nobody
+from treadle.datagen.pools.evolution import Evolution
+from treadle.datagen.pools.exit import PoolExit
+from treadle.datagen.pools.report import PoolReport, pool_warnings
+from treadle.datagen.pools.rows import event_rows, failed_question_row, pool_rows, question_row
+from treadle.datagen.pools.settings import PoolsSettings
+from treadle.datagen.prompts import PromptSet
+
+_log = logging.getLogger(__name__)
+
+CONTENT_VERSION = 1
+"""Version in the key of each job; increment it if pools are put together in another way, and neither the environment
+nor an operator has changed. Earlier pools are then made again."""
+_WRITE_BATCH = 64
+"""Number of questions whose rows are written at once."""
+_COLUMNS = (*JOB_COLUMNS, "answers")
+
+
+class PoolsRun:
+    """State of one attempt of the stage."""
+
+    def __init__(self, context: StageContext) -> None:
+        self._context = context
+        self._settings: PoolsSettings = context.settings
+        self._options = self._settings.options
+        self._journal = context.journal
+        self._tokenizer_digest = ""
+        self._environment_digests = self._settings.environment.digests()
+        self._budget = TokenBudget(
+            self._options.max_total_tokens, self._options.max_cost, num_shards=context.num_shards
+        )
+        self._crew = Crew(self._options, self._open_jobs, self._make, noun="questions")
+        self._prompts = PromptSet(self._options.prompts)
+        self._prompts.check()
+        self._operators = load_operators(self._options.operators)
+        self._kit: Kit | None = None
+        self._counted: dict[str, set[str]] = {}
+        self._facts: Counter[str] = Counter()
+        self._found: dict[str, Any] = {}
+        """Facts that `run` needs in addition to the journal."""
+
+    async def work(self) -> Worked:
+        """Make the pools that are not finished yet, within the shards of this process."""
+        num_open = begin(self._context, self._own_jobs(), "questions")
+        if not num_open:
+            return Worked()
+        await self._finish_open(num_open)
+        return self._crew.worked(self._found)
+
+    async def _finish_open(self, num_open: int) -> None:
+        settings = self._settings
+        for name, role in settings.roles.items():
+            check_api(name, role.name, role.model)
+        try:
+            async with Opening(self._budget) as opening:
+                models: dict[str, OpenModel] = {}
+                servers = self._found["servers"] = {}
+                for name, role in settings.roles.items():
+                    models[name] = await opening.model(role.name, role.model, role.tokenizer_digest)
+                    servers[name] = asdict(models[name].facts)
+                tools = await opening.tools(settings.environment, models.get("summarizer"), self._context.store)
+                self._found["sandbox"] = sandbox_facts(settings.environment)
+                models["policy"].check_ids()
+                if self._budget.is_limited:
+                    self._count_finished()
+                async with self._judge(models) as judge:
+                    self._kit = self._make_kit(models, tools, judge)
+                    await self._crew.work(num_open)
+        except EndpointUnavailable as error:
+            if not self._context.accept_failures:
+                raise
+            self._crew.last.first = self._crew.last.first or str(error)
+
+    def _make_kit(self, models: Mapping[str, OpenModel], tools: Mapping[str, Tool], judge: Judge) -> Kit:
+        settings, policy = self._settings, models["policy"]
+        sampling, environment = settings.roles["policy"].sampling, settings.environment
+        self._tokenizer_digest = policy.codec.digest if policy.codec else ""
+        return Kit(
+            options=self._options,
+            environment=environment,
+            fresh=policy.engine(environment, sampling),
+            continuing=policy.engine(environment, sampling, additional_calls=environment.continuation_calls),
+            tools=tools,
+            roles={name: models[name].in_role(name, settings.roles[name].sampling) for name in ("critic", "refiner")},
+            judge=judge,
+            operators=self._operators,
+            prompts=self._prompts,
+            policy_name=settings.roles["policy"].name,
+            seed=settings.seed,
+        )
+
+    def _judge(self, models: Mapping[str, OpenModel], instead: AskedModel | None = None) -> AnswerJudge:
+        """Return the judge; `instead` replaces its model."""
+        model = None
+        if self._options.judge_math:
+            model = models["judge"].in_role("judge", self._settings.roles["judge"].sampling)
+            model = replace(model, model=instead or model.model)
+        return AnswerJudge(f1_threshold=self._options.f1_threshold, model=model)
+
+    async def _make(self, job: QuestionJob) -> None:
+        assert self._kit is not None
+        stored = await self._evolve(job, self._kit)
+        self._journal.finish(job.key, orjson.dumps(stored))
+        self._counted.pop(job.key, None)
+        self._facts["trajectories"] += stored["question"]["num_trajectories"]
+        self._facts["right"] += stored["question"]["num_correct"]
+        if (status := stored["question"]["status"]) != "ok":
+            self._facts[status] += 1
+        self._context.progress.advance(1, **self._facts)
+
+    async def _evolve(self, job: QuestionJob, kit: Kit) -> dict[str, Any]:
+        """Make a question's pool and return its rows."""
+        memory: Memory = JournalMemory(self._journal, job.key)
+        if self._budget.is_limited:
+            memory = Counted(memory, self._count_unit, self._counted.setdefault(job.key, set()))
+        evolution = Evolution(kit, job.question, memory)
+        await evolution.run()
+        models = {name: role.name for name, role in self._settings.roles.items()}
+        return {
+            "pool": pool_rows(
+                job.question,
+                evolution.pool,
+                models,
+                self._environment_digests.of(job.question),
+                self._tokenizer_digest,
+            ),
+            "events": event_rows(job.question["question_key"], evolution.events),
+            "question": question_row(job.question, evolution),
+            "telemetry": [
+                telemetry_of(
+                    entry.key,
+                    self._context.attempt,
+                    entry.trajectory.usage.model_seconds + entry.trajectory.usage.tool_seconds,
+                    entry.trajectory,
+                )
+                for entry in evolution.pool
+            ],
+        }
+
+    async def _from_memory(self, job: QuestionJob) -> dict[str, Any]:
+        """Return the rows of a question that stays unfinished, by replaying its stored answers.
+
+        A request without a stored answer counts as failed.
+        """
+        worked = self._context.worked
+        cause = worked.causes.get(job.key, worked.first)
+        if self._kit is None:
+            return {"pool": [], "events": [], "question": failed_question_row(job.question, cause), "telemetry": []}
+        return await self._evolve(job, self._kit.without_models(cause))
+
+    def _known_models(self, servers: Mapping[str, Any]) -> dict[str, OpenModel]:
+        """Return the models of all roles for replaying stored answers without requests.
+
+        The policy gets the facts that its server reported when the questions were processed; the facts of other roles
+        do not matter.
+        """
+        models = {}
+        for name, role in self._settings.roles.items():
+            unknown = ServerFacts(role.model.model, None, token_ids=False, endpoints=())
+            facts = ServerFacts(**servers[name]) if name in servers else unknown
+            meter = Meter(ModelPool(role.name, role.model), self._budget)
+            tokenizer = load_tokenizer(role.name, role.model, role.tokenizer_digest)
+            models[name] = OpenModel(role.name, meter, facts, tokenizer)
+        return models
+
+    def _count_finished(self) -> None:
+        """Charge the budget with the usage of finished questions."""
+        for job in self._own_jobs():
+            if self._journal.is_finished(job.key):
+                for role, used in orjson.loads(self._stored(job.key)["question"]["usage"]).items():
+                    model = self._settings.roles[role].model
+                    self._budget.count(model, used["prompt_tokens"], used["completion_tokens"])
+
+    def _count_unit(self, unit: str, prompt_tokens: int, completion_tokens: int) -> None:
+        """Charge the budget with a stored answer, at the price of the most expensive role that may have given it."""
+        if prompt_tokens or completion_tokens:
+            roles = self._settings.roles
+            models = [roles[name].model for name in _roles_behind(unit) if name in roles] or [roles["policy"].model]
+            dearest = max(models, key=lambda model: model.cost(prompt_tokens, completion_tokens))
+            self._budget.count(dearest, prompt_tokens, completion_tokens)
+
+    async def write(self) -> dict[str, Any]:
+        """Replay and judge unfinished questions, and write all rows."""
+        _, num_owed = settle(self._context, self._options, self._jobs(), "questions")
+        servers: Any = self._context.worked.facts.get("servers", {})
+        if not num_owed or "policy" not in servers:
+            return await self._write()
+        models, nobody = self._known_models(servers), Nobody(self._context.worked.first)
+        tools = dict.fromkeys(self._settings.environment.enabled_tools, nobody)
+        # Rules need no model, and verdicts of models are stored; without the judge, the wrong branch would be replayed.
+        async with self._judge(models, nobody) as judge:
+            self._kit = self._make_kit(models, tools, judge)
+            return await self._write()
+
+    async def _write(self) -> dict[str, Any]:
+        report, exit_check = PoolReport([operator.name for operator in self._operators]), PoolExit()
+        tables: dict[str, list[dict[str, Any]]] = {"pool": [], "events": [], "question": [], "telemetry": []}
+        for number, job in enumerate(self._jobs(), 1):
+            finished = self._journal.is_finished(job.key)
+            stored = self._found_rows(job) if finished else await self._from_memory(job)
+            stored["question"]["job"] = job.key if finished else None
+            report.add(stored["question"], stored["pool"], stored["events"])
+            exit_check.add(stored["question"], stored["pool"])
+            tables["question"].append(stored["question"])
+            for name in ("pool", "events", "telemetry"):
+                tables[name] += stored[name]
+            if number % _WRITE_BATCH == 0:
+                self._flush(tables)
+        self._flush(tables)
+        if not self._context.accept_failures:
+            exit_check.check(self._context.address)
+        self._context.add_file(schemas.POOLS.kind, "report.md", report.markdown().encode())
+        metrics = report.metrics()
+        for sentence in pool_warnings(metrics):
+            _log.warning("%s: %s", self._context.address, sentence)
+        return {**metrics, **self._context.worked.facts.get("sandbox", {})}
+
+    def _found_rows(self, job: QuestionJob) -> dict[str, Any]:
+        """Return the rows of a finished question, which may have been in another data set when it was finished."""
+        stored = self._stored(job.key)
+        for row in (stored["question"], *stored["pool"]):
+            row["dataset"] = job.question["dataset"]
+        return stored
+
+    def _flush(self, tables: dict[str, list[dict[str, Any]]]) -> None:
+        self._context.write(schemas.POOLS.kind, tables["pool"])
+        self._context.write(schemas.POOL_EVENTS.kind, tables["events"])
+        self._context.write(schemas.POOL_QUESTIONS.kind, tables["question"])
+        self._context.write_telemetry(schemas.ROLLOUT_TELEMETRY.kind, tables["telemetry"])
+        for rows in tables.values():
+            rows.clear()
+
+    def _stored(self, key: str) -> dict[str, Any]:
+        stored: dict[str, Any] = orjson.loads(self._journal.finished(key))
+        return stored
+
+    def _own_jobs(self) -> Iterator[QuestionJob]:
+        return (job for job in self._jobs() if self._context.owns(job.key))
+
+    def _open_jobs(self) -> Iterator[QuestionJob]:
+        return (job for job in self._own_jobs() if not self._journal.is_finished(job.key))
+
+    def _jobs(self) -> Iterator[QuestionJob]:
+        return pool_jobs(self._settings, self._context.inputs)
+
+
+_ROLES = {"llm": ("policy",), "tool": ("summarizer",), "ask": ("critic", "refiner")}
+
+
+def _roles_behind(unit: str) -> tuple[str, ...]:
+    """Return the roles that may have given the answer stored under this unit."""
+    if unit.startswith("verdict-"):
+        return ("judge",)
+    return _ROLES.get(unit.rpartition("/")[2].partition("-")[0], ())
+
+
+def pool_jobs(settings: PoolsSettings, inputs: Mapping[str, Sequence[Rows]]) -> Iterator[QuestionJob]:
+    """Yield a job for each selected question, in order.
+
+    A job's key includes the gold answers, because the processing of a trajectory depends on whether it is right.
+    """
+    shared, environment = shared_digest(settings, inputs), settings.environment.digests()
+    for question in selected_questions(settings.options, inputs["questions"], _COLUMNS):
+        asked = [question[name] for name in _DEPENDS_ON]
+        yield QuestionJob(job_key(shared, CONTENT_VERSION, environment.of(question), *asked), question)
+
+
+_DEPENDS_ON = ("question_key", "question", "choices", "answers", "domain", "scorer", "format", "search")
+"""Columns of a question that its pool depends on."""
+
+
+def _owners(result: EarlierResult) -> Iterator[str]:
+    return (row["job"] for row in result.rows(schemas.POOL_QUESTIONS.kind, ("job",)) if row["job"] is not None)
+
+
+def _records(result: EarlierResult) -> Iterator[tuple[str, bytes]]:
+    """Yield the journal records from which a result's rows were made.
+
+    All tables of a result are in the order of its questions.
+    """
+    pools = groupby(result.rows(schemas.POOLS.kind), itemgetter("question_key"))
+    events = groupby(result.rows(schemas.POOL_EVENTS.kind), itemgetter("question_key"))
+    measured = result.telemetry(schemas.ROLLOUT_TELEMETRY.kind)
+    of_pools, of_events, next_measured = next(pools, None), next(events, None), next(measured, None)
+    for question in result.rows(schemas.POOL_QUESTIONS.kind):
+        key, parts = question.pop("job"), {"pool": list[Any](), "events": list[Any](), "telemetry": list[Any]()}
+        if of_pools is not None and of_pools[0] == question["question_key"]:
+            parts["pool"] = list(of_pools[1])
+            of_pools = next(pools, None)
+        if of_events is not None and of_events[0] == question["question_key"]:
+            parts["events"] = list(of_events[1])
+            of_events = next(events, None)
+        for row in parts["pool"]:
+            if next_measured is not None and next_measured["rollout_key"] == row["rollout_key"]:
+                parts["telemetry"].append(next_measured)
+                next_measured = next(measured, None)
+        if key is not None:
+            yield key, orjson.dumps({**parts, "question": question})
+
+
+def work(context: StageContext) -> Worked:
+    """Make the unfinished pools of one stage instance."""
+    with rare_collections():
+        return steady_loop.run(PoolsRun(context).work())
+
+
+def run(context: StageContext) -> Mapping[str, Any]:
+    """Write the pools of one stage instance; return counts by outcome, operator, reason and role."""
+    with rare_collections():
+        return steady_loop.run(PoolsRun(context).write())
+
+
+POOLS_STAGE = Stage(
+    name="pools",
+    version=ENVIRONMENT_VERSION + CONTENT_VERSION,
+    settings=PoolsSettings,
+    consumes={"questions": "questions", "checkpoint": "checkpoint"},
+    optional=frozenset({"checkpoint"}),
+    produces=(schemas.POOLS, schemas.POOL_QUESTIONS, schemas.POOL_EVENTS),
+    telemetry=(schemas.ROLLOUT_TELEMETRY,),
+    run=run,
+    work=work,
+    jobs=StageJobs(noun="questions", of=pool_jobs, owners=_owners, records=_records),
+    num_shards=lambda settings: settings.options.shards,
+)

@@ -1,0 +1,1 @@
+"""The stage `questions`: read, recognize, check and deduplicate questions."""

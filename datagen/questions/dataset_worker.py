@@ -1,0 +1,47 @@
+"""The process that reads a data set with `datasets`: `python -P -m treadle.datagen.questions.dataset_worker`.
+
+Its memory is limited, so that a folder of a few kB cannot take the machine's. It needs files and, for the hub, network
+and keys, so it keeps them. Rows go out in frames (`core/untrusted/row_frames.py`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+
+from treadle.core.untrusted.process_confinement import limit_memory
+
+_ROWS_AT_ONCE = 256
+
+
+def main(arguments: list[str]) -> int:
+    """Read it; the argument is JSON: `memory_bytes`, `where` (folder or hub id), `config`, `split`, `revision`."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which closes our output
+    job = json.loads(arguments[0])
+    frames = os.fdopen(os.dup(1), "wb")
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    limit_memory(job["memory_bytes"], may_write=True)
+    from treadle.core.untrusted import row_frames, row_sending
+
+    try:
+        import datasets
+
+        rows = datasets.load_dataset(
+            job["where"], job["config"], split=job["split"], revision=job["revision"], streaming=True
+        )
+        for table in rows.with_format("arrow").iter(_ROWS_AT_ONCE):
+            schema = row_sending.send_schema(frames, table.schema)
+            for batch in table.to_batches():
+                row_sending.send_rows(frames, batch, schema)
+        row_sending.send(frames, row_frames.END, b"")
+    except BrokenPipeError:
+        os._exit(0)  # the parent wants no more
+    except Exception as error:  # noqa: BLE001 - whatever it is, the data set is the cause
+        row_sending.send(frames, row_frames.PROBLEM, row_sending.problem(error))
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

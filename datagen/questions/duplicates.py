@@ -1,0 +1,207 @@
+"""Find earlier questions that a new question repeats, exactly or nearly.
+
+Exact means equal after Unicode NFC, case folding and whitespace folding, options included. Near is deliberately narrow,
+because most questions of a data set share a template: "Which river flows through X?" with another X, or the same word
+problem with other numbers, are different questions. Candidates come from MinHash LSH over word 3-grams. A candidate
+counts only if the exact Jaccard similarity reaches the threshold, numbers and symbols are the same in the same order,
+the words differ only by additions or misspellings, and an answer is shared.
+
+The work per question does not grow with the number of similar questions: LSH separates questions with different
+numbers, symbols or negations, and if it returns many candidates, they are looked up by their words (`WordIndex`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from bisect import bisect_left
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from treadle.datagen.questions.likeness import Reading, asks_the_same, jaccard, normalize, tokenize
+from treadle.datagen.questions.spellings import Spellings
+from treadle.datagen.questions.word_index import WordIndex
+
+_NUM_PERMUTATIONS = 128
+_LSH_MARGIN = 0.15
+"""Amount by which the LSH threshold is lower than the Jaccard threshold, because LSH finds only about half of the
+pairs at its own threshold."""
+_MANY = 64
+"""Number of entries in a question's LSH buckets above which candidates are looked up by their words."""
+_CACHED_READINGS = 1_024
+_CACHED_CHARS = 2_000
+
+
+def identity(question: str, choices: Sequence[str] = ()) -> str:
+    """Return the normalised question and its options, which are equal for exact duplicates."""
+    return "\n".join(normalize(part) for part in (question, *choices))
+
+
+@dataclass(frozen=True, slots=True)
+class Duplicate:
+    """The earlier question that a new question repeats."""
+
+    kind: Literal["exact_duplicate", "near_duplicate"]
+    key: str
+    same_answers: bool
+    similarity: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    key: str
+    text: str
+    answers: frozenset[str]
+    is_heldout: bool
+
+
+def _may_repeat(new: _Kept, kept: _Kept) -> bool:
+    return new.answers == kept.answers or not (new.is_heldout and kept.is_heldout)
+
+
+class _Readings:
+    """Cache of the tokenized texts; only short texts that were compared recently are kept."""
+
+    def __init__(self) -> None:
+        self._cache: OrderedDict[str, Reading] = OrderedDict()
+
+    def __call__(self, text: str) -> Reading:
+        if len(text) > _CACHED_CHARS:
+            return Reading(tokenize(text))
+        reading = self._cache.get(text)
+        if reading is None:
+            reading = self._cache[text] = Reading(tokenize(text))
+            if len(self._cache) > _CACHED_READINGS:
+                self._cache.popitem(last=False)
+        else:
+            self._cache.move_to_end(text)
+        return reading
+
+
+class _Buckets:
+    """MinHash LSH over word 3-grams; all questions in a bucket have the same signature."""
+
+    def __init__(self, threshold: float) -> None:
+        from datasketch import MinHash, MinHashLSH
+
+        lsh = MinHashLSH(threshold=threshold, num_perm=_NUM_PERMUTATIONS)
+        self._ranges = [(band * lsh.r, (band + 1) * lsh.r) for band in range(lsh.b)]
+        self._empty: Any = MinHash(num_perm=_NUM_PERMUTATIONS, seed=1)
+        # Most buckets hold one number, and a list for each would take most of the memory.
+        self._numbers: dict[int, int | list[int]] = {}
+
+    def keys(self, reading: Reading) -> list[int]:
+        """Return the keys of the question's buckets."""
+        sketch = self._empty.copy()
+        sketch.update_batch([" ".join(gram).encode("utf-8") for gram in reading.grams])
+        values = sketch.hashvalues
+        signature = hash(reading.signature)
+        return [hash((start, values[start:end].tobytes(), signature)) for start, end in self._ranges]
+
+    def add(self, keys: Iterable[int], number: int) -> None:
+        """Add a question to its buckets; numbers must be added in ascending order."""
+        for key in keys:
+            found = self._numbers.get(key)
+            if found is None:
+                self._numbers[key] = number
+            elif isinstance(found, int):
+                self._numbers[key] = [found, number]
+            else:
+                found.append(number)
+
+    def lists(self, keys: Iterable[int]) -> list[Sequence[int]]:
+        """Return the numbers in each non-empty bucket, ascending."""
+        found = [self._numbers[key] for key in keys if key in self._numbers]
+        return [(numbers,) if isinstance(numbers, int) else numbers for numbers in found]
+
+
+def _holds(numbers: Sequence[int], number: int) -> bool:
+    place = bisect_left(numbers, number)
+    return place < len(numbers) and numbers[place] == number
+
+
+class DuplicateIndex:
+    """Index of all questions kept so far. Memory: the texts, and 2 to 4 KiB per question."""
+
+    def __init__(self, threshold: float = 0.9) -> None:
+        self._threshold = threshold
+        self._kept: list[_Kept] = []
+        self._exact: dict[bytes, int] = {}
+        self._exact_heldout: dict[tuple[bytes, frozenset[str]], int] = {}
+        self._buckets = _Buckets(max(0.3, threshold - _LSH_MARGIN))
+        self._readings = _Readings()
+        self._by_signature: dict[int, list[int]] = {}
+        self._by_words: dict[int, WordIndex] = {}
+        self._spellings = Spellings()
+
+    def add(
+        self, key: str, question: str, answers: Iterable[str], choices: Sequence[str] = (), *, heldout: bool = False
+    ) -> Duplicate | None:
+        """Keep a question, or return the earliest kept one that it repeats.
+
+        Two held-out questions with different answers do not repeat each other: `x` and `X` may be different things
+        there.
+        """
+        new = _Kept(key, "\n".join((question, *choices)), frozenset(map(normalize, answers)), heldout)
+        digest = hashlib.blake2b(identity(question, choices).encode(), digest_size=16).digest()
+        if (same := self._find_exact(digest, new)) is not None:
+            return Duplicate("exact_duplicate", same.key, same.answers == new.answers)
+        # Compare near duplicates as written, because case distinguishes names from words.
+        reading = self._readings(new.text)
+        keys = self._buckets.keys(reading)
+        for number in self._candidates(new, reading, keys):
+            if (similarity := self._similarity(new, reading, self._kept[number])) is not None:
+                kept = self._kept[number]
+                return Duplicate("near_duplicate", kept.key, kept.answers == new.answers, similarity)
+        self._keep(new, digest, reading, keys)
+        return None
+
+    def _find_exact(self, digest: bytes, new: _Kept) -> _Kept | None:
+        """Return the earliest kept question with the same text that the new one repeats."""
+        number = self._exact.get(digest)
+        if number is not None and not _may_repeat(new, self._kept[number]):
+            # All kept questions with this text are held out and have different answers.
+            number = self._exact_heldout.get((digest, new.answers))
+        return None if number is None else self._kept[number]
+
+    def _candidates(self, new: _Kept, reading: Reading, keys: Sequence[int]) -> list[int]:
+        """Return the numbers of the kept questions to compare with, ascending."""
+        lists = self._buckets.lists(keys)
+        if sum(map(len, lists)) <= _MANY:
+            return sorted({number for numbers in lists for number in numbers})
+        found = self._word_index(reading).candidates(reading, new.answers)
+        return sorted(number for number in found if any(_holds(numbers, number) for numbers in lists))
+
+    def _word_index(self, reading: Reading) -> WordIndex:
+        """Return the index of the kept questions with the same signature, built on first use."""
+        signature = hash(reading.signature)
+        index = self._by_words.get(signature)
+        if index is None:
+            index = self._by_words[signature] = WordIndex(self._spellings)
+            for number in self._by_signature[signature]:
+                kept = self._kept[number]
+                index.add(number, self._readings(kept.text), kept.answers)
+        return index
+
+    def _similarity(self, new: _Kept, reading: Reading, kept: _Kept) -> float | None:
+        """Return the similarity to a kept question that the new one repeats; None if it does not repeat it."""
+        if new.answers.isdisjoint(kept.answers) or not _may_repeat(new, kept):
+            return None
+        theirs = self._readings(kept.text)
+        if not asks_the_same(reading, theirs):
+            return None
+        similarity = jaccard(reading.grams, theirs.grams)
+        return similarity if similarity >= self._threshold else None
+
+    def _keep(self, new: _Kept, digest: bytes, reading: Reading, keys: Sequence[int]) -> None:
+        number = len(self._kept)
+        self._kept.append(new)
+        self._exact.setdefault(digest, number)
+        if new.is_heldout:
+            self._exact_heldout[digest, new.answers] = number
+        self._buckets.add(keys, number)
+        signature = hash(reading.signature)
+        self._by_signature.setdefault(signature, []).append(number)
+        if (index := self._by_words.get(signature)) is not None:
+            index.add(number, reading, new.answers)

@@ -1,0 +1,255 @@
+"""Find question, answers and options in the fields of a row."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from treadle.core.answers.extraction import last_box
+from treadle.datagen.questions.benchmarks import AnswerForm, Benchmark
+from treadle.datagen.questions.layouts import (
+    LAYOUTS,
+    AnswerLayout,
+    Rejected,
+    at,
+    check_not_encrypted,
+    names_of,
+    passage_of,
+    question_of,
+    story_of,
+)
+from treadle.datagen.questions.options import (
+    Options,
+    as_text,
+    columns_with_options,
+    may_be_options,
+    read_options,
+    shuffled,
+)
+from treadle.datagen.questions.sources import SourceSettings
+
+_WORKED_ANSWER = re.compile(r"(?:\A|\n)####[ \t]*(\S[^\n]{0,99})\s*\Z")
+_NUMBER = re.compile(r"(-?)\$?(-?[0-9][0-9.,]*)")
+_SENTENCES = re.compile(r"[.!?]\s|\n")
+_LONGEST_SHORT_ANSWER_CHARS = 80
+_MAX_ANSWERS = 1_000
+_NAMES_TOLD = 4
+_KNOWN_ANSWERS = tuple(layout.field for layout in LAYOUTS.answers)
+
+
+@dataclass(frozen=True, slots=True)
+class Gold:
+    """The field of a row with its answers, and their form."""
+
+    layout: AnswerLayout
+    value: Any
+    form: AnswerForm | None
+    """Form of the answers; None: inferred from the value."""
+
+
+class RowReader:
+    """Reader of question, answers and options in a row.
+
+    Each is in the field that the source names, else in the benchmark's. For a benchmark that is shipped or generic, the
+    fields of layouts.toml are tried after its own.
+    """
+
+    def __init__(self, fields: Mapping[str, Any], source: SourceSettings, rule: Benchmark, is_own: bool) -> None:
+        self._fields, self._source, self._rule = fields, source, rule
+        self._may_look_further = not is_own
+        self.used = {name for name in (source.source_field, source.split_field) if name}
+        """Fields that are not copied into `meta`."""
+
+    def question(self, *, with_passage: bool = True) -> str:
+        """Return the question, preceded by its story and, if wanted, by the text that it is to be read with."""
+        if self._source.question_field:
+            return self._text((self._source.question_field,), "question")
+        if not self._may_look_further:
+            text = self._text(self._rule.question, "question")
+            return f"{self._text(self._rule.prefix, 'story')} {text}" if self._rule.prefix else text
+        text = self._requested(tuple(dict.fromkeys((*self._rule.question, *LAYOUTS.question))))
+        if self._rule.prefix:
+            return f"{self._text(self._rule.prefix, 'story')} {text}"
+        text = self._behind(story_of(self._fields), " ", text)
+        if with_passage and self._rule.search != "local":
+            text = self._behind(passage_of(self._fields), "\n\n", text)
+        return text
+
+    def _requested(self, names: Sequence[str]) -> str:
+        """Return the question; if it is the input of a request, both."""
+        texts = LAYOUTS.texts
+        request = self._fields.get(texts.request)
+        if self._first(names) != texts.request_input or not isinstance(request, str) or not request.strip():
+            return self._text(names, "question")
+        self.used.update((texts.request, texts.request_input))
+        given = self._fields[texts.request_input]
+        if isinstance(given, str) and not given.strip():
+            return question_of(request)
+        return f"{request.strip()}\n\n{question_of(given)}"
+
+    def _behind(self, named: tuple[str, str], separator: str, question: str) -> str:
+        """Return the question behind a text from the field of that name, unless it has the text or that answers it."""
+        name, text = named
+        if not text or text in question or text.casefold() in self._answers():
+            return question
+        self.used.add(name)
+        return f"{text}{separator}{question}"
+
+    def _answers(self) -> set[str]:
+        try:
+            gold = self.gold()
+        except Rejected:
+            return set()
+        return {item.strip().casefold() for item in _items(gold.value, gold.form) if isinstance(item, str)}
+
+    def gold(self) -> Gold:
+        """Return the field with the answers; raise Rejected if there is none."""
+        named, form = self._source.answer_field, self._source.answer_form
+        names = (named,) if named else self._rule.answer
+        name = self._first(names)
+        if name is not None:
+            if form is None and not named and self._rule.answer_form != "plain":
+                form = self._rule.answer_form
+            aliases = LAYOUTS.aliases_of(name) if form in (None, "plain") else ()
+            layout = AnswerLayout(field=name, aliases=aliases)
+        elif named or not self._may_look_further or (found := LAYOUTS.answer_of(self._fields)) is None:
+            raise self._missing(names if named or not self._may_look_further else (*names, *_KNOWN_ANSWERS), "answer")
+        else:
+            layout = found
+            form = form or (None if layout.form == "plain" else layout.form)
+        self.used.update((layout.field, *layout.aliases, *layout.wrong))
+        return Gold(layout, at(self._fields, layout.field), form)
+
+    def options(self, gold: Gold, question: str) -> Options:
+        """Return the options; empty if the row has none."""
+        if self._source.choices_field:
+            return self._options_in(self._source.choices_field)
+        if wrong := _flat([at(self._fields, name) for name in gold.layout.wrong]):
+            return shuffled(question, as_text(gold.value, "answer"), [as_text(text, "option") for text in wrong])
+        if columns := columns_with_options(self._fields, gold.layout.choice_columns or self._rule.choice_columns):
+            self.used.update(columns)
+            return read_options([self._fields[name] for name in columns])
+        name = self._first(self._rule.choices)
+        if name is None and self._may_look_further and not self._source.answer_field:
+            name = next((name for name in LAYOUTS.choices if may_be_options(self._fields.get(name))), None)
+        return self._options_in(name)
+
+    def _options_in(self, name: str | None) -> Options:
+        if name is None or at(self._fields, name) is None:
+            return Options()
+        self.used.add(name)
+        return read_options(at(self._fields, name))
+
+    def _text(self, names: Sequence[str], what: str) -> str:
+        name = self._first(names)
+        if name is None:
+            raise self._missing(names, what)
+        self.used.add(name)
+        text = question_of(at(self._fields, name))
+        check_not_encrypted(self._fields, text)
+        return text
+
+    def _first(self, names: Sequence[str]) -> str | None:
+        return next((name for name in names if at(self._fields, name) is not None), None)
+
+    def _missing(self, names: Sequence[str], what: str) -> Rejected:
+        if null := next((name for name in names if name in self._fields), None):
+            return Rejected("null_field", f"the {what} in field {null!r} is null")
+        if len(names) <= _NAMES_TOLD:
+            where = f"in field {' or '.join(repr(name) for name in names)}"
+        else:
+            where = "in any field that is known"
+        advice = f"set {what}_field of the source to the name that holds it"
+        detail = f"the row has no {what} {where}; it has {names_of(self._fields)}; {advice}"
+        return Rejected("missing_field", detail)
+
+
+def _flat(values: Sequence[Any]) -> list[Any]:
+    """Return the values that are not null, with lists flattened."""
+    return [one for value in values for one in (value if isinstance(value, list) else [value]) if one is not None]
+
+
+def answers_of(fields: Mapping[str, Any], gold: Gold, options: Options) -> tuple[str, ...]:
+    """Return the accepted answers, the main one first; for a question with options, their letters."""
+    if options.right:
+        return (options.right,)
+    items = _items(gold.value, gold.form)
+    if not options.texts:
+        items += _flat([at(fields, name) for name in gold.layout.aliases])
+    if len(items) > _MAX_ANSWERS:
+        raise Rejected("too_long", f"{len(items):,} gold answers; at most {_MAX_ANSWERS:,} are taken")
+    texts = [_formed(item, gold.form, options) for item in items]
+    answers = tuple(dict.fromkeys(text for text in texts if text))
+    if not answers:
+        raise Rejected("empty_answer", "the row has no gold answer that is not empty")
+    if LAYOUTS.is_placeholder(fields, answers[0]):
+        raise Rejected("no_gold_answer", f"the answer {answers[0]!r} says that there is none")
+    return answers
+
+
+def _items(value: Any, form: AnswerForm | None) -> list[Any]:
+    """Return the single answers in a list, in an object `{value, aliases}`, or in a list as JSON text."""
+    if isinstance(value, Mapping) and "aliases" in value:
+        return [value.get("value"), *(value.get("aliases") or [])]
+    if form == "json_list" and isinstance(value, str):
+        value = _list_of_strings(value)
+    if form == "first_item" and isinstance(value, list):
+        return value[:1]
+    return list(value) if isinstance(value, list | tuple) else [value]
+
+
+def _list_of_strings(text: str) -> Any:
+    """Return the list of strings in a JSON text; the text itself if it is anything else, such as an interval."""
+    try:
+        value = json.loads(text) if text.lstrip().startswith("[") else text
+    except ValueError:
+        return text
+    return value if isinstance(value, list) and all(isinstance(item, str) for item in value) else text
+
+
+def _formed(item: Any, form: AnswerForm | None, options: Options) -> str:
+    """Return one answer as it is compared: the letter of an option, or a text."""
+    text = as_text(item, "answer")
+    if options.texts and text:
+        is_place = form is None and isinstance(item, int) and not isinstance(item, bool) and options.are_text
+        if form == "choice_index" or (is_place and text not in options.labels):
+            return options.letter_of_place(text)
+        return options.letter(_text_of(text, form))
+    return _text_of(text, form)
+
+
+def _text_of(text: str, form: AnswerForm | None) -> str:
+    if form == "gsm8k":
+        worked = _plain_number(text.rpartition("#### ")[2].partition("\n")[0]) if "#### " in text else ""
+        if not any(character.isdigit() for character in worked):
+            raise Rejected("bad_answer", "the worked solution has no number after '#### '")
+        return worked
+    if form is None:
+        return _worked_answer(text) or text
+    if form in ("boxed_solution", "last_box"):
+        if found := last_box(text) or _worked_answer(text):
+            return found
+        is_short = len(text) <= _LONGEST_SHORT_ANSWER_CHARS and not _SENTENCES.search(text)
+        if form == "last_box" or not is_short:
+            raise Rejected("no_gold_answer", "the solution has no box or last line '#### ' with an answer")
+        return text
+    if form == "before_parenthesis":
+        return text.partition(" (")[0].strip()
+    if form == "choice_index":
+        raise Rejected("bad_answer", f"{text[:20]!r} is the number of an option, but the row has no options")
+    return text
+
+
+def _worked_answer(text: str) -> str:
+    """Return the answer in the last line of a worked solution, `#### 1,234`; empty if there is none."""
+    match = _WORKED_ANSWER.search(text)
+    return _plain_number(match[1]) if match else ""
+
+
+def _plain_number(answer: str) -> str:
+    """Return a number without separators of thousands and a dollar sign in front; anything else as it is."""
+    number = _NUMBER.fullmatch(answer.strip())
+    return (number[1] + number[2]).replace(",", "").rstrip(".") if number else answer.strip()

@@ -1,0 +1,245 @@
+"""Parse a row of a source into a question, or reject it with a reason.
+
+Nothing is guessed: a row that lacks a field, or has something other than text in it, goes to quarantine with a reason
+code and a sentence.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import math
+import re
+import unicodedata
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from treadle.agent.prompts import Format
+from treadle.agent.tools.search_config import SearchRoute
+from treadle.core.config import canonical_json
+from treadle.core.untrusted.input_files import InputRow
+from treadle.datagen.questions.benchmarks import FORMATS, Benchmark, Domain, Scorer
+from treadle.datagen.questions.layouts import Rejected, check_is_text
+from treadle.datagen.questions.row_reader import RowReader, answers_of
+from treadle.datagen.questions.sources import QuestionsSettings, SourceSettings, Split
+
+_log = logging.getLogger(__name__)
+
+_SPLIT_COLUMN = "split"
+_SPLITS: dict[str, Split] = {
+    "train": "train",
+    "training": "train",
+    **dict.fromkeys(
+        ("heldout", "held_out", "held-out", "test", "dev", "val", "valid", "validation", "eval"), "heldout"
+    ),
+}
+_DATASET_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._/+-]{0,127}")
+_NO_LETTERS = re.compile(r"[^a-z]+")
+_KNOWN_FORMATS = ", ".join(FORMATS)
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A validated question; texts are stripped, answers are non-empty and unique."""
+
+    dataset: str
+    domain: Domain
+    question: str
+    answers: tuple[str, ...]
+    choices: tuple[str, ...]
+    split: Split | None
+    source_row: int
+    meta: str
+    format: Format | None = None
+    scorer: Scorer | None = None
+    search: SearchRoute | None = None
+
+    @property
+    def key(self) -> str:
+        """Key of 16 hex digits over question, answers and choices; texts that are equal under NFC give the same key."""
+        return content_key(self.question, self.answers, self.choices)
+
+
+def content_key(question: str, answers: Sequence[str], choices: Sequence[str]) -> str:
+    """Return the first 16 hex digits of SHA-256 over the canonical JSON of `[question, answers, choices]`.
+
+    The texts are normalised to NFC and stripped.
+    """
+    parts = [_nfc(question), [_nfc(answer) for answer in answers], [_nfc(choice) for choice in choices]]
+    return hashlib.sha256(canonical_json(parts)).hexdigest()[:16]
+
+
+def _nfc(text: str) -> str:
+    return unicodedata.normalize("NFC", text).strip()
+
+
+def parse_row(row: InputRow, source: SourceSettings, settings: QuestionsSettings) -> Question:
+    """Return the question in a row of a source; raise Rejected if there is none."""
+    if row.value is None:
+        raise Rejected(row.reason, row.detail)
+    try:
+        return _parse_fields(row.value, row.number, source, settings)
+    except RecursionError:
+        raise Rejected("bad_json", "the row is nested too deeply") from None
+
+
+def _parse_fields(
+    fields: Mapping[str, Any], number: int, source: SourceSettings, settings: QuestionsSettings
+) -> Question:
+    dataset = _dataset(fields, source)
+    rule = settings.benchmark_of(dataset)
+    reader = RowReader(fields, source, rule, settings.is_own(rule))
+    question = reader.question()
+    gold = reader.gold()
+    options = reader.options(gold, question)
+    check_is_text(fields, (question, *options.texts))
+    domain = _domain(dataset, source, settings, bool(options.texts))
+    answers = answers_of(fields, gold, options)
+    _check_lengths(question, answers, options.texts, settings)
+    for text in (question, *answers, *options.texts):
+        check_text(text)
+    meta = {name: value for name, value in fields.items() if name not in reader.used}
+    return Question(
+        dataset,
+        domain,
+        question,
+        answers,
+        options.texts,
+        _split(fields, source),
+        number,
+        _json(meta),
+        _format(fields, rule, bool(options.texts)),
+        None if options.texts else rule.scorer,
+        settings.search_of(dataset, source),
+    )
+
+
+def _dataset(fields: Mapping[str, Any], source: SourceSettings) -> str:
+    name = fields.get(source.source_field) if source.source_field else None
+    if name is None:
+        if source.source_field and not source.dataset:
+            raise Rejected("missing_field", f"the row has no field {source.source_field!r} with its data set")
+        return source.dataset_name
+    if not isinstance(name, str) or not _DATASET_NAME.fullmatch(name.strip()):
+        raise Rejected("bad_source", f"{str(name)[:60]!r} cannot be the name of a data set")
+    return name.strip()
+
+
+def _domain(dataset: str, source: SourceSettings, settings: QuestionsSettings, has_choices: bool) -> Domain:
+    if has_choices:
+        return "choice"
+    domain = settings.domain_of(dataset, source)
+    if domain is None:
+        raise Rejected("unknown_source", f"data set {dataset!r} has no domain; add it to questions.domains")
+    return domain
+
+
+def _format(fields: Mapping[str, Any], rule: Benchmark, has_choices: bool) -> Format | None:
+    """Return the format in the row, else the benchmark's, else multiple choice if the question has options.
+
+    Raises Rejected for an unknown format.
+    """
+    for name in rule.format_field:
+        value = fields.get(name)
+        if value is None:
+            continue
+        words = _NO_LETTERS.sub("_", value.strip().lower()) if isinstance(value, str) else ""
+        if words not in FORMATS:
+            raise Rejected("bad_format", f"{str(value)[:40]!r} in field {name!r} is no format; known: {_KNOWN_FORMATS}")
+        return FORMATS[words]
+    return rule.format or ("multiple_choice" if has_choices else None)
+
+
+def benchmark_questions(row: InputRow, source: SourceSettings, settings: QuestionsSettings) -> tuple[str, ...]:
+    """Return the question of a benchmark row, and the question behind the text that it is to be read with, if any.
+
+    Raises Rejected if the row has no usable question.
+    """
+    if row.value is None:
+        raise Rejected(row.reason, row.detail)
+    rule = settings.benchmark_of(source.dataset_name)
+    reader = RowReader(row.value, source, rule, settings.is_own(rule))
+    return tuple(dict.fromkeys((reader.question(with_passage=False), reader.question())))
+
+
+def _check_lengths(question: str, answers: Sequence[str], choices: Sequence[str], settings: QuestionsSettings) -> None:
+    length = len(question) + sum(map(len, choices))
+    if length > settings.max_question_chars:
+        limit = settings.max_question_chars
+        raise Rejected("too_long", f"the question has {length:,} characters; the limit is {limit:,}")
+    longest = max(map(len, answers))
+    if longest > settings.max_answer_chars:
+        limit = settings.max_answer_chars
+        raise Rejected("too_long", f"a gold answer has {longest:,} characters; the limit is {limit:,}")
+
+
+def check_text(text: str) -> None:
+    """Raise Rejected for characters that tokenizers or files cannot represent."""
+    if "\0" in text:
+        raise Rejected("nul_character", f"NUL at character {text.index(chr(0)) + 1} of {text[:40]!r}")
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        code = ord(text[error.start])
+        raise Rejected("lone_surrogate", f"lone surrogate U+{code:04X} at character {error.start + 1}") from None
+
+
+def noting_splits(rows: Iterable[InputRow], source: SourceSettings) -> Iterator[InputRow]:
+    """Yield the rows of a source; warn once if an ignored split column would have kept a row out of training."""
+    is_settled = source.split is not None or source.split_field is not None
+    for row in rows:
+        if not is_settled and row.value is not None and (found := _ignored_split(row.value)):
+            is_settled = True
+            _log.warning(
+                "questions of %s are trained on whatever their column %r says (row %d: %r): set split_field = %r, "
+                'or split = "train" if that is meant',
+                source.label,
+                found[0],
+                row.number,
+                found[1][:40],
+                found[0],
+            )
+        yield row
+
+
+def _ignored_split(fields: Mapping[str, Any]) -> tuple[str, str] | None:
+    """Return the name and value of a column that looks like a split, unless the value means training."""
+    for name, value in fields.items():
+        if isinstance(name, str) and name.strip().lower() == _SPLIT_COLUMN and isinstance(value, str) and value.strip():
+            return None if _SPLITS.get(value.strip().lower()) == "train" else (name[:40], value)
+    return None
+
+
+def _split(fields: Mapping[str, Any], source: SourceSettings) -> Split | None:
+    if source.split is not None:
+        return source.split
+    value = fields.get(source.split_field) if source.split_field else None
+    if value is None:
+        return None
+    split = _SPLITS.get(value.strip().lower()) if isinstance(value, str) else None
+    if split is None:
+        raise Rejected("bad_split", f"{str(value)[:40]!r} is not a split; known are {', '.join(_SPLITS)}")
+    return split
+
+
+def _json(meta: Mapping[str, Any]) -> str:
+    """Return the other fields as strict JSON."""
+    return json.dumps(_plain(meta), ensure_ascii=False, sort_keys=True, allow_nan=False)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace").decode("utf-8").replace("\0", "\N{REPLACEMENT CHARACTER}")
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, int):
+        return value if -(2**63) <= value < 2**63 else str(value)
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {_plain(str(name)): _plain(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return _plain(value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value))

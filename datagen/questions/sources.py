@@ -1,0 +1,267 @@
+"""Define the settings of the stage `questions`, and stream the rows of each source."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Literal, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from treadle.agent.tools.search_config import SearchRoute
+from treadle.core.config import Added, Operational, Section
+from treadle.core.errors import ConfigError, DataError
+from treadle.core.untrusted.confined_rows import UnreadableInput, read_rows_of
+from treadle.core.untrusted.input_files import FileFormat, InputRow, file_sha256, input_rows, read_rows
+from treadle.datagen.questions.benchmarks import GENERIC, AnswerForm, Benchmark, Domain, rule_for
+
+Split = Literal["train", "heldout"]
+_DATASET_WORKER = "treadle.datagen.questions.dataset_worker"
+_DATASETS_MEMORY_BYTES = 6 * 1024**3
+"""Address space; the libraries and their threads reserve some 2 GiB."""
+_FOLDER_VARIABLES = (
+    "HOME", "TMPDIR", "XDG_CACHE_HOME", "HF_HOME", "HF_DATASETS_CACHE", "HF_MODULES_CACHE", "HF_HUB_CACHE",
+    "HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE",
+)  # fmt: skip
+
+
+class SourceSettings(Section):
+    """One file, folder or hub data set of questions. Keys that are not set follow the data set's benchmark."""
+
+    path: Operational[Path | None] = None
+    """A .jsonl, .json or .parquet file, or a folder with a data set that `datasets` reads."""
+    hub: str | None = None
+    """Hub id of a data set, such as `org/name`, instead of a path."""
+    hub_config: str | None = None
+    """Configuration of the hub data set."""
+    hub_split: str = "train"
+    """Split to read of a hub data set or a data set folder."""
+    revision: str | None = None
+    """Commit of the hub data set; if not set, the newest one is looked up and pinned when the run starts."""
+    format: FileFormat | None = None
+    """Format of the file, if its suffix does not show it."""
+    dataset: str = ""
+    """Name of the data set; default: the file's name without suffix, or the last part of the hub id."""
+    domain: Domain | None = None
+    """Domain (math, qa or choice) of data sets not in `domains`; default: that of the data set's benchmark."""
+    source_field: str | None = None
+    """Field with each row's data set name, for files that mix several."""
+    question_field: str | None = None
+    """Field of the question."""
+    answer_field: str | None = None
+    """Field of the gold answer or answers."""
+    answer_form: AnswerForm | None = None
+    """Form of the answer in its field."""
+    choices_field: str | None = None
+    """Field with the list of options."""
+    search: Added[SearchRoute | None] = None
+    """Where its questions are searched: local, web or both; default: by `questions.search`, then by the data set's
+    benchmark."""
+    split: Split | None = None
+    """Split of all its questions; default: by `split_field`, then by `heldout_share`."""
+    split_field: str | None = None
+    """Field with each row's split: train, or one of heldout, test, dev, validation."""
+    limit: int | None = Field(default=None, ge=1)
+    """Maximum number of rows to read, from the start."""
+    name: str = ""
+    """Name of the source in rows and errors; filled in when the run starts."""
+    sha256: str | None = None
+    """Digest of the file's content; filled in when the run starts, so that an edited file is read again."""
+
+    @model_validator(mode="after")
+    def _has_one_origin(self) -> Self:
+        if (self.path is None) == (self.hub is None):
+            raise ValueError("give either path or hub")
+        return self
+
+    @property
+    def label(self) -> str:
+        """Name of the source in rows and messages."""
+        return self.name or self.hub or (self.path.name if self.path else "")
+
+    @property
+    def dataset_name(self) -> str:
+        """Name of the data set as configured, else from the file name or hub id."""
+        if self.dataset:
+            return self.dataset
+        return self.hub.rsplit("/", 1)[-1] if self.hub else self.path.stem if self.path else ""
+
+
+class QuestionsSettings(Section):
+    """Settings of the stage `questions`: sources, limits, duplicates, decontamination and split."""
+
+    sources: tuple[SourceSettings, ...] = ()
+    """Sources of the questions, in order; of duplicates the first is kept."""
+    domains: dict[str, Domain] = {}
+    """Data set name -> domain. Takes precedence over the domain of a source and of a benchmark."""
+    search: Added[dict[str, SearchRoute]] = {}
+    """Data set name (case is ignored) -> where its questions are searched: local, web or both. It applies if
+    `environment.search` includes the web and leaves the choice to the question; without the web, all questions are
+    searched in the corpus."""
+    benchmarks: Added[dict[str, Benchmark]] = {}
+    """Custom benchmarks, by name in lower case; they extend the shipped ones and replace those with the same name."""
+    max_question_chars: int = Field(default=100_000, ge=1)
+    """Maximum number of characters of a question with its options; a longer one goes to quarantine."""
+    max_answer_chars: int = Field(default=10_000, ge=1)
+    """Maximum number of characters of a gold answer; a row with a longer one goes to quarantine."""
+    near_duplicate_threshold: float = Field(default=0.9, gt=0.5, le=1.0)
+    """Jaccard similarity of word 3-grams at which two questions may be near duplicates."""
+    decontaminate: tuple[SourceSettings, ...] = ()
+    """Benchmarks whose questions must not be among the training questions."""
+    contamination_overlap: float = Field(default=0.5, ge=0.0, le=1.0)
+    """Share of a benchmark question's words, in shared runs of 13, at which a training question is contaminated."""
+    heldout_share: float = Field(default=0.0, ge=0.0, lt=1.0)
+    """Share of the questions without a fixed split that are held out, chosen by a digest of the question."""
+    max_error_rate: float = Field(default=0.25, ge=0.0, le=1.0)
+    """Maximum share of unusable rows; above it the stage fails. Duplicates do not count."""
+
+    @model_validator(mode="after")
+    def _knows_the_domains(self) -> Self:
+        for source in self.sources:
+            name = source.dataset_name
+            if source.source_field is None and self.domain_of(name, source) is None:
+                raise ValueError(
+                    f"the domain of data set {name!r} is not known; set domain of the source to math, qa or choice"
+                )
+        return self
+
+    @field_validator("benchmarks")
+    @classmethod
+    def _are_lower_case(cls, benchmarks: dict[str, Benchmark]) -> dict[str, Benchmark]:
+        for name in benchmarks:
+            if name != name.lower():
+                raise ValueError(f"name {name!r} has capitals, which do not count; write {name.lower()!r}")
+        return benchmarks
+
+    @field_validator("search")
+    @classmethod
+    def _are_told_apart(cls, search: dict[str, SearchRoute]) -> dict[str, SearchRoute]:
+        if doubled := [name for name, number in Counter(map(str.lower, search)).items() if number > 1]:
+            raise ValueError(f"{doubled[0]!r} is there twice; capitals do not count")
+        return search
+
+    def benchmark_of(self, dataset: str) -> Benchmark:
+        """Return the benchmark of a data set, from the custom and the shipped ones."""
+        return rule_for(dataset, self.benchmarks)
+
+    def is_own(self, benchmark: Benchmark) -> bool:
+        """Return whether a benchmark is a custom one."""
+        return any(benchmark is own for own in self.benchmarks.values())
+
+    def domain_of(self, dataset: str, source: SourceSettings) -> Domain | None:
+        """Return the domain of a data set's questions without options in this source; None if it is not configured."""
+        return self.domains.get(dataset) or source.domain or self.benchmark_of(dataset).domain
+
+    def search_of(self, dataset: str, source: SourceSettings) -> SearchRoute | None:
+        """Return where the questions of a data set in this source are searched; None if it is not configured."""
+        rule = self.benchmark_of(dataset)
+        asked = {name.lower(): route for name, route in self.search.items()}.get(dataset.lower())
+        return asked or source.search or (None if rule is GENERIC else rule.search)
+
+    def with_digests(self) -> QuestionsSettings:
+        """Return the settings with each source's current name and digest or hub revision, for the fingerprint.
+
+        Raises ConfigError if there is no source, and DataError if one cannot be read.
+        """
+        if not self.sources:
+            raise ConfigError("no questions are configured; add a source under questions.sources with path or hub")
+        names = unique_names([*self.sources, *self.decontaminate])
+        filled = [
+            pinned(source, name) for source, name in zip([*self.sources, *self.decontaminate], names, strict=True)
+        ]
+        count = len(self.sources)
+        return self.model_copy(update={"sources": tuple(filled[:count]), "decontaminate": tuple(filled[count:])})
+
+
+def unique_names(sources: Sequence[SourceSettings]) -> list[str]:
+    """Return unique file names, with as many parent folders as needed (`gsm8k/test.jsonl`).
+
+    A repeated use of the same file is numbered.
+    """
+    parts = [source.path.absolute().parts[1:] if source.path else (source.hub or "",) for source in sources]
+    depth = dict.fromkeys(parts, 1)
+    while True:
+        clashing = Counter("/".join(part[-keep:]) for part, keep in depth.items())
+        grow = [part for part, keep in depth.items() if clashing["/".join(part[-keep:])] > 1 and keep < len(part)]
+        if not grow:
+            break
+        for part in grow:
+            depth[part] += 1
+    uses: Counter[str] = Counter()
+    names = []
+    for part in parts:
+        name = "/".join(part[-depth[part] :])
+        uses[name] += 1
+        names.append(name if uses[name] == 1 else f"{name}#{uses[name]}")
+    return names
+
+
+def pinned(source: SourceSettings, name: str) -> SourceSettings:
+    """Return the source with its name and what identifies its content; raise DataError if it cannot be read."""
+    if source.path is not None:
+        return source.model_copy(update={"name": source.name or name, "sha256": file_sha256(source.path)})
+    revision = source.revision or _hub_revision(source.hub or "")
+    return source.model_copy(update={"name": source.name or name, "revision": revision})
+
+
+def _hub_errors() -> tuple[type[BaseException], ...]:
+    """Return the exceptions of the hub's clients; the base of their HTTP error depends on the HTTP library in use."""
+    from huggingface_hub.errors import HfHubHTTPError
+
+    return (OSError, ValueError, HfHubHTTPError, *HfHubHTTPError.__bases__)
+
+
+def _hub_revision(hub: str) -> str:
+    from huggingface_hub import HfApi
+
+    try:
+        return str(HfApi(endpoint=os.environ.get("HF_ENDPOINT")).dataset_info(hub, timeout=20).sha)
+    except _hub_errors() as error:
+        raise DataError(
+            f"hub data set {hub} cannot be looked up ({type(error).__name__}); "
+            "check its id and the network, or set revision if it is in the local cache"
+        ) from error
+
+
+def source_rows(source: SourceSettings) -> Iterator[InputRow]:
+    """Yield the rows of a source, at most `limit`; raise DataError if it cannot be read or has changed."""
+    if source.path is not None and source.sha256 not in (None, file_sha256(source.path)):
+        raise DataError(f"input file {source.path} was changed while the run was starting; start again")
+    if source.path is not None and not source.path.is_dir():
+        rows = read_rows(source.path, source.format)
+    else:
+        rows = _dataset_rows(source)
+    for count, row in enumerate(rows, start=1):
+        yield row
+        if count == source.limit:
+            return
+
+
+def _dataset_rows(source: SourceSettings) -> Iterator[InputRow]:
+    """Rows of a folder or hub data set, which `datasets` reads in a child with a limit of memory."""
+    if importlib.util.find_spec("datasets") is None:
+        raise ConfigError(f"data set {source.label} needs the package datasets; install treadle with its extra ingest")
+    job = {
+        "memory_bytes": _DATASETS_MEMORY_BYTES,
+        "where": str(source.path.absolute()) if source.path else source.hub,
+        "config": source.hub_config,
+        "split": source.hub_split,
+        "revision": source.revision,
+    }
+    # What a hub wants to know of its user stands in variables of any name; a folder needs none of them.
+    variables = _FOLDER_VARIABLES if source.path else tuple(os.environ)
+    size = sum(item.stat().st_size for item in source.path.rglob("*") if item.is_file()) if source.path else sys.maxsize
+    number = 0
+    try:
+        for part in read_rows_of(_DATASET_WORKER, job, stdin=None, num_bytes=size, variables=variables):
+            for row in input_rows(part, number):
+                yield row
+                number = row.number
+    except UnreadableInput as error:
+        raise DataError(f"data set {source.label} cannot be read: {error}") from None
+    if number == 0:
+        raise DataError(f"data set {source.label} holds no rows in its split {source.hub_split!r}")

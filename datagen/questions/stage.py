@@ -1,0 +1,319 @@
+"""Run the stage `questions`: validate the rows of the user's files; rejected rows get a reason.
+
+Documented in docs/behaviour/questions.md.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections import Counter
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+from treadle.core.errors import ConfigError, DataError, StageFailed
+from treadle.core.runs.stage import Stage, StageContext
+from treadle.core.schemas import QUARANTINE, QUESTIONS
+from treadle.core.store.storage import storage_errors
+from treadle.core.untrusted.input_files import InputRow
+from treadle.core.untrusted.sanitize import one_line
+from treadle.datagen.questions.contamination import BenchmarkIndex
+from treadle.datagen.questions.duplicates import DuplicateIndex, identity
+from treadle.datagen.questions.layouts import Rejected
+from treadle.datagen.questions.rows import Question, benchmark_questions, noting_splits, parse_row
+from treadle.datagen.questions.sources import QuestionsSettings, SourceSettings, Split, source_rows
+
+_log = logging.getLogger(__name__)
+
+_CHUNK_ROWS = 500
+_SHOWN_CHARS = 500
+"""Number of characters of a raw row that are written to the file of unusable rows."""
+_NAMES_SHOWN = 10
+_REPEATS = frozenset({"exact_duplicate", "near_duplicate", "contaminated"})
+"""Reasons to leave out a usable row."""
+_NOT_FOR_US = frozenset({"needs_picture", "needs_file", "no_gold_answer"})
+"""Reasons that make a valid row unusable here; they do not count towards the error rate."""
+
+
+@dataclass(slots=True)
+class _Tally:
+    """Counts of one source, with its first unusable row for the error message."""
+
+    rows: int = 0
+    kept: int = 0
+    reasons: Counter[str] = field(default_factory=Counter)
+    first_problem: str = ""
+
+    @property
+    def unusable(self) -> int:
+        return sum(count for reason, count in self.reasons.items() if reason not in _REPEATS)
+
+    @property
+    def errors(self) -> int:
+        return self.unusable - sum(self.reasons[reason] for reason in _NOT_FOR_US)
+
+    def __str__(self) -> str:
+        counts = ", ".join(f"{reason} {count:,}" for reason, count in self.reasons.most_common())
+        return f"{self.rows:,} rows, {self.unusable:,} unusable ({counts}); first: {self.first_problem}"
+
+
+class _Writer:
+    """Buffer that collects rows of one table and writes them in chunks."""
+
+    def __init__(self, context: StageContext, kind: str) -> None:
+        self._context = context
+        self._kind = kind
+        self._rows: list[dict[str, Any]] = []
+
+    def add(self, row: dict[str, Any]) -> None:
+        self._rows.append(row)
+        if len(self._rows) >= _CHUNK_ROWS:
+            self.flush()
+
+    def flush(self) -> None:
+        if self._rows:
+            self._context.write(self._kind, self._rows)
+            self._rows = []
+
+
+class _Rejections:
+    """JSON Lines file of unusable rows in the attempt's folder; a failing stage writes no quarantine table."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "unusable_rows.jsonl"
+        self._file: IO[str] | None = None
+
+    def add(self, source: str, row: InputRow, rejection: Rejected) -> None:
+        """Append a row; raise StorageError if that fails."""
+        line = {
+            "source_file": source,
+            "source_row": row.number,
+            "reason": rejection.reason,
+            "detail": str(rejection),
+            "raw": row.raw[:_SHOWN_CHARS],
+        }
+        with storage_errors("write", self.path):
+            if self._file is None:
+                self._file = self.path.open("w", encoding="ascii")
+            self._file.write(json.dumps(line) + "\n")
+
+    def close(self) -> str:
+        """Close the file and return its path."""
+        if self._file is not None:
+            with storage_errors("write", self.path):
+                self._file.close()
+        return str(self.path)
+
+
+class _Intake:
+    """State of one run of the stage: the questions kept so far, and counts."""
+
+    def __init__(self, context: StageContext, settings: QuestionsSettings) -> None:
+        self._settings = settings
+        self._duplicates = DuplicateIndex(settings.near_duplicate_threshold)
+        self._benchmarks = BenchmarkIndex(settings.contamination_overlap)
+        self._questions = _Writer(context, QUESTIONS.kind)
+        self._quarantine = _Writer(context, QUARANTINE.kind)
+        self.unusable = _Rejections(context.scratch)
+        self.datasets: Counter[str] = Counter()
+        self.splits: Counter[str] = Counter()
+        self.benchmark_rows_skipped = 0
+
+    def add_benchmark(self, source: SourceSettings) -> None:
+        """Read a benchmark whose questions are excluded from training; raise DataError if it has no question."""
+        before = len(self._benchmarks)
+        problem = ""
+        for row in source_rows(source):
+            try:
+                questions = benchmark_questions(row, source, self._settings)
+            except Rejected as rejection:
+                self.benchmark_rows_skipped += 1
+                problem = problem or f"row {row.number}: {rejection}"
+            else:
+                for question in questions:
+                    self._benchmarks.add(source.label, row.number, question)
+        if len(self._benchmarks) == before:
+            raise DataError(
+                f"benchmark {source.label} has no row with a question; set question_field under "
+                f"questions.decontaminate; {problem}"
+            )
+
+    def add_source(self, source: SourceSettings) -> _Tally:
+        """Read one source; raise StageFailed if none of its rows is usable."""
+        tally = _Tally()
+        for row in noting_splits(source_rows(source), source):
+            tally.rows += 1
+            try:
+                question = parse_row(row, source, self._settings)
+                split = self._admit(question)
+            except Rejected as rejection:
+                self._reject(row, source, rejection, tally)
+            else:
+                tally.kept += 1
+                self._keep(question, split, source)
+        if tally.unusable == tally.rows:
+            raise StageFailed(f"no row of {source.label} can be used: {tally}; all of them: {self.unusable.close()}")
+        if tally.unusable > tally.errors:
+            left_out = sorted(_NOT_FOR_US & tally.reasons.keys())
+            counts = ", ".join(f"{reason} {tally.reasons[reason]:,}" for reason in left_out)
+            _log.warning("%s: rows that cannot be asked as text or scored are left out: %s", source.label, counts)
+        return tally
+
+    def _admit(self, question: Question) -> Split:
+        """Return the question's split; raise Rejected for a duplicate or a contaminated training question."""
+        split = question.split or self._drawn_split(question)
+        if split == "train" and (found := self._benchmarks.find(question.question)):
+            raise Rejected("contaminated", f"question of benchmark {found.benchmark} row {found.row}: {found.how}")
+        duplicate = self._duplicates.add(
+            question.key, question.question, question.answers, question.choices, heldout=split == "heldout"
+        )
+        if duplicate is not None:
+            detail = f"repeats question {duplicate.key}"
+            if duplicate.kind == "near_duplicate":
+                detail += f" with similarity {duplicate.similarity:.3f}"
+            raise Rejected(duplicate.kind, detail + ("" if duplicate.same_answers else ", but with other answers"))
+        return split
+
+    def _drawn_split(self, question: Question) -> Split:
+        text = identity(question.question, question.choices)
+        share = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8]) / 2**64
+        return "heldout" if share < self._settings.heldout_share else "train"
+
+    def _keep(self, question: Question, split: Split, source: SourceSettings) -> None:
+        self.datasets[question.dataset] += 1
+        self.splits[split] += 1
+        self._questions.add(
+            {
+                "question_key": question.key,
+                "dataset": question.dataset,
+                "domain": question.domain,
+                "question": question.question,
+                "answers": list(question.answers),
+                "choices": list(question.choices),
+                "split": split,
+                "source_file": source.label,
+                "source_row": question.source_row,
+                "meta": question.meta,
+                "format": question.format,
+                "scorer": question.scorer,
+                "search": question.search,
+            }
+        )
+
+    def _reject(self, row: InputRow, source: SourceSettings, rejection: Rejected, tally: _Tally) -> None:
+        tally.reasons[rejection.reason] += 1
+        if rejection.reason not in _REPEATS:
+            tally.first_problem = tally.first_problem or f"row {row.number}: {rejection}"
+            self.unusable.add(source.label, row, rejection)
+        self._quarantine.add(
+            {
+                "source_file": source.label,
+                "source_row": row.number,
+                "dataset": source.dataset_name,
+                "reason": rejection.reason,
+                "detail": str(rejection),
+                "raw": row.raw,
+            }
+        )
+
+    def flush(self) -> None:
+        """Write all buffered rows."""
+        self._questions.flush()
+        self._quarantine.flush()
+
+
+def run_questions(context: StageContext) -> Mapping[str, Any]:
+    """Read, validate and deduplicate all sources; return counts by reason, data set and split."""
+    settings: QuestionsSettings = context.settings
+    if not settings.sources:
+        raise ConfigError("no questions are configured; add a source under questions.sources with path or hub")
+    context.progress.start(total=len(settings.sources), done=0, unit="sources")
+    _note_routes(settings)
+    intake = _Intake(context, settings)
+    for benchmark in settings.decontaminate:
+        intake.add_benchmark(benchmark)
+    tallies = {}
+    for source in settings.sources:
+        tallies[source.label] = intake.add_source(source)
+        context.progress.advance(source=source.label, questions=sum(intake.splits.values()))
+    intake.flush()
+    _note_unused_routes(settings, intake.datasets)
+    _check_error_rate(tallies, settings, context.accept_failures, intake.unusable.close())
+    _check_any_left(tallies)
+    return _metrics(intake, tallies)
+
+
+def _note_routes(settings: QuestionsSettings) -> None:
+    """Warn about custom benchmarks that need web search, because the environment is not known here."""
+    for name, benchmark in settings.benchmarks.items():
+        if "search" in benchmark.model_fields_set and benchmark.search != "local":
+            _log.warning(
+                'questions.benchmarks.%s: search = "%s" takes effect where environment.search.web is set; without it '
+                "all questions are searched in the corpus",
+                name,
+                benchmark.search,
+            )
+
+
+def _note_unused_routes(settings: QuestionsSettings, datasets: Collection[str]) -> None:
+    """Warn about names in `questions.search` that match no data set, because they are probably misspelt."""
+    known = {name.lower() for name in datasets}
+    if unused := sorted(name for name in settings.search if name.lower() not in known):
+        _log.warning(
+            "questions.search: no question is of %s; there are %s",
+            ", ".join(map(repr, unused)),
+            ", ".join(repr(one_line(name)) for name in sorted(datasets)[:_NAMES_SHOWN]) or "no questions",
+        )
+
+
+def _check_error_rate(
+    tallies: Mapping[str, _Tally], settings: QuestionsSettings, accept_failures: bool, unusable: str
+) -> None:
+    rows = sum(tally.rows for tally in tallies.values())
+    errors = sum(tally.errors for tally in tallies.values())
+    if errors / rows > settings.max_error_rate and not accept_failures:
+        worst = max(tallies, key=lambda name: tallies[name].errors)
+        raise StageFailed(
+            f"{errors:,} of {rows:,} question rows are unusable, more than max_error_rate "
+            f"{settings.max_error_rate:g}; most in {worst}: {tallies[worst]}; all of them: {unusable}; "
+            "correct the file, or write all bad rows to quarantine with --accept-failures"
+        )
+
+
+def _check_any_left(tallies: Mapping[str, _Tally]) -> None:
+    """Raise StageFailed if no question is left, which can happen even if every source has usable rows."""
+    if any(tally.kept for tally in tallies.values()):
+        return
+    reasons = sum((tally.reasons for tally in tallies.values()), Counter[str]())
+    told = ", ".join(f"{reason} {count:,}" for reason, count in reasons.most_common())
+    raise StageFailed(
+        f"no question is left of {reasons.total():,} rows ({told}); give other questions, or look at "
+        "questions.decontaminate"
+    )
+
+
+def _metrics(intake: _Intake, tallies: Mapping[str, _Tally]) -> dict[str, Any]:
+    reasons: Counter[str] = Counter()
+    for tally in tallies.values():
+        reasons.update(tally.reasons)
+    return {
+        "rows_read": sum(tally.rows for tally in tallies.values()),
+        "questions": sum(tally.kept for tally in tallies.values()),
+        "quarantined": reasons.total(),
+        **{f"reason.{name}": count for name, count in sorted(reasons.items())},
+        **{f"dataset.{name}": count for name, count in sorted(intake.datasets.items())},
+        **{f"split.{name}": count for name, count in sorted(intake.splits.items())},
+        "benchmark_rows_skipped": intake.benchmark_rows_skipped,
+    }
+
+
+QUESTIONS_STAGE = Stage(
+    name="questions",
+    version=2,
+    settings=QuestionsSettings,
+    produces=(QUESTIONS, QUARANTINE),
+    run=run_questions,
+)

@@ -1,0 +1,1 @@
+"""The stage `report`: compare models in tables, pictures and pages."""

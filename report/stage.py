@@ -1,0 +1,134 @@
+"""Run the stage `report`: compare the scores of several models in tables, markdown and a picture."""
+
+from __future__ import annotations
+
+import csv
+import io
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import orjson
+
+from treadle.core.errors import ConfigError, StageFailed
+from treadle.core.runs.stage import Rows, Stage, StageContext
+from treadle.core.schemas import COMPARISONS, SUMMARY
+from treadle.eval.config import ReportSettings
+from treadle.eval.dataset_figures import dataset_figures
+from treadle.eval.scored_rollout import COLUMNS, ScoredRollout
+from treadle.report.comparison_rows import comparison_rows
+from treadle.report.labels import label_prefixes
+from treadle.report.layout import by_model, main_line, summary_lines
+from treadle.report.markdown import render_report
+from treadle.report.radar import radar_axes
+from treadle.report.radar_picture import draw_radar
+from treadle.report.summary import check_names, model_rows
+
+_log = logging.getLogger(__name__)
+
+Row = dict[str, Any]
+
+_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
+"""Characters at the start of a cell that make a spreadsheet read it as a formula, or that it skips before one."""
+
+
+def run_report(context: StageContext) -> Mapping[str, Any]:
+    """Summarise the scores and return counts.
+
+    Raise ConfigError if a data set has the name of an average, StageFailed if there are no scores.
+    """
+    settings: ReportSettings = context.settings
+    tables = context.inputs["scores"]
+    context.progress.start(sum(table.num_rows for table in tables), 0, "rollouts")
+    models = _collect(tables, context)
+    if not models:
+        raise StageFailed(f"{context.address}: there is no score to sum up; name models in flow.models")
+    datasets = sorted({rollout.dataset for rollouts in models.values() for rollout in rollouts})
+    check_names(datasets)
+    rows = [
+        row
+        for model, rollouts in models.items()
+        for row in model_rows(model, dataset_figures(rollouts, settings.areas), settings)
+    ]
+    comparisons = comparison_rows(models, settings)
+    context.write(SUMMARY.kind, rows)
+    context.write(COMPARISONS.kind, comparisons)
+    for name, content in _files(rows, comparisons, settings).items():
+        context.add_file(SUMMARY.kind, name, content)
+    return {
+        "num_rollouts": sum(map(len, models.values())),
+        "num_models": len(models),
+        "num_datasets": len(datasets),
+        "num_undecided": sum(rollout.score is None for rollouts in models.values() for rollout in rollouts),
+        "num_comparisons": len(comparisons),
+    }
+
+
+def _collect(tables: Sequence[Rows], context: StageContext) -> dict[str, list[ScoredRollout]]:
+    models: dict[str, list[ScoredRollout]] = {}
+    places = zip(context.producers["scores"], (table.digest for table in tables), strict=True)
+    for table, prefix in zip(tables, label_prefixes(list(places)), strict=True):
+        if prefix is None:
+            context.progress.advance(table.num_rows)
+            continue
+        for batch in table.batches([*COLUMNS, "model"]):
+            for row in batch.to_pylist():
+                models.setdefault(prefix + row["model"], []).append(ScoredRollout.from_row(row))
+            context.progress.advance(batch.num_rows)
+    return models
+
+
+def _files(rows: Sequence[Row], comparisons: Sequence[Row], settings: ReportSettings) -> dict[str, bytes]:
+    files = {
+        "report.md": render_report(rows, comparisons, settings).encode(),
+        "summary.json": as_json(rows, comparisons),
+        "summary.csv": as_csv(rows, SUMMARY.schema.names),
+    }
+    try:
+        files["radar.svg"] = draw_radar(radar_axes(_radar_figures(rows)))
+    except ConfigError as error:
+        _log.warning("the radar is left out: %s", error)
+    return files
+
+
+def _radar_figures(rows: Sequence[Row]) -> dict[str, dict[str, float | None]]:
+    """Return the figures of each model's main average, or of its only data set."""
+    main = {model: main_line(lines) for model, lines in by_model(summary_lines(rows)).items()}
+    return {model: {name: line.value(name) for name in line.figures} for model, line in main.items()}
+
+
+def as_json(rows: Sequence[Mapping[str, Any]], comparisons: Sequence[Mapping[str, Any]]) -> bytes:
+    """Return both tables as JSON, row by row."""
+    both = {"summary": list(rows), "comparisons": list(comparisons)}
+    return orjson.dumps(both, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
+
+
+def as_csv(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> bytes:
+    """Return UTF-8 CSV with a header. Null cells are empty, and lists are joined by spaces.
+
+    Text that a spreadsheet would read as a formula, such as a name that begins with `=`, is prefixed with an
+    apostrophe.
+    """
+    text = io.StringIO()
+    writer = csv.DictWriter(text, columns, lineterminator="\n")
+    writer.writeheader()
+    for row in rows:
+        writer.writerow({name: _csv_cell(cell) for name, cell in row.items()})
+    return text.getvalue().encode()
+
+
+def _csv_cell(cell: Any) -> Any:
+    if isinstance(cell, list):
+        return " ".join(cell)
+    return f"'{cell}" if isinstance(cell, str) and cell.startswith(_FORMULA) else cell
+
+
+REPORT = Stage(
+    name="report",
+    version=4,
+    settings=ReportSettings,
+    consumes={"scores": "scores"},
+    produces=(SUMMARY, COMPARISONS),
+    run=run_report,
+    names_itself=True,  # The name contains the iterations of models that have several versions.
+)

@@ -1,0 +1,140 @@
+"""Show the report's headline as tables in the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+from treadle.core.figures import plain
+from treadle.core.untrusted.sanitize import harmless
+from treadle.eval.averages import EVERY
+from treadle.eval.metrics import FIGURES, heading_of, placed
+from treadle.report.layout import (
+    AGREEMENT,
+    COMPARISON,
+    HEADLINE,
+    NUM_NAMES,
+    Line,
+    agreement_rows,
+    by_model,
+    comparison_cells,
+    count_table,
+    datasets_of,
+    figure_cell,
+    headline_cells,
+    main_dataset,
+    main_line,
+    rollouts_cell,
+    short_interval_cell,
+    summary_lines,
+)
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+WIDE = 110
+"""Terminal width from which the full headline fits, with names of usual length."""
+_NARROW = {"accuracy": "accuracy, 95 %", "efficiency": "effic.", "tool_use": "tools"}
+"""Shorter headings for narrow terminals. Columns are those of the headline and the share of rollouts with tool calls.
+"""
+
+_OVER = "all: average over the data sets of the headline; every: over every data set"
+_UNLIKE = "The models were asked different data sets: averages over these do not tell which is better"
+
+
+def summary_table(rows: Iterable[Mapping[str, Any]], title: str | None = None, width: int | None = None) -> Table:
+    """Return a table of the summary. Names are shown as plain text, not markup, and are never truncated.
+
+    Below WIDE characters, models become headings, the interval of P is left out and numbers are shorter.
+    """
+    given = summary_lines(rows)
+    if width is None or width >= WIDE:
+        return _table(HEADLINE, [headline_cells(line) for line in given], title, caption=_caption(given))
+    body: list[Sequence[str]] = []
+    for model, of_model in groupby(given, key=lambda line: line.model):
+        body.append((model,))
+        body += [_narrow_cells(line) for line in of_model]
+    headings = [_NARROW.get(name, heading_of(name)) for name in _narrow_figures()]
+    return _table(("data set", "n", *headings), body, title, narrow=True, caption=_caption(given))
+
+
+def _caption(given: Iterable[Line]) -> str | None:
+    """Return a note on what the averages cover, if they skip data sets or differ between models."""
+    lines = list(given)
+    asked = {tuple(sorted(datasets_of(of_model))) for of_model in by_model(lines).values()}
+    over = [_OVER] if any(line.dataset == EVERY for line in lines) else []
+    return "\n".join([*over, *([_UNLIKE] if len(asked) > 1 else [])]) or None
+
+
+def comparison_table(rows: Iterable[Mapping[str, Any]]) -> Table:
+    """Return a table of the main comparisons: each pair on the average over data sets, or on its only data set."""
+    body: list[Sequence[str]] = []
+    notes: dict[str, None] = {}
+    for (first, second), of_pair in groupby(rows, key=lambda row: (row["first"], row["second"])):
+        body.append((f"{first}, then {second}",))
+        for row in main_comparisons(list(of_pair)):
+            dataset, figure, _, *numbers, _ = comparison_cells(row)
+            body.append([f"  {dataset}", figure, *numbers])
+            if row["note"]:
+                notes[f"{first}, then {second}: {row['note']}"] = None
+    header = ("compared", *COMPARISON[1:2], *COMPARISON[3:7])
+    return _table(header, body, None, narrow=True, caption="\n".join(notes) or None)
+
+
+def judges_table(rows: Iterable[Mapping[str, Any]]) -> Table | None:
+    """Return a table of who decided about each model's answers, with judge agreement; None if no judge was asked."""
+    given = summary_lines(rows)
+    if not any(line.counts("judge_status") for line in given):
+        return None
+    main = [main_line(lines) for lines in by_model(given).values()]
+    header, body = count_table(main, "scorer")
+    agreements = {row[0]: row[2:] for row in agreement_rows(main)}
+    if agreements:
+        header = [*header, *AGREEMENT[2:]]
+        body = [[*row, *agreements.get(row[0], ["-"] * len(AGREEMENT[2:]))] for row in body]
+    return _table(header, body, "Who decided")
+
+
+def main_comparisons(rows: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+    """Return the main rows of one pair: all figures of the average or only data set, else only the score rows."""
+    main = main_dataset(row["dataset"] for row in rows)
+    return [row for row in rows if (row["figure"] == "score" if main is None else row["dataset"] == main)]
+
+
+def _table(
+    header: Sequence[str],
+    body: Sequence[Sequence[str]],
+    title: str | None,
+    *,
+    narrow: bool = False,
+    caption: str | None = None,
+) -> Table:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(
+        title=None if title is None else Text(plain(title)),
+        box=None,
+        pad_edge=False,
+        padding=(0, 2, 0, 0),
+        caption=None if caption is None else Text(harmless(caption)),
+    )
+    for index, name in enumerate(header):
+        is_name = index < (1 if narrow else NUM_NAMES)
+        table.add_column(Text(name), justify="left" if is_name else "right", no_wrap=not is_name, overflow="fold")
+    for cells in body:
+        is_heading = len(cells) == 1
+        table.add_row(*(Text(plain(cell), style="bold" if is_heading else "") for cell in cells))
+    return table
+
+
+def _narrow_figures() -> tuple[str, ...]:
+    return tuple(name for name in FIGURES if name in (*placed("headline"), "tool_use"))
+
+
+def _narrow_cells(line: Line) -> list[str]:
+    cells = [
+        short_interval_cell(line, name) if name == "accuracy" else figure_cell(line, name) for name in _narrow_figures()
+    ]
+    return [f"  {line.dataset}", rollouts_cell(line).replace(" unscored", ""), *cells]

@@ -1,0 +1,1 @@
+"""Dense search: encoders and the vector index."""

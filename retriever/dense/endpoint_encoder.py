@@ -1,0 +1,170 @@
+"""Encode texts at servers with the OpenAI embeddings API: concurrent batches, and retries by class of failure."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import itertools
+import random
+import threading
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import orjson
+from yarl import URL
+
+from treadle.core.errors import ConfigError, EndpointUnavailable, ModelError
+from treadle.core.llm.client import HttpClient, Target
+from treadle.core.llm.wire import FINAL_KINDS, Failure, failure_of
+from treadle.core.untrusted.json_text import load_json
+from treadle.retriever.config import EncoderSettings
+from treadle.retriever.dense.encoders import Encoder
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+T = TypeVar("T")
+_IN_FLIGHT: Final = 8
+_RETRIES: Final = 6
+_TIMEOUT_S: Final = 120.0
+_CHARS_PER_TOKEN: Final = 8
+"""Characters per token kept in a request; the server truncates by tokens, this only bounds the size of requests."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Http:
+    connect_timeout_s: float = 10.0
+    max_response_bytes: int = 256 << 20
+
+
+class EndpointEncoder(Encoder):
+    """An encoder on servers. Opening it requests the vectors' length. Requests run in a thread of its own."""
+
+    def __init__(self, settings: EncoderSettings, *, backoff_s: float = 0.5) -> None:
+        """Connect; raise ConfigError if a prefix is not set, ModelError if no server answers."""
+        if settings.query_prefix is None or settings.passage_prefix is None:
+            raise ConfigError(
+                f"a server does not tell the prefixes of {settings.model!r}; set encoder.query_prefix and "
+                "encoder.passage_prefix as its card says (empty texts if it uses none)"
+            )
+        self._settings = settings
+        self._backoff_s = backoff_s
+        self._targets = [Target(endpoint) for endpoint in settings.endpoints]
+        self._turn = itertools.count()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="embeddings", daemon=True)
+        self._thread.start()
+        try:
+            self._client = self._run(_make_client())
+            probe = self._run(self._embed(["dimension"], len(self._targets)))
+        except BaseException:
+            self.close()
+            raise
+        identity = {
+            "type": "endpoint",
+            "name": settings.model,
+            "model": {"name": settings.model, "revision": settings.revision},
+            "query_prefix": settings.query_prefix,
+            "passage_prefix": settings.passage_prefix,
+            "normalize": settings.normalize,
+            "query_max_tokens": settings.query_max_tokens,
+            "passage_max_tokens": settings.passage_max_tokens,
+        }
+        super().__init__(probe.shape[1], identity)
+
+    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+    def _encode(self, texts: Sequence[str], *, is_query: bool) -> NDArray[np.float32]:
+        import numpy as np
+
+        if not texts:
+            return np.zeros((0, self.dimension), dtype=np.float32)
+        settings = self._settings
+        chars = _CHARS_PER_TOKEN * (settings.query_max_tokens if is_query else settings.passage_max_tokens)
+        cut = [text[:chars] for text in texts]
+        batches = [cut[start : start + settings.batch_size] for start in range(0, len(cut), settings.batch_size)]
+        return np.concatenate(self._run(self._embed_all(batches)))
+
+    async def _embed_all(self, batches: list[list[str]]) -> list[NDArray[np.float32]]:
+        slots = asyncio.Semaphore(_IN_FLIGHT * len(self._targets))
+
+        async def one(batch: list[str]) -> NDArray[np.float32]:
+            async with slots:
+                return await self._embed(batch, _RETRIES)
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(one(batch)) for batch in batches]
+        except ExceptionGroup as failed:
+            raise failed.exceptions[0] from None
+        return [task.result() for task in tasks]
+
+    async def _embed(self, texts: list[str], retries: int) -> NDArray[np.float32]:
+        """Send one request; after a transient failure retry it at the next endpoint."""
+        for attempt in itertools.count():
+            target = self._targets[next(self._turn) % len(self._targets)]
+            try:
+                async with asyncio.timeout(_TIMEOUT_S):
+                    return await self._ask(target, texts)
+            except TimeoutError:
+                failure = Failure("timeout", f"no answer within {_TIMEOUT_S:.0f} s")
+            except Failure as error:
+                failure = error
+            message = f"embeddings of {target.url}: {failure}"
+            if failure.kind in FINAL_KINDS:
+                raise ModelError(message) from failure
+            if attempt >= retries:
+                raise EndpointUnavailable(f"{message}; gave up after {attempt + 1} attempts") from failure
+            pause = self._backoff_s * 2**attempt * random.uniform(0.5, 1.0)
+            await asyncio.sleep(max(pause, failure.retry_after_s or 0.0))
+        raise AssertionError
+
+    async def _ask(self, target: Target, texts: list[str]) -> NDArray[np.float32]:
+        body = orjson.dumps({"model": self._settings.model, "input": texts, "encoding_format": "base64"})
+        status, headers, data = await self._client.post(URL(f"{target.url}/embeddings"), body, target.headers)
+        if status != 200:
+            raise failure_of(status, headers, data)
+        return _vectors(data, len(texts))
+
+    def close(self) -> None:
+        """Close the connections and end the thread."""
+        if self._loop.is_closed():
+            return
+        if hasattr(self, "_client"):
+            self._run(self._client.close())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+async def _make_client() -> HttpClient:
+    return HttpClient(_Http())
+
+
+def _vectors(data: bytes, count: int) -> NDArray[np.float32]:
+    """Return a reply's vectors in the order of the request, from numbers or base64 of little-endian float32."""
+    import numpy as np
+
+    try:
+        items = sorted(load_json(data)["data"], key=lambda item: item["index"])
+        if [item["index"] for item in items] != list(range(count)):
+            raise ValueError("indexes")
+        rows = [_row(item["embedding"]) for item in items]
+        vectors = np.stack(rows)
+    except (KeyError, TypeError, ValueError, binascii.Error):
+        raise Failure("malformed", f"the answer does not hold {count} vectors of one length") from None
+    if vectors.ndim != 2 or not np.isfinite(vectors).all():
+        raise Failure("malformed", "the answer's vectors are not rows of finite numbers")
+    return vectors
+
+
+def _row(embedding: str | list[float]) -> NDArray[np.float32]:
+    import numpy as np
+
+    if isinstance(embedding, str):
+        return np.frombuffer(base64.b64decode(embedding, validate=True), "<f4").astype(np.float32)
+    return np.asarray(embedding, dtype=np.float32)

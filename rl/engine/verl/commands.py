@@ -1,0 +1,163 @@
+"""Commands of a training with verl: check the plan, train, build the model of a state. See `treadle.rl.engine`."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from treadle.agent.config import EnvironmentSettings
+from treadle.core.engines.events import EventFile
+from treadle.core.engines.motion import had_no_gradient
+from treadle.core.errors import EngineError
+from treadle.rl.engine.errors import BadEnvironment, BadPlan, Unmoved
+from treadle.rl.engine.scorer import require_algebra
+from treadle.rl.engine.verl.folder import VerlFolder
+from treadle.rl.engine.verl.follower import Follower
+from treadle.rl.training.plan import RlPlan
+from treadle.rl.verl.config import METRICS_VARIABLE, VerlFiles, loop_yaml, override_lines, verl_overrides
+from treadle.rl.verl.data import write_verl_rows
+from treadle.rl.verl.launch import QUIET, command_line, write_cluster_script
+
+_PACKAGES = ("verl", "ray", "torch", "transformers", "tensordict", "TransferQueue", "tokenizers")
+_POLL_S = 1.0
+_GRACE_S = 30.0
+"""Seconds that Ray gets to end its workers; the supervisor of this process kills the rest."""
+
+
+def check(job: dict[str, Any], events: EventFile) -> None:
+    """Compose verl's configuration, compare the environments and count the rows; write the event `prepared`."""
+    from treadle.rl.engine.verl.compose import compose_config
+
+    plan = _plan(job)
+    folder = VerlFolder.of_job(job)
+    found = EnvironmentSettings.model_validate(job["environment"]).digest()
+    if found != plan.environment_digest:
+        raise BadEnvironment(f"it is {found[:12]} in this engine and {plan.environment_digest[:12]} in the plan")
+    require_algebra(plan)
+    config = compose_config(override_lines(verl_overrides(plan, folder.files(job))))
+    write_rows(job, plan, folder)
+    _require_all_rows(config, job, plan, folder.files(job))
+    events.write("prepared", versions={name: version(name) for name in _PACKAGES})
+
+
+def train(job: dict[str, Any], events: EventFile) -> None:
+    """Train to the end of the plan, from the state in the job if it names one."""
+    from treadle.rl.engine.verl.model_folder import count_trained
+    from treadle.rl.engine.verl.states import check_state
+
+    if job["resume"]:
+        check_state(Path(job["resume"]))
+    plan, folder = _plan(job), VerlFolder.of_job(job)
+    overrides = override_lines(verl_overrides(plan, folder.files(job)))
+    prepare(job, plan, folder, overrides)
+    follower = Follower(plan, folder, Path(job["output"]), Path(job["rollouts"]), events, resumed_step(job))
+    machine = plan.machine
+    events.write(
+        "begin",
+        num_steps=plan.num_steps,
+        resumed_step=follower.last_step,
+        num_trained_parameters=count_trained(Path(job["model"]), plan),
+        device=f"{machine.num_processes} GPUs" + (f" of {machine.num_nodes} nodes" if machine.num_nodes > 1 else ""),
+    )
+    _follow(command_line(sys.executable, overrides), folder.files(job).metrics, follower)
+    if follower.last_step < plan.num_steps:
+        raise _failure(follower, f"verl ended after {follower.last_step:,} of {plan.num_steps:,} steps")
+    if had_no_gradient(events.path):
+        raise Unmoved(f"in none of {plan.num_steps:,} steps was there a gradient")
+    events.write("end", step=follower.last_step, epoch=follower.last_step / max(1, plan.steps_per_epoch))
+
+
+def finish(job: dict[str, Any], events: EventFile) -> None:
+    """Build the model of a state; write the event `greedy`."""
+    from treadle.rl.engine.verl.model_folder import finish_model
+
+    finish_model(job, _plan(job), events)
+
+
+def prepare(job: Mapping[str, Any], plan: RlPlan, folder: VerlFolder, overrides: list[str]) -> None:
+    """Write what verl reads (rows, the agent loop's YAML, the job), and a script that trains on a cluster."""
+    files = folder.files(job)
+    folder.path.mkdir(parents=True, exist_ok=True)
+    # A killed attempt may have left groups of its last step, which would be counted again when the step is repeated.
+    shutil.rmtree(folder.groups, ignore_errors=True)
+    for path in (files.metrics, folder.environment_failure):
+        path.unlink(missing_ok=True)
+    write_rows(job, plan, folder)
+    files.job.write_text(json.dumps(job, indent=2) + "\n", encoding="utf-8")
+    files.loop.write_text(loop_yaml(files.job), encoding="utf-8")
+    write_cluster_script(folder.path / "cluster.sh", plan, sys.executable, overrides)
+
+
+def write_rows(job: Mapping[str, Any], plan: RlPlan, folder: VerlFolder) -> None:
+    """Write rows and held-out questions in verl's schema."""
+    files, rows = folder.files(job), Path(job["rows"])
+    environment = EnvironmentSettings.model_validate(job["environment"])
+    write_verl_rows(rows, files.rows, environment, phase=plan.phase)
+    # verl requires validation rows even if it never validates.
+    held_out, most = (Path(job["validation"]), None) if job["validation"] else (rows, 1)
+    write_verl_rows(held_out, files.validation, environment, split="valid", phase=plan.phase, most=most)
+
+
+def _require_all_rows(config: Any, job: Mapping[str, Any], plan: RlPlan, files: VerlFiles) -> None:
+    """Raise BadPlan if verl would drop rows, because it would then end before the plan's last step."""
+    from treadle.rl.engine.verl.compose import count_kept_rows
+
+    wanted = [("rows", files.rows, plan.num_rows)]
+    if job["validation"]:
+        wanted.append(("validation questions", files.validation, plan.num_validation_rows))
+    for what, path, number in wanted:
+        if (kept := count_kept_rows(config, path, files.model)) != number:
+            raise BadPlan(
+                f"of {number:,} {what} verl takes {kept:,}: prompts of the others are longer than rl.max_prompt_tokens "
+                f"= {plan.options.max_prompt_tokens} by its count; raise it"
+            )
+
+
+def resumed_step(job: Mapping[str, Any]) -> int:
+    """Return the step of the state from which training resumes; 0 for none."""
+    return int(Path(job["resume"]).name.rpartition("_")[2]) if job["resume"] else 0
+
+
+def _follow(command: list[str], metrics: Path, follower: Follower) -> None:
+    """Run verl to its end and write its metrics as events; raise EngineError if it fails."""
+    # On one machine workers inherit the environment; on a cluster Ray's runtime environment sets it (see the
+    # overrides).
+    process = subprocess.Popen(command, env={**os.environ, **QUIET, METRICS_VARIABLE: str(metrics)})
+    try:
+        while process.poll() is None:
+            follower.look()
+            time.sleep(_POLL_S)
+        follower.look()
+    finally:
+        if process.poll() is None:
+            _end(process)
+    if process.returncode:
+        raise _failure(follower, f"verl ended with code {process.returncode}")
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    try:
+        process.wait(_GRACE_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def _failure(follower: Follower, what: str) -> EngineError:
+    failures = follower.failures()
+    if failures:
+        what += f"; {len(failures):,} groups could not be rolled out, the first because: {failures[0]}"
+    return EngineError(what)
+
+
+def _plan(job: Mapping[str, Any]) -> RlPlan:
+    return RlPlan.from_json(json.dumps(job["plan"]))

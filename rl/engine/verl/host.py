@@ -1,0 +1,239 @@
+"""Roll out groups for the sessions of one verl agent-loop worker, which share the plan and the environment.
+
+verl calls one coroutine per trajectory. The sessions of a group meet here, and the group is rolled out and rewarded by
+the code that all engines use. The only part of verl that is used is one method of its server client; nothing here
+imports verl. Documented in docs/guides/verl.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import weakref
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from treadle.agent.config import EnvironmentSettings
+from treadle.agent.environment import Question
+from treadle.agent.model_types import ChatCodec
+from treadle.core.chat import ChatTokenizer
+from treadle.core.llm.config import Sampling
+from treadle.core.seeds import derive_seed
+from treadle.rl.engine.scorer import GroupScorer, open_scorer
+from treadle.rl.engine.verl.barrier import GroupBarrier, GroupFailed
+from treadle.rl.engine.verl.folder import VerlFolder
+from treadle.rl.engine.verl.model import Client, VerlModel
+from treadle.rl.environment import OpenEnvironment, open_environment
+from treadle.rl.groups.branching import Branching
+from treadle.rl.groups.dump import rollout_row
+from treadle.rl.groups.rollout import Group, GroupJob, GroupTrajectory, require_groups
+from treadle.rl.rewards import Reward
+from treadle.rl.training.plan import RlPlan
+from treadle.rl.verl.rows import domain_of
+
+VALIDATION = "valid"
+"""Value of `extra_info.split` for a validation question."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Columns of one row that verl passes to a session."""
+
+    group_id: str
+    step: int
+    index: int
+    split: str
+    question: Question
+    answers: tuple[str, ...]
+
+    @classmethod
+    def from_fields(cls, fields: Mapping[str, Any]) -> Sample:
+        """Build a sample from the arguments of an agent loop's `run`; raise DataError for an unknown `data_source`."""
+        info = fields["extra_info"]
+        rule = domain_of(fields["data_source"])
+        question = Question(
+            key=str(info["id"]),
+            text=info["question"],
+            choices=tuple(info.get("choices") or ()),
+            dataset=info.get("source") or "",
+            domain=info.get("domain") or rule,
+            format=info.get("format"),
+            scorer=rule,
+        )
+        return cls(
+            group_id=str(fields["uid"]),
+            step=int(fields["global_steps"]),
+            index=int(info["index"]),
+            split=info["split"],
+            question=question,
+            answers=tuple(fields["reward_model"]["ground_truth"]),
+        )
+
+    @property
+    def validates(self) -> bool:
+        """True for a validation question, which is answered greedily, alone, and not trained on."""
+        return self.split == VALIDATION
+
+
+@dataclass(frozen=True, slots=True)
+class Rewarded:
+    """One trajectory with its reward, and the oldest and newest weights (verl's update count) that sampled it."""
+
+    made: GroupTrajectory
+    reward: Reward
+    min_version: int
+    max_version: int
+
+
+class RewardFunction(Protocol):
+    """Function that computes the rewards of a group."""
+
+    def __call__(self, sample: Sample, group: Group) -> Sequence[Reward]:
+        """Return one reward per trajectory of the group, by session."""
+        ...
+
+
+class LoopHost:
+    """Host of all sessions of one worker process. Use it on one event loop."""
+
+    def __init__(
+        self,
+        plan: RlPlan,
+        environment: OpenEnvironment,
+        codec: ChatCodec,
+        vocab_size: int,
+        folder: VerlFolder,
+        scorer: GroupScorer,
+        *,
+        rewards: RewardFunction | None = None,
+    ) -> None:
+        """Host a training; `vocab_size` is the policy's, `rewards` replaces the scorer's rewards."""
+        self._plan = plan
+        self._environment = environment
+        self._codec = codec
+        self._vocab_size = vocab_size
+        self._folder = folder
+        self._scorer = scorer
+        self._rewards = rewards or self._plan_rewards
+        self._barrier: GroupBarrier[Rewarded] = GroupBarrier(plan.options.stall_timeout_s / 2)
+
+    @property
+    def end_id(self) -> int:
+        """Token id that ends a turn."""
+        return min(self._codec.eos_ids)
+
+    async def attend(
+        self, sample: Sample, session: int, size: int, client: Client, sampling: Mapping[str, Any]
+    ) -> Rewarded:
+        """Join a group of `size` as one session and return its trajectory.
+
+        `sampling` is verl's own sampling parameters. Raises GroupFailed in every session of the group.
+        """
+
+        async def make() -> list[Rewarded]:
+            return await self._make(sample, size, client, sampling)
+
+        try:
+            return await self._barrier.attend((sample.group_id, sample.step), session, size, make)
+        except (GroupFailed, asyncio.CancelledError) as error:
+            why = str(error) or "its sessions were cancelled"
+            self._folder.fail_group(sample.step, sample.group_id, why, validation=sample.validates)
+            raise
+
+    async def _make(self, sample: Sample, size: int, client: Client, sampling: Mapping[str, Any]) -> list[Rewarded]:
+        options = self._plan.options
+        model = VerlModel(client, sample.group_id, sampling, self._codec)
+        engine = self._environment.engine(
+            model,
+            self._codec,
+            Sampling(
+                temperature=options.temperature,
+                top_p=options.top_p,
+                top_k=options.top_k,
+                max_tokens=options.max_new_tokens or options.max_response_tokens,
+            ),
+            max_response_tokens=options.max_response_tokens,
+            max_model_len=options.max_prompt_tokens + options.max_response_tokens,
+        )
+        branching = Branching(size) if sample.validates else Branching.from_options(options)
+        rollouts = self._environment.groups(engine, branching, vocab_size=self._vocab_size)
+        seed = derive_seed(self._plan.seed, sample.split, sample.step, sample.index)
+        (group,) = await require_groups(rollouts, [GroupJob(sample.group_id, sample.question, size, seed)])
+        # Computer algebra may take seconds, and other groups are rolled out on this event loop.
+        rewards = await asyncio.to_thread(self._rewards, sample, group)
+        self._store(sample, group, rewards)
+        oldest, newest = model.versions(sample.step)
+        return [
+            Rewarded(made, reward, oldest, newest) for made, reward in zip(group.trajectories, rewards, strict=True)
+        ]
+
+    def _plan_rewards(self, sample: Sample, group: Group) -> list[Reward]:
+        # A validation uses only correctness and format; a group of one has nothing to compare.
+        sigmas = (0.0, 0.0) if sample.validates else self._plan.sigmas.at(sample.step)
+        return self._scorer.rewards(group.items, sample.question, sample.answers, sigmas)
+
+    def _store(self, sample: Sample, group: Group, rewards: Sequence[Reward]) -> None:
+        lines = [
+            {"row": rollout_row(sample.step, group, made, reward), "reward": reward.as_json()}
+            for made, reward in zip(group.trajectories, rewards, strict=True)
+        ]
+        self._folder.write_group(sample.step, sample.group_id, lines, validation=sample.validates)
+
+
+_hosts: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[Path, asyncio.Task[LoopHost]]] = (
+    weakref.WeakKeyDictionary()
+)
+_holders: set[asyncio.Task[None]] = set()
+
+
+async def host_of(job: Path) -> LoopHost:
+    """Return this process's host of a training; its environment stays open until the process ends.
+
+    If opening it fails, the error is raised in every session and written to the training's folder.
+    """
+    loop = asyncio.get_running_loop()
+    hosts = _hosts.setdefault(loop, {})
+    if job not in hosts:
+        hosts[job] = loop.create_task(_open_host(job))
+    return await asyncio.shield(hosts[job])
+
+
+async def _open_host(path: Path) -> LoopHost:
+    job = json.loads(path.read_text(encoding="utf-8"))
+    folder = VerlFolder.of_job(job)
+    try:
+        plan = RlPlan.from_json(json.dumps(job["plan"]))
+        environment, scorer = await _open_for_good(job, plan)
+        codec = await asyncio.to_thread(ChatTokenizer.load, Path(job["model"]))
+        return LoopHost(plan, environment, codec, codec.vocab_size, folder, scorer)
+    except Exception as error:
+        folder.environment_failure.write_text(f"{type(error).__name__}: {error}"[:2000], encoding="utf-8")
+        raise
+
+
+async def _open_for_good(job: Mapping[str, Any], plan: RlPlan) -> tuple[OpenEnvironment, GroupScorer]:
+    """Open the environment and the scorer in a task that keeps them open as long as the event loop runs."""
+    settings = EnvironmentSettings.model_validate(job["environment"])
+    interpreter = job.get("interpreter")
+    opened: asyncio.Future[tuple[OpenEnvironment, GroupScorer]] = asyncio.get_running_loop().create_future()
+
+    async def hold() -> None:
+        """Open the tools and wait forever; cancel scopes must be opened and closed by the same task."""
+        try:
+            with open_scorer(plan, settings.protocol) as scorer:
+                async with open_environment(
+                    settings,
+                    digest=job["environment_digest"],
+                    interpreter=Path(interpreter) if interpreter else None,
+                ) as environment:
+                    opened.set_result((environment, scorer))
+                    await asyncio.Event().wait()
+        except BaseException as error:
+            if opened.done():
+                raise
+            opened.set_exception(error)
+
+    _holders.add(asyncio.create_task(hold()))
+    return await opened

@@ -1,0 +1,78 @@
+"""Run one session of a group as verl's agent loop, which verl loads from the YAML at `agent_loop_config_path`.
+
+Contract of verl 0.9: `run` gets the row's columns with `uid`, `session_id` and `global_steps`, and returns ids, mask
+and log-probabilities of one trajectory; if `reward_score` is set, verl does not call a reward manager. See
+docs/guides/verl.md.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput
+
+from treadle.rl.engine.verl.host import Rewarded, Sample, host_of
+from treadle.rl.rewards import Reward
+
+
+class TreadleLoop(AgentLoopBase):  # type: ignore[misc]
+    """One session of a group; the host that the sessions of a process share does all the work."""
+
+    def __init__(self, *args: Any, job: str, **kwargs: Any) -> None:
+        """Store the path of the training's job; the other arguments are verl's."""
+        super().__init__(*args, **kwargs)
+        self._job = Path(job)
+
+    async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> AgentLoopOutput:
+        """Join the group `uid` as session `session_id`; raise GroupFailed in all sessions if the group fails."""
+        host = await host_of(self._job)
+        sample = Sample.from_fields(kwargs)
+        size = self.rollout_config.val_kwargs.n if sample.validates else self.rollout_config.n
+        rewarded = await host.attend(sample, int(kwargs["session_id"]), int(size), self.server_manager, sampling_params)
+        return _output(rewarded, host.end_id)
+
+
+def _output(rewarded: Rewarded, end_id: int) -> AgentLoopOutput:
+    made, reward = rewarded.made, rewarded.reward
+    ids, mask, logprobs = made.completion_ids, made.env_mask, made.logprobs
+    if not ids:
+        # verl puts the reward on the last token, so there has to be one; its mask is 0.
+        ids, mask, logprobs = [end_id], [0], [0.0]
+    if not reward.scored:
+        mask = [0] * len(mask)
+    usage = made.trajectory.usage
+    return AgentLoopOutput(
+        prompt_ids=made.prompt_ids,
+        response_ids=ids,
+        response_mask=mask,
+        response_logprobs=logprobs,
+        reward_score=reward.reward,
+        num_turns=made.trajectory.num_turns,
+        metrics=AgentLoopMetrics(generate_sequences=usage.model_seconds, tool_calls=usage.tool_seconds),
+        extra_fields={
+            "reward_extra_info": reward_columns(reward),
+            "min_global_steps": rewarded.min_version,
+            "max_global_steps": rewarded.max_version,
+            "turn_scores": [],
+            "tool_rewards": [],
+        },
+    )
+
+
+def reward_columns(reward: Reward) -> dict[str, float]:
+    """Return the numbers that verl logs next to the reward; verl treats `acc` as the main one."""
+    return {
+        "acc": reward.correctness,
+        "f_tool": reward.f_tool,
+        "f_len": reward.f_len,
+        "f_format": reward.f_format,
+        "tool_calls": float(reward.tool_calls),
+        "tool_failures": float(reward.tool_failures),
+        "length": float(reward.length),
+        "tool_mean": reward.tool_mean,
+        "length_mean": reward.length_mean,
+        "length_std": reward.length_std,
+        "sigma_tool": reward.sigma_tool,
+        "sigma_length": reward.sigma_length,
+    }

@@ -1,0 +1,1 @@
+"""Rollouts of groups, as reinforcement learning needs them."""

@@ -1,0 +1,73 @@
+"""Dump rollouts to one JSON Lines file per step; the engine's process writes them and the stage reads them.
+
+A line has the columns of the table `rl_rollouts`. Only the standard library is imported.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from treadle.rl.groups.rollout import Group, GroupTrajectory
+    from treadle.rl.rewards import Reward
+
+_PART = re.compile(r"step-(\d+)\.jsonl")
+_NUMBERS = ("correctness", "f_tool", "f_len", "f_format", "tool_mean", "length_mean", "length_std")
+
+
+def write_step(folder: Path, step: int, groups: Sequence[Group], rewards: Sequence[Sequence[Reward]]) -> None:
+    """Write the rollouts of one step (counted from 1) in the order given; the file is replaced atomically.
+
+    If a step is repeated after a kill, its file is overwritten.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"step-{step:06d}.jsonl"
+    unfinished = path.with_suffix(".tmp")
+    with unfinished.open("w", encoding="utf-8") as file:
+        for group, parts in zip(groups, rewards, strict=True):
+            for trajectory, reward in zip(group.trajectories, parts, strict=True):
+                file.write(json.dumps(rollout_row(step, group, trajectory, reward)) + "\n")
+    os.replace(unfinished, path)
+
+
+def rollout_row(step: int, group: Group, made: GroupTrajectory, reward: Reward) -> dict[str, Any]:
+    """Return one row of `rl_rollouts`."""
+    question = group.question
+    numbers = {name: getattr(reward, name) if reward.scored else None for name in _NUMBERS}
+    return {
+        "step": step,
+        "group": group.group_id,
+        "session": made.session,
+        "question_key": question.key,
+        "dataset": question.dataset,
+        "domain": question.domain,
+        "input": question.user_message,
+        "output": made.trajectory.text,
+        "reward": reward.reward if reward.scored else None,
+        **numbers,
+        "format_reason": " ".join(reward.format_reasons),
+        "prediction": reward.answer,
+        "tool_calls": reward.tool_calls,
+        "tool_failures": reward.tool_failures,
+        "model_tokens": sum(made.env_mask),
+        "total_tokens": len(made.completion_ids),
+        "finish": reward.status,
+        "branch_parent": made.branch_parent,
+        "branch_depth": made.branch_depth,
+        "seed": made.seed,
+    }
+
+
+def read_steps(folder: Path, num_steps: int) -> Iterator[list[dict[str, Any]]]:
+    """Yield the rows of each dumped step up to `num_steps`, in the order of the steps."""
+    if not folder.is_dir():
+        return
+    parts = {int(match[1]): path for path in folder.iterdir() if (match := _PART.fullmatch(path.name))}
+    for step in sorted(step for step in parts if step <= num_steps):
+        with parts[step].open(encoding="utf-8") as file:
+            yield [json.loads(line) for line in file]

@@ -1,0 +1,321 @@
+"""Roll out groups: all trajectories of one question, as a step of reinforcement learning needs them.
+
+Each trajectory is a rollout of `treadle.agent.rollout`, with the same protocol, tools and limits. If trajectories may
+branch (`treadle.rl.groups.branching`), those of a group advance one turn at a time together. A group therefore depends
+only on its seed and the model's answers, never on tool latency. Normative: docs/behaviour/group-rollouts.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from treadle.agent.call_cache import Forgetful
+from treadle.agent.environment import Environment, Ledger, Question
+from treadle.agent.rollout import RolloutEngine, Trajectory
+from treadle.agent.tools.outcome import NOT_ON_RECORD
+from treadle.agent.transcript import ORIGIN_SAMPLED
+from treadle.core.errors import ConfigError, EngineError, ModelError, ToolError
+from treadle.core.seeds import derive_seed
+from treadle.core.untrusted.sanitize import one_line
+from treadle.rl.groups.batching import Attendance
+from treadle.rl.groups.branching import Branching, uniform
+from treadle.rl.groups.session import Recorder, Session, TimedEnvironment
+from treadle.rl.rewards import GroupItem
+
+_log = logging.getLogger(__name__)
+
+Sleep = Callable[[float], Awaitable[object]]
+
+RETRY_PAUSES_S = (0.0, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0)
+"""Pauses before failed groups are retried: at once for a broken connection, then for five minutes in total for a
+restarting service."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupJob:
+    """Request for one group.
+
+    Attributes:
+        group_id: Set by the sampler; unique among the groups of a step.
+        question: The question that all trajectories answer.
+        size: Number of trajectories.
+        seed: Seed of the group; the seeds of its trajectories, turns and branches derive from it.
+    """
+
+    group_id: str
+    question: Question
+    size: int
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class GroupTrajectory:
+    """One trajectory of a group, ready for training.
+
+    Attributes:
+        session: Number in the group, from 0 in the order of creation.
+        prompt_ids: Token ids before the assistant's turn.
+        completion_ids: Token ids of the assistant's turn, tool results included, at most `max_trajectory_tokens`. If
+            the model ended its last turn without a call or an answer, the end-of-turn id is included.
+        env_mask: 1 for each completion id that the model sampled, else 0.
+        logprobs: Log-probability of each completion id at sampling; 0.0 if the mask is 0 or the value is unknown.
+        trajectory: The rollout's trajectory.
+        branch_parent: Session of the trajectory that it branched from; None if it started from the question.
+        branch_depth: Number of branchings between the question and this trajectory.
+        seed: Seed of the trajectory's turns.
+    """
+
+    session: int
+    prompt_ids: list[int]
+    completion_ids: list[int]
+    env_mask: list[int]
+    logprobs: list[float]
+    trajectory: Trajectory
+    branch_parent: int | None
+    branch_depth: int
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """All trajectories of one question, or the reason why there are none.
+
+    Attributes:
+        trajectories: The trajectories by session, exactly as many as requested; empty if the group failed.
+        error: Message of the infrastructure error that made the group fail; empty on success. It is never the agent's
+            fault, so it does not affect a reward.
+        retryable: Whether the error may go away by itself.
+    """
+
+    group_id: str
+    question: Question
+    trajectories: list[GroupTrajectory]
+    error: str = ""
+    retryable: bool = False
+
+    @property
+    def items(self) -> list[GroupItem]:
+        """Inputs of the group's rewards, by session."""
+        return [_item_of(trajectory) for trajectory in self.trajectories]
+
+
+def _item_of(made: GroupTrajectory) -> GroupItem:
+    ledger = Ledger(made.trajectory.calls)
+    return GroupItem(
+        segments=tuple(made.trajectory.segments),
+        tool_calls=ledger.executed.total(),
+        tool_failures=ledger.failed,
+        web_misses=sum(NOT_ON_RECORD in call.note for call in made.trajectory.calls),
+        model_tokens=sum(made.env_mask),
+        total_tokens=len(made.completion_ids),
+        status=made.trajectory.status,
+        session=made.session,
+        branch_parent=made.branch_parent,
+        branch_depth=made.branch_depth,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupRollouts:
+    """Runner of group rollouts; it can run any number of groups concurrently.
+
+    Attributes:
+        engine: The policy with its tokenizer (text mode is not supported), sampling and limits.
+        new_environment: Factory of the environment of one trajectory.
+        branching: Rule by which trajectories branch.
+        rollout_time_s: Time limit for the calls of one trajectory, including those shared with the one it branched
+            from.
+        vocab_size: Vocabulary size of the policy; entropies are in units of its logarithm.
+        attendance: Shared with the `BatchedModel`, if the policy is one.
+    """
+
+    engine: RolloutEngine
+    new_environment: Callable[[], Environment]
+    branching: Branching
+    rollout_time_s: float
+    vocab_size: int
+    attendance: Attendance = field(default_factory=Attendance)
+
+    def __post_init__(self) -> None:
+        if self.engine.codec is None:
+            raise ConfigError("group rollouts need token ids: the policy has no tokenizer here")
+
+    async def roll_out(self, job: GroupJob) -> Group:
+        """Roll out one group; mark it as failed on a ModelError or a retryable ToolError.
+
+        Other errors are raised.
+        """
+        self.attendance.enter()
+        try:
+            async with contextlib.AsyncExitStack() as environments:
+                making = _Making(self, job, environments)
+                await making.play()
+        except (ModelError, ToolError) as error:
+            if isinstance(error, ToolError) and not error.retryable:
+                raise
+            return Group(job.group_id, job.question, [], str(error) or type(error).__name__, error.retryable)
+        finally:
+            self.attendance.leave()
+        return Group(job.group_id, job.question, making.trajectories())
+
+
+async def roll_out_groups(rollouts: GroupRollouts, jobs: Sequence[GroupJob]) -> list[Group]:
+    """Roll out all groups concurrently, in the order of `jobs`; failed groups are marked and left to the caller."""
+    tasks = [asyncio.create_task(rollouts.roll_out(job)) for job in jobs]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        await _end(tasks)
+
+
+async def require_groups(
+    rollouts: GroupRollouts, jobs: Sequence[GroupJob], *, sleep: Sleep = asyncio.sleep
+) -> list[Group]:
+    """Roll out all groups and retry those with a retryable error, until none has failed.
+
+    Tests replace `sleep`. Raises EngineError with the number of failed groups and the first cause.
+    """
+    groups = await roll_out_groups(rollouts, jobs)
+    for pause_s in RETRY_PAUSES_S:
+        again = [index for index, group in enumerate(groups) if group.error and group.retryable]
+        if not again:
+            break
+        cause = one_line(groups[again[0]].error)
+        _log.warning("%d of %d groups failed, again in %g s; first cause: %s", len(again), len(jobs), pause_s, cause)
+        await sleep(pause_s)
+        for index, group in zip(again, await roll_out_groups(rollouts, [jobs[at] for at in again]), strict=True):
+            groups[index] = group
+    failed = [group for group in groups if group.error]
+    if failed:
+        raise EngineError(
+            f"{len(failed)} of {len(groups)} groups could not be rolled out; first cause: {failed[0].error}; "
+            "when it is mended, run again to go on"
+        )
+    return groups
+
+
+async def _end(tasks: Sequence[asyncio.Task[Any]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class _Making:
+    """State of one group while it is rolled out."""
+
+    def __init__(self, rollouts: GroupRollouts, job: GroupJob, environments: contextlib.AsyncExitStack) -> None:
+        """Register the close method of every environment on `environments`."""
+        self._rollouts = rollouts
+        self._job = job
+        self._environments = environments
+        self._sessions: list[Session] = []
+
+    async def play(self) -> None:
+        """Roll out all trajectories, from the question and by branching."""
+        size, branching = self._job.size, self._rollouts.branching
+        await self._begin(min(branching.initial_rollouts, size))
+        while live := [session for session in self._sessions if session.goes_on]:
+            if len(self._sessions) == size:
+                await self._together(live, Session.play_out)
+                continue
+            await self._together(live, Session.advance)
+            live = [session for session in live if session.goes_on]
+            await self._branch(live)
+            if not live:
+                await self._begin(size - len(self._sessions))
+
+    async def _begin(self, number: int) -> None:
+        for _ in range(number):
+            await self._add(None)
+
+    async def _branch(self, live: Sequence[Session]) -> None:
+        """Branch from the unfinished sessions, in their order, until the group is full."""
+        branching = self._rollouts.branching
+        for session in live:
+            session.measure(self._rollouts.vocab_size)
+            for attempt in range(min(branching.beam_size - 1, self._job.size - len(self._sessions))):
+                draw = uniform(self._job.seed, "branch", session.number, session.num_rounds, attempt)
+                if branching.branches(draw, session.rise):
+                    await self._add(session)
+
+    async def _add(self, parent: Session | None) -> None:
+        rollouts, job = self._rollouts, self._job
+        prefix = parent.rollout.prefix() if parent else None
+        number = len(self._sessions)
+        seed = derive_seed(job.seed, number)
+        time_left_s = parent.environment.time_left_s if parent else rollouts.rollout_time_s
+        environment = TimedEnvironment(rollouts.new_environment(), time_left_s)
+        self._environments.push_async_callback(environment.close)
+        inherited = parent.recorder.logprobs(prefix.ids, prefix.origins) if parent and prefix else ()
+        recorder = Recorder(rollouts.engine.model, environment, inherited)
+        rollout = await replace(rollouts.engine, model=recorder).begin(
+            environment, job.question, seed=seed, deadline=math.inf, memory=Forgetful(), prefix=prefix
+        )
+        session = Session(
+            number=number,
+            parent=parent.number if parent else None,
+            depth=parent.depth + 1 if parent else 0,
+            seed=seed,
+            environment=environment,
+            recorder=recorder,
+            rollout=rollout,
+            baseline=parent.baseline if parent else None,
+        )
+        self._sessions.append(session)
+
+    async def _together(self, sessions: Sequence[Session], play: Callable[[Session], Awaitable[None]]) -> None:
+        """Run sessions concurrently. The last one to end leaves its attendance to the group."""
+        attendance = self._rollouts.attendance
+        num_others = len(sessions) - 1
+        attendance.enter(num_others)
+
+        async def play_one(session: Session) -> None:
+            nonlocal num_others
+            try:
+                await play(session)
+            finally:
+                if num_others:
+                    num_others -= 1
+                    attendance.leave()
+
+        tasks = [asyncio.create_task(play_one(session)) for session in sessions]
+        try:
+            await asyncio.gather(*tasks)
+        finally:
+            await _end(tasks)
+            attendance.leave(num_others)
+
+    def trajectories(self) -> list[GroupTrajectory]:
+        """Return all trajectories; call it when all sessions have ended."""
+        return [self._trajectory(session) for session in self._sessions]
+
+    def _trajectory(self, session: Session) -> GroupTrajectory:
+        engine = self._rollouts.engine
+        trajectory = session.rollout.finish()
+        ids, mask = list(trajectory.output_ids), [int(origin == ORIGIN_SAMPLED) for origin in trajectory.token_origin]
+        logprobs = session.recorder.logprobs(ids, trajectory.token_origin)
+        assert engine.codec is not None
+        end = session.recorder.end_of_turn(len(ids), engine.codec.eos_ids)
+        if trajectory.status == "no_answer" and end is not None:
+            # The model decided to end here. Training can only discourage that if the end-of-turn id is in the loss.
+            ids.append(end[0])
+            mask.append(1)
+            logprobs.append(end[1])
+        most = engine.limits.max_trajectory_tokens
+        return GroupTrajectory(
+            session=session.number,
+            prompt_ids=trajectory.prompt_ids,
+            completion_ids=ids[:most],
+            env_mask=mask[:most],
+            logprobs=logprobs[:most],
+            trajectory=trajectory,
+            branch_parent=session.parent,
+            branch_depth=session.depth,
+            seed=session.seed,
+        )

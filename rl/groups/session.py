@@ -1,0 +1,154 @@
+"""Run one trajectory of a group: its rollout, the sampled log-probabilities, and the time that its tools have left.
+
+The time that a trajectory waits for the model, its siblings or a free sandbox depends on the machine's load and must
+not affect a reward. Only the time of its calls counts; the engine's supervisor ends a process that hangs. Normative:
+docs/behaviour/group-rollouts.md, part "Infrastructure and time".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from treadle.agent.environment import CallRecord, Environment, Observation, Question
+from treadle.agent.model_types import Model
+from treadle.agent.rollout import Rollout
+from treadle.agent.transcript import ORIGIN_SAMPLED
+from treadle.core.errors import DeadlineExceeded
+from treadle.core.llm.types import Completion, CompletionRequest
+from treadle.core.work_clock import timed_work
+from treadle.rl.groups.branching import turn_entropy
+
+
+class TimedEnvironment:
+    """Environment whose calls use up a trajectory's time: the recorded duration of each call, without waiting.
+
+    Attributes:
+        time_left_s: Seconds left.
+    """
+
+    def __init__(self, environment: Environment, time_left_s: float) -> None:
+        self.time_left_s = time_left_s
+        self._environment = environment
+
+    async def reset(self, question: Question, history: Sequence[CallRecord] = ()) -> list[dict[str, str]]:
+        """Reset the environment; see `Environment`."""
+        return await self._environment.reset(question, history)
+
+    async def step(
+        self,
+        text: str,
+        *,
+        turn: int,
+        deadline: float,
+        log: Sequence[str] = (),
+        seed: int = 0,
+        budget_s: float | None = None,
+    ) -> Observation:
+        """Run one step; see `Environment`.
+
+        Calls run at most for the time that is left; calls that cannot report their duration have that time as their
+        deadline.
+        """
+        left_s = self.time_left_s if budget_s is None else min(budget_s, self.time_left_s)
+        with timed_work() as clock:
+            began = clock.time()
+            observation = await self._environment.step(
+                text, turn=turn, deadline=min(deadline, began + left_s), log=log, seed=seed, budget_s=left_s
+            )
+            # The work clock stops while infrastructure holds a call up, so it bounds the recorded durations.
+            self.time_left_s -= min(sum(call.seconds for call in observation.calls), clock.time() - began)
+        return observation
+
+    def replay(self, observation: Observation) -> None:
+        """Replay an observation; see `Environment`."""
+        self._environment.replay(observation)
+
+    async def close(self) -> None:
+        """Close the environment; see `Environment`."""
+        await self._environment.close()
+
+
+class Recorder:
+    """Model of one trajectory that records the position of each completion and its log-probabilities."""
+
+    def __init__(self, model: Model, environment: TimedEnvironment, inherited: Sequence[float]) -> None:
+        """Wrap a model; `inherited` holds the log-probabilities of the ids before the branching point, if any."""
+        self._model = model
+        self._environment = environment
+        self._inherited = inherited
+        self._num_prompt_ids: int | None = None
+        self._answers: list[tuple[int, Completion]] = []
+
+    async def complete(self, request: CompletionRequest, *, session: str, deadline: float) -> Completion:
+        """Return one completion; raise DeadlineExceeded if calls have used up the trajectory's time."""
+        if self._environment.time_left_s <= 0:
+            raise DeadlineExceeded("the rollout's time is up")
+        if self._num_prompt_ids is None:
+            self._num_prompt_ids = len(request.prompt) - len(self._inherited)
+        start = len(request.prompt) - self._num_prompt_ids
+        completion = await self._model.complete(request, session=session, deadline=deadline)
+        self._answers.append((start, completion))
+        return completion
+
+    @property
+    def last(self) -> Completion | None:
+        """The newest completion."""
+        return self._answers[-1][1] if self._answers else None
+
+    def logprobs(self, ids: Sequence[int], origins: Sequence[int]) -> list[float]:
+        """Return the log-probability of each id of the assistant's turn; 0.0 if it was not sampled."""
+        values = [*self._inherited, *[0.0] * (len(ids) - len(self._inherited))]
+        for start, completion in self._answers:
+            for offset, logprob in enumerate(completion.logprobs or ()):
+                if start + offset < len(ids) and origins[start + offset] == ORIGIN_SAMPLED:
+                    values[start + offset] = logprob
+        return values
+
+    def end_of_turn(self, num_kept: int, eos_ids: Collection[int]) -> tuple[int, float] | None:
+        """Return the end-of-turn id after the `num_kept` ids of the assistant's turn, and its log-probability.
+
+        Returns None if the model did not sample one.
+        """
+        if not self._answers:
+            return None
+        start, completion = self._answers[-1]
+        ids, at = completion.token_ids or (), num_kept - start
+        if at >= len(ids) or ids[at] not in eos_ids:
+            return None
+        return ids[at], completion.logprobs[at] if completion.logprobs else 0.0
+
+
+@dataclass(slots=True, kw_only=True)
+class Session:
+    """One trajectory in progress. `baseline` is the entropy of its first turn, or its parent's baseline."""
+
+    number: int
+    parent: int | None
+    depth: int
+    seed: int
+    environment: TimedEnvironment
+    recorder: Recorder
+    rollout: Rollout
+    baseline: float | None
+    rise: float = 0.0
+    num_rounds: int = 0
+    goes_on: bool = True
+
+    async def advance(self) -> None:
+        """Take one turn."""
+        self.goes_on = await self.rollout.advance()
+        self.num_rounds += 1
+
+    async def play_out(self) -> None:
+        """Take all remaining turns."""
+        while self.goes_on:
+            await self.advance()
+
+    def measure(self, vocab_size: int) -> None:
+        """Set `rise` to the entropy of the newest turn above the baseline."""
+        assert self.recorder.last is not None
+        entropy = turn_entropy(self.recorder.last, vocab_size)
+        if self.baseline is None:
+            self.baseline = entropy
+        self.rise = entropy - self.baseline

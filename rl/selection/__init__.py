@@ -1,0 +1,1 @@
+"""The stage `selection`: choose training questions by Pareto fronts."""

@@ -1,0 +1,238 @@
+"""Report a selection: counts for the record, and the page `report.md`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from treadle.core.figures import Cell, Figures, plain, render_figures
+from treadle.rl.selection.choice import FATES, SELECTED, Choice
+
+MEANINGS = {
+    "selected": "a row",
+    "held_out": "kept for evaluation",
+    "selected_before": "an earlier phase trained on it, and exclude_previous is on",
+    "too_few_rollouts": "fewer usable rollouts than min_rollouts",
+    "all_right": "no usable rollout is wrong",
+    "all_wrong": "no usable rollout is right",
+    "over_quota": "mixed, but the quota of its domain was full without it",
+    "over_limit": "mixed, but behind those that were taken",
+}
+_FRONTS_SHOWN = 20
+_GROUPS_SHOWN = 40
+TENTHS = 10
+
+
+class Earlier(NamedTuple):
+    """Rows that an earlier phase trained on."""
+
+    phase: int
+    num_rows: int
+    mask: np.ndarray
+    """Mask of the current questions that are among its rows, bool."""
+
+
+class Findings(NamedTuple):
+    """Results of a selection that the report shows."""
+
+    choice: Choice
+    datasets: Sequence[str]
+    """Data set of each question."""
+    earlier: Sequence[Earlier]
+    num_failed: int
+    """Number of rollouts lost to infrastructure; they are not used."""
+    num_unscored: int
+    """Number of further rollouts without a verdict; they are not used either."""
+
+
+class Front(NamedTuple):
+    """Summary of one Pareto front; under quotas, of one domain's front."""
+
+    rank: int
+    domain: str
+    """Domain of the front; empty if all domains are ranked together."""
+    size: int
+    num_selected: int
+    tool: tuple[float, float]
+    """Minimum and maximum of S_tool."""
+    corr: tuple[float, float]
+
+
+def metrics_of(found: Findings) -> dict[str, Any]:
+    """Return flat metrics for the stage's record; data set names are escaped by `treadle.core.figures.plain`."""
+    choice = found.choice
+    selected = choice.fate == SELECTED
+    return {
+        "questions": len(choice.keys),
+        "rollouts": int(choice.dispersion.num_rollouts.sum()),
+        "failed_rollouts": found.num_failed,
+        "unscored_rollouts": found.num_unscored,
+        **{("rows" if name == "selected" else f"left_out.{name}"): count for name, count in choice.counts().items()},
+        **_front_metrics(choice),
+        **{f"unfilled_quota.{name}": quota - taken for name, taken, quota in choice.unfilled()},
+        "mean_correctness": _mean(choice.dispersion.mean),
+        "mean_correctness_selected": _mean(choice.dispersion.mean[selected]),
+        "mean_score_tool_selected": _mean(choice.score_tool[selected]),
+        "mean_score_corr_selected": _mean(choice.score_corr[selected]),
+        **_by_name("domain", choice.domains, selected),
+        **_by_name("dataset", found.datasets, selected),
+        **{
+            f"overlap.{earlier.phase}.{name}": int((earlier.mask & (choice.fate == code)).sum())
+            for earlier in found.earlier
+            for code, name in enumerate(FATES)
+        },
+        **{
+            f"overlap.{earlier.phase}.not_sampled": earlier.num_rows - int(earlier.mask.sum())
+            for earlier in found.earlier
+        },
+    }
+
+
+def _front_metrics(choice: Choice) -> dict[str, int]:
+    """Count the fronts, the largest front and the fronts with selected questions; under quotas also by domain."""
+    fronts = fronts_of(choice)
+    pools = {"": fronts}
+    if choice.quotas:
+        pools |= {
+            f".{name}": [front for front in fronts if front.domain == name] for name in sorted(set(choice.domains))
+        }
+    found = {}
+    for suffix, some in pools.items():
+        found[f"fronts{suffix}"] = len(some)
+        found[f"largest_front{suffix}"] = max((front.size for front in some), default=0)
+        found[f"selected_fronts{suffix}"] = sum(front.num_selected > 0 for front in some)
+    return found
+
+
+def fronts_of(choice: Choice) -> list[Front]:
+    """Return the fronts sorted by rank, then by domain."""
+    fronts = []
+    for domain, pool in choice.pools():
+        ranked = np.flatnonzero(pool.rank >= 0)
+        ranked = ranked[np.argsort(pool.rank[ranked], kind="stable")]
+        borders = np.flatnonzero(np.diff(pool.rank[ranked])) + 1
+        fronts += [_front(pool, domain, members) for members in np.split(ranked, borders) if len(members)]
+    return sorted(fronts, key=lambda front: (front.rank, front.domain))
+
+
+def _front(choice: Choice, domain: str, members: np.ndarray) -> Front:
+    tool, corr = choice.score_tool[members], choice.score_corr[members]
+    return Front(
+        rank=int(choice.rank[members[0]]),
+        domain=domain,
+        size=len(members),
+        num_selected=int((choice.fate[members] == SELECTED).sum()),
+        tool=(float(tool.min()), float(tool.max())),
+        corr=(float(corr.min()), float(corr.max())),
+    )
+
+
+def tenths(values: np.ndarray) -> np.ndarray:
+    """Count the values in [0, 1] per tenth, shape (10,); 1 counts in the last tenth, nan is skipped."""
+    known = values[~np.isnan(values)]
+    # Rounding may put a border value slightly below its tenth; a border belongs to the upper tenth.
+    places = np.minimum((known * TENTHS + 1e-9).astype(np.int64), TENTHS - 1)
+    return np.bincount(places, minlength=TENTHS)
+
+
+def quota_note(choice: Choice) -> str:
+    """Return a clause that lists the quotas that are not full; empty if all are full or none is set."""
+    short = [f"{name} {taken:,} of {quota:,}" for name, taken, quota in choice.unfilled()]
+    if not short:
+        return ""
+    return f"quotas with too few mixed questions: {', '.join(short)}; no other domain takes their places"
+
+
+def render_report(found: Findings, phase: int) -> str:
+    """Return the page `report.md`."""
+    choice = found.choice
+    counts = choice.counts()
+    num_mixed = int((choice.rank >= 0).sum())
+    quotas = f" {note[0].upper()}{note[1:]}." if (note := quota_note(choice)) else ""
+    lost = found.num_failed + found.num_unscored
+    intro = (
+        f"# Selection of phase {phase}\n\n"
+        f"{counts['selected']:,} of {len(choice.keys):,} questions, chosen by "
+        f"{int(choice.dispersion.num_rollouts.sum()):,} rollouts; {num_mixed:,} have rollouts that disagree. Not "
+        f"usable, and counted neither as right nor as wrong: {lost:,} rollouts ({found.num_failed:,} lost to "
+        f"infrastructure, {found.num_unscored:,} without a verdict).{quotas}\n\n![fronts](fronts.svg)"
+    )
+    tables = [
+        _fates(counts),
+        _fronts(choice),
+        _correctness(choice),
+        _groups("Domains", "domain", choice.domains, choice),
+        _groups("Data sets", "data set", found.datasets, choice),
+        *([_overlap(found)] if found.earlier else []),
+    ]
+    return f"{intro}\n\n{render_figures(tables)}\n"
+
+
+def _fates(counts: dict[str, int]) -> Figures:
+    rows: tuple[tuple[Cell, ...], ...] = tuple((name, counts[name], MEANINGS[name]) for name in FATES)
+    note = "Every question is counted once, under the first of these that applies."
+    return Figures("What became of the questions", ("fate", "questions", "meaning"), rows, note)
+
+
+def _fronts(choice: Choice) -> Figures:
+    fronts = fronts_of(choice)
+    rows: tuple[tuple[Cell, ...], ...] = tuple(
+        (
+            f"{front.domain} {front.rank}".strip(),
+            front.size,
+            front.num_selected,
+            f"{front.tool[0]:.3f} to {front.tool[1]:.3f}",
+            f"{front.corr[0]:.3f} to {front.corr[1]:.3f}",
+        )
+        for front in fronts[:_FRONTS_SHOWN]
+    )
+    hidden = len(fronts) - _FRONTS_SHOWN
+    note = f"{hidden:,} further fronts are not shown." if hidden > 0 else ""
+    header = ("front", "questions", "selected", "deviation of calls", "deviation of correctness")
+    return Figures("Fronts", header, rows, note)
+
+
+def _correctness(choice: Choice) -> Figures:
+    means = choice.dispersion.mean
+    every, chosen = tenths(means).tolist(), tenths(means[choice.fate == SELECTED]).tolist()
+    rows: tuple[tuple[Cell, ...], ...] = tuple(
+        (f"{index / TENTHS:.1f} to {(index + 1) / TENTHS:.1f}", every[index], chosen[index]) for index in range(TENTHS)
+    )
+    note = "A value on a border counts in the upper tenth; 1 in the last one."
+    return Figures("Mean correctness of the questions", ("mean", "questions", "selected"), rows, note)
+
+
+def _groups(title: str, name: str, names: Sequence[str], choice: Choice) -> Figures:
+    every = Counter(names)
+    mixed = Counter(names[number] for number in np.flatnonzero(choice.rank >= 0).tolist())
+    chosen = Counter(names[number] for number in np.flatnonzero(choice.fate == SELECTED).tolist())
+    ranked = sorted(every, key=lambda one: (-every[one], one))
+    rows: tuple[tuple[Cell, ...], ...] = tuple(
+        (one, every[one], mixed[one], chosen[one]) for one in ranked[:_GROUPS_SHOWN]
+    )
+    hidden = len(ranked) - _GROUPS_SHOWN
+    note = f"{hidden:,} further ones are not shown." if hidden > 0 else ""
+    return Figures(title, (name, "questions", "mixed", "selected"), rows, note)
+
+
+def _overlap(found: Findings) -> Figures:
+    rows = []
+    for earlier in found.earlier:
+        counts = np.bincount(found.choice.fate[earlier.mask], minlength=len(FATES)).tolist()
+        absent = earlier.num_rows - int(earlier.mask.sum())
+        rows.append((str(earlier.phase), earlier.num_rows, *counts, absent))
+    header = ("phase", "rows", *(name.replace("_", " ") for name in FATES), "not sampled")
+    return Figures("What became of the rows of earlier phases", header, tuple(rows))
+
+
+def _by_name(kind: str, names: Sequence[str], selected: np.ndarray) -> dict[str, int]:
+    counts = Counter(plain(names[number]) for number in np.flatnonzero(selected).tolist())
+    return {f"{kind}.{name}": count for name, count in sorted(counts.items())}
+
+
+def _mean(values: np.ndarray) -> float | None:
+    known = values[~np.isnan(values)]
+    return round(float(known.mean()), 6) if len(known) else None

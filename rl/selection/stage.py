@@ -1,0 +1,343 @@
+"""Run the stage `selection`: choose the questions that are worth reinforcement learning, from scored rollouts.
+
+Scores are read twice: once for sums per question, once for the rollouts of the selected ones. Rows are sorted through
+files, so memory grows by less than 1 KiB per question and does not depend on the number of rollouts or the length of
+texts. Documented in docs/behaviour/selection.md.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import operator
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import orjson
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from treadle.agent.environment import QUESTION_COLUMNS, Question, opening_messages
+from treadle.core.errors import ArtifactError, StageFailed
+from treadle.core.runs.stage import Stage, StageContext
+from treadle.core.schemas import RL_REJECTIONS, RL_ROWS
+from treadle.core.store.buckets import Buckets, bucket_count, draw
+from treadle.rl.rewards import FAILED
+from treadle.rl.selection.choice import OVER_QUOTA, SELECTED, Choice, choose
+from treadle.rl.selection.dispersion import DispersionSums
+from treadle.rl.selection.fronts_picture import draw_fronts
+from treadle.rl.selection.report import Earlier, Findings, metrics_of, quota_note, render_report
+from treadle.rl.selection.settings import SelectionSettings
+from treadle.rl.verl.rows import check_domain, verl_row
+
+_log = logging.getLogger(__name__)
+
+_COUNTED = ("rollout_key", "question_key", "dataset", "domain", "model", "status", "score", "calls_executed")
+_OUTCOME = ("question_key", "rollout_key", "status", "score", "calls_executed")
+_ASKED = (*QUESTION_COLUMNS, "answers")
+_CHUNK_ROWS = 256
+_ROWS_PER_BUCKET = 1_024
+
+
+class _Questions:
+    """Questions seen so far, numbered from 0; data sets and domains are stored as codes."""
+
+    def __init__(self) -> None:
+        self.numbers: dict[str, int] = {}
+        self.datasets: dict[str, int] = {}
+        self.domains: dict[str, int] = {}
+        self.dataset_of: list[int] = []
+        self.domain_of: list[int] = []
+
+    @property
+    def keys(self) -> list[str]:
+        """Question keys by number."""
+        return list(self.numbers)
+
+    def datasets_by_number(self) -> list[str]:
+        """Return the data set of each question."""
+        names = list(self.datasets)
+        return [names[code] for code in self.dataset_of]
+
+    def domains_by_number(self) -> list[str]:
+        """Return the domain of each question."""
+        names = list(self.domains)
+        return [names[code] for code in self.domain_of]
+
+    def of(self, batch: pa.RecordBatch) -> np.ndarray:
+        """Return the question's number for each row of `scores`; raise DataError for a domain without a reward."""
+        encoded = pc.dictionary_encode(batch["question_key"])
+        local = encoded.indices.to_numpy()
+        _, first = np.unique(local, return_index=True)
+        heads = batch.select(["dataset", "domain"]).take(pa.array(first)).to_pylist()
+        numbers = np.empty(len(heads), np.int64)
+        for place, (key, head) in enumerate(zip(encoded.dictionary.to_pylist(), heads, strict=True)):
+            number = self.numbers.setdefault(key, len(self.numbers))
+            if number == len(self.dataset_of):
+                check_domain(head["domain"], head["dataset"])
+                self.dataset_of.append(self.datasets.setdefault(head["dataset"], len(self.datasets)))
+                self.domain_of.append(self.domains.setdefault(head["domain"], len(self.domains)))
+            numbers[place] = number
+        found: np.ndarray = numbers[local]
+        return found
+
+
+class _Making:
+    """State of one run of the stage."""
+
+    def __init__(self, context: StageContext) -> None:
+        settings: SelectionSettings = context.settings
+        self._context = context
+        self._settings = settings
+        self._options = settings.options
+        self._environment_digests = settings.environment.digests()
+        self._questions = _Questions()
+        self._models: set[str] = set()
+        self._num_failed = 0
+        self._num_unscored = 0
+
+    def run(self) -> dict[str, Any]:
+        """Select questions, write all outputs and return the metrics."""
+        num_rollouts = sum(table.num_rows for table in self._context.inputs["scores"])
+        self._context.progress.start(2 * num_rollouts, 0, "rollouts")
+        sums = self._count()
+        held_out = self._held_out()
+        earlier = self._earlier()
+        choice = choose(
+            self._questions.keys,
+            sums.totals(),
+            self._questions.domains_by_number(),
+            options=self._options,
+            held_out=held_out,
+            selected_before=np.any([one.mask for one in earlier], axis=0) if earlier else np.zeros(len(held_out), bool),
+        )
+        self._check_choice(choice)
+        self._write_rows(choice)
+        self._write_rejections(choice)
+        found = Findings(choice, self._questions.datasets_by_number(), earlier, self._num_failed, self._num_unscored)
+        report = render_report(found, self._settings.phase)
+        self._context.add_file(RL_ROWS.kind, "fronts.svg", draw_fronts(choice))
+        self._context.add_file(RL_ROWS.kind, "report.md", report.encode())
+        return metrics_of(found)
+
+    # First pass: collect the statistics of each question.
+
+    def _count(self) -> DispersionSums:
+        sums = DispersionSums()
+        rollouts = self._rollout_keys()
+        for batch in self._score_batches():
+            self._check_pairs(batch["rollout_key"].to_pylist(), rollouts)
+            self._models.update(batch["model"].unique().to_pylist())
+            sums.add(self._questions.of(batch), batch["calls_executed"].to_numpy(), self._correctness(batch))
+            self._context.progress.advance(batch.num_rows)
+        if (spare := next(rollouts, None)) is not None:
+            raise ArtifactError(f"rollout {spare} has no score; run `scores` again on the rollouts that are read here")
+        if len(self._models) > 1:
+            raise StageFailed(
+                f"{self._context.address}: the rollouts are of several models ({', '.join(sorted(self._models))}); "
+                "questions are chosen by those of one policy: bind only its rollouts"
+            )
+        return sums
+
+    def _correctness(self, batch: pa.RecordBatch) -> np.ndarray:
+        """Return the score of each rollout, nan if it is not usable; count the unusable ones by cause."""
+        failed = batch["status"].to_numpy(zero_copy_only=False) == FAILED
+        scores: np.ndarray = batch["score"].to_numpy(zero_copy_only=False).astype(np.float64)
+        self._num_failed += int(failed.sum())
+        self._num_unscored += int((np.isnan(scores) & ~failed).sum())
+        return np.where(failed, np.nan, scores)
+
+    def _score_batches(self) -> Iterator[pa.RecordBatch]:
+        return (batch for table in self._context.inputs["scores"] for batch in table.batches(_COUNTED))
+
+    def _rollout_keys(self) -> Iterator[str]:
+        """Yield the keys of the rollouts in their order; raise StageFailed if one comes from another environment."""
+        for table in self._context.inputs["rollouts"]:
+            for batch in table.batches(["rollout_key", "environment_digest"]):
+                for digest in batch["environment_digest"].unique().to_pylist():
+                    if digest not in self._environment_digests:
+                        raise StageFailed(
+                            f"rollouts were made in environment {digest[:12]}, the configuration describes "
+                            f"{self._environment_digests.plain[:12]}: another prompt, other tools or limits; run "
+                            "`rollouts` again, or restore the [environment] that it was run with"
+                        )
+                yield from batch["rollout_key"].to_pylist()
+
+    def _check_pairs(self, scored: Sequence[str], rollouts: Iterator[str]) -> None:
+        made = list(itertools.islice(rollouts, len(scored)))
+        if made == scored:
+            return
+        place = next(place for place, pair in enumerate(itertools.zip_longest(made, scored)) if pair[0] != pair[1])
+        what = f"rollout {made[place]} has no score" if place < len(made) else f"score {scored[place]} has no rollout"
+        raise ArtifactError(f"{what} at its place; run `scores` again on the rollouts that are read here")
+
+    def _held_out(self) -> np.ndarray:
+        """Return the mask of held-out questions; raise ArtifactError for a question that is not in `questions`."""
+        held_out = np.zeros(len(self._questions.numbers), bool)
+        known = np.zeros(len(self._questions.numbers), bool)
+        for table in self._context.inputs["questions"]:
+            for batch in table.batches(["question_key", "split"]):
+                for key, split in zip(batch["question_key"].to_pylist(), batch["split"].to_pylist(), strict=True):
+                    if (number := self._questions.numbers.get(key)) is not None:
+                        known[number] = True
+                        held_out[number] = split != "train"
+        if not known.all():
+            key = self._questions.keys[int(np.argmin(known))]
+            raise ArtifactError(
+                f"rollouts answer question {key}, which is not among the questions read; bind the questions that the "
+                "rollouts were made from"
+            )
+        return held_out
+
+    def _earlier(self) -> list[Earlier]:
+        """Return the questions of earlier phases that occur among the current ones."""
+        found = []
+        for table in self._context.inputs.get("previous", ()):
+            mask = np.zeros(len(self._questions.numbers), bool)
+            phase = 0
+            for batch in table.batches(["question_key", "phase"]):
+                phase = batch["phase"][0].as_py() if batch.num_rows else phase
+                for key in batch["question_key"].to_pylist():
+                    if (number := self._questions.numbers.get(key)) is not None:
+                        mask[number] = True
+            found.append(Earlier(phase, table.num_rows, mask))
+        return found
+
+    def _check_choice(self, choice: Choice) -> None:
+        counts = choice.counts()
+        told = ", ".join(f"{code} {count:,}" for code, count in counts.items() if count)
+        if counts["selected"]:
+            _log.info("%s: %s%s", self._context.address, told, f"; {note}" if (note := quota_note(choice)) else "")
+            return
+        without = sorted({choice.domains[number] for number in np.flatnonzero(choice.fate == OVER_QUOTA).tolist()})
+        hints = {
+            "held_out": "all are held out: let the rollouts answer questions of the split train",
+            "selected_before": "all were trained on before: add questions, or turn exclude_previous off",
+            "too_few_rollouts": "make more rollouts per question, or lower min_rollouts",
+            "all_right": "the policy answers all of them: ask harder questions, or raise the temperature of the "
+            "rollouts",
+            "all_wrong": "the policy answers none of them: train it further, or ask easier questions",
+            "over_quota": f"selection.quotas has 0 for {', '.join(without)}: raise it",
+        }
+        # Raising a quota is the smallest change that gives rows, however few questions it affects.
+        most = "over_quota" if without else max(counts, key=lambda code: counts[code])
+        hint = hints.get(most, "let the rollouts answer questions")
+        raise StageFailed(f"{self._context.address}: no question is left to train on ({told}); {hint}")
+
+    # Second pass: put the rollouts and texts of the selected questions into buckets by position, then write each
+    # bucket.
+
+    def _write_rows(self, choice: Choice) -> None:
+        chosen = np.flatnonzero(choice.fate == SELECTED)
+        folder, count = self._context.scratch, bucket_count(len(chosen), _ROWS_PER_BUCKET)
+        with Buckets(folder / "rollouts", count) as rollouts, Buckets(folder / "asked", count) as asked:
+            keys = self._questions.keys
+            places = {keys[number]: draw(self._settings.seed, "order", keys[number]) for number in chosen.tolist()}
+            self._spread_rollouts(choice.fate == SELECTED, places, rollouts)
+            for table in self._context.inputs["questions"]:
+                for row in table.rows(_ASKED):
+                    if (place := places.get(row["question_key"])) is not None:
+                        asked.add(asked.of(place), orjson.dumps(row))
+            chunk: list[dict[str, Any]] = []
+            for index, lines in enumerate(rollouts):
+                outcomes = _by_question(lines)
+                questions = [orjson.loads(line) for line in asked.lines(index)]
+                questions.sort(key=lambda row: (places[row["question_key"]], row["question_key"]))
+                for question in questions:
+                    chunk.append(self._row(question, outcomes[question["question_key"]], choice))
+                    if len(chunk) == _CHUNK_ROWS:
+                        self._context.write(RL_ROWS.kind, chunk)
+                        chunk = []
+            self._context.write(RL_ROWS.kind, chunk)
+
+    def _spread_rollouts(self, is_chosen: np.ndarray, places: Mapping[str, int], rollouts: Buckets) -> None:
+        """Add a line per question and batch: the key, then rollout key, score, calls and usability of each rollout."""
+        for batch in self._score_batches():
+            wanted = pa.array(is_chosen[self._questions.of(batch)])
+            taken = batch.select(_OUTCOME).filter(wanted).to_pydict()
+            usable = [
+                status != FAILED and score is not None
+                for status, score in zip(taken["status"], taken["score"], strict=True)
+            ]
+            outcomes = zip(taken["rollout_key"], taken["score"], taken["calls_executed"], usable, strict=True)
+            for key, group in itertools.groupby(
+                zip(taken["question_key"], outcomes, strict=True), operator.itemgetter(0)
+            ):
+                line = orjson.dumps([key, [outcome for _, outcome in group]])
+                rollouts.add(rollouts.of(places[key]), line)
+            self._context.progress.advance(batch.num_rows)
+
+    def _row(self, question: Mapping[str, Any], outcomes: Sequence[Sequence[Any]], choice: Choice) -> dict[str, Any]:
+        key = question["question_key"]
+        number = self._questions.numbers[key]
+        usable = [outcome for outcome in outcomes if outcome[3]]
+        score_tool, score_corr = (float(values[number]) for values in (choice.score_tool, choice.score_corr))
+        rank, distance = int(choice.rank[number]), float(choice.distance[number])
+        verl = verl_row(
+            question,
+            opening_messages(self._settings.environment, Question.from_row(question)),
+            index=int(choice.place[number]),
+            phase=self._settings.phase,
+            score_tool=score_tool,
+            score_corr=score_corr,
+            rank=rank,
+        )
+        return {
+            **verl,
+            "question_key": key,
+            "dataset": question["dataset"],
+            "domain": question["domain"],
+            "phase": self._settings.phase,
+            "model": next(iter(self._models)),
+            "parents": [outcome[0] for outcome in usable],
+            "correctness": [outcome[1] for outcome in usable],
+            "calls": [outcome[2] for outcome in usable],
+            "num_unusable": len(outcomes) - len(usable),
+            "score_tool": score_tool,
+            "score_corr": score_corr,
+            "rank": rank,
+            "distance": None if np.isinf(distance) else distance,
+            "is_boundary": bool(np.isinf(distance)),
+            "environment_digest": self._environment_digests.of(question),
+            "format": question["format"],
+            "scorer": question["scorer"],
+        }
+
+    def _write_rejections(self, choice: Choice) -> None:
+        datasets = self._questions.datasets_by_number()
+        chunk: list[dict[str, Any]] = []
+        for number in np.flatnonzero(choice.fate != SELECTED).tolist():
+            chunk.append({"dataset": datasets[number], **choice.facts(number)})
+            if len(chunk) == _CHUNK_ROWS:
+                self._context.write(RL_REJECTIONS.kind, chunk)
+                chunk = []
+        self._context.write(RL_REJECTIONS.kind, chunk)
+
+
+def _by_question(lines: Sequence[bytes]) -> dict[str, list[list[Any]]]:
+    """Return the rollouts of each question, whose lines may come from several batches."""
+    found: dict[str, list[list[Any]]] = {}
+    for key, outcomes in map(orjson.loads, lines):
+        found.setdefault(key, []).extend(outcomes)
+    return found
+
+
+def run_selection(context: StageContext) -> Mapping[str, Any]:
+    """Select questions, write them and return the metrics.
+
+    Raises StageFailed if no question is left or if the rollouts come from several models or another environment. Raises
+    ArtifactError if rollouts, scores and questions do not match.
+    """
+    return _Making(context).run()
+
+
+SELECTION = Stage(
+    name="selection",
+    version=1,
+    settings=SelectionSettings,
+    consumes={"rollouts": "rollouts", "scores": "scores", "questions": "questions", "previous": "rl_rows"},
+    optional=frozenset({"previous"}),
+    produces=(RL_ROWS, RL_REJECTIONS),
+    run=run_selection,
+)

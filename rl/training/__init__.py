@@ -1,0 +1,1 @@
+"""The stage `rl`: plan, launch, check and report a training."""

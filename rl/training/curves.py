@@ -1,0 +1,107 @@
+"""Draw the curves of a reinforcement: a picture for the artifact, and sparklines for the terminal and the UI."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from treadle.core.pictures import COLOUR, LIGHT, WARM, draw_svg
+from treadle.rl.training.events import RlStep, Validation
+
+_BLOCKS = "▁▂▃▄▅▆▇█"
+_MEAN_OVER = 8
+"""Number of steps in the moving mean, because single steps of small batches are noisy."""
+_MOST_AT_AN_END = 10
+"""Maximum number of steps at either end of a training that are averaged."""
+
+StepValue = Callable[[RlStep], float | None]
+ValidationValue = Callable[[Validation], float | None]
+
+_PANELS: tuple[tuple[str, StepValue, ValidationValue | None], ...] = (
+    ("reward", lambda step: step.reward, None),
+    ("correctness", lambda step: step.correctness, lambda made: made.overall.correctness),
+    ("share in good format", lambda step: step.format_ok, lambda made: made.overall.format_ok),
+    ("share answered", lambda step: step.answered, None),
+    ("calls", lambda step: step.calls, lambda made: made.overall.calls),
+    ("length in tokens", lambda step: step.length, lambda made: made.overall.length),
+    ("share out of time", lambda step: step.timeout, None),
+    ("groups with unequal rewards", lambda step: unequal_share(step), None),
+)
+_PANELS_PER_ROW = len(_PANELS) // 2
+
+
+def sparkline(values: Sequence[float | None], width: int = 12) -> str:
+    """Return the newest values as at most `width` block characters, scaled from their minimum to their maximum.
+
+    A missing value is a blank; equal values are a line at half height.
+    """
+    newest = list(values)[-width:]
+    known = [value for value in newest if value is not None]
+    if not known:
+        return ""
+    low, high = min(known), max(known)
+    top = len(_BLOCKS) - 1
+
+    def block(value: float) -> str:
+        return _BLOCKS[round((value - low) / (high - low) * top) if high > low else top // 2]
+
+    return "".join(" " if value is None else block(value) for value in newest)
+
+
+def moving_mean(values: Sequence[float | None], width: int = _MEAN_OVER) -> list[float | None]:
+    """Return for each position the mean of the known values among the last `width`; None if there is none."""
+    means: list[float | None] = []
+    for place in range(len(values)):
+        known = [value for value in values[max(0, place - width + 1) : place + 1] if value is not None]
+        means.append(sum(known) / len(known) if known else None)
+    return means
+
+
+def end_steps(num_steps: int) -> int:
+    """Return how many steps to average at the start and at the end of a training: a third of all, from 1 to 10.
+
+    Fewer steps would show which questions were drawn rather than how the policy changed. The two ends overlap only if
+    there is a single step.
+    """
+    return max(1, min(_MOST_AT_AN_END, num_steps // 3))
+
+
+def unequal_share(step: RlStep) -> float | None:
+    """Return the share of groups with unequal rewards, which give a gradient; None without groups."""
+    return 1.0 - step.num_equal_groups / step.num_groups if step.num_groups else None
+
+
+def draw_curves(steps: Sequence[RlStep], validations: Sequence[Validation], chosen_step: int) -> bytes:
+    """Return an SVG with one panel per figure over the steps, such as reward, correctness, format and length.
+
+    Equal data gives equal bytes. Light: each step; dark: the moving mean over 8 steps; red: validation; dotted: the
+    chosen step. Raises ConfigError without matplotlib.
+    """
+
+    def draw(figure: Any) -> None:
+        axes = figure.subplots(2, _PANELS_PER_ROW, sharex=True).flat
+        for panel, (title, value, validated) in zip(axes, _PANELS, strict=True):
+            _draw_panel(panel, steps, value)
+            if validated is not None and validations:
+                panel.plot(
+                    [made.step for made in validations],
+                    [_or_nan(validated(made)) for made in validations],
+                    color=WARM, linewidth=1, marker="o", markersize=3, label="held-out, greedy",
+                )  # fmt: skip
+                panel.legend(frameon=False)
+            panel.axvline(chosen_step, color="black", linewidth=1, linestyle=":")
+            panel.set_title(title)
+        for panel in list(figure.axes)[_PANELS_PER_ROW:]:
+            panel.set_xlabel("step")
+
+    return draw_svg(draw, width=13.0, height=5.0)
+
+
+def _draw_panel(axes: Any, steps: Sequence[RlStep], value: StepValue) -> None:
+    places, values = [step.step for step in steps], [value(step) for step in steps]
+    axes.plot(places, [_or_nan(one) for one in values], color=LIGHT, linewidth=1, marker=".", markersize=3)
+    axes.plot(places, [_or_nan(one) for one in moving_mean(values)], color=COLOUR, linewidth=1.5)
+
+
+def _or_nan(value: float | None) -> float:
+    return float("nan") if value is None else value

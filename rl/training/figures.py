@@ -1,0 +1,78 @@
+"""Compute the figures of a step and of a validation that every engine reports.
+
+Means are over scored trajectories. Documented in docs/behaviour/rewards.md.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from treadle.rl.groups.advantages import deviation
+from treadle.rl.rewards import Reward
+
+CUT_OFF = frozenset({"length", "budget", "context_full"})
+"""Statuses of rollouts that ended because there was no room for more tokens."""
+
+
+def step_figures(groups: Iterable[Sequence[Reward]]) -> dict[str, Any]:
+    """Return the figures of one training step from the rewards of its groups; means are None if nothing was scored.
+
+    `reward_std` is the mean over groups of the standard deviation (n - 1) within each: at 0 there is nothing to learn.
+    """
+    scored = [kept for group in groups if (kept := [reward for reward in group if reward.scored])]
+    deviations = [deviation([reward.reward for reward in group]) for group in scored]
+    rewards = [reward for group in scored for reward in group]
+    return {
+        "num_rollouts": len(rewards),
+        "num_groups": len(scored),
+        "num_equal_groups": deviations.count(0.0),
+        "reward": _mean(reward.reward for reward in rewards),
+        "reward_std": _mean(deviations),
+        "correctness": _mean(reward.correctness for reward in rewards),
+        "format_ok": _mean(reward.format_ok for reward in rewards),
+        "answered": _mean(reward.status == "answered" for reward in rewards),
+        "cut_off": _mean(reward.status in CUT_OFF for reward in rewards),
+        "timeout": _mean(reward.status == "timeout" for reward in rewards),
+        "calls": _mean(reward.tool_calls for reward in rewards),
+        "tool_failures": _mean(reward.tool_failures for reward in rewards),
+        "web_misses": _mean(reward.web_misses for reward in rewards),
+        "length": _mean(reward.length for reward in rewards),
+        "f_tool": _mean(reward.f_tool for reward in rewards),
+        "f_len": _mean(reward.f_len for reward in rewards),
+        "sigma_tool": rewards[0].sigma_tool if rewards else None,
+        "sigma_length": rewards[0].sigma_length if rewards else None,
+    }
+
+
+def validation_figures(rewards: Sequence[Reward], domains: Sequence[str]) -> dict[str, Any]:
+    """Return the figures of one validation, with one trajectory per question, overall and under `by_domain`.
+
+    `efficiency` is the mean of correctness / max(1, calls), `executed` the share of executed calls that did not fail;
+    figures are None if nothing was scored or called.
+    """
+    pairs = [(reward, domain) for reward, domain in zip(rewards, domains, strict=True) if reward.scored]
+    names = sorted({domain for _, domain in pairs})
+    by_domain = {name: _validation([reward for reward, domain in pairs if domain == name]) for name in names}
+    return {**_validation([reward for reward, _ in pairs]), "by_domain": by_domain}
+
+
+def _validation(rewards: Sequence[Reward]) -> dict[str, Any]:
+    calls = sum(reward.tool_calls for reward in rewards)
+    failures = sum(reward.tool_failures for reward in rewards)
+    return {
+        "num_questions": len(rewards),
+        "correctness": _mean(reward.correctness for reward in rewards),
+        "format_ok": _mean(reward.format_ok for reward in rewards),
+        "efficiency": _mean(reward.correctness / max(1, reward.tool_calls) for reward in rewards),
+        "calls": _mean(reward.tool_calls for reward in rewards),
+        "length": _mean(reward.length for reward in rewards),
+        "executed": (calls - failures) / calls if calls else None,
+        "web_misses": _mean(reward.web_misses for reward in rewards),
+    }
+
+
+def _mean(values: Iterable[float]) -> float | None:
+    numbers = list(values)
+    return math.fsum(numbers) / len(numbers) if numbers else None

@@ -1,0 +1,158 @@
+"""Report a reinforcement: the facts for its record, and the page for its artifact."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from treadle.core.config import digest_json, semantic_dump
+from treadle.core.figures import Figures, escape, render_figures
+from treadle.rl.training.curves import end_steps, unequal_share
+from treadle.rl.training.events import RlStep, Validation, ValidationFigures
+from treadle.rl.training.launch import Reinforcement
+from treadle.rl.training.plan import RlPlan
+
+_MISSES = "searches not on record"
+_STEP_FIGURES: tuple[tuple[str, Callable[[RlStep], float | None]], ...] = (
+    ("reward", lambda step: step.reward),
+    ("correctness", lambda step: step.correctness),
+    ("share in good format", lambda step: step.format_ok),
+    ("share answered", lambda step: step.answered),
+    ("share cut off for length", lambda step: step.cut_off),
+    ("share out of time", lambda step: step.timeout),
+    ("calls", lambda step: step.calls),
+    ("failed calls", lambda step: step.tool_failures),
+    (_MISSES, lambda step: step.web_misses),
+    ("length in tokens", lambda step: step.length),
+    ("factor for calls", lambda step: step.f_tool),
+    ("factor for length", lambda step: step.f_len),
+    ("groups with unequal rewards", unequal_share),
+)
+
+
+def engine_of(plan: RlPlan, done: Reinforcement) -> str:
+    """Return the engine, its version and the variant, as shown in a checkpoint's row."""
+    return f"{plan.options.engine} {done.versions.get(plan.options.engine, '')}, {plan.machine.variant}"
+
+
+def record_metrics(plan: RlPlan, done: Reinforcement, *, policy_in: str, num_too_long: int) -> dict[str, Any]:
+    """Return the manifest of a phase as flat facts: the plan, its inputs, the steps done and the final figures."""
+    options, last = plan.options, done.steps[-1]
+    chosen = next((made for made in done.validations if made.step == done.chosen_step), None)
+    facts = {
+        "phase": plan.phase,
+        "policy_in": policy_in,
+        "engine": engine_of(plan, done),
+        "plan_digest": digest_json(semantic_dump(plan)),
+        "environment_digest": plan.environment_digest,
+        "seed": plan.seed,
+        "sigma_tool": options.sigma_tool,
+        "sigma_length": options.sigma_length,
+        "sigma_decay": options.sigma_decay,
+        "rows": plan.num_rows,
+        "rows_too_long": num_too_long,
+        "validation_questions": plan.num_validation_rows,
+        "steps_planned": plan.num_steps,
+        "steps": done.num_steps,
+        "resumed_step": done.resumed_step,
+        "chosen_step": done.chosen_step,
+        "rollouts": sum(step.num_rollouts for step in done.steps),
+        "groups": sum(step.num_groups for step in done.steps),
+        "equal_groups": sum(step.num_equal_groups for step in done.steps),
+        "first_reward": done.steps[0].reward,
+        "last_reward": last.reward,
+        "last_correctness": last.correctness,
+        "last_format_ok": last.format_ok,
+        "last_calls": last.calls,
+        "last_length": last.length,
+        "trained_parameters": done.num_trained_parameters,
+        "seconds": round(done.seconds, 1),
+        "greedy_ids": list(done.greedy.ids) if done.greedy else [],
+        "greedy_margins": [round(margin, 4) for margin in done.greedy.margins] if done.greedy else [],
+    }
+    if chosen is not None:
+        named = (("correctness", chosen.overall.correctness), ("efficiency", chosen.overall.efficiency))
+        facts |= {f"validation_{name}": value for name, value in named}
+    return facts
+
+
+def render_report(plan: RlPlan, done: Reinforcement, *, num_too_long: int, num_held_out: int) -> str:
+    """Return the page `report.md`: the training set, how the figures changed, and which policy was selected."""
+    options, num_rollouts = plan.options, sum(step.num_rollouts for step in done.steps)
+    left_out = (
+        f"; {num_too_long:,} left out for prompts over {options.max_prompt_tokens:,} tokens" if num_too_long else ""
+    )
+    rule = {"last": "the last one", "best": "the best in validation"}[options.checkpoint_rule]
+    falling = "falling to 0" if options.sigma_decay == "linear" else "constant"
+    lines = [
+        "# Reinforcement",
+        f"Phase {plan.phase} of {plan.phases}, from {escape(plan.start)}, by {engine_of(plan, done)}: "
+        f"{done.num_steps:,} steps over {plan.num_rows:,} questions{left_out}, {num_rollouts:,} rollouts in groups of "
+        f"{options.group_size}; sigmas {options.sigma_tool:g} (calls) and {options.sigma_length:g} (length), "
+        f"{falling}. Handed over: the policy of step {done.chosen_step:,} ({rule}).",
+        "![curves](curves.svg)",
+        render_figures([_step_figures(done.steps), *_validation_figures(done, plan.num_validation_rows, num_held_out)]),
+    ]
+    return "\n\n".join(lines) + "\n"
+
+
+def num_web_misses(steps: Sequence[RlStep]) -> int:
+    """Return the number of searches in scored rollouts that the web record could not answer."""
+    return round(sum((step.web_misses or 0.0) * step.num_rollouts for step in steps))
+
+
+def num_validation_misses(validations: Sequence[Validation]) -> int:
+    """Return the number of searches in all validations that the web record could not answer."""
+    return round(sum((made.overall.web_misses or 0.0) * made.overall.num_questions for made in validations))
+
+
+def _step_figures(steps: Sequence[RlStep]) -> Figures:
+    span = end_steps(len(steps))
+    shown = [figure for figure in _STEP_FIGURES if figure[0] != _MISSES or num_web_misses(steps)]
+    rows = tuple((name, _mean(steps[:span], value), _mean(steps[-span:], value)) for name, value in shown)
+    return Figures("Rollouts in training", ("mean of", f"first {span} steps", f"last {span} steps"), rows)
+
+
+def _validation_figures(done: Reinforcement, num_asked: int, num_held_out: int) -> list[Figures]:
+    if not done.validations:
+        return []
+    misses = bool(num_validation_misses(done.validations))
+    names = ("questions", "correctness", "good format", "efficiency", "calls", "length", "executed")
+    header = ("step", *names, *((_MISSES,) if misses else ()))
+    over_steps = Figures(
+        "Validation",
+        header,
+        tuple(_validation_row(_step_name(made, done.chosen_step), made.overall, misses) for made in done.validations),
+        f"Greedy answers to {num_asked:,} of {num_held_out:,} held-out questions, scored as in training.",
+    )
+    chosen = next((made for made in done.validations if made.step == done.chosen_step), None)
+    if chosen is None:
+        return [over_steps]
+    rows = tuple(_validation_row(name, figures, misses) for name, figures in chosen.by_domain.items())
+    return [over_steps, Figures("Validation of the policy handed over", ("domain", *header[1:]), rows)]
+
+
+def _validation_row(name: str, figures: ValidationFigures, misses: bool) -> tuple[str | int, ...]:
+    shown: tuple[float | None, ...] = (
+        figures.correctness,
+        figures.format_ok,
+        figures.efficiency,
+        figures.calls,
+        figures.length,
+        figures.executed,
+        *((figures.web_misses,) if misses else ()),
+    )
+    return name, figures.num_questions, *(_number(value) for value in shown)
+
+
+def _step_name(made: Validation, chosen_step: int) -> str:
+    return f"{made.step:,}" + (" (handed over)" if made.step == chosen_step else "")
+
+
+def _mean(steps: Sequence[RlStep], value: Callable[[RlStep], float | None]) -> str:
+    known = [one for step in steps if (one := value(step)) is not None]
+    return _number(sum(known) / len(known) if known else None)
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1f}" if abs(value) >= 100 else f"{value:.3f}"

@@ -1,0 +1,364 @@
+"""Run the stage `rl`: train a policy for one phase on selected questions.
+
+The training is in the stage's workspace, so a later attempt resumes from the newest complete state. Documented in
+docs/behaviour/rl.md.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from treadle.agent.config import EnvironmentSettings
+from treadle.core.chat import ChatTokenizer
+from treadle.core.config import Section, is_operational
+from treadle.core.engines.base_model import base_model
+from treadle.core.engines.devices import num_devices
+from treadle.core.engines.environments import choose_variant
+from treadle.core.engines.model_hub import fetch_model
+from treadle.core.engines.training import EngineOptions
+from treadle.core.errors import ConfigError, StageFailed, TreadleError
+from treadle.core.runs.stage import Stage, StageContext
+from treadle.core.schemas import CHECKPOINTS, MODEL_FOLDER, RL_LOG, RL_ROLLOUTS, RL_VALIDATION
+from treadle.core.store.roots import is_object_store
+from treadle.core.store.storage import storage_errors
+from treadle.rl.config import RlSettings
+from treadle.rl.groups.dump import read_steps
+from treadle.rl.groups.web_snapshot import replayed
+from treadle.rl.training.checkpoint_checks import check_greedy, check_tokenizer, check_weights
+from treadle.rl.training.curves import draw_curves, sparkline
+from treadle.rl.training.events import RlStep, Validation
+from treadle.rl.training.launch import Job, Listener, Reinforcement, RlFolder, reinforce
+from treadle.rl.training.plan import Machine, RlPlan, plan_phase
+from treadle.rl.training.report import engine_of, num_validation_misses, num_web_misses, record_metrics, render_report
+from treadle.rl.training.stored_rows import Fits, FittingRows, prompt_fits, rows_to_train_on, store
+from treadle.rl.training.validation import validation_questions
+from treadle.rl.verl.rows import validation_rows
+
+_log = logging.getLogger(__name__)
+
+
+class _Shown:
+    """Reporter of steps and validations to the stage's progress, with sparklines of the latest steps."""
+
+    def __init__(self, context: StageContext) -> None:
+        self._progress = context.progress
+        self._done = 0
+        self._steps: list[RlStep] = []
+
+    def begin(self, num_steps: int, resumed_step: int) -> None:
+        """Start the progress, or continue it after `resumed_step`."""
+        self._done = resumed_step
+        self._progress.start(num_steps, resumed_step, "steps")
+
+    def step(self, step: RlStep) -> None:
+        """Report one step."""
+        self._steps.append(step)
+        facts = {
+            "reward": self._curve("reward", 2),
+            "correctness": self._curve("correctness", 2),
+            "format": self._curve("format_ok", 2),
+            "calls": self._curve("calls", 2),
+            "length": self._curve("length", 0),
+        }
+        self._progress.advance(step.step - self._done, **facts)
+        self._done = step.step
+
+    def validation(self, validation: Validation) -> None:
+        """Report a validation."""
+        figures = validation.overall
+        if figures.correctness is not None:
+            self._progress.advance(0, validation=f"{figures.correctness:.2f} at step {validation.step}")
+
+    def _curve(self, name: str, digits: int) -> str:
+        values = [getattr(step, name) for step in self._steps]
+        newest = "-" if values[-1] is None else f"{values[-1]:.{digits}f}"
+        return f"{newest} {sparkline(values)}".rstrip()
+
+
+class RlRun:
+    """State of one attempt of the stage."""
+
+    def __init__(self, context: StageContext) -> None:
+        self._context = context
+        self._settings: RlSettings = context.settings
+        self._options = self._settings.options
+        self._folder = RlFolder(context.workspace)
+        self._commit = ""
+        self._web_record = ""
+        self._num_held_out = 0
+        self._num_too_long = 0
+        self._num_validation_too_long = 0
+
+    def run(self) -> dict[str, Any]:
+        """Train, or resume training, then check the policy, write the outputs and return the metrics."""
+        met, self._web_record = replayed(self._settings.environment, self._context.store, self._folder.web)
+        environment = local_environment(met)
+        start = self._start()
+        tokenizer = ChatTokenizer.load(start)
+        fits = prompt_fits(self._settings.environment, tokenizer, self._options.max_prompt_tokens)
+        num_rows, num_validation_rows = self._store_rows(fits), self._store_validation(fits)
+        plan = self._plan(num_rows, num_validation_rows)
+        shown = _Shown(self._context)
+        done = reinforce(
+            self._folder,
+            plan,
+            Job(model=str(start), environment=environment, interpreter=sys.executable),
+            EngineOptions(
+                variant=plan.machine.variant,
+                threads=self._options.threads,
+                devices=self._options.devices,
+                stall_timeout_s=self._options.stall_timeout_s,
+            ),
+            Listener(begin=shown.begin, step=shown.step, validation=shown.validation, notify=_log.info),
+        )
+        self._check_handover(done, start, tokenizer)
+        return self._write(done, plan)
+
+    def _start(self) -> Path:
+        """Return the folder of the start policy; a hub id is pinned to the commit that the first attempt resolved."""
+        options, checkpoints, key = self._options, self._context.inputs.get("checkpoint", ()), "rl.start"
+        start = base_model(options.start, checkpoints, _log.info, key=key)
+        if isinstance(start, Path):
+            return start
+        pinned = self._folder.start_commit
+        commit = pinned.read_text(encoding="utf-8") if pinned.is_file() else options.revision
+        folder = fetch_model(start, commit, _log.info, key=key)
+        with storage_errors("write", pinned):
+            pinned.parent.mkdir(parents=True, exist_ok=True)
+            pinned.write_text(folder.name, encoding="utf-8")
+        self._commit = folder.name
+        return folder
+
+    def _store_rows(self, fits: Fits) -> int:
+        """Write the training rows for the engine; return their number."""
+        rows = FittingRows(rows_to_train_on(self._context.inputs["rl_rows"]), fits)
+        store(self._folder.parquet, rows.batches())
+        self._num_too_long = rows.num_too_long
+        if rows.num_too_long and rows.num_rows < self._options.prompts_per_step:
+            raise ConfigError(
+                f"{self._context.address}: {rows.num_too_long:,} of {rows.num_too_long + rows.num_rows:,} rows have "
+                f"prompts longer than rl.max_prompt_tokens = {self._options.max_prompt_tokens}, and the "
+                f"{rows.num_rows} others are fewer than rl.prompts_per_step = {self._options.prompts_per_step}; "
+                "raise the former"
+            )
+        if rows.num_too_long:
+            _log.warning(
+                "%d of %d rows are left out: their prompts are longer than %d tokens (rl.max_prompt_tokens)",
+                rows.num_too_long,
+                rows.num_too_long + rows.num_rows,
+                self._options.max_prompt_tokens,
+            )
+        return rows.num_rows
+
+    def _store_validation(self, fits: Fits) -> int:
+        """Write the held-out questions for the engine if validation is enabled; return their number."""
+        number, address = self._options.validation_questions, self._context.address
+        if not number:
+            return 0
+        tables = self._context.inputs.get("questions", ())
+        chosen, self._num_held_out = validation_questions(tables, number, self._settings.seed)
+        if not chosen:
+            raise ConfigError(
+                f"{address}: rl.validation_questions = {number}, but there is no held-out question; let `questions` "
+                "hold some out, or set it to 0"
+            )
+        if len(chosen) < number:
+            _log.warning(
+                "%s: only %d held-out questions for rl.validation_questions = %d", address, len(chosen), number
+            )
+        rows = FittingRows([validation_rows(chosen)], fits)
+        store(self._folder.validation, rows.batches())
+        self._num_validation_too_long = rows.num_too_long
+        if rows.num_too_long:
+            _log.warning(
+                "%d of %d validation questions are left out: their prompts are longer than %d tokens "
+                "(rl.max_prompt_tokens)",
+                rows.num_too_long,
+                len(chosen),
+                self._options.max_prompt_tokens,
+            )
+        if not rows.num_rows:
+            raise ConfigError(
+                f"{address}: all {len(chosen):,} validation questions have prompts longer than rl.max_prompt_tokens = "
+                f"{self._options.max_prompt_tokens}; raise it, or set rl.validation_questions = 0"
+            )
+        return rows.num_rows
+
+    def _plan(self, num_rows: int, num_validation_rows: int) -> RlPlan:
+        options = self._options
+        variant = choose_variant(options.engine, options.variant)
+        machine = Machine.model_validate(
+            {
+                "variant": variant,
+                "num_devices": num_devices(options.num_devices, variant, options.devices),
+                "num_nodes": options.num_nodes,
+            }
+        )
+        return plan_phase(
+            self._settings,
+            address=str(self._context.address),
+            rows_digest=self._context.inputs["rl_rows"][0].digest,
+            num_rows=num_rows,
+            num_validation_rows=num_validation_rows,
+            machine=machine,
+        )
+
+    def _check_handover(self, done: Reinforcement, start: Path, tokenizer: ChatTokenizer) -> None:
+        """Raise StageFailed if the exported policy does not match its base model or the policy in training.
+
+        The exported folder is then moved aside, so that the next attempt exports the policy again.
+        """
+        try:
+            check_tokenizer(done.model, tokenizer)
+            if not check_weights(done.model, start):
+                _log.warning("%s has no safetensors files, so names and shapes were not compared", start)
+            check_greedy(done.live_greedy, done.greedy)
+        except TreadleError as failure:
+            address, refused = self._context.address, self._folder.refused
+            with storage_errors("move", done.model):
+                shutil.rmtree(refused, ignore_errors=True)
+                done.model.rename(refused)
+            raise StageFailed(
+                f"{address}: {failure}; see {refused}. The next attempt writes it again from the trained state; "
+                f"`treadle stage {address} --force` trains again"
+            ) from None
+
+    def _write(self, done: Reinforcement, plan: RlPlan) -> dict[str, Any]:
+        context = self._context
+        context.write_telemetry(RL_LOG.kind, [step.as_row() for step in done.steps])
+        context.write_telemetry(RL_VALIDATION.kind, [row for made in done.validations for row in made.as_rows()])
+        for rows in read_steps(self._folder.rollouts, done.num_steps):
+            context.write(RL_ROLLOUTS.kind, rows)
+        context.write(CHECKPOINTS.kind, [self._row(done, plan)])
+        report = render_report(plan, done, num_too_long=self._num_too_long, num_held_out=self._num_held_out)
+        curves = draw_curves(done.steps, done.validations, done.chosen_step)
+        context.add_file(CHECKPOINTS.kind, "curves.svg", curves)
+        context.add_file(CHECKPOINTS.kind, "report.md", report.encode())
+        context.add_file(CHECKPOINTS.kind, "plan.json", plan.to_json().encode())
+        metrics = record_metrics(plan, done, policy_in=self._policy_in(), num_too_long=self._num_too_long)
+        context.add_folder(CHECKPOINTS.kind, MODEL_FOLDER, done.model)
+        return {**metrics, "validation_too_long": self._num_validation_too_long, **self._web_metrics(done)}
+
+    def _web_metrics(self, done: Reinforcement) -> dict[str, Any]:
+        """Return the digest of the replayed web record and the numbers of unanswered searches.
+
+        Empty if the environment does not search the web.
+        """
+        if not self._web_record:
+            return {}
+        number, in_validation = num_web_misses(done.steps), num_validation_misses(done.validations)
+        calls = sum((step.calls or 0.0) * step.num_rollouts for step in done.steps)
+        validation_calls = sum((made.overall.calls or 0.0) * made.overall.num_questions for made in done.validations)
+        for misses, of, where in ((number, calls, ""), (in_validation, validation_calls, " in validation")):
+            if misses:
+                _log.warning(
+                    "%s: %d of %d calls%s were searches that the web's record has no answer to; the policy was told "
+                    "that nothing was found",
+                    self._context.address,
+                    misses,
+                    round(of),
+                    where,
+                )
+        facts = {"web_record": self._web_record, "web_misses": number}
+        return {**facts, "validation_web_misses": in_validation} if done.validations else facts
+
+    def _row(self, done: Reinforcement, plan: RlPlan) -> dict[str, Any]:
+        validated = {made.step: made.overall.correctness for made in done.validations}
+        return {
+            "name": plan.address,
+            "base_model": plan.start,
+            "base_digest": self._policy_in(),
+            "finetuning_type": plan.options.finetuning_type,
+            "num_steps": done.num_steps,
+            "num_epochs": done.num_epochs,
+            "num_rows": plan.num_rows,
+            "num_target_tokens": None,
+            "first_loss": done.steps[0].loss,
+            "last_loss": done.steps[-1].loss,
+            "tokenizer_digest": ChatTokenizer.load(done.model).digest,
+            "seed": plan.seed,
+            "engine": engine_of(plan, done),
+            "versions": orjson.dumps(done.versions, option=orjson.OPT_SORT_KEYS).decode(),
+            "chosen_step": done.chosen_step,
+            "first_reward": done.steps[0].reward,
+            "last_reward": done.steps[-1].reward,
+            "validation_correctness": validated.get(done.chosen_step),
+        }
+
+    def _policy_in(self) -> str:
+        bound = self._context.inputs.get("checkpoint", ())
+        return bound[0].digest if bound else self._settings.model_digest or self._commit
+
+
+def local_environment(settings: EnvironmentSettings) -> dict[str, Any]:
+    """Return the environment's settings for an engine's process.
+
+    Paths are absolute, because the process runs in another folder. Raises ConfigError for settings that are not
+    supported in training.
+    """
+    if settings.summarizer is not None:
+        raise ConfigError(
+            "environment.search.summarizer: while a policy is reinforced it reads documents itself; leave it out"
+        )
+    prepared = settings.search.prepared
+    if settings.call_limit("search") and prepared is not None and not prepared.is_absolute():
+        raise ConfigError(f"environment.search.prepared: rl needs the whole path: {prepared.absolute()}")
+    _check_web(settings)
+    dumped: dict[str, Any] = _absolute(settings).model_dump(mode="json")
+    return dumped
+
+
+def _check_web(settings: EnvironmentSettings) -> None:
+    """Raise ConfigError if questions are routed individually, because training rows do not say where to search."""
+    search = settings.search
+    if search.web is None or not settings.searches_web:
+        return
+    if search.route == "auto" and search.has_local:
+        raise ConfigError(
+            'environment.search.route = "auto": while a policy is reinforced all questions are searched in one place; '
+            "set local, web or both"
+        )
+
+
+def _absolute(section: Any) -> Any:
+    """Return the section with absolute paths in its operational keys; other keys belong to the environment's digest."""
+    changed: dict[str, Any] = {}
+    for name, field in type(section).model_fields.items():
+        value = getattr(section, name)
+        if isinstance(value, Section):
+            changed[name] = _absolute(value)
+        elif is_operational(field) and isinstance(value, Path):
+            changed[name] = _whole(value)
+        elif is_operational(field) and isinstance(value, tuple):
+            changed[name] = tuple(_whole(one) if isinstance(one, Path) else one for one in value)
+    return section.model_copy(update=changed)
+
+
+def _whole(path: Path) -> Path:
+    """Return an absolute path, or the path itself if it stands for an object store's URL."""
+    return path if is_object_store(path) else path.expanduser().absolute()
+
+
+def run(context: StageContext) -> Mapping[str, Any]:
+    """Train a policy for one phase and return the facts of its manifest."""
+    return RlRun(context).run()
+
+
+RL = Stage(
+    name="rl",
+    version=3,
+    settings=RlSettings,
+    consumes={"rl_rows": "rl_rows", "questions": "questions", "checkpoint": "checkpoint"},
+    optional=frozenset({"questions", "checkpoint"}),
+    produces=(CHECKPOINTS, RL_ROLLOUTS),
+    telemetry=(RL_LOG, RL_VALIDATION),
+    names_itself=True,
+    run=run,
+)

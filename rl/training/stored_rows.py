@@ -1,0 +1,65 @@
+"""Write the rows that an engine trains and validates on, as parquet files in the training's folder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from treadle.agent.config import EnvironmentSettings
+from treadle.agent.environment import Question, opening_messages
+from treadle.core.chat import ChatTokenizer
+from treadle.core.runs.stage import Rows
+from treadle.core.store.storage import storage_errors
+from treadle.rl.verl.rows import TRAINING_COLUMNS, TRAINING_SCHEMA, training_rows
+
+Fits = Callable[[Mapping[str, Any]], bool]
+"""Check of whether the prompt of a row is short enough."""
+
+
+class FittingRows:
+    """Batches of `TRAINING_SCHEMA` in their order, without the rows whose prompts are too long; these are counted."""
+
+    def __init__(self, batches: Iterable[pa.RecordBatch], fits: Fits) -> None:
+        self._batches = batches
+        self._fits = fits
+        self.num_rows = self.num_too_long = 0
+        """Numbers of rows yielded so far and of rows left out."""
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """Yield the batches without the rows that do not fit."""
+        for batch in self._batches:
+            kept = batch.filter(pa.array([self._fits(row) for row in batch.to_pylist()], pa.bool_()))
+            self.num_rows += kept.num_rows
+            self.num_too_long += batch.num_rows - kept.num_rows
+            yield kept
+
+
+def rows_to_train_on(tables: Sequence[Rows]) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of `rl_rows` in batches of `TRAINING_SCHEMA`."""
+    for table in tables:
+        yield from map(training_rows, table.batches(TRAINING_COLUMNS))
+
+
+def prompt_fits(environment: EnvironmentSettings, tokenizer: ChatTokenizer, max_tokens: int) -> Fits:
+    """Return a function that checks whether a row's prompt, as the policy gets it, has at most `max_tokens` tokens."""
+
+    def fits(row: Mapping[str, Any]) -> bool:
+        return len(tokenizer.prompt_ids(opening_messages(environment, Question.from_row(row)))) <= max_tokens
+
+    return fits
+
+
+def store(path: Path, batches: Iterable[pa.RecordBatch]) -> None:
+    """Write batches of `TRAINING_SCHEMA` as they arrive; the file is replaced atomically. Raises StorageError."""
+    import pyarrow.parquet as pq
+
+    unfinished = path.with_suffix(".tmp")
+    with storage_errors("write", path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with pq.ParquetWriter(unfinished, TRAINING_SCHEMA, compression="zstd") as writer:
+            for batch in batches:
+                writer.write_batch(batch)
+        unfinished.rename(path)

@@ -1,0 +1,281 @@
+"""Generate verl's configuration from a plan: Hydra overrides of `verl.trainer.main_ppo`, and the agent loop's YAML.
+
+Written for verl 0.9.x, whose default trainer counts steps as plans do: one batch of prompts, `ppo_mini_batch_size`
+prompts per update, each times `rollout.n`. Keys that only the fork behind arXiv 2601.06860 has are never written:
+Treadle's agent loop (`treadle.rl.engine.verl.loop`) makes groups, branches and rewards. Documented in
+docs/guides/verl.md.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import JsonValue
+
+from treadle.core.errors import ConfigError
+from treadle.rl.config import RlOptions
+from treadle.rl.training.plan import RlPlan
+from treadle.rl.verl.extra import check_extra
+
+AGENT_LOOP = "treadle"
+"""Name of Treadle's agent loop in verl's registry."""
+REWARD_MODULE = "pkg://treadle.rl.engine.verl.reward"
+"""Module with the reward function that verl calls for a trajectory without a reward."""
+METRICS_VARIABLE = "VERL_FILE_LOGGER_PATH"
+"""Environment variable with the path that verl's logger `file` writes to."""
+_LOSS = {"token_mean": "token-mean", "sequence_mean": "seq-mean-token-mean"}
+_DTYPE = {"auto": "bfloat16", "bf16": "bfloat16", "fp16": "float16"}
+_UNBOUNDED_RATIO = 1e6
+"""Ratio of the dual clip if it is disabled; verl always has one, and this value never applies."""
+_ANSWER_TOKENS = 8192
+"""Minimum number of tokens per forward pass on a GPU if `per_device_batch_size` is not set."""
+_PLAIN = re.compile(r"[A-Za-z_/][A-Za-z0-9_./@+-]*")
+_RESERVED = ("null", "true", "false", "inf", "nan")
+
+
+@dataclass(frozen=True, slots=True)
+class VerlFiles:
+    """Paths for verl.
+
+    Attributes:
+        job: Job of the training, from which the agent loop reads plan and environment.
+        rows, validation: Questions in verl's schema.
+        model: Start policy in Hugging Face format.
+        output: Folder of the states `global_step_<n>`.
+        loop: YAML that names the agent loop.
+        metrics: JSON lines with the metrics of each step.
+        resume: State to resume from; None to start from the beginning.
+    """
+
+    job: Path
+    rows: Path
+    validation: Path
+    model: Path
+    output: Path
+    loop: Path
+    metrics: Path
+    resume: Path | None = None
+
+
+def verl_overrides(plan: RlPlan, files: VerlFiles) -> dict[str, JsonValue]:
+    """Return every setting that differs from verl's defaults or that a training must not change, by key.
+
+    `rl.extra` may add keys and replace those that no option of the plan decides; a key that verl's schema does not have
+    needs a leading `+`, as on Hydra's command line. Raises ConfigError for options that verl does not support.
+    """
+    _refuse_unable(plan)
+    decided = {**_data(plan, files), **_policy(plan, files), **_rollout(plan, files), **_trainer(plan, files)}
+    chosen = _choices(plan)
+    for key, value in plan.options.extra.items():
+        check_extra(key, value, {decided_key.lstrip("+~") for decided_key in decided})
+    return {**decided, **chosen, **plan.options.extra}
+
+
+def override_lines(overrides: Mapping[str, JsonValue]) -> list[str]:
+    """Return the overrides as arguments of a Hydra program."""
+    return [f"{key}={hydra_value(value)}" for key, value in overrides.items()]
+
+
+def hydra_value(value: JsonValue) -> str:
+    """Return a value in Hydra's grammar; text that could be read as something else is quoted."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, list):
+        return f"[{','.join(map(hydra_value, value))}]"
+    if isinstance(value, dict):
+        return f"{{{','.join(f'{key}:{hydra_value(item)}' for key, item in value.items())}}}"
+    if isinstance(value, str):
+        plain = _PLAIN.fullmatch(value) and value.lower() not in _RESERVED
+        return value if plain else _quoted(value)
+    return repr(value)
+
+
+def _quoted(text: str) -> str:
+    # Inside quotes, only the quote itself is escaped, and backslashes before a quote or at the end; `${` would refer to
+    # another key.
+    escaped = re.sub(r"(\\*)'", lambda found: found[1] * 2 + "\\'", text)
+    tail = len(escaped) - len(escaped.rstrip("\\"))
+    return f"'{escaped}{escaped[len(escaped) - tail :]}'".replace("${", "\\${")
+
+
+def loop_yaml(job: Path) -> str:
+    """Return the file for `agent_loop_config_path`, which names Treadle's agent loop. JSON is valid YAML."""
+    entry = {"name": AGENT_LOOP, "_target_": "treadle.rl.engine.verl.loop.TreadleLoop", "job": str(job)}
+    return json.dumps([entry], indent=2) + "\n"
+
+
+def _refuse_unable(plan: RlPlan) -> None:
+    options = plan.options
+    if plan.machine.variant == "cpu":
+        raise ConfigError('rl.engine: verl trains on NVIDIA GPUs only; take "trl" on this machine')
+    if options.lr_scheduler_type == "linear":
+        raise ConfigError("rl.lr_scheduler_type: verl knows constant and cosine, not linear")
+    if options.finetuning_type == "lora" and options.lora_dropout:
+        raise ConfigError("rl.lora_dropout: verl's adapters have no dropout; set it to 0")
+    if options.precision == "fp32":
+        raise ConfigError("rl.precision: vLLM inside verl computes in 16 bits; choose auto, bf16 or fp16")
+    if plan.machine.num_devices % options.tensor_parallel:
+        raise ConfigError(
+            f"rl.tensor_parallel {options.tensor_parallel} does not divide {plan.machine.num_devices} GPUs of a node"
+        )
+    if plan.trajectories_per_step % plan.machine.num_processes:
+        raise ConfigError(
+            f"rl: {plan.trajectories_per_step} trajectories of a step (prompts_per_step x group_size) cannot be spread "
+            f"evenly over {plan.machine.num_processes} GPUs"
+        )
+
+
+def _data(plan: RlPlan, files: VerlFiles) -> dict[str, JsonValue]:
+    options = plan.options
+    return {
+        "data.train_files": str(files.rows),
+        "data.val_files": str(files.validation),
+        "data.prompt_key": "prompt",
+        "data.reward_fn_key": "data_source",
+        "data.return_raw_chat": True,
+        "data.train_batch_size": options.prompts_per_step,
+        "data.max_prompt_length": options.max_prompt_tokens,
+        "data.max_response_length": options.max_response_tokens,
+        "data.filter_overlong_prompts": True,
+        "data.shuffle": True,
+        "data.validation_shuffle": False,
+        "data.seed": plan.seed % 2**31,
+    }
+
+
+def _policy(plan: RlPlan, files: VerlFiles) -> dict[str, JsonValue]:
+    options = plan.options
+    dual_clip = _UNBOUNDED_RATIO if options.dual_clip is None else options.dual_clip
+    actor: dict[str, JsonValue] = {
+        "ppo_mini_batch_size": options.mini_batch_prompts,
+        "ppo_epochs": 1,
+        "clip_ratio_low": options.clip_low,
+        "clip_ratio_high": options.clip_high,
+        "clip_ratio_c": dual_clip,
+        "loss_agg_mode": _LOSS[options.loss_agg],
+        "entropy_coeff": 0,
+        # With weight 0, verl would still load the reference policy.
+        "use_kl_loss": options.kl_coef > 0,
+        "kl_loss_coef": options.kl_coef,
+        "optim.lr": options.learning_rate,
+        "optim.lr_scheduler_type": options.lr_scheduler_type,
+        "optim.weight_decay": options.weight_decay,
+        "optim.clip_grad": options.max_grad_norm,
+        "fsdp_config.dtype": _DTYPE[options.precision],
+        "checkpoint.save_contents": _saved(options),
+    }
+    return {
+        "algorithm.adv_estimator": "grpo",
+        "algorithm.norm_adv_by_std_in_grpo": True,
+        "algorithm.use_kl_in_reward": False,
+        "actor_rollout_ref.model.path": str(files.model),
+        "actor_rollout_ref.model.enable_gradient_checkpointing": options.gradient_checkpointing is not False,
+        **_adapters(plan),
+        **{f"actor_rollout_ref.actor.{key}": value for key, value in actor.items()},
+    }
+
+
+def _saved(options: RlOptions) -> list[JsonValue]:
+    """Return the contents of a state: `hf_model` is the live policy's own copy, to compare the merged shards with.
+
+    With adapters verl writes that copy under names that no program reads, so it is left out.
+    """
+    contents: list[JsonValue] = ["model", "optimizer", "extra"]
+    return contents if options.finetuning_type == "lora" else [*contents, "hf_model"]
+
+
+def _adapters(plan: RlPlan) -> dict[str, JsonValue]:
+    options = plan.options
+    if options.finetuning_type == "full":
+        return {"actor_rollout_ref.model.lora_rank": 0}
+    modules: JsonValue = [name.strip() for name in options.lora_target.split(",")]
+    return {
+        "actor_rollout_ref.model.lora_rank": options.lora_rank,
+        "actor_rollout_ref.model.lora_alpha": options.lora_alpha or 2 * options.lora_rank,
+        "actor_rollout_ref.model.target_modules": "all-linear" if options.lora_target == "all" else modules,
+    }
+
+
+def _rollout(plan: RlPlan, files: VerlFiles) -> dict[str, JsonValue]:
+    options = plan.options
+    rollout: dict[str, JsonValue] = {
+        "name": "vllm",
+        "mode": "async",
+        "n": options.group_size,
+        "temperature": options.temperature,
+        "top_p": options.top_p,
+        "top_k": options.top_k,
+        "dtype": _DTYPE[options.precision],
+        "max_model_len": options.max_prompt_tokens + options.max_response_tokens,
+        "tensor_model_parallel_size": options.tensor_parallel,
+        "gpu_memory_utilization": options.gpu_memory_share,
+        # Branching needs them, as does verl's comparison of sampler and trainer.
+        "calculate_log_probs": True,
+        "multi_turn.enable": True,
+        "agent.default_agent_loop": AGENT_LOOP,
+        "agent.agent_loop_config_path": str(files.loop),
+        "val_kwargs.do_sample": False,
+        "val_kwargs.temperature": 0,
+        "val_kwargs.n": 1,
+    }
+    return {f"actor_rollout_ref.rollout.{key}": value for key, value in rollout.items()}
+
+
+def _trainer(plan: RlPlan, files: VerlFiles) -> dict[str, JsonValue]:
+    options = plan.options
+    validates = plan.num_validation_rows > 0
+    return {
+        "reward.custom_reward_function.path": REWARD_MODULE,
+        "reward.custom_reward_function.name": "compute_score",
+        "+reward.custom_reward_function.reward_kwargs.job": str(files.job),
+        "trainer.use_v1": True,
+        "trainer.v1.trainer_mode": "sync",
+        "trainer.total_epochs": options.num_epochs,
+        "trainer.total_training_steps": plan.num_steps,
+        "trainer.save_freq": options.save_steps,
+        "trainer.test_freq": options.validation_steps if validates else -1,
+        "trainer.val_before_train": False,
+        "trainer.n_gpus_per_node": plan.machine.num_devices,
+        "trainer.nnodes": plan.machine.num_nodes,
+        "trainer.default_local_dir": str(files.output),
+        # The agent loop writes the rollouts of each step itself, with all components of their rewards.
+        "trainer.rollout_data_dir": None,
+        "trainer.resume_mode": "resume_path" if files.resume else "disable",
+        "trainer.resume_from_path": str(files.resume) if files.resume else None,
+        "trainer.project_name": "treadle",
+        "trainer.experiment_name": plan.address,
+        "trainer.logger": ["console", "file", *options.trackers],
+        f"+ray_kwargs.ray_init.runtime_env.env_vars.{METRICS_VARIABLE}": str(files.metrics),
+    }
+
+
+def _choices(plan: RlPlan) -> dict[str, JsonValue]:
+    """Return the settings that the plan does not decide; `rl.extra` may replace them."""
+    tokens = _tokens_per_device(plan)
+    return {
+        "actor_rollout_ref.model.use_remove_padding": True,
+        # flash-attn has to be compiled on the machine; if it is installed, flash_attention_2 can be set.
+        "+actor_rollout_ref.model.override_config.attn_implementation": "sdpa",
+        "actor_rollout_ref.actor.strategy": "fsdp2",
+        "actor_rollout_ref.actor.use_dynamic_bsz": True,
+        "actor_rollout_ref.actor.ppo_max_token_len_per_gpu": tokens,
+        "actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu": 2 * tokens,
+        "actor_rollout_ref.rollout.agent.num_workers": 8,
+        # Every trajectory already has its reward, so the reward workers are idle.
+        "reward.num_workers": 1,
+    }
+
+
+def _tokens_per_device(plan: RlPlan) -> int:
+    """Return the maximum tokens of a forward and backward pass: twice the longest trajectory, for each of a batch."""
+    options = plan.options
+    longest = options.max_prompt_tokens + options.max_response_tokens
+    if options.per_device_batch_size is None:
+        return max(2 * longest, _ANSWER_TOKENS)
+    return 2 * longest * options.per_device_batch_size

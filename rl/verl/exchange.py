@@ -1,0 +1,185 @@
+"""Export rows in verl's parquet schema, and import other programs' rows as questions.
+
+Documented in docs/behaviour/selection.md.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import orjson
+
+from treadle.core.errors import ConfigError, DataError
+from treadle.core.runs.stage import Rows
+from treadle.core.store.export_folder import EXPORT_FILE, new_folder
+from treadle.core.untrusted.input_files import read_rows
+from treadle.rl.verl.data import write_verl
+from treadle.rl.verl.rows import DATA_SOURCES, VERL_COLUMNS, domain_of, gold_answers, texts_of
+
+EXPORT_VERSION = 1
+TRAIN_FILE = "train.parquet"
+SOURCES_FILE = "questions.toml"
+_FIELDS = (("source", "dataset"), ("question", "question"), ("answer", "answer"), ("split", "split"))
+
+
+def export_verl(rows: Rows, target: Path, *, origin: Mapping[str, str], replace: bool = False) -> int:
+    """Write a table of `rl_rows` as `train.parquet` into a new folder; `origin` goes into `export.json`.
+
+    Returns the number of rows. Raises ConfigError if `target` is not usable, ArtifactError and StorageError.
+    """
+    with new_folder(target, replace=replace) as folder:
+        num_rows = write_verl(rows.batches(VERL_COLUMNS), folder / TRAIN_FILE)
+        facts = {"version": EXPORT_VERSION, "kind": rows.kind, "format": "verl", "digest": rows.digest}
+        _write_json(folder / EXPORT_FILE, {**facts, "num_rows": num_rows, **origin})
+    return num_rows
+
+
+def import_verl(source: Path, target: Path, domains: Mapping[str, str], *, replace: bool = False) -> dict[str, int]:
+    """Write the rows of a verl-style file as questions, one file per domain, with a configuration that reads them.
+
+    `domains`: foreign `data_source` -> domain. Returns the number of questions per domain. Raises DataError naming an
+    invalid row, ConfigError for a `data_source` in `domains` that is Treadle's own or that no row has, and
+    StorageError.
+    """
+    if ours := sorted(domains.keys() & set(DATA_SOURCES.values())):
+        raise ConfigError(
+            f"--domain: {ours[0]!r} is a data_source of Treadle's own, whose domain is fixed; leave it out"
+        )
+    counts: Counter[str] = Counter()
+    seen: set[str] = set()
+    with new_folder(target, replace=replace) as folder:
+        with contextlib.ExitStack() as stack:
+            files: dict[str, IO[bytes]] = {}
+            for row in read_verl(source, domains):
+                if row.domain not in files:
+                    files[row.domain] = stack.enter_context((folder / _file_of(row.domain)).open("wb"))
+                files[row.domain].write(row.as_json())
+                counts[row.domain] += 1
+                seen.add(row.data_source)
+        if unknown := sorted(domains.keys() - seen):
+            raise ConfigError(f"--domain: no row has {unknown[0]!r} as its data_source; there are {_some(seen)}")
+        (folder / SOURCES_FILE).write_text(_sources(target.absolute(), sorted(counts)), encoding="utf-8")
+        facts = {"version": EXPORT_VERSION, "kind": "questions", "format": "verl", "source": source.name}
+        _write_json(folder / EXPORT_FILE, {**facts, "num_questions": dict(sorted(counts.items()))})
+    return dict(sorted(counts.items()))
+
+
+def _some(names: Iterable[str]) -> str:
+    listed = sorted(names)
+    return ", ".join(map(repr, listed[:5])) + (f" and {len(listed) - 5:,} others" if len(listed) > 5 else "")
+
+
+def _file_of(domain: str) -> str:
+    return f"{domain}.jsonl"
+
+
+def _sources(folder: Path, domains: Iterable[str]) -> str:
+    """Return the part of a configuration that reads the files."""
+    lines = ["# Give it after the configuration of a run:  treadle run config.toml questions.toml --run NAME"]
+    for domain in domains:
+        # A JSON string is a TOML string, except for DEL, which JSON does not escape.
+        path = orjson.dumps(str(folder / _file_of(domain))).decode().replace("\x7f", "\\u007f")
+        lines += ["", "[[questions.sources]]", f"path = {path}", f'domain = "{domain}"']
+        lines += [f'{name}_field = "{field}"' for name, field in _FIELDS]
+        lines += ['choices_field = "choices"'] if domain == "choice" else []
+    return "\n".join(lines) + "\n"
+
+
+def _write_json(path: Path, value: Mapping[str, Any]) -> None:
+    path.write_bytes(orjson.dumps(value, option=orjson.OPT_INDENT_2) + b"\n")
+
+
+@dataclass(frozen=True, slots=True)
+class ForeignRow:
+    """A row of another program's file, as a question."""
+
+    question: str
+    answers: tuple[str, ...]
+    choices: tuple[str, ...]
+    dataset: str
+    data_source: str
+    domain: str
+    """`choice` if the row has options; else the domain of its `data_source`."""
+    split: str
+    """`train` or `heldout`."""
+    id: str
+    number: int
+    """1-based row of the file."""
+
+    def as_json(self) -> bytes:
+        """Return a line that the stage `questions` reads."""
+        fields = {
+            "question": self.question,
+            "answer": list(self.answers),
+            "dataset": self.dataset,
+            "split": self.split,
+            "id": self.id,
+            "row": self.number,
+        }
+        return orjson.dumps({**fields, **({"choices": list(self.choices)} if self.choices else {})}) + b"\n"
+
+
+def read_verl(path: Path, domains: Mapping[str, str] | None = None) -> Iterator[ForeignRow]:
+    """Yield the rows of a verl-style parquet (or JSON Lines) file as questions.
+
+    The question is `extra_info.question`, else the last user message, including any instructions in it. The data set is
+    `extra_info.source`, else `data_source`. Raises DataError for a row without a question, and for one without options
+    whose data source is neither Treadle's own nor in `domains`.
+    """
+    for row in read_rows(path, columns=("data_source", "prompt", "extra_info", "reward_model")):
+        where = f"{path}, row {row.number}"
+        if row.value is None:
+            raise DataError(f"{where}: {row.detail}")
+        try:
+            yield _foreign(row.value, row.number, domains)
+        except DataError as error:
+            raise DataError(f"{where}: {error}") from None
+
+
+def _foreign(fields: Mapping[str, Any], number: int, domains: Mapping[str, str] | None) -> ForeignRow:
+    info, reward = _object(fields, "extra_info"), _object(fields, "reward_model")
+    data_source = fields.get("data_source")
+    if not isinstance(data_source, str):
+        raise DataError("it has no data_source, so it is no row of verl's kind")
+    choices = tuple(texts_of(info.get("choices"), "option"))
+    return ForeignRow(
+        question=_question(fields, info),
+        answers=tuple(gold_answers(reward.get("ground_truth"))),
+        choices=choices,
+        dataset=_text(info.get("source")) or data_source,
+        data_source=data_source,
+        # A scorer other than the domain's is not imported; the benchmark's configuration sets it as `scorer`.
+        domain="choice" if choices else domain_of(data_source, domains).removesuffix("_characters"),
+        split="train" if _text(info.get("split")) in ("", "train") else "heldout",
+        id=_text(info.get("id")) or _text(info.get("index")),
+        number=number,
+    )
+
+
+def _object(fields: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    value = fields.get(name)
+    if value is not None and not isinstance(value, Mapping):
+        raise DataError(f"its {name} is of type {type(value).__name__}, not an object")
+    return value or {}
+
+
+def _text(value: object) -> str:
+    return "" if value is None else str(value)
+
+
+def _question(fields: Mapping[str, Any], info: Mapping[str, Any]) -> str:
+    if isinstance(text := info.get("question"), str) and text.strip():
+        return text
+    prompt = fields.get("prompt")
+    if isinstance(prompt, str) and prompt.strip():
+        return prompt
+    for message in reversed(prompt if isinstance(prompt, list) else []):
+        content = message.get("content") if isinstance(message, Mapping) and message.get("role") == "user" else None
+        if isinstance(content, str) and content.strip():
+            return content
+    raise DataError("it has neither extra_info.question nor a message of the user")

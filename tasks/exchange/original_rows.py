@@ -1,0 +1,211 @@
+"""Convert trajectories of other programs to rows: segments, calls, and token ids by the policy's tokenizer.
+
+The text is tokenized here, so no token id has origin 1 (sampled). The status of a call is inferred from its result, by
+the failure messages of the program published with arXiv 2601.06860 and by Treadle's own.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import orjson
+
+from treadle.agent.config import EnvironmentSettings
+from treadle.agent.environment import CallRecord, Ledger, Question, opening_messages
+from treadle.agent.protocol import RESULT, TEXT, Protocol, Segment, parse_call, tokenise
+from treadle.agent.rollout import Trajectory
+from treadle.agent.rows import failed_row, rollout_key, row_of
+from treadle.agent.tools.outcome import OutcomeStatus
+from treadle.agent.tools.python import TIMEOUT_TEXT
+from treadle.agent.tools.search import EMPTY_QUERY, NO_HIT, REFUSED, TOO_SLOW
+from treadle.agent.transcript import Transcript
+from treadle.core.chat import ChatTokenizer
+from treadle.datagen.questions.layouts import Rejected
+from treadle.tasks.exchange.original_records import IMPORTED, ForeignRecord, ForeignTrajectory
+
+_FAILURES = ("Tool execute failed", "Local search failed: ", "Bing search failed: ")
+_SAID: Mapping[str, OutcomeStatus] = {
+    "": "empty",
+    "Execution Timeout": "timeout",
+    "invalid query": "invalid",
+    TIMEOUT_TEXT: "timeout",
+    TOO_SLOW: "timeout",
+    NO_HIT: "empty",
+    EMPTY_QUERY: "invalid",
+    REFUSED: "invalid",
+}
+"""Complete result texts -> status, in the words of that program and of Treadle."""
+_NOT_RUN = re.compile(
+    r"(?:The limit of \w+ calls \(\d+\) is reached; this call was not run|The \w+ tool is not available here)\. "
+    r"Go on without it\."
+)
+_INVALID_PROGRAM = "invalid program: "
+_RAISED = re.compile(r"(?:[A-Za-z_][\w.]*\.)?[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Iteration)\b(?::.*)?")
+_NO_TEXT = "the imported file has no text of it"
+
+
+class ForeignRows:
+    """Converter of trajectories to the rows of one instance."""
+
+    def __init__(self, environment: EnvironmentSettings, tokenizer: ChatTokenizer | None, model: str) -> None:
+        """Set up the conversion; `model`: name of the model that stands for the one that wrote the trajectories."""
+        self._environment, self._tokenizer, self._model = environment, tokenizer, model
+        self._digests = environment.digests()
+        self._tokenizer_digest = tokenizer.digest if tokenizer is not None else ""
+
+    def differs(self, record: ForeignRecord, question: Mapping[str, Any]) -> bool:
+        """Return whether the agent had another system message than this run has for the question."""
+        system = self._environment.system_text_of(question.get("format"))
+        return bool(record.system) and record.system.strip() != system.strip()
+
+    def rollouts(self, record: ForeignRecord, question: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """Return rows of `rollouts`; raise Rejected if counts of calls do not match the text."""
+        return [self._row(one, place, record, question) for place, one in enumerate(record.trajectories)]
+
+    def pools(self, record: ForeignRecord, question: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """Return rows of `pools` with the verdicts of the file; raise Rejected as `rollouts` does."""
+        rows = self.rollouts(record, question)
+        for one, row in zip(record.trajectories, rows, strict=True):
+            row["parents"] = [rows[one.parent]["rollout_key"]] if one.parent is not None else []
+            row |= {
+                "prediction": one.prediction,
+                "correct": one.correct,
+                "score": _score(one, question["domain"]),
+                "judge": _json({"method": IMPORTED, "raw": [], "error": None}),
+                "edit_step": one.edit_step,
+                "edit_text": one.edit_text,
+                "prompts": _json({}),
+                "models": _json({}),
+                "usage": _json({}),
+            }
+        return rows
+
+    def _row(
+        self, one: ForeignTrajectory, place: int, record: ForeignRecord, question: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        head = {
+            "rollout_key": rollout_key(question["question_key"], self._model, place, f"{IMPORTED}/{one.operator}"),
+            **{name: question[name] for name in ("question_key", "dataset", "domain")},
+            "model": self._model,
+            "sample_index": place,
+            "operator": one.operator,
+            "parents": [],
+            "round": one.round,
+            "seed": 0,
+        }
+        digest = self._digests.of(question)
+        if not one.text:
+            return failed_row(head, _NO_TEXT, digest, self._tokenizer_digest)
+        trajectory = self._trajectory(one, question)
+        if one.num_executed is not None:
+            ledger = Ledger(trajectory.calls).executed
+            found = ledger["search"], ledger["python"]
+            if found != one.num_executed:
+                raise Rejected(
+                    "counts_differ",
+                    f"tool_counts of rollout {place + 1} say {one.num_executed[0]} searches and {one.num_executed[1]} "
+                    f"Python calls, its text has results of {found[0]} and {found[1]}",
+                )
+        return row_of(head, trajectory, digest, self._tokenizer_digest) | {
+            "error": "not told by the imported file" if one.status == "failed" else None
+        }
+
+    def _trajectory(self, one: ForeignTrajectory, question: Mapping[str, Any]) -> Trajectory:
+        protocol = self._environment.protocol
+        pieces = tokenise(one.text, protocol)
+        calls = _calls(pieces, protocol, one.outcomes)
+        transcript, num_turns = Transcript(protocol, self._tokenizer), 0
+        for is_result, text in _stretches(pieces, protocol):
+            if is_result:
+                transcript.append_block(text)
+            else:
+                transcript.insert(text)
+                transcript.close_stretch()
+                num_turns += 1
+        messages = opening_messages(self._environment, Question.from_row(question))
+        return Trajectory(
+            status=one.status,
+            text=transcript.text,
+            segments=transcript.segments(),
+            prompt_ids=self._tokenizer.prompt_ids(messages) if self._tokenizer is not None else [],
+            output_ids=transcript.ids.tolist(),
+            token_origin=list(transcript.origins),
+            calls=calls,
+            num_turns=num_turns,
+        )
+
+
+def _stretches(pieces: Sequence[Segment], protocol: Protocol) -> Iterator[tuple[bool, str]]:
+    """Yield (True for a result, text) for each span: model text up to and including a call, and results.
+
+    White space between a call and its result belongs to the result, as in that program's reinforcement learning.
+    """
+    written = ""
+    for piece in pieces:
+        if piece.kind == RESULT:
+            space = written if written.isspace() else ""
+            if written and not space:
+                yield False, written
+            yield True, space + piece.text
+            written = ""
+            continue
+        written += piece.text
+        if piece.kind in protocol.tools and parse_call(piece.text, protocol):
+            yield False, written
+            written = ""
+    if written:
+        yield False, written
+
+
+def _calls(pieces: Sequence[Segment], protocol: Protocol, told: tuple[tuple[str, str], ...] | None) -> list[CallRecord]:
+    """Return the calls with their status: as stated by the file, else inferred from the result."""
+    solid = [piece for piece in pieces if piece.kind != TEXT or not piece.text.isspace()]
+    found: list[CallRecord] = []
+    for place, piece in enumerate(solid):
+        call = parse_call(piece.text, protocol) if piece.kind in protocol.tools else None
+        if call is None:
+            continue
+        after = solid[place + 1] if place + 1 < len(solid) else None
+        tag = protocol.by_name[RESULT]
+        text = None
+        if after is not None and after.kind == RESULT:
+            text = after.text.removeprefix(tag.opening).removesuffix(tag.closing).strip()
+        status = "refused" if text is None else status_of_result(call.tool, text)
+        found.append(CallRecord(call.tool, call.argument, status, len(found), text or ""))
+    if told is None:
+        return found
+    if [call.tool for call in found] != [tool for tool, _ in told]:
+        raise Rejected("counts_differ", f"tool_calls tells of {len(told)} calls, the text holds {len(found)} or others")
+    return [
+        CallRecord(call.tool, call.argument, status, call.turn, call.text)  # type: ignore[arg-type]
+        for call, (_, status) in zip(found, told, strict=True)
+    ]
+
+
+def status_of_result(tool: str, text: str) -> OutcomeStatus:
+    """Infer the status of a call from its result; text that merely mentions errors is not a failure."""
+    if text in _SAID:
+        return _SAID[text]
+    if _NOT_RUN.fullmatch(text):
+        return "refused"
+    if text.startswith(_FAILURES):
+        return "error"
+    if tool != "python":
+        return "ok"
+    if text.startswith(_INVALID_PROGRAM):
+        return "invalid"
+    last = text.rsplit("\n", 1)[-1].strip()
+    return "error" if text.startswith("Error: ") or last.startswith("[killed: ") or _RAISED.fullmatch(last) else "ok"
+
+
+def _score(one: ForeignTrajectory, domain: str) -> float | None:
+    """Return the score in the file, else one derived from the verdict; None if a verdict is not enough (`qa`)."""
+    if one.score is not None or one.correct is None:
+        return one.score
+    return None if domain == "qa" else float(one.correct)
+
+
+def _json(value: Any) -> str:
+    return orjson.dumps(value).decode()

@@ -1,0 +1,1 @@
+"""Decide what a run does: configuration, plan, phases, iterations, checks before the start."""

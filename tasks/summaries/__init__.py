@@ -1,0 +1,1 @@
+"""Summarize finished stages for terminal, UI and report."""

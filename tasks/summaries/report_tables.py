@@ -1,0 +1,43 @@
+"""Find the tables of scores that a report compares, and imported rollouts behind them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from treadle.core.runs.address import Address
+from treadle.core.runs.records import InputRef, StageRecord
+from treadle.core.runs.run import Run
+from treadle.report.labels import label_prefixes
+
+
+def report_tables(report: StageRecord) -> list[tuple[InputRef, str]]:
+    """Return each table of scores in a report, with the prefix of its model names there."""
+    refs = report.inputs["scores"]
+    prefixes = label_prefixes([(Address.parse(ref.address), ref.artifact.digest) for ref in refs])
+    return [(ref, prefix) for ref, prefix in zip(refs, prefixes, strict=True) if prefix is not None]
+
+
+def imported_lines(report: StageRecord, run: Run) -> list[str]:
+    """Return a sentence for each model of a report whose rollouts were imported from another program."""
+    records, found = run.readable_records()[0], dict[str, str]()
+    for scores, prefix in report_tables(report):
+        for rollouts in _inputs(records, scores, "rollouts"):
+            made = _maker(records, rollouts)
+            if made is not None and made.imported_from:
+                found[prefix + made.settings["model_name"]] = made.imported_from
+    return [
+        f"The rollouts of {model} were imported from {file}: they tell of the model that made them there, and nothing "
+        "is known of the tokens that it was given and sampled."
+        for model, file in found.items()
+    ]
+
+
+def _inputs(records: Sequence[StageRecord], made: InputRef, name: str) -> tuple[InputRef, ...]:
+    maker = _maker(records, made)
+    return maker.inputs.get(name, ()) if maker is not None else ()
+
+
+def _maker(records: Sequence[StageRecord], made: InputRef) -> StageRecord | None:
+    """Return the record of the instance that made a table; None if it has been replaced since."""
+    ours = (one for one in records if one.address == made.address)
+    return next((one for one in ours if one.outputs.get(made.artifact.kind) == made.artifact), None)

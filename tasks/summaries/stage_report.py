@@ -1,0 +1,206 @@
+"""Summarize a finished stage for terminal and UI: yield, rejection reasons, tokens, cost, projection, curves.
+
+Everything comes from the stage's record, mainly its metrics; the only table read is `questions`, two columns of it.
+Prices are taken from the run's current configuration, so they may be added or corrected later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+from treadle.agent.rollout_report import rollout_sentences
+from treadle.agent.rollout_settings import selected_questions
+from treadle.core.config import load_config
+from treadle.core.errors import ArtifactError, ConfigError
+from treadle.core.figures import Figures, escape, money, plain, render_figures
+from treadle.core.llm.config import ModelSettings
+from treadle.core.runs.records import StageRecord
+from treadle.core.runs.run import Run
+from treadle.datagen.pools.report import pool_figures, pool_sentences
+from treadle.datagen.pools.rows import tokens_of
+from treadle.tasks.config import TreadleConfig
+from treadle.tasks.summaries.phase_report import (
+    rl_figures,
+    rl_log,
+    rl_sentences,
+    rl_steps,
+    selection_figures,
+    selection_sentences,
+)
+
+Metrics = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class StageReport:
+    """Summary of a finished stage as sentences and tables."""
+
+    sentences: list[str]
+    figures: list[Figures]
+    steps: list[dict[str, Any]] = field(default_factory=list)
+    """One row per training step; empty for other stages."""
+
+    def main_rows(self) -> list[dict[str, Any]]:
+        """Return rows for a page that sorts and filters them: the table of operators, or the training steps."""
+        table = next((one for one in self.figures if one.header[0] == "operator"), None)
+        if table is None:
+            return self.steps
+        rows = ([one if isinstance(one, int) else plain(one) for one in row] for row in table.rows)
+        return [dict(zip(table.header, row, strict=True)) for row in rows]
+
+    def markdown(self) -> str:
+        """Return the whole report as markdown."""
+        return "\n\n".join([*map(escape, self.sentences), render_figures(self.figures, level=3)])
+
+
+def stage_report(record: StageRecord, run: Run) -> StageReport | None:
+    """Return the report of a stage; None if the stage has none or another version wrote its metrics."""
+    makers = {"rollouts": _rollouts, "pools": _pools, "sft_rows": _sft_rows, "selection": _selection, "rl": _rl}
+    make = makers.get(record.stage)
+    try:
+        return make(record, run) if make is not None else None
+    except (KeyError, TypeError):
+        return None  # Metrics of another version: the record shows them unchanged.
+
+
+def _rollouts(record: StageRecord, run: Run) -> StageReport | None:
+    sentences = rollout_sentences(record.metrics)
+    return StageReport(sentences, []) if sentences else None
+
+
+def _pools(record: StageRecord, run: Run) -> StageReport:
+    gate = next((one for one in run.records() if one.stage == "sft_rows" and _reads(one, record)), None)
+    accepted = _group(gate.metrics, "accepted.") if gate is not None else None
+    metrics, costs = record.metrics, role_costs(record, run)
+    imported = [f"Imported from {record.imported_from}."] if record.imported_from is not None else []
+    return StageReport(
+        [*imported, *pool_sentences(metrics), *_projection(record, run, metrics["num_correct"], "right")],
+        pool_figures(metrics, accepted, costs),
+    )
+
+
+def _sft_rows(record: StageRecord, run: Run) -> StageReport:
+    metrics = record.metrics
+    text_mode = f", {metrics['text_mode_rows']:,} without token ids" if metrics["text_mode_rows"] else ""
+    sentences = [
+        f"{metrics['rows']:,} rows from {metrics['trajectories']:,} trajectories, of which {metrics['accepted']:,} "
+        f"passed the quality gate{text_mode}.",
+        f"{metrics['tokens']:,} tokens, {metrics['target_tokens']:,} of them targets.",
+    ]
+    pools = next((one for one in run.records() if one.stage == "pools" and _reads(record, one)), None)
+    if pools is not None:
+        sentences += _projection(pools, run, metrics["accepted"], "accepted")
+    by_call = {name: _group(metrics, f"calls.{name}.") for name in ("initial", "rows")}
+    calls = sorted({*by_call["initial"], *by_call["rows"]}, key=int)
+    return StageReport(
+        sentences,
+        [
+            _counts("Why trajectories were rejected", "reason", "trajectories", _group(metrics, "reason.")),
+            _counts("Accepted, and yet no rows", "why", "trajectories", _group(metrics, "left_out.")),
+            _operators(metrics),
+            Figures(
+                "Tool calls",
+                ("calls", "initial rollouts", "rows"),
+                tuple((name, by_call["initial"].get(name, 0), by_call["rows"].get(name, 0)) for name in calls),
+            ),
+            _counts("Data sets", "data set", "rows", _group(metrics, "dataset.")),
+        ],
+    )
+
+
+def _selection(record: StageRecord, run: Run) -> StageReport:
+    return StageReport(selection_sentences(record.metrics), selection_figures(record.metrics))
+
+
+def _rl(record: StageRecord, run: Run) -> StageReport:
+    log = rl_log(record, run)
+    return StageReport(rl_sentences(record.metrics), rl_figures(log), rl_steps(log))
+
+
+def _operators(metrics: Metrics) -> Figures:
+    accepted, turned = _group(metrics, "accepted."), _group(metrics, "turned_right.")
+    rows = tuple((name, accepted[name], turned.get(name, "-")) for name in sorted(accepted))
+    return Figures("Accepted by operator", ("operator", "accepted", "wrong turned right"), rows)
+
+
+def _counts(title: str, name: str, unit: str, counts: Mapping[str, int]) -> Figures:
+    ranked = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    return Figures(title, (name, unit), tuple((code, count) for code, count in ranked if count))
+
+
+def _group(metrics: Metrics, prefix: str) -> dict[str, int]:
+    return {name.removeprefix(prefix): count for name, count in metrics.items() if name.startswith(prefix)}
+
+
+def _reads(reader: StageRecord, made: StageRecord) -> bool:
+    """Return whether `reader` was made from the current result of `made`."""
+    outputs = set(made.outputs.values())
+    return any(ref.artifact in outputs for refs in reader.inputs.values() for ref in refs)
+
+
+def role_models(record: StageRecord, run: Run) -> dict[str, ModelSettings]:
+    """Return role -> its model with prices from the run's current configuration, for `pools` and `rollouts`."""
+    try:
+        models = load_config(TreadleConfig, base=run.config()).models
+    except ConfigError:
+        return {}
+    names = {role: one["name"] for role, one in record.settings.get("roles", {}).items()}
+    if "model_name" in record.settings:
+        names = {"policy": record.settings["model_name"]}
+        if helper := record.settings["environment"]["search"]["summarizer"]:
+            names["summarizer"] = helper
+    return {role: models[name] for role, name in names.items() if name in models}
+
+
+def role_costs(record: StageRecord, run: Run) -> dict[str, float | None]:
+    """Return role -> its cost in `pools`; None if its model has no prices."""
+    models = role_models(record, run)
+    return {
+        role: models[role].cost(used["prompt_tokens"], used["completion_tokens"])
+        if role in models and models[role].is_priced
+        else None
+        for role, used in record.metrics["usage"].items()
+    }
+
+
+def _projection(pools: StageRecord, run: Run, num_good: int, adjective: str) -> list[str]:
+    """Return the cost per good trajectory, and the projected yield and cost for all questions.
+
+    Empty for imported pools, whose cost is unknown.
+    """
+    if pools.imported_from is not None:
+        return []
+    metrics = pools.metrics
+    tokens, num_questions = tokens_of(metrics["usage"]), metrics["num_questions"]
+    costs = list(role_costs(pools, run).values())
+    known = [cost for cost in costs if cost is not None]
+    spent = sum(known) if known and len(known) == len(costs) else None
+    if not num_good:
+        return [f"No trajectory is {adjective}; {tokens:,} tokens were used."]
+    cost = f", cost {money(spent / num_good)}" if spent is not None else ""
+    sentences = [f"Per {adjective} trajectory: {tokens / num_good:,.0f} tokens{cost}."]
+    whole = num_questions_without_limits(pools, run)
+    if whole is not None and whole > num_questions:
+        factor = whole / num_questions
+        cost = f", cost {money(spent * factor)}" if spent is not None else ""
+        sentences.append(
+            f"Projected to all {whole:,} questions: about {num_good * factor:,.0f} {adjective} trajectories for "
+            f"{tokens * factor:,.0f} tokens{cost}."
+        )
+    return sentences
+
+
+def num_questions_without_limits(record: StageRecord, run: Run) -> int | None:
+    """Return the number of questions in the stage's data sets and split, ignoring its limits; None if unknown."""
+    options = record.settings["options"]
+    everything = SimpleNamespace(
+        datasets=options["datasets"], split=options["split"], max_questions=None, max_questions_per_dataset=None
+    )
+    try:
+        tables = [run.rows(ref.artifact) for ref in record.inputs["questions"]]
+    except ArtifactError:
+        return None
+    return sum(1 for _ in selected_questions(everything, tables, ("dataset", "split")))

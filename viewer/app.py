@@ -1,0 +1,216 @@
+"""Define the viewer's web application: routes and server-side rendered pages. See docs/behaviour/viewer.md."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Callable, Mapping
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
+
+from treadle.core.errors import TreadleError
+from treadle.core.runs.run import Run
+from treadle.core.untrusted.sanitize import harmless, harmless_json, one_line
+from treadle.viewer import links
+from treadle.viewer.catalogue import Catalogue, Snapshot
+from treadle.viewer.guard import Guard
+from treadle.viewer.lineage_links import Kin
+from treadle.viewer.markup import printed, visible
+from treadle.viewer.pages import Pages
+from treadle.viewer.reading import Trajectory, read_trajectory
+from treadle.viewer.selection import Selection
+
+_log = logging.getLogger(__name__)
+
+_FOLDER = Path(__file__).parent / "templates"
+_COLOURS = Path(str(files("treadle.core"))) / "colours.css"
+"""Shared with the report's page."""
+_STATIC = {
+    "colours.css": "text/css",
+    "viewer.css": "text/css",
+    "viewer.js": "text/javascript",
+    "icon.svg": "image/svg+xml",
+}
+_FRESH_S = 3.0
+_NOT_KEPT = {"cache-control": "no-store"}
+"""Browsers must not cache the contents of a run."""
+_PLACE = "/{iteration}/{stage}/{key:path}"
+
+
+def make_app(run: Run, kin: Kin, *, fresh_s: float = _FRESH_S) -> Starlette:
+    """Return the viewer application of a run. `fresh_s`: seconds before finished instances are listed again."""
+    viewer = _Viewer(run, kin, fresh_s)
+    routes = [
+        Route("/", _answering(viewer.overview)),
+        Route("/static/{name}", _static),
+        Route("/trajectory" + _PLACE, _answering(viewer.trajectory)),
+        Route("/changes" + _PLACE, _answering(viewer.changes)),
+        Route("/lineage" + _PLACE, _answering(viewer.lineage)),
+        Route("/json" + _PLACE, _answering(viewer.json)),
+        Route("/text" + _PLACE, _answering(viewer.text)),
+        Route("/{path:path}", _nothing),
+    ]
+    return Starlette(
+        routes=routes,
+        middleware=[Middleware(Guard)],
+        exception_handlers={HTTPException: viewer.refused, TreadleError: viewer.failed},  # type: ignore[dict-item]
+    )
+
+
+class _Viewer:
+    """Request handlers. Each request runs in a thread of its own."""
+
+    def __init__(self, run: Run, kin: Kin, fresh_s: float) -> None:
+        self._run_id = run.run_id
+        self._catalogue = Catalogue(run, fresh_s=fresh_s)
+        self._pages = Pages(kin)
+        self._templates = _templates()
+
+    def overview(self, request: Request) -> Response:
+        """Show the list of trajectories that match a selection, with the filters."""
+        snapshot, selection = self._asked(request)
+        return self._page("overview.html.jinja", snapshot, self._pages.overview(snapshot, selection))
+
+    def trajectory(self, request: Request) -> Response:
+        """Show one trajectory."""
+        return self._of_one(request, "trajectory.html.jinja", self._pages.trajectory)
+
+    def changes(self, request: Request) -> Response:
+        """Show the difference between a trajectory and its parent."""
+        return self._of_one(request, "changes.html.jinja", self._pages.changes)
+
+    def lineage(self, request: Request) -> Response:
+        """Show the lineage of a trajectory, and the tree of its question."""
+        return self._of_one(request, "lineage.html.jinja", self._pages.lineage)
+
+    def json(self, request: Request) -> Response:
+        """Return everything that is shown about a trajectory, as JSON."""
+        _, one, _ = self._one(request)
+        shown = {
+            "instance": one.facts["instance"],
+            "key": one.facts["key"],
+            "facts": one.facts,
+            "row": one.row,
+            "segments": one.segments,
+            "tool_calls": one.calls,
+            "question": one.question,
+            "score": one.score,
+            "judgements": one.judgements,
+        }
+        return Response(harmless_json(shown, indent=True), 200, _NOT_KEPT, "application/json")
+
+    def text(self, request: Request) -> Response:
+        """Return the full text of one segment, for segments that the page truncates."""
+        _, one, _ = self._one(request)
+        place = request.query_params.get("place", "")
+        if not (place.isascii() and place.isdecimal() and len(place) < 10) or int(place) >= len(one.segments):
+            raise HTTPException(404, "There is no such segment.")
+        return PlainTextResponse(harmless(one.segments[int(place)]["text"]), 200, _NOT_KEPT)
+
+    def refused(self, request: Request, error: HTTPException) -> Response:
+        """Show an error page for an HTTP error."""
+        return self._problem(error.status_code, error.detail)
+
+    def failed(self, request: Request, error: TreadleError) -> Response:
+        """Show an error page for damaged or unreachable data."""
+        return self._problem(500, str(error))
+
+    def _asked(self, request: Request) -> tuple[Snapshot, Selection]:
+        return self._catalogue.snapshot(), Selection.of(request.query_params.multi_items())
+
+    def _one(self, request: Request) -> tuple[Snapshot, Trajectory, Selection]:
+        snapshot, selection = self._asked(request)
+        place = request.path_params
+        instance = f"{place['iteration']}/{place['stage']}"
+        one = read_trajectory(snapshot, instance, place["key"])
+        if one is None:
+            raise HTTPException(404, f"There is no finished trajectory {place['key']} of {instance} in this run.")
+        return snapshot, one, selection
+
+    def _of_one(
+        self,
+        request: Request,
+        template: str,
+        page: Callable[[Snapshot, Trajectory, Selection], Mapping[str, Any]],
+    ) -> Response:
+        snapshot, one, selection = self._one(request)
+        return self._page(template, snapshot, page(snapshot, one, selection))
+
+    def _page(self, template: str, snapshot: Snapshot, shown: Mapping[str, Any]) -> Response:
+        facts = {"total": len(snapshot.index), "unfinished": snapshot.unfinished, "problems": snapshot.problems}
+        return self._html(200, template, {**facts, **shown})
+
+    def _problem(self, status: int, detail: str) -> Response:
+        return self._html(status, "problem.html.jinja", {"status": status, "detail": detail})
+
+    def _html(self, status: int, template: str, shown: Mapping[str, Any]) -> Response:
+        page = self._templates.get_template(template).render(run_id=self._run_id, **shown)
+        # Data sets may contain lone surrogates, which cannot be encoded.
+        content = page.encode("utf-8", "replace")
+        return Response(content, status, _NOT_KEPT, "text/html")
+
+
+def _answering(endpoint: Callable[[Request], Response]) -> Callable[[Request], Response]:
+    """Wrap an endpoint so that an unexpected exception is logged, sanitized, and answered with an error page."""
+
+    def answer(request: Request) -> Response:
+        try:
+            return endpoint(request)
+        except (HTTPException, TreadleError):
+            raise
+        except Exception as error:
+            # A warning, because errors are reserved for failures that end a command.
+            _log.warning("a page failed: %s: %s", type(error).__name__, one_line(str(error)))
+            raise TreadleError("this page could not be made; what the viewer prints says why") from error
+
+    return answer
+
+
+def _nothing(request: Request) -> Response:
+    raise HTTPException(404, "There is no such page.")
+
+
+def _static(request: Request) -> Response:
+    name = request.path_params["name"]
+    if name not in _STATIC:
+        raise HTTPException(404, "There is no such file.")
+    # The URLs of these files contain a digest of their content, so they can be cached.
+    return Response(_static_bytes(name), 200, {"cache-control": "max-age=86400"}, _STATIC[name])
+
+
+@cache
+def _static_bytes(name: str) -> bytes:
+    return (_COLOURS if name == _COLOURS.name else _FOLDER / name).read_bytes()
+
+
+def _static_url(name: str) -> str:
+    return f"/static/{name}?{hashlib.sha256(_static_bytes(name)).hexdigest()[:12]}"
+
+
+def _templates() -> jinja2.Environment:
+    templates = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(_FOLDER),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        finalize=printed,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    templates.filters["visible"] = visible
+    templates.globals.update(
+        list_url=links.list_url,
+        trajectory_url=links.trajectory_url,
+        segment_url=links.segment_url,
+        static_url=_static_url,
+    )
+    return templates

@@ -1,0 +1,168 @@
+"""List the finished trajectories of a run, and reload when another instance finishes."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import pyarrow.compute as pc
+
+from treadle.core.errors import ConfigError
+from treadle.core.runs.address import Address
+from treadle.core.runs.records import StageRecord
+from treadle.core.runs.reused import own_results
+from treadle.core.runs.run import Run
+from treadle.core.store.artifact_reader import ArtifactReader
+from treadle.core.store.artifacts import ArtifactRef
+from treadle.viewer.index import Index
+from treadle.viewer.parts import Part, Questions
+from treadle.viewer.search import TextSearch
+from treadle.viewer.tables import Groups, KeyedTable, StoredTable, told
+from treadle.viewer.trajectories import KINDS, Joined, facts_of
+
+_SHOWN_CHARS = 400
+_JOINED: Mapping[str, tuple[str, ...]] = {
+    "scores": ("rollout_key", "correct", "score"),
+    "judgements": ("question_key",),  # Not keyed by rollout: one judgement covers all rollouts with the same answer.
+    "sft_rows": ("rollout_key",),
+    "sft_rejections": ("rollout_key", "reason"),
+}
+"""Kind of table -> the column by which its rows are looked up, and the columns that the list needs."""
+
+
+class OpenRun(Run):
+    """A run at one moment. Its tables stay open, so that each file is hashed once."""
+
+    def __init__(self, run: Run, records: Sequence[StageRecord], before: OpenRun | None) -> None:
+        """Open the run. Readers of `before`, an earlier state, are reused for artifacts that still exist."""
+        super().__init__(run.storage, run.info)
+        self._records = list(records)
+        folders = {ref.folder for record in records for ref in record.outputs.values()}
+        opened: dict[str, ArtifactReader] = dict(before._readers) if before is not None else {}
+        self._readers: dict[str, ArtifactReader] = {
+            folder: reader for folder, reader in opened.items() if folder in folders
+        }
+
+    def records(self) -> list[StageRecord]:
+        """Return the records as in `Run.records`."""
+        return self._records
+
+    def rows(self, ref: ArtifactRef) -> ArtifactReader:
+        """Return a reader as in `Run.rows`."""
+        if ref.folder not in self._readers:
+            self._readers[ref.folder] = super().rows(ref)
+        return self._readers[ref.folder]
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Everything that is finished at one moment."""
+
+    run: OpenRun
+    parts: dict[str, Part]
+    index: Index
+    questions: Questions
+    unfinished: list[tuple[str, str]]
+    """Started but unfinished instances, with their state."""
+    problems: list[str]
+    """Error messages of tables that cannot be read."""
+
+
+class Catalogue:
+    """Finished trajectories of a run. Thread-safe."""
+
+    def __init__(self, run: Run, *, fresh_s: float) -> None:
+        """Prepare the catalogue. `fresh_s`: seconds before the run's records are listed again."""
+        self._run = run
+        self._fresh_s = fresh_s
+        self._lock = threading.Lock()
+        self._groups = Groups()
+        self._search = TextSearch()
+        self._looked_at = 0.0
+        self._state: object = None
+        self._snapshot: Snapshot | None = None
+
+    def snapshot(self) -> Snapshot:
+        """Return the current snapshot. Raise StorageError if the run cannot be read."""
+        with self._lock:
+            now = time.monotonic()
+            if self._snapshot is None or now - self._looked_at >= self._fresh_s:
+                self._looked_at = now
+                self._look()
+            assert self._snapshot is not None
+            return self._snapshot
+
+    def _look(self) -> None:
+        records, damaged = self._run.readable_records()
+        unfinished = self._unfinished(records)
+        state = ([(record.address, record.outputs, record.same_as) for record in records], damaged, unfinished)
+        if state == self._state and self._snapshot is not None:
+            return
+        problems: list[str] = []
+        run = OpenRun(self._run, records, self._snapshot.run if self._snapshot is not None else None)
+        parts = [part for record in own_results(records) for part in self._parts_of(run, record, problems)]
+        questions = self._questions(run, problems)
+        index = Index(
+            [part.facts for part in parts],
+            [part.instance for part in parts],
+            lambda text: self._search.mask(parts, questions, index, text),
+        )
+        by_instance = {part.instance: part for part in parts}
+        told = list(dict.fromkeys([*damaged.values(), *problems]))
+        self._snapshot = Snapshot(run, by_instance, index, questions, unfinished, told)
+        self._state = None if problems else state  # With problems, read the tables again at the next look.
+
+    def _unfinished(self, records: Sequence[StageRecord]) -> list[tuple[str, str]]:
+        finished = {record.address for record in records}
+        prefix = self._run.key("attempts") + "/"
+        begun = {"/".join(key.removeprefix(prefix).split("/")[:2]) for key in self._run.storage.keys(prefix[:-1])}
+        found: list[tuple[str, str]] = []
+        for address in sorted(begun - finished):
+            with contextlib.suppress(ConfigError):  # Skip files that are not attempts of an instance.
+                found.append((address, self._run.status(Address.parse(address)).state))
+        return found
+
+    def _parts_of(self, run: OpenRun, record: StageRecord, problems: list[str]) -> list[Part]:
+        found = []
+        for name in KINDS.keys() & record.outputs.keys():
+            ref, tables = record.outputs[name], {}
+            for kind in _JOINED:
+                with told(problems):
+                    tables[kind] = self._joined(run, ref, name, kind)
+            with told(problems):
+                found.append(self._part(run, record.address, name, ref, Joined(**tables)))
+        return found
+
+    def _joined(self, run: OpenRun, ref: ArtifactRef, name: str, kind: str) -> KeyedTable | None:
+        """Return the table of a kind that was made from these trajectories, or None."""
+        for record in run.records():
+            made_from = [one.artifact.digest for one in record.inputs.get(name, ())]
+            if kind in record.outputs and ref.digest in made_from:
+                return self._keyed(run, record.outputs[kind], *_JOINED[kind])
+        return None
+
+    def _keyed(self, run: OpenRun, ref: ArtifactRef, key: str, *columns: str) -> KeyedTable:
+        return KeyedTable(run.rows(ref), key, self._groups, columns)
+
+    def _part(self, run: OpenRun, instance: str, name: str, ref: ArtifactRef, joined: Joined) -> Part:
+        kind, table = KINDS[name], StoredTable(run.rows(ref), self._groups)
+        before = self._snapshot.parts.get(instance) if self._snapshot is not None else None
+        if before is not None and before.digests == (ref.digest, *joined.digests):
+            return before
+        facts = facts_of(kind, table.columns(kind.columns), instance, joined)
+        return Part(instance, name, kind, table, facts, joined)
+
+    def _questions(self, run: OpenRun, problems: list[str]) -> Questions:
+        tables: list[KeyedTable] = []
+        beginnings: dict[str, str] = {}
+        for record in run.records():
+            if "questions" in record.outputs:
+                with told(problems):
+                    table = self._keyed(run, record.outputs["questions"], "question_key", "question")
+                    tables.append(table)
+                    texts = pc.utf8_slice_codeunits(table.facts["question"], 0, _SHOWN_CHARS)
+                    beginnings |= zip(table.keys.to_pylist(), texts.to_pylist(), strict=True)
+        return Questions(tables, beginnings)

@@ -1,0 +1,102 @@
+"""Compute the difference between a trajectory and its parent, block by block."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate, groupby, takewhile
+from typing import NamedTuple
+
+from treadle.viewer.lineage_links import ChangedPiece, Changes, Kin, Segments
+from treadle.viewer.segments import KNOWN_KINDS, without_markers
+from treadle.viewer.words import Run, changed_words
+
+_MOST_PAIRS = 300 * 300
+"""Limit on the product of the numbers of segments of both sides."""
+_SHOWN_CHARS = 16_000
+_PAGE_CHARS = 600_000
+_PAGE_BLOCKS = 5_000
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A segment that is the same on both sides, removed, or added."""
+
+    side: str
+    kind: str
+    runs: list[Run]
+    """Text of the segment, with changed words marked. The middle of a long text is left out."""
+    num_chars: int
+
+    @property
+    def style(self) -> str:
+        """CSS class: the kind if the style sheet has it, else "other"."""
+        return self.kind if self.kind in KNOWN_KINDS else "other"
+
+
+class Difference(NamedTuple):
+    """Difference between a trajectory and its parent."""
+
+    num_steps: int
+    """Number of whole steps at the beginning that are the same."""
+    blocks: list[Block]
+    num_left_out: int
+    """Number of further blocks that do not fit on the page."""
+    is_too_long: bool
+    """Whether there are too many segments to compare."""
+
+
+def difference(kin: Kin, parent: Segments, edited: Segments) -> Difference:
+    """Compare two trajectories."""
+    # Comparison takes (pairs × shorter side) time, and a model may write any number of segments.
+    if len(parent) * len(edited) > _MOST_PAIRS:
+        return Difference(0, [], 0, True)
+    changes = kin.changes_between(parent, edited)
+    blocks = _blocks(changes)
+    ends = accumulate(sum(len(run.text) for run in block.runs) for block in blocks[:_PAGE_BLOCKS])
+    num_shown = sum(end <= _PAGE_CHARS for end in ends)
+    return Difference(changes.num_steps, blocks[:num_shown], len(blocks) - num_shown, False)
+
+
+def _blocks(changes: Changes) -> list[Block]:
+    blocks: list[Block] = []
+    groups = [list(group) for _, group in groupby(changes.pieces, key=lambda piece: piece.side)]
+    place = 0
+    while place < len(groups):
+        here = groups[place]
+        after = groups[place + 1] if place + 1 < len(groups) else []
+        if here[0].side == "removed" and after and after[0].side == "added":
+            blocks += _replaced(here, after)
+            place += 2
+        else:
+            blocks += [_block(piece) for piece in here]
+            place += 1
+    return blocks
+
+
+def _replaced(gone: Sequence[ChangedPiece], come: Sequence[ChangedPiece]) -> list[Block]:
+    """Return blocks for segments that replace others. Those of the same kind are paired and compared by word."""
+    pairs = list(takewhile(lambda pair: pair[0].kind == pair[1].kind, zip(gone, come, strict=False)))
+    blocks = [block for first, second in pairs for block in _pair(first, second)]
+    return blocks + [_block(piece) for piece in (*gone[len(pairs) :], *come[len(pairs) :])]
+
+
+def _pair(first: ChangedPiece, second: ChangedPiece) -> tuple[Block, Block]:
+    texts = _inner(first), _inner(second)
+    runs = changed_words(*texts) if max(map(len, texts)) <= _SHOWN_CHARS else None
+    if runs is None:
+        return _block(first), _block(second)
+    return (
+        Block("removed", first.kind, runs[0], len(texts[0])),
+        Block("added", second.kind, runs[1], len(texts[1])),
+    )
+
+
+def _block(piece: ChangedPiece) -> Block:
+    text = _inner(piece)
+    shown = text if len(text) <= _SHOWN_CHARS else f"{text[: _SHOWN_CHARS // 2]}\n…\n{text[-_SHOWN_CHARS // 2 :]}"
+    return Block(piece.side, piece.kind, [Run(shown, False)], len(text))
+
+
+def _inner(piece: ChangedPiece) -> str:
+    return without_markers({"kind": piece.kind, "text": piece.text})[0]

@@ -1,0 +1,164 @@
+"""Index all trajectories of a run by filter columns: find the rows of a selection, count values, list neighbours."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from treadle.viewer.columns import Codes, FilterColumn, Flags
+from treadle.viewer.selection import FILTERS, PAGE_ROWS, Selection
+from treadle.viewer.trajectories import FACTS, TOOL_OUTCOMES, VERDICTS
+
+_KEPT_ANSWERS = 32
+
+
+class Value(NamedTuple):
+    """A value of a filter column, with the number of rows that have it and pass all other filters."""
+
+    value: str
+    num: int
+    is_chosen: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Result of a selection."""
+
+    rows: np.ndarray
+    """Row numbers, in order."""
+    values: dict[str, list[Value]]
+    """Filter column -> its values. Values without rows are left out unless chosen."""
+
+    @property
+    def num_pages(self) -> int:
+        """Number of pages, at least 1."""
+        return max(-(-len(self.rows) // PAGE_ROWS), 1)
+
+
+class Index:
+    """Trajectories of all instances, concatenated."""
+
+    def __init__(
+        self, facts: Sequence[pa.Table], instances: Sequence[str], search: Callable[[str], np.ndarray]
+    ) -> None:
+        """Build the index from a table of `FACTS` per instance.
+
+        `search` maps a text to a mask of the rows that contain it.
+        """
+        self.facts = pa.concat_tables([FACTS.empty_table(), *facts]).combine_chunks()
+        self.starts = dict(zip(instances, np.cumsum([0, *(len(table) for table in facts)]).tolist(), strict=False))
+        self._search = search
+        orders = {"instance": instances, "verdict": VERDICTS}
+        self._columns: dict[str, FilterColumn] = {
+            name: Codes(self.facts[name], orders.get(name, ())) for name in FILTERS if name != "tools"
+        }
+        self._columns["tools"] = Flags(self.facts["tools"].to_numpy(), TOOL_OUTCOMES)
+        self._answers: OrderedDict[tuple[object, ...], Found] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self.facts)
+
+    def find(self, selection: Selection) -> Found:
+        """Return rows and counts of a selection. Raise ArtifactError if a text search hits a damaged table."""
+        with self._lock:
+            if selection.key in self._answers:
+                self._answers.move_to_end(selection.key)
+                return self._answers[selection.key]
+        found = self._found(selection)
+        with self._lock:
+            self._answers[selection.key] = found
+            while len(self._answers) > _KEPT_ANSWERS:
+                self._answers.popitem(last=False)
+        return found
+
+    def _found(self, selection: Selection) -> Found:
+        rows = np.ones(len(self), bool)
+        if selection.question:
+            rows &= self._question_mask(selection.question)
+        if selection.text:
+            rows &= self._search(selection.text)
+        masks = {name: self._columns[name].mask(values) for name, values in selection.filters.items()}
+        # Counts of a column use the rows that pass the other filters: what choosing one more value would add.
+        misses = np.zeros(len(self), np.uint8)
+        for mask in masks.values():
+            misses += ~mask
+        values = {}
+        for name in FILTERS:
+            open_rows = rows & (misses == 0) if name not in masks else rows & (misses - ~masks[name] == 0)
+            values[name] = self._values(name, open_rows, selection.filters.get(name, frozenset()))
+        return Found(self._sorted(np.flatnonzero(rows & (misses == 0)), selection.sort), values)
+
+    def _question_mask(self, key: str) -> np.ndarray:
+        mask: np.ndarray = pc.equal(self.facts["question_key"], key).to_numpy()
+        return mask
+
+    def _values(self, name: str, rows: np.ndarray, chosen: frozenset[str]) -> list[Value]:
+        column = self._columns[name]
+        counted = zip(column.values, column.counts(rows), strict=True)
+        found = [Value(value, count, value in chosen) for value, count in counted if value]
+        found += [Value(value, 0, True) for value in sorted(chosen.difference(column.values))]
+        return [one for one in found if one.num or one.is_chosen]
+
+    def _sorted(self, rows: np.ndarray, sort: str) -> np.ndarray:
+        if not sort:
+            return rows
+        values = self.facts[sort.removeprefix("-")].to_numpy()[rows].astype(np.float64)
+        # NaN sorts last in both directions.
+        return rows[np.argsort(-values if sort.startswith("-") else values, kind="stable")]
+
+    def page(self, found: Found, number: int) -> list[dict[str, Any]]:
+        """Return the rows of a page; pages start at 1."""
+        rows = found.rows[(number - 1) * PAGE_ROWS : number * PAGE_ROWS]
+        return self.rows(rows)
+
+    def rows(self, numbers: np.ndarray | Sequence[int]) -> list[dict[str, Any]]:
+        """Return the facts of some rows."""
+        found: list[dict[str, Any]] = self.facts.take(pa.array(numbers, pa.int64())).to_pylist()
+        return found
+
+    def number(self, instance: str, key: str) -> int | None:
+        """Return the row number of a trajectory, or None if it is not in the index."""
+        return self._numbers.get((instance, key))
+
+    @cached_property
+    def _numbers(self) -> dict[tuple[str, str], int]:
+        instances, keys = self.facts["instance"].to_pylist(), self.facts["key"].to_pylist()
+        return {pair: number for number, pair in enumerate(zip(instances, keys, strict=True))}
+
+    @cached_property
+    def _children(self) -> dict[tuple[str, str], list[int]]:
+        children: dict[tuple[str, str], list[int]] = {}
+        parents = self.facts["parent"].to_pylist()
+        instances = self.facts["instance"].to_pylist()
+        for number, (instance, parent) in enumerate(zip(instances, parents, strict=True)):
+            if parent:
+                children.setdefault((instance, parent), []).append(number)
+        return children
+
+    def children(self, instance: str, key: str) -> list[int]:
+        """Return the row numbers of trajectories made from this one."""
+        return self._children.get((instance, key), [])
+
+    def of_question(self, question: str) -> np.ndarray:
+        """Return the row numbers of a question in all instances."""
+        return np.flatnonzero(self._question_mask(question))
+
+
+def neighbours(found: Found, number: int) -> tuple[int | None, int | None, int]:
+    """Return the rows before and after `number` in a selection, and its position from 1 (0 if it is not in there)."""
+    places = np.flatnonzero(found.rows == number)
+    if not len(places):
+        return None, None, 0
+    place = int(places[0])
+    before = int(found.rows[place - 1]) if place else None
+    after = int(found.rows[place + 1]) if place + 1 < len(found.rows) else None
+    return before, after, place + 1

@@ -1,0 +1,248 @@
+"""Compute what each page shows, as plain values for its template."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import orjson
+
+from treadle.core.errors import TreadleError
+from treadle.viewer.catalogue import Snapshot
+from treadle.viewer.difference import difference
+from treadle.viewer.index import Found, Value, neighbours
+from treadle.viewer.lineage_links import Kin
+from treadle.viewer.reading import Trajectory, read_segments
+from treadle.viewer.segments import course_of, pieces_of
+from treadle.viewer.selection import FILTERS, PAGE_ROWS, SORTS, Selection
+from treadle.viewer.verdicts import STYLES, reward_of, verdict_of
+from treadle.web.record.run_entries import RunEntries
+
+_SHOWN_VALUES = 8
+_SHOWN_KIN = 60
+_QUESTION_CHARS = 6000
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """Trajectory in a list."""
+
+    facts: Mapping[str, Any]
+    question: str
+    """Beginning of its question."""
+
+    @property
+    def style(self) -> str:
+        """CSS class of its verdict."""
+        return STYLES[self.facts["verdict"]]
+
+
+class Group(NamedTuple):
+    """Filter with its values."""
+
+    name: str
+    heading: str
+    shown: list[Value]
+    more: list[Value]
+    """Less frequent values, collapsed at first."""
+
+
+class Pages:
+    """Builder of page values; keeps no state of the run."""
+
+    def __init__(self, kin: Kin) -> None:
+        self._kin = kin
+
+    def overview(self, snapshot: Snapshot, selection: Selection) -> dict[str, Any]:
+        """Return the values of the list page."""
+        found = snapshot.index.find(selection)
+        page = min(selection.page, found.num_pages)
+        selection = selection.with_only(page=page)
+        return {
+            "selection": selection,
+            "num_found": len(found.rows),
+            "groups": _groups(found),
+            "lines": _lines(snapshot, snapshot.index.page(found, page)),
+            "chosen": [(FILTERS[name], name, value) for name, value in selection.pairs() if name in FILTERS],
+            "asked": snapshot.questions.beginnings.get(selection.question, selection.question),
+            "sorts": SORTS,
+            "num_pages": found.num_pages,
+            "pages": _page_numbers(page, found.num_pages),
+        }
+
+    def trajectory(self, snapshot: Snapshot, one: Trajectory, selection: Selection) -> dict[str, Any]:
+        """Return the values of the page of one trajectory."""
+        targets = one.targets
+        pieces = pieces_of(one.segments, one.calls, targets, _addresses(snapshot, one))
+        return {
+            **self._frame(snapshot, one, selection),
+            "pieces": pieces,
+            "num_left_out": len(one.segments) - len(pieces),
+            "course": course_of(pieces),
+            "verdict": verdict_of(one),
+            "reward": reward_of(one),
+            "facts": _facts(one),
+            "edit_text": one.row.get("edit_text", ""),
+            "error": one.row.get("error"),
+            "sft_row": one.sft_row,
+            "has_masks": targets is not None,
+            "unmatched_calls": one.calls if one.calls and not any(piece.outcome for piece in pieces) else [],
+            **_same_question(snapshot, one),
+        }
+
+    def changes(self, snapshot: Snapshot, one: Trajectory, selection: Selection) -> dict[str, Any]:
+        """Return the values of the page with the difference from the parent."""
+        parent = read_segments(snapshot, one.facts["instance"], one.facts["parent"]) if one.facts["parent"] else None
+        found = difference(self._kin, parent, one.segments) if parent is not None else None
+        return {**self._frame(snapshot, one, selection), "difference": found, "edit_text": one.row.get("edit_text", "")}
+
+    def lineage(self, snapshot: Snapshot, one: Trajectory, selection: Selection) -> dict[str, Any]:
+        """Return the values of the lineage page: source steps and the tree of the question."""
+        key = one.facts["question_key" if one.kind == "rl_rollouts" else "key"]
+        steps: Sequence[Mapping[str, Any]] = ()
+        problem = None
+        try:
+            steps = self._kin.trace_back(snapshot.run, key)
+        except TreadleError as error:  # A table on the way may be damaged; the trajectory itself can still be shown.
+            problem = str(error)
+        return {**self._frame(snapshot, one, selection), "steps": steps, "problem": problem, "styles": _PLAIN_STYLES}
+
+    def _frame(self, snapshot: Snapshot, one: Trajectory, selection: Selection) -> dict[str, Any]:
+        """Return the values that all pages of a trajectory share."""
+        index, found = snapshot.index, snapshot.index.find(selection)
+        before, after, place = neighbours(found, one.number)
+        if place:
+            selection = selection.with_only(page=(place - 1) // PAGE_ROWS + 1)
+        instance, parent = one.facts["instance"], one.facts["parent"]
+        parents = [number] if parent and (number := index.number(instance, parent)) is not None else []
+        return {
+            "one": one,
+            "problems": list(dict.fromkeys([*snapshot.problems, *one.problems])),
+            "line": _lines(snapshot, [one.facts])[0],
+            "question_chars": _QUESTION_CHARS,
+            "selection": selection,
+            "before": None if before is None else index.rows([before])[0],
+            "after": None if after is None else index.rows([after])[0],
+            "place": place,
+            "num_found": len(found.rows),
+            "parents": _lines(snapshot, index.rows(parents)),
+            "children": _kin_lines(snapshot, index.children(instance, one.facts["key"])),
+        }
+
+
+_PLAIN_STYLES = {True: ("right", "right"), False: ("wrong", "wrong"), None: ("no verdict", "unknown")}
+
+
+def _groups(found: Found) -> list[Group]:
+    """Return the filters that have several values or are set."""
+    groups = []
+    for name, heading in FILTERS.items():
+        values = found.values[name]
+        chosen = [value for value in values if value.is_chosen]
+        if len(values) < 2 and not chosen:
+            continue
+        shown = [value for place, value in enumerate(values) if place < _SHOWN_VALUES or value.is_chosen]
+        groups.append(Group(name, heading, shown, [value for value in values if value not in shown]))
+    return groups
+
+
+def _lines(snapshot: Snapshot, rows: Sequence[Mapping[str, Any]]) -> list[Line]:
+    beginnings = snapshot.questions.beginnings
+    return [Line(row, beginnings.get(row["question_key"], "")) for row in rows]
+
+
+def _kin_lines(snapshot: Snapshot, numbers: Sequence[int]) -> dict[str, Any]:
+    """Return the first of these trajectories, and their total number."""
+    return {"num": len(numbers), "lines": _lines(snapshot, snapshot.index.rows(numbers[:_SHOWN_KIN]))}
+
+
+def _same_question(snapshot: Snapshot, one: Trajectory) -> dict[str, Any]:
+    """Return other trajectories of the same question, without the parent and the children."""
+    index, instance, question = snapshot.index, one.facts["instance"], one.facts["question_key"]
+    near = {one.number, index.number(instance, one.facts["parent"]), *index.children(instance, one.facts["key"])}
+    others = [number for number in index.of_question(question).tolist() if number not in near]
+    start = index.starts[instance]
+    inside = range(start, start + len(snapshot.parts[instance].facts))
+    return {
+        "siblings": _kin_lines(snapshot, [number for number in others if number in inside]),
+        "elsewhere": _kin_lines(snapshot, [number for number in others if number not in inside]),
+        "of_question": Selection(question=question),
+    }
+
+
+def _page_numbers(page: int, num_pages: int) -> list[int]:
+    """Return the pages to link to: first, last, and those around the current one; 0 stands for a gap."""
+    shown = sorted({1, num_pages, *range(max(page - 2, 1), min(page + 2, num_pages) + 1)})
+    numbers: list[int] = []
+    for number in shown:
+        numbers += [0] if numbers and number > numbers[-1] + 1 else []
+        numbers.append(number)
+    return numbers
+
+
+def _facts(one: Trajectory) -> list[tuple[str, str]]:
+    """Return names and values, the most important ones first."""
+    facts, row = one.facts, one.row
+    found: list[tuple[str, Any]] = [
+        ("ended", facts["status"].replace("_", " ")),
+        ("calls", _calls(one)),
+        ("sampled tokens", facts["tokens"]),
+        ("data set", facts["dataset"]),
+        ("model", facts["model"]),
+        ("made by", facts["instance"]),
+        ("operator", _operator(one)),
+        ("step" if one.kind == "rl_rollouts" else "sample", facts["round" if one.kind == "rl_rollouts" else "sample"]),
+        ("turns", row.get("num_turns")),
+        ("prompt tokens", row.get("prompt_tokens")),
+        ("all tokens", row.get("total_tokens")),
+        ("branches before", row.get("branch_depth")),
+        ("fine-tuning", facts["fate"].replace("_", " ")),
+    ]
+    if "usage" in row:
+        found += [(f"tokens of {role}", _used(used)) for role, used in orjson.loads(row["usage"]).items()]
+        found += [(f"model as {role}", model) for role, model in orjson.loads(row["models"]).items()]
+    found += [
+        ("seed", str(row["seed"])),
+        ("question", facts["question_key"]),
+        ("key", facts["key"]),
+        ("environment", (row.get("environment_digest") or "")[:12]),
+        ("tokenizer", (row.get("tokenizer_digest") or "")[:12]),
+    ]
+    shown = (
+        (name, f"{value:,}" if isinstance(value, int) else str(value)) for name, value in found if value is not None
+    )
+    return [(name, value) for name, value in shown if value]
+
+
+def _addresses(snapshot: Snapshot, one: Trajectory) -> dict[str, str]:
+    """Map keys of the web entries that the trajectory used to their URLs."""
+    keys = [key for call in one.calls for key in call.get("sources", ())]
+    if not keys:
+        return {}
+    with RunEntries(snapshot.run) as entries:
+        return entries.addresses(keys)
+
+
+def _calls(one: Trajectory) -> str:
+    facts, row = one.facts, one.row
+    parts = [f"{facts['calls']:,}"]
+    refused = row.get("calls_requested", 0) - row.get("calls_executed", 0)
+    parts += [f"{refused:,} refused"] if refused else []
+    parts += [f"{facts['failed_calls']:,} failed"] if facts["failed_calls"] else []
+    return ", ".join(parts)
+
+
+def _operator(one: Trajectory) -> str:
+    facts = one.facts
+    if one.kind != "pools":
+        return str(facts["operator"]).replace("_", " ")
+    step = one.row["edit_step"]
+    parts = [facts["operator"].replace("_", " ")]
+    parts += [f"round {facts['round']:,}"] if facts["round"] else []
+    parts += [f"at step {step:,}"] if step is not None else []
+    return ", ".join(parts)
+
+
+def _used(used: Mapping[str, int]) -> str:
+    return f"{used['prompt_tokens']:,} in, {used['completion_tokens']:,} out"

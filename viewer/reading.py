@@ -1,0 +1,152 @@
+"""Read one trajectory on demand, with the rows of other tables that belong to it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import orjson
+
+from treadle.core.schemas import SCORES
+from treadle.viewer.catalogue import Snapshot
+from treadle.viewer.parts import Part
+from treadle.viewer.segments import segments_of_text
+from treadle.viewer.tables import told
+
+_NO_LOSS = -100
+_AGENT = (
+    "segments", "tool_calls", "error", "num_turns", "calls_requested", "calls_executed", "failed_calls",
+    "prompt_tokens", "completion_tokens", "seed", "environment_digest", "tokenizer_digest",
+)  # fmt: skip
+_FLYWHEEL = (
+    "prediction", "correct", "score", "judge", "edit_step", "edit_text", "prompts", "models", "usage",
+)  # fmt: skip
+_TRAINING = (
+    "input", "output", "reward", "correctness", "f_tool", "f_len", "f_format", "format_reason", "prediction",
+    "tool_mean", "length_mean", "length_std", "total_tokens", "branch_depth", "seed",
+)  # fmt: skip
+_COLUMNS = {"rollouts": _AGENT, "pools": (*_AGENT, *_FLYWHEEL), "rl_rollouts": _TRAINING}
+_JUDGEMENT = ("kind", "judge", "rollout_key", "prediction", "replies", "error")
+_ROW = ("labels", "num_prompt_tokens", "num_tokens", "num_target_tokens", "repaired")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trajectory:
+    """A stored trajectory, joined with the other tables that refer to it."""
+
+    number: int
+    """Row number in the index."""
+    kind: str
+    """Name of the table that holds it."""
+    facts: dict[str, Any]
+    """Row of `FACTS`."""
+    row: dict[str, Any]
+    """Columns of its table."""
+    segments: list[dict[str, Any]]
+    calls: list[dict[str, Any]]
+    """Ledger of tool calls; empty for `rl_rollouts`, which stores none."""
+    question: dict[str, Any] | None
+    score: dict[str, Any] | None
+    """Row of `scores`."""
+    sft_row: dict[str, Any] | None
+    """Fine-tuning row made from it."""
+    problems: list[str]
+    """Error messages of related data that cannot be read."""
+    judgements: Sequence[Mapping[str, Any]] = ()
+    """Rows of `judgements` about its answer and its calls."""
+
+    @property
+    def targets(self) -> np.ndarray | None:
+        """Mask over the token ids that fine-tuning trains on.
+
+        None if there is no fine-tuning row, if it has no ids, or if the row was repaired, which shifts the ids.
+        """
+        if self.sft_row is None or self.sft_row["repaired"] or not self.sft_row["labels"]:
+            return None
+        mask: np.ndarray = np.array(self.sft_row["labels"][self.sft_row["num_prompt_tokens"] :]) != _NO_LOSS
+        return mask
+
+
+def read_trajectory(snapshot: Snapshot, instance: str, key: str) -> Trajectory | None:
+    """Return a trajectory of an instance, or None if there is none.
+
+    Raise ArtifactError if it cannot be read. Related data that cannot be read is left out and listed in `problems`.
+    """
+    number = snapshot.index.number(instance, key)
+    if number is None:
+        return None
+    part, joined = snapshot.parts[instance], snapshot.parts[instance].joined
+    facts = snapshot.index.rows([number])[0]
+    row = part.table.row(number - snapshot.index.starts[instance], _COLUMNS[part.kind_name])
+    question = score = sft_row = None
+    problems: list[str] = []
+    with told(problems):
+        question = snapshot.questions.row(facts["question_key"])
+    with told(problems):
+        score = joined.scores.row(key, SCORES.schema.names) if joined.scores else None
+    with told(problems):
+        sft_row = joined.sft_rows.row(key, _ROW) if joined.sft_rows else None
+    one = Trajectory(
+        number=number,
+        kind=part.kind_name,
+        facts=facts,
+        row=row,
+        segments=segments_in(row),
+        calls=orjson.loads(row["tool_calls"]) if "tool_calls" in row else [],
+        question=question,
+        score=score,
+        sft_row=sft_row,
+        problems=problems,
+    )
+    with told(problems):
+        one = replace(one, judgements=_judgements(snapshot, part, one))
+    return one
+
+
+def _judgements(snapshot: Snapshot, part: Part, one: Trajectory) -> list[dict[str, Any]]:
+    """Return the judgements of a trajectory, or of the first identical one of the same question.
+
+    A judge is asked once per distinct input (an answer, or all segments); the row names the first trajectory with it.
+    """
+    if part.joined.judgements is None or one.score is None:
+        return []
+    rows = part.joined.judgements.rows(one.facts["question_key"], _JUDGEMENT)
+    about_answer = [
+        row for row in rows if row["kind"] == "correctness" and row["prediction"] == one.score["prediction"]
+    ]
+    about_calls = (
+        [row for row in rows if row["kind"] == "redundancy"] if one.score["votes_abstained"] is not None else []
+    )
+    own = [row for row in about_calls if row["rollout_key"] == one.facts["key"]]
+    return about_answer + (own or [row for row in about_calls if _is_like(snapshot, one, row["rollout_key"])])
+
+
+def _is_like(snapshot: Snapshot, one: Trajectory, key: str) -> bool:
+    """Return whether another trajectory of the instance gives a judge the same input."""
+    other = read_segments(snapshot, one.facts["instance"], key)
+    return other is not None and _shown(other) == _shown(one.segments)
+
+
+def _shown(segments: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
+    """Return the segments as a judge sees them."""
+    return [(segment["kind"], segment["text"]) for segment in segments]
+
+
+def read_segments(snapshot: Snapshot, instance: str, key: str) -> list[dict[str, Any]] | None:
+    """Return the segments only, for example of a parent; None if there is no such trajectory. Raise ArtifactError."""
+    number = snapshot.index.number(instance, key)
+    if number is None:
+        return None
+    part = snapshot.parts[instance]
+    # Read all columns of the page, so that the same cached row group serves both.
+    return segments_in(part.table.row(number - snapshot.index.starts[instance], _COLUMNS[part.kind_name]))
+
+
+def segments_in(row: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the segments of a row of any of the three tables."""
+    segments: list[dict[str, Any]] = (
+        orjson.loads(row["segments"]) if "segments" in row else segments_of_text(row["output"])
+    )
+    return segments

@@ -1,0 +1,168 @@
+"""Split a trajectory into pieces for display: author, tool call status, and tokens that training learns from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from treadle.agent.protocol import RESULT, TOOL_PROTOCOL, tokenise
+from treadle.web.record.run_entries import shown_sources
+
+KNOWN_KINDS = ("think", "search", "python", "result", "answer", "text")
+_SHOWN_CHARS = 16_000
+_PAGE_CHARS = 600_000
+_PAGE_PIECES = 5_000
+_BRIEF_CHARS = 400
+_PREVIEW_CHARS = 160
+
+Segment = Mapping[str, Any]
+"""Dict with kind, text, start and end. The last two index token ids, and are equal if there are none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """A segment prepared for display."""
+
+    place: int
+    """Index among the segments, from 0."""
+    kind: str
+    text: str
+    """Shown text from the beginning, without markers."""
+    tail: str
+    """End of the text if the middle is left out."""
+    num_chars: int
+    """Length of the full text."""
+    is_unclosed: bool
+    """Whether the closing marker is missing."""
+    preview: str
+    """First line, or its beginning."""
+    outcome: str
+    """Status of a tool call; empty for other pieces, or if unknown."""
+    note: str
+    num_tokens: int
+    """Number of token ids; 0 without ids."""
+    num_targets: int | None
+    """Number of tokens that training learns to write; None if unknown."""
+    sources: Sequence[str] = ()
+    """URLs of the pages that a call used on the web."""
+
+    @property
+    def style(self) -> str:
+        """CSS class: the kind if the style sheet has it, else "other"."""
+        return self.kind if self.kind in KNOWN_KINDS else "other"
+
+    @property
+    def is_folded(self) -> bool:
+        """True if the piece is collapsed at first. Tool results are long, and not the agent's text."""
+        return self.kind == RESULT
+
+    @property
+    def mask(self) -> str:
+        """Share of the piece that is trained on: "all", "some" or "none"; empty if unknown."""
+        if self.num_targets is None or not self.num_tokens:
+            return ""
+        return "all" if self.num_targets == self.num_tokens else "some" if self.num_targets else "none"
+
+
+def segments_of_text(text: str) -> list[dict[str, Any]]:
+    """Split the text of a turn into segments; used if only the text was stored."""
+    return [{"kind": one.kind, "text": one.text, "start": 0, "end": 0} for one in tokenise(text)]
+
+
+def pieces_of(
+    segments: Sequence[Segment],
+    calls: Sequence[Mapping[str, Any]] = (),
+    targets: np.ndarray | None = None,
+    addresses: Mapping[str, str] = MappingProxyType({}),
+) -> list[Piece]:
+    """Return the pieces of a trajectory, at most 5,000: larger pages are slow to render and to read.
+
+    Args:
+        segments: All segments.
+        calls: Ledger of tool calls. Used only if it has an entry for each call in the text; otherwise the assignment is
+            unknown.
+        targets: Mask over the token ids that training learns to write.
+        addresses: Key of a web entry -> URL of its page, as far as known.
+    """
+    outcomes = _outcomes(segments, calls)
+    left, pieces = _PAGE_CHARS, []
+    for place, segment in enumerate(segments[:_PAGE_PIECES]):
+        inner, is_unclosed = without_markers(segment)
+        # Once the page is full, further pieces are shown briefly.
+        room = _SHOWN_CHARS if left > 0 else _BRIEF_CHARS
+        text, tail = (inner, "") if len(inner) <= room else (inner[: room * 3 // 4], inner[-room // 4 :])
+        left -= len(text) + len(tail)
+        call = outcomes.get(place, {})
+        start, end = segment["start"], segment["end"]
+        pieces.append(
+            Piece(
+                place=place,
+                kind=segment["kind"],
+                text=text,
+                tail=tail,
+                num_chars=len(inner),
+                is_unclosed=is_unclosed,
+                preview=_preview(inner),
+                outcome=call.get("status", ""),
+                note=call.get("note", ""),
+                num_tokens=end - start,
+                num_targets=None if targets is None else int(targets[start:end].sum()),
+                sources=shown_sources(call.get("sources", ()), addresses),
+            )
+        )
+    return pieces
+
+
+def without_markers(segment: Segment) -> tuple[str, bool]:
+    """Return the text between a segment's markers, and whether the closing marker is missing."""
+    kind, text = segment["kind"], segment["text"].strip()
+    if kind not in TOOL_PROTOCOL.by_name:
+        return segment["text"].strip("\n"), False
+    tag = TOOL_PROTOCOL.by_name[kind]
+    inner = text.removeprefix(tag.opening)
+    is_closed = inner.endswith(tag.closing)
+    return inner.removesuffix(tag.closing).strip("\n"), not is_closed
+
+
+def _outcomes(segments: Sequence[Segment], calls: Sequence[Mapping[str, Any]]) -> dict[int, Mapping[str, Any]]:
+    """Map the index of a segment to the ledger entry of the call in it."""
+    places = [place for place, segment in enumerate(segments) if _is_call(segment)]
+    if [segments[place]["kind"] for place in places] != [call["tool"] for call in calls]:
+        return {}
+    return dict(zip(places, calls, strict=True))
+
+
+def _is_call(segment: Segment) -> bool:
+    tag = TOOL_PROTOCOL.by_name.get(segment["kind"])
+    return tag is not None and tag.is_tool and segment["text"].rstrip().endswith(tag.closing)
+
+
+def _preview(text: str) -> str:
+    line = " ".join(text[: 4 * _PREVIEW_CHARS].split())
+    return line if len(line) <= _PREVIEW_CHARS else line[: _PREVIEW_CHARS - 1] + "…"
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Extent of a piece in the picture of the trajectory's course, in thousandths."""
+
+    style: str
+    start: float
+    width: float
+
+
+def course_of(pieces: Iterable[Piece]) -> list[Stretch]:
+    """Lay out pieces in a row with widths proportional to their length, and a minimum width for short ones."""
+    shown = list(pieces)
+    sizes = np.array([max(piece.num_tokens or piece.num_chars / 4, 1) for piece in shown], float)
+    widths = np.maximum(sizes / max(sizes.sum(), 1), 0.006)
+    widths *= 1000 / max(widths.sum(), 1e-9)
+    starts = np.cumsum(widths) - widths
+    return [
+        Stretch(piece.style, round(start, 1), round(width, 1))
+        for piece, start, width in zip(shown, starts.tolist(), widths.tolist(), strict=True)
+    ]

@@ -1,0 +1,164 @@
+"""Map the three tables of trajectories (`rollouts`, `pools`, `rl_rollouts`) to the common columns of the list."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import orjson
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from treadle.viewer.tables import KeyedTable
+
+RIGHT, PARTLY, WRONG, NO_VERDICT, NOT_JUDGED = VERDICTS = (
+    "right",
+    "partly right",
+    "wrong",
+    "no verdict",
+    "not judged",
+)
+"""Verdicts. `partly right` (a score between 0 and 1) occurs only for training rollouts, whose only verdict is a score.
+"""
+
+TOOL_OUTCOMES = ("no calls", "all calls ran well", "error", "timeout", "invalid", "empty", "refused", "failed")
+"""Values of the filter on tool calls. `failed`: the kind of failure is unknown."""
+_NO_CALLS, _ALL_WELL, _FAILED = 1, 2, 1 << TOOL_OUTCOMES.index("failed")
+_OUTCOME_BITS = {name: 1 << place for place, name in enumerate(TOOL_OUTCOMES) if place >= 2}
+
+FINE_TUNING_ROW = "row"
+NOT_SEEN = "not considered"
+IN_TRAINING = "policy in training"
+
+FACTS = pa.schema(
+    [
+        ("key", pa.string()), ("instance", pa.string()), ("question_key", pa.string()), ("dataset", pa.string()),
+        ("model", pa.string()), ("status", pa.string()), ("operator", pa.string()), ("verdict", pa.string()),
+        ("fate", pa.string()), ("tools", pa.int32()), ("score", pa.float64()), ("calls", pa.int32()),
+        ("failed_calls", pa.int32()), ("tokens", pa.int64()), ("round", pa.int32()), ("sample", pa.int32()),
+        ("parent", pa.string()),
+    ]
+)  # fmt: skip
+"""One row per trajectory. `parent`: a key of the same instance, or empty; `score`: the reward in `rl_rollouts`."""
+
+_AGENT = (
+    "rollout_key", "question_key", "dataset", "model", "sample_index", "operator", "parents", "round", "status",
+    "calls_requested", "calls_executed", "failed_calls", "completion_tokens", "tool_calls",
+)  # fmt: skip
+_TRAINING = (
+    "step", "group", "session", "question_key", "dataset", "reward", "correctness", "tool_calls", "tool_failures",
+    "model_tokens", "finish", "branch_parent",
+)  # fmt: skip
+
+
+class Joined(NamedTuple):
+    """Further tables about the trajectories of an instance; None if missing."""
+
+    scores: KeyedTable | None = None
+    judgements: KeyedTable | None = None
+    sft_rows: KeyedTable | None = None
+    sft_rejections: KeyedTable | None = None
+
+    @property
+    def digests(self) -> tuple[str | None, ...]:
+        """Digest of each table; None for a missing one."""
+        return tuple(None if table is None else table.digest for table in self)
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind of trajectory table: columns that the list needs, text column, and conversion to `FACTS`."""
+
+    columns: tuple[str, ...]
+    text: str
+    facts: Callable[[pa.Table, Joined], Mapping[str, Any]]
+
+
+def facts_of(kind: Kind, table: pa.Table, instance: str, joined: Joined) -> pa.Table:
+    """Convert the rows of a table of trajectories to `FACTS`."""
+    columns = {"instance": pa.repeat(instance, table.num_rows), **kind.facts(table, joined)}
+    return pa.table({name: columns[name] for name in FACTS.names}).cast(FACTS)
+
+
+def _rollouts(table: pa.Table, joined: Joined) -> Mapping[str, Any]:
+    facts, scores = _made_by_agent(table), joined.scores
+    if scores is None:
+        return facts | {"verdict": _all(NOT_JUDGED, table), "score": pa.nulls(len(table), pa.float64())}
+    places = pc.index_in(table["rollout_key"], scores.keys)
+    correct = scores.facts["correct"].take(places)
+    verdict = pc.if_else(pc.is_valid(places), _verdict(correct), NOT_JUDGED)
+    return facts | {"verdict": verdict, "score": scores.facts["score"].take(places)}
+
+
+def _pools(table: pa.Table, joined: Joined) -> Mapping[str, Any]:
+    fate = pa.nulls(len(table), pa.string())
+    if joined.sft_rejections is not None:
+        rejected = joined.sft_rejections
+        fate = rejected.facts["reason"].take(pc.index_in(table["rollout_key"], rejected.keys))
+    if joined.sft_rows is not None:
+        taken = pc.is_in(table["rollout_key"], joined.sft_rows.keys)
+        fate = pc.if_else(taken, FINE_TUNING_ROW, fate)
+        fate = pc.fill_null(fate, NOT_SEEN)
+    more = {"verdict": _verdict(table["correct"]), "score": table["score"], "fate": pc.fill_null(fate, "")}
+    return _made_by_agent(table) | more
+
+
+def _made_by_agent(table: pa.Table) -> dict[str, Any]:
+    failed = table["failed_calls"].to_numpy()
+    refused = table["calls_requested"].to_numpy() > table["calls_executed"].to_numpy()
+    bits = np.where(table["calls_requested"].to_numpy() == 0, _NO_CALLS, _ALL_WELL).astype(np.int32)
+    told = np.flatnonzero((failed > 0) | refused)
+    ledgers = table["tool_calls"].take(pa.array(told)).to_pylist()
+    bits[told] = [_outcome_bits(ledger) for ledger in ledgers]
+    return {
+        "key": table["rollout_key"], "question_key": table["question_key"], "dataset": table["dataset"],
+        "model": table["model"], "status": table["status"], "operator": table["operator"], "fate": _all("", table),
+        "tools": bits, "calls": table["calls_requested"], "failed_calls": table["failed_calls"],
+        "tokens": table["completion_tokens"], "round": table["round"], "sample": table["sample_index"],
+        "parent": pc.binary_join(pc.list_slice(table["parents"], 0, 1), ""),
+    }  # fmt: skip
+
+
+def _outcome_bits(ledger: str) -> int:
+    bits = 0
+    for call in orjson.loads(ledger):
+        bits |= _OUTCOME_BITS.get(call["status"], 0)
+    return bits or _FAILED
+
+
+def _training(table: pa.Table, joined: Joined) -> Mapping[str, Any]:
+    step, session, parent = (pc.cast(table[name], pa.string()) for name in ("step", "session", "branch_parent"))
+    calls, failed = table["tool_calls"].to_numpy(), table["tool_failures"].to_numpy()
+    bits = np.where(calls == 0, _NO_CALLS, np.where(failed > 0, _FAILED, _ALL_WELL)).astype(np.int32)
+    correctness = table["correctness"]
+    verdict = pc.case_when(
+        pc.make_struct(pc.is_null(correctness), pc.greater_equal(correctness, 1.0), pc.greater(correctness, 0.0)),
+        NO_VERDICT, RIGHT, PARTLY, WRONG,
+    )  # fmt: skip
+    return {
+        "key": pc.binary_join_element_wise(step, session, table["group"], "."),
+        "question_key": table["question_key"], "dataset": table["dataset"], "model": _all(IN_TRAINING, table),
+        "status": table["finish"], "operator": pc.if_else(pc.is_valid(parent), "branch", "rollout"),
+        "verdict": verdict, "fate": _all("", table), "tools": bits, "score": table["reward"],
+        "calls": table["tool_calls"], "failed_calls": table["tool_failures"],
+        "tokens": table["model_tokens"], "round": table["step"],
+        "sample": table["session"],
+        "parent": pc.fill_null(pc.binary_join_element_wise(step, parent, table["group"], "."), ""),
+    }  # fmt: skip
+
+
+def _verdict(correct: pa.ChunkedArray) -> pa.ChunkedArray:
+    return pc.fill_null(pc.if_else(correct, RIGHT, WRONG), NO_VERDICT)
+
+
+def _all(value: str, table: pa.Table) -> pa.Array:
+    return pa.repeat(value, table.num_rows)
+
+
+KINDS: Mapping[str, Kind] = {
+    "rollouts": Kind(_AGENT, "text", _rollouts),
+    "pools": Kind((*_AGENT, "correct", "score"), "text", _pools),
+    "rl_rollouts": Kind(_TRAINING, "output", _training),
+}

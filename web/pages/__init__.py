@@ -1,0 +1,1 @@
+"""Fetch pages and extract their text in confined worker processes."""

@@ -1,0 +1,85 @@
+"""Break up spellings of control tokens in text from the web, so that no page can write one, whatever the model.
+
+Of a known tokenizer, its own tokens are broken up. A server that is sent text tokenizes it with another tokenizer, so
+the spellings in common use are broken up in any case. Pure.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from functools import lru_cache
+from typing import Any
+
+from treadle.core.untrusted.lookalikes import sub_first
+from treadle.core.untrusted.prompt_text import as_data
+
+_ENTITIES = {"<": "&lt;", "[": "&#91;"}
+_LONGEST_TOKEN_CHARS = 100
+
+_NAMES = (
+    "think(?:ing)?|thoughts?|reason(?:ing)?|tools|tool_(?:calls?|responses?|results?|outputs?|code|name)"
+    "|functions?|function_(?:calls?|results?|response)|arg_(?:key|value)"
+    "|[bs]o[spt]|eo[adhmpst]|pad|unk|cls|sep|mask|human|assistant|system|observation"
+    r"|(?:start|end|begin)_of_\w+|(?:extra_id|unused|reserved|special|pad|spare|control)_?\d+"
+    r"|special_token_\d+|reserved_(?:special_)?token_?\d+|(?:fim|jupyter|commit|issue|repo|file|code)_\w+"
+    r"|(?:reponame|filename|gh_stars|empty_output|image|audio|video|imagine_\w+)"
+    r"|(?:seed|minimax|longcat)[:_]\w{1,60}"
+)
+_BRACKETED = (
+    r"(?:inst|sys|bos|eos|pad|unk|cls|sep|g?mask|smask|tool_\w+|available_tools|system_prompt|img\w*|think|args"
+    r"|call_id|prefix|suffix|middle|begin_\w+|end_\w+|unused\w*|control_\d+|multimodal|audio|response|user|assistant)"
+)
+_KNOWN = re.compile(
+    rf"<(?=/?(?:{_NAMES})(?:=[^<>\n]{{0,99}})?>)|\[(?=/?{_BRACKETED}\])|<(?=</?SYS>>)|<(?=\w+\|>)|◁(?=/?\w+▷)|\](?=[<~]\])",
+    re.I,
+)
+
+
+def without_known_tokens(text: str) -> str:
+    """Return untrusted text in which no control token in common use is spelled, nor any that `as_data` covers."""
+    return sub_first(_KNOWN, as_data(text), lambda character: _ENTITIES.get(character, f"&#{ord(character)};"))
+
+
+def without_tokens(text: str, tokens: frozenset[str]) -> str:
+    """Return a text in which none of a tokenizer's added tokens is spelled.
+
+    Tokens that begin with a letter, or contain none, are words and runs of white space, and stay.
+    """
+    return _pattern(tokens).sub(_entity, text)
+
+
+def _entity(match: re.Match[str]) -> str:
+    return _ENTITIES.get(match[0], f"&#{ord(match[0])};")
+
+
+@lru_cache(maxsize=16)
+def _pattern(tokens: frozenset[str]) -> re.Pattern[str]:
+    """Return a pattern for the first character of each token followed by the rest of it.
+
+    Built from a prefix tree, since some tokenizers have thousands of tokens.
+    """
+    tree: dict[str, Any] = {}
+    for token in filter(_is_control, tokens):
+        node = tree
+        for char in token[:_LONGEST_TOKEN_CHARS]:
+            node = node.setdefault(char, {})
+        node[""] = {}
+    firsts = (f"{re.escape(char)}(?={_rest(node)})" for char, node in sorted(tree.items()))
+    return re.compile("|".join(firsts) or r"(?!)")
+
+
+def _rest(node: dict[str, Any]) -> str:
+    if "" in node:  # longer tokens with this prefix match here too
+        return ""
+    return _either(re.escape(char) + _rest(after) for char, after in sorted(node.items()))
+
+
+def _either(patterns: Iterable[str]) -> str:
+    first, *others = patterns
+    return f"(?:{'|'.join([first, *others])})" if others else first
+
+
+def _is_control(token: str) -> bool:
+    is_word = token[:1].isalnum() or token[:1].isspace()
+    return len(token) > 2 and not is_word and any(map(str.isalpha, token))

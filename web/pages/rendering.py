@@ -1,0 +1,143 @@
+"""Render web search results as text for the agent, or as documents for its summarizer. Pure.
+
+All content is untrusted. Each string is cleaned and can spell no control token. Quoted as JSON, no page can close its
+own object or open another. See docs/behaviour/web.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import orjson
+
+from treadle.web.config import WebSettings
+from treadle.web.pages.control_tokens import without_known_tokens
+from treadle.web.pages.passages import clean, clean_line, first_words, window
+from treadle.web.types import MAX_URL_CHARS, PageEntry, WebHit
+
+NOT_FETCHED = "[This page could not be fetched.]"
+SUMMARY_WINDOW_CHARS = 3_000
+AGENT_WINDOW_CHARS = 1_000
+"""Default of `window_chars`: characters on either side of a sentence (arXiv 2601.06860)."""
+
+_MAX_TITLE_CHARS = 200
+_MAX_NAME_CHARS = 100
+_MORE = "..."
+
+
+@dataclass(frozen=True, slots=True)
+class _Shown:
+    """Content of one hit, ready to be quoted."""
+
+    fields: dict[str, str | int]
+    context: str
+
+
+def render_pages(hits: Sequence[WebHit], pages: Sequence[PageEntry], settings: WebSettings) -> str:
+    """Return text for the agent: one JSON object per line, without URLs, at most `max_chars` characters.
+
+    `pages[i]` is the page of `hits[i]`. The first object that does not fit has its context truncated and is the last
+    one.
+    """
+    return "\n".join(_objects(hits, pages, settings, AGENT_WINDOW_CHARS, urls=False))
+
+
+def documents_of(hits: Sequence[WebHit], pages: Sequence[PageEntry], settings: WebSettings) -> tuple[str, ...]:
+    """Return the same as documents for a summarizer: with URLs, and by default with wider windows."""
+    return tuple(_objects(hits, pages, settings, SUMMARY_WINDOW_CHARS, urls=True))
+
+
+def snippet_documents(hits: Sequence[WebHit], settings: WebSettings) -> tuple[str, ...]:
+    """Return a line `Page i: snippet` for each distinct, non-empty snippet; used if pages are not fetched.
+
+    Including newlines between them, they have at most `max_chars` characters.
+    """
+    snippets = dict.fromkeys(_line(hit.snippet, settings.snippet_chars) for hit in hits)
+    kept: list[str] = []
+    room = settings.max_chars
+    for snippet in filter(None, snippets):
+        number = f"Page {len(kept) + 1}: "
+        said = _cut(snippet, room - len(number))
+        if not said:
+            break
+        kept.append(number + said)
+        room -= len(kept[-1]) + 1
+    return tuple(kept)
+
+
+def render_recorded(text: str, settings: WebSettings) -> str:
+    """Return a result that was recorded as text, truncated to `max_chars` characters."""
+    return _cut(without_known_tokens(clean(text)), settings.max_chars)
+
+
+def _objects(
+    hits: Sequence[WebHit], pages: Sequence[PageEntry], settings: WebSettings, window_chars: int, *, urls: bool
+) -> list[str]:
+    window_chars = settings.window_chars or window_chars
+    kept: list[str] = []
+    room = settings.max_chars
+    for number, (hit, page) in enumerate(zip(hits, pages, strict=True), 1):
+        line, is_whole = _within(_shown(number, hit, page, settings, window_chars, urls), room)
+        if line:
+            kept.append(line)
+            room -= len(line) + 1
+        if not is_whole:
+            break
+    return kept
+
+
+def _shown(number: int, hit: WebHit, page: PageEntry, settings: WebSettings, window_chars: int, urls: bool) -> _Shown:
+    snippet = clean_line(hit.snippet)
+    fields: dict[str, str | int] = {
+        "id": number,
+        "title": _line(hit.title or page.title, _MAX_TITLE_CHARS),
+        **({"url": _line(hit.url, MAX_URL_CHARS)} if urls else {}),
+        "site_name": _line(hit.site_name, _MAX_NAME_CHARS),
+        "date": _line(hit.date, _MAX_NAME_CHARS),
+        "snippet": _line(snippet, settings.snippet_chars),
+    }
+    if page.failure is not None:
+        return _Shown(fields, NOT_FETCHED)
+    text = clean(page.text[: settings.page_chars])
+    if page.media_type == "application/pdf":
+        text = first_words(text, settings.pdf_words)
+    return _Shown(
+        fields, without_known_tokens(window(text, snippet, num_chars=window_chars, least=settings.snippet_match))
+    )
+
+
+def _within(shown: _Shown, room: int) -> tuple[str, bool]:
+    """Return an object of at most `room` characters, and whether its context is complete; empty if none fits."""
+    line = _json(shown, shown.context)
+    if len(line) <= room:
+        return line, True
+    # The length grows with the context: each character becomes one or more characters of JSON.
+    num_chars = _most(len(shown.context), lambda count: len(_json(shown, shown.context[:count] + _MORE)) <= room)
+    line = _json(shown, shown.context[:num_chars] + _MORE)
+    return (line if len(line) <= room else ""), False
+
+
+def _most(limit: int, fits: Callable[[int], bool]) -> int:
+    """Return the largest count up to `limit` that fits; `fits` must be monotonic. 0 if none fits."""
+    low, high = 0, limit
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle - 1)
+    return low
+
+
+def _json(shown: _Shown, context: str) -> str:
+    return orjson.dumps({**shown.fields, "context": context}).decode()
+
+
+def _line(text: str, num_chars: int) -> str:
+    """Return untrusted text as one line; truncated before it is escaped, so that no escape is cut."""
+    return without_known_tokens(clean_line(text)[:num_chars])
+
+
+def _cut(text: str, num_chars: int) -> str:
+    """Return text truncated to `num_chars` characters, ending in three dots if there is room for them."""
+    if len(text) <= num_chars:
+        return text
+    return text[: num_chars - len(_MORE)] + _MORE if num_chars > len(_MORE) else ""

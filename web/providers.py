@@ -1,0 +1,207 @@
+"""Query search providers, with key rotation, a rate limit, and retries that depend on the failure.
+
+A provider's address is part of the user's configuration, like a model endpoint. Requests to it use no redirects,
+proxies or cookies, and its answers are bounded, but the address rules for pages do not apply.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+
+from multidict import CIMultiDict
+from yarl import URL
+
+from treadle.core.errors import ToolError
+from treadle.core.llm.client import SHORTEST_SECRET, HttpClient
+from treadle.core.llm.wire import Failure
+from treadle.retriever.client import SearchUnavailable
+from treadle.web.config import ProviderSettings
+from treadle.web.key_ring import Key, KeyRing
+from treadle.web.provider_requests import failure_of, hits_of, repeats_key, request_of, without_key
+from treadle.web.types import Language, Provider, QueryRefused, WebHit
+
+EMPTY_TRIES = 3
+"""Answers without a hit after which a search counts as empty."""
+RATE_REST_S = 30.0
+"""Pause of a rate-limited key in seconds if the provider does not give one."""
+QUOTA_REST_S = 3_600.0
+_SHORTEST_REST_S = 1.0
+_PLAIN_QUERY = "weather"
+"""Query that no provider refuses; it shows whether a key or only a query was refused."""
+_REFUSALS = frozenset({"key", "query", "refused"})
+_FIRST_PAUSE_S = 0.5
+_LONGEST_PAUSE_S = 8.0
+
+Sleep = Callable[[float], Awaitable[object]]
+
+
+@dataclass(frozen=True)
+class _Connection:
+    connect_timeout_s: float = 10.0
+    max_response_bytes: int = 1 << 20
+
+
+class WebProvider:
+    """Search provider over HTTP; see `Provider`."""
+
+    def __init__(
+        self,
+        settings: ProviderSettings,
+        *,
+        environ: Mapping[str, str] = os.environ,
+        clock: Callable[[], float] | None = None,
+        sleep: Sleep = asyncio.sleep,
+        seed: int = 0,
+    ) -> None:
+        """Read the keys; `clock` and `sleep` are replaced in tests, `seed` is for the jitter of pauses.
+
+        Raises the errors of `KeyRing`.
+        """
+        self.name = settings.name
+        self._settings = settings
+        self._now = clock if clock is not None else _loop_time
+        self._sleep = sleep
+        self._random = random.Random(seed)
+        self._keys = KeyRing(settings.api_key_envs, environ, clock=self._now)
+        self._next_start = float("-inf")
+        self._http: HttpClient | None = None
+
+    async def search(self, query: str, language: Language, *, deadline: float) -> tuple[WebHit, ...]:
+        """See `Provider.search`."""
+        for _ in range(EMPTY_TRIES):
+            if hits := await self._answer(query, language, deadline):
+                return hits
+        return ()
+
+    async def close(self) -> None:
+        """Close the connections."""
+        if self._http is not None:
+            await self._http.close()
+
+    async def _answer(self, query: str, language: Language, deadline: float) -> tuple[WebHit, ...]:
+        errors, pause_s, last = 0, _FIRST_PAUSE_S, "no time was left to ask"
+        while True:
+            rest_s = self._keys.ready_at() - self._now()
+            if rest_s > 0:
+                await self._pause(rest_s, deadline, f"all keys rest; {last}")
+            await self._await_turn(deadline, last)
+            key = self._keys.take()
+            if key is None:  # paused while this search waited for its turn
+                continue
+            came = await self._ask(query, language, key, deadline)
+            if isinstance(came, Failure) and came.kind in _REFUSALS:
+                came = await self._without_the_query(came, key, deadline)
+            if not isinstance(came, Failure):
+                return came
+            last = str(came)
+            if self._is_about_key(key, came):
+                continue
+            self._raise_final(came)
+            errors += 1
+            if errors > (self._settings.retry_limit + 1) * len(self._keys) - 1:
+                raise SearchUnavailable(f"{self.name} does not answer; {last}")
+            await self._pause(pause_s * self._random.uniform(0.5, 1.0), deadline, last)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+    def _is_about_key(self, key: Key, failure: Failure) -> bool:
+        if failure.kind == "rate_limit":
+            seconds = RATE_REST_S if failure.retry_after_s is None else failure.retry_after_s
+            self._keys.rest(key, max(seconds, _SHORTEST_REST_S))
+        elif failure.kind == "quota":
+            self._keys.rest(key, QUOTA_REST_S)
+        elif failure.kind == "key":
+            self._keys.drop(key, str(failure))
+        else:
+            return False
+        return True
+
+    async def _without_the_query(self, refusal: Failure, key: Key, deadline: float) -> Failure:
+        """Send a plain query after a refusal and return its failure; raise QueryRefused if it succeeds.
+
+        A firewall in front of a provider may refuse a query with the same status as a refused key, address or request.
+        """
+        await self._await_turn(deadline, str(refusal))
+        came = await self._ask(_PLAIN_QUERY, "en", key, deadline)
+        if isinstance(came, Failure):
+            return came
+        raise QueryRefused(str(refusal))
+
+    def _raise_final(self, failure: Failure) -> None:
+        if failure.kind == "query":
+            raise SearchUnavailable(f"{self.name} refuses a query, and others as well: {failure}")
+        if failure.kind == "refused":
+            raise ToolError(f"{self.name} refuses every request; check its url and settings: {failure}")
+
+    async def _ask(self, query: str, language: Language, key: Key, deadline: float) -> tuple[WebHit, ...] | Failure:
+        """Send one request; return hits or the failure. Raises SearchUnavailable at the deadline."""
+        request = request_of(self._settings, query, language, key.value)
+        headers = CIMultiDict(request.headers)
+        # Already encoded: yarl must not encode a query's plus and percent signs again.
+        url = URL(request.url, encoded=True)
+        if self._http is None:
+            self._http = HttpClient(_Connection())
+        left_s = deadline - self._now()
+        limit_s = min(left_s, self._settings.request_timeout_s)
+        try:
+            async with asyncio.timeout(limit_s):
+                if request.method == "POST":
+                    status, said, data = await self._http.post(url, request.body, headers, secret=key.value)
+                else:
+                    status, said, data = await self._http.get(url, headers, secret=key.value)
+                # In a thread: parsing a large answer could block the event loop for too long.
+                return await asyncio.to_thread(_outcome, self._settings, query, key.value, status, said, data)
+        except TimeoutError:
+            if limit_s == left_s:
+                raise SearchUnavailable(f"{self.name} did not answer in time") from None
+            return Failure("timeout", f"no answer in {limit_s:g} s")
+        except Failure as failure:  # connection errors
+            return failure
+
+    async def _await_turn(self, deadline: float, last: str) -> None:
+        """Wait so that at most `max_queries_per_s` requests start per second."""
+        now = self._now()
+        starts_at = max(now, self._next_start)
+        if starts_at >= deadline:
+            raise SearchUnavailable(f"{self.name} was not asked in time; {last}")
+        self._next_start = starts_at + 1 / self._settings.max_queries_per_s
+        if starts_at > now:
+            await self._sleep(starts_at - now)
+
+    async def _pause(self, seconds: float, deadline: float, last: str) -> None:
+        if self._now() + seconds >= deadline:
+            raise SearchUnavailable(f"{self.name} does not answer; {last}")
+        await self._sleep(max(seconds, 0.0))
+
+
+def _outcome(
+    settings: ProviderSettings, query: str, key: str, status: int, headers: Mapping[str, str], data: bytes
+) -> tuple[WebHit, ...] | Failure:
+    """Return the hits or the failure of an answer, without the API key in any encoding.
+
+    Hits and refusals are recorded, shown and exported. The HTTP client only removes the key as JSON spells it.
+    """
+    came: tuple[WebHit, ...] | Failure
+    try:
+        came = hits_of(settings, data) if status == 200 else failure_of(status, headers, data, query)
+    except Failure as failure:
+        came = failure
+    if len(key) < SHORTEST_SECRET:
+        return came
+    if isinstance(came, Failure):
+        return without_key(came, data, key)
+    if repeats_key(came, key):
+        return Failure("malformed", "the answer repeats the key that it was asked with")
+    return came
+
+
+def _loop_time() -> float:
+    return asyncio.get_running_loop().time()
+
+
+def make_provider(settings: ProviderSettings) -> Provider:
+    """Return the configured provider. Raises ConfigError naming a variable without a usable key."""
+    return WebProvider(settings)

@@ -1,0 +1,1 @@
+"""Record web searches and pages of a run, and replay them."""

@@ -1,0 +1,271 @@
+"""Provide all web content to a run: from the run's store, from a record, or live, and then recorded.
+
+Everything that an agent is shown is in the store of its run, and nothing in the store is requested again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import fields, replace
+from datetime import UTC, datetime, timedelta
+from typing import TypeVar
+
+from treadle.core.errors import ArtifactError, ToolError, TreadleError
+from treadle.core.store.keyed_store import KeyedStore
+from treadle.core.untrusted.sanitize import one_line
+from treadle.web.config import WebSettings
+from treadle.web.keys import loose_key
+from treadle.web.record.folder import RecordFolder
+from treadle.web.record.stored_entries import bounded, packed, unpacked
+from treadle.web.types import IMPORTED, Entry, Language, PageEntry, RecordMiss, SearchEntry
+
+_SHOWN_CHARS = 200
+_MIB = 1024 * 1024
+T_Result = TypeVar("T_Result")
+
+
+def utc_time() -> datetime:
+    """Return the current time in UTC."""
+    return datetime.now(UTC)
+
+
+class Recorder:
+    """Source of entries according to the mode of the settings; see `docs/behaviour/web.md`. For one event loop.
+
+    Of concurrent requests for one key, one is sent; the others share its result. If the caller is cancelled, the
+    request continues for the others and for the record: to its end if `landed` is awaited, otherwise until `close`.
+    """
+
+    def __init__(
+        self,
+        settings: WebSettings,
+        *,
+        store: KeyedStore | None,
+        base: RecordFolder | None,
+        clock: Callable[[], datetime] = utc_time,
+        threads: Executor,
+    ) -> None:
+        """Prepare a recorder with the run's `store` and `base`, the record at `recorded_in`.
+
+        Reads use `threads`; writes use threads of their own. Raises ArtifactError if the base is not the one in the
+        settings, and ToolError if a required one is missing.
+        """
+        self._replays = settings.mode == "replay"
+        if self._replays and base is None:
+            raise ToolError("a replay of the web has no record; name its folder in recorded_in")
+        if not self._replays and store is None:
+            raise ToolError(f'mode = "{settings.mode}" records into a run, and there is none here; use mode = "replay"')
+        if base is not None and settings.record_digest not in (None, base.digest):
+            raise ArtifactError(
+                f"the web record {base.location} is now {base.digest}; when the run was started it was "
+                f"{settings.record_digest}: put that one back, or begin another run"
+            )
+        self._settings = settings
+        self._store = None if self._replays else store
+        self._base = None if settings.mode == "refresh" else base
+        self._provider = settings.provider.name if settings.provider else ""
+        self._clock = clock
+        self._threads = threads
+        self._writer = ThreadPoolExecutor(store.num_writers if store is not None else 1, "web-record")
+        self._memory = _Memory(settings.cache_mb * _MIB)
+        self._flights: dict[str, asyncio.Task[tuple[Entry, bool]]] = {}
+        self._writes: set[asyncio.Task[Entry]] = set()
+
+    async def search(
+        self, key: str, query: str, language: Language, ask: Callable[[], Awaitable[SearchEntry]] | None
+    ) -> tuple[SearchEntry, bool]:
+        """Return the entry of a search, and whether it was recorded already.
+
+        Raises RecordMiss in a replay, and the errors of `ask`.
+        """
+
+        def base() -> SearchEntry | None:
+            found = self._in_base(key) or (self._base.loose(loose_key(query)) if self._base else None)
+            # Found by a loose key, it becomes the entry of exactly this query.
+            return None if found is None else replace(_search(found), key=key, query=query, language=language)
+
+        entry, recorded = await self._one(key, base, ask, f"search for '{_shown(query)}' ({language})", "")
+        return _search(entry), recorded
+
+    async def page(
+        self, key: str, url: str, fetch: Callable[[], Awaitable[PageEntry]] | None
+    ) -> tuple[PageEntry, bool]:
+        """Return the entry of a page, and whether it was recorded already.
+
+        Raises RecordMiss in a replay, and the errors of `fetch`.
+        """
+        entry, recorded = await self._one(
+            key, lambda: self._in_base(key), fetch, f"page {_shown(url)}", ", or set pages = false"
+        )
+        return _page(entry), recorded
+
+    async def landed(self) -> None:
+        """Wait until everything requested is recorded; each request has its own deadline."""
+        while waited_for := [*self._flights.values(), *self._writes]:
+            await asyncio.wait(waited_for)
+
+    async def close(self) -> None:
+        """Cancel pending requests and finish pending writes."""
+        flights = list(self._flights.values())
+        for flight in flights:
+            flight.cancel()
+        await asyncio.gather(*flights, return_exceptions=True)
+        await asyncio.gather(*self._writes, return_exceptions=True)
+        await asyncio.get_running_loop().run_in_executor(None, self._writer.shutdown)
+
+    async def _one(
+        self,
+        key: str,
+        base: Callable[[], Entry | None],
+        ask: Callable[[], Awaitable[Entry]] | None,
+        what: str,
+        otherwise: str,
+    ) -> tuple[Entry, bool]:
+        if (entry := self._memory.get(key)) is not None:
+            return entry, True
+        while (flight := self._flights.get(key)) is not None:
+            try:
+                return await asyncio.shield(flight)
+            except (TreadleError, TimeoutError) as error:
+                # The deadline of that request may have been earlier than this caller's.
+                if ask is None or (isinstance(error, TreadleError) and not error.retryable):
+                    raise
+                if self._flights.get(key) is flight:
+                    del self._flights[key]
+        flight = asyncio.create_task(self._fly(key, base, ask, what, otherwise))
+        self._flights[key] = flight
+        flight.add_done_callback(lambda done: self._landed(key, done))
+        return await asyncio.shield(flight)
+
+    def _landed(self, key: str, flight: asyncio.Task[tuple[Entry, bool]]) -> None:
+        if self._flights.get(key) is flight:
+            del self._flights[key]
+        if not flight.cancelled():
+            flight.exception()  # Retrieved, so that asyncio does not log it as never retrieved.
+
+    async def _fly(
+        self,
+        key: str,
+        base: Callable[[], Entry | None],
+        ask: Callable[[], Awaitable[Entry]] | None,
+        what: str,
+        otherwise: str,
+    ) -> tuple[Entry, bool]:
+        entry = await self._in_thread(self._threads, lambda: self._in_store(key))
+        if entry is not None:
+            return self._kept(entry), True
+        entry = await self._in_thread(self._threads, base)
+        if entry is not None and (self._replays or self._is_young(entry)):
+            return (self._kept(entry) if self._replays else await self._add(entry)), True
+        if self._replays or ask is None:
+            raise self._miss(what, otherwise)
+        entry = await ask()
+        if entry.key != key:
+            raise ValueError(f"asked for {key}, got {entry.key}")
+        return await self._add(entry), False
+
+    def _in_store(self, key: str) -> Entry | None:
+        value = self._store.get(key) if self._store is not None else None
+        return None if value is None or self._store is None else unpacked(value, self._store.location(key))
+
+    def _in_base(self, key: str) -> Entry | None:
+        return None if self._base is None else self._base.get(key)
+
+    async def _add(self, entry: Entry) -> Entry:
+        """Store an entry unless there is one already, and return the stored one; completes even if cancelled."""
+        write = asyncio.create_task(self._written(entry))
+        self._writes.add(write)
+        write.add_done_callback(self._writes.discard)
+        return await asyncio.shield(write)
+
+    async def _written(self, entry: Entry) -> Entry:
+        store, kept = self._store, bounded(entry)
+        assert store is not None
+        value = await self._in_thread(self._threads, lambda: packed(kept))
+        winner = await self._in_thread(self._writer, lambda: store.add(kept.key, value))
+        if winner != value:
+            kept = await self._in_thread(self._threads, lambda: unpacked(winner, store.location(kept.key)))
+        return self._kept(kept)
+
+    def _kept(self, entry: Entry) -> Entry:
+        self._memory.put(entry)
+        return entry
+
+    def _is_young(self, entry: Entry) -> bool:
+        """Return whether an entry of the base is reused in mode `record` rather than requested again."""
+        settings = self._settings
+        # Imported entries are reused with any provider, since their own is unknown.
+        if isinstance(entry, SearchEntry) and entry.provider not in (self._provider, IMPORTED):
+            return False
+        limits = [timedelta(days=settings.max_age_days)] if settings.max_age_days is not None else []
+        if entry.failure is not None:
+            limits.append(timedelta(hours=settings.failure_max_age_hours))
+        return not limits or self._age(entry) <= min(limits)
+
+    def _age(self, entry: Entry) -> timedelta:
+        try:
+            recorded = datetime.fromisoformat(entry.recorded_at)
+        except ValueError:
+            return timedelta.max
+        return self._clock() - (recorded if recorded.tzinfo is not None else recorded.replace(tzinfo=UTC))
+
+    def _miss(self, what: str, otherwise: str) -> RecordMiss:
+        place = self._base.location if self._base is not None else ""
+        return RecordMiss(
+            f'the web record {place} has no {what}: replay sends no request; record a run with mode = "record" and '
+            f"recorded_in = {place}, then `treadle export web_record --run <that run>`{otherwise}"
+        )
+
+    async def _in_thread(self, threads: Executor, work: Callable[[], T_Result]) -> T_Result:
+        return await asyncio.get_running_loop().run_in_executor(threads, work)
+
+
+class _Memory:
+    """LRU cache of entries, limited by their size in bytes."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._num_bytes = 0
+        self._entries: OrderedDict[str, tuple[Entry, int]] = OrderedDict()
+
+    def get(self, key: str) -> Entry | None:
+        if key not in self._entries:
+            return None
+        self._entries.move_to_end(key)
+        return self._entries[key][0]
+
+    def put(self, entry: Entry) -> None:
+        if entry.key in self._entries:
+            self._num_bytes -= self._entries.pop(entry.key)[1]
+        size = _num_bytes(entry)
+        self._entries[entry.key] = entry, size
+        self._num_bytes += size
+        while self._num_bytes > self._max_bytes:
+            self._num_bytes -= self._entries.popitem(last=False)[1][1]
+
+
+def _num_bytes(entry: Entry) -> int:
+    hits = entry.hits if isinstance(entry, SearchEntry) else ()
+    return sum(sys.getsizeof(getattr(part, field.name)) for part in (entry, *hits) for field in fields(part))
+
+
+def _search(entry: Entry) -> SearchEntry:
+    if not isinstance(entry, SearchEntry):
+        raise ArtifactError(f"entry {entry.key} of the web record is a page, and should be a search")
+    return entry
+
+
+def _page(entry: Entry) -> PageEntry:
+    if not isinstance(entry, PageEntry):
+        raise ArtifactError(f"entry {entry.key} of the web record is a search, and should be a page")
+    return entry
+
+
+def _shown(text: str) -> str:
+    """Return text written by a model for use in a message: on one line and truncated."""
+    shown = one_line(text)
+    return shown if len(shown) <= _SHOWN_CHARS else shown[: _SHOWN_CHARS - 3] + "..."

@@ -1,0 +1,296 @@
+"""Search the web: turn a query into a search entry, its hits into page entries, and those into text for the agent.
+
+All web content passes through the recorder. The text depends only on entries and settings, so a replay gives the same
+text. See docs/behaviour/web.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack, ExitStack
+from datetime import datetime
+from typing import Any, Protocol, TypeVar
+
+from treadle.core.errors import TreadleError
+from treadle.core.store.keyed_store import KeyedStore
+from treadle.core.untrusted.sanitize import one_line
+from treadle.core.waiting import all_of
+from treadle.retriever.client import SearchUnavailable
+from treadle.web.config import WebSettings
+from treadle.web.keys import page_key, search_key
+from treadle.web.pages.passages import clean_line, language_of
+from treadle.web.pages.rendering import documents_of, render_pages, render_recorded, snippet_documents
+from treadle.web.record.folder import open_record
+from treadle.web.record.recorder import Recorder, utc_time
+from treadle.web.types import (
+    Fetched,
+    Language,
+    PageEntry,
+    PageText,
+    Provider,
+    QueryRefused,
+    SearchEntry,
+    Unfetchable,
+    WebFound,
+    WebHit,
+)
+from treadle.web.urls import checked_url
+
+NUM_THREADS = 4
+"""Threads that read and decode entries. Texts are rendered in one further thread: several would compete for the
+interpreter lock, and the event loop would wait for all of them."""
+LEFT_WAITING = "the search's time was over before all of its pages were had; what is fetched then comes on record"
+
+SWITCH_S = 0.001
+"""Switch interval of the interpreter in seconds while web search is open, instead of Python's 5 ms. It bounds how long
+the rendering thread keeps the event loop waiting, which adds up over all system calls of one loop iteration."""
+
+_OF_THIS_MACHINE = (TreadleError, OSError, MemoryError, RuntimeError)
+"""Errors that say nothing about a page: errors already classified, and a lack of memory, files or threads."""
+
+T_Result = TypeVar("T_Result")
+_log = logging.getLogger(__name__)
+
+
+class PageFetcher(Protocol):
+    """Interface of a page fetcher; `treadle.web.pages.fetch.Fetcher` implements it."""
+
+    async def open(self) -> None:
+        """Prepare for fetches."""
+        ...
+
+    async def fetch(self, url: str, *, deadline: float, places: ExitStack) -> Fetched:
+        """Return the page at a URL as sent; its slots are held until `places` is closed.
+
+        Raises Unfetchable, and SearchUnavailable if it waited for others until the deadline.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Cancel fetches in progress."""
+        ...
+
+
+class TextReader(Protocol):
+    """Interface of a page reader; `treadle.web.pages.reader.PageReader` implements it."""
+
+    async def open(self) -> None:
+        """Start the reader. Raises ToolError."""
+        ...
+
+    async def read(self, page: Fetched, *, max_bytes: int, deadline: float) -> PageText:
+        """Return title and text of a page.
+
+        Raises Unfetchable, SearchUnavailable if it waited for others until the deadline, and ToolError if no page can
+        be read on this machine.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Stop the reader."""
+        ...
+
+
+class WebSearch:
+    """Web search of one run; many rollouts use it concurrently on one event loop."""
+
+    def __init__(
+        self,
+        settings: WebSettings,
+        *,
+        store: KeyedStore | None,
+        summarized: bool,
+        provider: Provider | None = None,
+        fetcher: PageFetcher | None = None,
+        reader: TextReader | None = None,
+        clock: Callable[[], datetime] = utc_time,
+    ) -> None:
+        """Prepare a search with the run's `store`, which only a replay does without.
+
+        With `summarized`, documents are returned in addition to the text. `provider`, `fetcher`, `reader` and `clock`
+        replace the configured ones in tests.
+        """
+        self._settings = settings
+        self._store = store
+        self._summarized = summarized
+        self._given = provider, fetcher, reader
+        self._clock = clock
+        self._stack = AsyncExitStack()
+        self._renderer: ThreadPoolExecutor | None = None
+        self._recorder: Recorder | None = None
+        self._provider: Provider | None = None
+        self._fetcher: PageFetcher | None = None
+        self._reader: TextReader | None = None
+
+    async def open(self) -> None:
+        """Open record, provider and page reader; a replay needs only the record.
+
+        Raises TreadleError if that is impossible.
+        """
+        try:
+            await self._open()
+        except BaseException:
+            await self.close()
+            raise
+
+    async def landed(self) -> None:
+        """Wait until the requests of abandoned searches are recorded; each has its own deadline."""
+        if self._recorder is not None:
+            await self._recorder.landed()
+
+    async def close(self) -> None:
+        """Cancel requests in progress and release all resources."""
+        await self._stack.aclose()
+        self._recorder = None
+
+    async def _open(self) -> None:
+        settings = self._settings
+        base = None
+        if settings.record_used is not None:
+            base = await asyncio.to_thread(open_record, settings.record_used)
+            self._stack.callback(base.close)
+        threads, self._renderer = ThreadPoolExecutor(NUM_THREADS, "web"), ThreadPoolExecutor(1, "web-text")
+        for pool in (threads, self._renderer):
+            self._stack.push_async_callback(asyncio.to_thread, pool.shutdown, cancel_futures=True)
+        self._stack.callback(sys.setswitchinterval, sys.getswitchinterval())
+        sys.setswitchinterval(SWITCH_S)
+        if settings.mode != "replay":
+            await self._open_outside()
+        self._recorder = Recorder(settings, store=self._store, base=base, clock=self._clock, threads=threads)
+        self._stack.push_async_callback(self._recorder.close)
+
+    async def _open_outside(self) -> None:
+        """Open provider, fetcher and reader; imported here, since a replay needs none of them."""
+        settings = self._settings
+        provider, fetcher, reader = self._given
+        if provider is None and settings.provider is not None:
+            from treadle.web.providers import make_provider
+
+            provider = make_provider(settings.provider)
+        if provider is not None:
+            self._stack.push_async_callback(provider.close)
+        self._provider = provider
+        if not settings.pages:
+            return
+        if fetcher is None:
+            from treadle.web.pages.fetch import Fetcher
+
+            fetcher = Fetcher(settings)
+        if reader is None:
+            from treadle.web.pages.reader import PageReader
+
+            reader = PageReader(settings.fetch.reader_processes)
+        self._stack.push_async_callback(reader.close)
+        await reader.open()
+        self._stack.push_async_callback(fetcher.close)
+        await fetcher.open()
+        self._fetcher, self._reader = fetcher, reader
+
+    async def search(self, query: str, *, deadline: float) -> WebFound:
+        """Return the web's result for a query; its text is empty if there is no hit.
+
+        `deadline` is in the event loop's clock. If the search ends early, requests in progress continue and are
+        recorded; those still waiting at the deadline are dropped and not recorded. Raises SearchUnavailable if the
+        provider is out of order or too slow, or if pages were not fetched by the deadline; RecordMiss in a replay; and
+        ToolError.
+        """
+        assert self._recorder is not None, "open() comes first"
+        query = clean_line(query)
+        if not query:
+            return WebFound("", (), (), recorded=True)
+        language = language_of(query)
+        key = search_key(query, language)
+        entry, recorded = await self._recorder.search(
+            key, query, language, self._asking(key, query, language, deadline)
+        )
+        if entry.text:
+            text = await self._render(lambda: render_recorded(entry.text, self._settings))
+            return WebFound(text, (text,), (key,), recorded)
+        if entry.failure is not None:
+            return WebFound("", (), (key,), recorded, refused=True)
+        chosen = _usable(entry.hits, self._settings.top_n)
+        hits = [hit for _, hit in chosen]
+        if not self._settings.pages:
+            lines = await self._render(lambda: snippet_documents(hits, self._settings))
+            return WebFound("\n".join(lines), lines, (key,), recorded)
+        slots = asyncio.Semaphore(self._settings.fetch.max_per_query)
+        found = await all_of([self._page(url, slots, deadline) for url, _ in chosen])
+        pages = [page for page, _ in found]
+        text, documents = await self._render(lambda: self._rendered(hits, pages))
+        sources = (key, *(page.key for page in pages))
+        return WebFound(text, documents, sources, recorded and all(was for _, was in found))
+
+    def _rendered(self, hits: Sequence[WebHit], pages: Sequence[PageEntry]) -> tuple[str, tuple[str, ...]]:
+        text = render_pages(hits, pages, self._settings)
+        return text, documents_of(hits, pages, self._settings) if self._summarized else ()
+
+    def _asking(
+        self, key: str, query: str, language: Language, deadline: float
+    ) -> Callable[[], Coroutine[Any, Any, SearchEntry]] | None:
+        provider = self._provider
+        if provider is None:
+            return None
+
+        async def ask() -> SearchEntry:
+            try:
+                hits = await provider.search(query, language, deadline=deadline)
+            except QueryRefused as refusal:
+                return SearchEntry(
+                    key, query, language, provider.name, (), self._now(), failure="refused", detail=str(refusal)
+                )
+            return SearchEntry(key, query, language, provider.name, hits, self._now())
+
+        return ask
+
+    async def _page(self, url: str, slots: asyncio.Semaphore, deadline: float) -> tuple[PageEntry, bool]:
+        assert self._recorder is not None
+        key = page_key(url)
+        if self._fetcher is None:
+            return await self._recorder.page(key, url, None)
+        try:
+            async with asyncio.timeout_at(deadline), slots:
+                return await self._recorder.page(key, url, lambda: self._fetched(key, url, deadline))
+        except TimeoutError:
+            # Not the page's fault: other pages may have delayed it, or the provider was slow.
+            raise SearchUnavailable(LEFT_WAITING) from None
+
+    async def _fetched(self, key: str, url: str, deadline: float) -> PageEntry:
+        assert self._fetcher is not None and self._reader is not None
+        final_url = ""
+        try:
+            with ExitStack() as places:
+                fetched = await self._fetcher.fetch(url, deadline=deadline, places=places)
+                final_url = fetched.final_url
+                page = await self._reader.read(fetched, max_bytes=self._settings.max_page_bytes, deadline=deadline)
+        except Unfetchable as failure:
+            return PageEntry(key, url, self._now(), final_url, failure=failure.kind, detail=failure.detail)
+        except _OF_THIS_MACHINE:
+            raise
+        except Exception as error:  # noqa: BLE001 - no page may keep its rollout pending forever
+            _log.exception(
+                "unexpected %s at the page %s: this is a bug of Treadle", type(error).__name__, one_line(url)
+            )
+            detail = f"Treadle stumbled over it ({type(error).__name__})"
+            return PageEntry(key, url, self._now(), final_url, failure="unreadable", detail=detail)
+        return PageEntry(key, url, self._now(), final_url, page.title, page.text, page.media_type, reader=page.reader)
+
+    def _now(self) -> str:
+        return self._clock().isoformat(timespec="seconds")
+
+    async def _render(self, work: Callable[[], T_Result]) -> T_Result:
+        return await asyncio.get_running_loop().run_in_executor(self._renderer, work)
+
+
+def _usable(hits: Sequence[WebHit], top_n: int) -> list[tuple[str, WebHit]]:
+    """Return the first hits with their normalised URLs, without invalid and duplicate URLs."""
+    kept: dict[str, WebHit] = {}
+    for hit in hits:
+        try:
+            kept.setdefault(str(checked_url(hit.url)), hit)
+        except Unfetchable:
+            continue
+    return list(kept.items())[:top_n]

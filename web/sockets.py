@@ -1,0 +1,95 @@
+"""Create the sockets of page fetches for allowed addresses only, and limit what they receive.
+
+The guard checks each address when its socket is created. So the address checked is the address connected to, whatever
+DNS returned before, however a URL spells its host, and wherever a redirect leads.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
+
+from aiohttp.abc import ResolveResult
+
+from treadle.web.addresses import AddressRule, BlockedAddress
+
+WIRE_ALLOWANCE_BYTES = 512 * 1024
+"""Bytes that a server may send in addition to its page: headers, certificates, framing, and data not yet consumed."""
+
+_READ_BYTES = 16 * 1024
+
+
+@dataclass
+class Exchange:
+    """One request and its response.
+
+    Attributes:
+        addresses: Addresses found for the host's name.
+        refused: Addresses that were refused; aiohttp reports only one of several errors.
+        num_received: Bytes received over all its connections.
+        num_taken: Bytes of the page among them.
+        wasted: Whether it was aborted because nearly all bytes received were not part of a page.
+    """
+
+    addresses: list[ResolveResult] = field(default_factory=list)
+    refused: list[BlockedAddress] = field(default_factory=list)
+    num_received: int = 0
+    num_taken: int = 0
+    wasted: bool = False
+
+
+exchange: ContextVar[Exchange] = ContextVar("exchange")
+"""Request in progress."""
+
+
+class MeteredSocket(socket.socket):
+    """Socket that aborts if far more than the page is received, such as chunks of one byte or endless 1xx responses.
+
+    Each such byte costs the event loop a hundred times as much as a byte of a page.
+    """
+
+    exchange: Exchange
+
+    def recv(self, size: int, flags: int = 0) -> bytes:
+        """See `socket.recv`; returns less at once, so that others in the event loop do not wait long."""
+        data = super().recv(min(size, _READ_BYTES), flags)
+        self._count(len(data))
+        return data
+
+    def recv_into(self, buffer: Any, size: int = 0, flags: int = 0) -> int:
+        """See `socket.recv_into`, which TLS uses; limited in the same way."""
+        num = super().recv_into(buffer, min(size or len(buffer), _READ_BYTES), flags)
+        self._count(num)
+        return num
+
+    def _count(self, num: int) -> None:
+        self.exchange.num_received += num
+        if self.exchange.num_received > WIRE_ALLOWANCE_BYTES + 2 * self.exchange.num_taken:
+            self.exchange.wasted = True
+            raise ConnectionAbortedError("far more came than a page")
+
+
+class Guard:
+    """Socket factory for aiohttp (`TCPConnector.socket_factory`) that creates sockets only for allowed addresses."""
+
+    def __init__(
+        self, rule: AddressRule, make_socket: Callable[[int, int, int], MeteredSocket] = MeteredSocket
+    ) -> None:
+        self._rule = rule
+        self._make_socket = make_socket
+
+    def __call__(self, info: tuple[Any, ...]) -> socket.socket:
+        """Create a socket for a row of `getaddrinfo`. Raises BlockedAddress, and notes it in the exchange."""
+        family, kind, protocol, _, address = info
+        under_way = exchange.get()
+        try:
+            self._rule.check(str(address[0]), int(address[1]))
+        except BlockedAddress as error:
+            under_way.refused.append(error)
+            raise
+        made = self._make_socket(family, kind, protocol)
+        made.exchange = under_way
+        return made
