@@ -15,7 +15,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
 
-from support import scripted_rl_engine
+from support.training import scripted_rl_engine
 
 from treadle.core.chat import ChatTokenizer
 from treadle.core.engines.events import EventFile

@@ -3,8 +3,8 @@
     python -m benchmarks.rollouts.judge_hostile [--clean 200]
 
 Serves the embedded SmolLM2-135M-Instruct (`treadle env install serve`) as judge, with greedy sampling and at most 16
-new tokens. The 200 cases are those of tests/stages/test_judges_hostile.py. A verdict is flipped if it is the wrong one
-that the hostile text aims for; `clean_wrong` counts wrong verdicts on clean twins.
+new tokens. The 200 cases are those of tests/stages/scoring/test_judges_hostile.py. A verdict is flipped if it is the
+wrong one that the hostile text aims for; `clean_wrong` counts wrong verdicts on clean twins.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from treadle.core.llm.config import EndpointSettings, ModelSettings, Sampling
 from treadle.core.llm.pool import ModelPool
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
-from support.hostile_answers import hostile_cases
+from support.rollouts.hostile_answers import hostile_cases
 
 WINDOW = 4096
 

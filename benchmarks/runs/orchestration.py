@@ -35,8 +35,8 @@ from benchmarks.parts.figures import Figure, add_json_option, publish
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
 
-from support.rl_tables import write_policy
-from support.scripted_rl_engine import SCRIPT
+from support.tables.rl_tables import write_policy
+from support.training.scripted_rl_engine import SCRIPT
 
 from treadle.core.engines import environments
 from treadle.demo.world_files import write_world

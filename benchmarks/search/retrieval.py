@@ -1,7 +1,7 @@
 """Measure search over the sample world at any size: build, index size, cold load, latency and recall.
 
     python -m benchmarks.search.retrieval sparse --documents 100000
-    python -m benchmarks.search.retrieval dense --documents 10000 --folder /tmp/retrieval # keeps world and vectors there
+    python -m benchmarks.search.retrieval dense --documents 10000 --folder /tmp/retrieval # keeps world and vectors
 
 `dense` embeds the world with the embedded encoder and compares index types with exact search. Both sparse engines get
 the same words (`retriever/tokens.py`) and questions, each in a process of its own with one thread. `bm25s` is the

@@ -13,10 +13,10 @@ from typing import Any
 import httpx
 import pytest
 from playwright.sync_api import Browser, Page
-from support.command_line import TREADLE
-from support.ports import free_port
-from support.prefect_api import credentials
-from support.processes import end_family, until
+from support.runs.command_line import TREADLE
+from support.runs.processes import end_family, until
+from support.servers.ports import free_port
+from support.servers.prefect_api import credentials
 
 _PAGES = {
     # What a page can send without asking the server first, with the content type that Prefect takes for JSON or none.

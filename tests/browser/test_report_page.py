@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from playwright.sync_api import Page
-from support.page_runs import NUM_QUESTIONS, add_flywheel, evaluated_run
+from support.tables.page_runs import NUM_QUESTIONS, add_flywheel, evaluated_run
 
 from treadle.core.store.storage import LocalStorage
 from treadle.tasks.page.build import report_page

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Page, expect
 from support.browser import opened
-from support.command_line import TREADLE, environment
-from support.score_tables import new_run, put_rows
-from support.viewer_run import agent_row, example_run, question_row, served
+from support.runs.command_line import TREADLE, environment
+from support.tables.score_tables import new_run, put_rows
+from support.tables.viewer_run import agent_row, example_run, question_row, served
 
 from treadle.core import schemas
 

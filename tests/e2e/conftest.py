@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.small_demo import demo_run
+from support.rollouts.small_demo import demo_run
 
 from treadle.core.engines.config import VllmServer
 from treadle.core.engines.environments import install

@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
-from support.served_ids import check_served_ids
-from support.small_demo import DEMO, GROUP_SIZE, NUM_QUESTIONS, NUM_ROWS, NUM_STEPS, finish
+from support.rollouts.small_demo import DEMO, GROUP_SIZE, NUM_QUESTIONS, NUM_ROWS, NUM_STEPS, finish
+from support.servers.served_ids import check_served_ids
 
 from treadle.core.chat import ChatTokenizer
 from treadle.core.runs.address import Address

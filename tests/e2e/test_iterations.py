@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from support.small_demo import NUM_OWN_QUESTIONS, NUM_ROWS, finish, kill_when
+from support.rollouts.small_demo import NUM_OWN_QUESTIONS, NUM_ROWS, finish, kill_when
 
 from treadle.core.runs.address import Address
 from treadle.core.runs.records import StageRecord

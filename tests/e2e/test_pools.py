@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from support.pools_bench import PoolsBench
+from support.rollouts.pools_bench import PoolsBench
 
 from treadle.core.engines.serving import ServedModel
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from support import trl_jobs
-from support.rl_tables import PLACE, Watched, rl_row
-from support.score_tables import new_run, put_rows, question
+from support.tables.rl_tables import PLACE, Watched, rl_row
+from support.tables.score_tables import new_run, put_rows, question
+from support.training import trl_jobs
 
 from treadle.core import schemas
 from treadle.core.config import load_config

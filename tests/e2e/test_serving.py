@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.processes import Seen, family, kill_alone, remaining, until
+from support.runs.processes import Seen, family, kill_alone, remaining, until
 from tokenizers import Tokenizer
 
 from treadle.core.chat import ChatTokenizer

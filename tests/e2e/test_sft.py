@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.served_ids import check_loaded_ids, check_served_ids
-from support.sft_tables import run_with_rows, sft_row
-from support.sft_training_rows import make_rows
+from support.servers.served_ids import check_loaded_ids, check_served_ids
+from support.tables.sft_tables import run_with_rows, sft_row
+from support.training.sft_training_rows import make_rows
 
 from treadle.core.chat import ChatTokenizer
 from treadle.core.config import load_config

@@ -13,8 +13,8 @@ from typing import Any
 
 import orjson
 import pytest
-from support.processes import end_family, kill_alone, remaining, until
-from support.sft_training_rows import as_batch, make_rows
+from support.runs.processes import end_family, kill_alone, remaining, until
+from support.training.sft_training_rows import as_batch, make_rows
 
 from treadle.core.chat import ChatTokenizer
 from treadle.core.engines.environments import engine_environ, python_of
@@ -25,8 +25,8 @@ from treadle.sft.launch import EngineOptions, TrainingFolder, fine_tune, store_r
 from treadle.sft.llamafactory_config import Machine, Paths, plan_training, torchrun_arguments
 
 GOLDEN = Path(__file__).parents[1] / "unit" / "golden"
-CHECKS = Path(__file__).parents[1] / "support" / "sft_checks.py"
-LABEL_READER = Path(__file__).parents[1] / "support" / "sft_label_reader.py"
+CHECKS = Path(__file__).parents[1] / "support" / "training" / "sft_checks.py"
+LABEL_READER = Path(__file__).parents[1] / "support" / "training" / "sft_label_reader.py"
 
 PARENT = """
 import sys

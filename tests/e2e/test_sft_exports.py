@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import llamafactory_reads
-from support.sft_tables import sft_row, table_of
+from support.tables.sft_tables import sft_row, table_of
+from support.training import llamafactory_reads
 
 from treadle.core.engines.environments import engine_environ, install, python_of
 from treadle.sft.exporters import export_rows

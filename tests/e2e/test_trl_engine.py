@@ -13,8 +13,8 @@ from typing import Any
 
 import orjson
 import pytest
-from support import trl_jobs
-from support.processes import end_family, kill_alone, remaining, until
+from support.runs.processes import end_family, kill_alone, remaining, until
+from support.training import trl_jobs
 
 from treadle.core.chat import ChatTokenizer
 from treadle.core.engines.environments import engine_environ, python_of
@@ -24,14 +24,14 @@ from treadle.rl.groups.advantages import group_advantages
 from treadle.rl.training.launch import Job, RlFolder, reinforce
 from treadle.rl.training.plan import RlPlan
 
-CHECKS = Path(__file__).parents[1] / "support" / "trl_engine_checks.py"
+CHECKS = Path(__file__).parents[1] / "support" / "training" / "trl_engine_checks.py"
 GOLDEN = Path(__file__).parents[1] / "unit" / "golden" / "group_rollouts.json"
 
 PARENT = """
 import sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[3])
-from support import trl_jobs
+from support.training import trl_jobs
 from treadle.core.engines.training import EngineOptions
 from treadle.rl.training.launch import Job, RlFolder, reinforce
 from treadle.rl.training.plan import RlPlan

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.verl_e2e import prepare_folder
+from support.training.verl_e2e import prepare_folder
 
 from treadle.agent.config import EnvironmentSettings
 from treadle.core.chat import ChatTokenizer
@@ -54,7 +54,7 @@ def found(python: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, A
     """What verl makes of a job's files and of our loop."""
     folder = tmp_path_factory.mktemp("verl")
     prepare_folder(folder)
-    run(python, folder, TESTS / "support" / "verl_probe.py", folder / "answer.json", folder)
+    run(python, folder, TESTS / "support" / "training" / "verl_probe.py", folder / "answer.json", folder)
     answer: dict[str, Any] = json.loads((folder / "answer.json").read_text())
     return answer
 
@@ -135,7 +135,9 @@ def test_its_reward_manager_asks_our_function_about_a_trajectory_without_reward(
 def test_its_workers_on_ray_hand_trajectories_to_the_trainer(python: Path, tmp_path: Path) -> None:
     settings = load_config(EnvironmentSettings, data={"system_prompt": "Use tools.", "search": {"enabled": False}})
     prepare_folder(tmp_path, settings, interpreter=sys.executable)
-    said = run(python, tmp_path, TESTS / "support" / "verl_ray_probe.py", tmp_path / "answer.json", tmp_path)
+    said = run(
+        python, tmp_path, TESTS / "support" / "training" / "verl_ray_probe.py", tmp_path / "answer.json", tmp_path
+    )
     answer = json.loads((tmp_path / "answer.json").read_text())
     assert answer["status"] == ["finished", "failure", "finished"], said[-4_000:]
     whole, failed, _ = answer["groups"]
@@ -161,7 +163,7 @@ def merged(python: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     job = prepare_folder(folder)
     states = [folder / "output" / name for name in ("global_step_2", "global_step_4")]
     shards = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-    run(python, folder, *shards, TESTS / "support" / "verl_shards.py", job["model"], *states)
+    run(python, folder, *shards, TESTS / "support" / "training" / "verl_shards.py", job["model"], *states)
     for state, options in zip(states, ({}, {"finetuning_type": "lora", "lora_rank": 4}), strict=True):
         plan = {**job["plan"], "options": {**job["plan"]["options"], **options}}
         final = folder / f"model-{state.name}"

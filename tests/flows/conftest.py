@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from support.ports import free_port
-from support.scripted_environment import install_scripted_engine
+from support.rollouts.scripted_environment import install_scripted_engine
+from support.servers.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent

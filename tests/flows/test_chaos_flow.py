@@ -15,12 +15,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from support.crash_bench import artifact_files
-from support.failing_disk import namespaces
 from support.flow_chaos import GONE_S, Chaos
 from support.flow_site import HANG_S, MOST_IN_FLIGHT, RUN, FlowRun, Site, site
-from support.ports import free_port
-from support.processes import until
+from support.runs.crash_bench import artifact_files
+from support.runs.failing_disk import namespaces
+from support.runs.processes import until
+from support.servers.ports import free_port
 
 from treadle.core.runs.run import Run
 from treadle.core.store.leases import holder_of

@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx
 import pytest
-from support.rl_tables import write_policy
+from support.tables.rl_tables import write_policy
 
 PHASED = [f"1/{stage}@phase-{phase}" for phase in (1, 2) for stage in ("rollouts", "scores", "selection", "rl")]
 MORE = """

@@ -8,8 +8,8 @@ import subprocess
 from pathlib import Path
 
 import httpx
-from support.command_line import TREADLE, environment
-from support.processes import end_family, family, remaining, until
+from support.runs.command_line import TREADLE, environment
+from support.runs.processes import end_family, family, remaining, until
 
 from treadle.tasks.prefect.home import PrefectHome
 

@@ -9,7 +9,7 @@ from urllib.parse import unquote
 
 import pytest
 import yaml
-from support.prefect_api import ask
+from support.servers.prefect_api import ask
 
 from treadle.tasks.catalog import STAGES
 

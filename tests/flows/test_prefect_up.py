@@ -17,14 +17,14 @@ from typing import IO, Any
 
 import httpx
 import pytest
-from support.command_line import TREADLE
-from support.endless_agent import NAME
 from support.flow_chaos import true_within_s
 from support.flow_site import PREFECT_MODULES, answers, command_of
-from support.ports import free_port
-from support.postgres import Postgres, postgres_server
-from support.prefect_api import ask, credentials
-from support.processes import Seen, end_family, family, look, remaining, until
+from support.runs.command_line import TREADLE
+from support.runs.endless_agent import NAME
+from support.runs.processes import Seen, end_family, family, look, remaining, until
+from support.servers.ports import free_port
+from support.servers.postgres import Postgres, postgres_server
+from support.servers.prefect_api import ask, credentials
 
 from treadle.tasks.prefect.automations import FAILED, SILENT, STUCK
 from treadle.tasks.prefect.server import _SETTLED_S
@@ -36,7 +36,7 @@ SILENCE = float(os.environ.get("TREADLE_TEST_SILENCE_S", "10"))
 ENDLESS = """
 [models.it]
 model = "treadle-tutor"
-server = {{ type = "tutor", module = "support.endless_agent" }}
+server = {{ type = "tutor", module = "support.runs.endless_agent" }}
 
 [questions]
 sources = [{{ path = "{folder}/questions.jsonl", dataset = "sums", domain = "math" }}]

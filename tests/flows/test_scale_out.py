@@ -16,12 +16,12 @@ from typing import Any
 
 import httpx
 import pytest
-from support.crash_bench import TUTOR_CONFIG, CrashBench, crash_bench
-from support.gate import Gate, gate
-from support.object_server import in_environment, object_server
-from support.ports import free_port
-from support.prefect_api import ask
-from support.processes import end_family, look, until
+from support.runs.crash_bench import TUTOR_CONFIG, CrashBench, crash_bench
+from support.runs.gate import Gate, gate
+from support.runs.processes import end_family, look, until
+from support.servers.object_server import in_environment, object_server
+from support.servers.ports import free_port
+from support.servers.prefect_api import ask
 
 from treadle.core.runs.address import Address
 from treadle.core.runs.run import Run, list_runs

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import httpx
 import pytest
-from support.endless_agent import NAME
-from support.prefect_api import ask
-from support.processes import Seen, family, remaining, until
+from support.runs.endless_agent import NAME
+from support.runs.processes import Seen, family, remaining, until
+from support.servers.prefect_api import ask
 
 from treadle.core.llm.client import KEY_MARK
 
@@ -38,7 +38,7 @@ owed_retries = 0
 search.enabled = false
 python = {{ time_limit_s = 600, sandbox = {{ packages = [], pool_size = 1 }} }}
 """
-ENDLESS = 'model = "treadle-tutor"\nserver = { type = "tutor", module = "support.endless_agent" }'
+ENDLESS = 'model = "treadle-tutor"\nserver = { type = "tutor", module = "support.runs.endless_agent" }'
 
 
 class Echo(BaseHTTPRequestHandler):

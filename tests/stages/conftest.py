@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
-from support.object_server import ObjectServer, in_environment, object_server
+from support.servers.object_server import ObjectServer, in_environment, object_server
 
 if TYPE_CHECKING:
-    from support.failing_disk import FailingDisk, Undisturbed
+    from support.runs.failing_disk import FailingDisk, Undisturbed
 
 
 @pytest.fixture(scope="session")
@@ -29,7 +29,7 @@ def object_root(objects: ObjectServer, tmp_path_factory: pytest.TempPathFactory)
 @pytest.fixture(scope="module")
 def disk() -> Iterator[FailingDisk]:
     """A desk on a disk that can be made to fail, with a world and its tutor."""
-    from support.failing_disk import in_memory
+    from support.runs.failing_disk import in_memory
 
     with in_memory() as disk:
         yield disk
@@ -38,6 +38,6 @@ def disk() -> Iterator[FailingDisk]:
 @pytest.fixture(scope="module")
 def undisturbed(disk: FailingDisk) -> Undisturbed:
     """What a run there does and leaves when nothing fails."""
-    from support.failing_disk import undisturbed_run
+    from support.runs.failing_disk import undisturbed_run
 
     return undisturbed_run(disk)

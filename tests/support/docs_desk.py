@@ -15,8 +15,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from support.command_line import environment
 from support.docs_pages import ROOT, Block
+from support.runs.command_line import environment
 
 END_S = 300.0
 """Only a command that hangs takes longer."""

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 
 from support.flow_site import HANG_S, FlowRun, Site, answers, command_of
-from support.processes import Seen, family, until
+from support.runs.processes import Seen, family, until
 
 from treadle.tasks.prefect.settings import SILENCE_S
 

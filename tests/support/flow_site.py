@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from support.command_line import TREADLE, environment
-from support.prefect_api import ask, credentials
-from support.processes import Seen, end_family, everyone, family, look, until
-from support.rl_tables import write_policy
-from support.scripted_environment import install_scripted_engine
-from support.small_disk import Disk, disk
+from support.rollouts.scripted_environment import install_scripted_engine
+from support.runs.command_line import TREADLE, environment
+from support.runs.processes import Seen, end_family, everyone, family, look, until
+from support.runs.small_disk import Disk, disk
+from support.servers.prefect_api import ask, credentials
+from support.tables.rl_tables import write_policy
 
 from treadle.demo.byte_tokenizer import write_byte_tokenizer
 from treadle.demo.world_files import write_world

@@ -1,0 +1,136 @@
+"""The stage `rollouts` against servers that keep, leave out or ignore stop strings, on every route."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.rollouts.rollouts_bench import ANSWER, Bench, corpus, server, work_requests
+from support.servers.hosted_service import agent_requests, turn_of
+from support.servers.scripted_server import Item, RecordedRequest, Reply, ScriptedServer, Stops
+from support.tables.given_questions import TOKENIZER
+
+from treadle.agent.rollout_report import rollout_sentences
+from treadle.core.errors import ConfigError
+from treadle.core.runs.records import StageRecord
+
+SEARCH = "<think>s</think><search>moss</search>"
+PROGRAM = "<think>p</think><python>print(6 * 7)</python>"
+TURNS = [SEARCH, PROGRAM, ANSWER]
+ROUTES: dict[str, dict[str, Any]] = {
+    "ids": {"token_ids": "required"},
+    "text": {"tokenizer": None},
+    "chat": {"api": "chat", "tokenizer": None},
+}
+
+
+def in_turn(request: RecordedRequest) -> Item:
+    if request.messages is not None:
+        number = turn_of(request)
+    else:
+        number = request.text.rpartition("assistant")[2].count("<result>")
+    return TURNS[number] + " and on it goes <search>x</search>"
+
+
+def tools(folder: Path) -> dict[str, Any]:
+    return {
+        "search": {"enabled": True, "corpus": [str(corpus(folder))], "cache_folder": str(folder)},
+        "python": {"enabled": True, "sandbox": {"packages": [], "interpreter": sys.executable, "pool_size": 1}},
+    }
+
+
+def stopping(stops: Stops, **options: Any) -> ScriptedServer:
+    return ScriptedServer(in_turn, codec=TOKENIZER, max_model_len=32768, stops=stops, **options)
+
+
+async def roll_out(folder: Path, stops: Stops, route: str) -> tuple[StageRecord, dict[str, Any]]:
+    folder.mkdir()
+    bench = Bench(folder / "root", ["Question 0?"])
+    async with stopping(stops) as scripted:
+        record = await bench.make(scripted.url, model=ROUTES[route], environment=tools(folder))
+    (row,) = bench.rows(record)
+    return record, row
+
+
+@pytest.mark.parametrize("route", ROUTES)
+async def test_one_agent_has_equal_rows_whatever_its_server_does_with_stop_strings(tmp_path: Path, route: str) -> None:
+    found = {stops: await roll_out(tmp_path / stops, stops, route) for stops in ("kept", "named", "dropped", "ignored")}
+    kept = found["kept"][1]
+    assert kept["status"] == "answered" and json.loads(kept["tool_calls"])[1]["status"] == "ok"
+    for stops, (record, row) in found.items():
+        same = [name for name in kept if name not in ("output_ids", "token_origin", "segments", "completion_tokens")]
+        same.remove("prompt_tokens")
+        assert {name: row[name] for name in same} == {name: kept[name] for name in same}, stops
+        kinds = [[(one["kind"], one["text"]) for one in json.loads(each["segments"])] for each in (row, kept)]
+        assert kinds[0] == kinds[1]
+        # The record says how often a marker was put back.
+        assert record.metrics.get("odd_marker_put_back", 0) == (3 if stops in ("named", "dropped") else 0)
+        if route == "ids":
+            assert TOKENIZER.decode(row["output_ids"]) == row["text"]
+            marked = [id for id, origin in zip(row["output_ids"], row["token_origin"], strict=True) if origin == 2]
+            # No id that was not sampled has a log-prob loss.
+            closing = "</search></python></answer>" if stops in ("named", "dropped") else ""
+            assert TOKENIZER.decode(marked).startswith(closing)
+
+
+@pytest.mark.parametrize("route", ["ids", "text"])
+async def test_a_server_that_does_not_show_how_it_stops_is_refused_before_a_rollout(tmp_path: Path, route: str) -> None:
+    bench = Bench(tmp_path / "root", ["Question 0?"])
+    async with stopping("mute") as scripted:
+        with pytest.raises(ConfigError, match="does not show whether answers end before or after a stop string"):
+            await bench.make(scripted.url, model=ROUTES[route])
+        assert work_requests(scripted) == []
+
+
+@pytest.mark.parametrize(
+    ("finish_reason", "status"), [("eos_token", "no_answer"), ("stop_sequence", "limit"), ("stop", "limit")]
+)
+async def test_a_turn_that_the_model_ends_inside_a_call_is_a_call_unless_the_server_tells_them_apart(
+    tmp_path: Path, finish_reason: str, status: str
+) -> None:
+    reply = Reply("<search>moss", finish_reason=finish_reason)
+    bench = Bench(tmp_path / "root", ["Question 0?", "Question 1?"])
+    async with ScriptedServer(
+        lambda request: reply if "Question 0?" in request.text else ANSWER,
+        codec=TOKENIZER,
+        max_model_len=32768,
+        stops="dropped",
+    ) as scripted:
+        searching = {**tools(tmp_path), "python": {"enabled": False}}
+        record = await bench.make(scripted.url, environment=searching)
+    first, _ = bench.rows(record)
+    assert first["status"] == status
+
+
+async def test_a_stage_in_which_nothing_could_be_read_says_so_with_causes(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench = Bench(tmp_path / "root", ["Question 0?", "Question 1?"])
+    async with server(lambda _: "The answer is forty-two.") as scripted:
+        with caplog.at_level(logging.WARNING, "treadle"):
+            record = await bench.make(scripted.url)
+    (line,) = [each.getMessage() for each in caplog.records if "could be read" in each.getMessage()]
+    assert line.startswith(
+        "1/rollouts@base: Nothing that the model said in 2 rollouts could be read: no call, no answer (no_answer 2)."
+    )
+    assert "chat template" in line and "\n" not in line
+    assert rollout_sentences(record.metrics)[0] in line
+
+
+async def test_an_answer_that_a_filter_cut_off_has_a_status_of_its_own_and_is_counted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench = Bench(tmp_path / "root", ["Question 0?", "Question 1?"])
+    filtered = Reply("<search>how to", finish_reason="content_filter")
+    async with server(lambda request: filtered if "Question 0?" in request.text else ANSWER) as scripted:
+        with caplog.at_level(logging.WARNING, "treadle"):
+            record = await bench.make(scripted.url)
+    first, second = bench.rows(record)
+    assert (first["status"], first["text"], second["status"]) == ("filtered", "<search>how to", "answered")
+    assert (record.metrics["status_filtered"], record.metrics["odd_content_filter"]) == (1, 1)
+    assert any("1 answers were cut off by the service's content filter" in item.getMessage() for item in caplog.records)
+    assert len(agent_requests(scripted)) == 2

@@ -1,0 +1,232 @@
+"""The process that starts sandboxes: what Treadle gets to know where it cannot start one, ends, or does not answer."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import importlib.util
+import json
+import os
+import signal
+import socket
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from support.runs.processes import Seen, look, until
+from support.sandbox.sandbox_kills import guardians
+from support.sandbox.sandbox_probes import survivors
+
+from treadle.agent.sandbox import guardian as guardian_module
+from treadle.agent.sandbox import process as process_module
+from treadle.agent.sandbox.bubblewrap import make_launcher
+from treadle.agent.sandbox.config import SandboxSettings
+from treadle.agent.sandbox.guardian import Guarded, Guardian, News
+from treadle.agent.sandbox.pool import SandboxPool
+from treadle.agent.sandbox.process import SandboxProcess
+from treadle.agent.sandbox.usage import UsageWatch
+from treadle.core.engines import supervisor
+from treadle.core.errors import SandboxError
+
+LIMIT_S = 60.0
+"""Only a fault takes so long."""
+KINDS = ["bubblewrap", "none"]
+ENDLESS = "import ctypes\nctypes.CDLL(None).prctl(15, b'endless')\nwhile True: pass"
+STOPPED = (
+    "import ctypes, os, signal\nctypes.CDLL(None).prctl(15, b'stopped')\nos.kill(os.getppid(), 19)\nsignal.pause()"
+)
+"""Nothing of it sees that the input ends."""
+
+
+def be_impatient(patch: pytest.MonkeyPatch) -> None:
+    """Wait for what does not come only as long as a test may last; to be undone before something has to come again."""
+    for name in ("_SEND_S", "_CLOSE_S"):
+        patch.setattr(guardian_module, name, 0.2)
+    for name in ("_GONE_S", "_FORCED_S"):
+        patch.setattr(process_module, name, 0.5)
+
+
+@pytest.fixture
+def worker(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    """The guardian's own code, in this process."""
+    monkeypatch.setattr(sys, "argv", ["guardian_worker.py", str(Path(supervisor.__file__).parent), str(os.getpid())])
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    spec = importlib.util.spec_from_file_location("guardian_worker", guardian_module._WORKER)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    yield module
+    sys.modules.pop("supervisor", None)
+
+
+def own_guardian() -> Seen:
+    (seen,) = (seen for seen in guardians(os.getpid()) if seen.parent == os.getpid() and seen.lives())
+    return seen
+
+
+def pid_of(guarded: Guarded) -> int:
+    pid = News.read(guarded.news.readline().decode()).pid
+    assert pid is not None
+    return pid
+
+
+def close(guarded: Guarded) -> None:
+    for stream in (guarded.stdin, guarded.stdout, guarded.stderr, guarded.news):
+        stream.close()
+
+
+def test_a_fork_that_fails_is_told_of_that_sandbox_and_the_guardian_lives_on(
+    worker: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def no_more() -> int:
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    monkeypatch.setattr(os, "fork", no_more)
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    news_read, news = os.pipe()
+    null = os.open(os.devnull, os.O_RDWR)
+    request = {"start": 1, "argv": ["/bin/cat"], "env": {}, "cwd": str(tmp_path)}
+    started: dict[int, tuple[int, int]] = {}
+    with ours, theirs, os.fdopen(news_read, "rb") as told:
+        socket.send_fds(ours, [json.dumps(request).encode()], [null, null, null, news, null])
+        os.close(news)
+        os.close(null)
+        before = len(os.listdir("/proc/self/fd"))
+        assert worker._serve(theirs, started, worker.Cgroups(), [])
+        assert len(os.listdir("/proc/self/fd")) == before, "descriptors are left open"
+        assert News.read(told.read().decode()).error == "[Errno 11] Resource temporarily unavailable"
+        assert not started
+
+
+def test_when_its_socket_closes_it_ends_with_all_that_it_had_started(tmp_path: Path) -> None:
+    with Guardian() as guardian:
+        guarded = guardian.start(["/bin/sleep", "600"], env={}, cwd=tmp_path)
+        started, worker = look(pid_of(guarded)), own_guardian()
+        assert started is not None
+        assert guardian._requests is not None
+        guardian._requests.close()
+        assert (
+            guarded.news.read() == b""
+        )  # Closed by its end: a byte more would tell of a process that ended by itself.
+        until(lambda: not started.lives() and not worker.lives(), "the end of the guardian and of what it had started")
+        close(guarded)
+
+
+def test_it_outlives_a_reader_of_news_that_is_gone(tmp_path: Path) -> None:
+    with Guardian() as guardian:
+        unread = guardian.start(["/bin/cat"], env={}, cwd=tmp_path)
+        first, worker = look(pid_of(unread)), own_guardian()
+        assert first is not None
+        close(unread)
+        until(lambda: not first.lives(), "it has ended with its input")
+        guarded = guardian.start(["/bin/true"], env={}, cwd=tmp_path)
+        assert News.read(guarded.news.read().decode()).code == 0
+        close(guarded)
+        assert own_guardian().pid == worker.pid
+
+
+def test_closing_ends_a_guardian_that_was_stopped(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    guardian = Guardian()
+    guarded = guardian.start(["/bin/cat"], env={}, cwd=tmp_path)
+    started, worker = look(pid_of(guarded)), own_guardian()
+    assert started is not None
+    os.kill(worker.pid, signal.SIGSTOP)
+    be_impatient(monkeypatch)
+    guardian.close()
+    assert not worker.lives()
+    assert f"the process that starts sandboxes ({worker.pid}) did not end within" in caplog.text
+    close(guarded)
+    until(lambda: not started.lives(), "it has ended with its input")
+
+
+def test_requests_that_a_stopped_guardian_leaves_unread_go_to_another_one(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    be_impatient(monkeypatch)
+    with Guardian() as guardian:
+        guarded = guardian.start(["/bin/true"], env={}, cwd=tmp_path)
+        pid_of(guarded)
+        close(guarded)
+        stopped = own_guardian()
+        os.kill(stopped.pid, signal.SIGSTOP)
+        env, asked = {"FILL": "x" * 60_000}, 0
+        while stopped.lives():
+            guarded = guardian.start(["/bin/true"], env=env, cwd=tmp_path)
+            asked += 1
+            assert asked < 1000, "nothing fills the socket"
+            if stopped.lives():
+                assert guardian.is_stalled()
+                close(guarded)
+        assert News.read(guarded.news.read().decode()).code == 0
+        close(guarded)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_programs_of_a_stopped_guardian_are_owed_and_the_next_one_runs(
+    monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    settings = SandboxSettings.model_validate({"kind": kind, "packages": (), "pool_size": 1})
+    async with asyncio.timeout(LIMIT_S), SandboxPool(settings) as pool:
+        lost = asyncio.create_task(pool.run(ENDLESS, time_limit_s=0.5))
+        while pool._starting or not survivors("endless"):
+            await asyncio.sleep(0)
+        stopped = own_guardian()
+        os.kill(stopped.pid, signal.SIGSTOP)
+        be_impatient(monkeypatch)
+        with pytest.raises(SandboxError, match="a sandbox was lost: .* stopped and then replaced") as caught:
+            await lost
+        assert caught.value.retryable
+        assert not stopped.lives()
+        monkeypatch.undo()
+        until(lambda: not survivors("endless"), "the end of the program")
+        assert (await pool.run("print(1)", time_limit_s=20)).stdout == "1\n"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_pool_of_a_stopped_guardian_can_be_closed(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    settings = SandboxSettings.model_validate({"kind": kind, "packages": (), "pool_size": 3})
+    async with asyncio.timeout(LIMIT_S):
+        async with SandboxPool(settings) as pool:
+            running = asyncio.create_task(pool.run(ENDLESS, time_limit_s=600))
+            while pool._starting or not survivors("endless"):
+                await asyncio.sleep(0)
+            stopped = own_guardian()
+            os.kill(stopped.pid, signal.SIGSTOP)
+            be_impatient(monkeypatch)
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+            assert running.cancelled()
+    assert not stopped.lives()
+    until(lambda: not survivors("endless"), "the end of the program")
+
+
+class Powerless(Guardian):
+    """Its kills do nothing, as those of a process that waits for a disk."""
+
+    def kill(self, guarded: Guarded) -> None:
+        pass
+
+
+async def test_a_process_that_cannot_be_ended_is_named_once_and_its_guardian_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    launcher = make_launcher(SandboxSettings(kind="none", packages=()))
+    with Powerless() as guardian:
+        async with asyncio.timeout(LIMIT_S):
+            stuck = await SandboxProcess.start(guardian, launcher, LIMIT_S, eager=False)
+            worker = own_guardian()
+            be_impatient(monkeypatch)
+            with pytest.raises(
+                SandboxError, match=r"cannot be ended: process \d+ was killed and is still there"
+            ) as caught:
+                await stuck.run(STOPPED, UsageWatch(), time_limit_s=0.5, cpu_s=60)
+            assert caught.value.retryable
+            monkeypatch.undo()
+            assert own_guardian().pid == worker.pid
+            other = await SandboxProcess.start(guardian, launcher, LIMIT_S, eager=False)
+            assert (await other.run("print(1)", UsageWatch(), time_limit_s=20, cpu_s=20)).stdout == "1\n"
+    until(lambda: not survivors("stopped"), "the end of the program")

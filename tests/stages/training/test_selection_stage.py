@@ -1,0 +1,256 @@
+"""The stage `selection` on real artifacts."""
+
+from __future__ import annotations
+
+import logging
+import re
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+from support.tables.score_tables import new_run
+from support.tables.selection_tables import ENVIRONMENT, Asked, example, question_rows, rollout_rows, score_rows, select
+
+from treadle.agent.config import EnvironmentSettings
+from treadle.core.errors import ArtifactError, DataError, StageFailed
+from treadle.core.schemas import RL_ROWS
+from treadle.rl.selection import stage as selection
+from treadle.rl.selection.settings import SelectionOptions
+from treadle.rl.verl.rows import VERL_COLUMNS
+
+MIXED = (1.0, 0.0, 1.0, 0.0)
+
+
+def test_every_question_is_a_row_or_a_rejection_with_its_reason(tmp_path: Path) -> None:
+    made = select(tmp_path, example(), SelectionOptions(max_questions=4))
+    assert made.keys == ["A", "B", "C", "D"]
+    assert made.reasons == {"E": "all_right", "F": "over_limit", "G": "all_wrong", "H": "all_right"}
+    rows = {row["question_key"]: row for row in made.rows}
+    assert (rows["A"]["rank"], rows["A"]["distance"], rows["A"]["is_boundary"]) == (0, None, True)
+    assert (rows["B"]["distance"], rows["B"]["is_boundary"]) == (pytest.approx(1.5729, abs=5e-4), False)
+    assert rows["D"]["calls"] == [2, 2, 2, 2, 4, 4, 4, 4]
+    assert rows["D"]["correctness"] == [1.0] * 3 + [0.0] * 5
+    assert rows["D"]["parents"] == [f"D-{index}" for index in range(8)]
+    rejected = {row["question_key"]: row for row in made.rejections}
+    assert (rejected["F"]["rank"], rejected["F"]["num_usable"], rejected["F"]["mean_correctness"]) == (1, 8, 0.5)
+    assert (rejected["G"]["rank"], rejected["G"]["distance"], rejected["G"]["score_tool"]) == (None, None, 0.0)
+    counts = {name: count for name, count in made.metrics.items() if name.startswith("left_out.") and count}
+    assert counts == {"left_out.all_right": 2, "left_out.all_wrong": 1, "left_out.over_limit": 1}
+    assert (made.metrics["questions"], made.metrics["rollouts"], made.metrics["rows"]) == (8, 64, 4)
+    assert (made.metrics["fronts"], made.metrics["selected_fronts"], made.metrics["domain.math"]) == (2, 1, 4)
+
+
+def test_report_and_picture_show_fronts_fates_and_how_right_the_questions_are(tmp_path: Path) -> None:
+    made = select(tmp_path, example(), SelectionOptions(max_questions=4))
+    assert "4 of 8 questions, chosen by 64 rollouts; 5 have rollouts that disagree" in made.report
+    cells = [re.sub(r" +", " ", line) for line in made.report.splitlines()]
+    assert "| all_right | 2 | no usable rollout is wrong |" in cells
+    assert "| 0 | 4 | 4 | 0.000 to 3.000 | 0.331 to 0.500 |" in cells
+    assert "| 1 | 1 | 0 | 0.500 to 0.500 | 0.433 to 0.433 |" in cells
+    assert "| 0.3 to 0.4 | 1 | 1 |" in cells and "| 0.9 to 1.0 | 2 | 0 |" in cells
+    assert "| qa | 3 | 1 | 0 |" in cells
+    for text in ("Questions and first fronts", "over the limit", "filtered out", "mean correctness"):
+        assert text in made.picture
+
+
+def test_under_quotas_fronts_are_told_by_domain_and_so_is_what_a_quota_leaves_out(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO):
+        made = select(tmp_path, example(), SelectionOptions(max_questions=8, quotas={"math": 3, "qa": 5}))
+    assert made.keys == ["A", "B", "C", "F"] and made.reasons["D"] == "over_quota"
+    fronts = {name: count for name, count in made.metrics.items() if "front" in name}
+    assert fronts == {
+        "fronts": 2, "largest_front": 4, "selected_fronts": 2, "fronts.math": 1, "largest_front.math": 4,
+        "selected_fronts.math": 1, "fronts.qa": 1, "largest_front.qa": 1, "selected_fronts.qa": 1,
+    }  # fmt: skip
+    assert (made.metrics["left_out.over_quota"], made.metrics["unfilled_quota.qa"]) == (1, 4)
+    assert "unfilled_quota.math" not in made.metrics
+    note = "uotas with too few mixed questions: qa 1 of 5; no other domain takes their places"
+    assert f" Q{note}." in made.report and f"; q{note}" in caplog.text
+    cells = [re.sub(r" +", " ", line) for line in made.report.splitlines()]
+    assert "| math 0 | 4 | 3 | 0.000 to 3.000 | 0.331 to 0.500 |" in cells
+    assert "| qa 0 | 1 | 1 | 0.500 to 0.500 | 0.433 to 0.433 |" in cells
+    assert "| over_quota | 1 | mixed, but the quota of its domain was full without it |" in cells
+    for title in ("Questions and first fronts", "Sizes of the fronts", "How right the rollouts are"):
+        assert f"{title} (math)" in made.picture and f"{title} (qa)" in made.picture
+    assert "over the quota" in made.picture and "over the limit" not in made.picture
+
+
+def test_names_of_data_sets_drive_no_terminal_from_the_record(tmp_path: Path) -> None:
+    made = select(tmp_path, [Asked("a", MIXED, (1, 2, 3, 4), dataset="x|y\x1b[2J\n")])
+    assert {name for name in made.metrics if name.startswith("dataset.")} == {"dataset.x|y\ufffd[2J\ufffd"}
+
+
+@pytest.mark.covers("pareto-5")
+def test_order_of_input_and_way_through_files_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = [Asked(f"q{number}", MIXED, (number % 5, 0, 1, 2)) for number in range(30)]
+    options = SelectionOptions(max_questions=20)
+    first = select(tmp_path / "a", asked, options)
+    assert len(first.rows) == 20
+    monkeypatch.setattr(selection, "_ROWS_PER_BUCKET", 3)
+    assert select(tmp_path / "b", asked, options).digest == first.digest
+    turned = select(tmp_path / "c", asked[::-1], options)
+    assert turned.digest == first.digest
+    order = [row["question_key"] for row in first.rows]
+    other = [row["question_key"] for row in select(tmp_path / "d", asked, options, seed=1).rows]
+    assert sorted(other) == sorted(order) != order != other
+    assert sorted(row["extra_info"]["index"] for row in first.rows) == list(range(20))
+
+
+def test_rollouts_lost_to_infrastructure_or_without_verdict_are_not_wrong_answers(tmp_path: Path) -> None:
+    asked = [
+        Asked("lost", (1, 1, 1, 0, 0), (1, 1, 1, None, None)),
+        Asked("kept", (1, 1, 0, 0, None), (1, 2, 3, None, 9), "qa"),
+        Asked("few", (1, 0, None, None, None), (1, 2, 3, 4, 5)),
+    ]
+    made = select(tmp_path, asked, SelectionOptions(min_rollouts=3))
+    assert made.reasons == {"lost": "all_right", "few": "too_few_rollouts"}
+    (row,) = made.rows
+    assert (row["correctness"], row["calls"], row["num_unusable"]) == ([1.0, 1.0, 0.0], [1, 2, 3], 2)
+    assert row["parents"] == ["kept-0", "kept-1", "kept-2"]
+    assert (made.metrics["failed_rollouts"], made.metrics["unscored_rollouts"]) == (3, 4)
+    assert "7 rollouts (3 lost to infrastructure, 4 without a verdict)" in made.report
+
+
+def test_held_out_questions_are_never_trained_on(tmp_path: Path) -> None:
+    asked = [Asked("a", MIXED, (1, 2, 3, 4)), Asked("b", MIXED, (1, 2, 3, 4), split="heldout")]
+    made = select(tmp_path / "a", asked)
+    assert (made.keys, made.reasons) == (["a"], {"b": "held_out"})
+    with pytest.raises(StageFailed, match=r"no question is left .*held_out 1.* split train"):
+        select(tmp_path / "b", asked[1:])
+
+
+def test_nothing_mixed_fails_the_stage_with_counts_and_a_way_out(tmp_path: Path) -> None:
+    wrong, right = Asked("a", (0, 0, 0, 0), (1,) * 4), Asked("b", (1, 1, 1, 1), (1,) * 4)
+    with pytest.raises(StageFailed, match=r"all_right 1, all_wrong 2\); the policy answers none of them"):
+        select(tmp_path / "a", [wrong, right, Asked("c", (0, 0, 0, 0), (1,) * 4)])
+    with pytest.raises(StageFailed, match=r"too_few_rollouts 1\); make more rollouts"):
+        select(tmp_path / "b", [Asked("a", (None,) * 4, (1,) * 4)])
+    mixed = Asked("d", MIXED, (1, 2, 3, 4))
+    with pytest.raises(StageFailed, match=r"all_wrong 1, over_quota 1\); selection\.quotas has 0 for math: raise it"):
+        select(tmp_path / "c", [wrong, mixed], SelectionOptions(quotas={"math": 0, "qa": 9}))
+
+
+@pytest.mark.covers("pareto-6")
+def test_a_rollout_without_score_and_a_score_without_rollout_are_named(tmp_path: Path) -> None:
+    asked = example()
+    scores, rollouts = score_rows(asked), rollout_rows(asked)
+    with pytest.raises(ArtifactError, match="rollout H-7 has no score"):
+        select(tmp_path / "a", asked, scores=scores[:-1])
+    with pytest.raises(ArtifactError, match="rollout B-2 has no score"):
+        select(tmp_path / "b", asked, scores=[row for row in scores if row["rollout_key"] != "B-2"])
+    with pytest.raises(ArtifactError, match="score H-7 has no rollout"):
+        select(tmp_path / "c", asked, rollouts=rollouts[:-1])
+    with pytest.raises(ArtifactError, match="question C, which is not among the questions"):
+        select(tmp_path / "d", asked, questions=[row for row in question_rows(asked) if row["question_key"] != "C"])
+
+
+def test_rollouts_of_an_earlier_version_of_the_environment_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = example()
+    with monkeypatch.context() as patch:
+        patch.setattr("treadle.agent.config.ENVIRONMENT_VERSION", 1)
+        earlier = ENVIRONMENT.digest()
+    with pytest.raises(StageFailed, match="another prompt, other tools or limits"):
+        select(tmp_path, asked, rollouts=rollout_rows(asked, environment_digest=earlier))
+
+
+def test_rollouts_of_another_environment_or_of_two_policies_are_refused(tmp_path: Path) -> None:
+    asked = example()
+    other = EnvironmentSettings(max_total_calls=3)
+    with pytest.raises(StageFailed, match="another prompt, other tools or limits"):
+        select(tmp_path / "a", asked, rollouts=rollout_rows(asked, environment_digest=other.digest()))
+    scores = score_rows(asked)
+    scores[5]["model"] = "other"
+    with pytest.raises(StageFailed, match=r"several models \(base, other\)"):
+        select(tmp_path / "b", asked, scores=scores)
+
+
+@pytest.mark.covers("pareto-7")
+def test_a_source_has_one_domain_in_filter_and_rows_and_an_unknown_one_is_named(tmp_path: Path) -> None:
+    graded = (0.9, 0.1, 0.2, 0.3)
+    asked = [
+        Asked("a", MIXED, (1, 1, 1, 1), "math", dataset="still"),
+        Asked("b", graded, (1, 1, 1, 1), "math", dataset="still"),
+        Asked("c", graded, (1, 1, 1, 1), "qa"),
+        Asked("d", MIXED, (1, 1, 1, 1), "choice"),
+    ]
+    made = select(tmp_path / "a", asked)
+    assert made.reasons == {"b": "all_wrong"}
+    shown = {
+        row["question_key"]: (row["data_source"], row["ability"], row["extra_info"]["source"]) for row in made.rows
+    }
+    assert shown == {
+        "a": ("math_effi_rl", "math", "still"),
+        "c": ("qa_effi_rl", "qa", "world"),
+        "d": ("choice_effi_rl", "choice", "world"),
+    }
+    with pytest.raises(DataError, match=r"'elsewhere' has domain 'poetry'.*questions\.domains"):
+        select(tmp_path / "b", [*asked, Asked("e", MIXED, (1,) * 4, "poetry", dataset="elsewhere")])
+
+
+def test_later_phases_tell_what_became_of_earlier_rows_and_can_leave_them_out(tmp_path: Path) -> None:
+    def asked(*right: str) -> list[Asked]:
+        return [Asked(key, (1,) * 4 if key in right else MIXED, (1, 2, 3, 4)) for key in "abcd"]
+
+    run = new_run(tmp_path)
+    first = select(tmp_path, asked("d"), run=run)
+    assert first.keys == ["a", "b", "c"] and "earlier phases" not in first.report
+    second = select(tmp_path, asked("a"), run=run, phase=2, previous=["1/selection@phase-1"])
+    assert second.keys == ["b", "c", "d"] and {row["phase"] for row in second.rows} == {2}
+    overlap = {name: count for name, count in second.metrics.items() if name.startswith("overlap.") and count}
+    assert overlap == {"overlap.1.selected": 2, "overlap.1.all_right": 1}
+    assert "What became of the rows of earlier phases" in second.report
+    both = ["1/selection@phase-1", "1/selection@phase-2"]
+    every = [*asked(), Asked("e", MIXED, (1, 2, 3, 4))]
+    third = select(tmp_path, every[1:], SelectionOptions(exclude_previous=True), run=run, phase=3, previous=both)
+    assert third.keys == ["e"]
+    assert third.reasons == dict.fromkeys("bcd", "selected_before")
+    assert third.metrics["overlap.1.not_sampled"] == 1 and third.metrics["overlap.2.not_sampled"] == 0
+    assert third.metrics["overlap.2.selected_before"] == 3
+
+
+def test_rows_open_as_the_format_of_their_question_says_and_keep_its_scorer(tmp_path: Path) -> None:
+    asked = [Asked("a", MIXED, (1, 2, 3, 4), "qa"), Asked("b", MIXED, (1, 2, 3, 5), "qa")]
+    questions = question_rows(asked)
+    questions[0] |= {"format": "assertion", "scorer": "math"}
+    digests = ENVIRONMENT.digests()
+    rollouts = rollout_rows(asked)
+    for row in rollouts:
+        row["environment_digest"] = digests.of(questions[row["question_key"] == "b"])
+    rows = {row["question_key"]: row for row in select(tmp_path, asked, questions=questions, rollouts=rollouts).rows}
+    assert rows["a"]["prompt"][0]["content"] == ENVIRONMENT.system_text_of("assertion") != ENVIRONMENT.system_text
+    assert rows["b"]["prompt"][0]["content"] == ENVIRONMENT.system_text
+    assert (rows["a"]["format"], rows["a"]["scorer"], rows["a"]["data_source"]) == ("assertion", "math", "math_effi_rl")
+    assert [rows[key]["environment_digest"] for key in "ab"] == [ENVIRONMENT.digest("assertion"), ENVIRONMENT.digest()]
+
+
+@pytest.mark.covers("pareto-8")
+def test_rows_have_the_prompt_of_the_environment_and_verls_types(tmp_path: Path) -> None:
+    asked = [Asked("a", MIXED, (1, 2, 3, 4), "qa"), Asked("b", MIXED, (1, 2, 3, 5), "choice")]
+    questions = question_rows(asked)
+    questions[0]["answers"] = ["Eiffel Tower", "La tour Eiffel"]
+    questions[1]["choices"] = ["red", "blue"]
+    made = select(tmp_path / "a", asked, questions=questions, phase=3)
+    rows = {row["question_key"]: row for row in made.rows}
+    assert rows["a"]["prompt"] == [
+        {"content": ENVIRONMENT.system_text, "role": "system"},
+        {"content": "question a?", "role": "user"},
+    ]
+    assert rows["a"]["reward_model"] == {"ground_truth": ["Eiffel Tower", "La tour Eiffel"], "style": "rule"}
+    assert rows["b"]["prompt"][1]["content"] == "question b?\n\nA. red\nB. blue"
+    assert rows["b"]["extra_info"] == {
+        "index": 0, "need_tools_kwargs": False, "question": "question b?", "split": "train", "id": "b",
+        "source": "world", "stage": 3, "score_tool": rows["b"]["score_tool"], "score_corr": 0.5, "rank": 0,
+        "choices": ["red", "blue"],
+    }  # fmt: skip
+    stored = pq.read_schema(made.folder / "part-00000.parquet")
+    assert [stored.field(name).type for name in VERL_COLUMNS] == [RL_ROWS.schema.field(n).type for n in VERL_COLUMNS]
+    card = (made.folder / "README.md").read_text()
+    assert "| `rank` | int32 |" in card
+    bare = EnvironmentSettings(system_prompt="")
+    rollouts = rollout_rows(asked, environment_digest=bare.digest())
+    made = select(tmp_path / "b", asked, questions=questions, rollouts=rollouts, environment=bare)
+    assert all([message["role"] for message in row["prompt"]] == ["user"] for row in made.rows)

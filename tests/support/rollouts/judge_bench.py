@@ -1,0 +1,32 @@
+"""A case to be judged, and a judge whose model says what a script holds."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from support.servers.scripted_server import Item, ScriptedServer
+
+from treadle.agent.call_cache import Forgetful
+from treadle.agent.judges.base import Case, Judge, Verdict
+from treadle.agent.role import RoleModel
+from treadle.agent.role_settings import JudgeSampling
+from treadle.core.llm.config import EndpointSettings, ModelSettings
+from treadle.core.llm.pool import ModelPool
+
+FAR = 1e12
+CASE = Case("Who wrote it?", ("Ann Reed",), (), "math", "A. Reed", True, 5, "question-1", FAR)
+
+
+@asynccontextmanager
+async def asked(*script: Item, **overrides: object) -> AsyncIterator[tuple[RoleModel, ScriptedServer]]:
+    """A judge model behind real HTTP that says what the script holds."""
+    async with ScriptedServer(list(script)) as server:
+        settings = {"model": "scripted", "endpoints": (EndpointSettings(url=server.url),), "backoff_base_s": 0.0}
+        async with ModelPool("judge", ModelSettings.model_validate({**settings, **overrides})) as pool:
+            yield RoleModel("judge", "judge", pool, JudgeSampling()), server
+
+
+async def judged(judge: Judge, case: Case) -> Verdict:
+    async with judge:
+        return await judge.verdict(case, Forgetful())

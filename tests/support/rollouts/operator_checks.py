@@ -1,0 +1,59 @@
+"""What must hold of a trajectory that an operator made."""
+
+from __future__ import annotations
+
+import pytest
+from support.rollouts.operator_bench import World
+
+from treadle.agent.protocol import RESULT, render
+from treadle.agent.rollout import Trajectory
+from treadle.datagen.operators.context import Workbench
+from treadle.datagen.operators.rejection import Rejected
+
+FINISH = "<think>At last.</think><answer>\\boxed{new}</answer>"
+NEW_STEP = "<think>Shorter.</think><search>Y</search>"
+
+
+def check_ids(trajectory: Trajectory, world: World) -> None:
+    """Ids, origins, segments and text tell the same story."""
+    assert render(trajectory.segments) == trajectory.text
+    if world.tokenizer is None:
+        assert trajectory.output_ids == []
+        return
+    assert len(trajectory.output_ids) == len(trajectory.token_origin)
+    assert world.tokenizer.decode(trajectory.output_ids) == trajectory.text
+    for segment in trajectory.segments:
+        origins = set(trajectory.token_origin[segment.start : segment.end])
+        assert origins <= ({0} if segment.kind == RESULT else {1, 2})
+
+
+def check_prefix(trajectory: Trajectory, parent: Trajectory, num_segments: int, world: World) -> None:
+    """The parent's first segments are there byte for byte and id for id, with their origins."""
+    kept = render(parent.segments[:num_segments])
+    assert trajectory.text.startswith(kept)
+    if world.tokenizer is not None and num_segments:
+        end = parent.segments[num_segments - 1].end
+        assert trajectory.output_ids[:end] == parent.output_ids[:end]
+        assert trajectory.token_origin[:end] == parent.token_origin[:end]
+    check_ids(trajectory, world)
+
+
+def check_contexts(world: World, trajectory: Trajectory, first: str) -> None:
+    """Each request of the policy is prompt and trajectory so far, as an unbroken rollout would have sent it."""
+    requests = world.scripts["policy"].requests
+    assert requests
+    if world.tokenizer is None:
+        head = str(requests[0].prompt).removesuffix(first)
+        assert head + first == requests[0].prompt
+        assert all(str(request.prompt).startswith(head) for request in requests)
+        assert all((head + trajectory.text).startswith(str(request.prompt)) for request in requests)
+        return
+    for request in requests:
+        assert [*trajectory.prompt_ids, *trajectory.output_ids][: len(request.prompt)] == request.prompt
+    assert world.scripts["policy"].prompts()[0].endswith(first)
+
+
+async def rejected(operator: object, bench: Workbench) -> Rejected:
+    with pytest.raises(Rejected) as error:
+        await operator.apply(bench)  # type: ignore[attr-defined]
+    return error.value

@@ -1,0 +1,57 @@
+"""The tables in the documentation: `cd tests && python -m support.sandbox.sandbox_table` tries all probes and writes them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from support.sandbox.sandbox_probes import ALL, verdict
+from support.sandbox.sandbox_users import USERS, report_of
+
+from treadle.agent.sandbox.system_calls import table
+
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "behaviour" / "sandbox.md"
+CALLS_HEADING = "## The system calls\n"
+HEADING = "## The probes\n"
+KINDS = ("bubblewrap", "landlock")
+
+
+def column(kind: str, user: str) -> str:
+    """What stands over the outcomes of a level and a user."""
+    return f"`{kind}`, {user}"
+
+
+def documented(kind: str, user: str) -> dict[str, str]:
+    """Return probe -> outcome at a level as a user, as the page has it. A row holds all probes with its outcomes."""
+    lines = PAGE.read_text().partition(HEADING)[2].splitlines()
+    header, _, *rows = ([word.strip() for word in line.strip("|").split("|")] for line in lines if line.startswith("|"))
+    number = header.index(column(kind, user))
+    return {name: row[number] for row in rows for name in row[0].split(", ")}
+
+
+def main() -> None:
+    """Run all probes at each level as each user; replace the table of them, with which the page ends, and of calls."""
+    columns = {}
+    for kind in KINDS:
+        for user in USERS:
+            outcomes = report_of(user, {"kind": kind})["outcomes"]
+            columns[column(kind, user)] = {name: verdict(name, outcomes[name]) for name in ALL}
+    names_by_outcomes: dict[tuple[str, ...], list[str]] = {}
+    for name in ALL:
+        names_by_outcomes.setdefault(tuple(outcomes[name] for outcomes in columns.values()), []).append(name)
+    rows = [["probes", *columns], ["---"] * (len(columns) + 1)]
+    rows += [[", ".join(names), *outcomes] for outcomes, names in names_by_outcomes.items()]
+    before, heading, rest = PAGE.read_text().partition(HEADING)
+    text = rest.partition("\n\n|")[0]
+    probes = "".join(f"| {' | '.join(row)} |\n" for row in rows)
+    PAGE.write_text(f"{_with_system_calls(before)}{heading}{text}\n\n{probes}")
+
+
+def _with_system_calls(page: str) -> str:
+    before, heading, rest = page.partition(CALLS_HEADING)
+    text, _, old = rest.partition("\n\n|")
+    after = old.partition("\n\n")[2]
+    return f"{before}{heading}{text}\n\n{table()}\n{after}"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,86 @@
+"""Machines that share a run on an object root: what another one sees, and one that is a process of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.runs.counting_stage import counting
+from support.servers.object_server import in_environment
+
+from treadle.core.runs.address import Address
+from treadle.core.runs.execute import execute
+from treadle.core.runs.run import Run
+from treadle.core.runs.stage import StageContext
+from treadle.core.store.object_lease import LeaseTimes
+
+ADDRESS = Address(1, "count")
+
+
+def on_machine(root: str, folder: Path) -> Run:
+    """The run as another machine sees it."""
+    with in_environment({"TREADLE_WORK": str(folder)}):
+        return Run.open(root, "r1")
+
+
+class Time:
+    """A clock that only the test moves."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    @classmethod
+    def of_leases(cls, monkeypatch: pytest.MonkeyPatch) -> Time:
+        """The clock of all leases for the length of a test, which renews none by itself."""
+        time = cls()
+        times = LeaseTimes(renew_s=1e6, clock=lambda: time.now, sleep=time.pass_)
+        monkeypatch.setattr("treadle.core.store.object_lease.TIMES", times)
+        return time
+
+    def pass_(self, seconds: float) -> None:
+        """Let time pass."""
+        self.now += seconds
+
+
+def execute_cut_off(run: Run, num_finished: int, **options: Any) -> None:
+    """An attempt that is interrupted after so many numbers."""
+
+    def cut_off(context: StageContext) -> Mapping[str, Any]:
+        for number in range(num_finished):
+            context.journal.finish(f"n{number}", str(number).encode())
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        execute(counting(cut_off), run, **options)
+
+
+class Machine:
+    """A process on a machine of its own: a program that tells what it begins, and goes on when it is given a line."""
+
+    def __init__(self, program: str, root: str, work: Path) -> None:
+        environment = {**os.environ, "TREADLE_WORK": str(work), "PYTHONPATH": str(Path(__file__).parents[2])}
+        pipe = subprocess.PIPE
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", program, root], stdin=pipe, stdout=pipe, stderr=pipe, text=True, env=environment
+        )
+
+    def line(self) -> str:
+        """The next thing that it says."""
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().strip()
+
+    def go_on(self) -> None:
+        """Give it one line."""
+        assert self.process.stdin is not None
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+
+    def end(self) -> tuple[list[str], str]:
+        """Let it go on to its end; what else it said, and what it said of failures."""
+        out, err = self.process.communicate("\n" * 50)
+        return out.split(), err

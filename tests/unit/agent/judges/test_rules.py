@@ -1,0 +1,164 @@
+"""What judges decide by rules alone, and how answers are compared by algebra."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from dataclasses import replace
+
+import pytest
+from support.rollouts.judge_bench import CASE, asked, judged
+from support.sandbox.memories import Remembering
+
+from treadle.agent.call_cache import Forgetful
+from treadle.agent.judges import rules
+from treadle.agent.judges.answer import AnswerJudge
+from treadle.agent.judges.base import Verdict
+from treadle.agent.judges.rules import RuleJudge, SymbolicLimits
+from treadle.core.answers.math_equal import SymbolicVerdict
+from treadle.core.errors import ConfigError, DeadlineExceeded, EngineError
+
+
+@pytest.mark.parametrize(
+    ("domain", "answers", "choices", "prediction", "correct", "method"),
+    [
+        ("qa", ("red green blue black",), (), "red green blue black white", True, "qa_f1"),
+        ("qa", ("Barack Obama",), (), "Barack Hussein Obama", False, "qa_f1"),
+        ("qa", ("Ann", "Ann Reed"), (), "the ANN reed", True, "qa_em"),
+        ("choice", ("B",), ("x", "y"), "y", True, "choice"),
+        ("choice", ("B",), ("x", "y"), "A", False, "choice"),
+        ("math", ("B",), ("x", "y"), "A", False, "choice"),
+        ("qa", ("Ann " * 300,), (), "Ann " * 300, True, "qa_em"),
+    ],
+)
+@pytest.mark.covers("flywheel-20")
+async def test_qa_and_choice_are_decided_by_their_rules_alone(
+    domain: str, answers: tuple[str, ...], choices: tuple[str, ...], prediction: str, correct: bool, method: str
+) -> None:
+    case = replace(CASE, domain=domain, answers=answers, choices=choices, prediction=prediction)
+    async with asked("Correct") as (model, server):
+        verdict = await judged(AnswerJudge(model=model), case)
+        assert (verdict.correct, verdict.method, server.requests) == (correct, method, [])
+
+
+async def test_without_a_model_unequal_is_wrong() -> None:
+    verdict = await judged(AnswerJudge(None), CASE)
+    assert (verdict.correct, verdict.score, verdict.method) == (False, 0.0, "math_rules")
+
+
+async def test_an_unknown_domain_is_an_error() -> None:
+    with pytest.raises(ConfigError):
+        await judged(AnswerJudge(None), replace(CASE, domain="poems"))
+
+
+class Algebra:
+    """Stands for the symbolic checker; `entered` counts, `go` holds comparisons back."""
+
+    reply: SymbolicVerdict | EngineError = SymbolicVerdict(True)
+    entered = 0
+    at_once = 0
+    most_at_once = 0
+    closed = 0
+    go = threading.Event()
+    lock = threading.Lock()
+
+    def __init__(self, *, workers: int, limit_s: float, memory_mib: int) -> None: ...
+
+    def __enter__(self) -> Algebra:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        type(self).closed += 1
+
+    def check(self, prediction: str, gold: str) -> SymbolicVerdict:
+        cls = type(self)
+        with cls.lock:
+            cls.entered += 1
+            cls.at_once += 1
+            cls.most_at_once = max(cls.most_at_once, cls.at_once)
+        assert cls.go.wait(10), "the event loop does not get on while answers are compared"
+        with cls.lock:
+            cls.at_once -= 1
+        if isinstance(cls.reply, EngineError):
+            raise cls.reply
+        return cls.reply
+
+
+@pytest.fixture
+def algebra(monkeypatch: pytest.MonkeyPatch) -> type[Algebra]:
+    kind = type("OneAlgebra", (Algebra,), {"go": threading.Event(), "lock": threading.Lock()})
+    monkeypatch.setattr(rules, "SymbolicChecker", kind)
+    return kind
+
+
+SUM = replace(CASE, answers=("x+1",), prediction="1+x")
+
+
+async def test_algebra_runs_beside_the_event_loop_and_within_its_workers(algebra: type[Algebra]) -> None:
+    async with RuleJudge(SymbolicLimits(workers=2)) as judge:
+        cases = [replace(SUM, prediction=f"{n}+x") for n in range(1, 7)]
+        tasks = [asyncio.ensure_future(judge.verdict(case, Forgetful())) for case in cases]
+        while algebra.entered < 2:
+            await asyncio.sleep(0)
+        algebra.go.set()
+        verdicts = await asyncio.gather(*tasks)
+    assert [verdict.method for verdict in verdicts] == ["math_symbolic"] * 6
+    assert (algebra.entered, algebra.most_at_once, algebra.closed) == (6, 2, 1)
+
+
+async def test_what_algebra_found_is_remembered(algebra: type[Algebra]) -> None:
+    algebra.go.set()
+    memory = Remembering()
+    async with RuleJudge() as judge:
+        first = await judge.verdict(SUM, memory)
+        algebra.reply = SymbolicVerdict(False, "time")
+        assert await judge.verdict(SUM, memory) == first == Verdict(True, 1.0, "math_symbolic")
+        assert (await judge.verdict(SUM, Forgetful())).method == "math_symbolic_limit"
+    assert algebra.entered == 2
+
+
+async def test_algebra_that_is_not_through_by_the_deadline_is_waited_for_no_longer(algebra: type[Algebra]) -> None:
+    memory = Remembering()
+    async with RuleJudge() as judge:
+        with pytest.raises(DeadlineExceeded, match="the time was up before the answer was compared"):
+            await judge.verdict(replace(SUM, deadline=asyncio.get_running_loop().time()), memory)
+        assert memory.units == {}
+        algebra.go.set()
+        assert (await judge.verdict(SUM, memory)).method == "math_symbolic"
+
+
+async def test_broken_algebra_leaves_the_verdict_unknown_and_is_not_remembered(algebra: type[Algebra]) -> None:
+    algebra.go.set()
+    algebra.reply = EngineError("it broke")
+    memory = Remembering()
+    async with RuleJudge() as judge:
+        assert await judge.verdict(SUM, memory) == Verdict(None, None, "math_symbolic", error="it broke")
+        assert memory.units == {}
+
+
+async def test_where_algebra_breaks_the_model_decides(algebra: type[Algebra]) -> None:
+    algebra.go.set()
+    algebra.reply = EngineError("it broke")
+    async with asked("Correct") as (model, _):
+        assert (await judged(AnswerJudge(model=model), SUM)).method == "model"
+
+
+async def test_closing_begins_no_further_comparison(algebra: type[Algebra]) -> None:
+    judge = await RuleJudge().__aenter__()
+    algebra.reply = SymbolicVerdict(False)
+    many = replace(SUM, answers=tuple(f"x+{n}" for n in range(10)))
+    task = asyncio.ensure_future(judge.verdict(many, Forgetful()))
+    while not algebra.entered:
+        await asyncio.sleep(0)
+    closing = asyncio.ensure_future(judge.__aexit__())
+    while not (judge._checker and judge._checker.is_closing):
+        await asyncio.sleep(0)
+    algebra.go.set()
+    await closing
+    assert (await task).error == "the judge was closed while it compared answers"
+    assert algebra.entered == 1
+
+
+async def test_real_algebra_finds_sums_equal() -> None:
+    async with RuleJudge() as judge:
+        assert await judge.verdict(SUM, Forgetful()) == Verdict(True, 1.0, "math_symbolic")

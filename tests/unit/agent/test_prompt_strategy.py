@@ -1,0 +1,207 @@
+"""How a rollout asks a service that only chats: which messages, how many tokens, and what it makes of the answer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.rollouts.rollout_bench import ANSWER, QUESTION, SEARCH, FixedTool, settings
+
+from treadle.agent.call_cache import Forgetful
+from treadle.agent.config import EnvironmentSettings
+from treadle.agent.environment import ToolEnvironment
+from treadle.agent.model_types import RolloutLimits
+from treadle.agent.prompt_strategy import GO_ON, conversation, dropped_stop
+from treadle.agent.protocol import TOOL_PROTOCOL, result_block
+from treadle.agent.rollout import RolloutEngine, Trajectory
+from treadle.agent.transcript import Transcript
+from treadle.core.llm.config import Sampling
+from treadle.core.llm.stops import DROPPED, lacks_stop
+from treadle.core.llm.types import Completion, CompletionRequest
+from treadle.core.llm.wire import Answer
+
+OPENING = [{"role": "system", "content": "s"}, {"role": "user", "content": "q"}]
+RESULT = "<result>found: q</result>"
+
+
+def completion(text: str, finish: str = "stop", stop: str | None = None, used: tuple[int, int] = (1, 1)) -> Completion:
+    """As of a service that leaves stop strings out."""
+    answer = Answer(text, None, finish, stop, *used)
+    dropped = lacks_stop(answer, TOOL_PROTOCOL.stops, DROPPED)
+    return Completion(text, None, finish, stop, *used, "http://x/v1", 0.5, 0, stop_dropped=dropped)
+
+
+class ChattingModel:
+    """Replies in the order of a list; a service that has no other route."""
+
+    def __init__(self, replies: Sequence[str | Completion]) -> None:
+        self.asked: list[list[dict[str, str]]] = []
+        self.limits: list[int] = []
+        self._replies = replies
+
+    async def complete(self, request: CompletionRequest, *, session: str, deadline: float) -> Completion:
+        raise AssertionError("it completes nothing")
+
+    async def chat(
+        self,
+        messages: Sequence[Mapping[str, str]],
+        sampling: Sampling,
+        *,
+        seed: int,
+        session: str,
+        deadline: float,
+        stop: Sequence[str] = (),
+    ) -> Completion:
+        self.asked.append([dict(message) for message in messages])
+        self.limits.append(sampling.max_tokens)
+        reply = self._replies[len(self.asked) - 1]
+        return completion(reply) if isinstance(reply, str) else reply
+
+
+async def play(
+    model: ChattingModel, environment: EnvironmentSettings | None = None, *, over_chat: bool = True, **limits: Any
+) -> Trajectory:
+    chosen = environment or settings(system_prompt="")
+    bounds = RolloutLimits(chosen.turn_limit(), continue_unmarked=chosen.on_unmarked == "continue", **limits)
+    engine = RolloutEngine(model, None, Sampling(max_tokens=100), bounds, chat=model if over_chat else None)
+    tools = {"search": FixedTool("search"), "python": FixedTool("python")}
+    return await engine.roll_out(
+        ToolEnvironment(chosen, tools), QUESTION, seed=7, deadline=float("inf"), memory=Forgetful()
+    )
+
+
+def turn_in(model: ChattingModel, number: int) -> list[tuple[str, str]]:
+    """The messages after the question in a request."""
+    return [(message["role"], message["content"]) for message in model.asked[number][1:]]
+
+
+def test_the_turn_is_told_in_messages_of_its_authors() -> None:
+    transcript = Transcript(TOOL_PROTOCOL, None)
+    assert conversation(OPENING, transcript.segments()) == OPENING
+    transcript.absorb(SEARCH, None, 3)
+    transcript.append_block("<result>a</result>")
+    transcript.append_block("<result>b</result>")
+    assert conversation(OPENING, transcript.segments())[2:] == [
+        {"role": "assistant", "content": SEARCH},
+        {"role": "user", "content": "<result>a</result><result>b</result>"},
+    ]
+
+
+PIECES = st.lists(
+    st.tuples(st.booleans(), st.text(st.sampled_from("ab<>/")) | st.sampled_from([ANSWER, SEARCH, RESULT]))
+)
+
+
+@given(PIECES)
+def test_no_text_of_a_result_is_ever_the_assistants_and_none_is_lost(pieces: list[tuple[bool, str]]) -> None:
+    transcript = Transcript(TOOL_PROTOCOL, None)
+    for by_model, text in pieces:
+        if by_model:
+            transcript.insert(text)
+        else:
+            transcript.append_block(result_block(text))
+    messages = conversation(OPENING, transcript.segments())
+    assert messages[:2] == OPENING and messages[-1]["role"] == "user"
+    turn = messages[2:]
+    if turn and turn[-1]["content"] == GO_ON:
+        turn.pop()
+    assert "".join(message["content"] for message in turn) == transcript.text
+    assert all(one["role"] != other["role"] for one, other in zip(turn, turn[1:], strict=False))
+    said = "".join(message["content"] for message in turn if message["role"] == "assistant")
+    assert said == "".join(text for by_model, text in pieces if by_model)
+
+
+@pytest.mark.parametrize(
+    ("before", "said", "marker"),
+    [
+        ("", ("<think>t</think><search>q",), "</search>"),
+        ("", ("<think>so <python>print(1)",), "</python>"),
+        ("<answer>\\boxed", ("{1}",), "</answer>"),
+        ("", ("<python>'", "stop", "</answer>"), "</answer>"),
+        ("", ("<search>q</search>",), ""),
+        ("", ("<search>q</search> and <search>r",), ""),
+        ("", ("<search>q", "length"), ""),
+        ("", ("<search>q", "content_filter"), ""),
+        ("", ("<think>t",), ""),
+        ("", ("<result>r",), ""),
+        ("", ("so it is",), ""),
+        ("", ("",), ""),
+    ],
+)
+def test_a_closing_marker_that_the_service_left_out_is_that_of_the_open_block(
+    before: str, said: tuple[str, ...], marker: str
+) -> None:
+    assert dropped_stop(before, completion(*said), TOOL_PROTOCOL) == marker
+
+
+async def test_a_model_that_is_to_go_on_is_told_so_by_the_user() -> None:
+    model = ChattingModel(["<think>t</think>", "<search>q", ANSWER])
+    trajectory = await play(model, settings(system_prompt="", on_unmarked="continue"))
+    assert (trajectory.status, trajectory.text) == ("answered", f"<think>t</think><search>q</search>{RESULT}{ANSWER}")
+    assert turn_in(model, 1) == [("assistant", "<think>t</think>"), ("user", GO_ON)]
+    assert turn_in(model, 2) == [("assistant", "<think>t</think><search>q</search>"), ("user", RESULT)]
+    silent = settings(system_prompt="", on_limit="silent", search={"max_calls": 1})
+    model = ChattingModel([SEARCH, SEARCH, ANSWER])
+    trajectory = await play(model, silent)
+    assert trajectory.text == SEARCH + RESULT + SEARCH + ANSWER
+    assert turn_in(model, 2)[2:] == [("assistant", SEARCH), ("user", GO_ON)]
+
+
+async def test_the_window_is_what_the_service_counted_and_the_characters_since() -> None:
+    thought = completion(SEARCH, used=(40, 900))
+    model = ChattingModel([thought, completion("<think>cut", "length", used=(80, 5))])
+    trajectory = await play(model, max_model_len=len(QUESTION.text) + 100)
+    # 900 tokens, most of them hidden: the next prompt has only those that are in the text.
+    left = len(QUESTION.text) + 100 - 40 - len(SEARCH) - len(RESULT)
+    assert (model.limits, trajectory.status) == ([100, left], "context_full")
+
+
+async def test_the_budget_of_a_trajectory_is_what_the_service_counted() -> None:
+    replies = [completion(SEARCH, used=(40, 10)), completion(SEARCH, used=(70, 10)), ANSWER]
+    model = ChattingModel(replies)
+    trajectory = await play(model, max_trajectory_tokens=40)
+    assert (trajectory.status, model.limits, len(trajectory.calls)) == ("budget", [40, 30], 2)
+
+
+PER_CALL = 3
+"""Tokens that the service counts for as many characters as the call has."""
+BEYOND = SEARCH + "x" * 59 * len(SEARCH)
+"""A call, and 59 times as much beyond it, from a service that does not stop."""
+
+
+def beyond_and_after(tokens: int = 60 * PER_CALL) -> list[Completion]:
+    return [completion(BEYOND, used=(600, tokens)), completion(ANSWER, used=(600 + 2 * PER_CALL, 5))]
+
+
+async def test_what_was_written_beyond_a_call_counts_neither_to_the_budget_nor_to_the_window() -> None:
+    model = ChattingModel(beyond_and_after())
+    trajectory = await play(model, max_trajectory_tokens=50)
+    assert (trajectory.status, trajectory.text) == ("answered", SEARCH + RESULT + ANSWER)
+    assert model.limits == [50, 50 - PER_CALL]
+    model = ChattingModel(beyond_and_after())
+    # Of what the service counted the call's share stands in the next prompt; the result counts by characters.
+    trajectory = await play(model, max_model_len=600 + PER_CALL + len(RESULT) + 9)
+    assert (trajectory.status, model.limits) == ("answered", [100, 9])
+
+
+async def test_hidden_thoughts_beside_a_cut_answer_count_no_more_than_its_kept_characters() -> None:
+    model = ChattingModel(beyond_and_after(10**6))
+    await play(model, max_trajectory_tokens=50)
+    assert model.limits == [50, 50 - len(SEARCH)]
+
+
+class CompletingModel(ChattingModel):
+    """The same over the other route, as text."""
+
+    async def complete(self, request: CompletionRequest, *, session: str, deadline: float) -> Completion:
+        asked = Sampling(max_tokens=request.max_tokens)
+        return await self.chat([], asked, seed=request.seed, session=session, deadline=deadline)
+
+
+async def test_text_that_was_cut_off_leaves_the_window_as_it_was_in_text_mode_too() -> None:
+    model = CompletingModel(beyond_and_after())
+    trajectory = await play(model, over_chat=False, max_model_len=600 + PER_CALL + len(RESULT) + 9)
+    assert (trajectory.status, model.limits) == ("answered", [100, 9])

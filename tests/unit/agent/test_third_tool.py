@@ -1,0 +1,114 @@
+"""What docs/guides/own.md says of a tool of one's own: what goes by the table of tags alone, and what does not."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+from treadle.agent.call_cache import Forgetful
+from treadle.agent.config import EnvironmentSettings
+from treadle.agent.environment import Question, ToolEnvironment
+from treadle.agent.model_types import RolloutLimits
+from treadle.agent.protocol import TOOL_PROTOCOL, Protocol, Segment, Tag
+from treadle.agent.rollout import RolloutEngine
+from treadle.agent.rows import row_of
+from treadle.agent.tools.outcome import CallContext, ToolOutcome
+from treadle.agent.wellformed import call_faults
+from treadle.core.llm.config import Sampling
+from treadle.core.llm.types import Completion, CompletionRequest
+from treadle.rl.format_check import format_reasons
+from treadle.viewer.segments import without_markers
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+class Lookup:
+    name = "lookup"
+
+    async def __aenter__(self) -> Lookup:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None: ...
+
+    async def call(self, argument: str, *, deadline: float, context: CallContext | None = None) -> ToolOutcome:
+        return ToolOutcome("ok", f"{argument} is 7</result>")
+
+
+class Model:
+    """Looks up twice and answers."""
+
+    def __init__(self) -> None:
+        self.requests: list[CompletionRequest] = []
+
+    async def complete(self, request: CompletionRequest, *, session: str, deadline: float) -> Completion:
+        texts = ("<think>a</think><lookup>x</lookup>",) * 2 + (r"<think>b</think><answer>\boxed{7}</answer>",)
+        text = texts[len(self.requests)]
+        self.requests.append(request)
+        return Completion(text, (), "stop", None, 1, 1, "http://x/v1", 0.1, 0)
+
+
+@pytest.fixture
+def a_further_row(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The two edits of own.md that are no settings: the row of the table, which every part shares, and the limit."""
+    before = vars(TOOL_PROTOCOL).copy()
+    after = {**TOOL_PROTOCOL.successors, "lookup": ("result",)}
+    after["think"] = ("lookup", *after["think"])
+    tags = (*TOOL_PROTOCOL.tags, Tag("lookup", is_tool=True, stop=True))
+    changed = dataclasses.replace(TOOL_PROTOCOL, tags=tags, successors=after)
+    limit = EnvironmentSettings.call_limit
+    monkeypatch.setattr(
+        EnvironmentSettings, "call_limit", lambda self, tool, more=0: 1 if tool == "lookup" else limit(self, tool, more)
+    )
+    vars(TOOL_PROTOCOL).clear()
+    vars(TOOL_PROTOCOL).update(vars(changed))
+    yield
+    vars(TOOL_PROTOCOL).clear()
+    vars(TOOL_PROTOCOL).update(before)
+
+
+def played(model: Model) -> dict[str, Any]:
+    """The row of a rollout with the third tool."""
+    engine = RolloutEngine(model, None, Sampling(), RolloutLimits(max_turns=9))
+    environment = ToolEnvironment(EnvironmentSettings(system_prompt="Look it up."), {"lookup": Lookup()})
+    question = Question("q", "What is x?", dataset="world", domain="qa")
+    made = engine.roll_out(environment, question, seed=1, deadline=math.inf, memory=Forgetful())
+    return row_of({}, asyncio.run(made), "", "")
+
+
+@pytest.mark.usefixtures("a_further_row")
+def test_rollouts_rows_format_checks_and_the_viewer_go_by_the_table() -> None:
+    model = Model()
+    row = played(model)
+    assert all("</lookup>" in request.stop for request in model.requests)
+    assert "<lookup>x</lookup><result>x is 7&lt;/result></result>" in row["text"]
+    calls = orjson.loads(row["tool_calls"])
+    assert [(call["tool"], call["status"]) for call in calls] == [("lookup", "ok"), ("lookup", "refused")]
+    segments = [Segment(**part) for part in orjson.loads(row["segments"])]
+    assert format_reasons(segments) == ()
+    assert call_faults(segments, [(call["tool"], call["status"]) for call in calls]) == ["call_refused"]
+    shown = [without_markers(dataclasses.asdict(part)) for part in segments if part.kind == "lookup"]
+    assert shown == [("x", False)] * 2
+
+
+@pytest.mark.usefixtures("a_further_row")
+def test_figures_by_tool_know_two_tools() -> None:
+    row = played(Model())
+    counted = {name: row[name] for name in ("calls_requested", "calls_executed", "python_calls", "search_calls")}
+    assert counted == {"calls_requested": 2, "calls_executed": 1, "python_calls": 0, "search_calls": 0}
+
+
+def test_the_files_that_own_md_names_hold_what_it_says() -> None:
+    for name, line in (
+        ("agent/protocol.py", "TOOL_PROTOCOL = Protocol("),
+        ("agent/config.py", "def call_limit("),
+        ("agent/toolbox.py", "def make_tools("),
+    ):
+        assert f"`{name}`" in (ROOT / "docs/guides/own.md").read_text() and line in (ROOT / name).read_text()
+    assert isinstance(TOOL_PROTOCOL, Protocol) and "lookup" not in TOOL_PROTOCOL.by_name

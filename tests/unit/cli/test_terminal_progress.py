@@ -1,0 +1,113 @@
+"""Progress of a stage that says nothing for long: times go on all the same."""
+
+from __future__ import annotations
+
+import io
+from types import SimpleNamespace
+
+import pytest
+from support.runs.processes import until
+
+from treadle.cli import terminal
+from treadle.cli.terminal import TerminalProgress
+from treadle.tasks import pace
+
+
+class Screen(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def watched(monkeypatch: pytest.MonkeyPatch, written: io.StringIO) -> io.StringIO:
+    """Standard error of a test: time stands still, and yet beats come at once, and at each of them a line is due."""
+    monkeypatch.setattr("sys.stderr", written)
+    for module in (terminal, pace):
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: 100.0))
+    monkeypatch.setattr(terminal, "PLAIN_INTERVAL_S", 0.0)
+    monkeypatch.setattr(terminal, "_BEAT_S", 0.001)
+    return written
+
+
+def shown(stderr: io.StringIO, words: str) -> None:
+    until(lambda: words in stderr.getvalue(), words, limit_s=20.0)
+
+
+def test_a_stage_is_told_of_before_it_says_how_much_there_is_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    stderr = watched(monkeypatch, io.StringIO())
+    with TerminalProgress("1/sft") as progress:
+        shown(stderr, "1/sft: under way, 0 s so far\n")
+        progress.start(24, 0, "steps")
+        shown(stderr, "1/sft: 0 of 24 steps, 0 s so far\n")
+        progress.advance(2, loss=0.5)
+        shown(stderr, "1/sft: 2 of 24 steps, about 0 s left; loss 0.5\n")
+
+
+def test_what_is_usual_is_told_until_there_is_a_pace(monkeypatch: pytest.MonkeyPatch) -> None:
+    stderr = watched(monkeypatch, io.StringIO())
+    with TerminalProgress("1/sft", usual_s=170.0, after_s=600.0) as progress:
+        shown(stderr, "1/sft: under way, about 3 min left, of all steps about 13 min\n")
+        progress.start(24, 0, "steps")
+        shown(stderr, "1/sft: 0 of 24 steps, about 3 min left, of all steps about 13 min\n")
+        progress.advance(23)
+        shown(stderr, "1/sft: 23 of 24 steps, about 0 s left, of all steps about 10 min\n")
+
+
+def test_a_quiet_one_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    stderr = watched(monkeypatch, io.StringIO())
+    with TerminalProgress("1/sft", quiet=True) as progress:
+        progress.start(2, 1, "steps")
+        progress.advance()
+    assert not stderr.getvalue()
+
+
+def test_on_a_terminal_a_bar_moves_though_nothing_is_finished(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = watched(monkeypatch, Screen())
+    monkeypatch.setattr(terminal, "_BRIEF_S", 0.0)
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setenv("TERM", "xterm")
+    with TerminalProgress("1/rl@phase-1", usual_s=400.0, after_s=120.0):
+        shown(screen, "of all steps about 9 min")
+    assert "under way" in screen.getvalue()
+
+
+def test_what_is_over_at_once_leaves_no_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = Screen()
+    monkeypatch.setattr("sys.stderr", screen)
+    with TerminalProgress("1/questions"):
+        pass
+    assert not screen.getvalue()
+
+
+def lines_in_an_hour(monkeypatch: pytest.MonkeyPatch, usual_s: float | None, finished_at_s: float) -> list[float]:
+    """When lines are written for a stage that finishes one unit in an hour."""
+
+    def wait(pause_s: float) -> bool:
+        now[0] += pause_s
+        if now[0] == finished_at_s:
+            progress.advance()
+        return now[0] > 3600.0
+
+    now = [0.0]
+    at: list[float] = []
+    monkeypatch.setattr("sys.stderr", io.StringIO())
+    for module in (terminal, pace):
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    progress = TerminalProgress("1/sft", usual_s=usual_s)
+    monkeypatch.setattr(progress, "_ended", SimpleNamespace(wait=wait, is_set=lambda: False))
+    monkeypatch.setattr(progress, "_line", lambda text: at.append(now[0]))
+    progress.start(3, 0, "steps")
+    progress._beat()
+    return at
+
+
+def test_lines_of_a_log_become_rare_while_nothing_is_finished(monkeypatch: pytest.MonkeyPatch) -> None:
+    at = lines_in_an_hour(monkeypatch, None, finished_at_s=1000.0)
+    assert at[:8] == [10.0, 30.0, 70.0, 150.0, 310.0, 610.0, 910.0, 1000.0]
+    assert at[8:12] == [1010.0, 1030.0, 1070.0, 1150.0], "a unit was finished: often again"
+    assert at[-1] - at[-2] == 300.0
+
+
+def test_where_it_is_known_what_is_usual_a_line_comes_every_half_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+    at = lines_in_an_hour(monkeypatch, 170.0, finished_at_s=100.0)
+    assert at[:7] == [10.0, 30.0, 60.0, 90.0, 100.0, 110.0, 130.0]
+    assert at[-1] - at[-2] == 30.0

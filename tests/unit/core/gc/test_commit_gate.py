@@ -1,0 +1,64 @@
+"""The gate between commits and the collection of garbage, on a local root."""
+
+from __future__ import annotations
+
+import fcntl
+import threading
+from pathlib import Path
+
+import pytest
+from support.runs.counting_stage import counting, no_calls, numbers_of  # noqa: F401 - `no_calls` is an autouse fixture
+
+from treadle.core.errors import RunError
+from treadle.core.gc.commit_gate import collecting, committing
+from treadle.core.runs.execute import execute
+from treadle.core.runs.run import Run
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    return Run.create(tmp_path, "r1", {}, {})
+
+
+def test_a_commit_waits_for_a_collection(run: Run) -> None:
+    execute(counting(count=2), run)
+    with collecting(run.storage):
+        thread = threading.Thread(target=execute, args=(counting(count=3), run))
+        thread.start()
+        assert numbers_of(run) == [0, 1]
+        with pytest.raises(RunError, match="putting its result in force"), collecting(run.storage, patience_s=0):
+            pass
+    thread.join()
+    assert numbers_of(run) == [0, 1, 2]
+    with committing(run.storage, "a"), committing(run.storage, "b"):
+        pass
+
+
+def test_commits_that_follow_one_another_closely_let_a_collection_in(run: Run) -> None:
+    order: list[str] = []
+
+    def collected() -> None:
+        with collecting(run.storage):
+            order.append("collection")
+
+    def committed() -> None:
+        with committing(run.storage, "b"):
+            order.append("b")
+
+    with committing(run.storage, "a"):
+        collection = threading.Thread(target=collected)
+        collection.start()
+        way_in = run.storage.directory(".collection.lock")
+        with way_in.open() as lock:
+            while True:
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    break
+                fcntl.flock(lock, fcntl.LOCK_UN)
+        commit = threading.Thread(target=committed)
+        commit.start()
+        assert order == []
+    collection.join()
+    commit.join()
+    assert order == ["collection", "b"]

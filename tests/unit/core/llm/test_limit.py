@@ -1,0 +1,184 @@
+"""How many requests in flight a server is given: found by its refusals, or by answers that come no faster for more."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+from collections.abc import Callable
+
+import pytest
+from support.servers.simulated_server import Event, Server, simulate
+
+from treadle.core.llm.config import EndpointSettings, ModelSettings, Sampling
+from treadle.core.llm.limit import InFlightLimit
+from treadle.core.llm.pool import ModelPool
+from treadle.core.llm.types import CompletionRequest
+from treadle.demo.tutor.server import TutorServer
+from treadle.demo.tutor.settings import TutorSettings
+
+LENGTHS: dict[str, Callable[[random.Random], float]] = {
+    "equal": lambda chance: 1.0,
+    "uniform": lambda chance: chance.uniform(0.5, 1.5),
+    "exponential": lambda chance: chance.expovariate(1.0),
+    "long tail": lambda chance: chance.lognormvariate(-0.72, 1.2),
+}
+"""Answers of one second on average."""
+
+
+def answer(limit: InFlightLimit, in_flight: int) -> bool:
+    """An answer that took no time."""
+    return limit.answered(in_flight, 0.0, 0.0)
+
+
+def test_a_limit_is_what_the_server_held_when_refusals_came_in_a_row() -> None:
+    limit = InFlightLimit(256)
+    assert limit.value == 64
+    for others in range(63, 7, -1):  # 64 were sent, the server holds 8 and refuses the rest
+        assert not limit.refused(others)
+    assert limit.value == 8
+    assert [answer(limit, 8) for _ in range(16)] == [False] * 15 + [True] and limit.value == 9
+
+
+def test_a_limit_is_tried_more_and_more_seldom_while_it_holds() -> None:
+    limit, answers = InFlightLimit(256), []
+    for others in range(63, 7, -1):
+        limit.refused(others)
+    for _ in range(6):
+        count = 1
+        while not answer(limit, 8):
+            count += 1
+        answers.append(count)
+        assert limit.value == 9
+        for _ in range(4):
+            limit.refused(8)
+        assert limit.value == 8
+    assert answers == [16, 32, 64, 128, 256, 256]
+
+
+def test_a_limit_that_was_lifted_is_left_behind() -> None:
+    limit, answers = InFlightLimit(256), 0
+    for others in range(63, 7, -1):
+        limit.refused(others)
+    while limit.value < 256:
+        answer(limit, limit.value)
+        answers += 1
+    assert answers < 300
+
+
+def test_refusals_now_and_then_are_no_limit() -> None:
+    chance, limit = random.Random(3), InFlightLimit(256)
+    for _ in range(20_000):
+        if chance.random() < 0.05:
+            limit.refused(limit.value - 1)
+        else:
+            answer(limit, limit.value)
+    assert limit.value >= 240
+
+
+def test_a_limit_grows_only_where_it_is_felt() -> None:
+    limit = InFlightLimit(1024)
+    assert not any(answer(limit, 63) for _ in range(1000)) and limit.value == 64
+    for _ in range(64):
+        answer(limit, limit.value)
+    assert limit.value == 256
+
+
+def found_at(events: list[Event], fewest: float, most: float) -> int:
+    """From which request on the limit stays in a range."""
+    outside = [number for number, event in enumerate(events, 1) if not fewest <= event.limit <= most]
+    return outside[-1] if outside else 0
+
+
+@pytest.mark.parametrize("length_s", ["equal", "uniform", "exponential"])
+@pytest.mark.parametrize("most", [8, 24, 100, 400])
+def test_the_limit_of_a_server_that_refuses_is_found_within_so_many_requests_and_held(most: int, length_s: str) -> None:
+    server = Server(LENGTHS[length_s], most=most)
+    events = simulate(server, num_requests=60 * most + 4000, workers=1024)
+    found = found_at(events, 0.8 * most, most + 1)
+    assert found <= 64 + 3 * most
+    after = events[found:]
+    # Never more than one beyond it from then on, and that one for a fiftieth of the requests at most.
+    assert {event.limit for event in after} <= {most - 1, most, most + 1}
+    assert sum(event.limit > most for event in after) <= len(after) / 50
+    assert 1000 * sum(not event.answered for event in after) / len(after) <= 2 + 150 / most
+    # And the server is kept full.
+    assert sum(event.answered for event in after) >= 0.9 * most * (after[-1].at - after[0].at)
+
+
+@pytest.mark.parametrize("length_s", ["equal", "uniform", "exponential"])
+@pytest.mark.parametrize("lanes", [8, 24, 100, 400])
+def test_where_more_wait_in_the_server_the_limit_comes_down_without_loss(lanes: int, length_s: str) -> None:
+    server = Server(LENGTHS[length_s], lanes=lanes)
+    events = simulate(server, num_requests=20_000, workers=2048)
+    after = events[12 * 1024 :]
+    if length_s != "exponential":  # where lengths vary that much a trial may fail by chance
+        assert sorted(event.limit for event in after)[len(after) // 2] <= 4 * lanes
+    per_s = len(after) / (after[-1].at - after[0].at)
+    assert per_s >= 0.93 * lanes and not any(not event.answered for event in events)
+
+
+@pytest.mark.parametrize("length_s", list(LENGTHS))
+@pytest.mark.parametrize("slowdown_at", [0, 300, 1000])
+def test_a_server_that_gains_from_more_is_given_all(slowdown_at: int, length_s: str) -> None:
+    def answer_s(chance: random.Random) -> float:  # a batching server: each one slower, all together faster
+        return LENGTHS[length_s](chance) * (1 + server.held / slowdown_at if slowdown_at else 1)
+
+    server = Server(answer_s)
+    events = simulate(server, num_requests=30_000, workers=512, cap=256)
+    most = [event for event in events if event.limit == 256]
+    assert events[-1].limit == 256 and len(most) >= 0.95 * len(events)
+
+
+def test_bursts_of_tool_calls_neither_raise_nor_lower_the_limit() -> None:
+    server = Server(LENGTHS["uniform"])
+    pauses = itertools.cycle([0.0] * 40 + [5.0] * 20)
+    events = simulate(server, num_requests=20_000, workers=200, think_s=lambda chance: next(pauses))
+    assert all(later.limit >= earlier.limit for earlier, later in itertools.pairwise(events))
+    assert events[-1].limit < 4 * 200
+
+
+def test_a_rise_in_what_a_server_holds_is_noticed() -> None:
+    server = Server(LENGTHS["uniform"], most=8)
+
+    def roomier(chance: random.Random) -> float:
+        if server.most == 8 and len(seen) > 3000:
+            server.most = 100
+        seen.append(server.held)
+        return chance.uniform(0.5, 1.5)
+
+    seen: list[int] = []
+    server.answer_s = roomier
+    events = simulate(server, num_requests=12_000, workers=512)
+    assert {event.limit for event in events[2000:3000]} <= {8, 9}
+    assert {event.limit for event in events[-2000:]} <= {99, 100, 101}
+
+
+async def test_a_rate_that_a_tutor_allows_is_found_and_everything_answered() -> None:
+    async with TutorServer(TutorSettings(rate_limit_per_s=100.0, latency_s=0.02)) as tutor:
+        settings = ModelSettings.model_validate(
+            {"model": "treadle-tutor", "endpoints": (EndpointSettings(url=tutor.url),), "hedge_floor_s": None}
+        )
+        async with ModelPool("policy", settings) as pool:
+            deadline = asyncio.get_running_loop().time() + 120
+
+            async def ask(number: int) -> None:
+                request = CompletionRequest(f"Question {number}", 8, Sampling(), (), number)
+                await pool.complete(request, session=str(number), deadline=deadline)
+
+            await asyncio.gather(*(ask(number) for number in range(300)))
+    statuses = tutor.counts["statuses"]
+    assert statuses["200"] == pool.stats.completions == 300
+    # Each one is refused once on average, or less: what was refused waits as long as it was told to.
+    assert pool.stats.retries == {"rate_limit": statuses["429"]} and 0 < statuses["429"] <= 300
+
+
+def test_a_trial_of_half_ends_at_once_where_it_is_not_the_limit_that_keeps_requests_away() -> None:
+    limit = InFlightLimit(64)
+    for _ in range(57):  # nine tenths of the first 64 take a second
+        limit.answered(64, sent_at=1.0, now=2.0)
+    for number in range(129):  # then they take three
+        assert limit.value == 64
+        limit.answered(64, sent_at=10.0 + number, now=13.0 + number)
+    assert limit.value == 32
+    assert limit.answered(5, sent_at=200.0, now=203.0) and limit.value == 64

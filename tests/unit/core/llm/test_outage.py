@@ -1,0 +1,135 @@
+"""What the log says of outages."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import re
+
+import pytest
+from support.rollouts.model_pool import ask, ask_sessions, endless, endpoint_at, settings, until, warmed
+from support.servers.scripted_server import Fault, Item, RecordedRequest, ScriptedServer
+
+from treadle.core.errors import EndpointUnavailable
+from treadle.core.llm.config import EndpointSettings, ModelSettings
+from treadle.core.llm.endpoint import Endpoint
+from treadle.core.llm.outage import Outages
+from treadle.core.llm.pool import ModelPool
+
+
+def outage_lines(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.name.startswith("treadle.core.llm")]
+
+
+async def test_an_outage_is_one_line_when_it_begins_and_one_when_it_ends(caplog: pytest.LogCaptureFixture) -> None:
+    sessions = [f"question {number}" for number in range(20)]
+    async with (
+        ScriptedServer(endless) as first,
+        ScriptedServer(endless) as second,
+        ModelPool("policy", settings(first, second)) as pool,
+    ):
+        await ask_sessions(pool, sessions)
+        await first.stop_listening()
+        await ask_sessions(pool, sessions)
+        [down] = outage_lines(caplog)
+        assert down.startswith(f"models.policy: {first.url} is down: ")
+        assert down.endswith("; 1 of 2 endpoints left")
+        await first.start_listening()
+        await until(lambda: pool.states()[first.url] != "down")
+        await ask_sessions(pool, sessions)
+        _, back = outage_lines(caplog)
+        assert re.fullmatch(rf"models.policy: {first.url} answers again after \S+ s", back)
+        # The next outages within a minute are counted, not told.
+        for _ in range(3):
+            await first.stop_listening()
+            await ask_sessions(pool, sessions)
+            await first.start_listening()
+            await until(lambda: pool.states()[first.url] != "down")
+            await ask_sessions(pool, sessions)
+        assert len(outage_lines(caplog)) == 2
+
+
+async def test_that_no_endpoint_is_left_is_one_line_for_all_that_wait(caplog: pytest.LogCaptureFixture) -> None:
+    async with ScriptedServer(endless) as server, ModelPool("policy", settings(server)) as pool:
+        await server.stop_listening()
+        waiting = [asyncio.create_task(ask(pool, session=str(number))) for number in range(50)]
+        await until(lambda: len(outage_lines(caplog)) == 2)
+        await server.start_listening()
+        await asyncio.gather(*waiting)
+        down, left, back = outage_lines(caplog)
+    assert "is down" in down and "requests wait up to 5 s (outage_wait_s)" in left and "answers again" in back
+
+
+async def test_silence_is_one_line_too_and_a_long_answer_is_none(caplog: pytest.LogCaptureFixture) -> None:
+    silent, long, back = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def script(recorded: RecordedRequest) -> Item:
+        if long.is_set() and recorded.text == "long":
+            await back.wait()
+        return "ok"
+
+    async with (
+        ScriptedServer(script, silent=silent) as first,
+        ScriptedServer(script, silent=silent) as second,
+        ModelPool("policy", settings(first, second, hedge_floor_s=0.05, connect_timeout_s=3600.0)) as pool,
+    ):
+        await warmed(pool)
+        long.set()
+        asking = asyncio.create_task(ask(pool, "long", session="0"))
+        await until(lambda: pool.stats.retries["late"] > 0)  # the endpoint went down, was asked, and answered
+        await until(lambda: "down" not in pool.states().values())
+        assert outage_lines(caplog) == []
+        silent.set()
+        again = asyncio.create_task(ask(pool, "long", session="1"))
+        await until(lambda: len(outage_lines(caplog)) > 0)
+        silent.clear()
+        back.set()
+        await asyncio.gather(asking, again)
+    lines = outage_lines(caplog)
+    assert "is down: it says nothing" in lines[0]
+    assert all(re.search("is down: it says nothing|answers again after|no endpoint is left", line) for line in lines)
+
+
+async def test_single_failures_and_failures_by_chance_are_no_outage(caplog: pytest.LogCaptureFixture) -> None:
+    items = [Fault.status(500), Fault("malformed"), Fault.status(500), "ok"] * 3
+    async with ScriptedServer(items) as server, ModelPool("policy", settings(server)) as pool:
+        for _ in range(3):
+            await ask(pool)
+            assert pool.states()[server.url] == "healthy"
+    assert outage_lines(caplog) == []
+
+
+async def test_hostile_words_and_the_key_do_not_reach_the_line_of_an_outage(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("TEST_MODEL_KEY", "sk-hidden")
+    words = "\x1b[2J\u202eboom\n2026-01-01 ERROR treadle: forged Bearer sk-hidden"
+    async with ScriptedServer(lambda recorded: Fault.status(500, words)) as server:
+        keyed = settings(server, outage_wait_s=0.05, probe_base_s=60.0)
+        endpoints = (EndpointSettings(url=server.url, api_key_env="TEST_MODEL_KEY"),)
+        async with ModelPool("policy", keyed.model_copy(update={"endpoints": endpoints})) as pool:
+            for _ in range(2):
+                with pytest.raises(EndpointUnavailable):
+                    await ask(pool)
+    line = outage_lines(caplog)[0]
+    assert "is down: HTTP 500: " in line and "boom" in line and "[key]" in line
+    assert not set(line) & {"\x1b", "\u202e", "\n"} and "sk-hidden" not in line
+
+
+async def test_an_answer_to_what_was_sent_before_does_not_end_an_outage(caplog: pytest.LogCaptureFixture) -> None:
+    never = asyncio.Event()
+
+    async def ask(endpoint: Endpoint) -> int:
+        await never.wait()
+        return 200
+
+    endpoint = endpoint_at("http://127.0.0.1:9/v1", 8)
+    endpoint.in_flight = 1
+    outages = Outages("policy", ModelSettings(model="m"), [endpoint], ask, random.Random(0))
+    before = asyncio.get_running_loop().time() - 1.0
+    outages.note_fault(endpoint, "refused", at_once=True)
+    outages.note_success(endpoint, before)
+    assert [message for message in caplog.messages if "answers again" in message] == []
+    outages.note_success(endpoint, asyncio.get_running_loop().time())
+    assert len([message for message in caplog.messages if "answers again" in message]) == 1
+    await outages.close()

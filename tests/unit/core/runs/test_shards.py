@@ -1,0 +1,308 @@
+"""The jobs of a stage instance divided into shards: by one process, by several, and over several attempts."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.runs.counting_stage import NUMBERS, numbers_of
+from support.runs.counting_stage import counting as whole_stage
+
+from treadle.agent.metering import TokenBudget
+from treadle.core.config import Operational, Section
+from treadle.core.errors import ArtifactError, BudgetExceeded, RolloutsOwed, RunError
+from treadle.core.runs.address import Address
+from treadle.core.runs.execute import execute
+from treadle.core.runs.helping import help_instance
+from treadle.core.runs.run import Run
+from treadle.core.runs.shards import ShardPlan, shard_of
+from treadle.core.runs.stage import Instance, Stage, StageContext, Worked
+from treadle.core.store.locks import hold
+
+ADDRESS = Address(1, "count")
+
+
+class Settings(Section):
+    count: int = 40
+    shards: Operational[int] = 4
+
+
+class Counting:
+    """A stage that counts what it works out; `refuse` makes it owe numbers, `before` is called before each."""
+
+    def __init__(self) -> None:
+        self.made: list[str] = []
+        self.refuse: set[str] = set()
+        self.before: Callable[[str], None] = lambda owner: None
+
+    def work(self, context: StageContext) -> Worked:
+        causes = {}
+        for owner in owners(context):
+            if context.owns(owner) and not context.journal.is_finished(owner):
+                self.before(owner)
+                if owner in self.refuse:
+                    causes[owner] = "no answer"
+                    continue
+                self.made.append(owner)
+                context.journal.finish(owner, owner.removeprefix("n").encode())
+        return Worked(causes, "no answer" if causes else "", bool(causes), {"shards": context.num_shards})
+
+    def run(self, context: StageContext) -> dict[str, Any]:
+        worked, missing = context.worked, [key for key in owners(context) if not context.journal.is_finished(key)]
+        assert sorted(worked.causes) == sorted(missing)
+        if missing and not context.accept_failures:
+            raise RolloutsOwed(f"{len(missing)} are owed: {worked.first}", retryable=worked.retryable)
+        for owner in owners(context):
+            assert context.owns(owner)
+            value = context.journal.finished(owner) if owner not in missing else b"-1"
+            context.write("numbers", [{"number": int(value)}])
+        return {"shards": worked.facts["shards"]}
+
+    def instance(self, **settings: Any) -> Instance:
+        stage = Stage(
+            name="count",
+            version=1,
+            settings=Settings,
+            produces=(NUMBERS,),
+            run=self.run,
+            work=self.work,
+            num_shards=lambda settings: settings.shards,
+        )
+        return Instance(address=ADDRESS, stage=stage, settings=Settings(**settings))
+
+
+def owners(context: StageContext) -> list[str]:
+    return [f"n{number}" for number in range(context.settings.count)]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    return Run.create(tmp_path, "r1", {}, {})
+
+
+@pytest.fixture
+def counting() -> Counting:
+    return Counting()
+
+
+ALL = list(range(40))
+EVERY = sorted(f"n{number}" for number in ALL)
+
+
+def plan_of(run: Run) -> ShardPlan | None:
+    return run.shards(ADDRESS, run.attempts(ADDRESS)[-1].fingerprint).plan()
+
+
+def cut_off(run: Run, counting: Counting, after: int, **settings: Any) -> None:
+    """An attempt that is interrupted after so many numbers."""
+
+    def before(owner: str) -> None:
+        if len(counting.made) >= after:
+            raise KeyboardInterrupt
+
+    counting.before = before
+    with pytest.raises(KeyboardInterrupt):
+        execute(counting.instance(**settings), run)
+    counting.before = lambda owner: None
+
+
+def test_a_job_belongs_to_the_same_shard_everywhere_and_for_ever() -> None:
+    assert [shard_of(key, 8) for key in ("a", "b", "0123456789abcdef", "ü")] == [0, 4, 2, 5]
+    parts = [shard_of(f"n{number}", 7) for number in range(7000)]
+    assert all(850 < parts.count(part) < 1150 for part in range(7))
+
+
+def test_one_process_works_at_all_shards_and_makes_what_one_journal_makes(run: Run, tmp_path: Path) -> None:
+    divided, whole = Counting(), Counting()
+    record = execute(divided.instance(shards=4), run)
+    other = execute(whole.instance(shards=1), Run.create(tmp_path / "other", "r1", {}, {}))
+    assert record.outputs == other.outputs and numbers_of(run) == ALL
+    assert (record.metrics, other.metrics) == ({"shards": 4}, {"shards": 1})
+    assert sorted(divided.made) == EVERY and whole.made == [f"n{number}" for number in ALL]
+    assert record.fingerprint == other.fingerprint
+    assert not list(run.storage.keys("runs/r1/journal"))
+    assert help_instance(divided.instance(), run) == 0
+
+
+def test_an_attempt_that_was_cut_off_goes_on_with_its_shards_whatever_is_configured_now(
+    run: Run, counting: Counting
+) -> None:
+    cut_off(run, counting, 25)
+    assert run.status(ADDRESS).num_finished == 25
+    record = execute(counting.instance(shards=9), run)
+    assert record.metrics == {"shards": 4}
+    assert sorted(counting.made) == EVERY and numbers_of(run) == ALL
+
+
+def test_what_was_begun_in_one_journal_goes_on_in_it(run: Run, counting: Counting) -> None:
+    cut_off(run, counting, 5, shards=1)
+    with pytest.raises(RunError, match="1/count of run r1 is not divided into shards now"):
+        help_instance(counting.instance(), run)
+    assert execute(counting.instance(shards=4), run).metrics == {"shards": 1}
+    assert sorted(counting.made) == EVERY
+
+
+@pytest.mark.parametrize("then", [1, 3])
+def test_force_divides_anew_and_takes_up_nothing(run: Run, counting: Counting, then: int) -> None:
+    cut_off(run, counting, 25)
+    counting.made.clear()
+    assert execute(counting.instance(shards=then), run, force=True).metrics == {"shards": then}
+    assert sorted(counting.made) == EVERY and numbers_of(run) == ALL
+    assert not list(run.storage.keys("runs/r1/journal"))
+
+
+def test_workers_take_what_nobody_holds_and_the_first_process_waits_for_them(run: Run, counting: Counting) -> None:
+    """It is held up in its first number until three others have worked at everything else."""
+    begun, helped = threading.Event(), threading.Event()
+    main = threading.get_ident()
+
+    def before(owner: str) -> None:
+        if threading.get_ident() == main:
+            begun.set()
+            assert helped.wait(60)
+
+    counting.before = before
+    done: list[int] = []
+
+    def help_out() -> None:
+        assert begun.wait(60)
+        done.append(help_instance(counting.instance(), run))
+        if len(done) == 3:
+            helped.set()
+
+    threads = [threading.Thread(target=help_out) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    execute(counting.instance(), run)
+    for thread in threads:
+        thread.join()
+    assert sum(done) == 3
+    assert sorted(counting.made) == EVERY and numbers_of(run) == ALL
+    logs = [key for key in run.storage.keys("runs/r1/attempts") if "/workers/" in key]
+    assert logs and b"worked through shard" in (run.storage.get(logs[0]) or b"")
+
+
+def test_a_worker_finishes_what_a_dead_first_process_left(run: Run, counting: Counting) -> None:
+    cut_off(run, counting, 25)
+    assert help_instance(counting.instance(), run) > 0
+    assert sorted(counting.made) == EVERY
+    assert run.status(ADDRESS).num_finished == 40 and run.record(ADDRESS) is None
+    assert help_instance(counting.instance(), run) == 0
+    execute(counting.instance(), run)
+    assert sorted(counting.made) == EVERY and numbers_of(run) == ALL
+
+
+def test_a_worker_leaves_alone_what_a_living_process_holds(run: Run, counting: Counting, tmp_path: Path) -> None:
+    cut_off(run, counting, 0)
+    with hold(tmp_path / "runs/r1/locks/1/count/2.lock", "it"):
+        assert help_instance(counting.instance(), run) == 3
+    assert all(shard_of(owner, 4) != 2 for owner in counting.made)
+    assert help_instance(counting.instance(), run) == 1
+
+
+def test_owed_jobs_of_all_shards_are_told_together_and_tried_again_by_the_next_attempt(
+    run: Run, counting: Counting
+) -> None:
+    counting.refuse = {"n1", "n2", "n3", "n4"}
+    assert len({shard_of(owner, 4) for owner in counting.refuse}) > 1
+    with pytest.raises(RolloutsOwed, match="4 are owed: no answer") as error:
+        execute(counting.instance(), run)
+    assert error.value.retryable
+    assert help_instance(counting.instance(), run) == 0, "nothing more is tried in this attempt"
+    counting.refuse = {"n3"}
+    with pytest.raises(RolloutsOwed, match="1 are owed"):
+        execute(counting.instance(), run)
+    record = execute(counting.instance(), run, accept_failures=True)
+    assert sorted(counting.made) == sorted(set(EVERY) - {"n3"})
+    assert record.metrics == {"shards": 4} and numbers_of(run) == [-1 if number == 3 else number for number in ALL]
+
+
+def test_what_one_shard_found_out_is_not_lost_to_another_that_found_nothing(run: Run, counting: Counting) -> None:
+    said: list[dict[str, Any]] = [
+        {"servers": {"policy": {"ids": True}, "judge": {"ids": False}}, "digest": "d1"},
+        {},
+        {"servers": {"policy": {"ids": False}}, "digest": "", "count": 3},
+        {"servers": {}, "digest": None, "count": 0},
+    ]
+    work, seen = counting.work, []
+
+    def telling(context: StageContext) -> Worked:
+        shard = next(shard_of(owner, 4) for owner in owners(context) if context.owns(owner))
+        return replace(work(context), facts=said[shard])
+
+    def told(context: StageContext) -> dict[str, Any]:
+        seen.append(context.worked.facts)
+        context.write("numbers", [{"number": 1}])
+        return {}
+
+    counting.work, counting.run = telling, told  # type: ignore[method-assign]
+    execute(counting.instance(), run)
+    servers = {"policy": {"ids": False}, "judge": {"ids": False}}
+    assert seen == [{"servers": servers, "digest": "d1", "count": 0}]
+
+
+def test_a_worker_that_fails_leaves_its_shard_open(run: Run, counting: Counting) -> None:
+    cut_off(run, counting, 0)
+
+    def fail(owner: str) -> None:
+        if owner == "n7":
+            raise ValueError("a bug")
+
+    counting.before = fail
+    with pytest.raises(ValueError, match="a bug"):
+        while True:
+            help_instance(counting.instance(), run)
+    counting.before = lambda owner: None
+    execute(counting.instance(), run)
+    assert sorted(counting.made) == EVERY and numbers_of(run) == ALL
+
+
+def test_jobs_write_no_rows_and_what_is_worked_through_takes_no_records(run: Run) -> None:
+    counting = Counting()
+
+    def write(context: StageContext) -> Worked:
+        context.write("numbers", [{"number": 1}])
+        return Worked()
+
+    def record(context: StageContext) -> dict[str, Any]:
+        context.journal.finish("x", b"")
+        return {}
+
+    counting.work = write  # type: ignore[method-assign]
+    with pytest.raises(ArtifactError, match="1/count: rows are written when all jobs have been worked at"):
+        execute(counting.instance(), run)
+    counting = Counting()
+    counting.run = record  # type: ignore[method-assign]
+    with pytest.raises(Exception, match="nothing is recorded any more"):
+        execute(counting.instance(), run)
+
+
+def test_a_worker_that_is_late_finds_the_instance_done(run: Run, counting: Counting) -> None:
+    with pytest.raises(RunError, match="is not divided into shards now"):
+        help_instance(counting.instance(), run)
+    execute(counting.instance(), run)
+    assert help_instance(counting.instance(), run) == 0
+    assert plan_of(run) is None
+
+
+def test_a_stage_of_one_piece_cannot_be_helped_with(run: Run) -> None:
+    with pytest.raises(RunError, match="1/count: a stage count is not sharded"):
+        help_instance(whole_stage(), run)
+
+
+def test_each_shard_may_spend_an_equal_part_of_the_budget() -> None:
+    budget = TokenBudget(100, 2.0, num_shards=4)
+    budget.used_tokens = 24
+    budget.check()
+    budget.used_tokens = 25
+    with pytest.raises(
+        BudgetExceeded, match="25 tokens are used of 25 for each of 4 shards, by max_total_tokens = 100"
+    ):
+        budget.check()
+    budget.used_tokens, budget.used_cost = 0, 0.5
+    with pytest.raises(BudgetExceeded, match="0.5 are spent of 0.5 for each of 4 shards, by max_cost = 2"):
+        budget.check()

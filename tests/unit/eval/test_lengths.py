@@ -1,0 +1,132 @@
+"""The columns of `scores` that say how much an agent did and wrote, whatever its answer is worth."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from support.tables.score_tables import question, rollout, score_rows
+
+from treadle.agent.environment import CallRecord
+from treadle.agent.protocol import Segment
+from treadle.agent.rollout import Trajectory
+from treadle.agent.rows import row_of
+from treadle.core.chat import ChatTokenizer
+from treadle.core.errors import ConfigError
+from treadle.demo.byte_tokenizer import write_byte_tokenizer
+from treadle.eval.config import ScoresOptions, ScoresSettings
+from treadle.eval.lengths import own_ids
+
+WITHOUT_ALGEBRA = ScoresOptions(symbolic=False)
+THOUGHT, CALL, ANSWER = (
+    ("think", "<think>é</think>"),
+    ("search", "<search>q</search>"),
+    ("answer", "<answer>7</answer>"),
+)
+QUESTIONS = [question("q1", ["7"])]
+
+
+def result(text: str) -> tuple[str, str]:
+    return "result", f"<result>{text}</result>"
+
+
+def only_row(tmp_path: Path, segments: list[tuple[str, str]], tokenizer: Path | None = None, **columns: Any) -> Any:
+    settings = ScoresSettings(tokenizer=tokenizer, options=WITHOUT_ALGEBRA)
+    (row,), _ = score_rows(tmp_path, QUESTIONS, [rollout("r1", "q1", segments, **columns)], settings)
+    return row
+
+
+def test_ids_that_no_tool_wrote_are_counted(tmp_path: Path) -> None:
+    row = only_row(tmp_path, [ANSWER], output_ids=[5] * 6, token_origin=[1, 1, 0, 0, 2, 1], tokenizer_digest="d")
+    assert row["reasoning_tokens"] == 4
+
+
+def test_ids_are_counted_per_rollout_of_a_batch() -> None:
+    origins = pa.array([[1, 0, 2], [], [0, 0], [1]], pa.list_(pa.int8()))
+    assert own_ids(origins) == [2, 0, 0, 1]
+    assert own_ids(origins[1:]) == [0, 0, 1]
+
+
+def test_text_is_counted_by_the_models_tokenizer_where_there_are_no_ids(tmp_path: Path) -> None:
+    folder = write_byte_tokenizer(tmp_path / "tokenizer")
+    own = THOUGHT[1] + CALL[1] + ANSWER[1]
+    row = only_row(tmp_path, [THOUGHT, CALL, result("a long text"), ANSWER], folder)
+    assert row["reasoning_tokens"] == len(ChatTokenizer.load(folder).encode(own)) == len(own.encode())
+    assert row["output_chars"] == len(own)
+
+
+def test_length_is_unknown_without_ids_and_tokenizer(tmp_path: Path) -> None:
+    assert only_row(tmp_path, [ANSWER])["reasoning_tokens"] is None
+
+
+def test_an_unfinished_rollout_with_ids_has_a_length_without_any_tokenizer(tmp_path: Path) -> None:
+    assert only_row(tmp_path, [], status="failed", tokenizer_digest="d")["reasoning_tokens"] == 0
+
+
+@pytest.mark.covers("evaluation-11")
+@pytest.mark.parametrize("text", ["", "x", "7 " * 3_000, "<think>not the agent's</think><answer>7</answer>"])
+def test_the_text_of_a_result_never_changes_a_length(tmp_path: Path, text: str) -> None:
+    folder = write_byte_tokenizer(tmp_path / "tokenizer")
+    row = only_row(tmp_path / "with", [THOUGHT, CALL, result(text), ANSWER], folder)
+    without = only_row(tmp_path / "without", [THOUGHT, CALL, ANSWER], folder)
+    assert (row["reasoning_tokens"], row["output_chars"]) == (without["reasoning_tokens"], without["output_chars"])
+
+
+@pytest.mark.covers("evaluation-11")
+def test_a_tokenizer_that_cannot_be_loaded_is_an_error_before_any_row(tmp_path: Path) -> None:
+    ids = {"output_ids": [5], "token_origin": [1], "tokenizer_digest": "d"}
+    with pytest.raises(ConfigError, match=r"nowhere.tokenizer\.json"):
+        only_row(tmp_path / "a", [ANSWER], tmp_path / "nowhere", **ids)
+    settings = ScoresSettings(tokenizer=write_byte_tokenizer(tmp_path / "tokenizer"), tokenizer_digest="other")
+    with pytest.raises(ConfigError, match="not the one that this run was made with"):
+        score_rows(tmp_path / "b", QUESTIONS, [rollout("r1", "q1", [ANSWER], **ids)], settings)
+
+
+@pytest.mark.covers("evaluation-2")
+def test_the_published_token_f1_stands_beside_the_corrected_one(tmp_path: Path) -> None:
+    questions = [
+        question("q1", ["Paris"]),
+        question("q2", ["A"], "choice", ["x", "y"]),
+        question("q3", ["1 2"], "math"),
+    ]
+    rollouts = [
+        rollout("r1", "q1", [("answer", "<answer>Paris.</answer>")]),
+        rollout("r2", "q2", [("answer", "<answer>A</answer>")]),
+        rollout("r3", "q3", [("answer", "<answer>2 3</answer>")]),
+        rollout("r4", "q1", [("answer", "<answer>Paris</answer>")], status="limit"),
+    ]
+    rows, _ = score_rows(tmp_path, questions, rollouts)
+    assert [row["f1_legacy"] for row in rows] == [0.0, 0.0, 0.5, 0.0]
+    assert [row["f1"] for row in rows] == [1.0, 1.0, 0.5, 0.0]
+
+
+def scored_calls(tmp_path: Path, calls: list[CallRecord], segments: list[tuple[str, str]]) -> Any:
+    """The row of `scores` for a trajectory as the engine writes it down, ledger and all."""
+    parts = [Segment(kind, text, 0, 0) for kind, text in segments]
+    trajectory = Trajectory("answered", "".join(part.text for part in parts), parts, [], [], [], calls, 1)
+    written = row_of(rollout("r1", "q1", []), trajectory, "e", "")
+    (row,), _ = score_rows(tmp_path, QUESTIONS, [written])
+    return row
+
+
+@pytest.mark.covers("evaluation-8")
+def test_calls_are_those_of_the_ledger_and_never_tags_in_a_result(tmp_path: Path) -> None:
+    calls = [
+        CallRecord("search", "a", "ok", 0),
+        CallRecord("python", "1", "ok", 1),
+        CallRecord("search", "b", "refused", 2),
+    ]
+    quoted = result("<search>x</search><python>y</python>")
+    row = scored_calls(tmp_path, calls, [CALL, quoted, ("python", "<python>1</python>"), result("1"), CALL, ANSWER])
+    assert (row["calls_requested"], row["calls_executed"]) == (3, 2)
+    assert (row["search_calls"], row["python_calls"], row["efficiency"]) == (2, 1, pytest.approx(1 / 3))
+
+
+@pytest.mark.covers("evaluation-10")
+@pytest.mark.parametrize(("status", "failed"), [("ok", 0), ("error", 1), ("empty", 1), ("timeout", 1), ("refused", 0)])
+def test_a_failed_call_is_one_that_the_ledger_calls_so(tmp_path: Path, status: Any, failed: int) -> None:
+    found = result("It was found by trial and error.")
+    row = scored_calls(tmp_path, [CallRecord("search", "q", status, 0)], [CALL, found, ANSWER])
+    assert row["failed_calls"] == failed

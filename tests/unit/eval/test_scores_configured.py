@@ -1,0 +1,176 @@
+"""What a configuration makes of its judges: who is asked by which instance, who is refused, what it may cost."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from support.tables.score_tables import new_run, put_rows, question, rollout
+
+from treadle.core import schemas
+from treadle.core.config import load_config
+from treadle.core.errors import ConfigError
+from treadle.core.runs.address import Address
+from treadle.core.runs.execute import fingerprint_of
+from treadle.core.runs.stage import Instance
+from treadle.tasks.catalog import flow_addresses, instance, semantic_of
+from treadle.tasks.config import TreadleConfig
+from treadle.tasks.estimate.estimates import estimates
+from treadle.tasks.estimate.figures import Estimate
+from treadle.tasks.planning.models import flow_models
+
+AT = [{"url": "http://127.0.0.1:1/v1"}]
+PRICES = {"prompt_price_per_million": 1.0, "completion_price_per_million": 2.0}
+MODELS = {
+    "base": {"model": "m", "endpoints": AT},
+    "large": {"model": "l", "endpoints": AT, **PRICES},
+    "other": {"model": "o", "endpoints": AT, **PRICES},
+}
+BOTH = {"judges": {"models": ["large", "other"]}, "redundancy": {"model": "large", "votes": 4}}
+ROLLOUTS, SCORES = Address.parse("1/rollouts@base"), Address.parse("1/scores@base")
+
+
+def config(scores: Any = BOTH, **more: Any) -> TreadleConfig:
+    alone = {"environment": {"search": {"enabled": False}}}
+    return load_config(TreadleConfig, data={"models": MODELS, "scores": scores, **alone, **more})
+
+
+def scores_of(made: TreadleConfig, address: Address = SCORES) -> Instance:
+    return instance(made, address)
+
+
+def test_judges_are_asked_and_answer_no_questions_themselves() -> None:
+    made = config()
+    assert flow_models(made) == ("base",)
+    settings: Any = scores_of(made).settings
+    assert list(settings.judges) == ["large", "other"] and settings.redundancy.name == "large"
+    assert settings.judges["large"].sampling.temperature == 0 and settings.redundancy.sampling.temperature == 0.6
+    assert flow_models(config(flow={"models": ["base", "large"]})) == ("base", "large")
+
+
+def test_without_judges_nobody_is_asked() -> None:
+    settings: Any = scores_of(config({})).settings
+    assert (settings.judges, settings.redundancy, settings.judge_digests, settings.seed) == ({}, None, (), 0)
+
+
+def test_judges_are_in_the_fingerprint_and_how_hard_they_are_worked_is_not() -> None:
+    def fingerprint(scores: Any) -> str:
+        return fingerprint_of(scores_of(config(scores)), {})
+
+    usual = fingerprint(BOTH)
+    assert fingerprint({**BOTH, "max_concurrent": 3, "max_cost": 7.0, "judgement_time_s": 5.0}) == usual
+    others: list[Any] = [
+        {},
+        {"judges": BOTH["judges"]},
+        {**BOTH, "judges": {"models": ["large"]}},
+        {**BOTH, "judges": {**BOTH["judges"], "on_failed": "rule"}},
+        {**BOTH, "redundancy": {"model": "large", "votes": 5}},
+    ]
+    assert len({usual, *map(fingerprint, others)}) == 1 + len(others)
+
+
+def test_runs_of_a_time_without_judges_are_not_refused() -> None:
+    assert {"judges", "redundancy"}.isdisjoint(semantic_of(config({}))["scores"])
+
+
+def test_phases_are_scored_by_the_rules_that_reward_them() -> None:
+    made = config(flow={"stages": ["selection"], "models": ["base"]}, rl={"start": "embedded"})
+    phase = Address.parse("1/scores@phase-1")
+    assert phase in flow_addresses(made)
+    settings: Any = scores_of(made, phase).settings
+    assert (settings.judges, settings.redundancy, settings.options.judges.models) == ({}, None, ())
+    assert fingerprint_of(scores_of(made, phase), {}) == fingerprint_of(
+        scores_of(config({}, flow={"stages": ["selection"], "models": ["base"]}, rl={"start": "embedded"}), phase), {}
+    )
+
+
+@pytest.mark.parametrize(
+    ("scores", "says"),
+    [
+        ({"judges": {"models": ["nobody"]}}, "scores.judges.models names 'nobody'"),
+        ({"redundancy": {"model": "nobody"}}, "scores.redundancy.model names 'nobody'"),
+        ({"judges": {"models": ["large", "large"]}}, "named twice"),
+        ({"judges": {"models": ["large"], "domains": ["choice"]}}, "domains"),
+    ],
+)
+def test_judges_that_cannot_be_are_refused(scores: Any, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        config(scores)
+
+
+def test_one_model_under_two_names_is_refused() -> None:
+    elsewhere = MODELS["large"] | {"endpoints": [{"url": "http://127.0.0.1:2/v1"}]}
+    made = config({"judges": {"models": ["large", "other", "again"]}}, models={**MODELS, "again": elsewhere})
+    with pytest.raises(ConfigError, match="names 'large' and 'again', which are the same model"):
+        scores_of(made)
+
+
+def test_an_override_may_name_other_judges_but_no_strangers() -> None:
+    changed = config(overrides={str(SCORES): {"judges": {"models": ["other"]}}})
+    settings: Any = scores_of(changed).settings
+    assert list(settings.judges) == ["other"]
+    with pytest.raises(ConfigError, match="'nobody', which is not under"):
+        scores_of(config(overrides={str(SCORES): {"redundancy": {"model": "nobody"}}}))
+
+
+def test_a_judge_may_be_a_checkpoint_of_the_run() -> None:
+    server = {"type": "vllm", "model": "1/sft"}
+    made = load_config(
+        TreadleConfig, data={"models": {**MODELS, "own": {"model": "own", "server": server}}, "scores": BOTH}
+    )
+    assert scores_of(made).inputs["checkpoint"] == ()
+    tuned = made.model_dump(mode="json") | {"scores": {"judges": {"models": ["own"]}}}
+    assert scores_of(load_config(TreadleConfig, data=tuned)).inputs["checkpoint"] == (Address.parse("1/sft"),)
+
+
+def estimate(made: TreadleConfig, run: Any = None) -> Estimate | None:
+    instances = [instance(made, ROLLOUTS), instance(made, SCORES)]
+    return next(iter(estimates(instances, run, [str(SCORES)], force=False)), None)
+
+
+def test_judges_are_estimated_in_calls_and_money_before_any_is_asked() -> None:
+    made = config(rollouts={"max_questions": 50, "samples_per_question": 2})
+    found = estimate(made)
+    assert found is not None and (found.unit, found.num_units) == ("rollout", 100)
+    calls = {role.role: (role.model, role.calls) for role in found.roles}
+    assert calls == {
+        "correctness:large": ("large", 50),
+        "correctness:other": ("other", 50),
+        "redundancy:large": ("large", 400),
+    }
+    assert found.cost == pytest.approx(
+        sum(role.prompt_tokens * 1e-6 + role.completion_tokens * 2e-6 for role in found.roles)
+    )
+    assert len(found.assumptions) == 2
+    assert estimate(config({}, rollouts={"max_questions": 50})) is None
+
+
+def test_rollouts_that_are_there_are_counted(tmp_path: Any) -> None:
+    run = new_run(tmp_path)
+    put_rows(run, "1/questions", schemas.QUESTIONS, [question("q1", ["7"], "math"), question("q2", ["x"])])
+    rows = [rollout(f"r{number}", "q1", [], sample_index=number) for number in range(6)]
+    put_rows(run, "1/rollouts@base", schemas.ROLLOUTS, rows)
+    found = estimate(config(rollouts={"max_questions": 50}), run)
+    assert found is not None and (found.num_units, found.counted) == (6, "6 rollouts in 1/rollouts@base")
+    assert {role.calls for role in found.roles} == {2, 24}
+
+
+def test_a_role_that_another_models_scores_did_not_ask_is_reckoned(tmp_path: Any) -> None:
+    run = new_run(tmp_path)
+    put_rows(run, "1/questions", schemas.QUESTIONS, [question("q1", ["7"], "math")])
+    put_rows(run, "1/rollouts@base", schemas.ROLLOUTS, [rollout(f"r{n}", "q1", [], sample_index=n) for n in range(6)])
+    rollouts = run.record(ROLLOUTS)
+    assert rollouts is not None
+    # It had no calls to vote on.
+    usage = {"correctness:large": {"calls": 9, "prompt_tokens": 900, "completion_tokens": 9}}
+    metrics = {"num_rollouts": 3, "num_judgements_missing": 0, "usage": usage}
+    scored = {"address": "1/scores@other", "stage": "scores", "metrics": metrics}
+    run.write_record(rollouts.model_copy(update=scored))
+    found = estimate(config(), run)
+    assert found is not None and "measured in 1/scores@other" in found.basis
+    assert {role.role: role.calls for role in found.roles} == {
+        "correctness:large": 18,
+        "correctness:other": 3,
+        "redundancy:large": 24,
+    }
+    assert "not measured there: correctness:other, redundancy:large" in found.assumptions[0]

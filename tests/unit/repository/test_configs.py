@@ -1,0 +1,135 @@
+"""Every configuration that we show can be loaded."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from treadle.core.config import load_config, semantic_dump
+from treadle.core.errors import ConfigError
+from treadle.core.runs.address import Address
+from treadle.core.runs.execute import fingerprint_of
+from treadle.datagen.pools.settings import PYTHON_HINTS, SEARCH_HINTS, PolicySampling, PoolOptions, PoolRoles
+from treadle.demo.byte_tokenizer import write_byte_tokenizer
+from treadle.retriever.service.config import RetrieverConfig
+from treadle.tasks.catalog import STAGES, flow_addresses, instance
+from treadle.tasks.config import TreadleConfig
+from treadle.tasks.planning.iterations import pool_roles
+from treadle.tasks.reference import pages
+
+ROOT = Path(__file__).resolve().parents[3]
+CONFIGS = sorted((ROOT / "configs").glob("*.toml"))
+PAPER = ROOT / "configs" / "et-agent-7b.toml"
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+BLOCKS = [
+    (page, text)
+    for page in PAGES
+    for text in re.findall(r"```toml\n(.*?)```", page.read_text(), re.S)
+    if "[project" not in text  # of a package, not of a run
+]
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.name)
+def test_a_shipped_configuration_loads_and_makes_a_flow(path: Path) -> None:
+    config = load_config(TreadleConfig, (path,))
+    stages = {address.stage for address in flow_addresses(config)}
+    assert stages == {"questions", *config.flow.stages} <= set(STAGES)
+
+
+def test_each_value_of_the_paper_s_setting_says_where_it_comes_from() -> None:
+    lines = [line for line in PAPER.read_text().splitlines() if re.match(r"\s*[\w.-]+ *=", line)]
+    assert len(lines) > 150
+    assert [line for line in lines if not re.search(r"# (paper|program|published|here)\b", line)] == []
+
+
+def test_the_paper_s_setting_writes_out_how_pools_are_made() -> None:
+    written = tomllib.loads(PAPER.read_text())["pools"]
+    decides = semantic_dump(PoolOptions())
+    assert written.keys() >= {key for key, value in decides.items() if value is not None}
+    assert {role: set(table["sampling"]) for role, table in written["roles"].items()} == {
+        role: set(PolicySampling.model_fields) for role in PoolRoles.model_fields
+    }
+    made_so = {key: written[key] for key in ("rounds", "initial_rollouts", "selection", "f1_threshold")}
+    assert made_so == {"rounds": 3, "initial_rollouts": 1, "selection": "best_unexpanded", "f1_threshold": 0.8}
+    assert (written["hints"]["math"], written["hints"]["qa"]) == ([*PYTHON_HINTS], [*SEARCH_HINTS])
+
+
+def test_one_model_plays_all_roles_of_the_paper_s_setting_in_later_turns_too() -> None:
+    config = load_config(TreadleConfig, (PAPER,), ("flow.iterations=2",))
+    played = pool_roles(config, 2)
+    assert len(played) == len(PoolRoles.model_fields)
+    assert {(name, settings.model) for name, settings in played.values()} == {("policy", "1/rl@phase-3")}
+
+
+@pytest.mark.parametrize(("page", "text"), BLOCKS, ids=lambda value: getattr(value, "name", "block"))
+def test_a_configuration_in_the_docs_loads(page: Path, text: str) -> None:
+    data = tomllib.loads(text)
+    assert load_config(RetrieverConfig if {"index", "service"} & data.keys() else TreadleConfig, (), data=data)
+
+
+def told_of(tmp_path: Path, *texts: str, overrides: tuple[str, ...] = ()) -> str:
+    """What is said of a configuration in files a.toml, b.toml and so on, without the folder."""
+    files = [tmp_path / f"{letter}.toml" for letter, _ in zip("abc", texts, strict=False)]
+    for path, text in zip(files, texts, strict=True):
+        path.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        load_config(TreadleConfig, files, overrides)
+    return str(caught.value).replace(f"{tmp_path}/", "")
+
+
+def test_of_several_files_that_with_the_wrong_key_is_named(tmp_path: Path) -> None:
+    good, unknown = "[questions]\nheldout_share = 0.1\n", "[questions]\nhedlout_share = 0.1\n"
+    assert told_of(tmp_path, good, unknown).endswith("did you mean 'heldout_share'? (in b.toml)")
+    assert told_of(tmp_path, unknown, good).endswith("did you mean 'heldout_share'? (in a.toml)")
+    assert told_of(tmp_path, "seed = 1\n", 'seed = "x"\n', "seed = -1\n").endswith("(in c.toml)")
+    assert told_of(tmp_path, good, "seed = 1\n", overrides=("seed=x",)).endswith("(in --set seed)")
+
+
+def test_no_file_is_named_where_there_is_but_one_or_a_table_comes_from_several(tmp_path: Path) -> None:
+    assert "(in" not in told_of(tmp_path, "seed = -1\n")
+    source = "[[questions.sources]]\npath = 'mine.jsonl'\n"
+    assert told_of(tmp_path, source, "seed = 1\n").endswith("(in a.toml)")
+    assert "(in" not in told_of(tmp_path, source, "[questions]\nheldout_share = 0.1\n")
+    longer = "[[questions.sources]]\npath = 'a.jsonl'\nlimit = 0\n[[questions.sources]]\nlimit = 1\n"
+    assert "(in b.toml)" in told_of(tmp_path, longer, "[[questions.sources]]\nlimit = 1\n")
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({}, "models.m has no endpoints; give their URLs, or a server to start"),
+        ({"server": {"type": "tutor"}, "endpoints": [{"url": "http://x/v1"}]}, "models.m has both `server` and"),
+    ],
+)
+def test_a_model_that_cannot_be_asked_is_refused_before_anything_is_made(keys: dict[str, Any], message: str) -> None:
+    config = load_config(
+        TreadleConfig, data={"models": {"m": {"model": "m", **keys}}, "environment": {"search": {"enabled": False}}}
+    )
+    with pytest.raises(ConfigError, match=message):
+        instance(config, Address(1, "rollouts", "m"))
+
+
+def test_another_tokenizer_of_a_tutor_that_the_run_starts_makes_other_rollouts(tmp_path: Path) -> None:
+    folders = [write_byte_tokenizer(tmp_path / name) for name in ("a", "b")]
+    template = folders[1] / "tokenizer_config.json"
+    template.write_text(template.read_text().replace("assistant", "agent"))
+
+    def fingerprint(folder: Path) -> str:
+        model = {"model": "m", "server": {"type": "tutor", "tokenizer": str(folder)}}
+        config = load_config(
+            TreadleConfig, data={"models": {"m": model}, "environment": {"search": {"enabled": False}}}
+        )
+        return fingerprint_of(instance(config, Address(1, "rollouts", "m")), {})
+
+    assert fingerprint(folders[0]) != fingerprint(folders[1])
+    (tmp_path / "a").rename(tmp_path / "moved")
+    assert fingerprint(tmp_path / "moved") != fingerprint(folders[1])
+
+
+@pytest.mark.parametrize("name", pages())
+def test_the_generated_reference_is_that_of_the_code(name: str) -> None:
+    assert (ROOT / "docs" / "reference" / name).read_text() == pages()[name], "run `make docs`"

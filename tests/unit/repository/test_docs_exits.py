@@ -1,0 +1,134 @@
+"""docs/behaviour/exits.md says what the code says: its messages are ours, and the tests that it names exist."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from treadle.core.errors import StageFailed
+from treadle.tasks.catalog import STAGES
+
+ROOT = Path(__file__).resolve().parents[3]
+PAGE = ROOT / "docs/behaviour/exits.md"
+_ROW = re.compile(r"\| (?P<stages>[^|]+) \| `(?P<message>[^`]+)` \| [^|]*\| `(?P<test>[^`]+)` \|")
+TROUBLES = ROOT / "docs/guides/troubleshooting.md"
+_REFUSALS = ("StageFailed", *(error.__name__ for error in StageFailed.__subclasses__()))
+_CODE = ("agent", "core", "datagen", "eval", "report", "retriever", "rl", "sft", "tasks", "web")
+
+
+class Exit(NamedTuple):
+    stages: list[str]
+    message: str
+    test: str
+
+
+def exits() -> list[Exit]:
+    lines = [line for line in PAGE.read_text().splitlines() if line.startswith("| ")][1:]
+    rows = [_ROW.fullmatch(line) for line in lines]
+    assert all(rows), [line for line, row in zip(lines, rows, strict=True) if row is None]
+    return [Exit(re.findall(r"\w+", row["stages"]), row["message"], row["test"]) for row in rows if row]
+
+
+@cache
+def texts() -> list[str]:
+    """Every text in the code, with `…` for what is filled in."""
+    found = []
+    for folder in _CODE:
+        for path in (ROOT / folder).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_bytes())):
+                if isinstance(node, ast.JoinedStr):
+                    parts = [str(part.value) if isinstance(part, ast.Constant) else "…" for part in node.values]
+                    found.append("".join(parts))
+                elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                    found.append(node.value)
+    return found
+
+
+def unsaid(message: str) -> list[str]:
+    """The parts of a message that no text in the code has."""
+    parts = [part.strip(" ();:,") for part in message.split("…")]
+    return [part for part in parts if len(part) > 3 and not any(part in text for text in texts())]
+
+
+class Refusal(NamedTuple):
+    place: str
+    text: str
+    """With `…` for what is filled in; texts that were put together in the same function are written out."""
+
+
+@cache
+def refusals() -> list[Refusal]:
+    """Every `raise` of StageFailed, or of an error that is one, in the code."""
+    found = []
+    for folder in _CODE:
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            text = path.read_text()
+            if not any(f"raise {name}" in text for name in _REFUSALS):
+                continue
+            for function in ast.walk(ast.parse(text)):
+                if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
+                    found += [Refusal(f"{path.relative_to(ROOT)}:{line}", text) for line, text in _raised(function)]
+    return found
+
+
+def _raised(function: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[tuple[int, str]]:
+    texts: dict[str, str] = {}
+    for node in ast.walk(function):
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            texts[node.targets[0].id] = _text(node.value, {})
+    for node in ast.walk(function):
+        if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call) and ast.unparse(node.exc.func) in _REFUSALS:
+            yield node.lineno, _text(node.exc.args[0], texts)
+
+
+def _text(node: ast.expr, texts: Mapping[str, str]) -> str:
+    if isinstance(node, ast.JoinedStr):
+        return "".join(_text(part, texts) for part in node.values)
+    if isinstance(node, ast.FormattedValue) and isinstance(node.value, ast.Name):
+        return texts.get(node.value.id, "…")
+    return str(node.value) if isinstance(node, ast.Constant) else "…"
+
+
+def told(refusal: Refusal, rows: Sequence[Exit]) -> bool:
+    """Whether a row has this refusal's message: its words, in their order, from the first on."""
+    for row in rows:
+        words = ".*".join(map(re.escape, row.message.split("…")))
+        if re.match(words, refusal.text):
+            return True
+    return False
+
+
+def test_every_refusal_of_the_code_is_in_the_table() -> None:
+    assert len(refusals()) > 30
+    assert [refusal for refusal in refusals() if not told(refusal, exits())] == []
+
+
+def test_a_refusal_that_no_row_tells_of_is_found() -> None:
+    without = [row for row in exits() if "names no quota" not in row.message]
+    assert [refusal.place.partition(":")[0] for refusal in refusals() if not told(refusal, without)] == [
+        "rl/selection/choice.py"
+    ]
+
+
+def test_troubles_are_told_in_the_words_of_the_code() -> None:
+    lines = [line for line in TROUBLES.read_text().splitlines() if line.startswith("| ")]
+    told = [message for line in lines for message in re.findall("`([^`]+)`", line.split(" | ")[0])]
+    assert len(told) > 10 and not [part for message in told for part in unsaid(message)]
+
+
+def test_every_stage_has_an_exit() -> None:
+    named = {stage for row in exits() for stage in row.stages}
+    assert named == {*STAGES, "all"}
+
+
+@pytest.mark.parametrize("row", exits(), ids=lambda row: row.message[:40])
+def test_the_message_is_said_by_the_code_and_the_test_exists(row: Exit) -> None:
+    assert not unsaid(row.message)
+    path, _, name = row.test.partition("::")
+    assert re.search(rf"^(async )?def {name}\(", (ROOT / "tests" / path).read_text(), re.M), row.test

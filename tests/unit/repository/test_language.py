@@ -1,0 +1,105 @@
+"""The product's texts are plain English: docstrings, comments, and raised or logged messages."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import io
+import re
+import subprocess
+import tokenize
+from pathlib import Path
+
+ROOT = Path(__file__).parents[3]
+DIALECT = re.compile(
+    r"\bwhere (it|there)('s| is| are|\b)|\b(nobody|somebody|whoever)\b|\bbeside\b|\bgo(es|ne)? on (with|from|behind)\b"
+    r"|\b(came|comes?) (of|to)\b|\banew\b",
+    re.IGNORECASE,
+)
+# Drawn from the product's texts as they were before they were rewritten: 129 of 1,000 matched one of these.
+RIDDLES = re.compile(
+    "|".join(
+        (
+            r"\bow(e|es|ed|ing)\b",
+            r"\b(take|takes|taken|took) over\b",
+            r"\bin force\b",
+            r"\bat work\b",
+            r"\b(is|are|was|were) (gone|had)\b",
+            r"\b(told|tell|tells) (of|apart|from|by|it|them|how|what|which)\b",
+            r"\bstands?\b",
+            r"\b(hand|hands|handed) (over|back|out|on|to)\b",
+            r"\b(say|says|said) (so|of|by|that|what|how|which)\b",
+            r"\b(die|dies|died|dying)\b",
+            r"\b(want|wants|wanted)\b",
+            r"\b(know|knows|known) (of|how|what|which|where)\b",
+            r"\bthat which\b|\bthose who\b|\bwho (asks|waits|calls|has|is|reads|runs)\b",
+            r"\bnone (of|is|are|where)\b",
+            r"\b(is|are|was) to be\b",
+            r"\blies? (in|at|there|on)\b",
+            r"\bgo(es)? by\b|\bwent\b",
+            r"\bbrings?\b|\bbrought\b",
+            r"\bas (it|they) (is|are|was|were)\b",
+            r"\bmore than once\b|\bonce more\b",
+        )
+    ),
+    re.IGNORECASE,
+)
+OPENINGS = frozenset(("What", "Whether", "Of", "Who", "Where", "Which", "How"))
+LOGGED = frozenset(("debug", "info", "warning", "error", "exception"))
+
+
+@functools.cache
+def product() -> tuple[tuple[str, str], ...]:
+    """Return path and source of the product's modules."""
+    listed = subprocess.check_output(["git", "-C", str(ROOT), "ls-files", "*.py"], text=True).split()
+    names = [name for name in listed if not name.startswith(("tests/", "typings/"))]
+    return tuple((name, (ROOT / name).read_text()) for name in names if (ROOT / name).exists())
+
+
+@functools.cache
+def texts() -> tuple[tuple[str, str], ...]:
+    """Return path and text of each docstring, message and comment."""
+    found = []
+    for name, source in product():
+        for node in ast.walk(ast.parse(source)):
+            if (
+                isinstance(node, ast.Expr)
+                and isinstance(node.value, ast.Constant)
+                and isinstance(node.value.value, str)
+            ):
+                found.append((name, node.value.value))
+            if isinstance(node, ast.Raise) or _logs(node):
+                words = [part.value for part in ast.walk(node) if isinstance(part, ast.Constant)]
+                found.append((name, " ".join(word for word in words if isinstance(word, str))))
+        tokens = tokenize.generate_tokens(io.StringIO(source).readline)
+        found += [(name, token.string) for token in tokens if token.type == tokenize.COMMENT]
+    return tuple((name, text) for name, text in found if len(text.split()) > 2)
+
+
+def _logs(node: ast.AST) -> bool:
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in LOGGED
+
+
+def matching(pattern: re.Pattern[str]) -> list[str]:
+    return [f"{name}: {' '.join(text.split())[:100]}" for name, text in texts() if pattern.search(text)]
+
+
+def test_at_most_5_texts_in_1000_use_the_old_dialect() -> None:
+    found = matching(DIALECT)
+    assert 1000 * len(found) / len(texts()) <= 5, "\n".join(found)
+
+
+def test_at_most_50_texts_in_1000_use_words_that_stand_for_riddles() -> None:
+    found = matching(RIDDLES)
+    assert 1000 * len(found) / len(texts()) <= 50, "\n".join(found)
+
+
+def test_docstrings_of_functions_open_with_a_verb() -> None:
+    docs = [
+        doc
+        for _, source in product()
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and (doc := ast.get_docstring(node))
+    ]
+    found = [doc for doc in docs if doc.split()[0] in OPENINGS]
+    assert len(found) <= 0.03 * len(docs), "\n".join(found)

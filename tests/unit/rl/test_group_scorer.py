@@ -1,0 +1,54 @@
+"""The scorer of an engine: with computer algebra if the plan wants it, or not at all."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from support.training.verl_plans import verl_plan
+
+from treadle.agent.environment import Question
+from treadle.core import engines
+from treadle.core.errors import ConfigError
+from treadle.rl.config import AlgebraLimits
+from treadle.rl.engine.scorer import open_scorer, require_algebra
+from treadle.rl.rewards import GroupItem
+from treadle.rl.training.plan import RlPlan
+
+LOCKS = Path(engines.__file__).with_name("locks")
+SUM = GroupItem.from_text(r"<think>a</think><answer>\boxed{x+1}</answer>")
+
+
+def test_an_environment_without_algebra_is_refused_with_the_command_that_installs_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "math_verify", None)  # As if it were not installed.
+    plan = verl_plan(algebra=AlgebraLimits())
+    with pytest.raises(ConfigError, match=r"environment of verl has no math-verify; run `treadle env install verl`"):
+        require_algebra(plan)
+    with pytest.raises(ConfigError, match="math-verify"), open_scorer(plan):
+        pass
+    require_algebra(verl_plan())
+
+
+def test_without_algebra_what_needs_it_is_unequal() -> None:
+    with open_scorer(verl_plan()) as scorer:
+        (reward,) = scorer.rewards([SUM], Question("q", "?", domain="math"), ["1+x"], (0.0, 0.0))
+    assert (reward.correctness, reward.scorer) == (0.0, "math_rules")
+
+
+def test_limits_of_algebra_are_part_of_the_plan() -> None:
+    plan = verl_plan(algebra=AlgebraLimits(limit_s=3.0))
+    assert RlPlan.from_json(plan.to_json()).algebra == AlgebraLimits(limit_s=3.0)
+    assert RlPlan.from_json(verl_plan().to_json()).algebra is None
+
+
+@pytest.mark.parametrize("lock", ["trl-cpu", "trl-cuda", "verl-cpu", "verl-cuda"])
+def test_engines_that_reward_have_the_same_algebra(lock: str) -> None:
+    pins = dict(
+        line.split(" ")[0].split("==") for line in (LOCKS / f"{lock}.txt").read_text().splitlines() if "==" in line
+    )
+    assert (pins["math-verify"], pins["latex2sympy2-extended"], pins["sympy"]) == ("0.9.0", "1.11.0", "1.14.0")
+    # The versions that latex2sympy2-extended has a parser for.
+    assert pins["antlr4-python3-runtime"] in ("4.9.3", "4.11.0", "4.13.2")

@@ -1,0 +1,80 @@
+"""One scorer: what a reward calls right is what the stage `scores` calls right, in training and in validation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.tables.score_tables import rollout
+
+from treadle.agent.protocol import Segment, result_block, tokenise
+from treadle.agent.rollout import STATUSES
+from treadle.eval.answers import Answer, Gold, rule_score
+from treadle.eval.scores import scored_row
+from treadle.rl.rewards import GroupItem, RewardOptions, group_rewards
+from treadle.rl.training.figures import validation_figures
+
+GOLD = [
+    (("12",), (), "math"),
+    ((r"\frac{1}{2}", "0.5"), (), "math"),
+    (("Eiffel Tower", "La Tour Eiffel"), (), "qa"),
+    (("yes",), (), "qa"),
+    (("B",), ("Rome", "Oslo"), "qa"),
+    (("Oslo",), ("Rome", "Oslo"), "choice"),
+]
+ANSWERS = ["12", "12.0", "1/2", "the Eiffel Tower in Paris", "Yes it is", "yes", "B", "(b) Oslo", "", "{", r"\frac12"]
+FORMS = [
+    r"<think>a</think><answer>\boxed{%s}</answer>",
+    "<think>a</think><answer>%s</answer>",
+    r"<answer>\boxed{%s}</answer> or \boxed{13}",
+    r"so \boxed{%s}",
+    r"<think>\boxed{%s}",
+]
+
+
+def both(segments: list[Segment], status: str, gold: Any) -> tuple[dict[str, Any], Any]:
+    """The row of `scores`, and the reward, of one trajectory."""
+    parts = [(part.kind, part.text) for part in segments]
+    row = rollout("r1", "q1", parts, status=status, domain=gold[2])
+    assert [part["text"] for part in orjson.loads(row["segments"])] == [part.text for part in segments]
+    item = GroupItem(segments=tuple(segments), tool_calls=2, model_tokens=9, total_tokens=9, status=status)
+    (reward,) = group_rewards([item], gold[0], gold[2], 0.1, 0.1, choices=gold[1])
+    answer = Answer.of(row | {"num_own_ids": 0}, Gold(*gold))
+    return scored_row(answer, rule_score(answer, None, 0.8)), reward
+
+
+@pytest.mark.covers("pareto-34")
+@given(
+    st.sampled_from(GOLD),
+    st.sampled_from(FORMS),
+    st.one_of(st.sampled_from(ANSWERS), st.text(max_size=12)),
+    st.sampled_from([status for status in STATUSES if status != "failed"]),
+    st.booleans(),
+)
+def test_the_reward_and_the_scores_agree_on_every_text(
+    gold: Any, form: str, answer: str, status: str, with_result: bool
+) -> None:
+    segments = tokenise(form % answer.replace("%", ""), model_text=True)
+    if with_result:
+        quoted = result_block(r"<answer>\boxed{12}</answer>")
+        segments = [*tokenise("<search>q</search>"), Segment("result", quoted, 0, 0), *segments]
+    row, reward = both(segments, status, gold)
+    assert (row["score"], row["prediction"], row["scorer"]) == (reward.correctness, reward.answer, reward.scorer)
+
+
+@pytest.mark.covers("pareto-34")
+def test_validation_and_training_report_the_same_correctness_for_the_same_text() -> None:
+    items = [
+        GroupItem.from_text(FORMS[0] % answer, tool_calls=calls, model_tokens=length)
+        for answer, calls, length in (("Eiffel Tower", 0, 10), ("tower", 3, 40), ("Louvre", 9, 90))
+    ]
+    gold = ("Eiffel Tower",)
+    training = group_rewards(items, gold, "qa", 0.5, 0.5, RewardOptions(scale=1.0, flat_penalty=True))
+    alone = [group_rewards([item], gold, "qa", 0.0, 0.0)[0] for item in items]
+    assert [reward.correctness for reward in alone] == [reward.correctness for reward in training]
+    assert [reward.format_ok for reward in alone] == [reward.format_ok for reward in training]
+    figures = validation_figures(alone, ["qa"] * 3)
+    assert figures["correctness"] == pytest.approx(sum(reward.correctness for reward in training) / 3)

@@ -1,0 +1,412 @@
+"""Objectives, fronts, crowding and taking, against worked numbers and against definitions by brute force."""
+
+from __future__ import annotations
+
+import math
+import random
+import statistics
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.original.selection import Record, dominates, legacy_domain_in_rows, legacy_select, quadratic_fronts
+from support.tables.selection_tables import EXAMPLE
+
+from treadle.core.config import load_config
+from treadle.core.errors import ConfigError, DataError, StageFailed
+from treadle.core.untrusted.input_files import InputRow
+from treadle.datagen.questions.benchmarks import rule_for
+from treadle.datagen.questions.layouts import Rejected
+from treadle.datagen.questions.rows import parse_row
+from treadle.datagen.questions.sources import QuestionsSettings
+from treadle.rl.selection.choice import FATES, Choice, choose
+from treadle.rl.selection.dispersion import MOST_ROLLOUTS, Dispersion, DispersionSums, is_mixed
+from treadle.rl.selection.pareto import crowding_distances, distinct_points, rank_questions, sweep_ranks
+from treadle.rl.selection.settings import SelectionOptions
+
+UNHURRIED = settings(deadline=None, max_examples=60)
+KEYS = list(EXAMPLE)
+DOMAINS = [domain for domain, _, _ in EXAMPLE.values()]
+
+
+def dispersion(groups: Sequence[tuple[Sequence[float], Sequence[int]]]) -> Dispersion:
+    sums = DispersionSums()
+    for number, (correctness, calls) in enumerate(groups):
+        sums.add(np.full(len(calls), number), np.array(calls, np.int32), np.array(correctness, np.float64))
+    return sums.totals()
+
+
+def of_example() -> Dispersion:
+    return dispersion([(correctness, calls) for _, correctness, calls in EXAMPLE.values()])
+
+
+def select(found: Dispersion, options: SelectionOptions, keys: Sequence[str], domains: Sequence[str]) -> Choice:
+    nobody = np.zeros(len(keys), bool)
+    return choose(keys, found, domains, options=options, held_out=nobody, selected_before=nobody)
+
+
+def selected(choice: Choice) -> str:
+    return "".join(sorted(choice.keys[number] for number in np.flatnonzero(choice.fate == 0)))
+
+
+def approx(values: Sequence[float]) -> object:
+    return pytest.approx(values, abs=5e-4)
+
+
+def records(source_of: dict[str, str] | None = None) -> list[Record]:
+    sources = {"math": "aime", "qa": "hotpotqa"} | (source_of or {})
+    return [Record(key, sources[domain], correct, calls) for key, (domain, correct, calls) in EXAMPLE.items()]
+
+
+@pytest.mark.covers("pareto-1")
+def test_standard_deviations_and_fronts_of_the_worked_example() -> None:
+    found = of_example()
+    assert found.score_tool.tolist() == approx([0, 1.1180, 3, 1, 4, 0.5, 0, 0.5])
+    assert found.score_corr.tolist() == approx([0.5, 0.4330, 0.3307, 0.4841, 0, 0.4330, 0, 0.0829])
+    ranks = [0, 0, 0, 0, 0, 1, 3, 2]
+    assert rank_questions(found.score_tool, found.score_corr, KEYS).rank.tolist() == ranks
+    assert rank_questions(found.score_tool**2, found.score_corr**2, KEYS).rank.tolist() == ranks
+
+
+@pytest.mark.covers("pareto-2")
+def test_crowding_in_the_first_front_by_deviation_and_by_variance() -> None:
+    found = of_example()
+    by_deviation = rank_questions(found.score_tool, found.score_corr, KEYS).distance[:5].tolist()
+    assert by_deviation == [math.inf, approx(0.8068), approx(1.5865), approx(0.4135), math.inf]
+    by_variance = rank_questions(found.score_tool**2, found.score_corr**2, KEYS).distance[:5].tolist()
+    assert by_variance == [math.inf, approx(1.0), approx(1.6719), approx(0.3281), math.inf]
+
+
+@pytest.mark.covers("pareto-3")
+@pytest.mark.parametrize(
+    ("num_wanted", "keys"),
+    [(2, "A"), (3, "AC"), (4, "ACB"), (5, "ABCD"), (6, "ABCDF"), (7, "ABCDF"), (8, "ABCDF")],
+)
+def test_the_original_filters_last_so_that_fewer_remain(num_wanted: int, keys: str) -> None:
+    assert [record.id for record in legacy_select(records(), num_wanted)] == list(keys)
+
+
+@pytest.mark.covers("pareto-4")
+def test_the_filter_comes_first_and_every_slot_is_used() -> None:
+    found = of_example()
+    everything = select(found, SelectionOptions(), KEYS, DOMAINS)
+    assert selected(everything) == "ABCDF"
+    assert everything.rank.tolist() == [0, 0, 0, 0, -1, 1, -1, -1]
+    assert everything.distance[:4].tolist() == [math.inf, approx(1.5729), math.inf, approx(0.7684)]
+    assert [FATES[code] for code in everything.fate[[4, 6, 7]]] == ["all_right", "all_wrong", "all_right"]
+    squared = rank_questions(found.score_tool[:4] ** 2, found.score_corr[:4] ** 2, KEYS[:4]).distance.tolist()
+    assert squared == [math.inf, approx(1.7778), math.inf, approx(0.5833)]
+    for num_wanted, keys in ((2, "AC"), (3, "ABC"), (4, "ABCD"), (5, "ABCDF")):
+        assert selected(select(found, SelectionOptions(max_questions=num_wanted), KEYS, DOMAINS)) == keys
+
+
+COORDINATES = st.integers(0, 6).map(lambda value: value / 2)
+POINTS = st.lists(st.tuples(COORDINATES, COORDINATES), max_size=40)
+
+
+def made_of(points: Sequence[tuple[float, float]]) -> list[Record]:
+    return [Record(f"{index:03}", "", (), (), tool, corr) for index, (tool, corr) in enumerate(points)]
+
+
+def arrays(points: Sequence[tuple[float, float]]) -> tuple[np.ndarray, np.ndarray]:
+    table = np.array(points, np.float64).reshape(-1, 2)
+    return table[:, 0], table[:, 1]
+
+
+@pytest.mark.covers("pareto-5")
+@UNHURRIED
+@given(POINTS)
+def test_sweep_ranks_are_those_of_the_definition(points: list[tuple[float, float]]) -> None:
+    ones = made_of(points)
+    quadratic_fronts(ones)
+    ranking = rank_questions(*arrays(points), [one.id for one in ones])
+    assert ranking.rank.tolist() == [one.rank for one in ones]
+
+
+@pytest.mark.covers("pareto-5")
+def test_ten_thousand_random_points_are_ranked_as_by_comparing_all_pairs() -> None:
+    generator = np.random.default_rng(7)
+    tool, corr = generator.random(10_000), generator.random(10_000)
+    ranks = rank_questions(tool, corr, [f"{number:05}" for number in range(10_000)]).rank
+    left, count = np.arange(10_000), 0
+    while len(left):
+        # A point is dominated iff a point with more S_tool has more S_corr (there are no ties among random floats).
+        order = left[np.argsort(-tool[left])]
+        is_best = corr[order] >= np.maximum.accumulate(corr[order])
+        assert (ranks[order] == count).tolist() == is_best.tolist()
+        left, count = order[~is_best], count + 1
+    assert count == ranks.max() + 1
+    some = generator.choice(10_000, 600, replace=False)
+    above = (tool[some, None] < tool[None, some]) & (corr[some, None] < corr[None, some])
+    assert (ranks[some][None, :] < ranks[some][:, None])[above].all()
+
+
+def crowding_by_hand(points: Sequence[tuple[float, float]]) -> dict[tuple[float, float], float]:
+    """Of the distinct points of one front."""
+    distances = dict.fromkeys(points, 0.0)
+    for axis in (0, 1):
+        line = sorted(distances, key=lambda point: (point[axis], point[1 - axis]))
+        spread = line[-1][axis] - line[0][axis]
+        for place, point in enumerate(line):
+            if not spread:
+                continue
+            if place in (0, len(line) - 1):
+                distances[point] = math.inf
+            else:
+                distances[point] += (line[place + 1][axis] - line[place - 1][axis]) / spread
+    return distances
+
+
+@UNHURRIED
+@given(POINTS)
+def test_crowding_is_that_of_distinct_points_and_repetitions_share_it(points: list[tuple[float, float]]) -> None:
+    ranking = rank_questions(*arrays(points), [f"{index:03}" for index in range(len(points))])
+    for rank in set(ranking.rank.tolist()):
+        members = [index for index in range(len(points)) if ranking.rank[index] == rank]
+        by_hand = crowding_by_hand([points[index] for index in members])
+        assert [ranking.distance[index] for index in members] == pytest.approx([by_hand[points[i]] for i in members])
+
+
+@pytest.mark.covers("pareto-6")
+@UNHURRIED
+@given(st.lists(st.integers(0, 9).map(float), min_size=1, max_size=9, unique=True), st.floats(0, 4))
+def test_an_objective_without_range_contributes_nothing(values: list[float], same: float) -> None:
+    tool, corr = np.array(values), np.full(len(values), same)
+    distances = crowding_distances(tool, corr, np.zeros(len(values), np.int32))
+    by_hand = crowding_by_hand([(value, same) for value in values])
+    assert distances.tolist() == pytest.approx([by_hand[value, same] for value in values])
+    assert crowding_distances(tool[:1], corr[:1], np.zeros(1, np.int32)).tolist() == [0.0]
+
+
+def order_by_hand(points: Sequence[tuple[float, float]]) -> list[int]:
+    """Fronts one after another, in each of them rounds over distinct points."""
+    ones = made_of(points)
+    taken = []
+    for front in quadratic_fronts(ones):
+        members = [int(one.id) for one in front]
+        by_hand = crowding_by_hand([points[index] for index in members])
+        waiting = {
+            point: sorted(index for index in members if points[index] == point)
+            for point in sorted(by_hand, key=lambda point: (-by_hand[point], -point[1], -point[0]))
+        }
+        while any(waiting.values()):
+            taken += [indices.pop(0) for indices in waiting.values() if indices]
+    return taken
+
+
+@pytest.mark.covers("pareto-5")
+@UNHURRIED
+@given(POINTS, st.randoms(use_true_random=False))
+def test_the_order_of_taking_is_that_of_the_definition_in_any_order_of_input(
+    points: list[tuple[float, float]], shuffler: random.Random
+) -> None:
+    keys = [f"{index:03}" for index in range(len(points))]
+    expected = [keys[index] for index in order_by_hand(points)]
+    mixed = list(range(len(points)))
+    shuffler.shuffle(mixed)
+    tool, corr = arrays([points[index] for index in mixed])
+    ranking = rank_questions(tool, corr, [keys[index] for index in mixed])
+    assert [keys[mixed[place]] for place in ranking.order.tolist()] == expected
+
+
+@pytest.mark.covers("pareto-5")
+@UNHURRIED
+@given(POINTS, st.integers(1, 40))
+def test_no_question_left_out_dominates_a_selected_one(points: list[tuple[float, float]], limit: int) -> None:
+    ones = made_of(points)
+    order = rank_questions(*arrays(points), [one.id for one in ones]).order.tolist()
+    taken, left = order[:limit], order[limit:]
+    assert not any(dominates(ones[out], ones[chosen]) for out in left for chosen in taken)
+
+
+def test_a_popular_point_does_not_crowd_out_its_front() -> None:
+    points = [(1.0, 1.0)] * 50 + [(0.0, 2.0), (2.0, 0.0)]
+    order = rank_questions(*arrays(points), [f"{index:02}" for index in range(52)]).order.tolist()
+    assert order[:3] == [50, 51, 0]
+
+
+def columns(group: Sequence[tuple[float, int]]) -> tuple[list[float], list[int]]:
+    """Correctness and calls of a question's rollouts."""
+    return [correctness for correctness, _ in group], [calls for _, calls in group]
+
+
+GROUPS = st.lists(
+    st.lists(st.tuples(st.sampled_from([0.0, 1 / 3, 0.5, 2 / 3, 0.8, 1.0]), st.integers(0, 9)), min_size=1, max_size=9),
+    min_size=1,
+    max_size=8,
+)
+
+
+@UNHURRIED
+@given(GROUPS, st.randoms(use_true_random=False))
+def test_sums_give_population_deviations_however_the_rollouts_come(
+    groups: list[list[tuple[float, int]]], shuffler: random.Random
+) -> None:
+    rollouts = [(number, *outcome) for number, group in enumerate(groups) for outcome in group]
+    whole = dispersion([columns(group) for group in groups])
+    shuffler.shuffle(rollouts)
+    sums = DispersionSums()
+    for start in range(0, len(rollouts), 5):
+        numbers, correctness, calls = (np.array(column) for column in zip(*rollouts[start : start + 5], strict=True))
+        sums.add(numbers, calls, correctness)
+    for one, other in zip(whole, sums.totals(), strict=True):
+        assert one.tolist() == other.tolist()
+    for number, group in enumerate(groups):
+        correctness, calls = columns(group)
+        assert whole.score_corr[number] == pytest.approx(statistics.pstdev(correctness), abs=2e-6)
+        assert whole.score_tool[number] == pytest.approx(statistics.pstdev(calls))
+        assert whole.mean[number] == pytest.approx(statistics.fmean(correctness), abs=1e-6)
+        assert (whole.lowest[number], whole.highest[number]) == pytest.approx(
+            (min(correctness), max(correctness)), abs=1e-6
+        )
+
+
+@pytest.mark.parametrize("outcomes", [[1, 0, 0], [1, 0.5, 0, 0, 0], [1, 1, 0.25, 0, 0, 0, 0]])
+def test_equal_spreads_are_equal_points_whatever_the_number_of_rollouts(outcomes: list[float]) -> None:
+    found = dispersion(
+        [(outcomes * repeats, [round(4 * one) for one in outcomes] * repeats) for repeats in range(1, 30)]
+    )
+    assert len(set(found.score_corr.tolist())) == len(set(found.score_tool.tolist())) == 1
+
+
+def test_rollouts_that_are_not_usable_count_for_nothing() -> None:
+    lost = math.nan
+    found = dispersion([([1, 0, lost, lost], [1, 3, 9, 9]), ([lost] * 3, [1, 2, 3]), ([1, 0], [1, 3])])
+    assert found.num_rollouts.tolist() == [4, 3, 2] and found.num_usable.tolist() == [2, 0, 2]
+    assert found.score_tool[0] == found.score_tool[2] == 1.0
+    assert all(math.isnan(values[1]) for values in found[2:])
+    choice = select(found, SelectionOptions(min_rollouts=2), ["a", "b", "c"], ["math"] * 3)
+    assert [FATES[code] for code in choice.fate] == ["selected", "too_few_rollouts", "selected"]
+
+
+def test_more_rollouts_than_the_sums_hold_and_scores_that_are_none_are_refused() -> None:
+    sums = DispersionSums()
+    sums.add(np.zeros(MOST_ROLLOUTS, np.int64), np.ones(MOST_ROLLOUTS, np.int64), np.ones(MOST_ROLLOUTS))
+    assert sums.totals().score_corr.tolist() == [0.0]
+    sums.add(np.zeros(1, np.int64), np.ones(1, np.int64), np.ones(1))
+    with pytest.raises(DataError, match="3,001 rollouts"):
+        sums.totals()
+    with pytest.raises(ValueError, match="outside"):
+        sums.add(np.zeros(1, np.int64), np.ones(1, np.int64), np.array([1.5]))
+
+
+@pytest.mark.covers("pareto-6")
+def test_lists_of_different_lengths_are_refused() -> None:
+    with pytest.raises(ValueError, match="2 questions, 2 calls and 3 scores"):
+        DispersionSums().add(np.zeros(2, np.int64), np.zeros(2, np.int64), np.zeros(3))
+
+
+@UNHURRIED
+@given(st.lists(st.sampled_from([0.0, 0.5, 0.749, 0.75, 1.0]) | st.floats(0, 1), min_size=1, max_size=9), st.booleans())
+def test_mixed_is_what_the_filter_of_the_domain_says(values: list[float], graded: bool) -> None:
+    expected = (
+        any(value >= 0.75 for value in values) and any(value < 0.75 for value in values)
+        if graded
+        else 0 in values and 1 in values
+    )
+    lowest, highest = np.array([min(values)]), np.array([max(values)])
+    assert is_mixed(lowest, highest, np.array([graded]), 0.75).tolist() == [expected]
+
+
+def test_filters_apply_in_their_order_and_each_question_is_counted_once() -> None:
+    found = dispersion([([1, 0, 1, 0], [0, 1, 2, 3])] * 4 + [([1, 0], [0, 1])])
+    held_out = np.array([True, False, False, False, True])
+    before = np.array([True, True, False, False, False])
+    made = {"held_out": held_out, "selected_before": before}
+    keys, domains = list("abcde"), ["math"] * 5
+    choice = choose(keys, found, domains, options=SelectionOptions(exclude_previous=True, max_questions=1), **made)
+    assert [FATES[code] for code in choice.fate] == [
+        "held_out",
+        "selected_before",
+        "selected",
+        "over_limit",
+        "held_out",
+    ]
+    assert sum(choice.counts().values()) == 5
+    kept = choose(keys, found, domains, options=SelectionOptions(), **made)
+    assert [FATES[code] for code in kept.fate] == ["held_out", "selected", "selected", "selected", "held_out"]
+
+
+def test_quotas_rank_each_domain_by_itself() -> None:
+    groups = [([1, 0, 0, 0], [0, 0, 0, calls]) for calls in range(1, 5)] + [([1, 0.7, 0.7, 0.7], [0, 0, 0, 0])] * 4
+    found, keys, domains = dispersion(groups), list("abcdefgh"), ["math"] * 4 + ["qa"] * 4
+    assert selected(select(found, SelectionOptions(max_questions=4), keys, domains)) == "abcd"
+    choice = select(found, SelectionOptions(max_questions=4, quotas={"math": 1, "qa": 3}), keys, domains)
+    assert selected(choice) == "defg"
+    assert choice.rank[[3, 4]].tolist() == [0, 0]
+    assert (choice.counts()["over_quota"], choice.counts()["over_limit"], choice.unfilled()) == (4, 0, [])
+    assert left_by_pool(select(found, SelectionOptions(max_questions=4), keys, domains)) == [("", ["over_limit"] * 4)]
+    assert left_by_pool(choice) == [("math", ["over_quota"] * 3), ("qa", ["over_quota"])]
+    assert sorted(choice.place.tolist()) == [-1, -1, -1, -1, 0, 1, 2, 3]
+    with pytest.raises(StageFailed, match="no quota for domain math"):
+        select(found, SelectionOptions(quotas={"qa": 3}), keys, domains)
+    without = select(found, SelectionOptions(quotas={"qa": 9, "math": 0}), keys, domains)
+    assert (selected(without), without.unfilled()) == ("efgh", [("qa", 4, 9)])
+
+
+def left_by_pool(choice: Choice) -> list[tuple[str, list[str]]]:
+    """Of what was ranked together, the fates of the questions that were not taken."""
+    return [(name, [FATES[code] for code in pool.fate if FATES[code] != "selected"]) for name, pool in choice.pools()]
+
+
+def test_a_domain_of_which_all_questions_are_held_out_needs_no_quota() -> None:
+    found = dispersion([([1, 0, 1, 0], [0, 1, 2, 3])] * 2)
+    made = {"held_out": np.array([False, True]), "selected_before": np.zeros(2, bool)}
+    choice = choose(["a", "b"], found, ["math", "qa"], options=SelectionOptions(quotas={"math": 2}), **made)
+    assert [FATES[code] for code in choice.fate] == ["selected", "held_out"]
+
+
+def test_quotas_that_cannot_be_kept_are_refused() -> None:
+    for quotas, said in (({"math": 9}, "more than max_questions = 8"), ({"math": 0}, "no question")):
+        with pytest.raises(ConfigError, match=said):
+            load_config(SelectionOptions, data={"max_questions": 8, "quotas": quotas})
+
+
+@UNHURRIED
+@given(GROUPS)
+def test_where_everything_fits_the_original_keeps_the_same_questions(groups: list[list[tuple[float, int]]]) -> None:
+    found = dispersion([columns(group) for group in groups])
+    keys = [str(number) for number in range(len(groups))]
+    ones = [Record(key, "hotpotqa", *columns(group)) for key, group in zip(keys, groups, strict=True)]
+    legacy = legacy_select(ones, 99)
+    ours = select(found, SelectionOptions(min_rollouts=2), keys, ["qa"] * len(keys))
+    few = {keys[number] for number, group in enumerate(groups) if len(group) < 2}
+    assert set(selected(ours)) == {record.id for record in legacy} - few
+
+
+@pytest.mark.covers("pareto-7")
+def test_the_original_counts_one_source_as_math_in_the_filter_and_as_qa_in_the_rows() -> None:
+    mixed = Record("a", "still", [1, 0.8, 0, 0], [1, 1, 1, 1])
+    graded = Record("b", "still", [0.9, 0.1, 0.2, 0.3], [1, 1, 1, 1])
+    assert [record.id for record in legacy_select([mixed, graded], 2)] == ["a"]
+    assert (legacy_domain_in_rows("still"), legacy_domain_in_rows("dapo")) == ("qa", "math")
+
+
+@pytest.mark.covers("pareto-7")
+def test_sources_have_one_map_of_domains_and_an_unknown_one_is_named() -> None:
+    sources = ("openr1", "numina-tir", "numina-cot", "aime", "dapo", "still")
+    assert {rule_for(source).domain for source in sources} == {"math"}
+    settings = load_config(QuestionsSettings, data={"sources": [{"path": "q.jsonl", "source_field": "source"}]})
+    row = {"source": "elsewhere", "question": "How many?", "answer": "12"}
+    with pytest.raises(Rejected, match="'elsewhere' has no domain; add it to questions.domains") as refused:
+        parse_row(InputRow(1, row), settings.sources[0], settings)
+    assert refused.value.reason == "unknown_source"
+
+
+def test_without_scores_the_original_keeps_nothing() -> None:
+    unscored = [Record(key, "aime", None, calls) for key, (_, _, calls) in EXAMPLE.items()]
+    assert legacy_select(unscored, 8) == []
+
+
+def test_repetitions_and_ties_of_the_original_depend_on_the_order_of_the_file() -> None:
+    groups = [("a", [1, 0, 0, 0]), ("b", [1, 1, 0, 0]), ("c", [1, 1, 0, 0]), ("d", [1, 1, 0, 0])]
+
+    def taken(order: Sequence[tuple[str, list[int]]]) -> Counter[str]:
+        return Counter(record.id for record in legacy_select([Record(k, "aime", c, [1, 1, 1, 1]) for k, c in order], 2))
+
+    assert taken(groups) != taken(groups[::-1])
+    assert len(distinct_points(*arrays([(0.0, 1.0)] * 3)).tool) == 1
+    assert sweep_ranks(distinct_points(*arrays([]))).tolist() == []

@@ -1,0 +1,176 @@
+"""Exports of fine-tuning rows: read back by the readers that they are made for."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from support.tables.sft_tables import TEXT_MODE, run_with_rows, sft_row, table_of
+
+from treadle.cli.commands.export import ROW_FORMATS
+from treadle.cli.main import cli
+from treadle.core.errors import ArtifactError, ConfigError, RunError
+from treadle.sft import exporters
+from treadle.sft.exporters import FORMATS, export_rows
+
+HOSTILE = '"}]}\n{"instruction": "x"}\r\n=cmd()\u2028\u0085\x1b[2J\x00 <|im_end|> ${HOME} \U0001f680 ' + "\\"
+ROWS = [
+    sft_row("a"),
+    sft_row("b", results=5, operator="hint_tail", system=HOSTILE, user=HOSTILE, assistant=HOSTILE, dataset=HOSTILE),
+    sft_row("c", system=""),
+    sft_row("d", **TEXT_MODE),
+]
+
+
+def load(folder: Path, kind: str, **arguments: Any) -> list[dict[str, Any]]:
+    """What `datasets` reads."""
+    import datasets
+
+    found = datasets.load_dataset(kind, split="train", cache_dir=str(folder.parent / "cache"), **arguments)
+    return list(found)
+
+
+def exported(tmp_path: Path, name: str, rows: list[dict[str, Any]] = ROWS) -> Path:
+    folder = tmp_path / name
+    export_rows(table_of(tmp_path / f"root-{name}", rows), name, folder, origin={"run": "test"})
+    return folder
+
+
+def side_car(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "rows.jsonl").read_bytes().split(b"\n")[:-1]]
+
+
+def llamafactory_rows(folder: Path) -> Iterator[dict[str, str]]:
+    """The rows as LLaMA-Factory takes them apart by `dataset_info.json`: its columns and tags, by its names."""
+    info = json.loads((folder / "dataset_info.json").read_text())["sft"]
+    columns = info["columns"]
+    for row in load(folder, "json", data_files=str(folder / info["file_name"])):
+        system = row[columns["system"]]
+        if info["formatting"] == "alpaca":
+            yield {"system": system, "user": row[columns["prompt"]], "assistant": row[columns["response"]]}
+            continue
+        tags = info["tags"]
+        turns = {turn[tags["role_tag"]]: turn[tags["content_tag"]] for turn in row[columns["messages"]]}
+        yield {"system": system, "user": turns[tags["user_tag"]], "assistant": turns[tags["assistant_tag"]]}
+
+
+@pytest.mark.covers("pareto-12")
+@pytest.mark.parametrize("name", ["sharegpt", "alpaca"])
+def test_llamafactory_finds_system_question_and_answer_each_in_its_place(tmp_path: Path, name: str) -> None:
+    expected = [{part: row[part] for part in ("system", "user", "assistant")} for row in ROWS]
+    assert list(llamafactory_rows(exported(tmp_path, name))) == expected
+
+
+def test_messages_of_openai_read_back_and_an_empty_system_message_is_left_out(tmp_path: Path) -> None:
+    lines = (exported(tmp_path, "openai") / "openai.jsonl").read_bytes().split(b"\n")
+    assert lines.pop() == b"" and len(lines) == len(ROWS)
+    for line, row in zip(lines, ROWS, strict=True):
+        messages = json.loads(line)["messages"]
+        roles = [message["role"] for message in messages]
+        assert roles == (["system"] if row["system"] else []) + ["user", "assistant"]
+        assert [message["content"] for message in messages] == [row[role] for role in roles]
+
+
+def test_a_hugging_face_data_set_keeps_ids_and_masks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exporters, "_PART_ROWS", 1)
+    found = load(tmp_path / "hf", str(exported(tmp_path, "hf")))
+    assert [row["input_ids"] for row in found] == [row["input_ids"] for row in ROWS]
+    assert [row["labels"] for row in found] == [row["labels"] for row in ROWS]
+    assert [row["attention_mask"] for row in found] == [[1] * row["num_tokens"] for row in ROWS]
+    assert [row["messages"][-1]["content"] for row in found] == [row["assistant"] for row in ROWS]
+    assert [row["tid"] for row in found] == ["a", "b", "c", "d"]
+    assert FORMATS["hf"].loses == ()
+
+
+def test_large_tables_become_several_parts_with_all_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exporters, "_PART_ROWS", 1024)
+    folder = exported(tmp_path, "hf", [sft_row(f"r{number}", said=1 + number % 7) for number in range(2_500)])
+    assert sorted(path.name for path in (folder / "data").iterdir()) == [
+        "train-00000.parquet", "train-00001.parquet", "train-00002.parquet",
+    ]  # fmt: skip
+    found = load(tmp_path / "hf", str(folder))
+    assert [row["tid"] for row in found] == [f"r{number}" for number in range(2_500)]
+    assert all(len(row["input_ids"]) == len(row["attention_mask"]) == 4 + n % 7 for n, row in enumerate(found))
+
+
+@pytest.mark.parametrize("name", ROW_FORMATS)
+def test_the_side_car_says_in_the_same_order_where_rows_come_from(tmp_path: Path, name: str) -> None:
+    folder = exported(tmp_path, name)
+    assert side_car(folder) == [
+        {
+            "id": row["question_key"],
+            "tid": row["rollout_key"],
+            "operator": row["operator"],
+            "source": row["dataset"],
+            "counts": {"search": 2, "python": 0, "total": 2, "executed": 1},
+        }
+        for row in ROWS
+    ]
+    about = json.loads((folder / "export.json").read_text())
+    assert (about["kind"], about["format"], about["num_rows"], about["num_text_mode"]) == ("sft_rows", name, 4, 1)
+    assert bool(about["loses"]) == (name != "hf")
+
+
+def test_equal_rows_give_equal_bytes(tmp_path: Path) -> None:
+    for name in ROW_FORMATS:
+        first, second = (exported(tmp_path / place, name) for place in ("1", "2"))
+        files = [path.relative_to(first) for path in sorted(first.rglob("*")) if path.is_file()]
+        assert all((first / file).read_bytes() == (second / file).read_bytes() for file in files)
+
+
+def test_a_failed_export_leaves_nothing_and_an_older_one_in_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = exported(tmp_path, "sharegpt")
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    table = table_of(tmp_path / "damaged", ROWS)
+
+    def cut_off(columns: object) -> Iterator[Any]:
+        yield from list(type(table).batches(table, list(columns)))[:1]  # type: ignore[call-overload]
+        raise ArtifactError("has changed since it was written")
+
+    monkeypatch.setattr(table, "batches", cut_off)
+    for target in (folder, tmp_path / "new"):
+        with pytest.raises(ArtifactError):
+            export_rows(table, "sharegpt", target, origin={}, replace=True)
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+    assert not [name for name in os.listdir(tmp_path) if name.startswith(".") or name == "new"]
+
+
+def test_only_an_export_is_ever_replaced(tmp_path: Path) -> None:
+    table = table_of(tmp_path / "root", ROWS)
+    precious = tmp_path / "home"
+    precious.mkdir()
+    (precious / "thesis.tex").write_text("x")
+    with pytest.raises(ConfigError, match="is no export"):
+        export_rows(table, "openai", precious, origin={}, replace=True)
+    assert (precious / "thesis.tex").read_text() == "x"
+
+    export_rows(table, "openai", tmp_path / "out", origin={})
+    with pytest.raises(ConfigError, match="--force"):
+        export_rows(table, "alpaca", tmp_path / "out", origin={})
+    export_rows(table, "alpaca", tmp_path / "out", origin={}, replace=True)
+    assert sorted(os.listdir(tmp_path / "out")) == ["alpaca.jsonl", "dataset_info.json", "export.json", "rows.jsonl"]
+
+
+def test_the_command_line_exports_and_says_what_is_lost(tmp_path: Path) -> None:
+    run_with_rows(tmp_path / "root", ROWS)
+    common = ["export", "sft_rows", "--run", "test", "--root", str(tmp_path / "root")]
+    done = CliRunner().invoke(cli, [*common, "--format", "sharegpt", "--out", str(tmp_path / "out"), "--json"])
+    assert done.exit_code == 0, done.output
+    said = json.loads(done.stdout)
+    assert (said["num_rows"], said["instance"], said["format"]) == (4, "1/sft_rows", "sharegpt")
+    assert "sharegpt has no masks" in done.stderr
+    assert "1 of 4 rows have no token ids" in done.stderr
+
+    wrong = CliRunner().invoke(
+        cli, [*common, "--format", "hf", "--out", str(tmp_path / "x"), "--instance", "2/sft_rows"]
+    )
+    assert isinstance(wrong.exception, RunError) and "has no finished 2/sft_rows" in str(wrong.exception)
+    assert not (tmp_path / "x").exists()
+    assert tuple(FORMATS) == ROW_FORMATS

@@ -1,0 +1,211 @@
+"""Comparisons on the page: how the two sides were scored, which answers stand for questions that changed sides."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.tables.page_tables import PageReader
+from support.tables.score_tables import new_run, put_rows, question, score
+
+from treadle.agent.role_settings import JudgeSampling, RoleSettings
+from treadle.core import schemas
+from treadle.core.llm.config import ModelSettings
+from treadle.core.runs.address import Address
+from treadle.core.runs.execute import execute
+from treadle.core.runs.run import Run
+from treadle.core.runs.stage import Instance, Stage, StageContext
+from treadle.eval.config import JudgesOptions, RedundancyOptions, ReportSettings, ScoresOptions, ScoresSettings
+from treadle.eval.dataset_figures import by_dataset
+from treadle.eval.metrics import FIGURES, title_of
+from treadle.eval.scored_rollout import ScoredRollout
+from treadle.eval.scoring import Scoring
+from treadle.report.stage import REPORT
+from treadle.tasks.page.build import report_page
+from treadle.tasks.page.comparisons import comparisons_section
+from treadle.tasks.page.models import evaluated_models
+from treadle.tasks.page.sources import Source
+
+
+def role(name: str, model: str = "judge-1", max_tokens: int = 16) -> RoleSettings:
+    return RoleSettings(name=name, model=ModelSettings(model=model), sampling=JudgeSampling(max_tokens=max_tokens))
+
+
+def judged(name: str = "large", *, prompts: str = "p", domains: Any = ("math",), **given: Any) -> ScoresSettings:
+    """Settings of scores with one judge."""
+    options = ScoresOptions(judges=JudgesOptions(models=(name,), domains=domains, **given))
+    return ScoresSettings(options=options, judges={name: role(name)}, judge_digests=(prompts,))
+
+
+def voted(votes: int, *, model: str = "judge-1") -> ScoresSettings:
+    options = ScoresOptions(redundancy=RedundancyOptions(model="voter", votes=votes))
+    return ScoresSettings(options=options, redundancy=role("voter", model), judge_digests=("v",))
+
+
+RULES = ScoresSettings()
+LOW = ScoresSettings(options=ScoresOptions(f1_threshold=0.5))
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "figure", "differences"),
+    [
+        (RULES, RULES, "score", []),
+        (RULES, LOW, "score", ["f1_threshold 0.8, then 0.5"]),
+        (RULES, LOW, "reasoning_length", ["f1_threshold 0.8, then 0.5"]),
+        (RULES, LOW, "calls_requested", []),
+        (RULES, LOW, "conciseness", []),
+        (RULES, judged(), "score", ["judges none, then large"]),
+        (judged(), judged("other"), "score", ["judges large, then other"]),
+        (judged(), judged(prompts="q"), "score", ["other prompts of judges"]),
+        (
+            judged(),
+            judged(domains=("math", "qa"), on_failed="rule"),
+            "score",
+            ["judges.domains math, then math and qa", "judges.on_failed exclude, then rule"],
+        ),
+        (RULES, voted(10), "score", []),
+        (RULES, voted(10), "conciseness", ["votes by no model, then voter"]),
+        (voted(10), voted(5), "conciseness", ["votes 10, then 5"]),
+        (voted(10), voted(10, model="judge-2"), "conciseness", ["other model or sampling of voter, who votes"]),
+    ],
+)
+def test_settings_that_change_a_figure_are_told(
+    first: ScoresSettings, second: ScoresSettings, figure: str, differences: list[str]
+) -> None:
+    ours, theirs = (Scoring.of(3, settings.model_dump(mode="json")) for settings in (first, second))
+    assert ours.unlike(theirs, figure) == differences
+    assert len(theirs.unlike(ours, figure)) == len(differences)
+
+
+def test_another_judge_of_the_same_name_and_another_version_are_told() -> None:
+    other = judged().model_copy(update={"judges": {"large": role("large", max_tokens=99)}})
+    ours, theirs = Scoring.of(3, judged().model_dump(mode="json")), Scoring.of(3, other.model_dump(mode="json"))
+    assert ours.unlike(theirs, "score") == ["other model or sampling of judge large"]
+    later = Scoring.of(4, judged().model_dump(mode="json"))
+    assert ours.unlike(later, "calls_requested") == ["version of the stage scores 3, then 4"]
+    assert Scoring.of(3, {"unknown": 1}).unlike(ours, "score") == [], "of unknown settings only the version is told"
+
+
+def reported(root: Path, models: Sequence[tuple[Sequence[Mapping[str, Any]], ScoresSettings]], **given: Any) -> Run:
+    """A run with a report on models that were scored under these settings."""
+    run = new_run(root)
+    asked = sorted({row["question_key"] for rows, _ in models for row in rows})
+    put_rows(run, "1/questions", schemas.QUESTIONS, [question(key, ["gold"]) for key in asked])
+    scored = []
+    for place, (rows, settings) in enumerate(models):
+
+        def write(context: StageContext, rows: Sequence[Mapping[str, Any]] = rows) -> dict[str, Any]:
+            context.write("scores", rows)
+            return {}
+
+        stage = Stage(
+            name="scores", version=3, settings=ScoresSettings, consumes={"questions": "questions"},
+            produces=(schemas.SCORES,), run=write,
+        )  # fmt: skip
+        scored.append(Address.parse(f"1/scores@model{place}"))
+        inputs = {"questions": (Address.parse("1/questions"),)}
+        execute(Instance(address=scored[-1], stage=stage, settings=settings, inputs=inputs), run)
+    settings = ReportSettings(bootstrap_samples=100, **given)
+    report = Instance(
+        address=Address.parse("1/report"), stage=REPORT, settings=settings, inputs={"scores": tuple(scored)}
+    )
+    execute(report, run)
+    return run
+
+
+def tries(model: str, dataset: str, *questions: Sequence[bool]) -> list[dict[str, Any]]:
+    """Rows of one model: a list of tries for each question, which say who answered, when, and whether it is right."""
+    return [
+        score(f"{model}-{dataset}-{place}-{number}", f"{dataset}-{place}", verdict, model=model, dataset=dataset,
+              sample_index=number, prediction=f"{model} {number} {'right' if verdict else 'wrong'}",
+              calls_requested=1, calls_executed=1)
+        for place, verdicts in enumerate(questions)
+        for number, verdict in enumerate(verdicts)
+    ]  # fmt: skip
+
+
+def test_models_of_one_run_and_of_two_are_noted_where_they_were_scored_differently(tmp_path: Path) -> None:
+    rows = [tries(model, "d", [True], [False], [model == "b"]) for model in ("a", "b")]
+    alike = reported(tmp_path / "alike", [(rows[0], RULES), (rows[1], RULES)])
+    unlike = reported(tmp_path / "unlike", [(rows[0], RULES), (rows[1], LOW)])
+    told = "a → b: scored differently: f1_threshold 0.8, then 0.5."
+    note = PageReader(report_page([unlike])).table("comparisons", "Correctness").note
+    assert told in note
+    assert "scored differently" not in PageReader(report_page([alike])).text("comparisons")
+    both = PageReader(report_page([alike, unlike])).table("comparisons", "Correctness").note
+    assert "b · test (1) → test (2): scored differently: f1_threshold 0.8, then 0.5." in both
+    assert "a · test (1) → test (2): scored differently" not in both
+
+
+def test_scores_that_were_made_anew_since_the_report_are_not_told_of(tmp_path: Path) -> None:
+    rows = [tries(model, "d", [True], [model == "b"]) for model in ("a", "b")]
+    run = reported(tmp_path, [(rows[0], RULES), (rows[1], RULES)])
+    put_rows(run, "1/scores@model1", schemas.SCORES, [{**row, "prediction": "anew"} for row in rows[1]])
+    models = evaluated_models([Source(run)])
+    assert [(model.name, model.scoring is None) for model in models] == [("a", False), ("b", True)]
+
+
+def test_answers_shown_are_as_most_of_the_tries_are(tmp_path: Path) -> None:
+    """Of three tries each, the first of which says the opposite of the majority."""
+    before = tries("a", "d", [True, False, False], [False, True, True], [True, True, True])
+    after = tries("b", "d", [False, True, True], [True, False, False], [True, True, True])
+    page = PageReader(report_page([reported(tmp_path, [(before, RULES), (after, RULES)])]))
+    gained, lost = page.table("comparisons", "Gained"), page.table("comparisons", "Lost")
+    assert gained.rows[1:] == [["question d-0?", "gold", "a 1 wrong", "b 1 right"]]
+    assert lost.rows[1:] == [["question d-1?", "gold", "a 1 right", "b 1 wrong"]]
+
+
+def test_questions_of_one_side_alone_are_said_to_be_left_out(tmp_path: Path) -> None:
+    before, after = tries("a", "d", [True], [False], [True]), tries("b", "d", [True], [True])
+    note = (
+        PageReader(report_page([reported(tmp_path, [(before, RULES), (after, RULES)])]))
+        .table("comparisons", "Correctness")
+        .note
+    )
+    assert "1 questions of d left out, since only one of the two was asked them, or has a verdict on them." in note
+
+
+def test_every_figure_is_shown_of_every_data_set(tmp_path: Path) -> None:
+    """F1 as published stands beside F1, where published tables have it; on the page and in the report's text."""
+    votes = {"votes_yes": 0, "votes_no": 10, "votes_abstained": 0}
+    rows = [row | votes | {"f1": 0.5, "f1_legacy": 0.25 if row["dataset"] == "a" else 0.75}
+            for name in ("a", "b") for row in tries("m", name, [True], [False])]  # fmt: skip
+    run = reported(tmp_path, [(rows, RULES)])
+    page = PageReader(report_page([run]))
+    record = next(record for record in run.records() if record.stage == "report")
+    markdown = run.rows(record.outputs["summary"]).read_file("report.md").decode()
+    for name, page_value, value in (("a", "25.0", "0.250"), ("b", "75.0", "0.750")):
+        table = page.table("headline", f"{name} [95 %]")
+        assert table.row("F1 as published, %")["m"].startswith(f"{page_value} [")
+        text = markdown.partition(f"### {name}\n")[2].partition("###")[0]
+        assert f"{value} [" in next(line for line in text.splitlines() if line.startswith("| F1 as published "))
+        titles = {row[0].removesuffix(", %") for row in table.rows[1:]}
+        assert titles == {title_of(figure) for figure in FIGURES}
+        assert all(f"\n| {title} " in text for title in titles)
+
+
+def test_what_is_not_drawn_is_said(tmp_path: Path) -> None:
+    rows = [row for number in range(13) for row in tries("m", f"d{number:02}", [True])]
+    text = PageReader(report_page([reported(tmp_path, [(rows, RULES)])])).text("headline")
+    assert "Drawn are the first 12 of 14 averages and data sets." in text
+
+
+def test_rollouts_of_a_model_are_sorted_by_data_set_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many models of another run it is compared with."""
+    runs = [
+        reported(tmp_path / name, [(tries(f"{name}{number}", "d", [True], [False]), RULES) for number in range(3)])
+        for name in ("x", "y")
+    ]
+    models = evaluated_models([Source(run, name) for run, name in zip(runs, ("one", "two"), strict=True)])
+    made: list[str] = []
+
+    def counted(rollouts: list[ScoredRollout]) -> dict[str, list[ScoredRollout]]:
+        made.append(rollouts[0].dataset)
+        return by_dataset(rollouts)
+
+    monkeypatch.setattr("treadle.report.comparison_rows.by_dataset", counted)
+    (section,) = comparisons_section(models)
+    assert len(made) == len(models) == 6, "nine pairs across"
+    assert section.parts

@@ -1,0 +1,303 @@
+"""What the pages of the viewer say, how much of it they show, and what they say where something cannot be read."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+from support.tables.score_tables import new_run, put_rows
+from support.tables.viewer_run import (
+    ANSWER,
+    RESULT,
+    SEARCH,
+    THINK,
+    agent_row,
+    client,
+    example_run,
+    filled,
+    judgement_row,
+    put_from,
+    question_row,
+)
+from support.web.web_entries import page_of, search_of
+
+from treadle.cli.warnings import show_warnings
+from treadle.core import schemas
+from treadle.viewer import app as app_module
+from treadle.web.record.stored_entries import WEB_STORE, packed
+
+
+def text_of(page: str) -> str:
+    """What a page says, in one line."""
+    return " ".join(re.sub(r"<[^>]+>", " ", page).split())
+
+
+@pytest.fixture(scope="module")
+def viewer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
+    yield client(example_run(tmp_path_factory.mktemp("run")))
+
+
+def test_a_page_tells_the_verdict_with_all_that_judges_said(viewer: TestClient) -> None:
+    said = text_of(viewer.get("/trajectory/1/rollouts@base/r1").text)
+    assert "right by qa f1 prediction Ilme score 1.00" in said
+    assert "needless calls 2 yes · 7 no · 1 without a vote" in said
+    assert "tutor right, parsed It names the Ilme. VERDICT: right" in said
+    assert "accepted Ilme" in said and "7 of 11" in said
+    wrong = text_of(viewer.get("/trajectory/1/pools/p1").text)
+    assert "wrong by model prediction Arn" in wrong and "The Arn is another river. VERDICT: wrong" in wrong
+    assert "the checker ended early" in text_of(viewer.get("/trajectory/1/rollouts@base/r4").text)
+    assert "the endpoint went away" in text_of(viewer.get("/trajectory/1/rollouts@base/r5").text)
+
+
+def test_a_page_tells_each_vote_on_needless_calls(viewer: TestClient) -> None:
+    page = viewer.get("/trajectory/1/rollouts@base/r1").text
+    said = text_of(page)
+    assert "tutor 10 replies to “any needless call?” The call for Vorna was of use (0). &lt;answer&gt;no" in said
+    assert [said.count(f"was of use ({place})") for place in range(8)] == [1] * 7 + [0]
+    assert said.count("&lt;answer&gt;yes&lt;/answer&gt;") == 2 and "perhaps" in said
+    assert page.count('<details class="judge"><summary>') == 2  # Both are folded.
+    assert [one["kind"] for one in viewer.get("/json/1/rollouts@base/r1").json()["judgements"]] == [
+        "correctness", "redundancy",
+    ]  # fmt: skip
+    assert "needless" not in text_of(viewer.get("/trajectory/1/rollouts@base/r2").text)
+
+
+def test_a_page_tells_which_pages_of_the_web_a_call_met(tmp_path: Path) -> None:
+    run = new_run(tmp_path)
+    search, page, unknown = search_of("x"), page_of("http://site.test/<b>\u202e"), "0" * 32
+    for entry in (search, page):
+        run.store(WEB_STORE).add(entry.key, packed(entry))
+    fixed = {"tool": "search", "argument": "x", "status": "ok", "turn": 0, "result_chars": 1}
+    calls = [{**fixed, "sources": [search.key, page.key]}, {**fixed, "sources": [unknown]}]
+    row = agent_row(schemas.ROLLOUTS, "r", "q1", SEARCH, RESULT, SEARCH, RESULT, ANSWER, tool_calls=json.dumps(calls))
+    put_rows(run, "1/questions", schemas.QUESTIONS, [question_row("q1", "Who?")])
+    put_rows(run, "1/rollouts@base", schemas.ROLLOUTS, [row])
+    shown = client(run).get("/trajectory/1/rollouts@base/r").text
+    assert "http://site.test/&lt;b&gt;" in shown and f"web entry {unknown}" in shown
+    assert "\u202e" not in shown and search.key not in text_of(shown)
+
+
+def test_what_was_judged_once_is_told_of_all_that_it_is_about(tmp_path: Path) -> None:
+    run, parts = new_run(tmp_path), (THINK, SEARCH, RESULT, ANSWER)
+    other = (THINK, SEARCH, RESULT, SEARCH, RESULT, ANSWER)
+    rows = [
+        agent_row(schemas.ROLLOUTS, key, "q1", *segments)
+        for key, segments in (("a", parts), ("same", parts), ("other", other))
+    ]
+    made = put_rows(run, "1/rollouts@base", schemas.ROLLOUTS, rows)
+    raw = {"verdict": None, "status": "failed", "raw": []}
+    fixed = {"question_key": "q1", "prediction": "Ilme", "scorer": "judge", "judges": json.dumps({"tutor": raw})}
+    votes = {"votes_yes": 1, "votes_no": 0, "votes_abstained": 1}
+    scores = [filled(schemas.SCORES, rollout_key=row["rollout_key"], **fixed, **votes) for row in rows]
+    judgements = [
+        judgement_row("correctness", "a", "q1", [], prediction="Ilme", error="the prompt is too long"),
+        judgement_row("correctness", "x", "q1", [], judgement_key="x", prediction="Arn", error="about another answer"),
+        judgement_row("redundancy", "a", "q1", ["yes, the first"], error="the window is too small"),
+        judgement_row("redundancy", "other", "q1", ["yes, the second"], judge="voter"),
+    ]
+    put_from(run, "1/scores@base", {"scores": scores, "judgements": judgements}, {"rollouts": made})
+    viewer = client(run)
+    said = {key: text_of(viewer.get(f"/trajectory/1/rollouts@base/{key}").text) for key in ("a", "same", "other")}
+    for key in ("a", "same"):
+        assert "tutor 1 reply to “any needless call?” yes, the first the window is too small" in said[key]
+    assert "voter 1 reply to “any needless call?” yes, the second" in said["other"] and "the first" not in said["other"]
+    for text in said.values():
+        assert "It said nothing. the prompt is too long" in text and "another answer" not in text
+
+
+def test_a_page_tells_the_parts_of_a_reward(viewer: TestClient) -> None:
+    said = text_of(viewer.get("/trajectory/1/rl@phase-1/3.1.g%2F7%3F").text)
+    assert "reward −1.000 correctness × calls × length + format correctness 0.400 of the answer" in said
+    assert "calls 0.900 1 call length 1.000 120 tokens format −1.000 no box, order" in said
+    assert "Made from 1 rollout, step 3" in said
+    assert "Reward" not in text_of(viewer.get("/trajectory/1/pools/p1").text)
+
+
+def test_trajectories_of_the_same_question_are_linked_across_instances(viewer: TestClient) -> None:
+    page = viewer.get("/trajectory/1/rollouts@base/r1?verdict=right").text
+    said = text_of(page)
+    assert "Same question 1 rollout, sample 1 wrong" in said
+    assert "Same question elsewhere 6 1/pools: initial wrong · 1 call 1/pools: hint tail, round 1 right" in said
+    assert "1/rl@phase-1: rollout, step 3 right · 1 call 1/rl@phase-1: branch, step 3 partly right" in said
+    # All of the question, whatever the list was narrowed to.
+    assert '<a href="/?question=q1">List all of this question</a>' in page
+    assert "Same question elsewhere" not in text_of(viewer.get("/trajectory/1/rollouts@base/r3").text)
+
+
+def test_what_was_searched_for_is_marked_and_its_results_are_unfolded(viewer: TestClient) -> None:
+    page = viewer.get("/trajectory/1/rollouts@base/r3?q=KEYerror").text
+    assert re.findall(r"<details( open)?><summary>", page) == ["", " open"]
+    assert page.count("<mark>KeyError</mark>") == 2  # Its first line, and all of it.
+    asked = viewer.get("/trajectory/1/rollouts@base/r3?q=the+arn").text
+    assert "How many bridges cross <mark>the Arn</mark>?</h1>" in asked
+    assert "<mark>" not in viewer.get("/trajectory/1/rollouts@base/r3?q=e").text
+
+
+def test_segments_are_told_apart_and_calls_have_their_outcomes(viewer: TestClient) -> None:
+    page = viewer.get("/trajectory/1/rollouts@base/r3").text
+    kinds = re.findall(r'<li id="s\d+" class="segment kind-(\w+)"', page)
+    assert kinds == ["think", "search", "result", "python", "result"]
+    assert re.findall(r'class="outcome (\w+)">(\w+)', page) == [("ok", "ok"), ("bad", "timeout")]
+    assert page.count("<details><summary>") == 2  # The results are folded.
+
+
+def test_what_fine_tuning_learns_is_marked_where_it_is_known(viewer: TestClient) -> None:
+    page = viewer.get("/trajectory/1/pools/p2").text
+    assert re.findall(r"learnt-(\w+)", page) == ["all", "all", "none", "all", "all"]
+    assert 'id="masks"' in page and "41 of 56" in text_of(page)
+    assert 'id="masks"' not in viewer.get("/trajectory/1/pools/p1").text
+
+
+def test_changes_are_told_word_by_word(viewer: TestClient) -> None:
+    page = viewer.get("/changes/1/pools/p2").text
+    assert "Step 1 is as in its parent" in page
+    assert re.findall(r"<del>(.*?)</del>|<ins>(.*?)</ins>", page) == [
+        ("Arn", ""), ("", "Ilme, says the first"), ("Arn", ""), ("", "Ilme"),
+    ]  # fmt: skip
+    assert "+ answer came, 3 characters Arn" in text_of(viewer.get("/changes/1/rl@phase-1/3.1.g%2F7%3F").text)
+    assert "made from nothing else" in viewer.get("/changes/1/pools/p1").text
+
+
+def test_lineage_leads_from_the_source_to_all_that_was_made(viewer: TestClient) -> None:
+    page = viewer.get("/lineage/1/pools/p2").text
+    said = text_of(page)
+    assert "source world.jsonl, row 1" in said and "rejected: no step number its reply I would begin anew." in said
+    assert "right by qa f1 · answered · 1 call · fine-tuning row" in said
+    assert set(re.findall(r'href="(/trajectory/1/pools/[^"]+)"', page)) == {
+        f"/trajectory/1/pools/{key}" for key in ("p1", "p2", "p3")
+    }
+    assert "trained on by 1/rl@phase-1" in text_of(viewer.get("/lineage/1/rl@phase-1/3.0.g%2F7%3F").text)
+
+
+def test_every_link_of_every_page_leads_somewhere(viewer: TestClient) -> None:
+    waiting, seen = ["/"], {"/"}
+    while waiting:
+        path = waiting.pop()
+        answer = viewer.get(path)
+        assert answer.status_code == 200, path
+        if "html" in answer.headers["content-type"]:
+            found = {link.replace("&amp;", "&") for link in re.findall(r'(?:href|src)="([^"#][^"]*)"', answer.text)}
+            assert all(link.startswith("/") and not link.startswith("//") for link in found)
+            # Lists are filtered further in as many ways as there are; one filter is enough.
+            new = {link for link in found - seen if path == "/" or "?" not in link}
+            waiting += new
+            seen |= new
+    assert len(seen) > 60
+
+
+def test_next_and_previous_stay_within_what_was_found(viewer: TestClient) -> None:
+    page = viewer.get("/trajectory/1/rollouts@base/r2?verdict=wrong").text
+    assert re.findall(r'rel="(up|prev|next)" href="([^"]+)"', page) == [
+        ("up", "/?verdict=wrong"),
+        ("prev", "/trajectory/1/pools/p1?verdict=wrong"),
+        ("next", "/trajectory/1/rollouts@base/r3?verdict=wrong"),
+    ]
+
+
+@pytest.mark.parametrize(
+    "path", ["/nothing", "/trajectory/1/pools/none", "/trajectory/9/pools/p1", "/trajectory/a/b/c", "/static/app.py",
+             "/text/1/pools/p1?place=99", "/text/1/pools/p1?place=x", "/static/..%2fapp.py"],
+)  # fmt: skip
+def test_what_is_not_there_is_not_found(viewer: TestClient, path: str) -> None:
+    answer = viewer.get(path)
+    assert answer.status_code == 404 and re.search(r"There is no [^<]+\.</p>", answer.text)
+    assert '<a rel="up" href="/">' in answer.text
+
+
+def test_data_is_given_as_json_and_text(viewer: TestClient) -> None:
+    shown = viewer.get("/json/1/pools/p2").json()
+    assert shown["row"]["edit_text"] == "Look at the first document again." and len(shown["segments"]) == 5
+    answer = viewer.get("/text/1/pools/p2?place=1")
+    assert answer.text == "<search>river through Vorna</search>"
+    assert answer.headers["content-type"] == "text/plain; charset=utf-8"
+
+
+def test_ten_megabytes_of_text_are_shown_in_part_and_given_whole(tmp_path: Path) -> None:
+    run, huge = new_run(tmp_path), "<b>" * 3_400_000
+    put_rows(run, "1/questions", schemas.QUESTIONS, [question_row("q1", huge, [huge])])
+    rows = [
+        agent_row(schemas.ROLLOUTS, "a", "q1", ("think", huge), ("answer", "no")),
+        agent_row(schemas.ROLLOUTS, "b", "q1", *[THINK, SEARCH] * 2000, ANSWER),
+    ]
+    put_rows(run, "1/rollouts@base", schemas.ROLLOUTS, rows)
+    viewer = client(run)
+    page = viewer.get("/trajectory/1/rollouts@base/a").text
+    assert len(page) < 200_000 and "show all 10,200,000" in page
+    assert len(viewer.get("/text/1/rollouts@base/a?place=0").text) == len(huge) + 15
+    assert len(viewer.get("/").text) < 100_000
+    assert viewer.get("/trajectory/1/rollouts@base/b").text.count('class="segment kind-') == 4001
+
+
+def test_a_page_of_very_many_segments_is_bounded_and_says_what_it_leaves_out(tmp_path: Path) -> None:
+    run = new_run(tmp_path)
+    rows = [agent_row(schemas.ROLLOUTS, "a", "q1", *[("think", "")] * 6_234)]
+    put_rows(run, "1/rollouts@base", schemas.ROLLOUTS, rows)
+    viewer = client(run)
+    page = viewer.get("/trajectory/1/rollouts@base/a").text
+    assert page.count('class="segment kind-') == 5_000
+    assert "1,234 further segments are in the JSON alone" in text_of(page)
+    assert len(viewer.get("/json/1/rollouts@base/a").json()["segments"]) == 6_234
+
+
+def test_what_nobody_foresaw_ends_with_a_page(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def broken(*arguments: Any) -> None:
+        raise ValueError("\x1b[2Jbroken")
+
+    run = example_run(tmp_path)
+    caplog.clear()
+    monkeypatch.setattr(app_module, "read_trajectory", broken)
+    handler = show_warnings()  # As the command line does.
+    try:
+        answer = client(run, raise_server_exceptions=False).get("/trajectory/1/pools/p1")
+    finally:
+        logging.getLogger("treadle").removeHandler(handler)
+    assert capsys.readouterr().err == "warning: a page failed: ValueError: \\x1b[2Jbroken\n"
+    assert answer.status_code == 500 and "this page could not be made" in answer.text
+    assert len(caplog.messages) == 1 and "broken" in caplog.messages[0] and "\x1b" not in caplog.messages[0]
+
+
+@pytest.mark.parametrize("kind", ["questions", "scores", "judgements", "sft_rows"])
+def test_a_trajectory_is_shown_without_what_has_changed_and_says_so(tmp_path: Path, kind: str) -> None:
+    run = example_run(tmp_path)
+    (ref,) = [record.outputs[kind] for record in run.records() if kind in record.outputs]
+    (file,) = (tmp_path / ref.folder).glob("*.parquet")
+    viewer = client(run)
+    assert viewer.get("/").status_code == 200
+    content = bytearray(file.read_bytes())
+    content[len(content) // 3] ^= 1
+    file.write_bytes(content)
+    said = text_of(viewer.get("/trajectory/1/" + ("pools/p2" if kind == "sft_rows" else "rollouts@base/r1")).text)
+    assert f"{ref.folder}/{file.name} has changed since it was written" in said
+    assert "I search for it." in said and "Facts ended answered" in said
+
+
+def test_a_lineage_that_cannot_be_read_is_told_beside_the_trajectory(tmp_path: Path) -> None:
+    run = example_run(tmp_path)
+    (ref,) = [record.outputs["sft_rows"] for record in run.records() if "sft_rows" in record.outputs]
+    (tmp_path / ref.folder / "artifact.json").unlink()
+    viewer = client(run)
+    said = text_of(viewer.get("/lineage/1/pools/p2").text)
+    assert f"It cannot be told: artifact {ref.folder} is missing" in said and "Which river" in said
+    assert "It must be the Ilme" in viewer.get("/trajectory/1/pools/p2").text
+
+
+def test_the_lineage_of_a_trajectory_whose_question_is_not_there_says_so(tmp_path: Path) -> None:
+    run = new_run(tmp_path)
+    put_rows(run, "1/rollouts@base", schemas.ROLLOUTS, [agent_row(schemas.ROLLOUTS, "a", "gone")])
+    answer = client(run).get("/lineage/1/rollouts@base/a")
+    assert answer.status_code == 200 and "It cannot be told: question gone is in no table" in text_of(answer.text)
+
+
+def test_a_run_without_trajectories_says_so(tmp_path: Path) -> None:
+    assert "This run has no finished trajectories yet." in client(new_run(tmp_path)).get("/").text
