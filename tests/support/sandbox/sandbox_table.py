@@ -1,4 +1,4 @@
-"""The tables in the documentation: `cd tests && python -m support.sandbox.sandbox_table` tries all probes and writes them."""
+"""Write the tables of probes in the documentation: `cd tests && python -m support.sandbox.sandbox_table` tries them all."""
 
 from __future__ import annotations
 
